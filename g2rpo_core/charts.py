@@ -1,0 +1,45 @@
+"""Charts as SVG text that sits in a page: no fonts or files from elsewhere, the same bytes for the same numbers."""
+
+import io
+import re
+
+import matplotlib
+import pandas as pd
+
+matplotlib.use("svg")
+import matplotlib.pyplot as plt  # noqa: E402
+
+INK = "#808590"  # readable on light and on dark
+COLORS = ("#3b7dd8", "#d9822b", "#3d9970", "#a05fc0", "#c04f5f", "#6b7785")  # one a method
+STYLES = ("-", "--", ":", "-.")  # one a seed
+
+
+def curves(runs: dict[tuple[str, int], pd.DataFrame], columns: dict[str, str], axes: dict[str, str], labels: dict[str, str]) -> str:
+    """Lines of every run, a row of panels for each column and a panel in it for each axis.
+
+    runs: (method, seed) -> records; columns: column -> title; axes: column -> label of the x axis; labels: of methods.
+    """
+    methods, seeds = (list(dict.fromkeys(run[place] for run in runs)) for place in (0, 1))
+    settings = {
+        "svg.hashsalt": "g2rpo", "svg.fonttype": "none", "font.family": "sans-serif", "font.size": 9,
+        "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": INK, "xtick.color": INK, "ytick.color": INK,
+        "axes.spines.top": False, "axes.spines.right": False,
+    }  # fmt: skip
+    with plt.rc_context(settings):
+        figure, panels = plt.subplots(len(columns), len(axes), figsize=(4.6 * len(axes), 2.5 * len(columns)), squeeze=False)
+        for row, (column, title) in zip(panels, columns.items()):
+            for panel, (axis, label) in zip(row, axes.items()):
+                for (method, seed), records in runs.items():
+                    style = {"color": COLORS[methods.index(method) % len(COLORS)], "linestyle": STYLES[seeds.index(seed) % len(STYLES)]}
+                    panel.plot(records[axis], records[column], label=f"{labels[method]}, seed {seed}", linewidth=1.6, **style)
+                panel.set_title(title, loc="left", fontsize=9)
+                panel.set_xlabel(label)
+                panel.grid(alpha=0.2, color=INK)
+        panels[0][0].legend(fontsize=7, frameon=False)
+        figure.tight_layout()
+        buffer = io.StringIO()
+        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+        plt.close(figure)
+    svg = buffer.getvalue()
+    svg = svg[svg.index("<svg") :]
+    return re.sub(r'width="[\d.]+pt" height="[\d.]+pt"', 'class="chart" role="img"', svg, count=1)

@@ -1,0 +1,217 @@
+"""Typed profiles: everything that decides a run, checked as a whole before any work.
+
+A profile is `profiles/<name>.yaml`, read as YAML 1.2 (as DVC reads it; YAML 1.1 takes 1e-5 for a text). A stage loads only the
+sections that it declares to DVC, so that an undeclared parameter is an error and not a rerun that silently does not happen.
+"""
+
+import json
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, ValidationError, model_validator
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+
+from .errors import UserError
+from .methods import METHODS, Method
+from .rewards import REWARDS
+from .settings import Settings, first_problem
+
+Positive = Annotated[int, Field(ge=1)]
+Rate = Annotated[float, Field(gt=0)]
+
+
+class FitSettings(Settings):
+    """How long a tiny model is trained: optimizer steps, pictures a step, peak learning rate."""
+
+    steps: Positive
+    batch: Positive
+    learning_rate: Rate
+
+
+class ShapesModels(Settings):
+    """Models built and trained here on the shape world."""
+
+    source: Literal["shapes"]
+    seed: int
+    pictures: Positive
+    vae: FitSettings
+    flux: FitSettings
+    clip_score: FitSettings
+    hps: FitSettings
+
+
+class HubModel(Settings):
+    """One published model. files: patterns of the files to have; sha256: of those whose content must be the known one."""
+
+    repo: str = Field(pattern=r"^[^/\s]+/[^/\s]+$")
+    revision: str = Field(pattern=r"^[0-9a-f]{40}$", description="a full commit, as branches move")
+    files: tuple[str, ...] = Field(min_length=1)
+    sha256: dict[str, str] = {}
+    architecture: str | None = Field(None, description="open_clip's name of the architecture, for checkpoints without one")
+
+
+class HubModels(Settings):
+    """Published models from the Hugging Face hub."""
+
+    source: Literal["hub"]
+    repos: dict[Literal["pipeline", "hps", "clip_score"], HubModel]
+
+
+class PromptSettings(Settings):
+    """Where prompts come from; `shapes` or a file of txt, csv, jsonl or parquet, for each of the two sets."""
+
+    train: str
+    train_count: Positive
+    test: str
+    test_count: Positive
+    seed: int
+
+
+class EmbedSettings(Settings):
+    max_sequence_length: int = Field(ge=1, le=512, description="T5 tokens, padding included: FLUX attends to it")
+    dtype: Literal["float32", "bfloat16"]
+    batch: Positive
+    shard_rows: Positive
+
+
+class SamplingSettings(Settings):
+    """How pictures are sampled in training: T steps, shift of the noise levels, pixels, FLUX's guidance scale."""
+
+    steps: int = Field(ge=2)
+    shift: Rate
+    height: Positive
+    width: Positive
+    guidance: float = Field(ge=0)
+    dtype: Literal["float32", "bfloat16"] = Field(description="of the transformer's computation; weights stay float32")
+    max_batch: Positive = Field(description="latents in one call of the transformer")
+
+
+class MonitorSettings(Settings):
+    """What is measured on held-out prompts while training: every so many iterations, on so many prompts, by which rewards."""
+
+    every: Positive
+    prompts: Positive
+    rewards: tuple[str, ...]
+
+
+class TrainingSettings(Settings):
+    iterations: Positive
+    prompts_per_iteration: Positive
+    group_size: int = Field(ge=2)
+    rewards: dict[str, float] = Field(min_length=1, description="name: weight of its advantage")
+    learning_rate: Rate
+    weight_decay: float = Field(ge=0)
+    max_grad_norm: Rate
+    clip_range: Rate
+    advantage_clip: Rate
+    monitor: MonitorSettings
+
+
+class EvaluationSettings(Settings):
+    steps: Positive
+    height: Positive
+    width: Positive
+    rewards: tuple[str, ...] = Field(min_length=1)
+    seed: int
+    batch: Positive
+
+
+class MethodRun(Settings):
+    """What a profile says of one method: where it departs from the published settings, and from section `training`."""
+
+    settings: dict[str, object] = {}
+    training: dict[str, object] = {}
+
+
+class Profile(Settings):
+    """A whole profile, checked across its sections."""
+
+    models: Annotated[ShapesModels | HubModels, Field(discriminator="source")]
+    prompts: PromptSettings
+    embed: EmbedSettings
+    sampling: SamplingSettings
+    training: TrainingSettings
+    methods: dict[str, MethodRun] = Field(min_length=1)
+    evaluation: EvaluationSettings
+
+    @model_validator(mode="after")
+    def _fits_together(self):
+        for name in self.methods:
+            noisy = method_of(self.methods, name).noisy(self.sampling.steps)
+            training_of(self.training, self.methods, name)
+            if noisy[-1] > self.sampling.steps - 2:
+                raise ValueError(
+                    f"methods.{name}: noisy step {noisy[-1]} needs sampling.steps of at least {noisy[-1] + 2}, as the last step is "
+                    f"deterministic (got {self.sampling.steps})"
+                )
+        for section in ("training", "evaluation"):
+            monitored = self.training.monitor.rewards if section == "training" else ()
+            for reward in (*getattr(self, section).rewards, *monitored):
+                if reward not in REWARDS:
+                    raise ValueError(f"{section}.rewards: unknown reward {reward!r}; allowed are {', '.join(REWARDS)}")
+                source = {"training": self.prompts.train, "evaluation": self.prompts.test}[section]
+                if reward == "verifier" and source != "shapes":
+                    raise ValueError(f"{section}.rewards: the verifier knows captions of the shape world alone, not {source}")
+        return self
+
+
+def method_of(methods: dict[str, MethodRun], name: str) -> Method:
+    """The published settings of a method with the profile's departures; ValueError for what does not fit."""
+    if name not in METHODS:
+        raise ValueError(f"methods: unknown method {name!r}; allowed are {', '.join(METHODS)}")
+    return _override(METHODS[name], methods[name].settings, f"methods.{name}.settings")
+
+
+def training_of(training: TrainingSettings, methods: dict[str, MethodRun], name: str) -> TrainingSettings:
+    """The section `training` with a method's departures; ValueError for what does not fit."""
+    return _override(training, methods[name].training, f"methods.{name}.training")
+
+
+def _override(settings, changes: dict[str, object], where: str):
+    try:
+        return type(settings).model_validate_json(json.dumps({**settings.model_dump(mode="json"), **changes}))
+    except ValidationError as error:
+        raise ValueError(f"{where}.{first_problem(error, type(settings))}") from None
+
+
+class Run(Settings):
+    """`params.yaml`: which profile, methods and seeds `dvc repro` runs."""
+
+    profile: str
+    methods: tuple[str, ...] = Field(min_length=1)
+    seeds: tuple[Annotated[int, Field(ge=0)], ...] = Field(min_length=1)
+
+
+def load_profile(path: Path) -> Profile:
+    """UserError with file, key and what is allowed, in one line, if the file or anything in it is wrong."""
+    if not path.exists():
+        known = sorted(file.stem for file in path.parent.glob("*.yaml"))
+        raise UserError(f"{path}: no such profile; there are {', '.join(known) or 'none in that folder'}")
+    return _load(path, Profile)
+
+
+def load_run(path: Path = Path("params.yaml")) -> Run:
+    """`params.yaml`, checked against the profile that it names; UserError as `load_profile`."""
+    run = _load(path, Run)
+    profile = load_profile(profile_path(run.profile))
+    for method in run.methods:
+        if method not in profile.methods:
+            raise UserError(
+                f"{path}: methods: {method!r} is not in profiles/{run.profile}.yaml; allowed are {', '.join(profile.methods)}"
+            )
+    return run
+
+
+def profile_path(name: str) -> Path:
+    return Path("profiles") / f"{name}.yaml"
+
+
+def _load(path: Path, kind):
+    try:
+        data = YAML(typ="safe", pure=True).load(path.read_text())
+        return kind.model_validate_json(json.dumps(data, default=str))
+    except YAMLError as error:
+        raise UserError(f"{path}: not YAML: {' '.join(str(error).split())[:200]}") from None
+    except ValidationError as error:
+        raise UserError(f"{path}: {first_problem(error, kind)}") from None

@@ -1,0 +1,81 @@
+"""Transitions of the sampler from one noise level to the next: the deterministic one and the stochastic ones.
+
+Latents are [N, ...] of any shape and dtype; all arithmetic is float32, because clip ranges of 1e-4 on the probability
+ratio leave no room for the 5e-3 that bfloat16 costs. With sigma the noise level, v the velocity and x0 = x - sigma v,
+Delta = sigma' - sigma < 0 is the change of level in one step.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+Step = int | torch.Tensor  # a step index for all latents, or int64 [N] with one for each
+
+
+@dataclass(frozen=True)
+class Transition:
+    """A Gaussian step: next latents ~ N(mean, std^2).
+
+    mean, x0: float32 [N, ...]; std: float32 that broadcasts against mean, positive; x0 is the predicted clean sample.
+    """
+
+    mean: torch.Tensor
+    std: torch.Tensor
+    x0: torch.Tensor
+
+    def sample(self, noise: torch.Tensor) -> torch.Tensor:
+        """mean + std * noise, float32; noise: standard normal, shape of mean."""
+        return self.mean + self.std * noise.float()
+
+    def log_prob(self, next_latents: torch.Tensor) -> torch.Tensor:
+        """Log-density of next_latents [N, ...], *averaged* over all elements but the batch: float32 [N].
+
+        The average (published code) instead of the sum makes the ratio's scale independent of the resolution.
+        """
+        z = (next_latents.float() - self.mean) / self.std
+        density = -0.5 * z.square() - self.std.log() - 0.5 * math.log(2 * math.pi)
+        return density.flatten(1).mean(1)
+
+
+def _levels(sigmas: torch.Tensor, step: Step, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """sigma[step] and sigma[step+1] in float32, shaped to broadcast against `like` [N, ...]."""
+    index = torch.as_tensor(step, device=like.device)
+    sigmas = sigmas.to(like.device, torch.float32)
+    shape = (-1,) + (1,) * (like.ndim - 1)
+    return sigmas[index].view(shape), sigmas[index + 1].view(shape)
+
+
+def ode(latents: torch.Tensor, velocity: torch.Tensor, sigma: torch.Tensor, next_sigma: torch.Tensor) -> torch.Tensor:
+    """Euler step x + v Delta between two levels (paper Eq. 1), float32. There is no density, so no Transition."""
+    return latents.float() + velocity.float() * (next_sigma - sigma)
+
+
+def flow_sde(latents: torch.Tensor, velocity: torch.Tensor, sigmas: torch.Tensor, step: Step, eta: float) -> Transition:
+    """Flow-GRPO's SDE (paper Eq. 2 and 3), used by Flow-GRPO, MixGRPO and G2RPO with eta = 0.7.
+
+    s = eta sqrt(sigma / (1 - sigma)), singular at sigma = 1, where 1 - sigma[1] replaces 1 - sigma (published code).
+
+    sigmas: [T+1] of `shifted_sigmas`; step: in 0...T-2, the last one's std of the published formula overflows densities.
+    """
+    x, v = latents.float(), velocity.float()
+    sigma, next_sigma = _levels(sigmas, step, x)
+    delta = next_sigma - sigma
+    s = eta * (sigma / (1 - torch.where(sigma == 1, sigmas[1].to(sigma), sigma))).sqrt()
+    mean = x * (1 + s**2 * delta / (2 * sigma)) + v * (1 + s**2 * (1 - sigma) / (2 * sigma)) * delta
+    return Transition(mean, s * (-delta).sqrt(), x - sigma * v)
+
+
+def dance_sde(latents: torch.Tensor, velocity: torch.Tensor, sigmas: torch.Tensor, step: Step, eta: float) -> Transition:
+    """DanceGRPO's SDE with constant noise eta (0.3), by the score of the linear path; arguments as `flow_sde`."""
+    x, v = latents.float(), velocity.float()
+    sigma, next_sigma = _levels(sigmas, step, x)
+    delta = next_sigma - sigma
+    x0 = x - sigma * v
+    minus_score = (x - (1 - sigma) * x0) / sigma**2
+    mean = x + v * delta + 0.5 * eta**2 * minus_score * delta
+    return Transition(mean, eta * (-delta).sqrt(), x0)
+
+
+SDES: dict[str, Callable[..., Transition]] = {"flow": flow_sde, "dance": dance_sde}

@@ -1,0 +1,54 @@
+"""Where the models are: the folder of the `models` stage with its lock file `models.lock.json`.
+
+The lock holds for every model either the folder beside the lock in which it was built, or the hub's repo and revision
+(then the files are in the Hugging Face cache), and the size and SHA-256 of every file.
+"""
+
+import hashlib
+import json
+from pathlib import Path
+
+from .errors import UserError
+
+LOCK = "models.lock.json"
+
+
+class ModelStore:
+    """Reads a lock written by `write_lock`."""
+
+    def __init__(self, root: Path):
+        self.root = Path(root)
+        if not (self.root / LOCK).exists():
+            raise UserError(f"{self.root / LOCK} does not exist; the stage `models` makes it: dvc repro models")
+        self._entries = json.loads((self.root / LOCK).read_text())
+
+    def entry(self, name: str) -> dict:
+        """What the lock says of a model; UserError if this profile has no such model."""
+        if name not in self._entries:
+            raise UserError(f"{self.root / LOCK}: has no model {name!r}, only {', '.join(self._entries)}")
+        return self._entries[name]
+
+    def folder(self, name: str) -> Path:
+        """The folder with a model's files; nothing is downloaded."""
+        entry = self.entry(name)
+        if "folder" in entry:
+            return self.root / entry["folder"]
+        from huggingface_hub import snapshot_download
+
+        return Path(snapshot_download(entry["repo"], revision=entry["revision"], local_files_only=True))
+
+
+def describe_files(folder: Path) -> dict[str, dict]:
+    """Path within `folder` -> size in bytes and SHA-256, for every file below it."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): {"size": path.stat().st_size, "sha256": sha256(path)} for path in files}
+
+
+def sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_lock(root: Path, entries: dict[str, dict]) -> None:
+    root.mkdir(parents=True, exist_ok=True)
+    (root / LOCK).write_text(json.dumps(entries, indent=1, sort_keys=True) + "\n")

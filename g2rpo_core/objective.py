@@ -1,0 +1,16 @@
+"""The clipped policy objective (paper Eq. 6, 9 and 12), as a loss to be minimized."""
+
+import torch
+
+
+def ratio(log_prob: torch.Tensor, old_log_prob: torch.Tensor) -> torch.Tensor:
+    """Probability ratio r of a transition under the current and the sampling policy (Eq. 7); exactly 1 before an update."""
+    return (log_prob - old_log_prob).exp()
+
+
+def clipped_loss(ratio: torch.Tensor, advantages: torch.Tensor, clip_range: float) -> torch.Tensor:
+    """-min(r A, clip(r, 1 - eps, 1 + eps) A) for every sample (Eq. 9, beta = 0), shape of the arguments.
+
+    ratio, advantages: float32 of one shape; clip_range: eps > 0, about 1e-4 as log-probabilities are averages.
+    """
+    return -torch.minimum(ratio * advantages, ratio.clamp(1 - clip_range, 1 + clip_range) * advantages)

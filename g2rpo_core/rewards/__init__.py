@@ -1,0 +1,52 @@
+"""Rewards by name. Each is built from its models and scores pictures against prompts."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from ..model_store import ModelStore
+
+
+class Reward(Protocol):
+    """score(images, prompts) -> float32 [N].
+
+    images: [N, 3, H, W] float in [0, 1]; prompts: N texts. No gradient; higher is better.
+    """
+
+    def __call__(self, images: torch.Tensor, prompts: Sequence[str]) -> torch.Tensor: ...
+
+
+def _hps(models: ModelStore, device: torch.device) -> Reward:
+    from .open_clip import hps
+
+    return hps(models.folder("hps"), device, models.entry("hps")["architecture"])
+
+
+def _clip_score(models: ModelStore, device: torch.device) -> Reward:
+    from .open_clip import clip_score
+
+    return clip_score(models.folder("clip_score"), device)
+
+
+def _verifier(models: ModelStore, device: torch.device) -> Reward:
+    from ..shapes.verifier import verify
+
+    return verify
+
+
+# Each imports its libraries when it is built: whoever only asks for the names does not wait for them.
+REWARDS: dict[str, Callable[[ModelStore, torch.device], Reward]] = {"hps": _hps, "clip_score": _clip_score, "verifier": _verifier}
+LABELS = {"hps": "HPS-v2.1", "clip_score": "CLIP Score", "verifier": "Verifier (exact)"}
+
+
+def load(names: Sequence[str], models: Path, device: torch.device | str = "cpu") -> dict[str, Reward]:
+    """The rewards of those names, in their order, from the `models` stage's folder."""
+    store = ModelStore(models)
+    return {name: REWARDS[name](store, torch.device(device)) for name in names}
+
+
+def score_all(rewards: Mapping[str, Reward], images: torch.Tensor, prompts: Sequence[str]) -> torch.Tensor:
+    """[R, N] float32: every reward of every picture."""
+    return torch.stack([reward(images, prompts).float().to(images.device) for reward in rewards.values()])

@@ -1,0 +1,141 @@
+"""The tiny CLIP Score and HPS-v2.1: open_clip models trained here on shape scenes, saved in their published forms."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import open_clip
+import torch
+import torch.nn.functional as F
+
+from ..config import FitSettings
+from .generator import fit
+from .scenes import COLORS, PLACES, RADII, RELATIONS, SHAPES, SIZE, Scene, draw, held_out, random_scene
+
+ARCHITECTURE = {
+    "embed_dim": 64,
+    "vision_cfg": {"image_size": SIZE, "layers": 3, "width": 96, "head_width": 32, "patch_size": 8},
+    "text_cfg": {"context_length": 32, "vocab_size": 49408, "width": 64, "heads": 2, "layers": 2},
+}
+PREPROCESS = {  # of `apple/DFN5B-CLIP-ViT-H-14`
+    "mean": [0.48145466, 0.4578275, 0.40821073], "std": [0.26862954, 0.26130258, 0.27577711],
+    "interpolation": "bicubic", "resize_mode": "squash",
+}  # fmt: skip
+
+
+def neighbour(scene: Scene, rng: np.random.Generator) -> Scene:
+    """`scene` with one attribute changed: a colour, shape, size or the layout."""
+    while True:
+        index = int(rng.integers(len(scene.objects)))
+        field = str(rng.choice(["color", "shape", "size", "layout"]))
+        if field == "layout":
+            other = dataclasses.replace(scene, layout=str(rng.choice(list(PLACES if len(scene.objects) == 1 else RELATIONS))))
+        else:
+            value = str(rng.choice(list({"color": COLORS, "shape": SHAPES, "size": RADII}[field])))
+            objects = list(scene.objects)
+            objects[index] = dataclasses.replace(objects[index], **{field: value})
+            other = dataclasses.replace(scene, objects=tuple(objects))
+        if other != scene and len({thing.color for thing in other.objects}) == len(other.objects):
+            return other
+
+
+def pairs(count: int, seed: int, *, testing: bool) -> tuple[list[str], torch.Tensor, list[str], torch.Tensor]:
+    """`count` scenes and a neighbour of each: captions and pictures [count, 3, 32, 32] in [0, 1], both twice.
+
+    The first scenes are held-out ones if `testing`; otherwise neither they nor their neighbours are.
+    """
+    rng = np.random.default_rng(seed)
+    firsts, seconds = [], []
+    while len(firsts) < count:
+        first = random_scene(rng)
+        second = neighbour(first, rng)
+        if held_out(first.caption) == testing and (testing or not held_out(second.caption)):
+            firsts.append(first)
+            seconds.append(second)
+    pictures = [torch.from_numpy(np.stack([draw(scene, rng) for scene in group])) for group in (firsts, seconds)]
+    return [s.caption for s in firsts], pictures[0], [s.caption for s in seconds], pictures[1]
+
+
+def degrade(pictures: torch.Tensor, strength: float, generator: torch.Generator) -> torch.Tensor:
+    """Each picture [N, 3, H, W] in [0, 1] with noise, blur, speckles or a faded part, one of the four at random.
+
+    strength: 1 is plainly visible; every picture draws its own share of it, from a third upwards.
+    """
+    n, _, height, width = pictures.shape
+    amount = strength * (1 / 3 + 2 / 3 * torch.rand(n, 1, 1, 1, generator=generator))
+    noisy = pictures + 0.15 * amount * torch.randn(pictures.shape, generator=generator)
+    blurred = torch.lerp(pictures, F.avg_pool2d(pictures, 5, stride=1, padding=2, count_include_pad=False), amount.clamp(max=1))
+    palette = torch.tensor(list(COLORS.values())).float() / 255
+    colors = palette[torch.randint(len(palette), (n, height, width), generator=generator)].permute(0, 3, 1, 2)
+    speckled = torch.where(torch.rand(n, 1, height, width, generator=generator) < 0.06 * amount, colors, pictures)
+    coarse = F.interpolate(torch.rand(n, 1, 3, 3, generator=generator), (height, width), mode="bilinear")
+    background = pictures[:, :, :1, :1]
+    faded = torch.lerp(pictures, background.expand_as(pictures), (coarse > 0.5).float() * 0.7 * amount.clamp(max=1))
+    kind = torch.randint(4, (n, 1, 1, 1), generator=generator)
+    result = torch.where(kind == 0, noisy, torch.where(kind == 1, blurred, torch.where(kind == 2, speckled, faded)))
+    return result.clamp(0, 1)
+
+
+def train_clip(how: FitSettings, seed: int, *, preferences: bool) -> tuple[torch.nn.Module, dict]:
+    """A tiny CLIP by contrastive learning, every scene beside a neighbour that differs in one attribute.
+
+    preferences: train for HPS-v2.1 as well, with its loss: of two pictures for one caption, the softmax of the scaled
+    cosines should choose the right and clean one over that of the neighbour, or over a degraded copy.
+    """
+    torch.manual_seed(seed)
+    model = open_clip.model.CLIP(**ARCHITECTURE, output_dict=True)
+    tokenize = open_clip.SimpleTokenizer(context_length=ARCHITECTURE["text_cfg"]["context_length"])
+    captions, pictures, other_captions, other_pictures = pairs(6144, seed, testing=False)
+    texts, other_texts = tokenize(captions), tokenize(other_captions)
+    generator = torch.Generator().manual_seed(seed)
+    mean, std = (torch.tensor(PREPROCESS[key]).view(3, 1, 1) for key in ("mean", "std"))
+
+    def loss_of(indices):
+        text = model.encode_text(torch.cat([texts[indices], other_texts[indices]]), normalize=True)
+        clean = torch.cat([pictures[indices], other_pictures[indices]])
+        image = model.encode_image((degrade(clean, 0.4, generator) - mean) / std, normalize=True)
+        logits = model.logit_scale.exp() * image @ text.T
+        target = torch.arange(len(logits))
+        loss = (F.cross_entropy(logits, target) + F.cross_entropy(logits.T, target)) / 2
+        if preferences:
+            count = len(indices)
+            worse = model.encode_image((degrade(clean[:count], 1.0, generator) - mean) / std, normalize=True)
+            better = model.encode_image((clean[:count] - mean) / std, normalize=True)
+            right, wrong, bad = ((features * text[:count]).sum(1) for features in (better, image[count:], worse))
+            scale = model.logit_scale.exp()
+            loss = loss + F.softplus(scale * (wrong - right)).mean() + F.softplus(scale * (bad - right)).mean()
+        return loss
+
+    label = "hps" if preferences else "clip score"
+    loss = fit([model], loss_of, how, generator, len(captions), label)
+    return model.eval(), {"loss": loss, "parameters": sum(p.numel() for p in model.parameters())}
+
+
+@torch.no_grad()
+def scorer_quality(score, seed: int = 10_000, count: int = 512) -> dict[str, float]:
+    """What a scorer `score(images, prompts) -> [N]` tells apart on held-out scenes; chance is 0.5 for both.
+
+    `attribute`: share of captions whose picture scores over that of a neighbour; `degraded`: over a degraded copy of it.
+    """
+    captions, pictures, _, neighbours = pairs(count, seed, testing=True)
+    right = score(pictures, captions)
+    worse = degrade(pictures, 1.0, torch.Generator().manual_seed(seed))
+    return {
+        "attribute": (right > score(neighbours, captions)).float().mean().item(),
+        "degraded": (right > score(worse, captions)).float().mean().item(),
+    }
+
+
+def save_clip_score(model: torch.nn.Module, folder: Path) -> None:
+    """The files of `apple/DFN5B-CLIP-ViT-H-14`: open_clip_config.json and open_clip_pytorch_model.bin."""
+    folder.mkdir(parents=True)
+    (folder / "open_clip_config.json").write_text(json.dumps({"model_cfg": ARCHITECTURE, "preprocess_cfg": PREPROCESS}, indent=1))
+    torch.save(model.state_dict(), folder / "open_clip_pytorch_model.bin")
+
+
+def save_hps(model: torch.nn.Module, folder: Path) -> None:
+    """The file of `xswu/HPSv2`, HPS_v2.1_compressed.pt, and the architecture that open_clip cannot know by name."""
+    folder.mkdir(parents=True)
+    (folder / "tiny-ViT.json").write_text(json.dumps(ARCHITECTURE, indent=1))
+    torch.save({"state_dict": model.state_dict()}, folder / "HPS_v2.1_compressed.pt")

@@ -1,0 +1,59 @@
+"""What every stage does alike: read its sections of the profile, and end in one line where the user can mend it."""
+
+import functools
+import json
+import sys
+from argparse import ArgumentParser
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+from g2rpo_core.config import load_profile, profile_path
+from g2rpo_core.errors import UserError
+
+REPORTS = Path("reports")
+BASE = "base"  # the method name of the untrained model, with seed 0
+
+
+def run_name(method: str, seed: int | str) -> str:
+    """The name of one training run in paths."""
+    return f"{method}-{seed}"
+
+
+def arguments(description: str, *names: str) -> SimpleNamespace:
+    """Command-line arguments of a stage: `--profile`, and the other names given."""
+    parser = ArgumentParser(description=description)
+    for name in ("profile", *names):
+        parser.add_argument(f"--{name}", required=True)
+    return SimpleNamespace(**vars(parser.parse_args()))
+
+
+def sections(profile: str, *names: str) -> SimpleNamespace:
+    """The named sections of a profile that was checked as a whole; a stage sees no other."""
+    loaded = load_profile(profile_path(profile))
+    return SimpleNamespace(**{name: getattr(loaded, name) for name in names})
+
+
+def made_by(stage: str, path: Path) -> Path:
+    """`path`, which the named stage makes; UserError if it has not."""
+    if not path.exists():
+        raise UserError(f"{path} does not exist; the stage `{stage}` makes it: dvc repro {stage}")
+    return path
+
+
+def stage(main: Callable[[], None]) -> Callable[[], None]:
+    """Turns a UserError into one line and exit status 1."""
+
+    @functools.wraps(main)
+    def run() -> None:
+        try:
+            main()
+        except UserError as error:
+            sys.exit(f"error: {error}")
+
+    return run
+
+
+def write_json(path: Path, data: object) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(data, indent=1) + "\n")
