@@ -101,6 +101,7 @@ class TrainingSettings(Settings):
     group_size: int = Field(ge=2)
     rewards: dict[str, float] = Field(min_length=1, description="name: weight of its advantage")
     learning_rate: Rate
+    schedule: Literal["constant", "linear"] = Field(description="of the learning rate: the paper's is constant; linear falls to 0")
     weight_decay: float = Field(ge=0)
     max_grad_norm: Rate
     clip_range: Rate

@@ -12,8 +12,8 @@ class Settings(BaseModel):
 
 
 def first_problem(error: ValidationError, kind: type[Settings]) -> str:
-    """The first problem of validating a `kind`, as `key.of.setting: what is wrong (got value)`, one line."""
-    problem = error.errors()[0]
+    """The first problem (an unknown key before others) of validating a `kind`, as `key.of.setting: what is wrong (got value)`, one line."""
+    problem = min(error.errors(), key=lambda one: one["type"] != "extra_forbidden")  # a misspelt key explains a missing one
     keys, allowed = _describe(kind, problem["loc"])
     if problem["type"] == "extra_forbidden":
         return f"{'.'.join(keys)}: unknown key; allowed are {', '.join(allowed)}"

@@ -64,6 +64,8 @@ def train(
     evaluations = trained = 0
     start = time.perf_counter()
     for iteration in range(training.iterations):
+        if training.schedule == "linear":
+            optimizer.param_groups[0]["lr"] = training.learning_rate * (1 - iteration / training.iterations)
         indices = visits(iteration, training.prompts_per_iteration, len(prompts), seed)
         texts = [prompts.prompts[index].text for index in indices]
         velocity = policy.velocity(prompts.conditioning(indices))

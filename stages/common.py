@@ -21,9 +21,9 @@ def run_name(method: str, seed: int | str) -> str:
 
 
 def arguments(description: str, *names: str) -> SimpleNamespace:
-    """Command-line arguments of a stage: `--profile`, and the other names given."""
+    """The named command-line arguments of a stage, all required."""
     parser = ArgumentParser(description=description)
-    for name in ("profile", *names):
+    for name in names:
         parser.add_argument(f"--{name}", required=True)
     return SimpleNamespace(**vars(parser.parse_args()))
 

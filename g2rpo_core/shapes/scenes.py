@@ -7,6 +7,7 @@ attribute of every object, so that a picture can be checked against it exactly (
 import zlib
 from dataclasses import dataclass
 from functools import cache
+from itertools import product
 
 import numpy as np
 from PIL import Image, ImageDraw
@@ -115,20 +116,27 @@ def held_out(caption: str) -> bool:
     return zlib.crc32(caption.encode()) % 4 == 0
 
 
-def distinct_scenes(count: int, seed: int, *, testing: bool) -> list[Scene]:
-    """`count` scenes of different captions, uniform draws from the held-out captions if `testing`, else from the others.
+@cache
+def all_scenes(style: str) -> tuple[Scene, ...]:
+    """Every scene of a style: 240 with one object, 7,680 with two."""
+    things = [Object(*kind) for kind in product(COLORS, SHAPES, RADII)]
+    if style == STYLES[0]:
+        return tuple(Scene((thing,), place) for thing in things for place in PLACES)
+    return tuple(Scene((a, b), relation) for a in things for b in things if a.color != b.color for relation in RELATIONS)
 
-    Raises ValueError if this world has fewer captions of that kind.
+
+def distinct_scenes(count: int, seed: int, *, testing: bool) -> list[Scene]:
+    """`count` different scenes by a seeded draw, of the held-out captions if `testing`, else of the others.
+
+    Half have one object, or as many as there are. Raises ValueError if this world has fewer captions of that kind.
     """
     rng = np.random.default_rng(seed)
-    scenes: dict[str, Scene] = {}
-    for _ in range(1000 * count):
-        if len(scenes) == count:
-            return list(scenes.values())
-        scene = random_scene(rng)
-        if held_out(scene.caption) == testing:
-            scenes.setdefault(scene.caption, scene)
-    raise ValueError(f"the shape world has no {count} different {'held-out' if testing else 'training'} captions")
+    pools = [[scene for scene in all_scenes(style) if held_out(scene.caption) == testing] for style in STYLES]
+    single = min(count // 2, len(pools[0]))
+    if count - single > len(pools[1]):
+        raise ValueError(f"the shape world has no {count} different {'held-out' if testing else 'training'} captions")
+    chosen = [pool[index] for pool, size in zip(pools, (single, count - single)) for index in rng.permutation(len(pool))[:size]]
+    return [chosen[index] for index in rng.permutation(count)]
 
 
 def sample(count: int, seed: int, *, testing: bool) -> tuple[list[Scene], np.ndarray]:

@@ -57,24 +57,25 @@ def pairs(count: int, seed: int, *, testing: bool) -> tuple[list[str], torch.Ten
     return [s.caption for s in firsts], pictures[0], [s.caption for s in seconds], pictures[1]
 
 
-def degrade(pictures: torch.Tensor, strength: float, generator: torch.Generator) -> torch.Tensor:
-    """Each picture [N, 3, H, W] in [0, 1] with noise, blur, speckles or a faded part, one of the four at random.
+def degrade(pictures: torch.Tensor, others: torch.Tensor, strength: float, generator: torch.Generator) -> torch.Tensor:
+    """Each picture [N, 3, H, W] in [0, 1] spoilt in one of five ways, at random: noise, blur, speckles, a faded part, or a part
+    that blends into its picture of `others`, which is what an unfinished generator does.
 
     strength: 1 is plainly visible; every picture draws its own share of it, from a third upwards.
     """
     n, _, height, width = pictures.shape
     amount = strength * (1 / 3 + 2 / 3 * torch.rand(n, 1, 1, 1, generator=generator))
+    part = amount.clamp(max=1)
     noisy = pictures + 0.15 * amount * torch.randn(pictures.shape, generator=generator)
-    blurred = torch.lerp(pictures, F.avg_pool2d(pictures, 5, stride=1, padding=2, count_include_pad=False), amount.clamp(max=1))
+    blurred = torch.lerp(pictures, F.avg_pool2d(pictures, 5, stride=1, padding=2, count_include_pad=False), part)
     palette = torch.tensor(list(COLORS.values())).float() / 255
     colors = palette[torch.randint(len(palette), (n, height, width), generator=generator)].permute(0, 3, 1, 2)
     speckled = torch.where(torch.rand(n, 1, height, width, generator=generator) < 0.06 * amount, colors, pictures)
-    coarse = F.interpolate(torch.rand(n, 1, 3, 3, generator=generator), (height, width), mode="bilinear")
-    background = pictures[:, :, :1, :1]
-    faded = torch.lerp(pictures, background.expand_as(pictures), (coarse > 0.5).float() * 0.7 * amount.clamp(max=1))
-    kind = torch.randint(4, (n, 1, 1, 1), generator=generator)
-    result = torch.where(kind == 0, noisy, torch.where(kind == 1, blurred, torch.where(kind == 2, speckled, faded)))
-    return result.clamp(0, 1)
+    coarse = F.interpolate(torch.rand(n, 1, 4, 4, generator=generator), (height, width), mode="bilinear")
+    faded = torch.lerp(pictures, pictures[:, :, :1, :1].expand_as(pictures), (coarse > 0.5).float() * 0.7 * part)
+    blended = torch.lerp(pictures, others, (4 * coarse - 1.5).clamp(0, 1) * part)
+    ways = torch.stack([noisy, blurred, speckled, faded, blended])
+    return ways[torch.randint(len(ways), (n,), generator=generator), torch.arange(n)].clamp(0, 1)
 
 
 def train_clip(how: FitSettings, seed: int, *, preferences: bool) -> tuple[torch.nn.Module, dict]:
@@ -94,13 +95,14 @@ def train_clip(how: FitSettings, seed: int, *, preferences: bool) -> tuple[torch
     def loss_of(indices):
         text = model.encode_text(torch.cat([texts[indices], other_texts[indices]]), normalize=True)
         clean = torch.cat([pictures[indices], other_pictures[indices]])
-        image = model.encode_image((degrade(clean, 0.4, generator) - mean) / std, normalize=True)
+        image = model.encode_image((degrade(clean, clean.roll(1, 0), 0.4, generator) - mean) / std, normalize=True)
         logits = model.logit_scale.exp() * image @ text.T
         target = torch.arange(len(logits))
         loss = (F.cross_entropy(logits, target) + F.cross_entropy(logits.T, target)) / 2
         if preferences:
             count = len(indices)
-            worse = model.encode_image((degrade(clean[:count], 1.0, generator) - mean) / std, normalize=True)
+            spoilt = degrade(clean[:count], clean[count:], 1.0, generator)
+            worse = model.encode_image((spoilt - mean) / std, normalize=True)
             better = model.encode_image((clean[:count] - mean) / std, normalize=True)
             right, wrong, bad = ((features * text[:count]).sum(1) for features in (better, image[count:], worse))
             scale = model.logit_scale.exp()
@@ -120,7 +122,7 @@ def scorer_quality(score, seed: int = 10_000, count: int = 512) -> dict[str, flo
     """
     captions, pictures, _, neighbours = pairs(count, seed, testing=True)
     right = score(pictures, captions)
-    worse = degrade(pictures, 1.0, torch.Generator().manual_seed(seed))
+    worse = degrade(pictures, neighbours, 1.0, torch.Generator().manual_seed(seed))
     return {
         "attribute": (right > score(neighbours, captions)).float().mean().item(),
         "degraded": (right > score(worse, captions)).float().mean().item(),

@@ -1,0 +1,60 @@
+"""Real models at a size of seconds: built once a session by the code that builds profile `tiny`, hardly trained."""
+
+import os
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+from pathlib import Path  # noqa: E402
+
+import pytest  # noqa: E402
+import torch  # noqa: E402
+
+from g2rpo_core.config import FitSettings, ShapesModels, load_profile  # noqa: E402
+from g2rpo_core.model_store import write_lock  # noqa: E402
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory) -> Path:
+    from g2rpo_core.shapes.build import build_models
+
+    how = FitSettings(steps=3, batch=8, learning_rate=1e-3)
+    folder = tmp_path_factory.mktemp("models")
+    entries, _ = build_models(folder, ShapesModels(source="shapes", seed=0, pictures=64, vae=how, flux=how, clip_score=how, hps=how))
+    write_lock(folder, entries)
+    return folder
+
+
+@pytest.fixture
+def policy(models):
+    """The tiny policy with random output and modulation weights: DiT's start at zero would make every velocity zero."""
+    from g2rpo_core.policy import Policy
+
+    policy = Policy.load(models / "pipeline", height=32, width=32, guidance=3.5)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in policy.transformer.named_parameters():
+            if "norm" in name and "linear" in name or name.startswith("proj_out"):
+                parameter.copy_(0.1 * torch.randn(parameter.shape, generator=generator))
+    return policy
+
+
+@pytest.fixture(scope="session")
+def embeddings(models, tmp_path_factory):
+    """A store with 24 training captions of the shape world."""
+    from diffusers import FluxPipeline
+
+    from g2rpo_core.embeddings import EmbeddingStore, encode, write
+    from g2rpo_core.prompts import shape_prompts
+
+    folder = tmp_path_factory.mktemp("embeddings") / "train"
+    pipeline = FluxPipeline.from_pretrained(models / "pipeline", transformer=None, vae=None)
+    write(folder, encode(pipeline, shape_prompts(24, 0, testing=False), 16, 10), "float32", shard_rows=10)
+    return EmbeddingStore(folder)
+
+
+@pytest.fixture(scope="session")
+def tiny():
+    """The default profile."""
+    return load_profile(ROOT / "profiles" / "tiny.yaml")

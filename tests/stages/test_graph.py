@@ -1,0 +1,60 @@
+"""dvc.yaml against the code: what a stage reads is what it declares, or a change would silently not run it again."""
+
+import importlib
+import subprocess
+import sys
+
+import pytest
+from ruamel.yaml import YAML
+
+from .closure import ROOT, closure
+
+STAGES = YAML(typ="safe", pure=True).load((ROOT / "dvc.yaml").read_text())["stages"]
+
+
+def module_of(stage: str) -> str:
+    return STAGES[stage]["cmd"].split()[2].removeprefix("stages.")
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_code_dependencies_are_what_the_module_imports(stage):
+    declared = sorted(path for path in STAGES[stage]["deps"] if path.endswith(".py"))
+    assert declared == closure(module_of(stage))
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_parameters_are_the_sections_that_the_module_loads(stage):
+    (declared,) = (value for entry in STAGES[stage]["params"] for key, value in entry.items() if key.startswith("profiles/"))
+    sections = importlib.import_module(f"stages.{module_of(stage)}").SECTIONS
+    assert {name.split(".")[0] for name in declared} == set(sections)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_stage_sees_no_section_but_its_own(stage):
+    source = (ROOT / "stages" / f"{module_of(stage)}.py").read_text()
+    assert source.count("sections(args.profile, *SECTIONS)") == 1
+    assert module_of(stage) == "report" or "load_profile" not in source
+
+
+@pytest.mark.parametrize(
+    "command, message",
+    [
+        (["embed", "--profile", "tiny"], "the stage `prompts` makes it: dvc repro prompts"),
+        (["train", "--profile", "tiny", "--method", "g2rpo", "--seed", "1"], "the stage `models` makes it: dvc repro models"),
+        (["evaluate", "--profile", "tiny", "--method", "g2rpo", "--seed", "1"], "the stage `train@g2rpo-1` makes it: dvc repro train@g2rpo-1"),
+        (["report", "--profile", "tiny"], "the stage `evaluate` makes it: dvc repro evaluate"),
+        (["models", "--profile", "tinny"], "profiles/tinny.yaml: no such profile; there are"),
+    ],
+)
+def test_a_stage_without_its_inputs_says_which_stage_makes_them(command, message, tmp_path):
+    for name in ("profiles", "params.yaml", "reports"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    done = subprocess.run([sys.executable, "-m", f"stages.{command[0]}", *command[1:]], cwd=tmp_path, capture_output=True, text=True, env=environment())
+    assert done.returncode == 1
+    assert message in done.stderr and done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+
+
+def environment() -> dict:
+    import os
+
+    return {**os.environ, "PYTHONPATH": str(ROOT)}

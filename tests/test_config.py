@@ -1,0 +1,78 @@
+import pytest
+
+from g2rpo_core.config import load_profile, load_run, method_of, training_of
+from g2rpo_core.errors import UserError
+from g2rpo_core.methods import METHODS
+
+from .conftest import ROOT
+
+TINY = (ROOT / "profiles" / "tiny.yaml").read_text()
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "profiles").glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_profile_of_the_project_is_valid(path):
+    profile = load_profile(path)
+    assert all(method_of(profile.methods, name) for name in profile.methods)
+
+
+@pytest.mark.parametrize(
+    "old, new, message",
+    [
+        ("group_size: 12", "group_sice: 12", "training.group_sice: unknown key; allowed are iterations, "),
+        ("group_size: 12", "group_size: 1", "training.group_size: Input should be greater than or equal to 2 (got '1')"),
+        ("group_size: 12", "group_size: twelve", "training.group_size: Input should be a valid integer (got 'twelve')"),
+        ("group_size: 12", "group_size: '12'", "training.group_size: Input should be a valid integer (got '12')"),
+        ("steps: 16\n  shift", "steps: 8\n  shift", "methods.g2rpo: noisy step 7 needs sampling.steps of at least 9"),
+        ("g2rpo: {}", "g2rpo: {settings: {granularities: [0, 1]}}", "methods.g2rpo.settings.granularities: must be at least 1 each"),
+        ("g2rpo: {}", "g2rpo: {settings: {noisy_steps: [3, 1]}}", "must be different numbers in rising order"),
+        ("g2rpo: {}", "g2rpo: {settings: {sde: wave}}", "methods.g2rpo.settings.sde: Input should be 'flow' or 'dance' (got 'wave')"),
+        ("g2rpo: {}", "g2rpo: {settings: {etta: 1}}", "methods.g2rpo.settings.etta: unknown key; allowed are branching, "),
+        ("g2rpo: {}", "g2rpo: {training: {learning_rate: -1.0}}", "methods.g2rpo.training.learning_rate: Input should be greater than 0"),
+        ("g2rpo: {}", "grpo: {}", "methods: unknown method 'grpo'; allowed are g2rpo, "),
+        ("rewards: {hps: 1.0", "rewards: {hsp: 1.0", "training.rewards: unknown reward 'hsp'; allowed are hps, clip_score, verifier"),
+        ("source: shapes", "source: attic", "models: Input tag 'attic'"),
+        ("dtype: float32", "dtype: float8", "embed.dtype: Input should be 'float32' or 'bfloat16' (got 'float8')"),
+        ("  test: shapes", "  test: mine.txt", "the verifier knows captions of the shape world alone, not mine.txt"),
+        ("seed: 0\n  pictures", "seed: zero\n  pictures", "models.seed: Input should be a valid integer (got 'zero')"),
+        ("vae: {steps: 800", "vae: {stepz: 800", "models.vae.stepz: unknown key; allowed are steps, batch, learning_rate"),
+        ("embed:", "embed: [", "not YAML"),
+    ],
+)
+def test_mistakes_end_in_one_line_with_file_key_and_what_is_allowed(tmp_path, old, new, message):
+    assert old in TINY
+    path = tmp_path / "mine.yaml"
+    path.write_text(TINY.replace(old, new, 1))
+    with pytest.raises(UserError) as error:
+        load_profile(path)
+    assert str(error.value).startswith(f"{path}: ")
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_an_unknown_profile_names_the_known_ones():
+    with pytest.raises(UserError, match="no such profile; there are .*tiny"):
+        load_profile(ROOT / "profiles" / "tinny.yaml")
+
+
+def test_params_are_checked_against_their_profile(tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    assert load_run().profile == "tiny"
+    path = tmp_path / "params.yaml"
+    path.write_text("profile: tiny\nmethods: [g2rpo, ppo]\nseeds: [1]\n")
+    with pytest.raises(UserError, match="'ppo' is not in profiles/tiny.yaml; allowed are g2rpo, "):
+        load_run(path)
+    path.write_text("profile: tiny\nmethods: [g2rpo]\nseeds: []\n")
+    with pytest.raises(UserError, match="seeds: .*at least 1 item"):
+        load_run(path)
+
+
+def test_departures_of_a_method_apply_to_it_alone(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text(TINY.replace("dance_grpo: {", "dance_grpo: {settings: {eta: 0.5}, training: {learning_rate: 1e-3}, ", 1).replace(", }", "}"))
+    if "dance_grpo: {}" not in TINY:
+        pytest.fail("this test edits `dance_grpo: {}`")
+    profile = load_profile(path)
+    assert method_of(profile.methods, "dance_grpo") == METHODS["dance_grpo"].model_copy(update={"eta": 0.5})
+    assert method_of(profile.methods, "g2rpo") == METHODS["g2rpo"]
+    assert training_of(profile.training, profile.methods, "dance_grpo").learning_rate == 1e-3
+    assert training_of(profile.training, profile.methods, "g2rpo") == profile.training

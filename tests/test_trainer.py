@@ -1,0 +1,153 @@
+import itertools
+import random
+
+import pytest
+import torch
+
+from g2rpo_core import trainer
+from g2rpo_core.evaluation import pictures
+from g2rpo_core.methods import METHODS
+from g2rpo_core.rollout import rollout
+from g2rpo_core.schedule import shifted_sigmas
+from g2rpo_core.statistics import paired_difference
+from g2rpo_core.trainer import NonFiniteError, advantages_of, train
+from g2rpo_core.tree import build
+
+from .test_rollout import noise
+
+SAMPLING = {"steps": 6, "max_batch": 64}
+TRAINING = {"iterations": 2, "prompts_per_iteration": 2, "group_size": 3, "rewards": {"redness": 1.0}}
+
+
+def redness(images, prompts):
+    return images[:, 0].mean((1, 2)) - images[:, 1:].mean((1, 2, 3))
+
+
+def small(name, **changes):
+    noisy = "all" if METHODS[name].branching == "all" else (0, 1, 3)
+    return METHODS[name].model_copy(update={"noisy_steps": noisy, **changes})
+
+
+@pytest.fixture
+def settings(tiny):
+    return tiny.sampling.model_copy(update=SAMPLING), tiny.training.model_copy(update=TRAINING)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_ratio_is_one_before_the_first_update(policy, embeddings, settings, name):
+    records = list(train(policy, small(name), *settings, embeddings, {"redness": redness}, seed=0))
+    assert [record["iteration"] for record in records] == [1, 2]
+    for record in records:
+        assert record["ratio_drift"] < 2e-5  # a fifth of the clip range
+        assert record["grad_norm"] > 0
+
+
+def test_the_first_update_alone_may_leave_ratio_one_when_stepping_per_noisy_step(policy, embeddings, settings):
+    sampling, training = settings
+    before = [p.clone() for p in policy.transformer.parameters()]
+    training = training.model_copy(update={"iterations": 1, "learning_rate": 1e-3})
+    (record,) = train(policy, small("g2rpo", updates="step"), sampling, training, embeddings, {"redness": redness}, seed=0)
+    assert record["ratio_drift"] < 2e-5
+    assert record["clip_share"] > 0  # the second and third update meet a policy that has moved
+    assert any((p != q).any() for p, q in zip(before, policy.transformer.parameters()))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_gradient_does_not_depend_on_the_batch_size(policy, embeddings, settings, name, monkeypatch):
+    sampling, training = settings
+    gradients = []
+    monkeypatch.setattr(torch.optim.AdamW, "step", lambda self: gradients.append([p.grad.clone() for p in policy.transformer.parameters() if p.grad is not None]))
+    training = training.model_copy(update={"iterations": 1, "max_grad_norm": 1e9})
+    for max_batch in (2, 64):
+        list(train(policy, small(name), sampling.model_copy(update={"max_batch": max_batch}), training, embeddings, {"redness": redness}, seed=0))
+    small_batches, one_batch = gradients
+    scale = max(g.abs().max() for g in one_batch)
+    for a, b in zip(small_batches, one_batch):
+        torch.testing.assert_close(a / scale, b / scale, rtol=1e-3, atol=1e-4)
+
+
+def test_gradient_is_that_of_the_written_objective(policy, embeddings, settings):
+    """Eq. 9 with the ratio at one, term by term: mean over prompts, noisy steps and members of -A grad log p."""
+    method, sigmas = small("g2rpo"), shifted_sigmas(6, 3.0)
+    tree = build(method.branches(6), method.granularities, 6)
+    initial, noises = noise(tree)
+    velocity = policy.velocity(embeddings.conditioning([0, 1]))
+    sampled = rollout(velocity, tree, sigmas, method.sde, method.eta, initial, noises, 100)
+    advantages = torch.randn(2, 3, 3, generator=torch.Generator().manual_seed(0))
+    parameters = list(policy.transformer.parameters())
+    terms = []
+    for taken, (prompt, member) in itertools.product(sampled.taken, itertools.product(range(2), range(3))):
+        k = taken.decision.step
+        v = velocity(taken.latents[prompt], sigmas[k : k + 1], torch.tensor([prompt]))
+        transition = trainer.SDES["flow"](taken.latents[prompt], v, sigmas, k, method.eta)
+        terms.append(-advantages[prompt, taken.decision.branch, member] * transition.log_prob(taken.next_latents[prompt, member][None]))
+    expected = torch.autograd.grad(torch.cat(terms).mean(), parameters, allow_unused=True)
+
+    frozen = torch.optim.SGD(parameters, lr=0.0)
+    trainer._update(velocity, policy, method, sigmas, frozen, sampled.taken, advantages, 64, settings[1].model_copy(update={"max_grad_norm": 1e9}))
+    for parameter, gradient in zip(parameters, expected):
+        if gradient is not None:
+            torch.testing.assert_close(parameter.grad, gradient, rtol=1e-3, atol=1e-6)
+
+
+def test_advantages_stay_with_their_prompt_and_branch():
+    scores = torch.randn(2, 3, 4, 2, 5, generator=torch.Generator().manual_seed(0))  # [R, P, B, J, G]
+    ours = advantages_of(scores, [1.0, 0.5], clip=100)
+    for prompt, branch in itertools.product(range(3), range(4)):
+        group = scores[:, prompt, branch]  # [R, J, G]
+        standardized = (group - group.mean(-1, keepdim=True)) / group.std(-1, keepdim=True)
+        expected = standardized[0].sum(0) + 0.5 * standardized[1].sum(0)
+        torch.testing.assert_close(ours[prompt, branch], expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["g2rpo", "dance_grpo"])
+def test_training_raises_a_reward_on_noise_and_prompts_it_never_saw(policy, embeddings, settings, name):
+    sampling, training = settings
+
+    def heldout():
+        parts = pictures(policy, embeddings, len(embeddings), sampling.steps, sampling.shift, 99, 24)
+        return torch.cat([redness(images, None) for _, images in parts])[12:].numpy()
+
+    seen = Subset(embeddings, 12)
+    before = heldout()
+    training = training.model_copy(update={"iterations": 12, "learning_rate": 1e-3, "prompts_per_iteration": 1, "group_size": 8})
+    list(train(policy, small(name), sampling, training, seen, {"redness": redness}, seed=0))
+    assert paired_difference(heldout(), before).standard_errors > 4
+
+
+class Subset:
+    """The first prompts of a store."""
+
+    def __init__(self, store, count):
+        self.prompts, self.conditioning = store.prompts[:count], store.conditioning
+
+    def __len__(self):
+        return len(self.prompts)
+
+
+def test_the_same_seed_gives_the_same_records_and_another_one_does_not(policy, embeddings, settings):
+    start = {name: value.clone() for name, value in policy.transformer.state_dict().items()}
+    runs = []
+    for seed in (1, 1, 2):
+        policy.transformer.load_state_dict(start)
+        records = list(train(policy, small("g2rpo"), *settings, embeddings, {"redness": redness}, seed=seed))
+        runs.append([{key: value for key, value in record.items() if key != "seconds"} for record in records])
+    assert runs[0] == runs[1] != runs[2]
+
+
+def test_a_reward_that_is_no_number_stops_the_run_before_an_update(policy, embeddings, settings):
+    before = [p.clone() for p in policy.transformer.parameters()]
+
+    def broken(images, prompts):
+        return torch.where(torch.arange(len(images)) == 4, float("nan"), 1.0)
+
+    with pytest.raises(NonFiniteError, match="iteration 1: reward redness is nan for the prompt 'a "):
+        list(train(policy, small("g2rpo"), *settings, embeddings, {"redness": broken}, seed=0))
+    assert all(torch.equal(p, q) for p, q in zip(before, policy.transformer.parameters()))
+
+
+def test_a_share_of_the_noisy_steps_is_drawn():
+    method = METHODS["dance_grpo"]
+    draws = [method.trained(15, random.Random(seed)) for seed in range(50)]
+    assert all(len(draw) == len(set(draw)) == 9 for draw in draws)
+    assert {index for draw in draws for index in draw} == set(range(15))

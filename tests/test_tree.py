@@ -1,0 +1,49 @@
+import pytest
+
+from g2rpo_core.methods import METHODS
+from g2rpo_core.schedule import tail
+from g2rpo_core.tree import build
+
+
+@pytest.mark.parametrize("granularities, evaluations", [((1, 2, 3), 1700), ((1, 2), 1496), ((1,), 1112)])
+def test_cost_at_the_papers_setting(granularities, evaluations):
+    tree = build([(k,) for k in range(8)], granularities, 16)
+    assert tree.evaluations(group_size=12) == evaluations
+
+
+def test_published_methods_cost():
+    cost = {name: build(m.branches(16), m.granularities, 16, m.grid).evaluations(12) for name, m in METHODS.items()}
+    assert cost == {"g2rpo": 1700, "g2rpo_no_mgai": 1112, "dance_grpo": 1 + 15 * 12}
+
+
+@pytest.mark.parametrize("grid", ["released", "paper"])
+@pytest.mark.parametrize("branches", [[(k,) for k in range(6)], [(0, 1, 2, 3)], [(2, 4)], [tuple(range(9))]])
+def test_nothing_is_evaluated_twice_and_nothing_is_missing(branches, grid):
+    """The nodes are exactly the different histories that following every branch and tail by itself visits."""
+    steps, granularities = 10, (1, 2, 3)
+    histories = set()
+    for noisy in branches:
+        prefix = []
+        for step in range(noisy[-1] + 1):
+            prefix.append((step, None if step == 0 or step - 1 not in noisy else (noisy, step - 1)))
+            histories.add(tuple(prefix))
+        for granularity in granularities:
+            path = list(prefix)
+            for place, step in enumerate(tail(steps, noisy[-1], granularity, grid)):
+                path.append((step, (noisy, noisy[-1]) if place == 0 else None))
+                histories.add(tuple(path))
+    tree = build(branches, granularities, steps, grid)
+    assert len(tree.nodes) == len(histories)
+    assert len(tree.decisions) == sum(map(len, branches))
+    for index, node in enumerate(tree.nodes):
+        assert node.parent is None or (node.parent < index and tree.nodes[node.parent].step < node.step)
+
+
+def test_coinciding_tails_share_their_leaf():
+    tree = build([(7,)], (4, 5, 9), 10)  # released: all three evaluate step 8 alone
+    assert len(set(tree.leaves[0])) == 1
+
+
+def test_a_noisy_last_step_is_refused():
+    with pytest.raises(ValueError, match="noisy_step"):
+        build([(9,)], (1,), 10)
