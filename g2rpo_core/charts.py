@@ -7,14 +7,16 @@ import matplotlib
 import pandas as pd
 
 matplotlib.use("svg")
-import matplotlib.pyplot as plt  # noqa: E402
+import matplotlib.pyplot as plt
 
 INK = "#808590"  # readable on light and on dark
 COLORS = ("#3b7dd8", "#d9822b", "#3d9970", "#a05fc0", "#c04f5f", "#6b7785")  # one a method
 STYLES = ("-", "--", ":", "-.")  # one a seed
 
 
-def curves(runs: dict[tuple[str, int], pd.DataFrame], columns: dict[str, str], axes: dict[str, str], labels: dict[str, str]) -> str:
+def curves(
+    runs: dict[tuple[str, int], pd.DataFrame], columns: dict[str, str], axes: dict[str, str], labels: dict[str, str]
+) -> str:
     """Lines of every run, a row of panels for each column and a panel in it for each axis.
 
     runs: (method, seed) -> records; columns: column -> title; axes: column -> label of the x axis; labels: of methods.
@@ -30,7 +32,10 @@ def curves(runs: dict[tuple[str, int], pd.DataFrame], columns: dict[str, str], a
         for row, (column, title) in zip(panels, columns.items()):
             for panel, (axis, label) in zip(row, axes.items()):
                 for (method, seed), records in runs.items():
-                    style = {"color": COLORS[methods.index(method) % len(COLORS)], "linestyle": STYLES[seeds.index(seed) % len(STYLES)]}
+                    style = {
+                        "color": COLORS[methods.index(method) % len(COLORS)],
+                        "linestyle": STYLES[seeds.index(seed) % len(STYLES)],
+                    }
                     panel.plot(records[axis], records[column], label=f"{labels[method]}, seed {seed}", linewidth=1.6, **style)
                 panel.set_title(title, loc="left", fontsize=9)
                 panel.set_xlabel(label)

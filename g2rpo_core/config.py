@@ -101,7 +101,9 @@ class TrainingSettings(Settings):
     group_size: int = Field(ge=2)
     rewards: dict[str, float] = Field(min_length=1, description="name: weight of its advantage")
     learning_rate: Rate
-    schedule: Literal["constant", "linear"] = Field(description="of the learning rate: the paper's is constant; linear falls to 0")
+    schedule: Literal["constant", "linear"] = Field(
+        description="of the learning rate: the paper's is constant; linear falls to 0"
+    )
     weight_decay: float = Field(ge=0)
     max_grad_norm: Rate
     clip_range: Rate
@@ -146,12 +148,14 @@ class Profile(Settings):
                     f"methods.{name}: noisy step {noisy[-1]} needs sampling.steps of at least {noisy[-1] + 2}, as the last step is "
                     f"deterministic (got {self.sampling.steps})"
                 )
-        for section in ("training", "evaluation"):
-            monitored = self.training.monitor.rewards if section == "training" else ()
-            for reward in (*getattr(self, section).rewards, *monitored):
+        for section, rewards, source in (
+            ("training", self.training.rewards, self.prompts.train),
+            ("training.monitor", self.training.monitor.rewards, self.prompts.test),
+            ("evaluation", self.evaluation.rewards, self.prompts.test),
+        ):
+            for reward in rewards:
                 if reward not in REWARDS:
                     raise ValueError(f"{section}.rewards: unknown reward {reward!r}; allowed are {', '.join(REWARDS)}")
-                source = {"training": self.prompts.train, "evaluation": self.prompts.test}[section]
                 if reward == "verifier" and source != "shapes":
                     raise ValueError(f"{section}.rewards: the verifier knows captions of the shape world alone, not {source}")
         return self

@@ -42,7 +42,9 @@ def check_lengths(prompts: Sequence[Prompt], tokenizer, limit: int) -> None:
 
 
 @torch.no_grad()
-def encode(pipeline: FluxPipeline, prompts: Sequence[Prompt], max_length: int, batch: int) -> Iterator[tuple[Prompt, Conditioning]]:
+def encode(
+    pipeline: FluxPipeline, prompts: Sequence[Prompt], max_length: int, batch: int
+) -> Iterator[tuple[Prompt, Conditioning]]:
     """Each prompt with its context [S, D] and pooled [E], by the pipeline's own `encode_prompt`."""
     for start in range(0, len(prompts), batch):
         part = prompts[start : start + batch]
@@ -52,8 +54,8 @@ def encode(pipeline: FluxPipeline, prompts: Sequence[Prompt], max_length: int, b
 
 
 def write(folder: Path, encoded: Iterator[tuple[Prompt, Conditioning]], dtype: str, shard_rows: int) -> int:
-    """Writes part-00000.parquet, ... with `shard_rows` prompts each; the number of prompts written."""
-    folder.mkdir(parents=True)
+    """Writes part-00000.parquet, ... with `shard_rows` prompts each into an empty or new folder; the number of prompts written."""
+    folder.mkdir(parents=True, exist_ok=True)
     writer, count = None, 0
     rows: list[dict] = []
 

@@ -46,7 +46,9 @@ def score(rewards: Mapping[str, Reward], part: list[Prompt], images: torch.Tenso
     return pd.DataFrame(rows)
 
 
-def heldout_means(policy: Policy, prompts: EmbeddingStore, rewards: Mapping[str, Reward], count: int, sampling: SamplingSettings) -> dict[str, float]:
+def heldout_means(
+    policy: Policy, prompts: EmbeddingStore, rewards: Mapping[str, Reward], count: int, sampling: SamplingSettings
+) -> dict[str, float]:
     """`heldout_<reward>`: each reward's mean over the first `count` test prompts with noise that training never sees."""
     parts = pictures(policy, prompts, count, sampling.steps, sampling.shift, 0, sampling.max_batch)
     scores = torch.cat([score_all(rewards, images, [prompt.text for prompt in part]) for part, images in parts], 1)

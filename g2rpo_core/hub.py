@@ -44,13 +44,17 @@ def _download(name: str, model: HubModel) -> dict:
         raise UserError(f"{what} does not exist, or is private and HF_TOKEN has no right to it") from None
     except (LocalEntryNotFoundError, OfflineModeIsEnabled, HfHubHTTPError, OSError) as error:
         reason = str(error).splitlines()[0]
-        raise UserError(f"{what} is not in the cache and could not be downloaded ({reason}); connect and run again, or use profile tiny") from None
+        raise UserError(
+            f"{what} is not in the cache and could not be downloaded ({reason}); connect and run again, or use profile tiny"
+        ) from None
     files = describe_files(folder)
     for file, expected in model.sha256.items():
         if file not in files:
             raise UserError(f"{what} has no file {file} at revision {model.revision}")
         if files[file]["sha256"] != expected:
-            raise UserError(f"{what}: {folder / file} has SHA-256 {files[file]['sha256']}, not {expected}: delete it and run again")
+            raise UserError(
+                f"{what}: {folder / file} has SHA-256 {files[file]['sha256']}, not {expected}: delete it and run again"
+            )
     entry = {"repo": model.repo, "revision": model.revision, "files": files}
     return entry | ({"architecture": model.architecture} if model.architecture else {})
 
@@ -62,4 +66,6 @@ def _check_disk(what: str, files: list) -> None:
     existing = next(folder for folder in [Path(constants.HF_HUB_CACHE), *Path(constants.HF_HUB_CACHE).parents] if folder.exists())
     free = shutil.disk_usage(existing).free
     if needed > free:
-        raise UserError(f"{what} needs {needed / 1e9:.1f} GB, {existing} has {free / 1e9:.1f} GB free: make room or set HF_HOME elsewhere")
+        raise UserError(
+            f"{what} needs {needed / 1e9:.1f} GB, {existing} has {free / 1e9:.1f} GB free: make room or set HF_HOME elsewhere"
+        )

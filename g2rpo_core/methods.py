@@ -22,8 +22,12 @@ class Method(Settings):
     eta: float = Field(gt=0, description="noise level of the stochastic transition")
     granularities: tuple[int, ...] = Field((1,), min_length=1, description="Lambda: step sizes of the tails")
     grid: Grid = Field("released", description="which steps a tail evaluates, see schedule.tail")
-    trained_share: float = Field(1.0, gt=0, le=1, description="share of the noisy steps, drawn anew each iteration, that is trained")
-    updates: Literal["iteration", "step"] = Field("iteration", description="one optimizer step per iteration, or one per noisy step")
+    trained_share: float = Field(
+        1.0, gt=0, le=1, description="share of the noisy steps, drawn anew each iteration, that is trained"
+    )
+    updates: Literal["iteration", "step"] = Field(
+        "iteration", description="one optimizer step per iteration, or one per noisy step"
+    )
 
     @field_validator("noisy_steps", "granularities")
     @classmethod

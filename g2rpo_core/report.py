@@ -57,7 +57,7 @@ def main_table(results: pd.DataFrame, rewards: list[str]) -> list[Row]:
 
 def trained_reward_difference(results: pd.DataFrame, method: str, seed: int, weights: dict[str, float]) -> Difference:
     """The run's weighted sum of training rewards against the base's, paired by prompt: what the training maximized."""
-    total = lambda method, seed: sum(weight * by_prompt(results, method, seed, name) for name, weight in weights.items())  # noqa: E731
+    total = lambda method, seed: sum(weight * by_prompt(results, method, seed, name) for name, weight in weights.items())
     treated = total(method, seed)
     return paired_difference(treated.to_numpy(), total(BASE, 0).reindex(treated.index).to_numpy(), f"{method}/{seed}/trained")
 

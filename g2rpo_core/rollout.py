@@ -104,7 +104,9 @@ def sample(velocity: Velocity, initial: torch.Tensor, sigmas: torch.Tensor, max_
     return latents
 
 
-def evaluate(velocity: Velocity, latents: torch.Tensor, sigma: torch.Tensor, prompt: torch.Tensor, max_batch: int) -> torch.Tensor:
+def evaluate(
+    velocity: Velocity, latents: torch.Tensor, sigma: torch.Tensor, prompt: torch.Tensor, max_batch: int
+) -> torch.Tensor:
     """The velocity of latents [N, ...] at one sigma, in calls of equal size that is at most `max_batch`."""
     sigma = sigma.to(latents.device).expand(len(latents))
     calls = -(-len(latents) // max_batch)

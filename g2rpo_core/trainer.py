@@ -3,7 +3,7 @@
 import math
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -75,7 +75,10 @@ def train(
         chosen = method.trained(len(sampled.taken), random.Random(seed_of("trained", seed, iteration)))
         taken = [sampled.taken[index] for index in chosen]
         updates = [taken] if method.updates == "iteration" else [[one] for one in taken]
-        steps = [_update(velocity, policy, method, sigmas, optimizer, update, advantages, sampling.max_batch, training) for update in updates]
+        steps = [
+            _update(velocity, policy, method, sigmas, optimizer, update, advantages, sampling.max_batch, training)
+            for update in updates
+        ]
         evaluations += sampled.evaluations
         trained += sum(step["states"] for step in steps)
         yield {

@@ -2,7 +2,6 @@
 
 from g2rpo_core.config import load_profile, load_run, profile_path
 from g2rpo_core.embeddings import check_lengths
-from g2rpo_core.prompts import shape_prompts
 from stages.common import stage
 from stages.prompts import chosen_prompts
 

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import shutil
 import sys
 from argparse import ArgumentParser
 from collections.abc import Callable
@@ -52,6 +53,13 @@ def stage(main: Callable[[], None]) -> Callable[[], None]:
             sys.exit(f"error: {error}")
 
     return run
+
+
+def fresh(folder: Path) -> Path:
+    """`folder`, new and empty: what an earlier run by hand left is removed, as DVC removes outputs before a run."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    return folder
 
 
 def write_json(path: Path, data: object) -> None:

@@ -12,7 +12,7 @@ from g2rpo_core.embeddings import DTYPES, EmbeddingStore
 from g2rpo_core.evaluation import pictures, score
 from g2rpo_core.model_store import ModelStore
 from g2rpo_core.policy import Policy
-from stages.common import BASE, REPORTS, arguments, made_by, run_name, sections, stage, write_json
+from stages.common import BASE, REPORTS, arguments, fresh, made_by, run_name, sections, stage, write_json
 
 SECTIONS = ("evaluation", "sampling")
 
@@ -33,17 +33,24 @@ def main() -> None:
     )  # fmt: skip
     store = EmbeddingStore(Path("embeddings", args.profile, "test"))
     scorers = rewards.load(evaluation.rewards, models, device)
-    out = Path("evaluations", args.profile, name)
-    (out / "pictures").mkdir(parents=True)
+    out = fresh(Path("evaluations", args.profile, name))
+    (out / "pictures").mkdir()
     tables = []
     with tqdm(total=len(store), desc=f"evaluate {name}", unit="picture", mininterval=2) as bar:
-        for prompts, images in pictures(policy, store, len(store), evaluation.steps, sampling.shift, evaluation.seed, evaluation.batch):
+        for prompts, images in pictures(
+            policy, store, len(store), evaluation.steps, sampling.shift, evaluation.seed, evaluation.batch
+        ):
             for prompt, image in zip(prompts, images):
                 save_image(image, out / "pictures" / f"{prompt.id}.png")
             tables.append(score(scorers, prompts, images))
             bar.update(len(prompts))
     table = pd.concat(tables, ignore_index=True)
-    for column, value in (("steps", evaluation.steps), ("checkpoint", "final"), ("seed", int(args.seed)), ("method", args.method)):
+    for column, value in (
+        ("steps", evaluation.steps),
+        ("checkpoint", "final"),
+        ("seed", int(args.seed)),
+        ("method", args.method),
+    ):
         table.insert(0, column, value)
     table.to_parquet(out / "results.parquet", index=False)
     means = table.groupby("reward", sort=False).score.mean()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from g2rpo_core.model_store import write_lock
 from stages import HUB_OFFLINE_BY_USER
-from stages.common import REPORTS, arguments, sections, stage, write_json
+from stages.common import REPORTS, arguments, fresh, sections, stage, write_json
 
 SECTIONS = ("models",)
 
@@ -14,7 +14,7 @@ SECTIONS = ("models",)
 def main() -> None:
     args = arguments(__doc__, "profile")
     settings = sections(args.profile, *SECTIONS).models
-    root = Path("models", args.profile)
+    root = fresh(Path("models", args.profile))
     if settings.source == "shapes":
         from g2rpo_core.shapes.build import build_models
 

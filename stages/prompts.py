@@ -1,11 +1,10 @@
 """Stage `prompts`: the training and test prompts of a run, as Parquet."""
 
-import json
 from pathlib import Path
 
 from g2rpo_core.config import PromptSettings
 from g2rpo_core.prompts import Prompt, choose, read_prompts, shape_prompts, write_prompts
-from stages.common import arguments, sections, stage, write_json
+from stages.common import arguments, sections, stage
 
 SECTIONS = ("prompts",)
 

@@ -40,7 +40,10 @@ def main() -> None:
     runs = [(method, seed) for method in run.methods for seed in run.seeds]
     context = build_context(args.profile, settings, runs)
     environment = Environment(
-        loader=FileSystemLoader(REPORTS), autoescape=select_autoescape(["html.j2"]), undefined=StrictUndefined, keep_trailing_newline=True
+        loader=FileSystemLoader(REPORTS),
+        autoescape=select_autoescape(["html.j2"]),
+        undefined=StrictUndefined,
+        keep_trailing_newline=True,
     )
     for name in ("report.html", "report.md"):
         template = environment.get_template(f"template.{name.removeprefix('report.')}.j2")
@@ -95,7 +98,9 @@ def build_context(profile: str, settings: SimpleNamespace, runs: list[tuple[str,
         "prompts": results.prompt_id.nunique(),
         "steps": settings.evaluation.steps,
         "domain": "In-domain rewards are those that the training maximizes; the others it never sees.",
-        "rewards": [SimpleNamespace(label=LABELS[name], domain="in-domain" if name in trained_on else "held out") for name in rewards],
+        "rewards": [
+            SimpleNamespace(label=LABELS[name], domain="in-domain" if name in trained_on else "held out") for name in rewards
+        ],
         "rows": rows,
         "pairs": pairs,
         "costs": costs,
@@ -127,7 +132,9 @@ def summary(rows: list[SimpleNamespace], trained_on: dict[str, float]) -> list[s
         gains = [row.trained for row in rows if row.label == label]
         parts = ", ".join(f"{gain.mean:+.3f} ({gain.standard_errors:+.1f} standard errors)" for gain in gains)
         agree = all(gain.low > 0 for gain in gains)
-        sentences.append(f"{label} changes the sum of the rewards it is trained on by {parts}, seed by seed: {'more' if agree else 'not more'} than chance with every seed.")
+        sentences.append(
+            f"{label} changes the sum of the rewards it is trained on by {parts}, seed by seed: {'more' if agree else 'not more'} than chance with every seed."
+        )
     return [f"Trained on {' + '.join(LABELS[name] for name in trained_on)}.", *sentences]
 
 
@@ -138,13 +145,16 @@ def picture_grid(profile: str, evaluated: dict[tuple[str, int], Path], settings:
     columns = {}
     for (method, seed), folder in evaluated.items():
         columns.setdefault(method, (seed, folder))
-    encode = lambda path: base64.b64encode(path.read_bytes()).decode()  # noqa: E731
+    encode = lambda path: base64.b64encode(path.read_bytes()).decode()
     return {
         "chosen": f"{len(chosen)} prompts drawn at random from the test set, not selected; first seed of every method.",
         "pixelated": settings.evaluation.height < 128,
         "picture_columns": [METHOD_LABELS[method] for method in columns],
         "picture_rows": [
-            {"prompt": prompt.text, "sources": [encode(folder / "pictures" / f"{prompt.id}.png") for _, folder in columns.values()]}
+            {
+                "prompt": prompt.text,
+                "sources": [encode(folder / "pictures" / f"{prompt.id}.png") for _, folder in columns.values()],
+            }
             for prompt in chosen
         ],
     }
@@ -175,16 +185,22 @@ def shown(value: object) -> str:
 def model_lines() -> list[tuple[str, str]]:
     """What the stage `models` measured of each model."""
     quality = json.loads(made_by("models", REPORTS / "metrics" / "models.json").read_text())
-    meaning = {"attribute": "right caption against one wrong attribute (chance 0.5)", "degraded": "clean against degraded picture (chance 0.5)"}
+    meaning = {
+        "attribute": "right caption against one wrong attribute (chance 0.5)",
+        "degraded": "clean against degraded picture (chance 0.5)",
+    }
     return [
-        (name, "; ".join(f"{meaning.get(key, key)} {value:,.4g}" for key, value in values.items())) for name, values in quality.items()
+        (name, "; ".join(f"{meaning.get(key, key)} {value:,.4g}" for key, value in values.items()))
+        for name, values in quality.items()
     ]
 
 
 def provenance(profile: str, runs: list[tuple[str, int]], settings: SimpleNamespace) -> list[tuple[str, str]]:
     """Commit, versions, machine, seeds, and the hashes that dvc.lock has of every stage's outputs."""
-    git = lambda *words: subprocess.run(["git", *words], capture_output=True, text=True).stdout.strip()  # noqa: E731
-    changed = git("status", "--porcelain", "--untracked-files=no", "--", "g2rpo_core", "stages", "profiles", "params.yaml", "dvc.yaml")
+    git = lambda *words: subprocess.run(["git", *words], capture_output=True, text=True).stdout.strip()
+    changed = git(
+        "status", "--porcelain", "--untracked-files=no", "--", "g2rpo_core", "stages", "profiles", "params.yaml", "dvc.yaml"
+    )
     lines = [
         ("commit", (git("rev-parse", "HEAD") or "not a git checkout") + (" with uncommitted changes" if changed else "")),
         ("versions", ", ".join([f"Python {platform.python_version()}", *(f"{name} {version(name)}" for name in PACKAGES)])),

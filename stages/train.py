@@ -44,7 +44,8 @@ def main() -> None:
             record |= heldout()
         records.append(record)
         bar.set_postfix(
-            {name: f"{record[f'reward_{name}']:.3f}" for name in trained} | {"evaluations/s": round(record["evaluations"] / record["seconds"])}
+            {name: f"{record[f'reward_{name}']:.3f}" for name in trained}
+            | {"evaluations/s": round(record["evaluations"] / record["seconds"])}
         )
         bar.update()
     bar.close()

@@ -4,13 +4,13 @@ import os
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
-from pathlib import Path  # noqa: E402
+from pathlib import Path
 
-import pytest  # noqa: E402
-import torch  # noqa: E402
+import pytest
+import torch
 
-from g2rpo_core.config import FitSettings, ShapesModels, load_profile  # noqa: E402
-from g2rpo_core.model_store import write_lock  # noqa: E402
+from g2rpo_core.config import FitSettings, ShapesModels, load_profile
+from g2rpo_core.model_store import write_lock
 
 ROOT = Path(__file__).parents[1]
 
@@ -21,7 +21,9 @@ def models(tmp_path_factory) -> Path:
 
     how = FitSettings(steps=3, batch=8, learning_rate=1e-3)
     folder = tmp_path_factory.mktemp("models")
-    entries, _ = build_models(folder, ShapesModels(source="shapes", seed=0, pictures=64, vae=how, flux=how, clip_score=how, hps=how))
+    entries, _ = build_models(
+        folder, ShapesModels(source="shapes", seed=0, pictures=64, vae=how, flux=how, clip_score=how, hps=how)
+    )
     write_lock(folder, entries)
     return folder
 

@@ -22,14 +22,38 @@ def test_every_profile_of_the_project_is_valid(path):
         ("group_size: 12", "group_size: 1", "training.group_size: Input should be greater than or equal to 2 (got '1')"),
         ("group_size: 12", "group_size: twelve", "training.group_size: Input should be a valid integer (got 'twelve')"),
         ("group_size: 12", "group_size: '12'", "training.group_size: Input should be a valid integer (got '12')"),
-        ("steps: 16\n  shift", "steps: 8\n  shift", "methods.g2rpo: noisy step 7 needs sampling.steps of at least 9"),
-        ("g2rpo: {}", "g2rpo: {settings: {granularities: [0, 1]}}", "methods.g2rpo.settings.granularities: must be at least 1 each"),
-        ("g2rpo: {}", "g2rpo: {settings: {noisy_steps: [3, 1]}}", "must be different numbers in rising order"),
-        ("g2rpo: {}", "g2rpo: {settings: {sde: wave}}", "methods.g2rpo.settings.sde: Input should be 'flow' or 'dance' (got 'wave')"),
-        ("g2rpo: {}", "g2rpo: {settings: {etta: 1}}", "methods.g2rpo.settings.etta: unknown key; allowed are branching, "),
-        ("g2rpo: {}", "g2rpo: {training: {learning_rate: -1.0}}", "methods.g2rpo.training.learning_rate: Input should be greater than 0"),
-        ("g2rpo: {}", "grpo: {}", "methods: unknown method 'grpo'; allowed are g2rpo, "),
-        ("rewards: {hps: 1.0", "rewards: {hsp: 1.0", "training.rewards: unknown reward 'hsp'; allowed are hps, clip_score, verifier"),
+        ("steps: 10\n  shift", "steps: 5\n  shift", "methods.g2rpo: noisy step 4 needs sampling.steps of at least 6"),
+        (
+            "g2rpo_no_mgai: {settings: {noisy_steps: [0, 1, 2, 3, 4]}}",
+            "g2rpo_no_mgai: {settings: {granularities: [0, 1]}}",
+            "methods.g2rpo_no_mgai.settings.granularities: must be at least 1 each",
+        ),
+        (
+            "g2rpo_no_mgai: {settings: {noisy_steps: [0, 1, 2, 3, 4]}}",
+            "g2rpo_no_mgai: {settings: {noisy_steps: [3, 1]}}",
+            "must be different numbers in rising order",
+        ),
+        (
+            "g2rpo_no_mgai: {settings: {noisy_steps: [0, 1, 2, 3, 4]}}",
+            "g2rpo_no_mgai: {settings: {sde: wave}}",
+            "methods.g2rpo_no_mgai.settings.sde: Input should be 'flow' or 'dance' (got 'wave')",
+        ),
+        (
+            "g2rpo_no_mgai: {settings: {noisy_steps: [0, 1, 2, 3, 4]}}",
+            "g2rpo_no_mgai: {settings: {etta: 1}}",
+            "methods.g2rpo_no_mgai.settings.etta: unknown key; allowed are branching, ",
+        ),
+        (
+            "g2rpo_no_mgai: {settings: {noisy_steps: [0, 1, 2, 3, 4]}}",
+            "g2rpo_no_mgai: {training: {learning_rate: -1.0}}",
+            "methods.g2rpo_no_mgai.training.learning_rate: Input should be greater than 0",
+        ),
+        ("  dance_grpo:", "  grpo:", "methods: unknown method 'grpo'; allowed are g2rpo, "),
+        (
+            "rewards: {hps: 1.0",
+            "rewards: {hsp: 1.0",
+            "training.rewards: unknown reward 'hsp'; allowed are hps, clip_score, verifier",
+        ),
         ("source: shapes", "source: attic", "models: Input tag 'attic'"),
         ("dtype: float32", "dtype: float8", "embed.dtype: Input should be 'float32' or 'bfloat16' (got 'float8')"),
         ("  test: shapes", "  test: mine.txt", "the verifier knows captions of the shape world alone, not mine.txt"),
@@ -68,11 +92,16 @@ def test_params_are_checked_against_their_profile(tmp_path, monkeypatch):
 
 def test_departures_of_a_method_apply_to_it_alone(tmp_path):
     path = tmp_path / "mine.yaml"
-    path.write_text(TINY.replace("dance_grpo: {", "dance_grpo: {settings: {eta: 0.5}, training: {learning_rate: 1e-3}, ", 1).replace(", }", "}"))
-    if "dance_grpo: {}" not in TINY:
-        pytest.fail("this test edits `dance_grpo: {}`")
+    path.write_text(
+        TINY.replace(
+            "g2rpo_no_mgai: {settings: {noisy_steps: [0, 1, 2, 3, 4]}}",
+            "g2rpo_no_mgai: {settings: {noisy_steps: [3], eta: 0.5}, training: {learning_rate: 1.0e-3}}",
+        )
+    )
     profile = load_profile(path)
-    assert method_of(profile.methods, "dance_grpo") == METHODS["dance_grpo"].model_copy(update={"eta": 0.5})
-    assert method_of(profile.methods, "g2rpo") == METHODS["g2rpo"]
-    assert training_of(profile.training, profile.methods, "dance_grpo").learning_rate == 1e-3
+    assert method_of(profile.methods, "g2rpo_no_mgai") == METHODS["g2rpo_no_mgai"].model_copy(
+        update={"eta": 0.5, "noisy_steps": (3,)}
+    )
+    assert method_of(profile.methods, "g2rpo").eta == 0.7
+    assert training_of(profile.training, profile.methods, "g2rpo_no_mgai").learning_rate == 1e-3
     assert training_of(profile.training, profile.methods, "g2rpo") == profile.training

@@ -15,7 +15,9 @@ GOLDENS = Path(__file__).parent / "goldens"
 @pytest.mark.parametrize("sde", ["flow", "dance"])
 def test_transitions_are_the_published_ones(file, sde):
     golden = np.load(GOLDENS / f"{file}.npz")
-    latents, velocity, following, sigmas = (torch.from_numpy(golden[key]) for key in ("latents", "velocity", "next_latents", "sigmas"))
+    latents, velocity, following, sigmas = (
+        torch.from_numpy(golden[key]) for key in ("latents", "velocity", "next_latents", "sigmas")
+    )
     for step in range(len(sigmas) - 1):
         transition = SDES[sde](latents, velocity, sigmas, step, float(golden["eta"]))
         for name, ours in (

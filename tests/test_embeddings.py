@@ -25,8 +25,18 @@ def test_what_comes_back_is_what_the_pipeline_encodes(pipeline, tmp_path, dtype)
     for row, index in enumerate(order):
         with torch.no_grad():
             context, pooled, _ = pipeline.encode_prompt([prompts[index].text], None, max_sequence_length=16)
-        torch.testing.assert_close(stored.context[row], context[0].to(getattr(torch, dtype)).float(), rtol=1e-2 if dtype == "bfloat16" else 1e-5, atol=2e-2 if dtype == "bfloat16" else 1e-5)
-        torch.testing.assert_close(stored.pooled[row], pooled[0].float(), rtol=1e-2 if dtype == "bfloat16" else 1e-5, atol=2e-2 if dtype == "bfloat16" else 1e-5)
+        torch.testing.assert_close(
+            stored.context[row],
+            context[0].to(getattr(torch, dtype)).float(),
+            rtol=1e-2 if dtype == "bfloat16" else 1e-5,
+            atol=2e-2 if dtype == "bfloat16" else 1e-5,
+        )
+        torch.testing.assert_close(
+            stored.pooled[row],
+            pooled[0].float(),
+            rtol=1e-2 if dtype == "bfloat16" else 1e-5,
+            atol=2e-2 if dtype == "bfloat16" else 1e-5,
+        )
     pipeline.to(torch.float32)
 
 
@@ -47,7 +57,12 @@ def test_files_are_laid_out_for_random_access(pipeline, tmp_path):
     metadata = pq.ParquetFile(files[0]).metadata
     assert [metadata.row_group(n).num_rows for n in range(metadata.num_row_groups)] == [4, 4]
     column = metadata.row_group(0).column(3)
-    assert (column.path_in_schema, column.compression, column.statistics, column.has_dictionary_page) == ("context", "UNCOMPRESSED", None, False)
+    assert (column.path_in_schema, column.compression, column.statistics, column.has_dictionary_page) == (
+        "context",
+        "UNCOMPRESSED",
+        None,
+        False,
+    )
 
 
 def test_padding_is_kept(pipeline, tmp_path):

@@ -16,7 +16,14 @@ def test_pictures_are_those_of_plain_diffusers(models, policy, embeddings, tmp_p
     initial = policy.noise(torch.Generator().manual_seed(5), 3)
     texts = [prompt.text for prompt in embeddings.prompts[:3]]
     theirs = pipeline(
-        texts, height=32, width=32, num_inference_steps=8, guidance_scale=3.5, max_sequence_length=16, latents=initial, output_type="pt"
+        texts,
+        height=32,
+        width=32,
+        num_inference_steps=8,
+        guidance_scale=3.5,
+        max_sequence_length=16,
+        latents=initial,
+        output_type="pt",
     ).images
     velocity = policy.velocity(embeddings.conditioning(range(3)))
     ours = policy.decode(sample(velocity, initial, shifted_sigmas(8, 3.0), 2), max_batch=2)

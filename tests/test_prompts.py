@@ -66,7 +66,10 @@ def test_training_and_test_captions_are_different_ones():
 
 
 def test_every_epoch_visits_every_prompt_once_in_an_order_of_its_own():
-    epochs = [[index for iteration in range(5 * epoch, 5 * epoch + 5) for index in visits(iteration, 2, 10, seed=3)] for epoch in range(3)]
+    epochs = [
+        [index for iteration in range(5 * epoch, 5 * epoch + 5) for index in visits(iteration, 2, 10, seed=3)]
+        for epoch in range(3)
+    ]
     assert all(sorted(epoch) == list(range(10)) for epoch in epochs)
     assert epochs[0] != epochs[1] != epochs[2]
     assert visits(7, 2, 10, seed=3) == epochs[1][4:6]

@@ -124,5 +124,7 @@ def test_members_of_a_group_share_their_state_and_differ_after_it():
 
 def test_sampling_solves_the_ode():
     target = torch.randn(3, 4, 2)
-    straight = sample(lambda x, sigma, prompt: (x - target[prompt]) / sigma[:, None, None], torch.randn(3, 4, 2), shifted_sigmas(8, 3.0), 2)
+    straight = sample(
+        lambda x, sigma, prompt: (x - target[prompt]) / sigma[:, None, None], torch.randn(3, 4, 2), shifted_sigmas(8, 3.0), 2
+    )
     torch.testing.assert_close(straight, target, rtol=1e-4, atol=1e-4)

@@ -56,10 +56,24 @@ def test_the_first_update_alone_may_leave_ratio_one_when_stepping_per_noisy_step
 def test_gradient_does_not_depend_on_the_batch_size(policy, embeddings, settings, name, monkeypatch):
     sampling, training = settings
     gradients = []
-    monkeypatch.setattr(torch.optim.AdamW, "step", lambda self: gradients.append([p.grad.clone() for p in policy.transformer.parameters() if p.grad is not None]))
+    monkeypatch.setattr(
+        torch.optim.AdamW,
+        "step",
+        lambda self: gradients.append([p.grad.clone() for p in policy.transformer.parameters() if p.grad is not None]),
+    )
     training = training.model_copy(update={"iterations": 1, "max_grad_norm": 1e9})
     for max_batch in (2, 64):
-        list(train(policy, small(name), sampling.model_copy(update={"max_batch": max_batch}), training, embeddings, {"redness": redness}, seed=0))
+        list(
+            train(
+                policy,
+                small(name),
+                sampling.model_copy(update={"max_batch": max_batch}),
+                training,
+                embeddings,
+                {"redness": redness},
+                seed=0,
+            )
+        )
     small_batches, one_batch = gradients
     scale = max(g.abs().max() for g in one_batch)
     for a, b in zip(small_batches, one_batch):
@@ -80,11 +94,23 @@ def test_gradient_is_that_of_the_written_objective(policy, embeddings, settings)
         k = taken.decision.step
         v = velocity(taken.latents[prompt], sigmas[k : k + 1], torch.tensor([prompt]))
         transition = trainer.SDES["flow"](taken.latents[prompt], v, sigmas, k, method.eta)
-        terms.append(-advantages[prompt, taken.decision.branch, member] * transition.log_prob(taken.next_latents[prompt, member][None]))
+        terms.append(
+            -advantages[prompt, taken.decision.branch, member] * transition.log_prob(taken.next_latents[prompt, member][None])
+        )
     expected = torch.autograd.grad(torch.cat(terms).mean(), parameters, allow_unused=True)
 
     frozen = torch.optim.SGD(parameters, lr=0.0)
-    trainer._update(velocity, policy, method, sigmas, frozen, sampled.taken, advantages, 64, settings[1].model_copy(update={"max_grad_norm": 1e9}))
+    trainer._update(
+        velocity,
+        policy,
+        method,
+        sigmas,
+        frozen,
+        sampled.taken,
+        advantages,
+        64,
+        settings[1].model_copy(update={"max_grad_norm": 1e9}),
+    )
     for parameter, gradient in zip(parameters, expected):
         if gradient is not None:
             torch.testing.assert_close(parameter.grad, gradient, rtol=1e-3, atol=1e-6)
@@ -110,7 +136,7 @@ def test_training_raises_a_reward_on_noise_and_prompts_it_never_saw(policy, embe
 
     seen = Subset(embeddings, 12)
     before = heldout()
-    training = training.model_copy(update={"iterations": 12, "learning_rate": 1e-3, "prompts_per_iteration": 1, "group_size": 8})
+    training = training.model_copy(update={"iterations": 30, "learning_rate": 1e-3, "prompts_per_iteration": 1, "group_size": 8})
     list(train(policy, small(name), sampling, training, seen, {"redness": redness}, seed=0))
     assert paired_difference(heldout(), before).standard_errors > 4
 

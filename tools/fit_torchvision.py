@@ -30,7 +30,6 @@ class _DeclareOperators(importlib.abc.MetaPathFinder):
                 self.library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
                 self.library.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
                 sys._torchvision_without_cuda = self  # the operators live as long as the library object
-        return None
 
 
 def main() -> None:

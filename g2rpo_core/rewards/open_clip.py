@@ -20,8 +20,15 @@ class CosineScore:
     with black, as hpsv2 does. Texts are encoded once and kept.
     """
 
-    def __init__(self, model: torch.nn.Module, tokenize, resize: str, mean: Sequence[float], std: Sequence[float], device: torch.device):
-        self.model, self.tokenize, self.resize, self.device = model.eval().requires_grad_(False).to(device), tokenize, resize, device
+    def __init__(
+        self, model: torch.nn.Module, tokenize, resize: str, mean: Sequence[float], std: Sequence[float], device: torch.device
+    ):
+        self.model, self.tokenize, self.resize, self.device = (
+            model.eval().requires_grad_(False).to(device),
+            tokenize,
+            resize,
+            device,
+        )
         self.size = model.visual.image_size[0]
         self.mean, self.std = list(mean), list(std)
         self._texts: dict[str, torch.Tensor] = {}

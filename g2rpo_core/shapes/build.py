@@ -18,7 +18,6 @@ from .scenes import sample
 
 def build_models(root: Path, settings: ShapesModels) -> tuple[dict, dict]:
     """Writes pipeline/, clip_score/ and hps/ below `root`; their lock entries, and what the training reached."""
-    root.mkdir(parents=True, exist_ok=True)
     with ProcessPoolExecutor(2, mp_context=get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,)) as pool:
         tasks = [pool.submit(work, root, settings) for work in (_pipeline, _scorers)]
         quality = {name: value for task in tasks for name, value in task.result().items()}
@@ -43,7 +42,10 @@ def _scorers(root: Path, settings: ShapesModels) -> dict:
     from .scorers import save_clip_score, save_hps, scorer_quality, train_clip
 
     quality = {}
-    for name, how, save, load in (("clip_score", settings.clip_score, save_clip_score, clip_score), ("hps", settings.hps, save_hps, hps)):
+    for name, how, save, load in (
+        ("clip_score", settings.clip_score, save_clip_score, clip_score),
+        ("hps", settings.hps, save_hps, hps),
+    ):
         model, quality[name] = train_clip(how, seed_of(name, settings.seed) % 2**32, preferences=name == "hps")
         save(model, root / name)
         quality[name] |= scorer_quality(load(root / name, torch.device("cpu")))

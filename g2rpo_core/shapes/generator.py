@@ -76,7 +76,9 @@ def encode(vae: AutoencoderKL, pictures: torch.Tensor) -> torch.Tensor:
     return torch.cat([vae.encode(batch).latent_dist.mean for batch in pictures.split(256)])
 
 
-def train_flux(vae: AutoencoderKL, scenes: list[Scene], pictures: torch.Tensor, how: FitSettings, seed: int) -> tuple[FluxPipeline, dict]:
+def train_flux(
+    vae: AutoencoderKL, scenes: list[Scene], pictures: torch.Tensor, how: FitSettings, seed: int
+) -> tuple[FluxPipeline, dict]:
     """FLUX transformer, CLIP and T5 encoders trained together by flow matching, as an averaged pipeline.
 
     scenes, pictures [N, 3, 32, 32] in [-1, 1]: the training set. The noise level is uniform, shifted by 3 like sampling's.
@@ -91,7 +93,9 @@ def train_flux(vae: AutoencoderKL, scenes: list[Scene], pictures: torch.Tensor, 
             bos_token_id=clip_tokens.bos_token_id, eos_token_id=clip_tokens.eos_token_id,
         )
     )  # fmt: skip
-    t5 = T5EncoderModel(T5Config(vocab_size=len(t5_tokens), d_model=64, d_ff=128, d_kv=32, num_layers=2, num_heads=2, dropout_rate=0))
+    t5 = T5EncoderModel(
+        T5Config(vocab_size=len(t5_tokens), d_model=64, d_ff=128, d_kv=32, num_layers=2, num_heads=2, dropout_rate=0)
+    )
     transformer = FluxTransformer2DModel(
         in_channels=32, num_layers=2, num_single_layers=2, attention_head_dim=32, num_attention_heads=4,
         joint_attention_dim=64, pooled_projection_dim=64, guidance_embeds=True, axes_dims_rope=(8, 12, 12),

@@ -32,7 +32,9 @@ def attributes(images: torch.Tensor, prompts: list[str]) -> list[dict[str, bool]
     colours). An attribute of an object that is not recognised counts as not held.
     """
     if images.shape[1:] != (3, SIZE, SIZE) or len(images) != len(prompts):
-        raise ValueError(f"need one prompt per picture [N, 3, {SIZE}, {SIZE}], got {tuple(images.shape)} and {len(prompts)} prompts")
+        raise ValueError(
+            f"need one prompt per picture [N, 3, {SIZE}, {SIZE}], got {tuple(images.shape)} and {len(prompts)} prompts"
+        )
     scenes = [parse_caption(prompt) for prompt in prompts]
     labels = _nearest_color(images.float().cpu())  # [N, H, W], 0 is the background
     colors = list(COLORS)
@@ -82,6 +84,4 @@ def _best_stencils(masks: torch.Tensor) -> list[tuple[float, str, str, tuple[int
     union = masks.sum((1, 2))[:, None, None, None] + stencils.sum((1, 2))[None, :, None, None] - overlap
     iou, index = (overlap / union).flatten(1).max(1)
     kind, y, x = torch.unravel_index(index, overlap.shape[1:])
-    return [
-        (value, *_KINDS[k], (cx, cy)) for value, k, cx, cy in zip(iou.tolist(), kind.tolist(), x.tolist(), y.tolist())
-    ]
+    return [(value, *_KINDS[k], (cx, cy)) for value, k, cx, cy in zip(iou.tolist(), kind.tolist(), x.tolist(), y.tolist())]

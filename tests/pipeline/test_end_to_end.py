@@ -13,6 +13,8 @@ import pytest
 from diffusers import FluxPipeline
 from ruamel.yaml import YAML
 
+from g2rpo_core.tree import build
+
 from ..conftest import ROOT
 
 FIT = {"steps": 4, "batch": 8, "learning_rate": 1e-3}
@@ -43,12 +45,11 @@ def project(tmp_path_factory) -> Path:
     profile = yaml.load(folder / "profiles" / "tiny.yaml")
     profile["models"] |= {"pictures": 64, "vae": FIT, "flux": FIT, "clip_score": FIT, "hps": FIT}
     profile["prompts"] |= {"train": "mine.txt", "train_count": 5, "test_count": 6}
-    profile["sampling"]["steps"] = 10
     profile["training"] |= {"iterations": 2, "group_size": 2, "monitor": {"every": 1, "prompts": 3, "rewards": ["verifier"]}}
     profile["evaluation"] |= {"steps": 4}
     yaml.dump(profile, folder / "profiles" / "seconds.yaml")
     # another profile than tiny, a prompt file of the user's own, and text that would harm a page
-    (folder / "mine.txt").write_text("a red circle\na <b> & </td> cat\na blue cross\nein Hund\n\na square\n")
+    (folder / "mine.txt").write_text("a red circle\na <b> & red\na blue cross\nein Hund\n\na square\n")
     (folder / "params.yaml").write_text("profile: seconds\nmethods: [g2rpo]\nseeds: [7]\n")
     run(["git", "init", "--quiet"], folder)
     checked = run([sys.executable, "-m", "stages.check"], folder)
@@ -63,7 +64,9 @@ def test_every_stage_left_its_outputs_in_the_lock(project):
 
 
 def test_results_are_tidy_and_complete(project):
-    table = pd.concat(pd.read_parquet(project / "evaluations" / "seconds" / run / "results.parquet") for run in ("base-0", "g2rpo-7"))
+    table = pd.concat(
+        pd.read_parquet(project / "evaluations" / "seconds" / run / "results.parquet") for run in ("base-0", "g2rpo-7")
+    )
     assert list(table.columns) == ["method", "seed", "checkpoint", "steps", "prompt_id", "style", "reward", "score"]
     assert len(table) == 2 * 6 * 3 and table.score.notna().all()
     assert len(list((project / "evaluations" / "seconds" / "g2rpo-7" / "pictures").glob("*.png"))) == 6
@@ -72,14 +75,17 @@ def test_results_are_tidy_and_complete(project):
 def test_plain_diffusers_loads_the_pipeline_that_was_built(project):
     pipeline = FluxPipeline.from_pretrained(project / "models" / "seconds" / "pipeline")
     pipeline.set_progress_bar_config(disable=True)
-    image = pipeline("a large red circle at the left", height=32, width=32, num_inference_steps=2, max_sequence_length=16).images[0]
+    image = pipeline("a large red circle at the left", height=32, width=32, num_inference_steps=2, max_sequence_length=16).images[
+        0
+    ]
     assert image.size == (32, 32)
 
 
 def test_training_records_start_at_the_base_and_count_evaluations(project):
     records = pd.read_parquet(project / "runs" / "seconds" / "g2rpo-7" / "records.parquet")
     assert records.iteration.tolist() == [0, 1, 2]
-    assert records.evaluations.tolist() == [0, 502, 1004]  # 8 of the anchor, members 2 x (all tails of T = 10, shared starts once)
+    each = build([(k,) for k in range(5)], (1, 2, 3), 10).evaluations(group_size=2)
+    assert records.evaluations.tolist() == [0, each, 2 * each]
     assert records.ratio_drift.max() < 2e-5
     assert records.filter(like="heldout_").notna().all().all()
 
@@ -91,7 +97,14 @@ def test_the_report_is_one_file_with_everything_in_it(project):
     assert not re.findall(r'(?:src|href)="(?!data:|#)[^"]*"', page)
     assert "@import" not in page and "<script" not in page
     assert page.count("data:image/png;base64,") == 2 * 6
-    for word in ("HPS-v2.1", "CLIP Score", "Verifier (exact)", "transformer evaluations", "dvc.lock train@g2rpo-7", "learning_rate"):
+    for word in (
+        "HPS-v2.1",
+        "CLIP Score",
+        "Verifier (exact)",
+        "transformer evaluations",
+        "dvc.lock train@g2rpo-7",
+        "learning_rate",
+    ):
         assert word in page
     assert first in (project / "reports" / "report.md").read_text()
 
@@ -114,11 +127,16 @@ def test_a_changed_parameter_runs_what_reads_it_and_nothing_else(project):
     profile = project / "profiles" / "seconds.yaml"
     profile.write_text(profile.read_text().replace("seed: 1223627", "seed: 5"))
     status = dvc(project, "status")
-    assert {line.rstrip(":") for line in status.split("\n") if line and line[0] not in "\t "} == {"evaluate_base", "evaluate@g2rpo-7", "report"}
+    assert {line.rstrip(":") for line in status.split("\n") if line and line[0] not in "\t "} == {
+        "evaluate_base",
+        "evaluate@g2rpo-7",
+        "report",
+    }
 
 
 @pytest.mark.parametrize(
-    "prompts, message", [("\n\n", "mine.txt: holds no prompt"), ("a red circle " * 20, "tokens, over the profile's embed.max_sequence_length = 16")]
+    "prompts, message",
+    [("\n\n", "mine.txt: holds no prompt"), ("a red circle " * 20, "tokens, over the profile's embed.max_sequence_length = 16")],
 )
 def test_bad_prompts_end_before_any_work(project, prompts, message):
     original = (project / "mine.txt").read_text()

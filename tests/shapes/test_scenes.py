@@ -20,7 +20,9 @@ def test_captions_say_everything_about_a_scene():
         assert parse_caption(scene.caption) == scene
 
 
-@pytest.mark.parametrize("text", ["", "a cat", "a large red circle", "a large red circle at the left above", "two large red circles in the middle"])
+@pytest.mark.parametrize(
+    "text", ["", "a cat", "a large red circle", "a large red circle at the left above", "two large red circles in the middle"]
+)
 def test_other_texts_are_no_captions(text):
     with pytest.raises(ValueError, match="not a caption"):
         parse_caption(text)

@@ -6,7 +6,13 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("g2rpo_core", "stages")
 # Its values reach a stage as declared parameters alone, so a change of its code is no reason to run a stage again.
-NOT_FOLLOWED = {"g2rpo_core/config.py", "g2rpo_core/settings.py", "g2rpo_core/errors.py", "stages/common.py", "stages/__init__.py"}
+NOT_FOLLOWED = {
+    "g2rpo_core/config.py",
+    "g2rpo_core/settings.py",
+    "g2rpo_core/errors.py",
+    "stages/common.py",
+    "stages/__init__.py",
+}
 
 
 def module_file(name: str) -> Path | None:

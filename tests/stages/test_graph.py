@@ -41,7 +41,10 @@ def test_a_stage_sees_no_section_but_its_own(stage):
     [
         (["embed", "--profile", "tiny"], "the stage `prompts` makes it: dvc repro prompts"),
         (["train", "--profile", "tiny", "--method", "g2rpo", "--seed", "1"], "the stage `models` makes it: dvc repro models"),
-        (["evaluate", "--profile", "tiny", "--method", "g2rpo", "--seed", "1"], "the stage `train@g2rpo-1` makes it: dvc repro train@g2rpo-1"),
+        (
+            ["evaluate", "--profile", "tiny", "--method", "g2rpo", "--seed", "1"],
+            "the stage `train@g2rpo-1` makes it: dvc repro train@g2rpo-1",
+        ),
         (["report", "--profile", "tiny"], "the stage `evaluate` makes it: dvc repro evaluate"),
         (["models", "--profile", "tinny"], "profiles/tinny.yaml: no such profile; there are"),
     ],
@@ -49,7 +52,13 @@ def test_a_stage_sees_no_section_but_its_own(stage):
 def test_a_stage_without_its_inputs_says_which_stage_makes_them(command, message, tmp_path):
     for name in ("profiles", "params.yaml", "reports"):
         (tmp_path / name).symlink_to(ROOT / name)
-    done = subprocess.run([sys.executable, "-m", f"stages.{command[0]}", *command[1:]], cwd=tmp_path, capture_output=True, text=True, env=environment())
+    done = subprocess.run(
+        [sys.executable, "-m", f"stages.{command[0]}", *command[1:]],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env=environment(),
+    )
     assert done.returncode == 1
     assert message in done.stderr and done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
 
