@@ -78,4 +78,7 @@ def dance_sde(latents: torch.Tensor, velocity: torch.Tensor, sigmas: torch.Tenso
     return Transition(mean, eta * (-delta).sqrt(), x0)
 
 
+Stochastic = Callable[..., Transition]
+"""transition(latents [N, ...], velocity [N, ...], step=int or int64 [N]) -> Transition: an SDE with its levels and eta fixed."""
+
 SDES: dict[str, Callable[..., Transition]] = {"flow": flow_sde, "dance": dance_sde}

@@ -5,10 +5,13 @@ written down here, and nowhere else; one executor (`rollout`) runs any of them a
 """
 
 import random
+from functools import partial
 from typing import Literal
 
+import torch
 from pydantic import Field, field_validator
 
+from .dynamics import SDES, Stochastic
 from .schedule import Grid
 from .settings import Settings
 
@@ -58,6 +61,10 @@ class Method(Settings):
         """The noisy steps of every branch of the tree: one tuple a branch."""
         noisy = self.noisy(steps)
         return tuple((k,) for k in noisy) if self.branching == "each" else (noisy,)
+
+    def transition(self, sigmas: torch.Tensor) -> Stochastic:
+        """The method's stochastic step on the given noise levels."""
+        return partial(SDES[self.sde], sigmas=sigmas, eta=self.eta)
 
     def trained(self, decisions: int, rng: random.Random) -> list[int]:
         """Which of the `decisions` noisy steps of all branches are trained in this iteration; sorted indices."""

@@ -38,8 +38,8 @@ class Policy:
     @classmethod
     def load(cls, pipeline: Path, transformer: Path | None = None, **settings) -> "Policy":
         """From a FluxPipeline folder; `transformer` is a folder with trained weights that replace the base's."""
-        weights = FluxTransformer2DModel.from_pretrained(transformer or pipeline / "transformer", torch_dtype=torch.float32)
-        vae = AutoencoderKL.from_pretrained(pipeline / "vae", torch_dtype=torch.float32)
+        weights = FluxTransformer2DModel.from_pretrained(transformer or pipeline / "transformer", dtype=torch.float32)
+        vae = AutoencoderKL.from_pretrained(pipeline / "vae", dtype=torch.float32)
         return cls(weights, vae, **settings)
 
     def save(self, folder: Path) -> None:

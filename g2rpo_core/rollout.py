@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from .dynamics import SDES, ode
+from .dynamics import Stochastic, ode
 from .tree import Decision, Tree
 
 Velocity = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -41,15 +41,14 @@ def rollout(
     velocity: Velocity,
     tree: Tree,
     sigmas: torch.Tensor,
-    sde: str,
-    eta: float,
+    transition: Stochastic,
     initial: torch.Tensor,
     noises: Sequence[torch.Tensor],
     max_batch: int,
 ) -> Rollout:
     """Samples the group of every branch for P prompts.
 
-    sigmas: [T+1]; sde: key of `dynamics.SDES`; initial: x_T [P, ...], standard normal; noises: for every decision of the
+    sigmas: [T+1]; transition: of `Method.transition`; initial: x_T [P, ...], standard normal; noises: for every decision of the
     tree [P, G, ...], standard normal; max_batch: latents in one call of the model, at least 1.
 
     All nodes of one step index go through the model together, so the sequential depth is T whatever the tree.
@@ -85,10 +84,10 @@ def rollout(
                     continue
                 noise = noises[node.noise]
                 wide = (prompts, group_size, *shape)
-                transition = SDES[sde](x.expand(wide).flatten(0, 1), v.expand(wide).flatten(0, 1), sigmas, step, eta)
-                sampled = transition.sample(noise.flatten(0, 1))
+                noisy = transition(x.expand(wide).flatten(0, 1), v.expand(wide).flatten(0, 1), step=step)
+                sampled = noisy.sample(noise.flatten(0, 1))
                 states[child] = sampled.view(wide)
-                log_prob = transition.log_prob(sampled).view(prompts, group_size)
+                log_prob = noisy.log_prob(sampled).view(prompts, group_size)
                 taken[node.noise] = Taken(tree.decisions[node.noise], x, states[child], log_prob)
 
     finished = torch.stack([torch.stack([clean[leaf] for leaf in ends], 1) for ends in tree.leaves], 1)

@@ -71,7 +71,7 @@ def build(branches: Iterable[Sequence[int]], granularities: Sequence[int], steps
                 decisions.append(Decision(branch, step, node, target))
             node = target
         ends = []
-        for first, *rest in tails:
+        for _, *rest in tails:  # the first is `node` itself
             end = node
             for step in rest:
                 end = add(end, step)

@@ -22,7 +22,7 @@ def main() -> None:
         name: load_prompts(made_by("prompts", Path("prompts", args.profile, f"{name}.parquet"))) for name in ("train", "test")
     }
     folder = ModelStore(Path("models", args.profile)).folder("pipeline")
-    pipeline = FluxPipeline.from_pretrained(folder, transformer=None, vae=None, torch_dtype=DTYPES[settings.dtype])
+    pipeline = FluxPipeline.from_pretrained(folder, transformer=None, vae=None, dtype=DTYPES[settings.dtype])
     pipeline.to("cuda" if torch.cuda.is_available() else "cpu")
     for prompts in sets.values():
         check_lengths(prompts, pipeline.tokenizer_2, settings.max_sequence_length)

@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+from g2rpo_core.config import load_run
 from g2rpo_core.model_store import write_lock
 from stages import HUB_OFFLINE_BY_USER
 from stages.common import REPORTS, arguments, fresh, sections, stage, write_json
@@ -13,6 +14,7 @@ SECTIONS = ("models",)
 @stage
 def main() -> None:
     args = arguments(__doc__, "profile")
+    load_run()  # the first stage of all: a mistake in params.yaml ends here, before any work
     settings = sections(args.profile, *SECTIONS).models
     root = fresh(Path("models", args.profile))
     if settings.source == "shapes":

@@ -9,10 +9,11 @@ from tqdm import tqdm
 from g2rpo_core import rewards
 from g2rpo_core.config import method_of, training_of
 from g2rpo_core.embeddings import DTYPES, EmbeddingStore
+from g2rpo_core.errors import UserError
 from g2rpo_core.evaluation import heldout_means
 from g2rpo_core.model_store import ModelStore
 from g2rpo_core.policy import Policy
-from g2rpo_core.trainer import train
+from g2rpo_core.trainer import Trainer
 from stages.common import REPORTS, arguments, run_name, sections, stage, write_json
 
 SECTIONS = ("sampling", "training", "methods")
@@ -22,6 +23,8 @@ SECTIONS = ("sampling", "training", "methods")
 def main() -> None:
     args = arguments(__doc__, "profile", "method", "seed")
     settings = sections(args.profile, *SECTIONS)
+    if args.method not in settings.methods:
+        raise UserError(f"profiles/{args.profile}.yaml: methods: there is no {args.method!r}, only {', '.join(settings.methods)}")
     method, training = method_of(settings.methods, args.method), training_of(settings.training, settings.methods, args.method)
     sampling, monitor = settings.sampling, training.monitor
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -39,7 +42,7 @@ def main() -> None:
 
     records = [{"iteration": 0, "evaluations": 0, "trained": 0, "seconds": 0.0, **heldout()}]
     bar = tqdm(total=training.iterations, desc=run_name(args.method, args.seed), unit="iteration", mininterval=2)
-    for record in train(policy, method, sampling, training, stores["train"], trained, int(args.seed)):
+    for record in Trainer(policy, method, sampling, training, stores["train"], trained, int(args.seed)).run():
         if record["iteration"] % monitor.every == 0 or record["iteration"] == training.iterations:
             record |= heldout()
         records.append(record)

@@ -15,7 +15,7 @@ def pipeline(models):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_what_comes_back_is_what_the_pipeline_encodes(pipeline, tmp_path, dtype):
-    pipeline = FluxPipeline.from_pipe(pipeline, torch_dtype=getattr(torch, dtype))
+    pipeline = FluxPipeline.from_pipe(pipeline, dtype=getattr(torch, dtype))
     prompts = shape_prompts(23, 0, testing=False)
     assert write(tmp_path / "train", encode(pipeline, prompts, 16, batch=7), dtype, shard_rows=10) == 23
     store = EmbeddingStore(tmp_path / "train")

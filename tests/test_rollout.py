@@ -76,7 +76,7 @@ def test_the_model_is_called_exactly_as_often_as_counted(name, evaluations):
     tree = build(method.branches(16), method.granularities, 16, method.grid)
     initial, noises = noise(tree, 1, 12, (4, 2))
     counting = Counting(field)
-    result = rollout(counting, tree, sigmas, method.sde, method.eta, initial, noises, max_batch=100)
+    result = rollout(counting, tree, sigmas, method.transition(sigmas), initial, noises, max_batch=100)
     assert counting.evaluations == result.evaluations == evaluations
     assert counting.largest <= 100
 
@@ -90,7 +90,7 @@ def test_batched_tree_equals_the_naive_loop(name, grid, max_batch):
         method = method.model_copy(update={"noisy_steps": tuple(range(6)) if method.branching == "each" else "all"})
     tree = build(method.branches(10), method.granularities, 10, method.grid)
     initial, noises = noise(tree)
-    ours = rollout(field, tree, sigmas, method.sde, method.eta, initial, noises, max_batch)
+    ours = rollout(field, tree, sigmas, method.transition(sigmas), initial, noises, max_batch)
     clean, log_probs = one_by_one(field, method, sigmas, initial, noises)
     torch.testing.assert_close(ours.clean, clean, rtol=1e-4, atol=1e-5)
     assert len(log_probs) == len(ours.taken) * PROMPTS * GROUP
@@ -104,7 +104,7 @@ def test_flux_in_one_big_batch_equals_one_by_one(policy, embeddings, name):
     tree = build(method.branches(6), method.granularities, 6)
     initial, noises = noise(tree)
     velocity = policy.velocity(embeddings.conditioning([3, 11]))
-    ours = rollout(velocity, tree, sigmas, method.sde, method.eta, initial, noises, max_batch=1000)
+    ours = rollout(velocity, tree, sigmas, method.transition(sigmas), initial, noises, max_batch=1000)
     clean, _ = one_by_one(velocity, method, sigmas, initial, noises)
     assert clean.std() > 0.1
     torch.testing.assert_close(ours.clean, clean, rtol=1e-4, atol=1e-4)
@@ -114,7 +114,8 @@ def test_members_of_a_group_share_their_state_and_differ_after_it():
     method = METHODS["g2rpo"]
     tree = build(method.branches(16), method.granularities, 16)
     initial, noises = noise(tree)
-    result = rollout(field, tree, shifted_sigmas(16, 3.0), method.sde, method.eta, initial, noises, 500)
+    sigmas = shifted_sigmas(16, 3.0)
+    result = rollout(field, tree, sigmas, method.transition(sigmas), initial, noises, 500)
     for taken in result.taken:
         assert taken.latents.shape == (PROMPTS, 1, *SHAPE)
         assert taken.next_latents.shape == (PROMPTS, GROUP, *SHAPE)

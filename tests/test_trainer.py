@@ -4,13 +4,13 @@ import random
 import pytest
 import torch
 
-from g2rpo_core import trainer
+from g2rpo_core.dynamics import SDES
 from g2rpo_core.evaluation import pictures
 from g2rpo_core.methods import METHODS
 from g2rpo_core.rollout import rollout
 from g2rpo_core.schedule import shifted_sigmas
 from g2rpo_core.statistics import paired_difference
-from g2rpo_core.trainer import NonFiniteError, advantages_of, train
+from g2rpo_core.trainer import NonFiniteError, Trainer, advantages_of
 from g2rpo_core.tree import build
 
 from .test_rollout import noise
@@ -21,6 +21,10 @@ TRAINING = {"iterations": 2, "prompts_per_iteration": 2, "group_size": 3, "rewar
 
 def redness(images, prompts):
     return images[:, 0].mean((1, 2)) - images[:, 1:].mean((1, 2, 3))
+
+
+def training_run(*arguments, **settings):
+    return Trainer(*arguments, **settings).run()
 
 
 def small(name, **changes):
@@ -35,7 +39,7 @@ def settings(tiny):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_ratio_is_one_before_the_first_update(policy, embeddings, settings, name):
-    records = list(train(policy, small(name), *settings, embeddings, {"redness": redness}, seed=0))
+    records = list(training_run(policy, small(name), *settings, embeddings, {"redness": redness}, seed=0))
     assert [record["iteration"] for record in records] == [1, 2]
     for record in records:
         assert record["ratio_drift"] < 2e-5  # a fifth of the clip range
@@ -46,7 +50,7 @@ def test_the_first_update_alone_may_leave_ratio_one_when_stepping_per_noisy_step
     sampling, training = settings
     before = [p.clone() for p in policy.transformer.parameters()]
     training = training.model_copy(update={"iterations": 1, "learning_rate": 1e-3})
-    (record,) = train(policy, small("g2rpo", updates="step"), sampling, training, embeddings, {"redness": redness}, seed=0)
+    (record,) = training_run(policy, small("g2rpo", updates="step"), sampling, training, embeddings, {"redness": redness}, seed=0)
     assert record["ratio_drift"] < 2e-5
     assert record["clip_share"] > 0  # the second and third update meet a policy that has moved
     assert any((p != q).any() for p, q in zip(before, policy.transformer.parameters()))
@@ -64,7 +68,7 @@ def test_gradient_does_not_depend_on_the_batch_size(policy, embeddings, settings
     training = training.model_copy(update={"iterations": 1, "max_grad_norm": 1e9})
     for max_batch in (2, 64):
         list(
-            train(
+            training_run(
                 policy,
                 small(name),
                 sampling.model_copy(update={"max_batch": max_batch}),
@@ -86,31 +90,22 @@ def test_gradient_is_that_of_the_written_objective(policy, embeddings, settings)
     tree = build(method.branches(6), method.granularities, 6)
     initial, noises = noise(tree)
     velocity = policy.velocity(embeddings.conditioning([0, 1]))
-    sampled = rollout(velocity, tree, sigmas, method.sde, method.eta, initial, noises, 100)
+    sampled = rollout(velocity, tree, sigmas, method.transition(sigmas), initial, noises, 100)
     advantages = torch.randn(2, 3, 3, generator=torch.Generator().manual_seed(0))
     parameters = list(policy.transformer.parameters())
     terms = []
     for taken, (prompt, member) in itertools.product(sampled.taken, itertools.product(range(2), range(3))):
         k = taken.decision.step
         v = velocity(taken.latents[prompt], sigmas[k : k + 1], torch.tensor([prompt]))
-        transition = trainer.SDES["flow"](taken.latents[prompt], v, sigmas, k, method.eta)
+        transition = SDES["flow"](taken.latents[prompt], v, sigmas, k, method.eta)
         terms.append(
             -advantages[prompt, taken.decision.branch, member] * transition.log_prob(taken.next_latents[prompt, member][None])
         )
     expected = torch.autograd.grad(torch.cat(terms).mean(), parameters, allow_unused=True)
 
-    frozen = torch.optim.SGD(parameters, lr=0.0)
-    trainer._update(
-        velocity,
-        policy,
-        method,
-        sigmas,
-        frozen,
-        sampled.taken,
-        advantages,
-        64,
-        settings[1].model_copy(update={"max_grad_norm": 1e9}),
-    )
+    sampling, training = settings
+    trainer = Trainer(policy, method, sampling, training.model_copy(update={"max_grad_norm": 1e9}), embeddings, {}, seed=0)
+    trainer.update(velocity, sampled.taken, advantages)
     for parameter, gradient in zip(parameters, expected):
         if gradient is not None:
             torch.testing.assert_close(parameter.grad, gradient, rtol=1e-3, atol=1e-6)
@@ -137,7 +132,7 @@ def test_training_raises_a_reward_on_noise_and_prompts_it_never_saw(policy, embe
     seen = Subset(embeddings, 12)
     before = heldout()
     training = training.model_copy(update={"iterations": 30, "learning_rate": 1e-3, "prompts_per_iteration": 1, "group_size": 8})
-    list(train(policy, small(name), sampling, training, seen, {"redness": redness}, seed=0))
+    list(training_run(policy, small(name), sampling, training, seen, {"redness": redness}, seed=0))
     assert paired_difference(heldout(), before).standard_errors > 4
 
 
@@ -156,7 +151,7 @@ def test_the_same_seed_gives_the_same_records_and_another_one_does_not(policy, e
     runs = []
     for seed in (1, 1, 2):
         policy.transformer.load_state_dict(start)
-        records = list(train(policy, small("g2rpo"), *settings, embeddings, {"redness": redness}, seed=seed))
+        records = list(training_run(policy, small("g2rpo"), *settings, embeddings, {"redness": redness}, seed=seed))
         runs.append([{key: value for key, value in record.items() if key != "seconds"} for record in records])
     assert runs[0] == runs[1] != runs[2]
 
@@ -168,7 +163,7 @@ def test_a_reward_that_is_no_number_stops_the_run_before_an_update(policy, embed
         return torch.where(torch.arange(len(images)) == 4, float("nan"), 1.0)
 
     with pytest.raises(NonFiniteError, match="iteration 1: reward redness is nan for the prompt 'a "):
-        list(train(policy, small("g2rpo"), *settings, embeddings, {"redness": broken}, seed=0))
+        list(training_run(policy, small("g2rpo"), *settings, embeddings, {"redness": broken}, seed=0))
     assert all(torch.equal(p, q) for p, q in zip(before, policy.transformer.parameters()))
 
 

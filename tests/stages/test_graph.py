@@ -1,6 +1,7 @@
 """dvc.yaml against the code: what a stage reads is what it declares, or a change would silently not run it again."""
 
 import importlib
+import os
 import subprocess
 import sys
 
@@ -46,6 +47,10 @@ def test_a_stage_sees_no_section_but_its_own(stage):
             "the stage `train@g2rpo-1` makes it: dvc repro train@g2rpo-1",
         ),
         (["report", "--profile", "tiny"], "the stage `evaluate` makes it: dvc repro evaluate"),
+        (
+            ["train", "--profile", "tiny", "--method", "ppo", "--seed", "1"],
+            "profiles/tiny.yaml: methods: there is no 'ppo', only g2rpo, ",
+        ),
         (["models", "--profile", "tinny"], "profiles/tinny.yaml: no such profile; there are"),
     ],
 )
@@ -63,7 +68,23 @@ def test_a_stage_without_its_inputs_says_which_stage_makes_them(command, message
     assert message in done.stderr and done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
 
 
-def environment() -> dict:
-    import os
+def test_published_weights_that_cannot_be_had_say_what_to_do(tmp_path):
+    for name in ("profiles", "params.yaml"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    command = [sys.executable, "-m", "stages.models", "--profile", "flux_hps_clip"]
+    done = subprocess.run(
+        command,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env={**environment(), "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)},
+    )
+    assert done.returncode == 1
+    assert (
+        done.stderr.startswith("error: models.repos.pipeline: black-forest-labs/FLUX.1-dev is not in the cache")
+        and done.stderr.count("\n") == 1
+    )
 
+
+def environment() -> dict:
     return {**os.environ, "PYTHONPATH": str(ROOT)}
