@@ -81,9 +81,9 @@ class Trainer:
         `seconds`, all so far; of every reward the mean and the mean deviation within a group; the share of `clamped` advantages,
         loss, gradient norm, the largest |ratio - 1| before the first update (`ratio_drift`) and the share of clipped ratios.
         """
-        evaluations = trained = 0
-        start = time.perf_counter()
+        evaluations, trained, seconds = 0, 0, 0.0
         for iteration in range(self.training.iterations):
+            start = time.perf_counter()
             if self.training.schedule == "linear":
                 self.optimizer.param_groups[0]["lr"] = self.training.learning_rate * (1 - iteration / self.training.iterations)
             indices = visits(iteration, self.training.prompts_per_iteration, len(self.prompts), self.seed)
@@ -97,11 +97,12 @@ class Trainer:
             steps = [self.update(velocity, update, advantages) for update in updates]
             evaluations += sampled.evaluations
             trained += sum(step["states"] for step in steps)
+            seconds += time.perf_counter() - start  # what the caller does between iterations does not count
             yield {
                 "iteration": iteration + 1,
                 "evaluations": evaluations,
                 "trained": trained,
-                "seconds": time.perf_counter() - start,
+                "seconds": seconds,
                 **{f"reward_{name}": score.mean().item() for name, score in zip(self.rewards, scores)},
                 **{f"spread_{name}": score.std(-1).mean().item() for name, score in zip(self.rewards, scores)},
                 "clamped": (advantages.abs() >= self.training.advantage_clip).float().mean().item(),
