@@ -14,7 +14,7 @@ from .scenes import SIZE, Scene
 from .tokenizers import CLIP_LENGTH, T5_LENGTH, clip_tokenizer, t5_tokenizer
 
 GUIDANCE = 3.5  # FLUX.1-dev takes its guidance scale as an input; the tiny one is trained at this value alone
-KL_WEIGHT = 1e-4
+KL_WEIGHT = 1e-6
 EMA_DECAY = 0.99
 
 
