@@ -1,13 +1,14 @@
 """What a report says: tables of means and paired differences, computed from tidy results."""
 
 from dataclasses import dataclass
+from itertools import combinations
 
 import pandas as pd
 
 from .statistics import Difference, paired_difference
 
-BASE = "base"
-METHOD_LABELS = {BASE: "base model", "g2rpo": "G²RPO", "g2rpo_no_mgai": "G²RPO w/o MGAI", "dance_grpo": "DanceGRPO"}
+Run = tuple[str, int]  # method and seed
+METHOD_LABELS = {"base": "base model", "g2rpo": "G²RPO", "g2rpo_no_mgai": "G²RPO w/o MGAI", "dance_grpo": "DanceGRPO"}
 
 
 @dataclass(frozen=True)
@@ -21,49 +22,89 @@ class Cell:
 
 @dataclass(frozen=True)
 class Row:
+    """One run; `trained` is the difference to the base in the weighted sum that the training maximizes."""
+
     method: str
     seed: int
     cells: dict[str, Cell]
-
-    @property
-    def label(self) -> str:
-        return METHOD_LABELS[self.method]
+    trained: Difference | None
 
 
-def by_prompt(results: pd.DataFrame, method: str, seed: int, reward: str) -> pd.Series:
+@dataclass(frozen=True)
+class Pair:
+    """Two methods with the same seed; reward None stands for the weighted sum that the training maximizes."""
+
+    first: str
+    second: str
+    seed: int
+    reward: str | None
+    difference: Difference
+
+
+def by_prompt(results: pd.DataFrame, run: Run, reward: str) -> pd.Series:
     """Scores of one run and reward, by prompt_id in a fixed order."""
-    chosen = results[(results.method == method) & (results.seed == seed) & (results.reward == reward)]
+    chosen = results[(results.method == run[0]) & (results.seed == run[1]) & (results.reward == reward)]
     return chosen.set_index("prompt_id").score.sort_index()
 
 
-def main_table(results: pd.DataFrame, rewards: list[str]) -> list[Row]:
+def difference(results: pd.DataFrame, treated: Run, control: Run, weights: dict[str, float]) -> Difference:
+    """treated - control in the weighted sum of rewards, paired by prompt."""
+    first, second = (
+        sum(weight * by_prompt(results, run, reward) for reward, weight in weights.items()) for run in (treated, control)
+    )
+    name = "/".join(map(str, (*treated, *control, *weights)))
+    return paired_difference(first.to_numpy(), second.reindex(first.index).to_numpy(), name)
+
+
+def main_table(results: pd.DataFrame, base: Run, runs: list[Run], rewards: list[str], trained_on: dict[str, float]) -> list[Row]:
     """The paper's Table 1: the base and every run against every reward, differences to the base paired by prompt.
 
-    results: columns method, seed, prompt_id, reward, score, as `stages.evaluate` writes them.
+    results: columns method, seed, prompt_id, reward, score, as the stage `evaluate` writes them.
     """
     rows = []
-    for method, seed in results[["method", "seed"]].drop_duplicates().itertuples(index=False):
+    for run in [base, *runs]:
+        to_base = lambda weights, run=run: None if run == base else difference(results, run, base, weights)
         cells = {}
         for reward in rewards:
-            scores = by_prompt(results, method, seed, reward)
-            difference = None
-            if method != BASE:
-                base = by_prompt(results, BASE, 0, reward).reindex(scores.index)
-                difference = paired_difference(scores.to_numpy(), base.to_numpy(), f"{method}/{seed}/{reward}")
-            cells[reward] = Cell(float(scores.mean()), int(scores.isna().sum()), difference)
-        rows.append(Row(method, int(seed), cells))
-    return sorted(rows, key=lambda row: (row.method != BASE,))
+            scores = by_prompt(results, run, reward)
+            cells[reward] = Cell(float(scores.mean()), int(scores.isna().sum()), to_base({reward: 1.0}))
+        rows.append(Row(*run, cells, to_base(trained_on)))
+    return rows
 
 
-def trained_reward_difference(results: pd.DataFrame, method: str, seed: int, weights: dict[str, float]) -> Difference:
-    """The run's weighted sum of training rewards against the base's, paired by prompt: what the training maximized."""
-    total = lambda method, seed: sum(weight * by_prompt(results, method, seed, name) for name, weight in weights.items())
-    treated = total(method, seed)
-    return paired_difference(treated.to_numpy(), total(BASE, 0).reindex(treated.index).to_numpy(), f"{method}/{seed}/trained")
+def method_pairs(results: pd.DataFrame, runs: list[Run], rewards: list[str], trained_on: dict[str, float]) -> list[Pair]:
+    """Every two methods with every seed that both have: the trained sum first, then each reward."""
+    methods = list(dict.fromkeys(method for method, _ in runs))
+    return [
+        Pair(first, second, seed, reward, difference(results, (first, seed), (second, seed), weights))
+        for first, second in combinations(methods, 2)
+        for seed in dict.fromkeys(seed for _, seed in runs)
+        if (first, seed) in runs and (second, seed) in runs
+        for reward, weights in [(None, trained_on), *((reward, {reward: 1.0}) for reward in rewards)]
+    ]
 
 
-def between_methods(results: pd.DataFrame, first: str, second: str, seed: int, reward: str) -> Difference:
-    """first - second with the same seed, paired by prompt."""
-    scores = by_prompt(results, first, seed, reward)
-    other = by_prompt(results, second, seed, reward).reindex(scores.index)
-    return paired_difference(scores.to_numpy(), other.to_numpy(), f"{first}/{second}/{seed}/{reward}")
+def tone(found: Difference | None) -> str:
+    """`up` or `down` for a difference whose interval leaves out zero, else empty."""
+    if found is None or found.low <= 0 <= found.high:
+        return ""
+    return "up" if found.mean > 0 else "down"
+
+
+def summary(rows: list[Row], pairs: list[Pair]) -> list[str]:
+    """What happened, in sentences: each method against the base, then the methods against each other, on the trained sum."""
+    runs = [row for row in rows if row.trained]
+    against = [(METHOD_LABELS[row.method], "the base", row.trained) for row in runs]
+    against += [(METHOD_LABELS[pair.first], METHOD_LABELS[pair.second], pair.difference) for pair in pairs if pair.reward is None]
+    sentences = []
+    for first, second in dict.fromkeys(entry[:2] for entry in against):
+        found = [entry[2] for entry in against if entry[:2] == (first, second)]
+        tones = {tone(one) for one in found}
+        verdict = (
+            {"up": "above", "down": "below"}.get(tones.pop(), "not told apart from")
+            if len(tones) == 1
+            else "above or below, by the seed,"
+        )
+        values = ", ".join(f"{one.mean:+.3f} [{one.low:+.3f}, {one.high:+.3f}]" for one in found)
+        sentences.append(f"{first} is {verdict} {second} in the sum of the trained rewards: {values}, seed by seed.")
+    return sentences

@@ -13,7 +13,7 @@ from g2rpo_core.config import load_profile, profile_path
 from g2rpo_core.errors import UserError
 
 REPORTS = Path("reports")
-BASE = "base"  # the method name of the untrained model, with seed 0
+BASE = ("base", 0)  # the method and seed that stand for the untrained model
 
 
 def run_name(method: str, seed: int | str) -> str:

@@ -25,7 +25,7 @@ def main() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     models, name = Path("models", args.profile), run_name(args.method, args.seed)
     trained = None
-    if args.method != BASE:
+    if args.method != BASE[0]:
         trained = made_by(f"train@{name}", Path("runs", args.profile, name, "transformer"))
     policy = Policy.load(
         ModelStore(models).folder("pipeline"), trained,

@@ -18,10 +18,9 @@ from g2rpo_core.charts import curves
 from g2rpo_core.config import load_run, method_of, training_of
 from g2rpo_core.prompts import load_prompts
 from g2rpo_core.randomness import seed_of
-from g2rpo_core.report import BASE, METHOD_LABELS, between_methods, main_table, trained_reward_difference
+from g2rpo_core.report import METHOD_LABELS, Row, main_table, method_pairs, summary, tone
 from g2rpo_core.rewards import LABELS
-from g2rpo_core.statistics import Difference
-from stages.common import REPORTS, arguments, made_by, run_name, sections, stage, write_json
+from stages.common import BASE, REPORTS, arguments, made_by, run_name, sections, stage, write_json
 
 SECTIONS = ("models", "prompts", "sampling", "training", "methods", "evaluation")
 PACKAGES = ("torch", "diffusers", "transformers", "open_clip_torch", "dvc", "pyarrow", "numpy")
@@ -45,97 +44,49 @@ def main() -> None:
         undefined=StrictUndefined,
         keep_trailing_newline=True,
     )
+    environment.filters["tone"] = tone
     for name in ("report.html", "report.md"):
         template = environment.get_template(f"template.{name.removeprefix('report.')}.j2")
         (REPORTS / name).write_text(template.render(context), encoding="utf-8")
-    write_json(REPORTS / "metrics" / "report.json", headline(context))
+    write_json(REPORTS / "metrics" / "report.json", headline(context["rows"]))
     print(f"wrote {REPORTS / 'report.html'}")
 
 
 def build_context(profile: str, settings: SimpleNamespace, runs: list[tuple[str, int]]) -> dict:
     """Everything that the templates show."""
-    evaluated = {(BASE, 0): Path("evaluations", profile, run_name(BASE, 0))}
-    evaluated |= {(method, seed): Path("evaluations", profile, run_name(method, seed)) for method, seed in runs}
+    evaluated = {run: Path("evaluations", profile, run_name(*run)) for run in [BASE, *runs]}
     tables = [pd.read_parquet(made_by("evaluate", folder / "results.parquet")) for folder in evaluated.values()]
     results = pd.concat(tables, ignore_index=True)
     records = {run: pd.read_parquet(made_by("train", Path("runs", profile, run_name(*run), "records.parquet"))) for run in runs}
-    rewards, trained_on = settings.evaluation.rewards, settings.training.rewards
-    rows = [
-        SimpleNamespace(
-            label=row.label,
-            method=row.method,
-            seed=row.seed,
-            trained=None if row.method == BASE else trained_reward_difference(results, row.method, row.seed, trained_on),
-            cells=[
-                SimpleNamespace(mean=cell.mean, missing=cell.missing, difference=cell.difference, tone=tone(cell.difference))
-                for cell in row.cells.values()
-            ],
-        )
-        for row in main_table(results, list(rewards))
-    ]
-    methods = list(dict.fromkeys(method for method, _ in runs))
-    pairs = [
-        SimpleNamespace(first=METHOD_LABELS[first], second=METHOD_LABELS[second], seed=seed, reward=LABELS[reward], difference=difference, tone=tone(difference))
-        for place, first in enumerate(methods)
-        for second in methods[place + 1 :]
-        for seed in dict.fromkeys(seed for _, seed in runs)
-        for reward in rewards
-        for difference in [between_methods(results, first, second, seed, reward)]
-    ]  # fmt: skip
-    costs = [
-        SimpleNamespace(
-            label=METHOD_LABELS[method], seed=seed, iterations=int(table.iteration.iloc[-1]), evaluations=int(table.evaluations.iloc[-1]),
-            trained=int(table.trained.iloc[-1]), seconds=table.seconds.iloc[-1], drift=table.ratio_drift.max(),
-        )
-        for (method, seed), table in records.items()
-    ]  # fmt: skip
-    monitored = settings.training.monitor
-    names = list(dict.fromkeys([*trained_on, *monitored.rewards]))
+    rewards, trained_on, monitor = settings.evaluation.rewards, settings.training.rewards, settings.training.monitor
+    rows = main_table(results, BASE, runs, rewards, trained_on)
+    pairs = method_pairs(results, runs, rewards, trained_on)
+    measured = list(dict.fromkeys([*trained_on, *monitor.rewards]))
     return {
         "profile": profile,
         "notice": NOTICE[settings.models.source].format(profile),
-        "summary": summary(rows, trained_on),
+        "summary": [f"Trained on {' + '.join(LABELS[name] for name in trained_on)}.", *summary(rows, pairs)],
         "prompts": results.prompt_id.nunique(),
         "steps": settings.evaluation.steps,
-        "domain": "In-domain rewards are those that the training maximizes; the others it never sees.",
-        "rewards": [
-            SimpleNamespace(label=LABELS[name], domain="in-domain" if name in trained_on else "held out") for name in rewards
-        ],
+        "labels": METHOD_LABELS,
+        "reward_labels": LABELS,
+        "rewards": rewards,
+        "trained_on": trained_on,
         "rows": rows,
         "pairs": pairs,
-        "costs": costs,
-        "monitored": monitored.prompts,
+        "costs": {run: table.iloc[-1].to_dict() | {"drift": table.ratio_drift.max()} for run, table in records.items()},
+        "monitored": monitor.prompts,
         "chart": curves(
-            {run: table[table[f"heldout_{names[0]}"].notna()] for run, table in records.items()},
-            {f"heldout_{name}": LABELS[name] for name in names},
-            {"iteration": "iteration", "evaluations": "transformer evaluations"},
+            {run: table[table[f"heldout_{measured[0]}"].notna()] for run, table in records.items()},
+            {f"heldout_{name}": LABELS[name] for name in measured},
+            {"iteration": "iteration", "evaluations": "transformer evaluations in rollouts"},
             METHOD_LABELS,
         ),
         **picture_grid(profile, evaluated, settings),
-        **settings_table(settings, methods),
+        **settings_table(settings, list(dict.fromkeys(method for method, _ in runs))),
         "models": model_lines(),
         "provenance": provenance(profile, runs, settings),
     }
-
-
-def tone(difference: Difference | None) -> str:
-    """The class of a difference whose interval leaves out zero."""
-    if difference is None or difference.low <= 0 <= difference.high:
-        return ""
-    return "up" if difference.mean > 0 else "down"
-
-
-def summary(rows: list[SimpleNamespace], trained_on: dict[str, float]) -> list[str]:
-    """One sentence a method: does its trained reward rise over the base's on held-out prompts, with every seed?"""
-    sentences = []
-    for label in dict.fromkeys(row.label for row in rows if row.trained):
-        gains = [row.trained for row in rows if row.label == label]
-        parts = ", ".join(f"{gain.mean:+.3f} ({gain.standard_errors:+.1f} standard errors)" for gain in gains)
-        agree = all(gain.low > 0 for gain in gains)
-        sentences.append(
-            f"{label} changes the sum of the rewards it is trained on by {parts}, seed by seed: {'more' if agree else 'not more'} than chance with every seed."
-        )
-    return [f"Trained on {' + '.join(LABELS[name] for name in trained_on)}.", *sentences]
 
 
 def picture_grid(profile: str, evaluated: dict[tuple[str, int], Path], settings: SimpleNamespace) -> dict:
@@ -218,15 +169,13 @@ def provenance(profile: str, runs: list[tuple[str, int]], settings: SimpleNamesp
     return lines
 
 
-def headline(context: dict) -> dict:
-    """The numbers worth a metric: every mean, and the trained gain in standard errors."""
-    result = {}
-    for row in context["rows"]:
-        values = {reward.label: cell.mean for reward, cell in zip(context["rewards"], row.cells)}
-        if row.trained:
-            values |= {"trained gain": row.trained.mean, "trained gain in standard errors": row.trained.standard_errors}
-        result[run_name(row.method, row.seed)] = values
-    return result
+def headline(rows: list[Row]) -> dict:
+    """The numbers worth a metric: every mean, and the gain in the trained sum."""
+    return {
+        run_name(row.method, row.seed): {reward: cell.mean for reward, cell in row.cells.items()}
+        | ({"trained_gain": row.trained.mean, "trained_gain_standard_errors": row.trained.standard_errors} if row.trained else {})
+        for row in rows
+    }
 
 
 if __name__ == "__main__":

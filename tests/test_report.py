@@ -3,7 +3,10 @@ import pandas as pd
 import pytest
 
 from g2rpo_core.charts import curves
-from g2rpo_core.report import between_methods, main_table, trained_reward_difference
+from g2rpo_core.report import difference, main_table, method_pairs, summary, tone
+
+RUNS = [("g2rpo", 1), ("dance_grpo", 1)]
+WEIGHTS = {"hps": 2.0, "clip_score": 1.0}
 
 
 @pytest.fixture
@@ -26,30 +29,40 @@ def results():
 
 
 def test_differences_are_paired_by_prompt_and_the_base_comes_first(results):
-    rows = main_table(results, ["hps", "clip_score"])
+    rows = main_table(results, ("base", 0), RUNS, ["hps", "clip_score"], WEIGHTS)
     assert [row.method for row in rows] == ["base", "g2rpo", "dance_grpo"]
     assert rows[0].cells["hps"].difference is None
     for row, shift in zip(rows[1:], (0.1, -0.2)):
-        difference = row.cells["hps"].difference
-        assert (difference.mean, difference.low, difference.high) == pytest.approx((shift, shift, shift))
+        found = row.cells["hps"].difference
+        assert (found.mean, found.low, found.high) == pytest.approx((shift, shift, shift))
+        assert row.trained.mean == pytest.approx(2 * shift)
         assert row.cells["clip_score"].difference.mean == pytest.approx(0)
 
 
 def test_missing_scores_are_counted_and_never_zero(results):
     results.loc[results.index[(results.method == "g2rpo") & (results.reward == "hps")][:3], "score"] = np.nan
-    cell = next(row for row in main_table(results, ["hps"]) if row.method == "g2rpo").cells["hps"]
+    cell = main_table(results, ("base", 0), RUNS, ["hps"], WEIGHTS)[1].cells["hps"]
     assert (cell.missing, cell.difference.pairs) == (3, 47)
     assert cell.difference.mean == pytest.approx(0.1)
 
 
-def test_the_trained_sum_is_weighted(results):
-    assert trained_reward_difference(results, "g2rpo", 1, {"hps": 2.0, "clip_score": 1.0}).mean == pytest.approx(0.2)
+def test_methods_are_compared_with_each_other_seed_by_seed(results):
+    pairs = method_pairs(results, RUNS, ["hps", "clip_score"], WEIGHTS)
+    assert [(pair.first, pair.second, pair.seed, pair.reward) for pair in pairs] == [
+        ("g2rpo", "dance_grpo", 1, reward) for reward in (None, "hps", "clip_score")
+    ]
+    assert [pair.difference.mean for pair in pairs] == pytest.approx([0.6, 0.3, 0.0])
+    assert pairs[1].difference.win_rate == 1
 
 
-def test_methods_are_compared_with_each_other(results):
-    difference = between_methods(results, "g2rpo", "dance_grpo", 1, "hps")
-    assert difference.mean == pytest.approx(0.3)
-    assert difference.win_rate == 1
+def test_the_summary_says_what_the_intervals_say(results):
+    rows, pairs = main_table(results, ("base", 0), RUNS, ["hps"], WEIGHTS), method_pairs(results, RUNS, ["hps"], WEIGHTS)
+    above, below, between = summary(rows, pairs)
+    assert above.startswith("G²RPO is above the base in the sum of the trained rewards: +0.200 [+0.200, +0.200]")
+    assert below.startswith("DanceGRPO is below the base")
+    assert between.startswith("G²RPO is above DanceGRPO")
+    nothing = difference(results, ("g2rpo", 1), ("g2rpo", 1), {"hps": 1.0})
+    assert tone(nothing) == "" and tone(None) == ""
 
 
 def test_a_chart_has_a_line_for_every_run_and_the_same_bytes_every_time():
