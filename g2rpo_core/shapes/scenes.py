@@ -31,6 +31,10 @@ PLACES = {
     "at the right": (24, 16),
     "at the top": (16, 8),
     "at the bottom": (16, 24),
+    "at the top left": (8, 8),
+    "at the top right": (24, 8),
+    "at the bottom left": (8, 24),
+    "at the bottom right": (24, 24),
 }
 RELATIONS = {  # centres of the first and the second object
     "left of": ((8, 16), (24, 16)),
@@ -118,7 +122,7 @@ def held_out(caption: str) -> bool:
 
 @cache
 def all_scenes(style: str) -> tuple[Scene, ...]:
-    """Every scene of a style: 240 with one object, 7,680 with two."""
+    """Every scene of a style: 432 with one object, 7,680 with two."""
     things = [Object(*kind) for kind in product(COLORS, SHAPES, RADII)]
     if style == STYLES[0]:
         return tuple(Scene((thing,), place) for thing in things for place in PLACES)
