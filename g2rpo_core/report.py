@@ -99,12 +99,9 @@ def summary(rows: list[Row], pairs: list[Pair]) -> list[str]:
     sentences = []
     for first, second in dict.fromkeys(entry[:2] for entry in against):
         found = [entry[2] for entry in against if entry[:2] == (first, second)]
-        tones = {tone(one) for one in found}
-        verdict = (
-            {"up": "above", "down": "below"}.get(tones.pop(), "not told apart from")
-            if len(tones) == 1
-            else "above or below, by the seed,"
-        )
+        tones = [tone(one) for one in found]
+        words = {"up": f"above {second}", "down": f"below {second}", "": f"not told apart from {second}"}
+        verdict = ", ".join(f"{words[kind]} with {tones.count(kind)} of {len(tones)} seeds" for kind in words if kind in tones)
         values = ", ".join(f"{one.mean:+.3f} [{one.low:+.3f}, {one.high:+.3f}]" for one in found)
-        sentences.append(f"{first} is {verdict} {second} in the sum of the trained rewards: {values}, seed by seed.")
+        sentences.append(f"{first} is {verdict}: {values}.")
     return sentences

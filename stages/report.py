@@ -26,8 +26,8 @@ SECTIONS = ("models", "prompts", "sampling", "training", "methods", "evaluation"
 PACKAGES = ("torch", "diffusers", "transformers", "open_clip_torch", "dvc", "pyarrow", "numpy")
 PICTURES = 12
 NOTICE = {
-    "shapes": "Profile `{}` is synthetic: pictures of coloured shapes by small models that were trained on this machine. Nothing on this page is a result of the paper.",
-    "hub": "Profile `{}`: published weights, trained and evaluated as stated below.",
+    "shapes": "Profile {} is synthetic: pictures of coloured shapes by small models that were trained on this machine. Nothing on this page is a result of the paper.",
+    "hub": "Profile {}: published weights, trained and evaluated as stated below.",
 }  # fmt: skip
 
 
@@ -65,7 +65,7 @@ def build_context(profile: str, settings: SimpleNamespace, runs: list[tuple[str,
     return {
         "profile": profile,
         "notice": NOTICE[settings.models.source].format(profile),
-        "summary": [f"Trained on {' + '.join(LABELS[name] for name in trained_on)}.", *summary(rows, pairs)],
+        "summary": summary(rows, pairs),
         "prompts": results.prompt_id.nunique(),
         "steps": settings.evaluation.steps,
         "labels": METHOD_LABELS,

@@ -58,9 +58,9 @@ def test_methods_are_compared_with_each_other_seed_by_seed(results):
 def test_the_summary_says_what_the_intervals_say(results):
     rows, pairs = main_table(results, ("base", 0), RUNS, ["hps"], WEIGHTS), method_pairs(results, RUNS, ["hps"], WEIGHTS)
     above, below, between = summary(rows, pairs)
-    assert above.startswith("G²RPO is above the base in the sum of the trained rewards: +0.200 [+0.200, +0.200]")
-    assert below.startswith("DanceGRPO is below the base")
-    assert between.startswith("G²RPO is above DanceGRPO")
+    assert above.startswith("G²RPO is above the base with 1 of 1 seeds: +0.200 [+0.200, +0.200]")
+    assert below.startswith("DanceGRPO is below the base with 1 of 1 seeds: ")
+    assert between.startswith("G²RPO is above DanceGRPO with 1 of 1 seeds: ")
     nothing = difference(results, ("g2rpo", 1), ("g2rpo", 1), {"hps": 1.0})
     assert tone(nothing) == "" and tone(None) == ""
 
