@@ -141,7 +141,13 @@ def model_lines() -> list[tuple[str, str]]:
         "degraded": "clean against degraded picture (chance 0.5)",
     }
     return [
-        (name, "; ".join(f"{meaning.get(key, key)} {value:,.4g}" for key, value in values.items()))
+        (
+            name,
+            "; ".join(
+                f"{meaning.get(key, key)} {value:,}" if isinstance(value, int) else f"{meaning.get(key, key)} {value:.3f}"
+                for key, value in values.items()
+            ),
+        )
         for name, values in quality.items()
     ]
 

@@ -29,7 +29,8 @@ def fit(modules: list[torch.nn.Module], loss_of, how: FitSettings, generator: to
         optimizer, how.learning_rate, total_steps=how.steps + 1, pct_start=0.05, cycle_momentum=False
     )
     losses = []
-    bar = tqdm(range(how.steps), desc=label, mininterval=2, unit="step")
+    line = 0 if label in ("vae", "flux") else 1  # two processes draw, each on a line of its own
+    bar = tqdm(range(how.steps), desc=label, mininterval=2, unit="step", position=line)
     for step in bar:
         loss = loss_of(torch.randint(count, (how.batch,), generator=generator))
         optimizer.zero_grad()
