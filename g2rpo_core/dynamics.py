@@ -57,7 +57,7 @@ def flow_sde(latents: torch.Tensor, velocity: torch.Tensor, sigmas: torch.Tensor
 
     s = eta sqrt(sigma / (1 - sigma)), singular at sigma = 1, where 1 - sigma[1] replaces 1 - sigma (published code).
 
-    sigmas: [T+1] of `shifted_sigmas`; step: in 0...T-2, the last one's std of the published formula overflows densities.
+    sigmas: [T+1] of `shifted_sigmas`; step: in 0...T-1; methods leave out the last, whose density is too narrow to train on.
     """
     x, v = latents.float(), velocity.float()
     sigma, next_sigma = _levels(sigmas, step, x)

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import torch
 from diffusers import FluxPipeline
 
-from .errors import UserError
+from .errors import UserError, made_by
 from .prompts import Prompt
 
 ROW_GROUP = 4
@@ -91,10 +91,8 @@ class EmbeddingStore:
     """Random access to a folder of `write`; holds the texts in memory and reads tensors when asked."""
 
     def __init__(self, folder: Path):
-        files = sorted(folder.glob("part-*.parquet"))
-        if not files:
-            raise UserError(f"{folder}: no embeddings there; the stage `embed` makes them: dvc repro embed")
-        self._files = [pq.ParquetFile(file, memory_map=True) for file in files]
+        made_by("embed", folder / "part-00000.parquet")
+        self._files = [pq.ParquetFile(file, memory_map=True) for file in sorted(folder.glob("part-*.parquet"))]
         self._meta = json.loads(self._files[0].schema_arrow.metadata[b"g2rpo"])
         self._places, self.prompts = [], []
         for number, file in enumerate(self._files):

@@ -8,7 +8,7 @@ import hashlib
 import json
 from pathlib import Path
 
-from .errors import UserError
+from .errors import UserError, made_by
 
 LOCK = "models.lock.json"
 
@@ -18,9 +18,7 @@ class ModelStore:
 
     def __init__(self, root: Path):
         self.root = Path(root)
-        if not (self.root / LOCK).exists():
-            raise UserError(f"{self.root / LOCK} does not exist; the stage `models` makes it: dvc repro models")
-        self._entries = json.loads((self.root / LOCK).read_text())
+        self._entries = json.loads(made_by("models", self.root / LOCK).read_text())
 
     def entry(self, name: str) -> dict:
         """What the lock says of a model; UserError if this profile has no such model."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from .errors import UserError
+from .errors import UserError, made_by
 from .randomness import seed_of
 from .shapes.scenes import distinct_scenes
 
@@ -93,6 +93,4 @@ def write_prompts(path: Path, prompts: list[Prompt]) -> None:
 
 def load_prompts(path: Path) -> list[Prompt]:
     """The prompts that `write_prompts` wrote."""
-    if not path.exists():
-        raise UserError(f"{path} does not exist; the stage `prompts` makes it: dvc repro prompts")
-    return [Prompt(*row) for row in pd.read_parquet(path)[["id", "prompt", "style"]].itertuples(index=False)]
+    return [Prompt(*row) for row in pd.read_parquet(made_by("prompts", path))[["id", "prompt", "style"]].itertuples(index=False)]

@@ -69,7 +69,7 @@ def rollout(
         if not live:
             continue
         batch = torch.cat([states[index].flatten(0, 1) for index in live])
-        prompt = torch.cat([_prompt_of_rows(states[index]) for index in live])
+        prompt = torch.cat([prompt_of_rows(states[index]) for index in live])
         velocities = evaluate(velocity, batch, sigmas[step], prompt, max_batch)
         evaluations += len(batch)
         for index, v in zip(live, velocities.split([states[index].shape[:2].numel() for index in live])):
@@ -113,7 +113,7 @@ def evaluate(
     return torch.cat([velocity(*part) for part in parts])
 
 
-def _prompt_of_rows(state: torch.Tensor) -> torch.Tensor:
+def prompt_of_rows(state: torch.Tensor) -> torch.Tensor:
     """[P, g, ...] -> the prompt index of each of its P * g rows, int64."""
     prompts, members = state.shape[:2]
     return torch.arange(prompts, device=state.device).repeat_interleave(members)

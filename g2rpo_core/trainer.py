@@ -19,7 +19,7 @@ from .policy import Policy
 from .prompts import visits
 from .randomness import generator, seed_of
 from .rewards import Reward, score_all
-from .rollout import Rollout, Taken, Velocity, rollout
+from .rollout import Rollout, Taken, Velocity, prompt_of_rows, rollout
 from .schedule import shifted_sigmas
 from .tree import build
 
@@ -163,7 +163,7 @@ class Trainer:
 def advantages_of(scores: torch.Tensor, weights: list[float], clip: float) -> torch.Tensor:
     """Rewards [R, P, B, J, G] -> advantages [P, B, G]: each prompt's branch is a group of its own."""
     _, prompts, branches, _, group = scores.shape
-    return group_advantages(scores.transpose(2, 3).transpose(1, 2).flatten(2, 3), weights, clip).view(prompts, branches, group)
+    return group_advantages(scores.permute(0, 3, 1, 2, 4).flatten(2, 3), weights, clip).view(prompts, branches, group)
 
 
 def rows_of(taken: list[Taken], advantages: torch.Tensor) -> list[Rows]:
@@ -176,7 +176,7 @@ def rows_of(taken: list[Taken], advantages: torch.Tensor) -> list[Rows]:
                 continue
             prompts, group = one.log_prob.shape
             members = (prompts, group) if shared else (prompts * group, 1)
-            prompt = torch.arange(prompts, device=one.latents.device).repeat_interleave(1 if shared else group)
+            prompt = prompt_of_rows(one.latents)
             rows.append(
                 Rows(
                     latents=one.latents.flatten(0, 1),

@@ -23,12 +23,10 @@ class Node:
 
 @dataclass(frozen=True)
 class Decision:
-    """A stochastic transition from node `source` to node `target`: what the policy is trained on."""
+    """A stochastic transition at sigma[step] of a branch: what the policy is trained on."""
 
     branch: int
     step: int
-    source: int
-    target: int
 
 
 @dataclass(frozen=True)
@@ -68,7 +66,7 @@ def build(branches: Iterable[Sequence[int]], granularities: Sequence[int], steps
         for step in range(noisy[-1] + 1):
             target = add(node, step + 1, len(decisions) if step in noisy else None)
             if step in noisy:
-                decisions.append(Decision(branch, step, node, target))
+                decisions.append(Decision(branch, step))
             node = target
         ends = []
         for _, *rest in tails:  # the first is `node` itself

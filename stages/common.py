@@ -35,13 +35,6 @@ def sections(profile: str, *names: str) -> SimpleNamespace:
     return SimpleNamespace(**{name: getattr(loaded, name) for name in names})
 
 
-def made_by(stage: str, path: Path) -> Path:
-    """`path`, which the named stage makes; UserError if it has not."""
-    if not path.exists():
-        raise UserError(f"{path} does not exist; the stage `{stage}` makes it: dvc repro {stage}")
-    return path
-
-
 def stage(main: Callable[[], None]) -> Callable[[], None]:
     """Turns a UserError into one line and exit status 1."""
 

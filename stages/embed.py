@@ -9,7 +9,7 @@ from tqdm import tqdm
 from g2rpo_core.embeddings import DTYPES, check_lengths, encode, write
 from g2rpo_core.model_store import ModelStore
 from g2rpo_core.prompts import load_prompts
-from stages.common import arguments, fresh, made_by, sections, stage
+from stages.common import arguments, fresh, sections, stage
 
 SECTIONS = ("embed",)
 
@@ -18,9 +18,7 @@ SECTIONS = ("embed",)
 def main() -> None:
     args = arguments(__doc__, "profile")
     settings = sections(args.profile, *SECTIONS).embed
-    sets = {
-        name: load_prompts(made_by("prompts", Path("prompts", args.profile, f"{name}.parquet"))) for name in ("train", "test")
-    }
+    sets = {name: load_prompts(Path("prompts", args.profile, f"{name}.parquet")) for name in ("train", "test")}
     folder = ModelStore(Path("models", args.profile)).folder("pipeline")
     pipeline = FluxPipeline.from_pretrained(folder, transformer=None, vae=None, dtype=DTYPES[settings.dtype])
     pipeline.to("cuda" if torch.cuda.is_available() else "cpu")

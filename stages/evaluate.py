@@ -9,10 +9,11 @@ from tqdm import tqdm
 
 from g2rpo_core import rewards
 from g2rpo_core.embeddings import DTYPES, EmbeddingStore
+from g2rpo_core.errors import made_by
 from g2rpo_core.evaluation import pictures, score
 from g2rpo_core.model_store import ModelStore
 from g2rpo_core.policy import Policy
-from stages.common import BASE, REPORTS, arguments, fresh, made_by, run_name, sections, stage, write_json
+from stages.common import BASE, REPORTS, arguments, fresh, run_name, sections, stage, write_json
 
 SECTIONS = ("evaluation", "sampling")
 

@@ -16,11 +16,12 @@ from ruamel.yaml import YAML
 
 from g2rpo_core.charts import curves
 from g2rpo_core.config import load_run, method_of, training_of
+from g2rpo_core.errors import made_by
 from g2rpo_core.prompts import load_prompts
 from g2rpo_core.randomness import seed_of
 from g2rpo_core.report import METHOD_LABELS, Row, main_table, method_pairs, summary, tone
 from g2rpo_core.rewards import LABELS
-from stages.common import BASE, REPORTS, arguments, made_by, run_name, sections, stage, write_json
+from stages.common import BASE, REPORTS, arguments, run_name, sections, stage, write_json
 
 SECTIONS = ("models", "prompts", "sampling", "training", "methods", "evaluation")
 PACKAGES = ("torch", "diffusers", "transformers", "open_clip_torch", "dvc", "pyarrow", "numpy")

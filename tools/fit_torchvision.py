@@ -7,7 +7,6 @@ and declares the two operators just before torchvision is imported. Nothing here
 """
 
 import importlib.abc
-import importlib.machinery
 import shutil
 import subprocess
 import sys

@@ -61,7 +61,7 @@ class CosineScore:
         return TF.normalize(images, self.mean, self.std)
 
 
-def hps(folder: Path, device: torch.device, architecture: str = "tiny-ViT.json") -> CosineScore:
+def hps(folder: Path, device: torch.device, architecture: str) -> CosineScore:
     """HPS-v2.1 from `HPS_v2.1_compressed.pt`; its architecture is a name that open_clip knows, or a file beside it."""
     if architecture.endswith(".json"):
         open_clip.add_model_config(folder / architecture)

@@ -1,7 +1,6 @@
 """The tiny text-to-image model: a FluxPipeline of the published classes, trained here on shape scenes."""
 
 import copy
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -145,8 +144,3 @@ def train_flux(
         transformer=average["transformer"].eval(),
     )
     return pipeline, {"loss": loss, "parameters": transformer.num_parameters()}
-
-
-def save_pipeline(pipeline: FluxPipeline, folder: Path) -> None:
-    """Writes the layout that `FluxPipeline.from_pretrained` reads."""
-    pipeline.save_pretrained(folder, safe_serialization=True)

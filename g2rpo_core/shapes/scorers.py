@@ -18,6 +18,7 @@ ARCHITECTURE = {
     "vision_cfg": {"image_size": SIZE, "layers": 3, "width": 96, "head_width": 32, "patch_size": 8},
     "text_cfg": {"context_length": 32, "vocab_size": 49408, "width": 64, "heads": 2, "layers": 2},
 }
+HPS_ARCHITECTURE = "tiny-ViT.json"  # beside the checkpoint; for the published one, open_clip knows the name
 PREPROCESS = {  # of `apple/DFN5B-CLIP-ViT-H-14`
     "mean": [0.48145466, 0.4578275, 0.40821073], "std": [0.26862954, 0.26130258, 0.27577711],
     "interpolation": "bicubic", "resize_mode": "squash",
@@ -139,5 +140,5 @@ def save_clip_score(model: torch.nn.Module, folder: Path) -> None:
 def save_hps(model: torch.nn.Module, folder: Path) -> None:
     """The file of `xswu/HPSv2`, HPS_v2.1_compressed.pt, and the architecture that open_clip cannot know by name."""
     folder.mkdir(parents=True)
-    (folder / "tiny-ViT.json").write_text(json.dumps(ARCHITECTURE, indent=1))
+    (folder / HPS_ARCHITECTURE).write_text(json.dumps(ARCHITECTURE, indent=1))
     torch.save({"state_dict": model.state_dict()}, folder / "HPS_v2.1_compressed.pt")
