@@ -84,7 +84,10 @@ class SamplingSettings(Settings):
     width: Positive
     guidance: float = Field(ge=0)
     dtype: Literal["float32", "bfloat16"] = Field(description="of the transformer's computation; weights stay float32")
-    max_batch: Positive = Field(description="latents in one call of the transformer")
+    batch_tokens: Positive = Field(
+        description="picture and text tokens in one call of the transformer, if one latent has no more"
+    )
+    decode_batch: Positive = Field(description="pictures in one call of the VAE")
 
 
 class MonitorSettings(Settings):
@@ -99,6 +102,7 @@ class TrainingSettings(Settings):
     iterations: Positive
     prompts_per_iteration: Positive
     group_size: int = Field(ge=2)
+    batch_tokens: Positive = Field(description="as sampling.batch_tokens, for a forward and backward")
     rewards: dict[str, float] = Field(min_length=1, description="name: weight of its advantage")
     learning_rate: Rate
     schedule: Literal["constant", "linear"] = Field(
@@ -121,9 +125,10 @@ class EvaluationSettings(Settings):
 
 
 class MethodRun(Settings):
-    """What a profile says of one method: where it departs from the published settings, and from section `training`."""
+    """What a profile says of one method: where it departs from the published settings, and from two sections of the profile."""
 
     settings: dict[str, object] = {}
+    sampling: dict[str, object] = {}
     training: dict[str, object] = {}
 
 
@@ -141,12 +146,13 @@ class Profile(Settings):
     @model_validator(mode="after")
     def _fits_together(self):
         for name in self.methods:
-            noisy = method_of(self.methods, name).noisy(self.sampling.steps)
             training_of(self.training, self.methods, name)
-            if noisy[-1] > self.sampling.steps - 2:
+            steps = sampling_of(self.sampling, self.methods, name).steps
+            noisy = method_of(self.methods, name).candidates(steps)
+            if noisy[-1] > steps - 2:
                 raise ValueError(
                     f"methods.{name}: noisy step {noisy[-1]} needs sampling.steps of at least {noisy[-1] + 2}, as the last step is "
-                    f"deterministic (got {self.sampling.steps})"
+                    f"deterministic (got {steps})"
                 )
         for section, rewards, source in (
             ("training", self.training.rewards, self.prompts.train),
@@ -166,6 +172,11 @@ def method_of(methods: dict[str, MethodRun], name: str) -> Method:
     if name not in METHODS:
         raise ValueError(f"methods: unknown method {name!r}; allowed are {', '.join(METHODS)}")
     return _override(METHODS[name], methods[name].settings, f"methods.{name}.settings")
+
+
+def sampling_of(sampling: SamplingSettings, methods: dict[str, MethodRun], name: str) -> SamplingSettings:
+    """The section `sampling` with a method's departures; ValueError for what does not fit."""
+    return _override(sampling, methods[name].sampling, f"methods.{name}.sampling")
 
 
 def training_of(training: TrainingSettings, methods: dict[str, MethodRun], name: str) -> TrainingSettings:

@@ -25,6 +25,15 @@ class Transition:
     std: torch.Tensor
     x0: torch.Tensor
 
+    def repeat(self, members: int) -> "Transition":
+        """The transition of N states as that of N * members, each state's members side by side."""
+        parts = (self.mean, self.std, self.x0)
+        return Transition(*(part if len(part) == 1 < len(self.mean) else part.repeat_interleave(members, 0) for part in parts))
+
+    def kl(self, other: "Transition") -> torch.Tensor:
+        """KL divergence to a transition of the same std, averaged over all elements but the batch: float32 [N] (Flow-GRPO)."""
+        return ((self.mean - other.mean) / self.std).square().flatten(1).mean(1) / 2
+
     def sample(self, noise: torch.Tensor) -> torch.Tensor:
         """mean + std * noise, float32; noise: standard normal, shape of mean."""
         return self.mean + self.std * noise.float()
@@ -40,16 +49,31 @@ class Transition:
 
 
 def _levels(sigmas: torch.Tensor, step: Step, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """sigma[step] and sigma[step+1] in float32, shaped to broadcast against `like` [N, ...]."""
-    index = torch.as_tensor(step, device=like.device)
+    """sigma[step] and sigma[step+1] in float32, shaped to broadcast against `like` [N, ...]; waits for no device."""
     sigmas = sigmas.to(like.device, torch.float32)
     shape = (-1,) + (1,) * (like.ndim - 1)
-    return sigmas[index].view(shape), sigmas[index + 1].view(shape)
+    return sigmas[step].view(shape), sigmas[step + 1].view(shape)
 
 
-def ode(latents: torch.Tensor, velocity: torch.Tensor, sigma: torch.Tensor, next_sigma: torch.Tensor) -> torch.Tensor:
+def ode(latents: torch.Tensor, velocity: torch.Tensor, sigma: float, next_sigma: float) -> torch.Tensor:
     """Euler step x + v Delta between two levels (paper Eq. 1), float32. There is no density, so no Transition."""
     return latents.float() + velocity.float() * (next_sigma - sigma)
+
+
+def dpm2(latents: torch.Tensor, x0: torch.Tensor, before: torch.Tensor, sigmas: tuple[float, float, float]) -> torch.Tensor:
+    """DPM-Solver++(2M), midpoint (arXiv 2211.01095, Algorithm 2), on the linear path alpha = 1 - sigma; float32.
+
+    x0, before: the clean samples predicted at sigma and at the level before it; sigmas: (level before, sigma, next sigma),
+    falling. First order where the level before is 1 (its log-SNR is minus infinity) and at the jump to 0, as MixGRPO-Flash has it.
+    """
+    last, sigma, following = sigmas
+    if last == 1 or following == 0:
+        slope = 0.0
+    else:
+        log_snr = [math.log((1 - level) / level) for level in sigmas]
+        slope = (log_snr[2] - log_snr[1]) / (log_snr[1] - log_snr[0]) / 2
+    shrunk = following / sigma  # sigma' / sigma; alpha' (1 - e^-h) is then 1 - sigma' / sigma
+    return shrunk * latents.float() + (1 - shrunk) * (x0 + slope * (x0 - before))
 
 
 def flow_sde(latents: torch.Tensor, velocity: torch.Tensor, sigmas: torch.Tensor, step: Step, eta: float) -> Transition:
@@ -78,7 +102,16 @@ def dance_sde(latents: torch.Tensor, velocity: torch.Tensor, sigmas: torch.Tenso
     return Transition(mean, eta * (-delta).sqrt(), x0)
 
 
+def cps(latents: torch.Tensor, velocity: torch.Tensor, sigmas: torch.Tensor, step: Step, eta: float) -> Transition:
+    """Coefficient-preserving sampling (arXiv 2509.05952): the noise takes the place of as much predicted noise; eta in (0, 1)."""
+    x, v = latents.float(), velocity.float()
+    sigma, next_sigma = _levels(sigmas, step, x)
+    x0, x1 = x - sigma * v, x + (1 - sigma) * v
+    std = next_sigma * math.sin(eta * math.pi / 2)
+    return Transition((1 - next_sigma) * x0 + (next_sigma**2 - std**2).sqrt() * x1, std, x0)
+
+
 Stochastic = Callable[..., Transition]
 """transition(latents [N, ...], velocity [N, ...], step=int or int64 [N]) -> Transition: an SDE with its levels and eta fixed."""
 
-SDES: dict[str, Callable[..., Transition]] = {"flow": flow_sde, "dance": dance_sde}
+SDES: dict[str, Callable[..., Transition]] = {"flow": flow_sde, "dance": dance_sde, "cps": cps}

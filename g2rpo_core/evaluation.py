@@ -12,7 +12,7 @@ from .prompts import Prompt
 from .randomness import generator
 from .rewards import Reward, score_all
 from .rollout import sample
-from .schedule import shifted_sigmas
+from .schedule import sigma_at
 
 
 @torch.no_grad()
@@ -23,7 +23,7 @@ def pictures(
 
     The noise depends on the seed and the prompt's id alone, so that any batch size or number of processes gives the same.
     """
-    sigmas = shifted_sigmas(steps, shift).to(policy.device)
+    sigmas = [sigma_at(step, steps, shift) for step in range(steps + 1)]
     training = policy.transformer.training
     policy.transformer.eval()
     for start in range(0, min(count, len(prompts)), batch):
@@ -50,6 +50,6 @@ def heldout_means(
     policy: Policy, prompts: EmbeddingStore, rewards: Mapping[str, Reward], count: int, sampling: SamplingSettings
 ) -> dict[str, float]:
     """`heldout_<reward>`: each reward's mean over the first `count` test prompts with noise that training never sees."""
-    parts = pictures(policy, prompts, count, sampling.steps, sampling.shift, 0, sampling.max_batch)
+    parts = pictures(policy, prompts, count, sampling.steps, sampling.shift, 0, sampling.decode_batch)
     scores = torch.cat([score_all(rewards, images, [prompt.text for prompt in part]) for part, images in parts], 1)
     return {f"heldout_{name}": values.mean().item() for name, values in zip(rewards, scores)}

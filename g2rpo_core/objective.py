@@ -8,6 +8,15 @@ def ratio(log_prob: torch.Tensor, old_log_prob: torch.Tensor) -> torch.Tensor:
     return (log_prob - old_log_prob).exp()
 
 
+def normalized_ratio(log_prob: torch.Tensor, old_log_prob: torch.Tensor, drift: torch.Tensor, std: torch.Tensor) -> torch.Tensor:
+    """The ratio of GRPO-Guard (arXiv 2510.22319, Eq. 8): with mean 1 and a spread that no longer depends on the noise level.
+
+    drift: KL divergence of the current transition to the sampling one, by which the log-ratio lies under 0 on average;
+    std: of the transition, by which the log-ratio's spread is divided. All of one shape.
+    """
+    return ((log_prob - old_log_prob + drift) * std).exp()
+
+
 def clipped_loss(ratio: torch.Tensor, advantages: torch.Tensor, clip_range: float) -> torch.Tensor:
     """-min(r A, clip(r, 1 - eps, 1 + eps) A) for every sample (Eq. 9, beta = 0), shape of the arguments.
 

@@ -1,5 +1,6 @@
 """FLUX as a velocity field: load, evaluate under a batch of prompts, decode to pictures, save."""
 
+import copy
 from pathlib import Path
 
 import torch
@@ -33,6 +34,8 @@ class Policy:
             raise ValueError(f"height and width must be divisible by {2 * self.vae_factor}, got {height}x{width}")
         rows, columns = height // self.vae_factor, width // self.vae_factor
         self.unpacked_shape = (vae.config.latent_channels, rows, columns)
+        self.image_tokens = rows * columns // 4
+        self._base: FluxTransformer2DModel | None = None
         self._image_ids = FluxPipeline._prepare_latent_image_ids(1, rows // 2, columns // 2, device, torch.float32)
 
     @classmethod
@@ -52,17 +55,32 @@ class Policy:
         packed = FluxPipeline._pack_latents(unpacked, *unpacked.shape).to(self.device)
         return packed if count else packed[0]
 
+    def batch_size(self, tokens: int, conditioning: Conditioning) -> int:
+        """How many latents of these prompts make a call of at most `tokens` picture and text tokens; at least 1."""
+        return max(1, tokens // (self.image_tokens + conditioning.context.shape[1]))
+
+    def keep_base(self) -> None:
+        """Keeps a copy of the transformer as it is now, for `base_velocity`: a second set of weights in memory."""
+        self._base = copy.deepcopy(self.transformer).eval().requires_grad_(False)
+
+    def base_velocity(self, conditioning: Conditioning) -> Velocity:
+        """The velocity field of the model that `keep_base` kept."""
+        return self._velocity(self._base, conditioning)
+
     def velocity(self, conditioning: Conditioning) -> Velocity:
         """The velocity field under P encoded prompts; sigma goes to the model exactly, not rounded to 1/1000."""
+        return self._velocity(self.transformer, conditioning)
+
+    def _velocity(self, transformer: FluxTransformer2DModel, conditioning: Conditioning) -> Velocity:
         context, pooled = conditioning.context.to(self.device), conditioning.pooled.to(self.device)
         text_ids = torch.zeros(context.shape[1], 3, device=self.device)
 
         def velocity(latents: torch.Tensor, sigma: torch.Tensor, prompt: torch.Tensor) -> torch.Tensor:
             with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
-                output = self.transformer(
+                output = transformer(
                     hidden_states=latents,
                     timestep=sigma,  # the model multiplies by 1000 itself
-                    guidance=torch.full_like(sigma, self.guidance) if self.transformer.config.guidance_embeds else None,
+                    guidance=torch.full_like(sigma, self.guidance) if transformer.config.guidance_embeds else None,
                     pooled_projections=pooled[prompt],
                     encoder_hidden_states=context[prompt],
                     txt_ids=text_ids,

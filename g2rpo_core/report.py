@@ -8,7 +8,16 @@ import pandas as pd
 from .statistics import Difference, paired_difference
 
 Run = tuple[str, int]  # method and seed
-METHOD_LABELS = {"base": "base model", "g2rpo": "G²RPO", "g2rpo_no_mgai": "G²RPO w/o MGAI", "dance_grpo": "DanceGRPO"}
+METHOD_LABELS = {
+    "base": "base model",
+    "g2rpo": "G²RPO",
+    "g2rpo_no_mgai": "G²RPO w/o MGAI",
+    "mix_grpo": "MixGRPO",
+    "mix_grpo_flash": "MixGRPO-Flash",
+    "dance_grpo": "DanceGRPO",
+    "flow_grpo": "Flow-GRPO",
+    "flow_grpo_fast": "Flow-GRPO-Fast",
+}
 
 
 @dataclass(frozen=True)

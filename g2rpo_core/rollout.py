@@ -1,4 +1,4 @@
-"""Runs a tree of evaluations: every step's live nodes in full batches, nothing evaluated twice."""
+"""Runs a tree of evaluations: what is ready goes through the model in full batches, nothing is evaluated twice."""
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -6,25 +6,34 @@ from dataclasses import dataclass
 
 import torch
 
-from .dynamics import Stochastic, ode
+from .dynamics import Stochastic, dpm2, ode
 from .tree import Decision, Tree
 
 Velocity = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """velocity(latents [N, ...], sigma [N], prompt [N] int64) -> [N, ...]: the model at one noise level and prompt a sample."""
+
+Level = Callable[[float], float]
+"""level(step) -> sigma at a step index in 0...T, whole or between two; `schedule.sigma_at` with T and the shift fixed."""
 
 
 @dataclass(frozen=True)
 class Taken:
     """A decision as it was taken, for P prompts and groups of G; all float32.
 
-    latents: [P, 1 or G, ...], 1 where the whole group departs from one state; next_latents: [P, G, ...];
-    log_prob: [P, G] of the transition under the policy that sampled it.
+    latents, mean: [P, 1 or G, ...], 1 where the whole group departs from one state; next_latents: [P, G, ...];
+    log_prob: [P, G] of the transition under the policy that sampled it, mean: of that transition.
     """
 
     decision: Decision
     latents: torch.Tensor
+    mean: torch.Tensor
     next_latents: torch.Tensor
     log_prob: torch.Tensor
+
+    def members(self, members: slice) -> "Taken":
+        """The same decision for a part of every group."""
+        part = lambda tensor: tensor if tensor.shape[1] == 1 else tensor[:, members]
+        return Taken(self.decision, part(self.latents), part(self.mean), self.next_latents[:, members], self.log_prob[:, members])
 
 
 @dataclass(frozen=True)
@@ -40,18 +49,20 @@ class Rollout:
 def rollout(
     velocity: Velocity,
     tree: Tree,
-    sigmas: torch.Tensor,
+    level: Level,
     transition: Stochastic,
     initial: torch.Tensor,
     noises: Sequence[torch.Tensor],
     max_batch: int,
+    solver: str = "euler",
 ) -> Rollout:
     """Samples the group of every branch for P prompts.
 
-    sigmas: [T+1]; transition: of `Method.transition`; initial: x_T [P, ...], standard normal; noises: for every decision of the
-    tree [P, G, ...], standard normal; max_batch: latents in one call of the model, at least 1.
+    level: noise level of a step index; transition: of `Method.transition`; initial: x_T [P, ...], standard normal; noises: for
+    every decision of the tree [P, G, ...], standard normal; max_batch: latents in one call of the model, at least 1; solver:
+    of the tails, `euler` or `dpm2`.
 
-    All nodes of one step index go through the model together, so the sequential depth is T whatever the tree.
+    Nodes of any step share a call as soon as their latents are known, the longest way to go first; nothing waits for the device.
     """
     prompts, group_size = noises[0].shape[:2]
     shape = initial.shape[1:]
@@ -60,54 +71,77 @@ def rollout(
         children[node.parent].append(index)
     leaf_nodes = {leaf for ends in tree.leaves for leaf in ends}
     states = {root: initial.float()[:, None] for root in children[None]}  # node -> [P, 1 or G, ...]
+    predicted: dict[int, torch.Tensor] = {}  # node -> its clean prediction, kept where a second-order step follows
     clean: dict[int, torch.Tensor] = {}
     taken: dict[int, Taken] = {}
     evaluations = 0
 
-    for step in range(len(sigmas) - 1):
-        live = [index for index, node in enumerate(tree.nodes) if node.step == step]
-        if not live:
-            continue
-        batch = torch.cat([states[index].flatten(0, 1) for index in live])
-        prompt = torch.cat([prompt_of_rows(states[index]) for index in live])
-        velocities = evaluate(velocity, batch, sigmas[step], prompt, max_batch)
-        evaluations += len(batch)
-        for index, v in zip(live, velocities.split([states[index].shape[:2].numel() for index in live])):
-            x = states.pop(index)
-            v = v.view(x.shape)
+    while states:
+        chosen = _next_call({index: states[index].shape[:2].numel() for index in states}, tree, max_batch)
+        velocities = _evaluate_nodes(velocity, [(states[index], level(tree.nodes[index].step)) for index in chosen], max_batch)
+        for index, v in zip(chosen, velocities):
+            here, x = tree.nodes[index], states.pop(index)
+            evaluations += x.shape[:2].numel()
+            sigma = level(here.step)
+            predicted[index] = ode(x, v, sigma, 0.0)
             if index in leaf_nodes:
-                clean[index] = ode(x, v, sigmas[step], sigmas[-1])
+                clean[index] = predicted[index]
             for child in children[index]:
                 node = tree.nodes[child]
-                if node.noise is None:
-                    states[child] = ode(x, v, sigmas[step], sigmas[node.step])
-                    continue
-                noise = noises[node.noise]
-                wide = (prompts, group_size, *shape)
-                noisy = transition(x.expand(wide).flatten(0, 1), v.expand(wide).flatten(0, 1), step=step)
-                sampled = noisy.sample(noise.flatten(0, 1))
-                states[child] = sampled.view(wide)
-                log_prob = noisy.log_prob(sampled).view(prompts, group_size)
-                taken[node.noise] = Taken(tree.decisions[node.noise], x, states[child], log_prob)
+                if node.noise is not None:
+                    wide = (prompts, group_size, *shape)
+                    noisy = transition(x.flatten(0, 1), v.flatten(0, 1), step=here.step)
+                    noisy = noisy if here.grouped else noisy.repeat(group_size)
+                    sampled = noisy.sample(noises[node.noise].flatten(0, 1))
+                    states[child] = sampled.view(wide)
+                    mean = noisy.mean.view(wide)[:, : x.shape[1]]
+                    log_prob = noisy.log_prob(sampled).view(prompts, group_size)
+                    taken[node.noise] = Taken(tree.decisions[node.noise], x, mean, states[child], log_prob)
+                elif here.tail and solver == "dpm2":
+                    levels = (level(tree.nodes[here.parent].step), sigma, level(node.step))
+                    states[child] = dpm2(x, predicted[index], predicted[here.parent], levels)
+                else:
+                    states[child] = ode(x, v, sigma, level(node.step))
+            if solver == "euler":
+                del predicted[index]
 
     finished = torch.stack([torch.stack([clean[leaf] for leaf in ends], 1) for ends in tree.leaves], 1)
     return Rollout(finished, [taken[index] for index in range(len(tree.decisions))], evaluations)
 
 
+def _next_call(ready: dict[int, int], tree: Tree, max_batch: int) -> list[int]:
+    """Which ready nodes (node -> its latents) make the next call: those of the earliest steps that fit, at least one."""
+    chosen, total = [], 0
+    for index in sorted(ready, key=lambda index: tree.nodes[index].step):
+        if not chosen or total + ready[index] <= max_batch:
+            chosen.append(index)
+            total += ready[index]
+    return chosen
+
+
+def _evaluate_nodes(velocity: Velocity, nodes: list[tuple[torch.Tensor, float]], max_batch: int) -> list[torch.Tensor]:
+    """The velocities of nodes, each with its latents [P, g, ...] and its noise level, in the shape of the latents."""
+    rows = [latents.flatten(0, 1) for latents, _ in nodes]
+    sigma = torch.cat([row.new_full((len(row),), level) for row, (_, level) in zip(rows, nodes)])
+    prompt = torch.cat([prompt_of_rows(latents) for latents, _ in nodes])
+    velocities = evaluate(velocity, torch.cat(rows), sigma, prompt, max_batch).split([len(row) for row in rows])
+    return [v.view(latents.shape) for v, (latents, _) in zip(velocities, nodes)]
+
+
 @torch.no_grad()
-def sample(velocity: Velocity, initial: torch.Tensor, sigmas: torch.Tensor, max_batch: int) -> torch.Tensor:
+def sample(velocity: Velocity, initial: torch.Tensor, sigmas: Sequence[float], max_batch: int) -> torch.Tensor:
     """Deterministic sampling of one picture a prompt (Eq. 1): x_T [P, ...] -> clean latents [P, ...], float32."""
     latents, prompt = initial.float(), torch.arange(len(initial), device=initial.device)
-    for step in range(len(sigmas) - 1):
-        latents = ode(latents, evaluate(velocity, latents, sigmas[step], prompt, max_batch), sigmas[step], sigmas[step + 1])
+    for sigma, following in zip(sigmas, sigmas[1:]):
+        v = evaluate(velocity, latents, latents.new_full((len(latents),), sigma), prompt, max_batch)
+        latents = ode(latents, v, sigma, following)
     return latents
 
 
 def evaluate(
     velocity: Velocity, latents: torch.Tensor, sigma: torch.Tensor, prompt: torch.Tensor, max_batch: int
 ) -> torch.Tensor:
-    """The velocity of latents [N, ...] at one sigma, in calls of equal size that is at most `max_batch`."""
-    sigma = sigma.to(latents.device).expand(len(latents))
+    """The velocity of latents [N, ...] at a sigma [N] each, in calls of equal size that is at most `max_batch`."""
     calls = -(-len(latents) // max_batch)
     parts = zip(latents.tensor_split(calls), sigma.tensor_split(calls), prompt.tensor_split(calls))
     return torch.cat([velocity(*part) for part in parts])

@@ -8,7 +8,7 @@ from typing import Literal
 
 import torch
 
-Grid = Literal["released", "paper"]
+Grid = Literal["released", "paper", "even"]
 
 
 def shifted_sigmas(steps: int, shift: float) -> torch.Tensor:
@@ -18,16 +18,22 @@ def shifted_sigmas(steps: int, shift: float) -> torch.Tensor:
     """
     if steps < 1 or shift <= 0:
         raise ValueError(f"need steps >= 1 and shift > 0, got {steps} and {shift}")
-    u = torch.linspace(1, 0, steps + 1, dtype=torch.float64)
-    return (shift * u / (1 + (shift - 1) * u)).float()
+    return torch.tensor([sigma_at(step, steps, shift) for step in range(steps + 1)])
 
 
-def tail(steps: int, noisy_step: int, granularity: int, grid: Grid = "released") -> list[int]:
+def sigma_at(step: float, steps: int, shift: float) -> float:
+    """The noise level at a step index in 0...T, which may lie between two steps."""
+    u = 1 - step / steps
+    return shift * u / (1 + (shift - 1) * u)
+
+
+def tail(steps: int, noisy_step: int, granularity: int, grid: Grid = "released") -> list[float]:
     """Step indices evaluated after the noisy step k, at granularity lambda; after the last one follows sigma = 0.
 
-    Both grids start at k+1. `released` (published code): then k+2, k+2+lambda, ..., without the last entry of
+    All grids start at k+1. `released` (published code): then k+2, k+2+lambda, ..., without the last entry of
     `sigma[k+2::lambda]`, whose place the jump to sigma = 0 takes. `paper` (Eq. 10, counted from the clean end): then
-    every i with (T-1-i) divisible by lambda.
+    every i with (T-1-i) divisible by lambda. `even`: the steps that are left, divided by lambda and rounded to a number of
+    equal steps, as MixGRPO-Flash shortens its tails; the indices may lie between two steps.
 
     steps: T; noisy_step: 0 <= k <= T-2, as the last step is deterministic; granularity: >= 1. ValueError otherwise.
     """
@@ -39,4 +45,8 @@ def tail(steps: int, noisy_step: int, granularity: int, grid: Grid = "released")
         return [noisy_step + 1, *range(noisy_step + 2, steps + 1, granularity)][:-1]
     if grid == "paper":
         return [i for i in range(noisy_step + 1, steps) if i == noisy_step + 1 or (steps - 1 - i) % granularity == 0]
-    raise ValueError(f"grid must be 'released' or 'paper', got {grid!r}")
+    if grid == "even":
+        left = steps - (noisy_step + 1)
+        count = max(1, round(left / granularity))
+        return [noisy_step + 1 + left * number / count for number in range(count)]
+    raise ValueError(f"grid must be 'released', 'paper' or 'even', got {grid!r}")

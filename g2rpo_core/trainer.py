@@ -4,23 +4,25 @@ import math
 import random
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Literal
 
 import torch
 
 from .advantage import group_advantages
 from .config import SamplingSettings, TrainingSettings
-from .dynamics import Stochastic
-from .embeddings import EmbeddingStore
+from .dynamics import Transition
+from .embeddings import Conditioning, EmbeddingStore
 from .errors import UserError
 from .methods import Method
-from .objective import clipped_loss, ratio
+from .objective import clipped_loss, normalized_ratio, ratio
 from .policy import Policy
 from .prompts import visits
 from .randomness import generator, seed_of
 from .rewards import Reward, score_all
 from .rollout import Rollout, Taken, Velocity, prompt_of_rows, rollout
-from .schedule import shifted_sigmas
+from .schedule import shifted_sigmas, sigma_at
 from .tree import build
 
 
@@ -32,10 +34,12 @@ class NonFiniteError(UserError):
 class Rows:
     """Transitions to train on: N states, each with M sampled next states.
 
-    latents: [N, ...]; next_latents: [N, M, ...]; old_log_prob, advantages: [N, M]; step, prompt: [N] int64.
+    latents: [N, ...]; mean: [N, ...] of the transition that sampled; next_latents: [N, M, ...]; old_log_prob, advantages: [N, M];
+    step, prompt: [N] int64.
     """
 
     latents: torch.Tensor
+    mean: torch.Tensor
     next_latents: torch.Tensor
     old_log_prob: torch.Tensor
     advantages: torch.Tensor
@@ -69,10 +73,12 @@ class Trainer:
         self.prompts, self.rewards, self.seed = prompts, rewards, seed
         self.sigmas = shifted_sigmas(sampling.steps, sampling.shift).to(policy.device)
         self.transition = method.transition(self.sigmas)
-        self.tree = build(method.branches(sampling.steps), method.granularities, sampling.steps, method.grid)
+        self.level = partial(sigma_at, steps=sampling.steps, shift=sampling.shift)
         self.parameters = list(policy.transformer.parameters())
         self.optimizer = torch.optim.AdamW(self.parameters, training.learning_rate, weight_decay=training.weight_decay)
         policy.transformer.train()
+        if method.kl:
+            policy.keep_base()
 
     def run(self) -> Iterator[dict]:
         """The record of each iteration, after its update.
@@ -87,14 +93,13 @@ class Trainer:
             if self.training.schedule == "linear":
                 self.optimizer.param_groups[0]["lr"] = self.training.learning_rate * (1 - iteration / self.training.iterations)
             indices = visits(iteration, self.training.prompts_per_iteration, len(self.prompts), self.seed)
-            velocity = self.policy.velocity(self.prompts.conditioning(indices))
-            sampled = self.sample(velocity, iteration, len(indices))
+            conditioning = self.prompts.conditioning(indices)
+            sampled = self.sample(conditioning, iteration)
             scores = self.score(sampled, [self.prompts.prompts[index].text for index in indices], iteration)
             advantages = advantages_of(scores, list(self.training.rewards.values()), self.training.advantage_clip)
             chosen = self.method.trained(len(sampled.taken), random.Random(seed_of("trained", self.seed, iteration)))
             taken = [sampled.taken[index] for index in chosen]
-            updates = [taken] if self.method.updates == "iteration" else [[one] for one in taken]
-            steps = [self.update(velocity, update, advantages) for update in updates]
+            steps = [self.update(conditioning, *update) for update in updates_of(taken, advantages, self.method.updates)]
             evaluations += sampled.evaluations
             trained += sum(step["states"] for step in steps)
             seconds += time.perf_counter() - start  # what the caller does between iterations does not count
@@ -107,22 +112,26 @@ class Trainer:
                 **{f"spread_{name}": score.std(-1).mean().item() for name, score in zip(self.rewards, scores)},
                 "clamped": (advantages.abs() >= self.training.advantage_clip).float().mean().item(),
                 "ratio_drift": steps[0]["ratio_drift"],
-                **{key: sum(step[key] for step in steps) / len(steps) for key in ("loss", "grad_norm", "clip_share")},
+                **{key: sum(step[key] for step in steps) / len(steps) for key in ("loss", "kl", "grad_norm", "clip_share")},
             }
 
-    def sample(self, velocity: Velocity, iteration: int, prompts: int) -> Rollout:
+    def sample(self, conditioning: Conditioning, iteration: int) -> Rollout:
         """The rollout of one iteration; seed, iteration and the prompt's place decide its noise, nothing else."""
-        generators = [generator("rollout", self.seed, iteration, place) for place in range(prompts)]
+        method, steps = self.method, self.sampling.steps
+        tree = build(method.branches(steps, iteration, self.seed), method.granularities, steps, method.grid)
+        generators = [generator("rollout", self.seed, iteration, place) for place in range(len(conditioning.pooled))]
         initial = torch.stack([self.policy.noise(one) for one in generators])
         group = self.training.group_size
-        noises = [torch.stack([self.policy.noise(one, group) for one in generators]) for _ in self.tree.decisions]
-        return rollout(velocity, self.tree, self.sigmas, self.transition, initial, noises, self.sampling.max_batch)
+        noises = [torch.stack([self.policy.noise(one, group) for one in generators]) for _ in tree.decisions]
+        max_batch = self.policy.batch_size(self.sampling.batch_tokens, conditioning)
+        velocity = self.policy.velocity(conditioning)
+        return rollout(velocity, tree, self.level, self.transition, initial, noises, max_batch, method.solver)
 
     @torch.no_grad()
     def score(self, sampled: Rollout, texts: list[str], iteration: int) -> torch.Tensor:
         """[R, P, B, J, G]: every reward of every picture of a rollout; NonFiniteError names prompt and reward."""
         shape = sampled.clean.shape[:4]
-        pictures = self.policy.decode(sampled.clean.flatten(0, 3), self.sampling.max_batch)
+        pictures = self.policy.decode(sampled.clean.flatten(0, 3), self.sampling.decode_batch)
         prompts = [text for text in texts for _ in range(math.prod(shape[1:]))]
         scores = score_all(self.rewards, pictures, prompts)
         for name, values in zip(self.rewards, scores):
@@ -132,20 +141,28 @@ class Trainer:
                 raise NonFiniteError(f"iteration {iteration + 1}: reward {name} is {value} for the prompt {prompts[place]!r}")
         return scores.view(-1, *shape)
 
-    def update(self, velocity: Velocity, taken: list[Taken], advantages: torch.Tensor) -> dict:
+    def update(self, conditioning: Conditioning, taken: list[Taken], advantages: torch.Tensor) -> dict:
         """One optimizer step on the mean loss over all given transitions, in as many batches as it takes (Eq. 12)."""
         batches = rows_of(taken, advantages)
         total = sum(batch.advantages.numel() for batch in batches)
-        loss_sum, drift, clipped = 0.0, 0.0, 0
+        size = self.policy.batch_size(self.training.batch_tokens, conditioning)
+        velocity = self.policy.velocity(conditioning)
+        base = self.policy.base_velocity(conditioning) if self.method.kl else None
+        sums = []
         self.optimizer.zero_grad()
-        for rows in (part for batch in batches for part in batch.split(self.sampling.max_batch)):
-            r = ratio(log_probs(velocity, rows, self.sigmas, self.transition), rows.old_log_prob)
-            loss = clipped_loss(r, rows.advantages, self.training.clip_range).sum() / total
-            loss.backward()
+        for rows in (part for batch in batches for part in batch.split(size)):
+            r, loss = self._policy_loss(current := self._transition(velocity, rows), rows)
+            kl = torch.zeros_like(loss)
+            if base:
+                with torch.no_grad():
+                    reference = self._transition(base, rows)
+                kl = current.kl(reference)[:, None].expand_as(loss)
+            ((loss + self.method.kl * kl).sum() / total).backward()
             away = (r.detach() - 1).abs()
-            loss_sum += loss.item()
-            drift = max(drift, away.max().item())
-            clipped += (away > self.training.clip_range).sum().item()
+            clipped = (away > self.training.clip_range).sum()
+            sums.append(torch.stack([loss.detach().sum(), kl.detach().sum(), clipped, away.max()]))
+        loss_sum, kl_sum, clipped, _ = torch.stack(sums).sum(0).div(total).tolist()
+        drift = torch.stack(sums)[:, 3].max().item()
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.training.max_grad_norm).item()
         if not (math.isfinite(loss_sum) and math.isfinite(norm)):
             steps = [one.decision.step for one in taken]
@@ -153,17 +170,48 @@ class Trainer:
         self.optimizer.step()
         return {
             "loss": loss_sum,
+            "kl": kl_sum,
             "grad_norm": norm,
             "ratio_drift": drift,
-            "clip_share": clipped / total,
+            "clip_share": clipped,
             "states": sum(len(batch.latents) for batch in batches),
         }
+
+    def _transition(self, velocity: Velocity, rows: Rows) -> Transition:
+        """The transitions from all N states under a velocity field: one forward."""
+        return self.transition(rows.latents, velocity(rows.latents, self.sigmas[rows.step], rows.prompt), step=rows.step)
+
+    def _policy_loss(self, current: Transition, rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
+        """Ratio and clipped loss of every transition, each [N, M]."""
+        members = rows.next_latents.shape[1]
+        log_prob = current.repeat(members).log_prob(rows.next_latents.flatten(0, 1)).view(-1, members)
+        if self.method.ratio == "plain":
+            r = ratio(log_prob, rows.old_log_prob)
+            return r, clipped_loss(r, rows.advantages, self.training.clip_range)
+        std = current.std.flatten(1)
+        drift = current.kl(replace(current, mean=rows.mean))[:, None]
+        r = normalized_ratio(log_prob, rows.old_log_prob, drift, std)
+        length = (self.sigmas[rows.step] - self.sigmas[rows.step + 1])[:, None]  # GRPO-Guard evens out the steps' gradients by it
+        return r, clipped_loss(r, rows.advantages, self.training.clip_range) / length
 
 
 def advantages_of(scores: torch.Tensor, weights: list[float], clip: float) -> torch.Tensor:
     """Rewards [R, P, B, J, G] -> advantages [P, B, G]: each prompt's branch is a group of its own."""
     _, prompts, branches, _, group = scores.shape
     return group_advantages(scores.permute(0, 3, 1, 2, 4).flatten(2, 3), weights, clip).view(prompts, branches, group)
+
+
+def updates_of(
+    taken: list[Taken], advantages: torch.Tensor, updates: Literal["iteration", "step"] | int
+) -> list[tuple[list[Taken], torch.Tensor]]:
+    """The optimizer steps of an iteration: the transitions of each, with their advantages (see Method.updates)."""
+    if updates == "iteration":
+        return [(taken, advantages)]
+    if updates == "step":
+        return [([one], advantages) for one in taken]
+    parts = torch.arange(advantages.shape[-1]).tensor_split(updates)
+    slices = [slice(int(part[0]), int(part[-1]) + 1) for part in parts if len(part)]
+    return [([one.members(members) for one in taken], advantages[..., members]) for members in slices]
 
 
 def rows_of(taken: list[Taken], advantages: torch.Tensor) -> list[Rows]:
@@ -180,6 +228,7 @@ def rows_of(taken: list[Taken], advantages: torch.Tensor) -> list[Rows]:
             rows.append(
                 Rows(
                     latents=one.latents.flatten(0, 1),
+                    mean=one.mean.flatten(0, 1),
                     next_latents=one.next_latents.reshape(*members, *one.next_latents.shape[2:]),
                     old_log_prob=one.log_prob.reshape(members),
                     advantages=advantages[:, one.decision.branch].reshape(members),
@@ -190,11 +239,3 @@ def rows_of(taken: list[Taken], advantages: torch.Tensor) -> list[Rows]:
         if rows:
             result.append(Rows(*(torch.cat([getattr(row, field) for row in rows]) for field in Rows.__dataclass_fields__)))
     return result
-
-
-def log_probs(velocity: Velocity, rows: Rows, sigmas: torch.Tensor, transition: Stochastic) -> torch.Tensor:
-    """[N, M] log-probability of the transitions under the current policy; one forward for each of the N states."""
-    v = velocity(rows.latents, sigmas[rows.step], rows.prompt)
-    members = rows.next_latents.shape[1]
-    x, v, step = (tensor.repeat_interleave(members, 0) for tensor in (rows.latents, v, rows.step))
-    return transition(x, v, step=step).log_prob(rows.next_latents.flatten(0, 1)).view(-1, members)

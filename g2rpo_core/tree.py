@@ -15,10 +15,11 @@ from .schedule import Grid, tail
 class Node:
     """One evaluation of the velocity, at sigma[step]; for the whole group if noise lies on the way, else once."""
 
-    step: int
+    step: float  # a tail of the grid `even` may lie between two steps
     parent: int | None  # index of the node it comes from; None at the root
     noise: int | None  # index of the decision whose noise leads here; None after a deterministic step
     grouped: bool
+    tail: bool  # after the branch's last noise: the tails' solver, not Euler's, makes the step from here
 
 
 @dataclass(frozen=True)
@@ -47,24 +48,24 @@ def build(branches: Iterable[Sequence[int]], granularities: Sequence[int], steps
 
     steps: T; raises ValueError (from `tail`) for a noisy step beyond T-2 or a granularity under 1.
     """
-    nodes: dict[tuple[int | None, int, int | None], int] = {}
+    nodes: dict[tuple[int | None, float, int | None, bool], int] = {}
     table: list[Node] = []
     decisions: list[Decision] = []
     leaves = []
 
-    def add(parent: int | None, step: int, noise: int | None = None) -> int:
-        key = (parent, step, noise)
+    def add(parent: int | None, step: float, noise: int | None, tail: bool) -> int:
+        key = (parent, step, noise, tail)
         if key not in nodes:
             nodes[key] = len(table)
             grouped = noise is not None or (parent is not None and table[parent].grouped)
-            table.append(Node(step, parent, noise, grouped))
+            table.append(Node(step, parent, noise, grouped, tail))
         return nodes[key]
 
     for branch, noisy in enumerate(branches):
         tails = [tail(steps, noisy[-1], granularity, grid) for granularity in granularities]
-        node = add(None, 0)
+        node = add(None, 0, None, False)
         for step in range(noisy[-1] + 1):
-            target = add(node, step + 1, len(decisions) if step in noisy else None)
+            target = add(node, step + 1, len(decisions) if step in noisy else None, step == noisy[-1])
             if step in noisy:
                 decisions.append(Decision(branch, step))
             node = target
@@ -72,7 +73,7 @@ def build(branches: Iterable[Sequence[int]], granularities: Sequence[int], steps
         for _, *rest in tails:  # the first is `node` itself
             end = node
             for step in rest:
-                end = add(end, step)
+                end = add(end, step, None, True)
             ends.append(end)
         leaves.append(tuple(ends))
     return Tree(tuple(table), tuple(decisions), tuple(leaves))

@@ -7,7 +7,7 @@ import torch
 from tqdm import tqdm
 
 from g2rpo_core import rewards
-from g2rpo_core.config import method_of, training_of
+from g2rpo_core.config import method_of, sampling_of, training_of
 from g2rpo_core.embeddings import DTYPES, EmbeddingStore
 from g2rpo_core.errors import UserError
 from g2rpo_core.evaluation import heldout_means
@@ -25,8 +25,9 @@ def main() -> None:
     settings = sections(args.profile, *SECTIONS)
     if args.method not in settings.methods:
         raise UserError(f"profiles/{args.profile}.yaml: methods: there is no {args.method!r}, only {', '.join(settings.methods)}")
-    method, training = method_of(settings.methods, args.method), training_of(settings.training, settings.methods, args.method)
-    sampling, monitor = settings.sampling, training.monitor
+    method = method_of(settings.methods, args.method)
+    training = training_of(settings.training, settings.methods, args.method)
+    sampling, monitor = sampling_of(settings.sampling, settings.methods, args.method), training.monitor
     device = "cuda" if torch.cuda.is_available() else "cpu"
     models = Path("models", args.profile)
     policy = Policy.load(

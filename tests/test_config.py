@@ -36,7 +36,7 @@ def test_every_profile_of_the_project_is_valid(path):
         (
             "g2rpo_no_mgai: {settings: {noisy_steps: [0, 1, 2, 3, 4]}}",
             "g2rpo_no_mgai: {settings: {sde: wave}}",
-            "methods.g2rpo_no_mgai.settings.sde: Input should be 'flow' or 'dance' (got 'wave')",
+            "methods.g2rpo_no_mgai.settings.sde: Input should be 'flow', 'dance' or 'cps' (got 'wave')",
         ),
         (
             "g2rpo_no_mgai: {settings: {noisy_steps: [0, 1, 2, 3, 4]}}",

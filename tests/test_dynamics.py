@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 import torch
 
-from g2rpo_core.dynamics import SDES, ode
-from g2rpo_core.schedule import shifted_sigmas
+from g2rpo_core.dynamics import SDES, dpm2, ode
+from g2rpo_core.schedule import shifted_sigmas, sigma_at
 
 GOLDENS = Path(__file__).parent / "goldens"
 
@@ -30,7 +30,7 @@ def test_transitions_are_the_published_ones(file, sde):
             np.testing.assert_allclose(ours, expected, rtol=2e-5, atol=2e-6, err_msg=f"{sde} {name} at step {step}")
 
 
-@pytest.mark.parametrize("sde", ["flow", "dance"])
+@pytest.mark.parametrize("sde", SDES)
 def test_steps_may_differ_between_samples(sde):
     torch.manual_seed(0)
     latents, velocity = torch.randn(2, 6, 5, 3)
@@ -42,7 +42,7 @@ def test_steps_may_differ_between_samples(sde):
         assert torch.equal(together.std[n], alone.std[0])
 
 
-@pytest.mark.parametrize("sde", ["flow", "dance"])
+@pytest.mark.parametrize("sde", SDES)
 def test_log_prob_is_the_mean_gaussian_density(sde):
     torch.manual_seed(0)
     latents, velocity, noise = torch.randn(3, 4, 8, 8)
@@ -69,6 +69,54 @@ def test_euler_is_exact_for_a_constant_velocity():
     for step in range(16):
         x = ode(x, velocity, sigmas[step], sigmas[step + 1])
     torch.testing.assert_close(x, start - velocity)
+
+
+def test_cps_puts_noise_in_the_place_of_predicted_noise():
+    """The next latents are (1 - sigma') x0 + sigma' n, with n as much noise as at the start; without any it is the Euler step."""
+    torch.manual_seed(0)
+    x0, x1 = torch.randn(2, 1, 100_000)
+    sigmas, step = shifted_sigmas(16, 3.0), 5
+    latents, velocity = (1 - sigmas[step]) * x0 + sigmas[step] * x1, x1 - x0
+    quiet = SDES["cps"](latents, velocity, sigmas, step, 1e-9)
+    torch.testing.assert_close(quiet.mean, ode(latents, velocity, sigmas[step], sigmas[step + 1]), rtol=1e-4, atol=1e-5)
+    loud = SDES["cps"](latents, velocity, sigmas, step, 0.7)
+    noise = (loud.sample(torch.randn(1, 100_000)) - (1 - sigmas[step + 1]) * x0) / sigmas[step + 1]
+    assert noise.std().item() == pytest.approx(1, abs=0.01)
+    assert (noise * x1).mean().item() == pytest.approx(math.cos(0.35 * math.pi), abs=0.01)
+
+
+def test_kl_is_that_of_gaussians():
+    torch.manual_seed(0)
+    latents, velocity, other = torch.randn(3, 4, 8, 8)
+    sigmas = shifted_sigmas(16, 3.0)
+    one, two = (SDES["flow"](latents, v, sigmas, 2, 0.7) for v in (velocity, other))
+    normals = [torch.distributions.Normal(t.mean, t.std.expand_as(t.mean)) for t in (one, two)]
+    torch.testing.assert_close(one.kl(two), torch.distributions.kl_divergence(*normals).mean((1, 2)))
+
+
+def test_second_order_steps_converge_faster_than_euler():
+    """On the velocity of Gaussian data, whose path has a closed form; halving the steps' length quarters the error."""
+    spread, start = 0.5, torch.tensor([[1.5]])
+    scale = lambda sigma: math.sqrt((1 - sigma) ** 2 * spread**2 + sigma**2)
+    errors = {"dpm2": [], "euler": []}
+    for steps in (40, 80):
+        sigmas = [sigma_at(step, steps, 3.0) for step in range(4 * steps // 5 + 1)]
+        for solver, error in errors.items():
+            x, before, last = start, start, 1.0
+            for sigma, following in zip(sigmas, sigmas[1:]):
+                x0 = (1 - sigma) * spread**2 / scale(sigma) ** 2 * x
+                v = (x - x0) / sigma
+                x = ode(x, v, sigma, following) if solver == "euler" else dpm2(x, x0, before, (last, sigma, following))
+                before, last = x0, sigma
+            error.append(abs(x.item() - start.item() * scale(sigmas[-1])))
+    assert errors["euler"][0] / errors["euler"][1] == pytest.approx(2, abs=0.3)
+    assert errors["dpm2"][0] / errors["dpm2"][1] > 3
+    assert errors["dpm2"][1] < errors["euler"][1] / 5
+
+
+def test_the_last_second_order_step_lands_on_the_prediction():
+    x, x0, before = torch.randn(3, 2, 4)
+    torch.testing.assert_close(dpm2(x, x0, before, (0.6, 0.3, 0.0)), x0)
 
 
 @pytest.mark.parametrize("sde", ["flow", "dance"])

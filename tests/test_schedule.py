@@ -65,3 +65,12 @@ def test_impossible_tails_are_refused(arguments):
 def test_impossible_sigmas_are_refused(arguments):
     with pytest.raises(ValueError):
         shifted_sigmas(*arguments)
+
+
+def test_even_tails_have_equal_steps_and_are_mix_grpo_flashs_at_its_setting():
+    assert tail(25, 3, 3, "even") == [4, 7, 10, 13, 16, 19, 22]  # its 0.4 of T = 25 after the window 0...3: 8 points, 7 steps
+    for steps, noisy_step, granularity in ((16, 2, 2), (10, 4, 3), (10, 8, 3)):
+        path = [*tail(steps, noisy_step, granularity, "even"), steps]
+        assert path[0] == noisy_step + 1
+        np.testing.assert_allclose(np.diff(path), path[1] - path[0])
+        assert abs((path[1] - path[0]) - granularity) < granularity / 2 or len(path) == 2

@@ -10,13 +10,13 @@ from g2rpo_core.methods import METHODS
 from g2rpo_core.rollout import rollout
 from g2rpo_core.schedule import shifted_sigmas
 from g2rpo_core.statistics import paired_difference
-from g2rpo_core.trainer import NonFiniteError, Trainer, advantages_of
+from g2rpo_core.trainer import NonFiniteError, Trainer, advantages_of, updates_of
 from g2rpo_core.tree import build
 
-from .test_rollout import noise
+from .test_rollout import level, noise
 
-SAMPLING = {"steps": 6, "max_batch": 64}
-TRAINING = {"iterations": 2, "prompts_per_iteration": 2, "group_size": 3, "rewards": {"redness": 1.0}}
+SAMPLING = {"steps": 6, "batch_tokens": 64 * 32}
+TRAINING = {"iterations": 2, "prompts_per_iteration": 2, "group_size": 3, "batch_tokens": 64 * 32, "rewards": {"redness": 1.0}}
 
 
 def redness(images, prompts):
@@ -66,13 +66,13 @@ def test_gradient_does_not_depend_on_the_batch_size(policy, embeddings, settings
         lambda self: gradients.append([p.grad.clone() for p in policy.transformer.parameters() if p.grad is not None]),
     )
     training = training.model_copy(update={"iterations": 1, "max_grad_norm": 1e9})
-    for max_batch in (2, 64):
+    for latents in (2, 64):
         list(
             training_run(
                 policy,
-                small(name),
-                sampling.model_copy(update={"max_batch": max_batch}),
-                training,
+                small(name, updates="iteration"),
+                sampling,
+                training.model_copy(update={"batch_tokens": latents * 32}),
                 embeddings,
                 {"redness": redness},
                 seed=0,
@@ -89,8 +89,9 @@ def test_gradient_is_that_of_the_written_objective(policy, embeddings, settings)
     method, sigmas = small("g2rpo"), shifted_sigmas(6, 3.0)
     tree = build(method.branches(6), method.granularities, 6)
     initial, noises = noise(tree)
-    velocity = policy.velocity(embeddings.conditioning([0, 1]))
-    sampled = rollout(velocity, tree, sigmas, method.transition(sigmas), initial, noises, 100)
+    conditioning = embeddings.conditioning([0, 1])
+    velocity = policy.velocity(conditioning)
+    sampled = rollout(velocity, tree, level(6), method.transition(sigmas), initial, noises, 100)
     advantages = torch.randn(2, 3, 3, generator=torch.Generator().manual_seed(0))
     parameters = list(policy.transformer.parameters())
     terms = []
@@ -105,7 +106,7 @@ def test_gradient_is_that_of_the_written_objective(policy, embeddings, settings)
 
     sampling, training = settings
     trainer = Trainer(policy, method, sampling, training.model_copy(update={"max_grad_norm": 1e9}), embeddings, {}, seed=0)
-    trainer.update(velocity, sampled.taken, advantages)
+    trainer.update(conditioning, sampled.taken, advantages)
     for parameter, gradient in zip(parameters, expected):
         if gradient is not None:
             torch.testing.assert_close(parameter.grad, gradient, rtol=1e-3, atol=1e-6)
@@ -132,7 +133,8 @@ def test_training_raises_a_reward_on_noise_and_prompts_it_never_saw(policy, embe
     seen = Subset(embeddings, 12)
     before = heldout()
     training = training.model_copy(update={"iterations": 30, "learning_rate": 1e-3, "prompts_per_iteration": 1, "group_size": 8})
-    list(training_run(policy, small(name), sampling, training, seen, {"redness": redness}, seed=0))
+    one = small(name, updates="iteration")  # several need smaller steps than so few iterations allow
+    list(training_run(policy, one, sampling, training, seen, {"redness": redness}, seed=0))
     assert paired_difference(heldout(), before).standard_errors > 4
 
 
@@ -172,3 +174,53 @@ def test_a_share_of_the_noisy_steps_is_drawn():
     draws = [method.trained(15, random.Random(seed)) for seed in range(50)]
     assert all(len(draw) == len(set(draw)) == 9 for draw in draws)
     assert {index for draw in draws for index in draw} == set(range(15))
+
+
+def test_updates_on_parts_of_the_group_cover_every_transition_once(policy, embeddings, settings):
+    trainer = Trainer(policy, small("mix_grpo"), *settings, embeddings, {}, seed=0)
+    taken = trainer.sample(embeddings.conditioning([0, 1]), 0).taken
+    advantages = torch.randn(2, 1, 3)
+    for updates, sizes in ((2, [2, 1]), (3, [1, 1, 1]), (7, [1, 1, 1]), ("iteration", [3])):
+        parts = updates_of(taken, advantages, updates)
+        assert [part.shape[-1] for _, part in parts] == sizes
+        assert torch.equal(torch.cat([part for _, part in parts], -1), advantages)
+        for place, one in enumerate(taken):
+            assert torch.equal(torch.cat([part[place].next_latents for part, _ in parts], 1), one.next_latents)
+            assert torch.equal(torch.cat([part[place].log_prob for part, _ in parts], 1), one.log_prob)
+
+
+def test_kl_starts_at_zero_and_holds_the_policy_to_the_base(policy, embeddings, settings):
+    sampling, training = settings
+    start = {name: value.clone() for name, value in policy.transformer.state_dict().items()}
+    training = training.model_copy(update={"iterations": 12, "learning_rate": 1e-3})
+    drift = []
+    for weight in (1e-6, 100.0):
+        policy.transformer.load_state_dict(start)
+        records = list(
+            training_run(policy, small("flow_grpo", kl=weight), sampling, training, embeddings, {"redness": redness}, seed=0)
+        )
+        assert records[0]["kl"] == 0
+        drift.append(records[-1]["kl"])
+    assert drift[1] < drift[0] / 3
+
+
+def test_the_normalized_ratio_starts_at_one_and_weighs_steps_by_noise_over_length(policy, embeddings, settings):
+    """At the first update its gradient is that of the plain ratio with each step's loss times std / (sigma - sigma')."""
+    sampling, training = settings
+    training = training.model_copy(update={"max_grad_norm": 1e9})
+    gradients = {}
+    for name in ("plain", "normalized"):
+        trainer = Trainer(policy, small("g2rpo", ratio=name), sampling, training, embeddings, {}, seed=0)
+        trainer.optimizer.step = lambda: None
+        conditioning = embeddings.conditioning([0, 1])
+        taken = trainer.sample(conditioning, 0).taken
+        advantages = torch.randn(2, 3, 3, generator=torch.Generator().manual_seed(0))
+        for one in taken:
+            record = trainer.update(conditioning, [one], advantages)
+            assert record["ratio_drift"] < 2e-5
+            sigma, following = trainer.sigmas[one.decision.step : one.decision.step + 2]
+            std = trainer.transition(one.latents[0], one.latents[0], step=one.decision.step).std.item()
+            gradients[name, one.decision.step] = policy.transformer.proj_out.weight.grad.clone(), std / (sigma - following).item()
+    for (name, step), (gradient, weight) in gradients.items():
+        if name == "plain":
+            torch.testing.assert_close(gradients["normalized", step][0], gradient * weight, rtol=2e-3, atol=1e-5)

@@ -13,10 +13,18 @@ def test_cost_at_the_papers_setting(granularities, evaluations):
 
 def test_published_methods_cost():
     cost = {name: build(m.branches(16), m.granularities, 16, m.grid).evaluations(12) for name, m in METHODS.items()}
-    assert cost == {"g2rpo": 1700, "g2rpo_no_mgai": 1112, "dance_grpo": 1 + 15 * 12}
+    assert cost == {
+        "g2rpo": 1700,
+        "g2rpo_no_mgai": 1112,
+        "dance_grpo": 1 + 15 * 12,
+        "mix_grpo": 1 + 15 * 12,
+        "mix_grpo_flash": 1 + (3 + 4) * 12,  # the 12 steps after the window become 4
+        "flow_grpo": 1 + 15 * 12,
+        "flow_grpo_fast": 4 + 12 * 12,  # the window of iteration 0 is drawn as (3, 4)
+    }
 
 
-@pytest.mark.parametrize("grid", ["released", "paper"])
+@pytest.mark.parametrize("grid", ["released", "paper", "even"])
 @pytest.mark.parametrize("branches", [[(k,) for k in range(6)], [(0, 1, 2, 3)], [(2, 4)], [tuple(range(9))]])
 def test_nothing_is_evaluated_twice_and_nothing_is_missing(branches, grid):
     """The nodes are exactly the different histories that following every branch and tail by itself visits."""
