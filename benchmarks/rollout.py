@@ -1,0 +1,218 @@
+"""One iteration by the published loops and by ours, on the same weights and noise: evaluations, seconds, memory, differences.
+
+    python -m benchmarks.rollout [--size tiny|compute|all] [--json]
+
+Sizes: `tiny` is the profile's (16 + 16 tokens: per-call overhead dominates); `compute` the same model on larger pictures
+(484 + 16 tokens: arithmetic dominates, so that only saved evaluations and saved training passes count).
+"""
+
+import argparse
+import json
+import random
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import torch
+
+from benchmarks.published import PublishedIteration
+from g2rpo_core import rewards as reward_table
+from g2rpo_core.config import SamplingSettings, load_profile, method_of
+from g2rpo_core.embeddings import EmbeddingStore, encode, write
+from g2rpo_core.model_store import write_lock
+from g2rpo_core.policy import Policy
+from g2rpo_core.prompts import shape_prompts
+from g2rpo_core.randomness import generator
+from g2rpo_core.rollout import evaluate
+from g2rpo_core.shapes.build import build_models
+from g2rpo_core.trainer import Trainer, advantages_of
+from g2rpo_core.tree import build
+
+# side of the pictures in pixels, latents in a call of the transformer, pictures in one of the VAE (each what is fastest on a
+# CPU), and what is added to a method's name
+SIZES = {"tiny": (32, 144, 16, ""), "compute": (176, 12, 1, "_500_tokens")}
+METHODS = ("g2rpo", "dance_grpo", "mix_grpo")
+STEPS, PLAIN_BATCH = 16, 12
+
+
+class Peak:
+    """Peak memory above that at its start: of the GPU's tensors, or of the process, looked at every 5 ms."""
+
+    def __init__(self, device: torch.device):
+        self.device, self.gib = device, 0.0
+
+    def __enter__(self):
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+            self.start = torch.cuda.memory_allocated()
+        else:
+            self.process, self.done = psutil.Process(), threading.Event()
+            self.start = self.highest = self.process.memory_info().rss
+            self.thread = threading.Thread(target=self._watch)
+            self.thread.start()
+        return self
+
+    def _watch(self):
+        while not self.done.wait(0.005):
+            self.highest = max(self.highest, self.process.memory_info().rss)
+
+    def __exit__(self, *_):
+        if self.device.type == "cuda":
+            self.highest = torch.cuda.max_memory_allocated()
+        else:
+            self.done.set()
+            self.thread.join()
+        self.gib = (self.highest - self.start) / 2**30
+
+
+def make_models(folder: Path) -> tuple[Path, EmbeddingStore]:
+    """The tiny models at full size, hardly trained (their weights do not matter here), and an encoded prompt."""
+    from diffusers import FluxPipeline
+
+    settings = load_profile(Path("profiles/tiny.yaml")).models
+    short = {
+        name: value.model_copy(update={"steps": 3, "batch": 8})
+        for name in type(settings).model_fields
+        if hasattr(value := getattr(settings, name), "steps")
+    }
+    entries, _ = build_models(folder / "models", settings.model_copy(update={"pictures": 64, **short}))
+    write_lock(folder / "models", entries)
+    pipeline = FluxPipeline.from_pretrained(folder / "models" / "pipeline", transformer=None, vae=None)
+    write(folder / "embeddings", encode(pipeline, shape_prompts(4, 0, testing=False), 16, 4), "float32", shard_rows=4)
+    return folder / "models", EmbeddingStore(folder / "embeddings")
+
+
+def make_policy(models: Path, side: int, device: str) -> Policy:
+    """The tiny policy with random output and modulation weights, as an untrained DiT's velocity is zero everywhere."""
+    policy = Policy.load(models / "pipeline", height=side, width=side, guidance=3.5, device=device)
+    random_numbers = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in policy.transformer.named_parameters():
+            if "norm" in name and "linear" in name or name.startswith("proj_out"):
+                parameter.copy_(0.1 * torch.randn(parameter.shape, generator=random_numbers))
+    return policy
+
+
+def timed(device: torch.device, work):
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    result = work()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return result, time.perf_counter() - start
+
+
+def gradients(trainer: Trainer) -> torch.Tensor:
+    return torch.cat([parameter.grad.flatten() for parameter in trainer.parameters if parameter.grad is not None])
+
+
+def compare(name: str, policy: Policy, store: EmbeddingStore, models: Path, sampling: SamplingSettings) -> dict:
+    """Both loops for one iteration of a method at T = 16 and 12 members; what they took, and how far they differ."""
+    profile = load_profile(Path("profiles/tiny.yaml"))
+    method = method_of({name: type(profile.methods[name])()}, name).model_copy(update={"updates": "iteration"})
+    training = profile.training.model_copy(
+        update={"learning_rate": 0.0, "max_grad_norm": 1e9, "batch_tokens": sampling.batch_tokens}
+    )
+    scorers = reward_table.load(list(training.rewards), models, policy.device)
+    trainer = Trainer(policy, method, sampling, training, store, scorers, seed=0)
+    conditioning, text = store.conditioning([0]), store.prompts[0].text
+    tree = build(method.branches(STEPS), method.granularities, STEPS, method.grid)
+    chosen = method.trained(len(tree.decisions), random.Random(0))
+    draw = generator("rollout", 0, 0, 0)  # what Trainer.sample draws in iteration 0
+    initial = policy.noise(draw)
+    noises = [policy.noise(draw, training.group_size) for _ in tree.decisions]
+    trainer.score(trainer.sample(conditioning, 0), [text], 0)  # warm up
+
+    with Peak(policy.device) as ours_peak:
+        sampled, ours_sampling = timed(policy.device, lambda: trainer.sample(conditioning, 0))
+        scores, ours_scoring = timed(policy.device, lambda: trainer.score(sampled, [text], 0))
+        advantages = advantages_of(scores, list(training.rewards.values()), training.advantage_clip)
+        taken = [sampled.taken[place] for place in chosen]
+        _, ours_training = timed(policy.device, lambda: trainer.update(conditioning, taken, advantages))
+    our_gradients = gradients(trainer)
+
+    published = PublishedIteration(trainer, conditioning, initial, noises)
+    with Peak(policy.device) as published_peak:
+        clean, published_sampling = timed(policy.device, published.sample)
+        published_scores, published_scoring = timed(policy.device, lambda: published.score(clean, scorers, text))
+        _, published_training = timed(policy.device, lambda: published.update(published_scores, chosen))
+    their_gradients = gradients(trainer)
+
+    def entry(evaluations, sampling, scoring, training, peak):
+        parts = {"sampling": sampling, "scoring": scoring, "training": training}
+        return {"evaluations": evaluations, "seconds": sum(parts.values()), "seconds_by_part": parts, "peak_gib": peak.gib}
+
+    ours = entry(sampled.evaluations, ours_sampling, ours_scoring, ours_training, ours_peak)
+    theirs = entry(published.evaluations, published_sampling, published_scoring, published_training, published_peak)
+    scale = their_gradients.abs().max()
+    return {
+        "published": theirs,
+        "ours": ours,
+        "speedup": theirs["seconds"] / ours["seconds"],
+        "max_difference": {
+            "latents": (sampled.clean[0] - clean).abs().max().item(),
+            "rewards": (scores - published_scores).abs().max().item(),
+            "gradients_relative": ((our_gradients - their_gradients).abs().max() / scale).item(),
+        },
+    }
+
+
+@torch.no_grad()
+def plain_rate(policy: Policy, store: EmbeddingStore) -> float:
+    """Evaluations a second of the bare transformer in batches of 12, latents ready on the device."""
+    conditioning = store.conditioning([0])
+    velocity = policy.velocity(conditioning)
+    latents = policy.noise(torch.Generator().manual_seed(0), PLAIN_BATCH)
+    sigma, prompt = latents.new_full((PLAIN_BATCH,), 0.7), torch.zeros(PLAIN_BATCH, dtype=torch.int64, device=policy.device)
+    velocity(latents, sigma, prompt)
+    calls = 40 if policy.image_tokens < 100 else 15
+    _, seconds = timed(policy.device, lambda: [evaluate(velocity, latents, sigma, prompt, PLAIN_BATCH) for _ in range(calls)])
+    return calls * PLAIN_BATCH / seconds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", choices=[*SIZES, "all"], default="all")
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--json", action="store_true", help="the last line is one JSON object: method -> what was measured")
+    args = parser.parse_args()
+    results = {}
+    with tempfile.TemporaryDirectory() as folder:
+        models, store = make_models(Path(folder))
+        for size in SIZES if args.size == "all" else [args.size]:
+            side, batch, decode_batch, suffix = SIZES[size]
+            policy = make_policy(models, side, args.device)
+            profile = load_profile(Path("profiles/tiny.yaml"))
+            tokens = batch * (policy.image_tokens + 16)
+            sampling = profile.sampling.model_copy(
+                update={"steps": STEPS, "height": side, "width": side, "batch_tokens": tokens, "decode_batch": decode_batch}
+            )
+            plain = plain_rate(policy, store)
+            print(f"\n{size}: {policy.image_tokens} + 16 tokens, {args.device}, {torch.get_num_threads()} threads")
+            print(f"bare transformer in batches of {PLAIN_BATCH}: {plain:.0f} evaluations/s")
+            for name in args.methods:
+                result = compare(name, policy, store, models, sampling)
+                ours, theirs = result["ours"], result["published"]
+                result["ours"]["evaluations_per_second"] = ours["evaluations"] / ours["seconds_by_part"]["sampling"]
+                result["plain_batches_evaluations_per_second"] = plain
+                results[name + suffix] = result
+                for label, row in (("published", theirs), ("ours", ours)):
+                    parts = ", ".join(f"{part} {seconds:.2f}" for part, seconds in row["seconds_by_part"].items())
+                    print(
+                        f"{name:12} {label:10} {row['evaluations']:5} evaluations {row['seconds']:7.2f} s ({parts})  peak +{row['peak_gib']:.2f} GiB"
+                    )
+                difference = ", ".join(f"{key} {value:.1e}" for key, value in result["max_difference"].items())
+                print(
+                    f"{name:12} speedup {result['speedup']:.2f}x, rollout {ours['evaluations_per_second']:.0f} evaluations/s; "
+                    f"largest differences: {difference}"
+                )
+    if args.json:
+        print(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()
