@@ -125,8 +125,13 @@ class EvaluationSettings(Settings):
 
 
 class MethodRun(Settings):
-    """What a profile says of one method: where it departs from the published settings, and from two sections of the profile."""
+    """One entry of section `methods`: where it departs from the published settings, and from two sections of the profile.
 
+    The entry's name is that of its runs. `method`: a name of METHODS, that of the entry if it is left out; `label`: in reports.
+    """
+
+    method: str | None = None
+    label: str | None = None
     settings: dict[str, object] = {}
     sampling: dict[str, object] = {}
     training: dict[str, object] = {}
@@ -169,9 +174,10 @@ class Profile(Settings):
 
 def method_of(methods: dict[str, MethodRun], name: str) -> Method:
     """The published settings of a method with the profile's departures; ValueError for what does not fit."""
-    if name not in METHODS:
-        raise ValueError(f"methods: unknown method {name!r}; allowed are {', '.join(METHODS)}")
-    return _override(METHODS[name], methods[name].settings, f"methods.{name}.settings")
+    method = methods[name].method or name
+    if method not in METHODS:
+        raise ValueError(f"methods.{name}: unknown method {method!r}; allowed are {', '.join(METHODS)}")
+    return _override(METHODS[method], methods[name].settings, f"methods.{name}.settings")
 
 
 def sampling_of(sampling: SamplingSettings, methods: dict[str, MethodRun], name: str) -> SamplingSettings:

@@ -1,5 +1,6 @@
 """What a report says: tables of means and paired differences, computed from tidy results."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -7,7 +8,8 @@ import pandas as pd
 
 from .statistics import Difference, paired_difference
 
-Run = tuple[str, int]  # method and seed
+Run = tuple[str, int]  # entry of the profile's `methods`, and seed
+Weights = Mapping[str, Mapping[str, float]]  # entry -> the rewards that it was trained on, with their weights
 METHOD_LABELS = {
     "base": "base model",
     "g2rpo": "G²RPO",
@@ -50,13 +52,24 @@ class Pair:
     difference: Difference
 
 
+@dataclass(frozen=True)
+class StyleRow:
+    """One run in one style: how many prompts it has, and the difference to the base in the trained sum."""
+
+    method: str
+    seed: int
+    style: str
+    prompts: int
+    trained: Difference
+
+
 def by_prompt(results: pd.DataFrame, run: Run, reward: str) -> pd.Series:
     """Scores of one run and reward, by prompt_id in a fixed order."""
     chosen = results[(results.method == run[0]) & (results.seed == run[1]) & (results.reward == reward)]
     return chosen.set_index("prompt_id").score.sort_index()
 
 
-def difference(results: pd.DataFrame, treated: Run, control: Run, weights: dict[str, float]) -> Difference:
+def difference(results: pd.DataFrame, treated: Run, control: Run, weights: Mapping[str, float]) -> Difference:
     """treated - control in the weighted sum of rewards, paired by prompt."""
     first, second = (
         sum(weight * by_prompt(results, run, reward) for reward, weight in weights.items()) for run in (treated, control)
@@ -65,7 +78,7 @@ def difference(results: pd.DataFrame, treated: Run, control: Run, weights: dict[
     return paired_difference(first.to_numpy(), second.reindex(first.index).to_numpy(), name)
 
 
-def main_table(results: pd.DataFrame, base: Run, runs: list[Run], rewards: list[str], trained_on: dict[str, float]) -> list[Row]:
+def main_table(results: pd.DataFrame, base: Run, runs: list[Run], rewards: list[str], trained_on: Weights) -> list[Row]:
     """The paper's Table 1: the base and every run against every reward, differences to the base paired by prompt.
 
     results: columns method, seed, prompt_id, reward, score, as the stage `evaluate` writes them.
@@ -77,20 +90,44 @@ def main_table(results: pd.DataFrame, base: Run, runs: list[Run], rewards: list[
         for reward in rewards:
             scores = by_prompt(results, run, reward)
             cells[reward] = Cell(float(scores.mean()), int(scores.isna().sum()), to_base({reward: 1.0}))
-        rows.append(Row(*run, cells, to_base(trained_on)))
+        rows.append(Row(*run, cells, to_base(trained_on.get(run[0], {}))))
     return rows
 
 
-def method_pairs(results: pd.DataFrame, runs: list[Run], rewards: list[str], trained_on: dict[str, float]) -> list[Pair]:
-    """Every two methods with every seed that both have: the trained sum first, then each reward."""
+def method_pairs(results: pd.DataFrame, runs: list[Run], rewards: list[str], trained_on: Weights) -> list[Pair]:
+    """Every two methods with every seed that both have: the trained sum first (if they share it), then each reward."""
     methods = list(dict.fromkeys(method for method, _ in runs))
     return [
         Pair(first, second, seed, reward, difference(results, (first, seed), (second, seed), weights))
         for first, second in combinations(methods, 2)
         for seed in dict.fromkeys(seed for _, seed in runs)
         if (first, seed) in runs and (second, seed) in runs
-        for reward, weights in [(None, trained_on), *((reward, {reward: 1.0}) for reward in rewards)]
+        for reward, weights in [
+            *([(None, trained_on[first])] if trained_on[first] == trained_on[second] else []),
+            *((reward, {reward: 1.0}) for reward in rewards),
+        ]
     ]
+
+
+def win_rates(results: pd.DataFrame, runs: list[Run], weights: Mapping[str, float]) -> list[list[Difference | None]]:
+    """The paired difference of every run (row) to every other (column) in a weighted sum; None on the diagonal."""
+    return [[None if one == other else difference(results, one, other, weights) for other in runs] for one in runs]
+
+
+def style_table(results: pd.DataFrame, base: Run, runs: list[Run], trained_on: Weights) -> list[StyleRow]:
+    """Differences to the base in the trained sum, style by style; styles of fewer than two prompts are left out."""
+    rows = []
+    for style, part in results.groupby("style", sort=True):
+        prompts = part.prompt_id.nunique()
+        if prompts > 1:
+            rows += [StyleRow(*run, style, prompts, difference(part, run, base, trained_on[run[0]])) for run in runs]
+    return rows
+
+
+def most_changed(results: pd.DataFrame, run: Run, base: Run, weights: Mapping[str, float], count: int) -> list[tuple[str, float]]:
+    """The prompts whose weighted sum fell most from the base to a run: (prompt_id, difference), the worst first."""
+    total = lambda one: sum(weight * by_prompt(results, one, reward) for reward, weight in weights.items())
+    return list((total(run) - total(base)).dropna().nsmallest(count).items())
 
 
 def tone(found: Difference | None) -> str:
@@ -100,11 +137,11 @@ def tone(found: Difference | None) -> str:
     return "up" if found.mean > 0 else "down"
 
 
-def summary(rows: list[Row], pairs: list[Pair]) -> list[str]:
+def summary(rows: list[Row], pairs: list[Pair], labels: Mapping[str, str]) -> list[str]:
     """What happened, in sentences: each method against the base, then the methods against each other, on the trained sum."""
     runs = [row for row in rows if row.trained]
-    against = [(METHOD_LABELS[row.method], "the base", row.trained) for row in runs]
-    against += [(METHOD_LABELS[pair.first], METHOD_LABELS[pair.second], pair.difference) for pair in pairs if pair.reward is None]
+    against = [(labels[row.method], "the base", row.trained) for row in runs]
+    against += [(labels[pair.first], labels[pair.second], pair.difference) for pair in pairs if pair.reward is None]
     sentences = []
     for first, second in dict.fromkeys(entry[:2] for entry in against):
         found = [entry[2] for entry in against if entry[:2] == (first, second)]

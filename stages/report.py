@@ -15,17 +15,29 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoes
 from ruamel.yaml import YAML
 
 from g2rpo_core.charts import curves
-from g2rpo_core.config import load_run, method_of, training_of
+from g2rpo_core.config import load_run, method_of, sampling_of, training_of
 from g2rpo_core.errors import made_by
 from g2rpo_core.prompts import load_prompts
 from g2rpo_core.randomness import seed_of
-from g2rpo_core.report import METHOD_LABELS, Row, main_table, method_pairs, summary, tone
+from g2rpo_core.report import (
+    METHOD_LABELS,
+    Row,
+    Run,
+    Weights,
+    main_table,
+    method_pairs,
+    most_changed,
+    style_table,
+    summary,
+    tone,
+    win_rates,
+)
 from g2rpo_core.rewards import LABELS
 from stages.common import BASE, REPORTS, arguments, run_name, sections, stage, write_json
 
 SECTIONS = ("models", "prompts", "sampling", "training", "methods", "evaluation")
 PACKAGES = ("torch", "diffusers", "transformers", "open_clip_torch", "dvc", "pyarrow", "numpy")
-PICTURES = 12
+PICTURES, WORST = 12, 6
 NOTICE = {
     "shapes": "Profile {} is synthetic: pictures of coloured shapes by small models that were trained on this machine. Nothing on this page is a result of the paper.",
     "hub": "Profile {}: published weights, trained and evaluated as stated below.",
@@ -59,72 +71,105 @@ def build_context(profile: str, settings: SimpleNamespace, runs: list[tuple[str,
     tables = [pd.read_parquet(made_by("evaluate", folder / "results.parquet")) for folder in evaluated.values()]
     results = pd.concat(tables, ignore_index=True)
     records = {run: pd.read_parquet(made_by("train", Path("runs", profile, run_name(*run), "records.parquet"))) for run in runs}
-    rewards, trained_on, monitor = settings.evaluation.rewards, settings.training.rewards, settings.training.monitor
+    rewards, monitor = settings.evaluation.rewards, settings.training.monitor
+    names = list(dict.fromkeys(method for method, _ in runs))
+    labels = {"base": METHOD_LABELS["base"]} | {name: label_of(settings, name) for name in names}
+    trained_on = {name: training_of(settings.training, settings.methods, name).rewards for name in names}
     rows = main_table(results, BASE, runs, rewards, trained_on)
     pairs = method_pairs(results, runs, rewards, trained_on)
-    measured = list(dict.fromkeys([*trained_on, *monitor.rewards]))
+    measured = list(dict.fromkeys([*settings.training.rewards, *monitor.rewards]))
     return {
         "profile": profile,
         "notice": NOTICE[settings.models.source].format(profile),
-        "summary": summary(rows, pairs),
+        "summary": summary(rows, pairs, labels),
         "prompts": results.prompt_id.nunique(),
         "steps": settings.evaluation.steps,
-        "labels": METHOD_LABELS,
+        "labels": labels,
         "reward_labels": LABELS,
         "rewards": rewards,
         "trained_on": trained_on,
         "rows": rows,
         "pairs": pairs,
+        "matrix": list(zip(runs, win_rates(results, runs, trained_on[names[0]]))),
+        "styles": style_table(results, BASE, runs, trained_on),
+        "paper": paper_rows(rows, settings, trained_on),
         "costs": {run: table.iloc[-1].to_dict() | {"drift": table.ratio_drift.max()} for run, table in records.items()},
         "monitored": monitor.prompts,
         "chart": curves(
             {run: table[table[f"heldout_{measured[0]}"].notna()] for run, table in records.items()},
             {f"heldout_{name}": LABELS[name] for name in measured},
-            {"iteration": "iteration", "evaluations": "transformer evaluations in rollouts"},
-            METHOD_LABELS,
+            {"iteration": "iteration", "evaluations": "evaluations in rollouts", "seconds": "seconds of training"},
+            labels,
         ),
-        **picture_grid(profile, evaluated, settings),
-        **settings_table(settings, list(dict.fromkeys(method for method, _ in runs))),
+        **picture_grids(profile, evaluated, results, settings, trained_on[names[0]], labels),
+        **settings_table(settings, names, labels),
         "models": model_lines(),
         "provenance": provenance(profile, runs, settings),
     }
 
 
-def picture_grid(profile: str, evaluated: dict[tuple[str, int], Path], settings: SimpleNamespace) -> dict:
-    """PICTURES test prompts by a seeded draw, base and the first seed of every method side by side."""
-    prompts = load_prompts(Path("prompts", profile, "test.parquet"))
-    chosen = random.Random(seed_of("report")).sample(prompts, min(PICTURES, len(prompts)))
+def label_of(settings: SimpleNamespace, name: str) -> str:
+    """The name of an entry of `methods` in the report."""
+    return settings.methods[name].label or METHOD_LABELS.get(name, name)
+
+
+def paper_rows(rows: list[Row], settings: SimpleNamespace, trained_on: Weights) -> list[dict]:
+    """What the paper published for our runs' methods with the same rewards: columns as `evaluation.rewards`, None where it has none."""
+    published = YAML(typ="safe", pure=True).load((REPORTS / "paper.yaml").read_text())
+    lines = []
+    for row in rows:
+        method = row.method if row.method == BASE[0] else settings.methods[row.method].method or row.method
+        for table in published["tables"]:
+            if method in table["rows"] and set(table["trained_on"]) == set(trained_on.get(row.method, {})):
+                values = dict(zip(published["rewards"], table["rows"][method]))
+                pairs = [(row.cells[reward].mean, values.get(reward)) for reward in settings.evaluation.rewards]
+                lines.append({"table": table["name"], "row": row, "pairs": pairs})
+    return lines
+
+
+def picture_grids(
+    profile: str, evaluated: dict[Run, Path], results: pd.DataFrame, settings: SimpleNamespace, weights: dict, labels: dict
+) -> dict:
+    """Test prompts with the pictures of the base and of every method's first seed: a seeded draw, and the worst cases."""
+    prompts = {prompt.id: prompt.text for prompt in load_prompts(Path("prompts", profile, "test.parquet"))}
     columns = {}
     for (method, seed), folder in evaluated.items():
         columns.setdefault(method, (seed, folder))
     encode = lambda path: base64.b64encode(path.read_bytes()).decode()
+
+    def grid(ids: list[str]) -> list[dict]:
+        pictures = {key: [encode(folder / "pictures" / f"{key}.png") for _, folder in columns.values()] for key in ids}
+        return [{"prompt": prompts[key], "sources": sources} for key, sources in pictures.items()]
+
+    drawn = random.Random(seed_of("report")).sample(sorted(prompts), min(PICTURES, len(prompts)))
+    first = next(run for run in evaluated if run != BASE)
+    worst = most_changed(results, first, BASE, weights, WORST)
     return {
-        "chosen": f"{len(chosen)} prompts drawn at random from the test set, not selected; first seed of every method.",
+        "chosen": f"{len(drawn)} prompts drawn at random from the test set, not selected; first seed of every method.",
         "pixelated": settings.evaluation.height < 128,
-        "picture_columns": [METHOD_LABELS[method] for method in columns],
-        "picture_rows": [
-            {
-                "prompt": prompt.text,
-                "sources": [encode(folder / "pictures" / f"{prompt.id}.png") for _, folder in columns.values()],
-            }
-            for prompt in chosen
-        ],
+        "picture_columns": [labels[method] for method in columns],
+        "picture_rows": grid(drawn),
+        "worst_of": f"{labels[first[0]]}, seed {first[1]}",
+        "worst_rows": [line | {"fall": fall} for line, (_, fall) in zip(grid([key for key, _ in worst]), worst)],
     }
 
 
-def settings_table(settings: SimpleNamespace, methods: list[str]) -> dict:
-    """Every setting of every method as it was resolved; a column each."""
+def settings_table(settings: SimpleNamespace, methods: list[str], labels: dict[str, str]) -> dict:
+    """Every setting of every method as it was resolved, a column each; `differs` where they are not all the same."""
     resolved = [
         {
             **method_of(settings.methods, name).model_dump(),
             **training_of(settings.training, settings.methods, name).model_dump(exclude={"monitor"}),
-            **settings.sampling.model_dump(),
+            **sampling_of(settings.sampling, settings.methods, name).model_dump(),
         }
         for name in methods
     ]
     return {
-        "setting_columns": [METHOD_LABELS[name] for name in methods],
-        "settings": [(key, [shown(values[key]) for values in resolved]) for key in resolved[0]],
+        "setting_columns": [labels[name] for name in methods],
+        "settings": [
+            {"name": key, "values": (values := [shown(one[key]) for one in resolved]), "differs": len(set(values)) > 1}
+            for key in resolved[0]
+        ],
     }
 
 

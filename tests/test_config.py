@@ -48,7 +48,7 @@ def test_every_profile_of_the_project_is_valid(path):
             "g2rpo_no_mgai: {training: {learning_rate: -1.0}}",
             "methods.g2rpo_no_mgai.training.learning_rate: Input should be greater than 0",
         ),
-        ("  dance_grpo:", "  grpo:", "methods: unknown method 'grpo'; allowed are g2rpo, "),
+        ("  dance_grpo:", "  grpo:", "methods.grpo: unknown method 'grpo'; allowed are g2rpo, "),
         (
             "rewards: {hps: 1.0",
             "rewards: {hsp: 1.0",

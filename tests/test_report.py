@@ -3,10 +3,21 @@ import pandas as pd
 import pytest
 
 from g2rpo_core.charts import curves
-from g2rpo_core.report import difference, main_table, method_pairs, summary, tone
+from g2rpo_core.report import (
+    METHOD_LABELS,
+    difference,
+    main_table,
+    method_pairs,
+    most_changed,
+    style_table,
+    summary,
+    tone,
+    win_rates,
+)
 
 RUNS = [("g2rpo", 1), ("dance_grpo", 1)]
 WEIGHTS = {"hps": 2.0, "clip_score": 1.0}
+TRAINED_ON = {method: WEIGHTS for method, _ in RUNS}
 
 
 @pytest.fixture
@@ -22,14 +33,21 @@ def results():
             scores = values[order] + (shift if reward == "hps" else 0.0)
             parts.append(
                 pd.DataFrame(
-                    {"method": method, "seed": seed, "prompt_id": np.array(prompts)[order], "reward": reward, "score": scores}
+                    {
+                        "method": method,
+                        "seed": seed,
+                        "style": np.where(order % 5, "one", "two"),
+                        "prompt_id": np.array(prompts)[order],
+                        "reward": reward,
+                        "score": scores,
+                    }
                 )
             )
     return pd.concat(parts, ignore_index=True)
 
 
 def test_differences_are_paired_by_prompt_and_the_base_comes_first(results):
-    rows = main_table(results, ("base", 0), RUNS, ["hps", "clip_score"], WEIGHTS)
+    rows = main_table(results, ("base", 0), RUNS, ["hps", "clip_score"], TRAINED_ON)
     assert [row.method for row in rows] == ["base", "g2rpo", "dance_grpo"]
     assert rows[0].cells["hps"].difference is None
     for row, shift in zip(rows[1:], (0.1, -0.2)):
@@ -41,13 +59,13 @@ def test_differences_are_paired_by_prompt_and_the_base_comes_first(results):
 
 def test_missing_scores_are_counted_and_never_zero(results):
     results.loc[results.index[(results.method == "g2rpo") & (results.reward == "hps")][:3], "score"] = np.nan
-    cell = main_table(results, ("base", 0), RUNS, ["hps"], WEIGHTS)[1].cells["hps"]
+    cell = main_table(results, ("base", 0), RUNS, ["hps"], TRAINED_ON)[1].cells["hps"]
     assert (cell.missing, cell.difference.pairs) == (3, 47)
     assert cell.difference.mean == pytest.approx(0.1)
 
 
 def test_methods_are_compared_with_each_other_seed_by_seed(results):
-    pairs = method_pairs(results, RUNS, ["hps", "clip_score"], WEIGHTS)
+    pairs = method_pairs(results, RUNS, ["hps", "clip_score"], TRAINED_ON)
     assert [(pair.first, pair.second, pair.seed, pair.reward) for pair in pairs] == [
         ("g2rpo", "dance_grpo", 1, reward) for reward in (None, "hps", "clip_score")
     ]
@@ -55,9 +73,39 @@ def test_methods_are_compared_with_each_other_seed_by_seed(results):
     assert pairs[1].difference.win_rate == 1
 
 
+def test_methods_trained_on_other_rewards_share_no_sum(results):
+    trained_on = {"g2rpo": WEIGHTS, "dance_grpo": {"hps": 1.0}}
+    assert [pair.reward for pair in method_pairs(results, RUNS, ["hps"], trained_on)] == ["hps"]
+    rows = main_table(results, ("base", 0), RUNS, ["hps"], trained_on)
+    assert [row.trained.mean for row in rows[1:]] == pytest.approx([0.2, -0.2])
+
+
+def test_the_win_matrix_is_antisymmetric(results):
+    ((none, one), (other, _)) = win_rates(results, RUNS, WEIGHTS)
+    assert none is None
+    assert (one.win_rate, other.win_rate) == (1, 0)
+    assert one.mean == pytest.approx(-other.mean) == pytest.approx(0.6)
+
+
+def test_styles_are_compared_within_themselves(results):
+    rows = style_table(results, ("base", 0), RUNS, TRAINED_ON)
+    assert [(row.method, row.style, row.prompts) for row in rows] == [
+        (method, style, prompts) for style, prompts in (("one", 40), ("two", 10)) for method in ("g2rpo", "dance_grpo")
+    ]
+    assert [row.trained.mean for row in rows] == pytest.approx([0.2, -0.4, 0.2, -0.4])
+
+
+def test_the_worst_cases_are_those_that_fell_most(results):
+    chosen = (results.method == "g2rpo") & (results.prompt_id == "p7") & (results.reward == "hps")
+    results.loc[chosen, "score"] -= 1
+    worst = most_changed(results, ("g2rpo", 1), ("base", 0), WEIGHTS, 3)
+    assert len(worst) == 3 and worst[0] == ("p7", pytest.approx(0.2 - 2.0))
+    assert [drop for _, drop in worst[1:]] == pytest.approx([0.2, 0.2])
+
+
 def test_the_summary_says_what_the_intervals_say(results):
-    rows, pairs = main_table(results, ("base", 0), RUNS, ["hps"], WEIGHTS), method_pairs(results, RUNS, ["hps"], WEIGHTS)
-    above, below, between = summary(rows, pairs)
+    rows, pairs = main_table(results, ("base", 0), RUNS, ["hps"], TRAINED_ON), method_pairs(results, RUNS, ["hps"], TRAINED_ON)
+    above, below, between = summary(rows, pairs, METHOD_LABELS)
     assert above.startswith("G²RPO is above the base with 1 of 1 seeds: +0.200 [+0.200, +0.200]")
     assert below.startswith("DanceGRPO is below the base with 1 of 1 seeds: ")
     assert between.startswith("G²RPO is above DanceGRPO with 1 of 1 seeds: ")

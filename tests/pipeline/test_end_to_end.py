@@ -16,6 +16,7 @@ from ruamel.yaml import YAML
 from g2rpo_core.tree import build
 
 from ..conftest import ROOT
+from .browser import open_page
 
 FIT = {"steps": 4, "batch": 8, "learning_rate": 1e-3}
 
@@ -95,18 +96,64 @@ def test_the_report_is_one_file_with_everything_in_it(project):
     first = re.sub(r"<[^>]+>", "", page[page.index("<body>") :]).strip().split("\n")[0]
     assert "synthetic" in first and "Nothing on this page is a result of the paper" in first
     assert not re.findall(r'(?:src|href)="(?!data:|#)[^"]*"', page)
-    assert "@import" not in page and "<script" not in page
-    assert page.count("data:image/png;base64,") == 2 * 6
+    assert "@import" not in page and "<script src" not in page
+    assert page.count("data:image/png;base64,") == 2 * 6 + 2 * 6  # drawn at random, worst cases
     for word in (
         "HPS-v2.1",
         "CLIP Score",
         "Verifier (exact)",
-        "transformer evaluations",
+        "evaluations in rollouts",
         "dvc.lock train@g2rpo-7",
         "learning_rate",
     ):
         assert word in page
     assert first in (project / "reports" / "report.md").read_text()
+
+
+@pytest.mark.parametrize("width", [390, 1600])
+def test_the_report_works_in_a_browser(project, tmp_path, width):
+    with open_page((project / "reports" / "report.html").as_uri(), tmp_path / "chromium", width) as page:
+        assert page.evaluate("document.title") == "G²RPO report: seconds"
+        assert page.evaluate("[...document.images].every(image => image.complete && image.naturalWidth === 32)")
+        outside = (
+            "e => e.getBoundingClientRect().right > innerWidth + 1 && !e.closest('.scroll')"  # wide tables scroll in their box
+        )
+        assert (
+            page.evaluate(f"[...document.querySelectorAll('body *')].filter({outside}).map(e => e.outerHTML.slice(0, 99))") == []
+        )
+        assert page.evaluate("[...document.querySelectorAll('nav a, h2 a')].every(a => document.querySelector(a.hash))")
+        first_column = (
+            "[...document.querySelector('table.sortable').tBodies[0].rows].map(row => parseFloat(row.cells[2].textContent))"
+        )
+        click = "document.querySelector('table.sortable thead').rows[0].cells[2].click()"
+        page.evaluate(click)
+        falling = page.evaluate(first_column)
+        page.evaluate(click)
+        assert falling == sorted(falling, reverse=True) and page.evaluate(first_column) == falling[::-1]
+        assert page.requests() == [(project / "reports" / "report.html").as_uri()]
+        assert page.complaints() == []
+
+
+def test_prompts_are_shown_as_text_and_never_run(project, tmp_path):
+    """A prompt is what anybody wrote: markup in it must come out as the characters it is made of."""
+    evil = '<img src=x onerror="document.title=1"><script>document.title=2</script>'
+    source = (project / "prompts" / "seconds" / "test.parquet").read_bytes()
+    prompts = pd.read_parquet(project / "prompts" / "seconds" / "test.parquet")
+    try:
+        prompts.assign(prompt=evil).to_parquet(tmp_path / "test.parquet")
+        target = project / "prompts" / "seconds" / "test.parquet"
+        target.unlink()  # the workspace's file may be a link into the cache
+        target.write_bytes((tmp_path / "test.parquet").read_bytes())
+        made = run([sys.executable, "-m", "stages.report", "--profile", "seconds"], project)
+        assert made.returncode == 0, made.stderr
+        with open_page((project / "reports" / "report.html").as_uri(), tmp_path / "chromium") as page:
+            assert page.evaluate("document.title") == "G²RPO report: seconds"
+            assert page.evaluate("document.querySelector('table.pictures tbody td').textContent") == evil
+            assert page.complaints() == []
+    finally:
+        target.unlink()
+        target.write_bytes(source)
+        dvc(project, "repro", "--force", "--single-item", "report")
 
 
 def test_nothing_runs_again_without_a_change(project):
