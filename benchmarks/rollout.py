@@ -1,6 +1,6 @@
 """One iteration by the published loops and by ours, on the same weights and noise: evaluations, seconds, memory, differences.
 
-    python -m benchmarks.rollout [--size tiny|compute|all] [--json]
+    python -m benchmarks.rollout [--size tiny|compute|all] [--models models/tiny] [--json]
 
 Sizes: `tiny` is the profile's (16 + 16 tokens: per-call overhead dominates); `compute` the same model on larger pictures
 (484 + 16 tokens: arithmetic dominates, so that only saved evaluations and saved training passes count).
@@ -67,10 +67,8 @@ class Peak:
         self.gib = (self.highest - self.start) / 2**30
 
 
-def make_models(folder: Path) -> tuple[Path, EmbeddingStore]:
-    """The tiny models at full size, hardly trained (their weights do not matter here), and an encoded prompt."""
-    from diffusers import FluxPipeline
-
+def make_models(folder: Path) -> Path:
+    """The tiny models at full size, hardly trained: their weights do not matter here."""
     settings = load_profile(Path("profiles/tiny.yaml")).models
     short = {
         name: value.model_copy(update={"steps": 3, "batch": 8})
@@ -79,9 +77,16 @@ def make_models(folder: Path) -> tuple[Path, EmbeddingStore]:
     }
     entries, _ = build_models(folder / "models", settings.model_copy(update={"pictures": 64, **short}))
     write_lock(folder / "models", entries)
-    pipeline = FluxPipeline.from_pretrained(folder / "models" / "pipeline", transformer=None, vae=None)
+    return folder / "models"
+
+
+def make_store(models: Path, folder: Path) -> EmbeddingStore:
+    """A few encoded prompts."""
+    from diffusers import FluxPipeline
+
+    pipeline = FluxPipeline.from_pretrained(models / "pipeline", transformer=None, vae=None)
     write(folder / "embeddings", encode(pipeline, shape_prompts(4, 0, testing=False), 16, 4), "float32", shard_rows=4)
-    return folder / "models", EmbeddingStore(folder / "embeddings")
+    return EmbeddingStore(folder / "embeddings")
 
 
 def make_policy(models: Path, side: int, device: str) -> Policy:
@@ -177,12 +182,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=[*SIZES, "all"], default="all")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
+    parser.add_argument("--models", type=Path, help="folder of the stage `models`; without it, hardly trained ones are made")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--json", action="store_true", help="the last line is one JSON object: method -> what was measured")
     args = parser.parse_args()
     results = {}
     with tempfile.TemporaryDirectory() as folder:
-        models, store = make_models(Path(folder))
+        models = args.models or make_models(Path(folder))
+        store = make_store(models, Path(folder))
         for size in SIZES if args.size == "all" else [args.size]:
             side, batch, decode_batch, suffix = SIZES[size]
             policy = make_policy(models, side, args.device)

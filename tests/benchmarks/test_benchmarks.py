@@ -1,0 +1,37 @@
+"""The benchmarks run and agree with themselves at a small size; what they measure is not judged here."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from ..conftest import ROOT
+
+
+def last_line(*words: str) -> dict:
+    done = subprocess.run([sys.executable, "-m", *words], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.strip().split("\n")[-1])
+
+
+def test_the_published_loops_and_ours_agree_to_rounding(models):
+    results = last_line(
+        "benchmarks.rollout", "--size", "tiny", "--methods", "g2rpo", "mix_grpo", "--models", str(models), "--json"
+    )
+    evaluations = {name: (one["published"]["evaluations"], one["ours"]["evaluations"]) for name, one in results.items()}
+    assert evaluations == {"g2rpo": (2188, 1700), "mix_grpo": (192, 181)}
+    for one in results.values():
+        assert one["max_difference"]["latents"] < 1e-4
+        assert one["max_difference"]["rewards"] < 1e-4
+        assert one["max_difference"]["gradients_relative"] < 5e-3
+        assert one["speedup"] == pytest.approx(one["published"]["seconds"] / one["ours"]["seconds"])
+
+
+def test_the_gpu_benchmark_runs_on_a_small_model_without_one():
+    result = last_line("benchmarks.flux", "--size", "tiny", "--device", "cpu", "--batches", "24", "--iteration", "--json")
+    assert result["rollout_seconds"]["evaluations"] == {"ours": 1700, "published": 2188}
+    for variant in result["variants"].values():
+        assert variant["batches"]["24"]["ms_per_evaluation"] > 0
+        assert variant["drift"]["velocity_relative"] < 0.05
+    assert result["variants"]["eager"]["drift"]["velocity_relative"] == 0
