@@ -1,10 +1,17 @@
 """Errors that the user can cause and mend."""
 
+import os
 from pathlib import Path
+
+TRANSIENT_STATUS = os.EX_TEMPFAIL  # 75: the exit status of a stage that failed by a TransientError
 
 
 class UserError(Exception):
     """Something that the user can mend. Its text is one line: what is wrong, where, and what to do."""
+
+
+class TransientError(UserError):
+    """Something that may pass by itself (a hub or a server that does not answer): the same command may work later."""
 
 
 def made_by(stage: str, path: Path) -> Path:

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from g2rpo_core.config import load_profile, profile_path
-from g2rpo_core.errors import UserError
+from g2rpo_core.errors import TRANSIENT_STATUS, TransientError, UserError
 
 REPORTS = Path("reports")
 BASE = ("base", 0)  # the method and seed that stand for the untrained model
@@ -36,14 +36,15 @@ def sections(profile: str, *names: str) -> SimpleNamespace:
 
 
 def stage(main: Callable[[], None]) -> Callable[[], None]:
-    """Turns a UserError into one line and exit status 1."""
+    """Turns a UserError into one line and exit status 1, or 75 where the same command may work later."""
 
     @functools.wraps(main)
     def run() -> None:
         try:
             main()
         except UserError as error:
-            sys.exit(f"error: {error}")
+            print(f"error: {error}", file=sys.stderr)
+            sys.exit(TRANSIENT_STATUS if isinstance(error, TransientError) else 1)
 
     return run
 

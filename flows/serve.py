@@ -1,0 +1,87 @@
+"""Serves the flows with their schedules from this machine; `python -m flows.serve`.
+
+Without PREFECT_API_URL it starts a server of its own (SQLite in PREFECT_HOME, ~/.prefect) and ends it when it ends.
+"""
+
+import os
+import signal
+import sys
+from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser, Namespace
+from contextlib import nullcontext
+
+from g2rpo_core.errors import UserError
+
+from .server import local_server, wait_until_healthy
+
+SERVED_AT_START = 30.0  # seconds that a server named by PREFECT_API_URL has to answer
+
+
+def arguments(given: list[str] | None = None) -> Namespace:
+    parser = ArgumentParser(description=__doc__.splitlines()[0], formatter_class=ArgumentDefaultsHelpFormatter)
+    parser.add_argument("--reproduce", metavar="CRON", help="when to bring the whole graph up to date (default: by hand alone)")
+    parser.add_argument("--train", metavar="CRON", default="0 22 * * *", help="when to train; '' for by hand alone")
+    parser.add_argument("--evaluate", metavar="CRON", default="0 6 * * *", help="when to score new runs; '' for by hand alone")
+    parser.add_argument("--report", metavar="CRON", help="when to write the report (default: by hand alone)")
+    parser.add_argument("--timezone", default="UTC", help="of all schedules, as Europe/Berlin")
+    parser.add_argument("--gpus", type=int, default=1, help="stages with the tag gpu that run at once")
+    parser.add_argument("--side-by-side", type=int, default=2, help="stages of one run that run at once")
+    parser.add_argument("--port", type=int, default=4200, help="of the server that is started here")
+    return parser.parse_args(given)
+
+
+def deployments(args: Namespace) -> list:
+    """One deployment a flow: one run at a time; a run that falls due meanwhile is cancelled, and its state says why."""
+    from prefect.client.schemas.objects import ConcurrencyLimitConfig, ConcurrencyLimitStrategy
+    from prefect.flows import EntrypointType
+    from prefect.schedules import Cron
+
+    from . import pipeline
+
+    one_at_a_time = ConcurrencyLimitConfig(limit=1, collision_strategy=ConcurrencyLimitStrategy.CANCEL_NEW)
+    made = []
+    for flow in (pipeline.reproduce, pipeline.train, pipeline.evaluate, pipeline.report):
+        cron = getattr(args, flow.name)
+        try:
+            schedule = Cron(cron, timezone=args.timezone) if cron else None
+            made.append(
+                flow.to_deployment(
+                    "g2rpo",
+                    schedule=schedule,
+                    concurrency_limit=one_at_a_time,
+                    parameters={} if flow.name == "report" else {"side_by_side": args.side_by_side},
+                    entrypoint_type=EntrypointType.MODULE_PATH,
+                )
+            )
+        except ValueError as error:
+            raise UserError(f"--{flow.name} {cron!r} in --timezone {args.timezone}: {' '.join(str(error).split())}") from None
+    return made
+
+
+def limit_tag(tag: str, slots: int) -> None:
+    """At most `slots` tasks with `tag` at once, over all runs of the server."""
+    from prefect.client.orchestration import get_client
+
+    with get_client(sync_client=True) as client:
+        client.upsert_global_concurrency_limit_by_name(f"tag:{tag}", slots)  # the name that Prefect gives a tag's limit
+
+
+def main(given: list[str] | None = None) -> None:
+    args = arguments(given)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # or the server would stay behind
+    existing = os.environ.get("PREFECT_API_URL")
+    try:
+        with nullcontext(existing) if existing else local_server(args.port) as api:
+            os.environ["PREFECT_API_URL"] = api  # read when prefect is imported, by this process and by every run
+            wait_until_healthy(api, limit=SERVED_AT_START)
+            from prefect import serve
+
+            made = deployments(args)
+            limit_tag("gpu", args.gpus)
+            print(f"serving {', '.join(one.flow_name for one in made)}; see {api.removesuffix('/api')}", flush=True)
+            serve(*made, print_starting_message=False)
+    except UserError as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,141 @@
+"""One DVC stage as one Prefect task."""
+
+import os
+import re
+import sys
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+from uuid import UUID
+
+import httpx
+from prefect import Task, task
+from prefect.artifacts import create_markdown_artifact, create_progress_artifact, update_progress_artifact
+from prefect.cache_policies import NO_CACHE
+from prefect.logging import get_run_logger
+from prefect.states import Cancelled, Completed, Failed, State
+from prefect.tasks import exponential_backoff
+
+from g2rpo_core.errors import TRANSIENT_STATUS
+
+from .graph import Stage
+from .process import Ended, Text, run_group
+
+BAR = re.compile(r"(\d{1,3})%\|")  # tqdm's
+BAR_LOGGED_EVERY = 60.0  # seconds
+BAR_SHOWN_EVERY = 10.0
+BUSY_WAIT = 5.0
+LAST_LINES = 40
+TRANSIENT = "TryAgain"  # the state's name after a failure that can pass
+
+
+@dataclass
+class Output:
+    """What a stage has printed so far, on its way to Prefect's log and to its live progress artifact."""
+
+    stage: str
+    tail: deque = field(default_factory=lambda: deque(maxlen=LAST_LINES))
+    bar_logged: float = -BAR_LOGGED_EVERY
+    bar_shown: float = -BAR_SHOWN_EVERY
+    artifact: UUID | None = None
+
+    def __call__(self, text: Text) -> None:
+        now = time.monotonic()
+        bar = BAR.search(text.text)
+        if bar and (not text.redrawn or now >= self.bar_shown + BAR_SHOWN_EVERY):
+            self.bar_shown = now
+            self.show(float(bar[1]), text.text.strip())
+        if text.redrawn:
+            if now < self.bar_logged + BAR_LOGGED_EVERY:
+                return
+            self.bar_logged = now
+        else:
+            self.tail.append(text.text)
+        get_run_logger().info("%s", text.text)
+
+    def show(self, percent: float, line: str) -> None:
+        """Brings the live progress artifact to `percent`; a server that is away gets the next one."""
+        try:
+            if self.artifact is None:
+                self.artifact = create_progress_artifact(percent, key_of("progress", self.stage), line)
+            else:
+                update_progress_artifact(self.artifact, percent, line)
+        except httpx.HTTPError as error:
+            get_run_logger().debug("no progress shown: %s", error)
+
+    def says(self, pattern: str) -> re.Match | None:
+        """The last match among the last lines."""
+        return next((match for line in reversed(self.tail) if (match := re.search(pattern, line))), None)
+
+
+def key_of(*words: str) -> str:
+    """An artifact's key: lower-case letters, digits and dashes."""
+    return re.sub(r"[^a-z0-9]+", "-", " ".join(words).lower()).strip("-")
+
+
+def stage_task(stage: Stage, stop: threading.Event) -> Task:
+    """The task of a stage. Its run ends Completed, Skipped or Restored (DVC had nothing to run), Failed, or Cancelled by `stop`."""
+    meta = stage.meta
+
+    @task(
+        name=stage.group,
+        task_run_name=stage.name,
+        tags=list(meta.tags),
+        retries=meta.retries,
+        retry_delay_seconds=exponential_backoff(meta.retry_delay) if meta.retries else None,
+        retry_condition_fn=lambda task, run, state: state.name == TRANSIENT,
+        cache_policy=NO_CACHE,
+        persist_result=False,
+    )
+    def run(needs_to_run: bool) -> State:
+        if not needs_to_run:
+            return Completed(name="Skipped", message="unchanged, and so is all before it")
+        return reproduce_stage(stage, stop)
+
+    return run
+
+
+def reproduce_stage(stage: Stage, stop: threading.Event) -> State:
+    """`dvc repro --single-item` of a stage; the state that says how it ended."""
+    output = Output(stage.name)
+    command = [sys.executable, "-m", "dvc", "--wait-for-lock", "repro", "--single-item", stage.name]
+    # a stage's `python` is the one that runs the flow
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"}
+    until = None if stage.meta.time_limit is None else time.monotonic() + stage.meta.time_limit
+    waited = False
+    while True:
+        left = None if until is None else max(until - time.monotonic(), 0.0)
+        ended = run_group(command, output, stop=stop, time_limit=left, environment=environment)
+        # DVC waits for its lock, but not for another run that is just making what this stage reads or writes
+        if ended.status == 0 or ended.by != "itself" or not output.says(r"is busy, it is being blocked by"):
+            return state_of(stage, ended, output)
+        output.tail.clear()
+        if not waited:
+            get_run_logger().warning("another run works on the same files: waiting for it")
+        waited = True
+        stop.wait(BUSY_WAIT)
+
+
+def state_of(stage: Stage, ended: Ended, output: Output) -> State:
+    """The end of a stage's process as a Prefect state; a failure leaves its last lines as an artifact."""
+    if ended.by == "stop":
+        return Cancelled(message="its process group was ended; training goes on from its checkpoint the next time")
+    if ended.by == "itself" and ended.status == 0:
+        if output.says(r"^Stage '.*' didn't change, skipping"):
+            return Completed(name="Skipped", message="DVC: nothing changed")
+        if output.says(r"^Stage '.*' is cached - skipping run"):
+            return Completed(name="Restored", message="DVC had run it before with the same inputs: outputs taken from its cache")
+        return Completed()
+    status = int(exited[1]) if (exited := output.says(r"exited with (-?\d+)")) else ended.status  # DVC's own is 255 always
+    what = f"over its time limit of {stage.meta.time_limit:g} s" if ended.by == "time limit" else f"exit status {status}"
+    last = "\n".join(output.tail)
+    try:
+        create_markdown_artifact(
+            f"## {stage.name}: {what}\n\n```\n{last}\n```\n", key_of("failure", stage.name), f"last lines of {stage.name}"
+        )
+    except httpx.HTTPError as error:
+        get_run_logger().warning("the last lines could not be kept as an artifact: %s", error)
+    passing = ended.by == "itself" and status == TRANSIENT_STATUS
+    return Failed(name=TRANSIENT if passing else "Failed", message=f"{stage.name}: {what}")

@@ -1,0 +1,121 @@
+"""A real Prefect server on loopback, and `python -m flows.serve` against it in a small repository."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+import pytest
+
+from flows.server import start_server, stop_server, wait_until_healthy
+
+from .tiny import environment, repository
+
+FINAL = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
+
+
+def until(what: Callable[[], object], limit: float = 90):
+    """The first true value of `what`, asked again and again; fails with its last value when `limit` seconds are over."""
+    end = time.monotonic() + limit
+    while True:
+        if value := what():
+            return value
+        assert time.monotonic() < end, f"still {value!r} after {limit} s"
+        time.sleep(0.3)
+
+
+@dataclass
+class Served:
+    """A server, the flows served in `folder`, and what the server's API says of them."""
+
+    folder: Path
+    port: int
+    processes: dict[str, subprocess.Popen] = field(default_factory=dict)
+
+    @property
+    def api(self) -> str:
+        return f"http://127.0.0.1:{self.port}/api"
+
+    def start_server(self) -> None:
+        self.processes["server"] = start_server(self.port)
+        wait_until_healthy(self.api, self.processes["server"])
+
+    def kill_server(self) -> None:
+        stop_server(self.processes["server"], signal.SIGKILL)
+
+    def serve(self, *options: str) -> None:
+        command = [sys.executable, "-m", "flows.serve", *options]
+        log = (self.folder.parent / "serve.log").open("ab")
+        self.processes["serve"] = subprocess.Popen(
+            command, cwd=self.folder, env=environment(PREFECT_API_URL=self.api), stdout=log, stderr=log, start_new_session=True
+        )
+        last = f"{self.api}/deployments/name/report/g2rpo"
+        until(lambda: httpx.get(last, timeout=30).status_code == 200)
+
+    def get(self, path: str) -> dict:
+        return httpx.get(f"{self.api}{path}", timeout=30).raise_for_status().json()
+
+    def post(self, path: str, **body):
+        return httpx.post(f"{self.api}{path}", json=body, timeout=30).raise_for_status().json()
+
+    def start(self, flow: str, **parameters) -> str:
+        """The id of a new run of a deployment."""
+        deployment = self.get(f"/deployments/name/{flow}/g2rpo")["id"]
+        return self.post(f"/deployments/{deployment}/create_flow_run", parameters=parameters, state={"type": "SCHEDULED"})["id"]
+
+    def ended(self, run: str, limit: float = 90) -> dict:
+        """The final state of a run."""
+        return until(lambda: (state := self.get(f"/flow_runs/{run}")["state"])["type"] in FINAL and state, limit)
+
+    def run(self, flow: str, **parameters) -> tuple[str, dict]:
+        run = self.start(flow, **parameters)
+        return run, self.ended(run)
+
+    def of_run(self, kind: str, run: str) -> list[dict]:
+        return self.post(f"/{kind}/filter", flow_runs={"id": {"any_": [run]}}, limit=200)
+
+    def tasks(self, run: str) -> dict[str, dict]:
+        """Task runs by the name of their stage, when all that have started have also ended for the server."""
+
+        def found() -> dict:
+            tasks = {task["name"]: task for task in self.of_run("task_runs", run)}
+            ready = all(task["state"]["type"] in (*FINAL, "PENDING") for task in tasks.values())
+            return tasks if ready else {}
+
+        return until(found)
+
+    def log(self, run: str) -> list[str]:
+        return [line["message"] for line in self.post("/logs/filter", logs={"flow_run_id": {"any_": [run]}}, limit=200)]
+
+
+@pytest.fixture(scope="session")
+def served(tmp_path_factory) -> Iterator[Served]:
+    """All flows, `evaluate` by cron every minute, on a server with its own SQLite file."""
+    folder = tmp_path_factory.mktemp("flows")
+    settings = {
+        "PREFECT_HOME": str(folder / "prefect"),
+        "PREFECT_RUNNER_POLL_FREQUENCY": "1",
+        "PREFECT_API_SERVICES_SCHEDULER_LOOP_SECONDS": "5",
+        "PREFECT_PROFILES_PATH": str(folder / "profiles.toml"),
+    }
+    before = {name: os.environ.get(name) for name in settings}
+    os.environ |= settings
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    served = Served(repository(folder / "project"), port)
+    try:
+        served.start_server()
+        served.serve("--train", "", "--evaluate", "* * * * *", "--timezone", "Europe/Berlin", "--side-by-side", "3")
+        yield served
+    finally:
+        for process in reversed(served.processes.values()):
+            stop_server(process)
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.__setitem__(name, value)

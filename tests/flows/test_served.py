@@ -1,0 +1,164 @@
+"""The flows as they run for a user: a real server, a real runner, real processes."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from ..conftest import ROOT
+from .conftest import until
+from .tiny import environment
+
+
+def names(tasks: dict) -> dict[str, str]:
+    return {name: task["state"]["name"] for name, task in tasks.items()}
+
+
+def training(served) -> list[psutil.Process]:
+    """Running processes of the repository's training stage."""
+    found = []
+    for process in psutil.process_iter(["cmdline", "status"]):
+        try:
+            if process.info["cmdline"] and "train.py" in process.info["cmdline"] and process.cwd() == str(served.folder):
+                found.append(process)
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    return found
+
+
+@pytest.fixture
+def fresh_training(served):
+    for name in ("started", "checkpoint", "enough", "weights"):
+        (served.folder / name).unlink(missing_ok=True)
+    yield
+    (served.folder / "enough").touch()  # whatever a failed test left running ends
+
+
+def test_stages_run_after_those_they_need_and_are_skipped_when_nothing_changed(served):
+    run, state = served.run("reproduce", targets=["second"])
+    assert state["type"] == "COMPLETED", state
+    tasks = served.tasks(run)
+    assert names(tasks) == {"first": "Completed", "second@a": "Completed", "second@b": "Completed"}
+    one, other = sorted((tasks["second@a"], tasks["second@b"]), key=lambda task: task["start_time"])
+    assert tasks["first"]["end_time"] <= one["start_time"]
+    assert one["end_time"] <= other["start_time"]  # both have the tag gpu, and there is one
+    assert "> cat one > two_a" in served.log(run)
+    assert (served.folder / "two_b").read_text() == "one\n"
+    run, state = served.run("reproduce", targets=["second"])
+    assert set(names(served.tasks(run)).values()) == {"Skipped"}
+    assert state["message"] == "0 of 3 stages ran or were restored, 3 skipped"
+
+
+def test_what_can_pass_is_tried_again_bad_input_and_a_time_limit_are_not(served):
+    run, state = served.run("reproduce", targets=["flaky", "after_broken", "endless"])
+    tasks = served.tasks(run)
+    assert names(tasks) == {"flaky": "Completed", "broken": "Failed", "after_broken": "NotReady", "endless": "Failed"}
+    assert {name: task["run_count"] for name, task in tasks.items()} == {"flaky": 3, "broken": 1, "after_broken": 0, "endless": 1}
+    assert (served.folder / "tries").read_text() == "3"
+    assert state["type"] == "FAILED"
+    assert "broken: exit status 1" in state["message"] and state["message"].endswith("; not run after it: after_broken")
+    assert "endless: over its time limit of 2 s" in state["message"]
+    assert not [one for one in psutil.process_iter(["cmdline"]) if one.info["cmdline"] == ["sleep", "1000"]]
+    (failure,) = (one for one in served.of_run("artifacts", run) if one["key"] == "failure-broken")
+    assert "no such prompt" in failure["data"]
+
+
+def test_cancelling_ends_training_and_leaves_its_checkpoint(served, fresh_training):
+    run = served.start("train")
+    until((served.folder / "started").exists)
+    until(lambda: [one for one in served.of_run("artifacts", run) if one["key"] == "progress-train-g2rpo-1"])
+    served.post(f"/flow_runs/{run}/set_state", state={"type": "CANCELLING"})
+    assert served.ended(run)["type"] == "CANCELLED"
+    assert not training(served)
+    assert int((served.folder / "checkpoint").read_text()) > 0
+    assert names(served.tasks(run)) == {"train@g2rpo-1": "Cancelled"}
+
+
+def test_a_second_run_of_a_deployment_is_skipped_and_says_so_while_another_flow_runs(served, fresh_training):
+    run = served.start("train")
+    until((served.folder / "started").exists)
+    _, second = served.run("train")
+    assert second["type"] == "CANCELLED" and "concurrency limit" in second["message"]
+    # meanwhile, other flows in the same repository: one with a mistake, and one that wants the very stage that is running
+    _, mistaken = served.run("reproduce", targets=["second@c"])
+    assert mistaken["type"] == "FAILED" and mistaken["message"].startswith("dvc.yaml: no stage 'second@c'; there are ")
+    same = served.start("reproduce", targets=["train"])
+    until(lambda: any("waiting for it" in line for line in served.log(same)))
+    (served.folder / "enough").touch()
+    assert served.ended(run)["type"] == "COMPLETED"
+    assert served.ended(same)["type"] == "COMPLETED"
+    assert names(served.tasks(same)) == {"train@g2rpo-1": "Skipped"}
+
+
+def test_a_server_that_dies_and_comes_back_loses_nothing(served, fresh_training):
+    run = served.start("reproduce", targets=["evaluate"])
+    until((served.folder / "started").exists)
+    served.kill_server()
+    (served.folder / "enough").touch()
+    until(lambda: not training(served))
+    served.start_server()
+    assert served.ended(run)["type"] == "COMPLETED"
+    assert (served.folder / "scores").read_text() == "w"
+
+
+def test_cron_fires_in_its_time_zone(served):
+    deployment = served.get("/deployments/name/evaluate/g2rpo")
+    assert deployment["schedules"][0]["schedule"]["timezone"] == "Europe/Berlin"
+    by_cron = {"deployments": {"id": {"any_": [deployment["id"]]}}, "flow_runs": {"state": {"type": {"any_": ["COMPLETED"]}}}}
+    run = until(lambda: served.post("/flow_runs/filter", **by_cron, limit=1), limit=150)[0]
+    assert run["auto_scheduled"] and run["created_by"]["type"] == "SCHEDULE"
+    assert "evaluate_base" in served.tasks(run["id"])
+    assert (served.folder / "base_scores").exists()
+
+
+def test_a_worker_of_the_work_pool_runs_what_prefect_yaml_deploys(served):
+    environment_ = environment(PREFECT_API_URL=served.api, G2RPO_CHECKOUT=str(served.folder))
+    prefect = [sys.executable, "-m", "prefect", "--no-prompt"]
+    for command in (["work-pool", "create", "g2rpo", "--type", "process"], ["deploy", "--all"]):
+        done = subprocess.run([*prefect, *command], cwd=ROOT, env=environment_, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+    deployed = served.post("/deployments/filter", work_pools={"name": {"any_": ["g2rpo"]}})
+    assert {one["entrypoint"] for one in deployed} == {
+        f"flows.pipeline.{name}" for name in ("reproduce", "train", "evaluate", "report")
+    }
+    assert all(one["concurrency_options"]["collision_strategy"] == "CANCEL_NEW" for one in deployed)
+    reproduce = next(one for one in deployed if one["entrypoint"].endswith("reproduce"))
+    run = served.post(f"/deployments/{reproduce['id']}/create_flow_run", parameters={"targets": ["evaluate_base"]})["id"]
+    worker = [*prefect, "worker", "start", "--pool", "g2rpo", "--run-once"]
+    subprocess.run(worker, cwd=served.folder, env=environment_, check=True, capture_output=True, timeout=90)
+    assert served.ended(run)["type"] == "COMPLETED"
+    assert "evaluate_base" in served.tasks(run)
+
+
+def test_the_ui_shows_the_run(served, tmp_path):
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if chromium is None:
+        pytest.skip("no chromium on this machine to open the UI with")
+    done = {"state": {"type": {"any_": ["COMPLETED"]}}}
+    run = served.post("/flow_runs/filter", flow_runs=done, limit=1)[0]
+    options = [
+        "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+        "--disable-component-update", "--disable-sync", f"--user-data-dir={tmp_path}", "--virtual-time-budget=20000", "--dump-dom",
+    ]  # fmt: skip
+    page = subprocess.run(
+        [chromium, *options, f"http://127.0.0.1:{served.port}/runs/flow-run/{run['id']}"],
+        capture_output=True,
+        text=True,
+        timeout=90,
+    ).stdout
+    assert run["name"] in page and "Completed" in page
+
+
+def test_a_runner_that_dies_loses_nothing(served, fresh_training):
+    run = served.start("train")
+    until((served.folder / "started").exists)
+    os.kill(served.processes["serve"].pid, signal.SIGKILL)
+    served.processes["serve"].wait()
+    (served.folder / "enough").touch()
+    state = served.ended(run)
+    assert state["type"] == "COMPLETED", (state, served.log(run))
+    assert (served.folder / "weights").exists()
