@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import httpx
-import pandas as pd
 from matplotlib.figure import Figure
 from PIL import Image
 from prefect.artifacts import create_image_artifact, create_link_artifact, create_table_artifact
@@ -45,17 +44,15 @@ def results(root: Path) -> list[dict]:
 
 def reward_curve(root: Path) -> str | None:
     """Every held-out reward of every run against its iterations, as the URL of a picture; None without a run."""
-    curves = {
-        file.stem: pd.DataFrame(json.loads(file.read_text())) for file in sorted((root / "reports" / "curves").glob("*.json"))
-    }
-    rewards = list(dict.fromkeys(name for curve in curves.values() for name in curve.filter(like="heldout_")))
+    curves = {file.stem: json.loads(file.read_text()) for file in sorted((root / "reports" / "curves").glob("*.json"))}
+    rewards = list(dict.fromkeys(name for curve in curves.values() for name in curve[0] if name.startswith("heldout_")))
     if not rewards:
         return None
     figure = Figure(figsize=(4 * len(rewards), 3), layout="constrained")
     for axes, reward in zip(figure.subplots(1, len(rewards), squeeze=False)[0], rewards):
         for run, curve in curves.items():
-            if reward in curve:
-                axes.plot(curve.iteration, curve[reward], label=run)
+            if reward in curve[0]:
+                axes.plot([row["iteration"] for row in curve], [row[reward] for row in curve], label=run)
         axes.set(title=reward.removeprefix("heldout_"), xlabel="iteration")
     axes.legend(fontsize="small")
     file = io.BytesIO()

@@ -1,5 +1,6 @@
 """The flows as they run for a user: a real server, a real runner, real processes."""
 
+import json
 import os
 import shutil
 import signal
@@ -112,7 +113,8 @@ def test_cron_fires_in_its_time_zone(served):
     run = until(lambda: served.post("/flow_runs/filter", **by_cron, limit=1), limit=150)[0]
     assert run["auto_scheduled"] and run["created_by"]["type"] == "SCHEDULE"
     assert "evaluate_base" in served.tasks(run["id"])
-    assert (served.folder / "base_scores").exists()
+    (results,) = (one for one in served.of_run("artifacts", run["id"]) if one["key"] == "results")
+    assert json.loads(results["data"]) == [{"model": "base-0", "hps": 0.25}]
 
 
 def test_a_worker_of_the_work_pool_runs_what_prefect_yaml_deploys(served):

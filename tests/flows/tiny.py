@@ -61,8 +61,8 @@ stages:
     deps: [weights]
     outs: [scores]
   evaluate_base:
-    cmd: echo scores > base_scores
-    outs: [base_scores]
+    cmd: mkdir -p reports/metrics/evaluate && echo '{"hps":0.25}' > reports/metrics/evaluate/base-0.json
+    outs: [reports/metrics/evaluate/base-0.json]
   flaky:
     cmd: python flaky.py
     outs: [flaky_out]
