@@ -90,6 +90,18 @@ class SamplingSettings(Settings):
     decode_batch: Positive = Field(description="pictures in one call of the VAE")
 
 
+class Adapter(Settings):
+    """A low-rank adapter (LoRA, arXiv 2106.09685) of the transformer: rank, scale alpha / rank, and the layers that get one."""
+
+    rank: Positive
+    alpha: Rate
+    targets: tuple[str, ...] = Field(
+        ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out"),
+        min_length=1,
+        description="ends of module names; the attention's projections as diffusers' FLUX recipe has them",
+    )
+
+
 class MonitorSettings(Settings):
     """What is measured on held-out prompts while training: every so many iterations, on so many prompts, by which rewards."""
 
@@ -113,6 +125,8 @@ class TrainingSettings(Settings):
     clip_range: Rate
     advantage_clip: Rate
     monitor: MonitorSettings
+    adapter: Adapter | None = Field(None, description="train a LoRA beside frozen weights; null: all weights")
+    checkpointing: bool = Field(False, description="recompute activations in the backward pass instead of keeping them")
 
 
 class EvaluationSettings(Settings):

@@ -5,9 +5,14 @@ from pathlib import Path
 
 import torch
 from diffusers import AutoencoderKL, FluxPipeline, FluxTransformer2DModel
+from peft import LoraConfig
+from peft.utils import get_peft_model_state_dict
 
+from .config import Adapter
 from .embeddings import Conditioning
 from .rollout import Velocity
+
+LORA_FILE = "pytorch_lora_weights.safetensors"  # diffusers' name
 
 
 class Policy:
@@ -39,15 +44,50 @@ class Policy:
         self._image_ids = FluxPipeline._prepare_latent_image_ids(1, rows // 2, columns // 2, device, torch.float32)
 
     @classmethod
-    def load(cls, pipeline: Path, transformer: Path | None = None, **settings) -> "Policy":
-        """From a FluxPipeline folder; `transformer` is a folder with trained weights that replace the base's."""
-        weights = FluxTransformer2DModel.from_pretrained(transformer or pipeline / "transformer", dtype=torch.float32)
+    def load(cls, pipeline: Path, run: Path | None = None, adapter: Adapter | None = None, **settings) -> "Policy":
+        """From a FluxPipeline folder.
+
+        run: folder that `save` wrote, whose weights replace the base's or whose adapter is laid over them; adapter: a new one, which
+        alone is then trained. With an adapter the base's weights are frozen and kept in the computation's dtype.
+        """
+        lora = run / "lora" if run and (run / "lora").exists() else None
+        dtype = settings.get("dtype", torch.float32) if lora or adapter else torch.float32
+        trained = run / "transformer" if run and not lora else pipeline / "transformer"
+        weights = FluxTransformer2DModel.from_pretrained(trained, dtype=dtype)
         vae = AutoencoderKL.from_pretrained(pipeline / "vae", dtype=torch.float32)
+        if lora:
+            weights.load_lora_adapter(lora, weight_name=LORA_FILE, prefix="transformer")
+        elif adapter:
+            weights.requires_grad_(False)
+            weights.add_adapter(
+                LoraConfig(
+                    r=adapter.rank, lora_alpha=adapter.alpha, target_modules=list(adapter.targets), init_lora_weights="gaussian"
+                )
+            )
+            for parameter in weights.parameters():
+                if parameter.requires_grad:
+                    parameter.data = parameter.data.float()
         return cls(weights, vae, **settings)
 
+    @property
+    def has_adapter(self) -> bool:
+        return bool(getattr(self.transformer, "peft_config", None))
+
+    def trained_parameters(self) -> dict[str, torch.nn.Parameter]:
+        """The parameters that training moves, by name: the adapter's, or all."""
+        return {name: parameter for name, parameter in self.transformer.named_parameters() if parameter.requires_grad}
+
     def save(self, folder: Path) -> None:
-        """Writes the transformer as `FluxTransformer2DModel.from_pretrained` reads it."""
-        self.transformer.save_pretrained(folder)
+        """Writes `folder`/transformer for `FluxTransformer2DModel.from_pretrained`, or `folder`/lora for `load_lora_weights`."""
+        if not self.has_adapter:
+            self.transformer.save_pretrained(folder / "transformer")
+            return
+        FluxPipeline.save_lora_weights(
+            folder / "lora",
+            transformer_lora_layers=get_peft_model_state_dict(self.transformer),
+            weight_name=LORA_FILE,
+            transformer_lora_adapter_metadata=self.transformer.peft_config["default"].to_dict(),
+        )
 
     def noise(self, generator: torch.Generator, count: int | None = None) -> torch.Tensor:
         """Packed standard normal latents [tokens, channels], or [count, tokens, channels]; drawn as diffusers draws them."""
@@ -60,12 +100,24 @@ class Policy:
         return max(1, tokens // (self.image_tokens + conditioning.context.shape[1]))
 
     def keep_base(self) -> None:
-        """Keeps a copy of the transformer as it is now, for `base_velocity`: a second set of weights in memory."""
-        self._base = copy.deepcopy(self.transformer).eval().requires_grad_(False)
+        """Keeps the transformer as it is now for `base_velocity`: a second set of weights, but under an adapter nothing at all."""
+        if not self.has_adapter:
+            self._base = copy.deepcopy(self.transformer).eval().requires_grad_(False)
 
     def base_velocity(self, conditioning: Conditioning) -> Velocity:
-        """The velocity field of the model that `keep_base` kept."""
-        return self._velocity(self._base, conditioning)
+        """The velocity field of the model that `keep_base` kept, or of the one under the adapter."""
+        if not self.has_adapter:
+            return self._velocity(self._base, conditioning)
+        adapted = self._velocity(self.transformer, conditioning)
+
+        def base(*arguments: torch.Tensor) -> torch.Tensor:
+            self.transformer.disable_adapters()
+            try:
+                return adapted(*arguments)
+            finally:
+                self.transformer.enable_adapters()
+
+        return base
 
     def velocity(self, conditioning: Conditioning) -> Velocity:
         """The velocity field under P encoded prompts; sigma goes to the model exactly, not rounded to 1/1000."""

@@ -74,9 +74,11 @@ class Trainer:
         self.sigmas = shifted_sigmas(sampling.steps, sampling.shift).to(policy.device)
         self.transition = method.transition(self.sigmas)
         self.level = partial(sigma_at, steps=sampling.steps, shift=sampling.shift)
-        self.parameters = list(policy.transformer.parameters())
+        self.parameters = list(policy.trained_parameters().values())
         self.optimizer = torch.optim.AdamW(self.parameters, training.learning_rate, weight_decay=training.weight_decay)
         policy.transformer.train()
+        if training.checkpointing:
+            policy.transformer.enable_gradient_checkpointing()
         if method.kl:
             policy.keep_base()
 

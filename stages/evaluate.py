@@ -27,7 +27,7 @@ def main() -> None:
     models, name = Path("models", args.profile), run_name(args.method, args.seed)
     trained = None
     if args.method != BASE[0]:
-        trained = made_by(f"train@{name}", Path("runs", args.profile, name, "transformer"))
+        trained = made_by(f"train@{name}", Path("runs", args.profile, name, "records.parquet")).parent
     policy = Policy.load(
         ModelStore(models).folder("pipeline"), trained,
         height=evaluation.height, width=evaluation.width, guidance=sampling.guidance, dtype=DTYPES[sampling.dtype], device=device,

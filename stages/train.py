@@ -31,7 +31,7 @@ def main() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     models = Path("models", args.profile)
     policy = Policy.load(
-        ModelStore(models).folder("pipeline"),
+        ModelStore(models).folder("pipeline"), adapter=training.adapter,
         height=sampling.height, width=sampling.width, guidance=sampling.guidance, dtype=DTYPES[sampling.dtype], device=device,
     )  # fmt: skip
     stores = {name: EmbeddingStore(Path("embeddings", args.profile, name)) for name in ("train", "test")}
@@ -55,7 +55,7 @@ def main() -> None:
     bar.close()
 
     run = Path("runs", args.profile, run_name(args.method, args.seed))
-    policy.save(run / "transformer")
+    policy.save(run)
     table = pd.DataFrame(records)
     table.to_parquet(run / "records.parquet", index=False)
     measured = table[table.filter(like="heldout_").notna().all(axis=1)]

@@ -4,9 +4,11 @@ import random
 import pytest
 import torch
 
+from g2rpo_core.config import Adapter
 from g2rpo_core.dynamics import SDES
 from g2rpo_core.evaluation import pictures
 from g2rpo_core.methods import METHODS
+from g2rpo_core.policy import Policy
 from g2rpo_core.rollout import rollout
 from g2rpo_core.schedule import shifted_sigmas
 from g2rpo_core.statistics import paired_difference
@@ -224,3 +226,30 @@ def test_the_normalized_ratio_starts_at_one_and_weighs_steps_by_noise_over_lengt
     for (name, step), (gradient, weight) in gradients.items():
         if name == "plain":
             torch.testing.assert_close(gradients["normalized", step][0], gradient * weight, rtol=2e-3, atol=1e-5)
+
+
+def test_recomputing_activations_changes_no_gradient(policy, embeddings, settings):
+    sampling, training = settings
+    gradients = []
+    for checkpointing in (False, True):
+        one = training.model_copy(update={"checkpointing": checkpointing})
+        trainer = Trainer(policy, small("g2rpo"), sampling, one, embeddings, {}, seed=0)
+        trainer.optimizer.step = lambda: None
+        conditioning = embeddings.conditioning([0, 1])
+        trainer.update(conditioning, trainer.sample(conditioning, 0).taken, torch.ones(2, 3, 3))
+        gradients.append(torch.cat([parameter.grad.flatten() for parameter in trainer.parameters if parameter.grad is not None]))
+        assert policy.transformer.is_gradient_checkpointing == checkpointing
+    torch.testing.assert_close(*gradients)
+
+
+def test_an_adapter_learns_and_leaves_the_base_as_it_was(models, embeddings, settings):
+    sampling, training = settings
+    policy = Policy.load(models / "pipeline", adapter=Adapter(rank=4, alpha=8.0), height=32, width=32, guidance=3.5)
+    with torch.no_grad():
+        policy.transformer.proj_out.weight.copy_(0.1 * torch.randn(policy.transformer.proj_out.weight.shape))
+    before = {name: value.clone() for name, value in policy.transformer.state_dict().items()}
+    training = training.model_copy(update={"iterations": 3, "learning_rate": 1e-3})
+    records = list(training_run(policy, small("flow_grpo"), sampling, training, embeddings, {"redness": redness}, seed=0))
+    assert records[0]["kl"] == 0 < records[-1]["kl"]
+    changed = {name for name, value in policy.transformer.state_dict().items() if not torch.equal(value, before[name])}
+    assert changed and all("lora_" in name for name in changed)
