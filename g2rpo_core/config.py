@@ -57,6 +57,14 @@ class HubModels(Settings):
     source: Literal["hub"]
     repos: dict[Literal["pipeline", "hps", "clip_score"], HubModel]
 
+    @model_validator(mode="after")
+    def _complete(self):
+        if "pipeline" not in self.repos:
+            raise ValueError("repos: needs `pipeline`, the text-to-image model")
+        if "hps" in self.repos and self.repos["hps"].architecture is None:
+            raise ValueError("repos.hps: needs `architecture`, open_clip's name of it: ViT-H-14 for the published HPS-v2.1")
+        return self
+
 
 class PromptSettings(Settings):
     """Where prompts come from; `shapes` or a file of txt, csv, jsonl or parquet, for each of the two sets."""
@@ -181,6 +189,8 @@ class Profile(Settings):
             for reward in rewards:
                 if reward not in REWARDS:
                     raise ValueError(f"{section}.rewards: unknown reward {reward!r}; allowed are {', '.join(REWARDS)}")
+                if self.models.source == "hub" and reward != "verifier" and reward not in self.models.repos:
+                    raise ValueError(f"{section}.rewards: {reward} has no model in models.repos")
                 if reward == "verifier" and source != "shapes":
                     raise ValueError(f"{section}.rewards: the verifier knows captions of the shape world alone, not {source}")
         return self

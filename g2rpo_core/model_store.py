@@ -1,7 +1,7 @@
 """Where the models are: the folder of the `models` stage with its lock file `models.lock.json`.
 
 The lock holds for every model either the folder beside the lock in which it was built, or the hub's repo and revision
-(then the files are in the Hugging Face cache), and the size and SHA-256 of every file.
+(then the files are in the Hugging Face cache, pickled ones as safetensors beside it), and the size and SHA-256 of every file.
 """
 
 import hashlib
@@ -31,9 +31,30 @@ class ModelStore:
         entry = self.entry(name)
         if "folder" in entry:
             return self.root / entry["folder"]
+        if entry.get("without_pickles"):
+            folder = safe_folder(entry)
+            if not folder.exists():
+                raise UserError(f"{folder} is gone: make it again by `dvc repro --force --single-item models`")
+            return folder
         from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import LocalEntryNotFoundError
 
-        return Path(snapshot_download(entry["repo"], revision=entry["revision"], local_files_only=True))
+        arguments = {"revision": entry["revision"], "allow_patterns": list(entry["files"]), "local_files_only": True}
+        try:
+            return Path(snapshot_download(entry["repo"], **arguments))
+        except LocalEntryNotFoundError:
+            raise UserError(
+                f"{entry['repo']} at {entry['revision']} is gone from the Hugging Face cache: `dvc repro --force --single-item models`"
+            ) from None
+
+
+def safe_folder(entry: dict) -> Path:
+    """Where a published model lies whose pickled checkpoints were converted to safetensors: beside the Hugging Face cache."""
+    from huggingface_hub import constants
+
+    # named by what was converted, so that another file is never taken for it
+    content = hashlib.sha256("".join(file["sha256"] for file in entry["files"].values()).encode()).hexdigest()[:16]
+    return Path(constants.HF_HOME, "g2rpo", entry["repo"].replace("/", "--"), content)
 
 
 def describe_files(folder: Path) -> dict[str, dict]:

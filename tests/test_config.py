@@ -73,6 +73,30 @@ def test_mistakes_end_in_one_line_with_file_key_and_what_is_allowed(tmp_path, ol
     assert "\n" not in str(error.value)
 
 
+PIPELINE = "".join((ROOT / "profiles" / "flux_hps_clip.yaml").read_text().partition("    pipeline:\n")[1:]).partition(
+    "    hps:\n"
+)[0]
+
+
+@pytest.mark.parametrize(
+    "old, new, message",
+    [
+        ("      architecture: ViT-H-14\n", "", "models: repos.hps: needs `architecture`, open_clip's name of it: ViT-H-14"),
+        (PIPELINE, "", "models: repos: needs `pipeline`, the text-to-image model"),
+        ("    clip_score:\n", "    hps_2:\n", "models.repos.hps_2"),
+        ("revision: 3de623", "revision: main", "models.repos.pipeline.revision: String should match pattern"),
+    ],
+)
+def test_mistakes_in_a_hub_profile_end_in_one_line(tmp_path, old, new, message):
+    text = (ROOT / "profiles" / "flux_hps_clip.yaml").read_text()
+    assert old in text
+    path = tmp_path / "mine.yaml"
+    path.write_text(text.replace(old, new, 1))
+    with pytest.raises(UserError) as error:
+        load_profile(path)
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
 def test_an_unknown_profile_names_the_known_ones():
     with pytest.raises(UserError, match="no such profile; there are .*tiny"):
         load_profile(ROOT / "profiles" / "tinny.yaml")

@@ -62,11 +62,12 @@ class CosineScore:
 
 
 def hps(folder: Path, device: torch.device, architecture: str) -> CosineScore:
-    """HPS-v2.1 from `HPS_v2.1_compressed.pt`; its architecture is a name that open_clip knows, or a file beside it."""
+    """HPS-v2.1 from `HPS_v2.1_compressed`, .pt or .safetensors; its architecture is a name of open_clip's, or a file beside it."""
     if architecture.endswith(".json"):
         open_clip.add_model_config(folder / architecture)
     name = architecture.removesuffix(".json")
-    model = open_clip.create_model(name, pretrained=str(folder / "HPS_v2.1_compressed.pt"), precision="fp32", weights_only=True)
+    (weights,) = folder.glob("HPS_v2.1_compressed.*")
+    model = open_clip.create_model(name, pretrained=str(weights), precision="fp32", weights_only=True)
     return CosineScore(model, open_clip.get_tokenizer(name), "pad", OPENAI_DATASET_MEAN, OPENAI_DATASET_STD, device)
 
 
