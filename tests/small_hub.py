@@ -67,6 +67,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def answer(self, *, body: bool) -> None:
         parts = unquote(urlsplit(self.path).path).strip("/").split("/")
+        if len(parts) < 4:
+            return self.refuse(404, "NotFound", "not a part of this hub")
         if parts[:2] == ["api", "models"]:
             name, action, revision = "/".join(parts[2:4]), parts[4], parts[5]
         else:

@@ -1,0 +1,159 @@
+"""Profiles of published weights, before anybody runs them on GPUs: true shapes on the meta device, and every stage from a hub."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import open_clip
+import pandas as pd
+import pytest
+import torch
+from diffusers import AutoencoderKL, FluxTransformer2DModel
+from huggingface_hub import constants
+from ruamel.yaml import YAML
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from g2rpo_core.config import load_profile, method_of, sampling_of
+from g2rpo_core.embeddings import DTYPES, Conditioning
+from g2rpo_core.model_store import describe_files
+from g2rpo_core.policy import Policy
+from g2rpo_core.rewards.open_clip import CosineScore
+from g2rpo_core.schedule import shifted_sigmas
+from stages import embed, evaluate, prompts, report, train
+
+from ..conftest import ROOT
+from ..small_hub import small_hub
+
+PROFILES = sorted(path.stem for path in (ROOT / "profiles").glob("flux_*.yaml"))
+FLUX_VAE = {  # vae/config.json of FLUX.1-dev
+    "down_block_types": ["DownEncoderBlock2D"] * 4, "up_block_types": ["UpDecoderBlock2D"] * 4, "block_out_channels": [128, 256, 512, 512],
+    "layers_per_block": 2, "latent_channels": 16, "scaling_factor": 0.3611, "shift_factor": 0.1159, "use_quant_conv": False,
+    "use_post_quant_conv": False, "force_upcast": True, "sample_size": 1024,
+}  # fmt: skip
+
+
+@pytest.fixture
+def without_memory(monkeypatch):
+    """Every tensor has its true shape, dtype and device, and no memory (the meta device has no autocast, which the policy asks for)."""
+    monkeypatch.setattr(torch.nn.Module, "to", lambda module, *_, **__: module)  # all is on the CPU, and fake weights cannot move
+    with FakeTensorMode():
+        yield
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_true_shapes_fit_through_flux(name, without_memory):
+    """FLUX.1-dev's transformer and VAE in their published configuration, in the profile's sizes and dtype."""
+    profile = load_profile(ROOT / "profiles" / f"{name}.yaml")
+    sampling, length = profile.sampling, profile.embed.max_sequence_length
+    with torch.no_grad():
+        transformer, vae = FluxTransformer2DModel(guidance_embeds=True), AutoencoderKL(**FLUX_VAE)
+        assert sum(parameter.numel() for parameter in transformer.parameters()) == 11_901_408_320
+        conditioning = Conditioning(pooled=torch.empty(1, 768), context=torch.empty(1, length, 4096))
+        for size, batch in ((sampling, profile.training.group_size), (profile.evaluation, profile.evaluation.batch)):
+            policy = Policy(transformer, vae, size.height, size.width, sampling.guidance, DTYPES[sampling.dtype])
+            latents = torch.empty(batch, policy.image_tokens, 64)
+            velocity = policy.velocity(conditioning)(latents, torch.empty(batch), torch.zeros(batch, dtype=torch.int64))
+            assert velocity.shape == latents.shape and velocity.dtype == torch.float32
+            assert policy.decode(latents[:1], 1).shape == (1, 3, size.height, size.width)
+    assert policy.image_tokens == 4096
+    assert sampling.batch_tokens >= profile.training.group_size * (2025 + length)
+
+
+def test_the_open_clip_scorers_read_the_published_architecture(without_memory):
+    model = open_clip.create_model("ViT-H-14")
+    assert sum(parameter.numel() for parameter in model.parameters()) == 986_109_441
+    scorer = CosineScore(model, open_clip.get_tokenizer("ViT-H-14"), "pad", [0.5] * 3, [0.5] * 3, torch.device("cpu"))
+    assert scorer(torch.empty(2, 3, 1024, 768), ["a red circle", "a blue square"]).shape == (2,)
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_the_papers_table_3(name):
+    profile = load_profile(ROOT / "profiles" / f"{name}.yaml")
+    method, sampling, training, evaluation = (
+        method_of(profile.methods, "g2rpo"),
+        profile.sampling,
+        profile.training,
+        profile.evaluation,
+    )
+    assert (sampling.height, sampling.width, sampling.steps, sampling.shift) == (720, 720, 16, 3.0)
+    assert (method.eta, method.noisy_steps, method.granularities) == (0.7, (0, 1, 2, 3, 4, 5, 6, 7), (1, 2, 3))
+    assert (training.group_size, training.learning_rate, training.weight_decay) == (12, 2e-6, 1e-4)
+    assert (training.max_grad_norm, training.clip_range, training.advantage_clip) == (1.0, 1e-4, 5.0)
+    assert (training.iterations, training.prompts_per_iteration) == (300, 16)  # 16 GPUs of batch 1
+    assert (evaluation.height, evaluation.width, evaluation.steps, sampling.guidance) == (1024, 1024, 50, 3.5)
+    assert sampling_of(sampling, profile.methods, "g2rpo") == sampling
+    assert len(shifted_sigmas(sampling.steps, sampling.shift)) == 17
+
+
+@pytest.fixture(scope="module")
+def hub(models):
+    """The tiny models in the layouts of the published repositories; FLUX.1-dev is gated."""
+    with small_hub() as hub:
+        profile = load_profile(ROOT / "profiles" / f"{PROFILES[-1]}.yaml")
+        for name, model in profile.models.repos.items():
+            hub.add(model.repo, model.revision, models / name, "token" if name == "pipeline" else None)
+        yield hub
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_every_stage_runs_from_the_hub(name, hub, models, tmp_path, tmp_path_factory, monkeypatch):
+    home = tmp_path_factory.getbasetemp() / "flux_home"  # one cache for all profiles
+    yaml = YAML()
+    profile = yaml.load(ROOT / "profiles" / f"{name}.yaml")
+    for key, model in profile["models"]["repos"].items():
+        served = describe_files(models / key)
+        model["sha256"] = {file: served[file]["sha256"] for file in served if file in model.get("sha256", {})}
+    architectures = [path.name for path in (models / "hps").glob("*.json")]
+    profile["models"]["repos"]["hps"] |= {"architecture": architectures[0], "files": ["HPS_v2.1_compressed.pt", *architectures]}
+    small = {"height": 32, "width": 32}
+    profile["prompts"] |= {"train": "prompts.txt", "test": "prompts.txt", "train_count": 2, "test_count": 2}
+    profile["embed"] |= {"max_sequence_length": 16}
+    profile["sampling"] |= small
+    profile["training"] |= {"iterations": 1, "prompts_per_iteration": 1, "group_size": 2}
+    profile["training"]["monitor"] |= {"every": 1, "prompts": 2}
+    profile["evaluation"] |= small | {"steps": 2}
+    (tmp_path / "profiles").mkdir()
+    (tmp_path / "reports").mkdir()
+    yaml.dump(profile, tmp_path / "profiles" / f"{name}.yaml")
+    (tmp_path / "params.yaml").write_text(f"profile: {name}\nmethods: [g2rpo]\nseeds: [42]\n")
+    (tmp_path / "prompts.txt").write_text("a large red circle\na small blue square\n")
+    for file in [*(ROOT / "reports").glob("*.j2"), *(ROOT / "reports").glob("*.yaml")]:
+        shutil.copy(file, tmp_path / "reports")
+
+    environment = {key: value for key, value in os.environ.items() if key != "HF_HUB_OFFLINE"}
+    environment |= {
+        "HF_ENDPOINT": hub.url,
+        "HF_HOME": str(home),
+        "HF_TOKEN": "token",
+        "HF_HUB_DISABLE_XET": "1",
+        "PYTHONPATH": str(ROOT),
+    }
+    command = [sys.executable, "-m", "stages.models", "--profile", name]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    lock = json.loads((tmp_path / "models" / name / "models.lock.json").read_text())
+    assert {key: (entry["repo"], entry["revision"]) for key, entry in lock.items()} == {
+        key: (model["repo"], model["revision"]) for key, model in profile["models"]["repos"].items()
+    }
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(constants, "HF_HOME", str(home))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(home / "hub"))
+    for stage, words in (
+        (prompts, []),
+        (embed, []),
+        (train, ["--method", "g2rpo", "--seed", "42"]),
+        (evaluate, ["--method", "base", "--seed", "0"]),
+        (evaluate, ["--method", "g2rpo", "--seed", "42"]),
+        (report, []),
+    ):
+        monkeypatch.setattr(sys, "argv", [stage.__name__, "--profile", name, *words])
+        stage.main()
+    records = pd.read_parquet(Path("runs", name, "g2rpo-42", "records.parquet"))
+    assert records.evaluations.tolist()[-1] > 0
+    scores = pd.read_parquet(Path("evaluations", name, "g2rpo-42", "results.parquet"))
+    assert set(scores.reward) == set(profile["evaluation"]["rewards"]) and scores.score.notna().all()
+    assert "published weights" in Path("reports", "report.md").read_text().split("\n")[0]
