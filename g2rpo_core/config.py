@@ -118,13 +118,6 @@ class MonitorSettings(Settings):
     rewards: tuple[str, ...]
 
 
-class CheckpointSettings(Settings):
-    """After how many iterations an unfinished run is saved, and how many of its newest checkpoints stay."""
-
-    every: Positive
-    keep: Positive
-
-
 class TrainingSettings(Settings):
     iterations: Positive
     prompts_per_iteration: Positive
@@ -140,10 +133,6 @@ class TrainingSettings(Settings):
     clip_range: Rate
     advantage_clip: Rate
     monitor: MonitorSettings
-    checkpoint: CheckpointSettings
-    max_ratio_drift: Rate = Field(
-        description="a larger |ratio - 1| before the first update of an iteration ends the run: it is a bug"
-    )
     adapter: Adapter | None = Field(None, description="train a LoRA beside frozen weights; null: all weights")
     checkpointing: bool = Field(False, description="recompute activations in the backward pass instead of keeping them")
 

@@ -3,8 +3,7 @@
 import math
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
@@ -57,8 +56,7 @@ class Trainer:
     """Trains `policy.transformer` in place.
 
     rewards: those that `training.rewards` weighs, in its order; prompts: the encoded training prompts; seed: decides the order of the
-    prompts, all noise and the drawn steps; interruptible: gives a block in which the process may be asked to end (rollout and scoring,
-    which change nothing).
+    prompts, all noise and the drawn steps.
     """
 
     def __init__(
@@ -70,16 +68,13 @@ class Trainer:
         prompts: EmbeddingStore,
         rewards: Mapping[str, Reward],
         seed: int,
-        interruptible: Callable[[], AbstractContextManager] = nullcontext,
     ):
-        self.interruptible = interruptible
         self.policy, self.method, self.sampling, self.training = policy, method, sampling, training
         self.prompts, self.rewards, self.seed = prompts, rewards, seed
         self.sigmas = shifted_sigmas(sampling.steps, sampling.shift).to(policy.device)
         self.transition = method.transition(self.sigmas)
         self.level = partial(sigma_at, steps=sampling.steps, shift=sampling.shift)
         self.parameters = list(policy.trained_parameters().values())
-        self.progress = {"iteration": 0, "evaluations": 0, "trained": 0, "seconds": 0.0}
         self.optimizer = torch.optim.AdamW(self.parameters, training.learning_rate, weight_decay=training.weight_decay)
         policy.transformer.train()
         if training.checkpointing:
@@ -94,52 +89,33 @@ class Trainer:
         `seconds`, all so far; of every reward the mean and the mean deviation within a group; the share of `clamped` advantages,
         loss, gradient norm, the largest |ratio - 1| before the first update (`ratio_drift`) and the share of clipped ratios.
         """
-        for iteration in range(self.progress["iteration"], self.training.iterations):
+        evaluations, trained, seconds = 0, 0, 0.0
+        for iteration in range(self.training.iterations):
             start = time.perf_counter()
             if self.training.schedule == "linear":
                 self.optimizer.param_groups[0]["lr"] = self.training.learning_rate * (1 - iteration / self.training.iterations)
             indices = visits(iteration, self.training.prompts_per_iteration, len(self.prompts), self.seed)
             conditioning = self.prompts.conditioning(indices)
-            texts = [self.prompts.prompts[index].text for index in indices]
-            with self.interruptible():
-                sampled = self.sample(conditioning, iteration)
-                self._check_latents(sampled, texts, iteration)
-                scores = self.score(sampled, texts, iteration)
+            sampled = self.sample(conditioning, iteration)
+            scores = self.score(sampled, [self.prompts.prompts[index].text for index in indices], iteration)
             advantages = advantages_of(scores, list(self.training.rewards.values()), self.training.advantage_clip)
             chosen = self.method.trained(len(sampled.taken), random.Random(seed_of("trained", self.seed, iteration)))
             taken = [sampled.taken[index] for index in chosen]
-            steps = [
-                self.update(conditioning, *update, first=number == 0)
-                for number, update in enumerate(updates_of(taken, advantages, self.method.updates))
-            ]
-            self.progress = {
-                "iteration": iteration + 1,
-                "evaluations": self.progress["evaluations"] + sampled.evaluations,
-                "trained": self.progress["trained"] + sum(step["states"] for step in steps),
-                # what the caller does between iterations does not count
-                "seconds": self.progress["seconds"] + time.perf_counter() - start,
-            }
+            steps = [self.update(conditioning, *update) for update in updates_of(taken, advantages, self.method.updates)]
+            evaluations += sampled.evaluations
+            trained += sum(step["states"] for step in steps)
+            seconds += time.perf_counter() - start  # what the caller does between iterations does not count
             yield {
-                **self.progress,
+                "iteration": iteration + 1,
+                "evaluations": evaluations,
+                "trained": trained,
+                "seconds": seconds,
                 **{f"reward_{name}": score.mean().item() for name, score in zip(self.rewards, scores)},
                 **{f"spread_{name}": score.std(-1).mean().item() for name, score in zip(self.rewards, scores)},
                 "clamped": (advantages.abs() >= self.training.advantage_clip).float().mean().item(),
                 "ratio_drift": steps[0]["ratio_drift"],
                 **{key: sum(step[key] for step in steps) / len(steps) for key in ("loss", "kl", "grad_norm", "clip_share")},
             }
-
-    def state(self) -> dict:
-        """All that the iterations so far have left: progress, trained parameters and the optimizer's state."""
-        parameters = {name: parameter.detach() for name, parameter in self.policy.trained_parameters().items()}
-        return {"progress": self.progress, "parameters": parameters, "optimizer": self.optimizer.state_dict()}
-
-    def load_state(self, state: dict) -> None:
-        """Goes on from what `state` gave in a trainer of the same arguments."""
-        self.progress = state["progress"]
-        with torch.no_grad():
-            for name, parameter in self.policy.trained_parameters().items():
-                parameter.copy_(state["parameters"][name])
-        self.optimizer.load_state_dict(state["optimizer"])
 
     def sample(self, conditioning: Conditioning, iteration: int) -> Rollout:
         """The rollout of one iteration; seed, iteration and the prompt's place decide its noise, nothing else."""
@@ -152,14 +128,6 @@ class Trainer:
         max_batch = self.policy.batch_size(self.sampling.batch_tokens, conditioning)
         velocity = self.policy.velocity(conditioning)
         return rollout(velocity, tree, self.level, self.transition, initial, noises, max_batch, method.solver)
-
-    def _check_latents(self, sampled: Rollout, texts: list[str], iteration: int) -> None:
-        finite = sampled.clean.isfinite().flatten(1).all(1)
-        if not finite.all():
-            text = texts[int((~finite).nonzero()[0])]
-            raise NonFiniteError(
-                f"iteration {iteration + 1}: latents are not finite for the prompt {text!r}; nothing was updated"
-            )
 
     @torch.no_grad()
     def score(self, sampled: Rollout, texts: list[str], iteration: int) -> torch.Tensor:
@@ -175,11 +143,8 @@ class Trainer:
                 raise NonFiniteError(f"iteration {iteration + 1}: reward {name} is {value} for the prompt {prompts[place]!r}")
         return scores.view(-1, *shape)
 
-    def update(self, conditioning: Conditioning, taken: list[Taken], advantages: torch.Tensor, first: bool = False) -> dict:
-        """One optimizer step on the mean loss over all given transitions, in as many batches as it takes (Eq. 12).
-
-        first: since the rollout, so that every ratio must be 1 up to numerics (`training.max_ratio_drift`).
-        """
+    def update(self, conditioning: Conditioning, taken: list[Taken], advantages: torch.Tensor) -> dict:
+        """One optimizer step on the mean loss over all given transitions, in as many batches as it takes (Eq. 12)."""
         batches = rows_of(taken, advantages)
         total = sum(batch.advantages.numel() for batch in batches)
         size = self.policy.batch_size(self.training.batch_tokens, conditioning)
@@ -202,12 +167,8 @@ class Trainer:
         drift = torch.stack(sums)[:, 3].max().item()
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.training.max_grad_norm).item()
         if not (math.isfinite(loss_sum) and math.isfinite(norm)):
-            raise NonFiniteError(f"{self._where(taken)}: loss {loss_sum} with gradient norm {norm}; nothing was updated")
-        if first and drift > self.training.max_ratio_drift:
-            raise NonFiniteError(
-                f"{self._where(taken)}: |ratio - 1| is {drift:.1e} before the first update, over training.max_ratio_drift = "
-                f"{self.training.max_ratio_drift:g}: rollout and training disagree; nothing was updated"
-            )
+            steps = [one.decision.step for one in taken]
+            raise NonFiniteError(f"loss {loss_sum} with gradient norm {norm} at the noisy steps {steps}; nothing was updated")
         self.optimizer.step()
         return {
             "loss": loss_sum,
@@ -217,9 +178,6 @@ class Trainer:
             "clip_share": clipped,
             "states": sum(len(batch.latents) for batch in batches),
         }
-
-    def _where(self, taken: list[Taken]) -> str:
-        return f"iteration {self.progress['iteration'] + 1}, noisy steps {[one.decision.step for one in taken]}"
 
     def _transition(self, velocity: Velocity, rows: Rows) -> Transition:
         """The transitions from all N states under a velocity field: one forward."""

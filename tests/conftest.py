@@ -43,27 +43,17 @@ def policy(models):
 
 
 @pytest.fixture(scope="session")
-def embeddings_folder(models, tmp_path_factory):
-    """What the stage `embed` writes: 24 training and 6 test captions of the shape world."""
+def embeddings(models, tmp_path_factory):
+    """A store with 24 training captions of the shape world."""
     from diffusers import FluxPipeline
 
-    from g2rpo_core.embeddings import encode, write
+    from g2rpo_core.embeddings import EmbeddingStore, encode, write
     from g2rpo_core.prompts import shape_prompts
 
-    folder = tmp_path_factory.mktemp("embeddings")
+    folder = tmp_path_factory.mktemp("embeddings") / "train"
     pipeline = FluxPipeline.from_pretrained(models / "pipeline", transformer=None, vae=None)
-    for name, count in (("train", 24), ("test", 6)):
-        prompts = shape_prompts(count, 0, testing=name == "test")
-        write(folder / name, encode(pipeline, prompts, 16, 10), "float32", shard_rows=10)
-    return folder
-
-
-@pytest.fixture(scope="session")
-def embeddings(embeddings_folder):
-    """The store of the 24 training captions."""
-    from g2rpo_core.embeddings import EmbeddingStore
-
-    return EmbeddingStore(embeddings_folder / "train")
+    write(folder, encode(pipeline, shape_prompts(24, 0, testing=False), 16, 10), "float32", shard_rows=10)
+    return EmbeddingStore(folder)
 
 
 @pytest.fixture(scope="session")
