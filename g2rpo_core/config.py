@@ -39,6 +39,7 @@ class ShapesModels(Settings):
     flux: FitSettings
     clip_score: FitSettings
     hps: FitSettings
+    pickscore: FitSettings
 
 
 class HubModel(Settings):
@@ -55,7 +56,7 @@ class HubModels(Settings):
     """Published models from the Hugging Face hub."""
 
     source: Literal["hub"]
-    repos: dict[Literal["pipeline", "hps", "clip_score"], HubModel]
+    repos: dict[Literal["pipeline", "hps", "clip_score", "pickscore", "pickscore_processor"], HubModel]
 
     @model_validator(mode="after")
     def _complete(self):

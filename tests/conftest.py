@@ -20,10 +20,9 @@ def models(tmp_path_factory) -> Path:
     from g2rpo_core.shapes.build import build_models
 
     how = FitSettings(steps=3, batch=8, learning_rate=1e-3)
+    fits = {name: how for name, field in ShapesModels.model_fields.items() if field.annotation is FitSettings}
     folder = tmp_path_factory.mktemp("models")
-    entries, _ = build_models(
-        folder, ShapesModels(source="shapes", seed=0, pictures=64, vae=how, flux=how, clip_score=how, hps=how)
-    )
+    entries, _ = build_models(folder, ShapesModels(source="shapes", seed=0, pictures=64, **fits))
     write_lock(folder, entries)
     return folder
 

@@ -52,7 +52,7 @@ def test_every_profile_of_the_project_is_valid(path):
         (
             "rewards: {hps: 1.0",
             "rewards: {hsp: 1.0",
-            "training.rewards: unknown reward 'hsp'; allowed are hps, clip_score, verifier",
+            "training.rewards: unknown reward 'hsp'; allowed are hps, clip_score, pickscore, ",
         ),
         ("source: shapes", "source: attic", "models: Input tag 'attic'"),
         ("dtype: float32", "dtype: float8", "embed.dtype: Input should be 'float32' or 'bfloat16' (got 'float8')"),

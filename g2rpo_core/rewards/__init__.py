@@ -2,20 +2,24 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
 from ..model_store import ModelStore
 
+if TYPE_CHECKING:
+    from .pictures import Pictures
+
 
 class Reward(Protocol):
     """score(images, prompts) -> float32 [N].
 
-    images: [N, 3, H, W] float in [0, 1]; prompts: N texts. No gradient; higher is better.
+    images: [N, 3, H, W] float in [0, 1], or N PIL pictures of any size (the verifier takes tensors alone); prompts: N texts.
+    No gradient; higher is better; ValueError unless there is one prompt a picture.
     """
 
-    def __call__(self, images: torch.Tensor, prompts: Sequence[str]) -> torch.Tensor: ...
+    def __call__(self, images: "Pictures", prompts: Sequence[str]) -> torch.Tensor: ...
 
 
 def _hps(models: ModelStore, device: torch.device) -> Reward:
@@ -30,6 +34,12 @@ def _clip_score(models: ModelStore, device: torch.device) -> Reward:
     return clip_score(models.folder("clip_score"), device)
 
 
+def _pickscore(models: ModelStore, device: torch.device) -> Reward:
+    from .pickscore import pickscore
+
+    return pickscore(models.folder("pickscore"), models.folder("pickscore_processor"), device)
+
+
 def _verifier(models: ModelStore, device: torch.device) -> Reward:
     from ..shapes.verifier import verify
 
@@ -37,8 +47,13 @@ def _verifier(models: ModelStore, device: torch.device) -> Reward:
 
 
 # Each imports its libraries when it is built: whoever only asks for the names does not wait for them.
-REWARDS: dict[str, Callable[[ModelStore, torch.device], Reward]] = {"hps": _hps, "clip_score": _clip_score, "verifier": _verifier}
-LABELS = {"hps": "HPS-v2.1", "clip_score": "CLIP Score", "verifier": "Verifier (exact)"}
+REWARDS: dict[str, Callable[[ModelStore, torch.device], Reward]] = {
+    "hps": _hps,
+    "clip_score": _clip_score,
+    "pickscore": _pickscore,
+    "verifier": _verifier,
+}
+LABELS = {"hps": "HPS-v2.1", "clip_score": "CLIP Score", "pickscore": "PickScore", "verifier": "Verifier (exact)"}
 
 
 def load(names: Sequence[str], models: Path, device: torch.device | str = "cpu") -> dict[str, Reward]:

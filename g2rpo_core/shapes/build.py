@@ -1,11 +1,10 @@
 """Builds and trains every model of profile `tiny`, in two processes of one thread each.
 
-The pipeline (VAE, then FLUX with its text encoders) and the scorers need nothing of each other. On small models two
+The pipeline (VAE, then FLUX with its text encoders) and each scorer need nothing of each other. On small models two
 processes of one thread beat one of two threads, and one thread sums in one order: the same weights every time.
 """
 
 from concurrent.futures import ProcessPoolExecutor
-from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -16,15 +15,17 @@ from ..model_store import describe_files
 from ..randomness import seed_of
 from .scenes import sample
 
+CPU = torch.device("cpu")
+
 
 def build_models(root: Path, settings: ShapesModels) -> tuple[dict, dict]:
-    """Writes pipeline/, clip_score/ and hps/ below `root`; their lock entries, and what the training reached."""
+    """Writes the pipeline's folder and those of the scorers below `root`; their lock entries, and what the training reached."""
     from .scorers import HPS_ARCHITECTURE
 
     with ProcessPoolExecutor(2, mp_context=get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        tasks = [pool.submit(work, root, settings) for work in (_pipeline, _scorers)]
+        tasks = [pool.submit(work, root, settings) for work in (_pipeline, _hps, _clip_score, _pickscore)]
         quality = {name: value for task in tasks for name, value in task.result().items()}
-    entries = {name: {"folder": name, "files": describe_files(root / name)} for name in ("pipeline", "clip_score", "hps")}
+    entries = {folder.name: {"folder": folder.name, "files": describe_files(folder)} for folder in sorted(root.iterdir())}
     entries["hps"]["architecture"] = HPS_ARCHITECTURE
     return entries, quality
 
@@ -40,16 +41,42 @@ def _pipeline(root: Path, settings: ShapesModels) -> dict:
     return {"vae": vae_quality, "flux": flux_quality}
 
 
-def _scorers(root: Path, settings: ShapesModels) -> dict:
-    from ..rewards.open_clip import clip_score, hps
-    from .scorers import HPS_ARCHITECTURE, save_clip_score, save_hps, scorer_quality, train_clip
+def _hps(root: Path, settings: ShapesModels) -> dict:
+    from ..rewards.open_clip import hps
+    from .scorers import HPS_ARCHITECTURE, open_clip_towers, save_hps, train_towers
 
-    quality = {}
-    for name, how, save, load in (
-        ("clip_score", settings.clip_score, save_clip_score, clip_score),
-        ("hps", settings.hps, save_hps, partial(hps, architecture=HPS_ARCHITECTURE)),
-    ):
-        model, quality[name] = train_clip(how, seed_of(name, settings.seed) % 2**32, preferences=name == "hps")
-        save(model, root / name)
-        quality[name] |= scorer_quality(load(root / name, device=torch.device("cpu")))
-    return quality
+    model, quality = train_towers(open_clip_towers, settings.hps, _seed("hps", settings), "hps", preferences=True)
+    save_hps(model, root / "hps")
+    return {"hps": quality | _told_apart(hps(root / "hps", CPU, HPS_ARCHITECTURE))}
+
+
+def _clip_score(root: Path, settings: ShapesModels) -> dict:
+    from ..rewards.open_clip import clip_score
+    from .scorers import open_clip_towers, save_clip_score, train_towers
+
+    seed = _seed("clip_score", settings)
+    model, quality = train_towers(open_clip_towers, settings.clip_score, seed, "clip score", preferences=False)
+    save_clip_score(model, root / "clip_score")
+    return {"clip_score": quality | _told_apart(clip_score(root / "clip_score", CPU))}
+
+
+def _pickscore(root: Path, settings: ShapesModels) -> dict:
+    from ..rewards.pickscore import pickscore
+    from .scorers import save_pickscore, save_pickscore_processor, train_towers, transformers_towers
+
+    seed = _seed("pickscore", settings)
+    model, quality = train_towers(transformers_towers, settings.pickscore, seed, "pickscore", preferences=True)
+    save_pickscore(model, root / "pickscore")
+    save_pickscore_processor(root / "pickscore_processor")
+    return {"pickscore": quality | _told_apart(pickscore(root / "pickscore", root / "pickscore_processor", CPU))}
+
+
+def _seed(name: str, settings: ShapesModels) -> int:
+    return seed_of(name, settings.seed) % 2**32
+
+
+def _told_apart(scorer) -> dict:
+    """Read back from its files: what was saved is what is measured."""
+    from .scorers import scorer_quality
+
+    return scorer_quality(scorer)

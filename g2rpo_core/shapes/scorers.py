@@ -1,17 +1,21 @@
-"""The tiny CLIP Score and HPS-v2.1: open_clip models trained here on shape scenes, saved in their published forms."""
+"""The tiny CLIP Score, HPS-v2.1 and PickScore: models of two towers trained here on shape scenes, saved in their published forms."""
 
 import dataclasses
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import open_clip
 import torch
 import torch.nn.functional as F
+from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel, CLIPTextConfig, CLIPVisionConfig
 
 from ..config import FitSettings
 from .generator import fit
 from .scenes import COLORS, PLACES, RADII, RELATIONS, SHAPES, SIZE, Scene, draw, held_out, random_scene
+from .tokenizers import CLIP_LENGTH, clip_tokenizer
 
 ARCHITECTURE = {
     "embed_dim": 64,
@@ -79,38 +83,78 @@ def degrade(pictures: torch.Tensor, others: torch.Tensor, strength: float, gener
     return ways[torch.randint(len(ways), (n,), generator=generator), torch.arange(n)].clamp(0, 1)
 
 
-def train_clip(how: FitSettings, seed: int, *, preferences: bool) -> tuple[torch.nn.Module, dict]:
-    """A tiny CLIP by contrastive learning, every scene beside a neighbour that differs in one attribute.
+class Towers(NamedTuple):
+    """A model with a `logit_scale`; tokenize(texts) -> tokens, encode_text(tokens) and encode_image(pictures) -> [n, D]."""
 
-    preferences: train for HPS-v2.1 as well, with its loss: of two pictures for one caption, the softmax of the scaled
-    cosines should choose the right and clean one over that of the neighbour, or over a degraded copy.
-    """
-    torch.manual_seed(seed)
+    model: torch.nn.Module
+    tokenize: Callable
+    encode_text: Callable
+    encode_image: Callable
+
+
+def open_clip_towers() -> Towers:
+    """For HPS-v2.1 and CLIP Score."""
     model = open_clip.model.CLIP(**ARCHITECTURE, output_dict=True)
     tokenize = open_clip.SimpleTokenizer(context_length=ARCHITECTURE["text_cfg"]["context_length"])
+    return Towers(model, tokenize, model.encode_text, model.encode_image)
+
+
+def transformers_towers() -> Towers:
+    """For PickScore."""
+    tokenizer = clip_tokenizer()
+    text, vision = ARCHITECTURE["text_cfg"], ARCHITECTURE["vision_cfg"]
+    sizes = lambda tower: {
+        "hidden_size": tower["width"],
+        "intermediate_size": 4 * tower["width"],
+        "num_hidden_layers": tower["layers"],
+    }
+    shared = {"projection_dim": ARCHITECTURE["embed_dim"], "hidden_act": "gelu"}
+    text_config = CLIPTextConfig(
+        **sizes(text), **shared, num_attention_heads=text["heads"], vocab_size=len(tokenizer), max_position_embeddings=CLIP_LENGTH,
+        bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id,
+    )  # fmt: skip
+    heads = vision["width"] // vision["head_width"]
+    vision_config = CLIPVisionConfig(
+        **sizes(vision), **shared, num_attention_heads=heads, image_size=SIZE, patch_size=vision["patch_size"]
+    )
+    model = CLIPModel(CLIPConfig(text_config, vision_config, projection_dim=ARCHITECTURE["embed_dim"]))
+    tokenize = lambda texts: tokenizer(texts, padding=True, return_tensors="pt").input_ids
+    encode_text = lambda tokens: model.get_text_features(tokens).pooler_output
+    return Towers(model, tokenize, encode_text, lambda pictures: model.get_image_features(pictures).pooler_output)
+
+
+def train_towers(
+    make: Callable[[], Towers], how: FitSettings, seed: int, label: str, *, preferences: bool
+) -> tuple[torch.nn.Module, dict]:
+    """A tiny CLIP by contrastive learning, every scene beside a neighbour that differs in one attribute.
+
+    preferences: train for HPS-v2.1 and PickScore as well, with their loss: of two pictures for one caption, the softmax of the
+    scaled cosines should choose the right and clean one over that of the neighbour, or over a degraded copy.
+    """
+    torch.manual_seed(seed)
+    model, tokenize, encode_text, encode_image = make()
     captions, pictures, other_captions, other_pictures = pairs(6144, seed, testing=False)
-    texts, other_texts = tokenize(captions), tokenize(other_captions)
+    texts, other_texts = tokenize(captions + other_captions).chunk(2)
     generator = torch.Generator().manual_seed(seed)
     mean, std = (torch.tensor(PREPROCESS[key]).view(3, 1, 1) for key in ("mean", "std"))
 
     def loss_of(indices):
-        text = model.encode_text(torch.cat([texts[indices], other_texts[indices]]), normalize=True)
+        text = F.normalize(encode_text(torch.cat([texts[indices], other_texts[indices]])), dim=-1)
         clean = torch.cat([pictures[indices], other_pictures[indices]])
-        image = model.encode_image((degrade(clean, clean.roll(1, 0), 0.4, generator) - mean) / std, normalize=True)
+        image = F.normalize(encode_image((degrade(clean, clean.roll(1, 0), 0.4, generator) - mean) / std), dim=-1)
         logits = model.logit_scale.exp() * image @ text.T
         target = torch.arange(len(logits))
         loss = (F.cross_entropy(logits, target) + F.cross_entropy(logits.T, target)) / 2
         if preferences:
             count = len(indices)
             spoilt = degrade(clean[:count], clean[count:], 1.0, generator)
-            worse = model.encode_image((spoilt - mean) / std, normalize=True)
-            better = model.encode_image((clean[:count] - mean) / std, normalize=True)
+            worse = F.normalize(encode_image((spoilt - mean) / std), dim=-1)
+            better = F.normalize(encode_image((clean[:count] - mean) / std), dim=-1)
             right, wrong, bad = ((features * text[:count]).sum(1) for features in (better, image[count:], worse))
             scale = model.logit_scale.exp()
             loss = loss + F.softplus(scale * (wrong - right)).mean() + F.softplus(scale * (bad - right)).mean()
         return loss
 
-    label = "hps" if preferences else "clip score"
     loss = fit([model], loss_of, how, generator, len(captions), label)
     return model.eval(), {"loss": loss, "parameters": sum(p.numel() for p in model.parameters())}
 
@@ -142,3 +186,14 @@ def save_hps(model: torch.nn.Module, folder: Path) -> None:
     folder.mkdir(parents=True)
     (folder / HPS_ARCHITECTURE).write_text(json.dumps(ARCHITECTURE, indent=1))
     torch.save({"state_dict": model.state_dict()}, folder / "HPS_v2.1_compressed.pt")
+
+
+def save_pickscore(model: CLIPModel, folder: Path) -> None:
+    """The files of `yuvalkirstain/PickScore_v1`."""
+    model.save_pretrained(folder)
+
+
+def save_pickscore_processor(folder: Path) -> None:
+    """The files of `laion/CLIP-ViT-H-14-laion2B-s32B-b79K` that are not weights: tokenizer and preprocessing."""
+    CLIPImageProcessor(size={"shortest_edge": SIZE}, crop_size={"height": SIZE, "width": SIZE}).save_pretrained(folder)
+    clip_tokenizer().save_pretrained(folder)

@@ -44,7 +44,7 @@ def project(tmp_path_factory) -> Path:
             shutil.copy(ROOT / file, folder / file)
     yaml = YAML()
     profile = yaml.load(folder / "profiles" / "tiny.yaml")
-    profile["models"] |= {"pictures": 64, "vae": FIT, "flux": FIT, "clip_score": FIT, "hps": FIT}
+    profile["models"] |= {"pictures": 64} | {name: FIT for name, value in profile["models"].items() if isinstance(value, dict)}
     profile["prompts"] |= {"train": "mine.txt", "train_count": 5, "test_count": 6}
     profile["training"] |= {"iterations": 2, "group_size": 2, "monitor": {"every": 1, "prompts": 3, "rewards": ["verifier"]}}
     profile["evaluation"] |= {"steps": 4}
@@ -69,7 +69,7 @@ def test_results_are_tidy_and_complete(project):
         pd.read_parquet(project / "evaluations" / "seconds" / run / "results.parquet") for run in ("base-0", "g2rpo-7")
     )
     assert list(table.columns) == ["method", "seed", "checkpoint", "steps", "prompt_id", "style", "reward", "score"]
-    assert len(table) == 2 * 6 * 3 and table.score.notna().all()
+    assert len(table) == 2 * 6 * 4 and table.score.notna().all()
     assert len(list((project / "evaluations" / "seconds" / "g2rpo-7" / "pictures").glob("*.png"))) == 6
 
 
@@ -101,6 +101,7 @@ def test_the_report_is_one_file_with_everything_in_it(project):
     for word in (
         "HPS-v2.1",
         "CLIP Score",
+        "PickScore",
         "Verifier (exact)",
         "evaluations in rollouts",
         "dvc.lock train@g2rpo-7",

@@ -1,0 +1,44 @@
+"""The cosine of picture and prompt under a model of two towers: what HPS-v2.1, CLIP Score and PickScore are."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+
+from .pictures import Pictures, Preprocess, check_pairs
+
+MICRO_BATCH = 256
+
+
+class CosineScore:
+    """scale * cosine, [N] float32. Texts are encoded once and kept; nothing has a gradient.
+
+    encode_images: [n, 3, size, size] -> [n, D]; encode_texts: n texts -> [n, D]; both float32 on `device`, of any length.
+    """
+
+    def __init__(
+        self,
+        encode_images: Callable[[torch.Tensor], torch.Tensor],
+        encode_texts: Callable[[list[str]], torch.Tensor],
+        preprocess: Preprocess,
+        device: torch.device,
+        scale: float = 1.0,
+        micro_batch: int = MICRO_BATCH,
+    ):
+        self.encode_images, self.encode_texts, self.preprocess = encode_images, encode_texts, preprocess
+        self.device, self.scale, self.micro_batch = device, scale, micro_batch
+        self._texts: dict[str, torch.Tensor] = {}
+
+    @torch.no_grad()
+    def __call__(self, images: Pictures, prompts: Sequence[str]) -> torch.Tensor:
+        check_pairs(images, prompts)
+        new = [prompt for prompt in dict.fromkeys(prompts) if prompt not in self._texts]
+        for start in range(0, len(new), self.micro_batch):
+            part = new[start : start + self.micro_batch]
+            self._texts.update(zip(part, F.normalize(self.encode_texts(part), dim=-1)))
+        texts = torch.stack([self._texts[prompt] for prompt in prompts])
+        pictures = [
+            F.normalize(self.encode_images(self.preprocess(images[start : start + self.micro_batch], self.device)), dim=-1)
+            for start in range(0, len(images), self.micro_batch)
+        ]
+        return self.scale * (torch.cat(pictures) * texts).sum(1).float()

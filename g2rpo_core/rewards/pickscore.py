@@ -1,0 +1,37 @@
+"""PickScore: the cosine under a transformers CLIP, times its logit scale over 100, as the paper's tables have it (0.22, not 22)."""
+
+import json
+from pathlib import Path
+
+import torch
+from transformers import AutoTokenizer, CLIPModel
+
+from .cosine import MICRO_BATCH, CosineScore
+from .pictures import Preprocess
+
+
+def pickscore(folder: Path, processor: Path, device: torch.device, micro_batch: int = MICRO_BATCH) -> CosineScore:
+    """PickScore from a CLIPModel's folder, as `yuvalkirstain/PickScore_v1` is published.
+
+    processor: the folder with the tokenizer and `preprocessor_config.json`, as `laion/CLIP-ViT-H-14-laion2B-s32B-b79K`'s.
+    """
+    model = CLIPModel.from_pretrained(folder, dtype=torch.float32).eval().requires_grad_(False).to(device)
+    tokenizer = AutoTokenizer.from_pretrained(processor)
+    config = json.loads((processor / "preprocessor_config.json").read_text())
+    length = model.config.text_config.max_position_embeddings
+
+    def encode_texts(texts: list[str]) -> torch.Tensor:
+        tokens = tokenizer(texts, padding=True, truncation=True, max_length=length, return_tensors="pt").to(device)
+        return model.get_text_features(**tokens).pooler_output
+
+    return CosineScore(
+        lambda pictures: model.get_image_features(pictures).pooler_output,
+        encode_texts,
+        Preprocess(
+            model.config.vision_config.image_size, "crop", tuple(config["image_mean"]), tuple(config["image_std"]),
+            rgb="first, on white", crop_floor=True,
+        ),
+        device,
+        model.logit_scale.exp().item() / 100,
+        micro_batch,
+    )  # fmt: skip

@@ -1,0 +1,81 @@
+"""What holds for every reward with weights: one batch equals many, tensors and PIL pictures agree, texts are encoded once."""
+
+import pytest
+import torch
+from torchvision.transforms.v2 import functional as TF
+
+from g2rpo_core import rewards
+from g2rpo_core.errors import UserError
+
+from .pictures import PICTURES, PROMPTS, photograph
+
+NAMES = ["hps", "clip_score", "pickscore"]
+
+
+@pytest.fixture(scope="module")
+def scorers(models):
+    return rewards.load(NAMES, models)
+
+
+@pytest.fixture(params=NAMES)
+def scorer(request, scorers):
+    return scorers[request.param]
+
+
+def tensor(picture) -> torch.Tensor:
+    return TF.to_dtype(TF.pil_to_tensor(picture), torch.float32, scale=True)
+
+
+def test_a_batch_equals_its_parts_in_any_order(scorer):
+    pictures = list(PICTURES.values())
+    together = scorer(pictures, PROMPTS)
+    assert together.shape == (8,) and together.dtype == torch.float32 and not together.requires_grad
+    alone = torch.cat([scorer([picture], [prompt]) for picture, prompt in zip(pictures, PROMPTS)])
+    torch.testing.assert_close(together, alone, rtol=0, atol=1e-5)
+    torch.testing.assert_close(scorer(pictures[::-1], PROMPTS[::-1]).flip(0), together, rtol=0, atol=1e-5)
+    assert together.std() > 0
+
+
+def test_micro_batches_change_nothing(scorer, monkeypatch):
+    images = torch.stack([tensor(photograph(40, 40, seed)) for seed in range(8)])
+    whole = scorer(images, PROMPTS)
+    monkeypatch.setattr(scorer, "micro_batch", 3)
+    torch.testing.assert_close(scorer(images, PROMPTS), whole, rtol=0, atol=1e-5)
+
+
+def test_tensors_and_pil_pictures_of_the_models_size_score_the_same(scorer):
+    pictures = [photograph(32, 32, seed) for seed in range(8)]
+    torch.testing.assert_close(
+        scorer(torch.stack([tensor(picture) for picture in pictures]), PROMPTS), scorer(pictures, PROMPTS), rtol=0, atol=1e-5
+    )
+
+
+def test_a_resized_tensor_differs_from_the_picture_by_the_rounding_of_pil_alone(scorer):
+    """PIL rounds to 8 bits between its two passes and after them: under 2.5 of 255 in any pixel."""
+    for name in ("square", "wide", "tall", "odd"):
+        picture = PICTURES[name]
+        std = torch.tensor(scorer.preprocess.std).view(3, 1, 1)
+        ours, theirs = (scorer.preprocess(one, torch.device("cpu"))[0] * std for one in (tensor(picture)[None], [picture]))
+        assert ours.shape == (3, 32, 32)
+        assert (ours - theirs).abs().max() < 2.5 / 255
+
+
+def test_every_picture_needs_a_prompt(scorer):
+    with pytest.raises(ValueError, match="8 pictures and 2 prompts"):
+        scorer(list(PICTURES.values()), PROMPTS[:2])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_texts_are_encoded_once_for_each_prompt(scorers, name, monkeypatch):
+    scorer, calls = scorers[name], []
+    encode = scorer.encode_texts
+    monkeypatch.setattr(scorer, "encode_texts", lambda texts: calls.append(texts) or encode(texts))
+    images = torch.rand(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    scorer(images, ["a first text", "a second text"] * 2)
+    scorer(images[:1], ["a second text"])
+    assert calls == [["a first text", "a second text"]]
+
+
+def test_missing_models_say_which_stage_makes_them(tmp_path):
+    with pytest.raises(UserError, match="dvc repro models"):
+        rewards.load(["hps"], tmp_path)
