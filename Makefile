@@ -25,4 +25,4 @@ test: .venv/ready
 	@touch $@
 
 clean:
-	rm -rf .venv models prompts embeddings runs evaluations
+	rm -rf .venv .cache/resume models prompts embeddings runs evaluations

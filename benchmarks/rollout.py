@@ -12,6 +12,7 @@ import random
 import tempfile
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -85,7 +86,8 @@ def make_store(models: Path, folder: Path) -> EmbeddingStore:
     from diffusers import FluxPipeline
 
     pipeline = FluxPipeline.from_pretrained(models / "pipeline", transformer=None, vae=None)
-    write(folder / "embeddings", encode(pipeline, shape_prompts(4, 0, testing=False), 16, 4), "float32", shard_rows=4)
+    encoded = partial(encode, pipeline, max_length=16, batch=4)
+    write(folder / "embeddings", shape_prompts(4, 0, testing=False), encoded, "float32", shard_rows=4)
     return EmbeddingStore(folder / "embeddings")
 
 

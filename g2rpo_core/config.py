@@ -119,6 +119,26 @@ class MonitorSettings(Settings):
     rewards: tuple[str, ...]
 
 
+class CheckpointSettings(Settings):
+    """When a run writes where it is, so that it can go on from there; it always does on SIGTERM."""
+
+    every: Positive = Field(10, description="iterations")
+    keep: Positive = Field(1, description="how many of the newest stay on disk; all go when the run is finished")
+
+
+class ParallelSettings(Settings):
+    """How a model that is too large or too slow for one GPU is trained."""
+
+    compile: bool = Field(False, description="compile every block")
+    shard_size: Positive | None = Field(
+        None, description="processes over which weights are sharded, with a copy in each such group; null: all"
+    )
+    replica: bool = Field(False, description="a whole copy of the weights for rollouts, in the dtype of the computation")
+
+
+Processes = Positive | Literal["auto"]
+
+
 class TrainingSettings(Settings):
     iterations: Positive
     prompts_per_iteration: Positive
@@ -136,6 +156,10 @@ class TrainingSettings(Settings):
     monitor: MonitorSettings
     adapter: Adapter | None = Field(None, description="train a LoRA beside frozen weights; null: all weights")
     checkpointing: bool = Field(False, description="recompute activations in the backward pass instead of keeping them")
+    max_ratio_drift: Rate = Field(1.0e-2, description="largest |ratio - 1| before an iteration's first update that is no error")
+    checkpoints: CheckpointSettings = CheckpointSettings()
+    parallel: ParallelSettings = ParallelSettings()
+    processes: Processes = Field(1, description="of torchrun, on all nodes together; auto: one for each GPU")
 
 
 class EvaluationSettings(Settings):
@@ -145,6 +169,7 @@ class EvaluationSettings(Settings):
     rewards: tuple[str, ...] = Field(min_length=1)
     seed: int
     batch: Positive
+    processes: Processes = Field(1, description="as training.processes")
 
 
 class MethodRun(Settings):

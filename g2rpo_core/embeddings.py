@@ -5,8 +5,10 @@ row is one short read. Padding rows of T5 are kept, as FLUX attends to them. The
 """
 
 import json
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
 
 import pyarrow as pa
@@ -53,38 +55,47 @@ def encode(
             yield row[0], Conditioning(*row[1:])
 
 
-def write(folder: Path, encoded: Iterator[tuple[Prompt, Conditioning]], dtype: str, shard_rows: int) -> int:
-    """Writes part-00000.parquet, ... with `shard_rows` prompts each into an empty or new folder; the number of prompts written."""
+def write(
+    folder: Path,
+    prompts: Sequence[Prompt],
+    encoded: Callable[[Sequence[Prompt]], Iterator[tuple[Prompt, Conditioning]]],
+    dtype: str,
+    shard_rows: int,
+    progress: Callable[[int], None] = lambda rows: None,
+) -> None:
+    """Writes part-00000.parquet, ... with `shard_rows` prompts each; the parts that are there are whole and not made again.
+
+    encoded: of `encode`, given the prompts of one part; progress: called with the number of prompts that a part was made of.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    writer, count = None, 0
-    rows: list[dict] = []
+    for number, start in enumerate(range(0, len(prompts), shard_rows)):
+        part, path = prompts[start : start + shard_rows], folder / f"part-{number:05d}.parquet"
+        if not path.exists():
+            aside = path.with_suffix(".tmp")
+            _write_part(aside, encoded(part), dtype)
+            aside.rename(path)
+        progress(len(part))
 
-    def flush():
-        if rows:
-            writer.write_table(pa.Table.from_pylist(rows, writer.schema), row_group_size=ROW_GROUP)
-            rows.clear()
 
-    for prompt, conditioning in encoded:
-        if count % shard_rows == 0:
-            if writer:
-                flush()
-                writer.close()
-            meta = {"dtype": dtype, "context": list(conditioning.context.shape), "pooled": list(conditioning.pooled.shape)}
-            schema = pa.schema(
-                [("id", pa.string()), ("prompt", pa.string()), ("style", pa.string()), ("context", pa.large_binary()), ("pooled", pa.large_binary())],
-                metadata={"g2rpo": json.dumps(meta)},
-            )  # fmt: skip
-            path = folder / f"part-{count // shard_rows:05d}.parquet"
-            writer = pq.ParquetWriter(path, schema, compression="none", use_dictionary=False, write_statistics=False)
-        tensors = {name: _to_bytes(getattr(conditioning, name), DTYPES[dtype]) for name in ("context", "pooled")}
-        rows.append({"id": prompt.id, "prompt": prompt.text, "style": prompt.style, **tensors})
-        count += 1
-        if len(rows) == ROW_GROUP:
-            flush()
-    flush()
-    if writer:
-        writer.close()
-    return count
+def _write_part(path: Path, encoded: Iterator[tuple[Prompt, Conditioning]], dtype: str) -> None:
+    first = next(encoded)
+    meta = {"dtype": dtype, "context": list(first[1].context.shape), "pooled": list(first[1].pooled.shape)}
+    schema = pa.schema(
+        [("id", pa.string()), ("prompt", pa.string()), ("style", pa.string()), ("context", pa.large_binary()), ("pooled", pa.large_binary())],
+        metadata={"g2rpo": json.dumps(meta)},
+    )  # fmt: skip
+    encoded = chain([first], encoded)
+    with path.open("wb") as file:
+        with pq.ParquetWriter(file, schema, compression="none", use_dictionary=False, write_statistics=False) as writer:
+            while rows := [_row(*one, DTYPES[dtype]) for one in islice(encoded, ROW_GROUP)]:
+                writer.write_table(pa.Table.from_pylist(rows, schema), row_group_size=ROW_GROUP)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _row(prompt: Prompt, conditioning: Conditioning, dtype: torch.dtype) -> dict:
+    tensors = {name: _to_bytes(getattr(conditioning, name), dtype) for name in ("context", "pooled")}
+    return {"id": prompt.id, "prompt": prompt.text, "style": prompt.style, **tensors}
 
 
 class EmbeddingStore:

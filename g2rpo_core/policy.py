@@ -4,13 +4,18 @@ import copy
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from diffusers import AutoencoderKL, FluxPipeline, FluxTransformer2DModel
-from peft import LoraConfig
-from peft.utils import get_peft_model_state_dict
+from diffusers.utils.peft_utils import scale_lora_layers, unscale_lora_layers
+from peft import LoraConfig, get_peft_model_state_dict
+from torch.distributed.tensor import DTensor
 
-from .config import Adapter
+from .config import Adapter, ParallelSettings
 from .embeddings import Conditioning
+from .parallel import parallelize, refresh
+from .randomness import seed_of
 from .rollout import Velocity
+from .world import World
 
 LORA_FILE = "pytorch_lora_weights.safetensors"  # diffusers' name
 
@@ -41,14 +46,16 @@ class Policy:
         self.unpacked_shape = (vae.config.latent_channels, rows, columns)
         self.image_tokens = rows * columns // 4
         self._base: FluxTransformer2DModel | None = None
+        self._replica: FluxTransformer2DModel | None = None
         self._image_ids = FluxPipeline._prepare_latent_image_ids(1, rows // 2, columns // 2, device, torch.float32)
 
     @classmethod
-    def load(cls, pipeline: Path, run: Path | None = None, adapter: Adapter | None = None, **settings) -> "Policy":
+    def load(cls, pipeline: Path, run: Path | None = None, adapter: Adapter | None = None, seed: int = 0, **settings) -> "Policy":
         """From a FluxPipeline folder.
 
         run: folder that `save` wrote, whose weights replace the base's or whose adapter is laid over them; adapter: a new one, which
-        alone is then trained. With an adapter the base's weights are frozen and kept in the computation's dtype.
+        alone is then trained, and whose first values depend on `seed` alone. With an adapter the base's weights are frozen and kept in
+        the computation's dtype.
         """
         lora = run / "lora" if run and (run / "lora").exists() else None
         dtype = settings.get("dtype", torch.float32) if lora or adapter else torch.float32
@@ -59,15 +66,25 @@ class Policy:
             weights.load_lora_adapter(lora, weight_name=LORA_FILE, prefix="transformer")
         elif adapter:
             weights.requires_grad_(False)
-            weights.add_adapter(
-                LoraConfig(
-                    r=adapter.rank, lora_alpha=adapter.alpha, target_modules=list(adapter.targets), init_lora_weights="gaussian"
-                )
+            config = LoraConfig(
+                r=adapter.rank, lora_alpha=adapter.alpha, target_modules=list(adapter.targets), init_lora_weights="gaussian"
             )
-            for parameter in weights.parameters():
-                if parameter.requires_grad:
-                    parameter.data = parameter.data.float()
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(seed_of("adapter", seed))
+                weights.add_adapter(config)
+        for name, parameter in weights.named_parameters():
+            if ".lora_" in name:
+                parameter.data = parameter.data.float()
         return cls(weights, vae, **settings)
+
+    def parallelize(self, settings: ParallelSettings, world: World, keep_base: bool = False) -> None:
+        """Spreads the transformer over the world; before an optimizer is made. keep_base: as the method of that name."""
+        if keep_base:
+            self.keep_base()
+        if settings.replica and world.size > 1:
+            self._replica = copy.deepcopy(self.transformer).to(self.dtype).requires_grad_(False)
+        for transformer in filter(None, (self.transformer, self._base)):
+            parallelize(transformer, settings, self.dtype, world)
 
     @property
     def has_adapter(self) -> bool:
@@ -78,16 +95,30 @@ class Policy:
         return {name: parameter for name, parameter in self.transformer.named_parameters() if parameter.requires_grad}
 
     def save(self, folder: Path) -> None:
-        """Writes `folder`/transformer for `FluxTransformer2DModel.from_pretrained`, or `folder`/lora for `load_lora_weights`."""
-        if not self.has_adapter:
-            self.transformer.save_pretrained(folder / "transformer")
+        """Writes `folder`/transformer for `FluxTransformer2DModel.from_pretrained`, or `folder`/lora for `load_lora_weights`.
+
+        Collective: the first process writes, the others only help to gather what is sharded.
+        """
+        weights = {}
+        rank = dist.get_rank() if dist.is_initialized() else 0
+        for name, parameter in self.trained_parameters().items():
+            whole = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
+            if rank == 0:
+                weights[name] = whole.detach().cpu()
+        if rank > 0:
             return
-        FluxPipeline.save_lora_weights(
-            folder / "lora",
-            transformer_lora_layers=get_peft_model_state_dict(self.transformer),
-            weight_name=LORA_FILE,
-            transformer_lora_adapter_metadata=self.transformer.peft_config["default"].to_dict(),
-        )
+        if self.has_adapter:
+            FluxPipeline.save_lora_weights(
+                folder / "lora",
+                transformer_lora_layers=get_peft_model_state_dict(self.transformer, weights),
+                weight_name=LORA_FILE,
+                transformer_lora_adapter_metadata=self.transformer.peft_config["default"].to_dict(),
+            )
+            return
+        with torch.device("meta"):
+            whole = FluxTransformer2DModel.from_config(self.transformer.config)
+        whole.load_state_dict(weights, assign=True)
+        whole.save_pretrained(folder / "transformer")
 
     def noise(self, generator: torch.Generator, count: int | None = None) -> torch.Tensor:
         """Packed standard normal latents [tokens, channels], or [count, tokens, channels]; drawn as diffusers draws them."""
@@ -100,24 +131,33 @@ class Policy:
         return max(1, tokens // (self.image_tokens + conditioning.context.shape[1]))
 
     def keep_base(self) -> None:
-        """Keeps the transformer as it is now for `base_velocity`: a second set of weights, but under an adapter nothing at all."""
-        if not self.has_adapter:
+        """Keeps a copy of the transformer as it is now, for `base_velocity`: a second set of weights, but for an adapter."""
+        if self._base is None and not self.has_adapter:
             self._base = copy.deepcopy(self.transformer).eval().requires_grad_(False)
 
     def base_velocity(self, conditioning: Conditioning) -> Velocity:
-        """The velocity field of the model that `keep_base` kept, or of the one under the adapter."""
+        """The velocity field of the model that `keep_base` kept; an adapter's base is the same weights with the adapter at zero."""
         if not self.has_adapter:
             return self._velocity(self._base, conditioning)
-        adapted = self._velocity(self.transformer, conditioning)
+        adapted = self.velocity(conditioning)
 
-        def base(*arguments: torch.Tensor) -> torch.Tensor:
-            self.transformer.disable_adapters()
+        def velocity(*arguments: torch.Tensor) -> torch.Tensor:
+            scale_lora_layers(self.transformer, 0.0)
             try:
                 return adapted(*arguments)
             finally:
-                self.transformer.enable_adapters()
+                unscale_lora_layers(self.transformer, 0.0)
 
-        return base
+        return velocity
+
+    def refresh(self) -> None:
+        """Brings the rollouts' replica of the weights, if there is one, up to date; collective."""
+        if self._replica is not None:
+            refresh(self._replica, self.transformer)
+
+    def sampling_velocity(self, conditioning: Conditioning) -> Velocity:
+        """As `velocity`, without gradients, by the replica if there is one."""
+        return self._velocity(self._replica if self._replica is not None else self.transformer, conditioning)
 
     def velocity(self, conditioning: Conditioning) -> Velocity:
         """The velocity field under P encoded prompts; sigma goes to the model exactly, not rounded to 1/1000."""

@@ -6,9 +6,11 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from types import MappingProxyType
 from typing import Literal
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from .advantage import group_advantages
 from .config import SamplingSettings, TrainingSettings
@@ -17,13 +19,16 @@ from .embeddings import Conditioning, EmbeddingStore
 from .errors import UserError
 from .methods import Method
 from .objective import clipped_loss, normalized_ratio, ratio
+from .parallel import apply_ac
 from .policy import Policy
 from .prompts import visits
 from .randomness import generator, seed_of
 from .rewards import Reward, score_all
 from .rollout import Rollout, Taken, Velocity, prompt_of_rows, rollout
 from .schedule import shifted_sigmas, sigma_at
+from .termination import Terminated, Termination
 from .tree import build
+from .world import World
 
 
 class NonFiniteError(UserError):
@@ -56,7 +61,8 @@ class Trainer:
     """Trains `policy.transformer` in place.
 
     rewards: those that `training.rewards` weighs, in its order; prompts: the encoded training prompts; seed: decides the order of the
-    prompts, all noise and the drawn steps.
+    prompts, all noise and the drawn steps. world: each process takes its share of every iteration's prompts, whole groups; what it
+    samples depends on the prompt's place among all, so that any number of processes computes the same.
     """
 
     def __init__(
@@ -68,9 +74,12 @@ class Trainer:
         prompts: EmbeddingStore,
         rewards: Mapping[str, Reward],
         seed: int,
+        world: World = World(),  # noqa: B008
+        termination: Termination | None = None,
     ):
         self.policy, self.method, self.sampling, self.training = policy, method, sampling, training
         self.prompts, self.rewards, self.seed = prompts, rewards, seed
+        self.world, self.termination = world, termination or Termination()
         self.sigmas = shifted_sigmas(sampling.steps, sampling.shift).to(policy.device)
         self.transition = method.transition(self.sigmas)
         self.level = partial(sigma_at, steps=sampling.steps, shift=sampling.shift)
@@ -78,55 +87,101 @@ class Trainer:
         self.optimizer = torch.optim.AdamW(self.parameters, training.learning_rate, weight_decay=training.weight_decay)
         policy.transformer.train()
         if training.checkpointing:
-            policy.transformer.enable_gradient_checkpointing()
+            apply_ac(policy.transformer)
         if method.kl:
             policy.keep_base()
 
-    def run(self) -> Iterator[dict]:
-        """The record of each iteration, after its update.
+    def run(
+        self, last: Mapping = MappingProxyType({"iteration": 0, "evaluations": 0, "trained": 0, "seconds": 0.0})
+    ) -> Iterator[dict]:
+        """The record of each iteration after that of the record `last`, after its update.
+
+        The iteration's number decides its prompts, noise, window and learning rate: weights and optimizer (`state`) are all else
+        that a resumed run needs. Terminated where SIGTERM was received, before anything of the iteration changed the weights.
 
         A record has the iteration (from 1), the `evaluations` of the transformer in rollouts, the states `trained` on and the
         `seconds`, all so far; of every reward the mean and the mean deviation within a group; the share of `clamped` advantages,
         loss, gradient norm, the largest |ratio - 1| before the first update (`ratio_drift`) and the share of clipped ratios.
         """
-        evaluations, trained, seconds = 0, 0, 0.0
-        for iteration in range(self.training.iterations):
+        evaluations, trained, seconds = last["evaluations"], last["trained"], last["seconds"]
+        world = self.world
+        for iteration in range(last["iteration"], self.training.iterations):
             start = time.perf_counter()
             if self.training.schedule == "linear":
                 self.optimizer.param_groups[0]["lr"] = self.training.learning_rate * (1 - iteration / self.training.iterations)
+            places = world.share(self.training.prompts_per_iteration)
             indices = visits(iteration, self.training.prompts_per_iteration, len(self.prompts), self.seed)
+            indices = [indices[place] for place in places]
             conditioning = self.prompts.conditioning(indices)
-            sampled = self.sample(conditioning, iteration)
+            sampled = self.sample(conditioning, iteration, places.start)
             scores = self.score(sampled, [self.prompts.prompts[index].text for index in indices], iteration)
             advantages = advantages_of(scores, list(self.training.rewards.values()), self.training.advantage_clip)
             chosen = self.method.trained(len(sampled.taken), random.Random(seed_of("trained", self.seed, iteration)))
             taken = [sampled.taken[index] for index in chosen]
+            self._stop_if_asked()
             steps = [self.update(conditioning, *update) for update in updates_of(taken, advantages, self.method.updates)]
-            evaluations += sampled.evaluations
-            trained += sum(step["states"] for step in steps)
+            self.policy.refresh()
+            evaluations += sampled.evaluations * world.size
+            trained += sum(step["states"] for step in steps) * world.size
+            means = {
+                **{f"reward_{name}": score.mean().item() for name, score in zip(self.rewards, scores)},
+                **{f"spread_{name}": score.std(-1).mean().item() for name, score in zip(self.rewards, scores)},
+                "clamped": (advantages.abs() >= self.training.advantage_clip).float().mean().item(),
+            }
+            means = dict(zip(means, world.mean(list(means.values()))))
             seconds += time.perf_counter() - start  # what the caller does between iterations does not count
             yield {
                 "iteration": iteration + 1,
                 "evaluations": evaluations,
                 "trained": trained,
                 "seconds": seconds,
-                **{f"reward_{name}": score.mean().item() for name, score in zip(self.rewards, scores)},
-                **{f"spread_{name}": score.std(-1).mean().item() for name, score in zip(self.rewards, scores)},
-                "clamped": (advantages.abs() >= self.training.advantage_clip).float().mean().item(),
+                **means,
                 "ratio_drift": steps[0]["ratio_drift"],
                 **{key: sum(step[key] for step in steps) / len(steps) for key in ("loss", "kl", "grad_norm", "clip_share")},
             }
 
-    def sample(self, conditioning: Conditioning, iteration: int) -> Rollout:
-        """The rollout of one iteration; seed, iteration and the prompt's place decide its noise, nothing else."""
+    def state(self) -> dict:
+        """This process's part of what the iterations change: weights that are trained, and the optimizer's moments."""
+        moments = [self.optimizer.state.get(parameter, {}) for parameter in self.parameters]
+        return {
+            "weights": [local(parameter.detach()) for parameter in self.parameters],
+            "moments": [{name: local(value) for name, value in one.items()} for one in moments],
+        }
+
+    @torch.no_grad()
+    def restore(self, state: dict) -> None:
+        """Puts a `state` back, bit for bit."""
+        for parameter, weight, moments in zip(self.parameters, state["weights"], state["moments"]):
+            local(parameter).copy_(weight)
+            for name, value in moments.items():
+                if value.dim():  # the count of steps is a number on the CPU; the others are laid out as the parameter
+                    local(moment := torch.zeros_like(parameter)).copy_(value)
+                    self.optimizer.state[parameter][name] = moment
+                else:
+                    self.optimizer.state[parameter][name] = value.clone()
+        self.policy.refresh()
+
+    def _stop_if_asked(self) -> None:
+        if self.world.first("asked" if self.termination.requested else None):
+            raise Terminated
+
+    def sample(self, conditioning: Conditioning, iteration: int, first: int = 0) -> Rollout:
+        """The rollout of one iteration; seed, iteration and the prompt's place, from `first` on, decide its noise, nothing else."""
         method, steps = self.method, self.sampling.steps
         tree = build(method.branches(steps, iteration, self.seed), method.granularities, steps, method.grid)
-        generators = [generator("rollout", self.seed, iteration, place) for place in range(len(conditioning.pooled))]
+        generators = [
+            generator("rollout", self.seed, iteration, place) for place in range(first, first + len(conditioning.pooled))
+        ]
         initial = torch.stack([self.policy.noise(one) for one in generators])
         group = self.training.group_size
         noises = [torch.stack([self.policy.noise(one, group) for one in generators]) for _ in tree.decisions]
         max_batch = self.policy.batch_size(self.sampling.batch_tokens, conditioning)
-        velocity = self.policy.velocity(conditioning)
+        field = self.policy.sampling_velocity(conditioning)
+
+        def velocity(*arguments: torch.Tensor) -> torch.Tensor:
+            self._stop_if_asked()  # nothing has changed the weights yet, so a checkpoint can be written here
+            return field(*arguments)
+
         return rollout(velocity, tree, self.level, self.transition, initial, noises, max_batch, method.solver)
 
     @torch.no_grad()
@@ -163,9 +218,10 @@ class Trainer:
             away = (r.detach() - 1).abs()
             clipped = (away > self.training.clip_range).sum()
             sums.append(torch.stack([loss.detach().sum(), kl.detach().sum(), clipped, away.max()]))
-        loss_sum, kl_sum, clipped, _ = torch.stack(sums).sum(0).div(total).tolist()
-        drift = torch.stack(sums)[:, 3].max().item()
-        norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.training.max_grad_norm).item()
+        loss_sum, kl_sum, clipped, _ = self.world.mean(torch.stack(sums).sum(0).div(total).tolist())
+        drift = max(self.world.gather(torch.stack(sums)[:, 3].max().item()))
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.training.max_grad_norm)
+        norm = (norm.full_tensor() if isinstance(norm, DTensor) else norm).item()
         if not (math.isfinite(loss_sum) and math.isfinite(norm)):
             steps = [one.decision.step for one in taken]
             raise NonFiniteError(f"loss {loss_sum} with gradient norm {norm} at the noisy steps {steps}; nothing was updated")
@@ -195,6 +251,11 @@ class Trainer:
         r = normalized_ratio(log_prob, rows.old_log_prob, drift, std)
         length = (self.sigmas[rows.step] - self.sigmas[rows.step + 1])[:, None]  # GRPO-Guard evens out the steps' gradients by it
         return r, clipped_loss(r, rows.advantages, self.training.clip_range) / length
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """This process's part of a tensor that is sharded, or the tensor itself."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def advantages_of(scores: torch.Tensor, weights: list[float], clip: float) -> torch.Tensor:

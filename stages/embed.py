@@ -1,15 +1,17 @@
 """Stage `embed`: encodes the prompts by the pipeline's text encoders into sharded Parquet."""
 
+from functools import partial
 from pathlib import Path
 
 import torch
 from diffusers import FluxPipeline
 from tqdm import tqdm
 
+from g2rpo_core import checkpoint
 from g2rpo_core.embeddings import DTYPES, check_lengths, encode, write
-from g2rpo_core.model_store import ModelStore
+from g2rpo_core.model_store import LOCK, ModelStore
 from g2rpo_core.prompts import load_prompts
-from stages.common import arguments, fresh, sections, stage
+from stages.common import arguments, sections, stage
 
 SECTIONS = ("embed",)
 
@@ -18,16 +20,22 @@ SECTIONS = ("embed",)
 def main() -> None:
     args = arguments(__doc__, "profile")
     settings = sections(args.profile, *SECTIONS).embed
-    sets = {name: load_prompts(Path("prompts", args.profile, f"{name}.parquet")) for name in ("train", "test")}
-    folder = ModelStore(Path("models", args.profile)).folder("pipeline")
-    pipeline = FluxPipeline.from_pretrained(folder, transformer=None, vae=None, dtype=DTYPES[settings.dtype])
+    files = {name: Path("prompts", args.profile, f"{name}.parquet") for name in ("train", "test")}
+    sets = {name: load_prompts(file) for name, file in files.items()}
+    models = Path("models", args.profile)
+    pipeline = FluxPipeline.from_pretrained(
+        ModelStore(models).folder("pipeline"), transformer=None, vae=None, dtype=DTYPES[settings.dtype]
+    )
     pipeline.to("cuda" if torch.cuda.is_available() else "cpu")
     for prompts in sets.values():
         check_lengths(prompts, pipeline.tokenizer_2, settings.max_sequence_length)
+    folder = checkpoint.scratch("embed", args.profile, {"embed": settings}, [models / LOCK, *files.values()])
+    encoded = partial(encode, pipeline, max_length=settings.max_sequence_length, batch=settings.batch)
     for name, prompts in sets.items():
-        encoded = encode(pipeline, prompts, settings.max_sequence_length, settings.batch)
-        bar = tqdm(encoded, desc=f"embed {name}", total=len(prompts), unit="prompt", mininterval=2)
-        write(fresh(Path("embeddings", args.profile, name)), bar, settings.dtype, settings.shard_rows)
+        with tqdm(desc=f"embed {name}", total=len(prompts), unit="prompt", mininterval=2) as bar:
+            write(folder / "out" / name, prompts, encoded, settings.dtype, settings.shard_rows, bar.update)
+    checkpoint.publish(folder / "out", Path("embeddings", args.profile))
+    checkpoint.discard(folder)
 
 
 if __name__ == "__main__":

@@ -3,17 +3,16 @@
 from pathlib import Path
 
 import pandas as pd
-import torch
 from torchvision.utils import save_image
 from tqdm import tqdm
 
-from g2rpo_core import rewards
-from g2rpo_core.embeddings import DTYPES, EmbeddingStore
+from g2rpo_core import checkpoint, rewards
+from g2rpo_core.embeddings import EmbeddingStore
 from g2rpo_core.errors import made_by
 from g2rpo_core.evaluation import pictures, score
-from g2rpo_core.model_store import ModelStore
-from g2rpo_core.policy import Policy
-from stages.common import BASE, REPORTS, arguments, fresh, run_name, sections, stage, write_json
+from g2rpo_core.model_store import LOCK
+from stages.common import BASE, REPORTS, arguments, run_name, sections, stage, write_json
+from stages.launch import load_policy, processes
 
 SECTIONS = ("evaluation", "sampling")
 
@@ -23,29 +22,36 @@ def main() -> None:
     args = arguments(__doc__, "profile", "method", "seed")
     settings = sections(args.profile, *SECTIONS)
     evaluation, sampling = settings.evaluation, settings.sampling
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    world, device = processes(evaluation.processes)
     models, name = Path("models", args.profile), run_name(args.method, args.seed)
     trained = None
     if args.method != BASE[0]:
         trained = made_by(f"train@{name}", Path("runs", args.profile, name, "records.parquet")).parent
-    policy = Policy.load(
-        ModelStore(models).folder("pipeline"), trained,
-        height=evaluation.height, width=evaluation.width, guidance=sampling.guidance, dtype=DTYPES[sampling.dtype], device=device,
-    )  # fmt: skip
+    policy = load_policy(models, evaluation, sampling, device, run=trained)
     store = EmbeddingStore(Path("embeddings", args.profile, "test"))
     scorers = rewards.load(evaluation.rewards, models, device)
-    out = fresh(Path("evaluations", args.profile, name))
-    (out / "pictures").mkdir()
-    tables = []
-    with tqdm(total=len(store), desc=f"evaluate {name}", unit="picture", mininterval=2) as bar:
-        for prompts, images in pictures(
-            policy, store, len(store), evaluation.steps, sampling.shift, evaluation.seed, evaluation.batch
-        ):
-            for prompt, image in zip(prompts, images):
-                save_image(image, out / "pictures" / f"{prompt.id}.png")
-            tables.append(score(scorers, prompts, images))
-            bar.update(len(prompts))
-    table = pd.concat(tables, ignore_index=True)
+    inputs = [
+        models / LOCK,
+        Path("embeddings", args.profile, "test"),
+        *([trained / "transformer", trained / "lora"] if trained else []),
+    ]
+    folder = checkpoint.scratch("evaluate", f"{args.profile}/{name}", {"evaluation": evaluation, "sampling": sampling}, inputs)
+    files = [folder / f"part-{number:05d}.parquet" for number in range(-(-len(store) // evaluation.batch))]
+    mine = [number for number in range(world.rank, len(files), world.size) if not files[number].exists()]
+    out = folder / "out"
+    (out / "pictures").mkdir(parents=True, exist_ok=True)
+    made = pictures(policy, store, len(store), evaluation.steps, sampling.shift, evaluation.seed, evaluation.batch, mine)
+    bar = tqdm(total=len(files), initial=len(files) - len(mine), desc=f"evaluate {name}", unit="batch", disable=world.rank > 0)
+    for number, (prompts, images) in zip(mine, made):
+        for prompt, image in zip(prompts, images):
+            save_image(image, out / "pictures" / f"{prompt.id}.png")
+        checkpoint.write_whole(files[number], score(scorers, prompts, images).to_parquet(index=False))
+        bar.update()
+    bar.close()
+    world.barrier()
+    if world.rank > 0:
+        return
+    table = pd.concat([pd.read_parquet(file) for file in files], ignore_index=True)
     for column, value in (
         ("steps", evaluation.steps),
         ("checkpoint", "final"),
@@ -56,6 +62,8 @@ def main() -> None:
     table.to_parquet(out / "results.parquet", index=False)
     means = table.groupby("reward", sort=False).score.mean()
     write_json(REPORTS / "metrics" / "evaluate" / f"{name}.json", {reward: float(means[reward]) for reward in evaluation.rewards})
+    checkpoint.publish(out, Path("evaluations", args.profile, name))
+    checkpoint.discard(folder)
 
 
 if __name__ == "__main__":

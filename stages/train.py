@@ -1,20 +1,22 @@
 """Stage `train`: trains one method with one seed and keeps the weights and the records of its iterations."""
 
+import sys
 from pathlib import Path
 
 import pandas as pd
-import torch
 from tqdm import tqdm
 
-from g2rpo_core import rewards
+from g2rpo_core import checkpoint, rewards
 from g2rpo_core.config import method_of, sampling_of, training_of
-from g2rpo_core.embeddings import DTYPES, EmbeddingStore
+from g2rpo_core.embeddings import EmbeddingStore
 from g2rpo_core.errors import UserError
 from g2rpo_core.evaluation import heldout_means
-from g2rpo_core.model_store import ModelStore
-from g2rpo_core.policy import Policy
+from g2rpo_core.model_store import LOCK
+from g2rpo_core.termination import STATUS, Terminated, Termination
 from g2rpo_core.trainer import Trainer
+from g2rpo_core.training import train
 from stages.common import REPORTS, arguments, run_name, sections, stage, write_json
+from stages.launch import load_policy, processes
 
 SECTIONS = ("sampling", "training", "methods")
 
@@ -28,42 +30,53 @@ def main() -> None:
     method = method_of(settings.methods, args.method)
     training = training_of(settings.training, settings.methods, args.method)
     sampling, monitor = sampling_of(settings.sampling, settings.methods, args.method), training.monitor
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    models = Path("models", args.profile)
-    policy = Policy.load(
-        ModelStore(models).folder("pipeline"), adapter=training.adapter,
-        height=sampling.height, width=sampling.width, guidance=sampling.guidance, dtype=DTYPES[sampling.dtype], device=device,
-    )  # fmt: skip
-    stores = {name: EmbeddingStore(Path("embeddings", args.profile, name)) for name in ("train", "test")}
+    world, device = processes(training.processes)
+    termination = Termination().watch()
+    models, embeddings, name = Path("models", args.profile), Path("embeddings", args.profile), run_name(args.method, args.seed)
+    policy = load_policy(models, sampling, sampling, device, adapter=training.adapter, seed=int(args.seed))
+    policy.parallelize(training.parallel, world, keep_base=method.kl > 0)
+    stores = {part: EmbeddingStore(embeddings / part) for part in ("train", "test")}
     monitored = rewards.load(list(dict.fromkeys([*training.rewards, *monitor.rewards])), models, device)
-    trained = {name: monitored[name] for name in training.rewards}
+    trained = {reward: monitored[reward] for reward in training.rewards}
+    trainer = Trainer(policy, method, sampling, training, stores["train"], trained, int(args.seed), world, termination)
 
-    def heldout() -> dict[str, float]:
-        return heldout_means(policy, stores["test"], monitored, monitor.prompts, sampling)
+    decides = {"seed": args.seed, "sampling": sampling, "training": training, "method": method}
+    folder = checkpoint.scratch("train", f"{args.profile}/{name}", decides, [models / LOCK, embeddings], world)
+    bar = tqdm(total=training.iterations, desc=name, unit="iteration", mininterval=2, disable=world.rank > 0)
 
-    records = [{"iteration": 0, "evaluations": 0, "trained": 0, "seconds": 0.0, **heldout()}]
-    bar = tqdm(total=training.iterations, desc=run_name(args.method, args.seed), unit="iteration", mininterval=2)
-    for record in Trainer(policy, method, sampling, training, stores["train"], trained, int(args.seed)).run():
-        if record["iteration"] % monitor.every == 0 or record["iteration"] == training.iterations:
-            record |= heldout()
-        records.append(record)
-        bar.set_postfix(
-            {name: f"{record[f'reward_{name}']:.3f}" for name in trained}
-            | {"evaluations/s": round(record["evaluations"] / record["seconds"])}
+    def progress(record: dict) -> None:
+        if record["evaluations"]:
+            bar.set_postfix(
+                {reward: f"{record[f'reward_{reward}']:.3f}" for reward in trained}
+                | {"evaluations/s": round(record["evaluations"] / record["seconds"])}
+            )
+        bar.update(record["iteration"] - bar.n)
+
+    try:
+        records = train(
+            trainer, folder, lambda: heldout_means(policy, stores["test"], monitored, monitor.prompts, sampling, world), progress
         )
-        bar.update()
+    except Terminated:
+        sys.exit(STATUS)
     bar.close()
 
-    run = Path("runs", args.profile, run_name(args.method, args.seed))
+    run = Path("runs", args.profile, name)
     policy.save(run)
+    if world.rank == 0:
+        write_records(records, run, name)
+        checkpoint.discard(folder)
+
+
+def write_records(records: list[dict], run: Path, name: str) -> None:
+    """The records as a table, the curve of what was held out, and the last measurements."""
     table = pd.DataFrame(records)
     table.to_parquet(run / "records.parquet", index=False)
     measured = table[table.filter(like="heldout_").notna().all(axis=1)]
     columns = ["iteration", "evaluations", "trained", "seconds", *measured.filter(like="heldout_")]
-    write_json(REPORTS / "curves" / f"{run_name(args.method, args.seed)}.json", measured[columns].to_dict("records"))
+    write_json(REPORTS / "curves" / f"{name}.json", measured[columns].to_dict("records"))
     last = records[-1]
     write_json(
-        REPORTS / "metrics" / "train" / f"{run_name(args.method, args.seed)}.json",
+        REPORTS / "metrics" / "train" / f"{name}.json",
         {key: last[key] for key in last if key in columns} | {"max_ratio_drift": float(table.ratio_drift.max())},
     )
 

@@ -4,6 +4,7 @@ import os
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -42,17 +43,26 @@ def policy(models):
 
 
 @pytest.fixture(scope="session")
-def embeddings(models, tmp_path_factory):
-    """A store with 24 training captions of the shape world."""
+def embeddings_folder(models, tmp_path_factory) -> Path:
+    """A folder with 24 training captions of the shape world."""
     from diffusers import FluxPipeline
 
-    from g2rpo_core.embeddings import EmbeddingStore, encode, write
+    from g2rpo_core.embeddings import encode, write
     from g2rpo_core.prompts import shape_prompts
 
     folder = tmp_path_factory.mktemp("embeddings") / "train"
     pipeline = FluxPipeline.from_pretrained(models / "pipeline", transformer=None, vae=None)
-    write(folder, encode(pipeline, shape_prompts(24, 0, testing=False), 16, 10), "float32", shard_rows=10)
-    return EmbeddingStore(folder)
+    encoded = partial(encode, pipeline, max_length=16, batch=10)
+    write(folder, shape_prompts(24, 0, testing=False), encoded, "float32", shard_rows=10)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def embeddings(embeddings_folder):
+    """The store of that folder."""
+    from g2rpo_core.embeddings import EmbeddingStore
+
+    return EmbeddingStore(embeddings_folder)
 
 
 @pytest.fixture(scope="session")

@@ -1,3 +1,5 @@
+from functools import partial
+
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -17,7 +19,7 @@ def pipeline(models):
 def test_what_comes_back_is_what_the_pipeline_encodes(pipeline, tmp_path, dtype):
     pipeline = FluxPipeline.from_pipe(pipeline, dtype=getattr(torch, dtype))
     prompts = shape_prompts(23, 0, testing=False)
-    assert write(tmp_path / "train", encode(pipeline, prompts, 16, batch=7), dtype, shard_rows=10) == 23
+    write(tmp_path / "train", prompts, partial(encode, pipeline, max_length=16, batch=7), dtype, shard_rows=10)
     store = EmbeddingStore(tmp_path / "train")
     assert store.prompts == prompts and len(store) == 23
     order = [22, 0, 9, 10, 10]
@@ -44,14 +46,21 @@ def test_bfloat16_is_stored_bit_for_bit(tmp_path):
     from g2rpo_core.embeddings import Conditioning
 
     context, pooled = torch.randn(5, 3, 4).bfloat16(), torch.randn(5, 6).bfloat16()
-    rows = ((Prompt(str(n), "text", ""), Conditioning(context[n], pooled[n])) for n in range(5))
-    write(tmp_path / "x", rows, "bfloat16", shard_rows=2)
+    prompts = [Prompt(str(n), "text", "") for n in range(5)]
+    rows = lambda part: ((prompt, Conditioning(context[int(prompt.id)], pooled[int(prompt.id)])) for prompt in part)
+    write(tmp_path / "x", prompts, rows, "bfloat16", shard_rows=2)
     stored = EmbeddingStore(tmp_path / "x").conditioning(range(5))
     assert torch.equal(stored.context, context.float()) and torch.equal(stored.pooled, pooled.float())
 
 
 def test_files_are_laid_out_for_random_access(pipeline, tmp_path):
-    write(tmp_path / "train", encode(pipeline, shape_prompts(11, 0, testing=False), 16, batch=4), "float32", shard_rows=8)
+    write(
+        tmp_path / "train",
+        shape_prompts(11, 0, testing=False),
+        partial(encode, pipeline, max_length=16, batch=4),
+        "float32",
+        shard_rows=8,
+    )
     files = sorted((tmp_path / "train").iterdir())
     assert [file.name for file in files] == ["part-00000.parquet", "part-00001.parquet"]
     metadata = pq.ParquetFile(files[0]).metadata
@@ -66,7 +75,13 @@ def test_files_are_laid_out_for_random_access(pipeline, tmp_path):
 
 
 def test_padding_is_kept(pipeline, tmp_path):
-    write(tmp_path / "x", encode(pipeline, [Prompt("0", "a red circle", "")], 16, batch=1), "float32", shard_rows=8)
+    write(
+        tmp_path / "x",
+        [Prompt("0", "a red circle", "")],
+        partial(encode, pipeline, max_length=16, batch=1),
+        "float32",
+        shard_rows=8,
+    )
     assert EmbeddingStore(tmp_path / "x").conditioning([0]).context.shape == (1, 16, 64)
 
 
@@ -80,3 +95,25 @@ def test_a_prompt_over_the_limit_is_named(pipeline):
 def test_a_missing_store_says_which_stage_makes_it(tmp_path):
     with pytest.raises(UserError, match="dvc repro embed"):
         EmbeddingStore(tmp_path / "nothing")
+
+
+def test_an_interrupted_store_goes_on_without_encoding_anything_twice(pipeline, tmp_path):
+    prompts, encoded = shape_prompts(23, 0, testing=False), partial(encode, pipeline, max_length=16, batch=4)
+    write(tmp_path / "whole", prompts, encoded, "float32", shard_rows=6)
+    seen = []
+
+    def stopping(part, after):
+        for number, one in enumerate(encoded(part)):
+            if len(seen) + number == after:
+                raise KeyboardInterrupt
+            yield one
+        seen.extend(part)
+
+    with pytest.raises(KeyboardInterrupt):
+        write(tmp_path / "stopped", prompts, partial(stopping, after=15), "float32", shard_rows=6)
+    assert seen == prompts[:12]
+    write(tmp_path / "stopped", prompts, partial(stopping, after=99), "float32", shard_rows=6)
+    assert seen == prompts
+    assert [file.read_bytes() for file in sorted((tmp_path / "whole").iterdir())] == [
+        file.read_bytes() for file in sorted((tmp_path / "stopped").iterdir())
+    ]

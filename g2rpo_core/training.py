@@ -1,0 +1,42 @@
+"""A training run that goes on where it was: the trainer's iterations, what is measured between them, and its checkpoints."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from . import checkpoint
+from .termination import Terminated
+from .trainer import Trainer
+
+
+def train(trainer: Trainer, folder: Path, heldout: Callable[[], dict], progress: Callable[[dict], None]) -> list[dict]:
+    """The records of all iterations from 0 on, with `heldout()` where `training.monitor` asks for it; collective.
+
+    folder: of `checkpoint.scratch`; progress: called with every new record. After SIGTERM a checkpoint is written and Terminated
+    raised. However often a run is stopped, weights and records (but for their seconds) end the same.
+    """
+    settings, world = trainer.training, trainer.world
+    if written := checkpoint.checkpoints(folder):
+        state = checkpoint.load(written[-1], world)
+        records = state.pop("records")
+        trainer.restore(state)
+    else:
+        records = [{"iteration": 0, "evaluations": 0, "trained": 0, "seconds": 0.0, **heldout()}]
+    progress(records[-1])
+
+    def save() -> None:
+        state = {"records": records, **trainer.state()}
+        checkpoint.save(folder, records[-1]["iteration"], state, settings.checkpoints.keep, world)
+
+    try:
+        for record in trainer.run(records[-1]):
+            iteration = record["iteration"]
+            if iteration % settings.monitor.every == 0 or iteration == settings.iterations:
+                record |= heldout()
+            records.append(record)
+            progress(record)
+            if iteration % settings.checkpoints.every == 0 or iteration == settings.iterations:
+                save()
+    except Terminated:
+        save()
+        raise
+    return records

@@ -1,0 +1,127 @@
+"""A process that starts real training processes (forked after the imports), kills them at given moments, and starts them again.
+
+Called with a folder (models, embeddings), the number of processes and the moments in seconds (`write`: while a checkpoint is
+written); prints one JSON line with what each attempt ended by. The weights and records of every process land in the folder.
+"""
+
+import json
+import os
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from g2rpo_core import checkpoint
+from g2rpo_core.config import load_profile
+from g2rpo_core.embeddings import EmbeddingStore
+from g2rpo_core.evaluation import heldout_means, pictures
+from g2rpo_core.methods import METHODS, Window
+from g2rpo_core.parallel import apply_fsdp
+from g2rpo_core.policy import Policy
+from g2rpo_core.termination import STATUS, Terminated, Termination
+from g2rpo_core.trainer import Trainer
+from g2rpo_core.training import train
+from g2rpo_core.world import World
+
+ROOT = Path(__file__).parents[1]
+ITERATIONS = 8
+
+
+def redness(images, prompts):
+    return images[:, 0].mean((1, 2)) - images[:, 1:].mean((1, 2, 3))
+
+
+def member(folder: Path, policy: Policy, rank: int, size: int, attempt: str) -> None:
+    """One process of the run, from its start or its last checkpoint to the end."""
+    termination = Termination().watch()
+    world = World(rank, size)
+    if size > 1:
+        dist.init_process_group("gloo", init_method=f"file://{folder}/meet-{attempt}", rank=rank, world_size=size)
+        apply_fsdp(policy.transformer, policy.dtype)
+    profile = load_profile(ROOT / "profiles" / "tiny.yaml")
+    sampling = profile.sampling.model_copy(update={"steps": 5, "batch_tokens": 1024, "decode_batch": 8})
+    monitor = profile.training.monitor.model_copy(update={"every": 3, "rewards": ("redness",)})
+    changes = {
+        "iterations": ITERATIONS,
+        "prompts_per_iteration": 2,
+        "group_size": 2,
+        "batch_tokens": 1024,
+        "rewards": {"redness": 1.0},
+    }
+    training = profile.training.model_copy(update=changes | {"monitor": monitor, "learning_rate": 1e-3})
+    training = training.model_copy(update={"checkpoints": training.checkpoints.model_copy(update={"every": 1, "keep": 2})})
+    method = METHODS["mix_grpo"].model_copy(update={"window": Window(size=2, order="progressive", every=2), "updates": 2})
+    store, scorers = EmbeddingStore(folder / "embeddings"), {"redness": redness}
+    trainer = Trainer(policy, method, sampling, training, store, scorers, 1, world, termination)
+    heldout = lambda: heldout_means(policy, store, scorers, 8, sampling, world)
+    os.chdir(folder)
+    scratch = checkpoint.scratch("train", "killed", {"training": training, "size": size}, [folder / "embeddings"], world)
+    try:
+        records = train(trainer, scratch, heldout, lambda record: None)
+    except Terminated:
+        os._exit(STATUS)
+    shown = torch.cat([images for _, images in pictures(policy, store, 4, 5, 3.0, 9, 4)])
+    torch.save({"state": trainer.state(), "pictures": shown, "records": records}, folder / f"end-{attempt}-{rank}.pt")
+
+
+def attempt(folder: Path, policy: Policy, size: int, name: str, moment: float | str | None, number: int = signal.SIGKILL) -> str:
+    """Starts all processes, kills one of them at the moment and then the rest, as a launcher does: what they ended by."""
+    children = []
+    for rank in range(size):
+        child = os.fork()
+        if child == 0:
+            try:
+                member(folder, policy, rank, size, name)
+            except BaseException as error:  # noqa: BLE001 - a forked process ends here whatever happens
+                print(f"{type(error).__name__}: {error}", file=sys.stderr)
+                os._exit(1)
+            os._exit(0)
+        children.append(child)
+    if moment is not None:
+        start, caught = time.monotonic(), False
+        while not caught and (moment == "write" or time.monotonic() < start + moment):
+            if os.waitpid(children[0], os.WNOHANG)[0]:
+                raise RuntimeError("a run ended before it could be killed")
+            if moment == "write":
+                caught = any(folder.glob(".cache/resume/train/killed/*/iteration-*.tmp"))
+            time.sleep(0.0005 if moment == "write" else 0.01)
+        victims = [random.Random(name).choice(children)] if number == signal.SIGKILL else children
+        for victim in victims:
+            os.kill(victim, number)
+        if number == signal.SIGKILL:
+            for child in children:
+                if child not in victims:
+                    os.kill(child, signal.SIGKILL)
+    ends = {os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children}
+    left = [path.name for path in folder.glob(".cache/resume/train/killed/*/iteration-*")]
+    return {"ended": sorted(ends), "left": sorted(left)}
+
+
+def main() -> None:
+    folder, size, *moments = sys.argv[1:]
+    folder, size = Path(folder), int(size)
+    torch.set_num_threads(1)
+    policy = Policy.load(folder / "models" / "pipeline", height=32, width=32, guidance=3.5)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in policy.transformer.named_parameters():
+            if "norm" in name and "linear" in name or name.startswith("proj_out"):
+                parameter.copy_(0.1 * torch.randn(parameter.shape, generator=generator))
+    log = [attempt(folder, policy, size, "whole", None)]
+    for path in folder.glob(".cache/resume/train/killed/*"):
+        checkpoint.discard(path)
+    for place, moment in enumerate(moments):
+        if moment == "term":
+            log.append(attempt(folder, policy, size, f"term{place}", 0.5, signal.SIGTERM))
+        else:
+            log.append(attempt(folder, policy, size, f"kill{place}", moment if moment == "write" else float(moment)))
+    log.append(attempt(folder, policy, size, "resumed", None))
+    print(json.dumps(log))
+
+
+if __name__ == "__main__":
+    main()
