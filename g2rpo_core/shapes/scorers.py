@@ -117,7 +117,7 @@ def transformers_towers() -> Towers:
     vision_config = CLIPVisionConfig(
         **sizes(vision), **shared, num_attention_heads=heads, image_size=SIZE, patch_size=vision["patch_size"]
     )
-    model = CLIPModel(CLIPConfig(text_config, vision_config, projection_dim=ARCHITECTURE["embed_dim"]))
+    model = CLIPModel(CLIPConfig(text_config=text_config, vision_config=vision_config, projection_dim=ARCHITECTURE["embed_dim"]))
     tokenize = lambda texts: tokenizer(texts, padding=True, return_tensors="pt").input_ids
     encode_text = lambda tokens: model.get_text_features(tokens).pooler_output
     return Towers(model, tokenize, encode_text, lambda pictures: model.get_image_features(pictures).pooler_output)
