@@ -42,10 +42,21 @@ def method_of_variant(entry: dict, profile: Profile) -> Method:
     return Method.model_validate_json(json.dumps({**base.model_dump(mode="json"), **here, **entry.get("settings", {})}))
 
 
-def iterations_for(method: Method, budget: int, steps: int, group: int, seed: int) -> int:
-    """How many iterations of one prompt come nearest to a budget of evaluations (windows differ in cost: their mean)."""
-    trees = [build(method.branches(steps, number, seed), method.granularities, steps, method.grid) for number in range(50)]
-    return max(1, round(budget / (sum(tree.evaluations(group) for tree in trees) / len(trees))))
+def fitted(method: Method, budget: int, steps: int, group: int, seed: int) -> tuple[Method, int]:
+    """How many iterations of one prompt come nearest to a budget of evaluations; a progressive window goes once over the schedule.
+
+    Windows differ in cost: their mean over the places of one, or over 50 draws.
+    """
+    places = len(method.candidates(steps)) - method.window.size + 1 if method.window else 1
+    progressive = method.window is not None and method.window.order == "progressive"
+    moving = method.model_copy(update={"window": method.window.model_copy(update={"every": 1})}) if progressive else method
+    branches = [moving.branches(steps, number, seed) for number in range(places if progressive else 50)]
+    costs = [build(one, method.granularities, steps, method.grid).evaluations(group) for one in branches]
+    count = max(1, round(budget * len(costs) / sum(costs)))
+    if progressive:
+        stay = method.window.model_copy(update={"every": max(1, count // places)})
+        return method.model_copy(update={"window": stay}), count
+    return method, count
 
 
 def evaluate(policy: Policy, store: EmbeddingStore, scorers: dict, profile: Profile) -> pd.DataFrame:
@@ -72,10 +83,7 @@ def run(entry: dict, budget: int, learning_rate: float, seed: int, profile: Prof
     record, start = {"evaluations": 0, "trained": 0, "iteration": 0}, time.perf_counter()
     if budget:
         method = method_of_variant(entry, profile)
-        count = iterations_for(method, budget, sampling.steps, profile.training.group_size, seed)
-        if method.window and method.window.order == "progressive":  # once over the schedule, as in 300 iterations of T = 16
-            places = sampling.steps - 1 - method.window.size + 1
-            method = method.model_copy(update={"window": method.window.model_copy(update={"every": max(1, count // places)})})
+        method, count = fitted(method, budget, sampling.steps, profile.training.group_size, seed)
         training = profile.training.model_copy(update={"iterations": count, "learning_rate": learning_rate})
         trained_on = {name: scorers[name] for name in training.rewards}
         record = deque(Trainer(policy, method, sampling, training, stores["train"], trained_on, seed).run(), maxlen=1)[0]
