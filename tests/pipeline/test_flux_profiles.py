@@ -13,6 +13,7 @@ import pytest
 import torch
 from diffusers import AutoencoderKL, FluxTransformer2DModel
 from huggingface_hub import constants
+from open_clip.constants import OPENAI_DATASET_MEAN, OPENAI_DATASET_STD
 from ruamel.yaml import YAML
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -20,7 +21,8 @@ from g2rpo_core.config import load_profile, method_of, sampling_of
 from g2rpo_core.embeddings import DTYPES, Conditioning
 from g2rpo_core.model_store import describe_files
 from g2rpo_core.policy import Policy
-from g2rpo_core.rewards.open_clip import CosineScore
+from g2rpo_core.rewards.cosine import CosineScore
+from g2rpo_core.rewards.pictures import Preprocess
 from g2rpo_core.schedule import shifted_sigmas
 from stages import embed, evaluate, prompts, report, train
 
@@ -65,7 +67,9 @@ def test_true_shapes_fit_through_flux(name, without_memory):
 def test_the_open_clip_scorers_read_the_published_architecture(without_memory):
     model = open_clip.create_model("ViT-H-14")
     assert sum(parameter.numel() for parameter in model.parameters()) == 986_109_441
-    scorer = CosineScore(model, open_clip.get_tokenizer("ViT-H-14"), "pad", [0.5] * 3, [0.5] * 3, torch.device("cpu"))
+    tokenize = open_clip.get_tokenizer("ViT-H-14")
+    preprocess = Preprocess(model.visual.image_size[0], "pad", OPENAI_DATASET_MEAN, OPENAI_DATASET_STD, rgb="first")
+    scorer = CosineScore(model.encode_image, lambda texts: model.encode_text(tokenize(texts)), preprocess, torch.device("cpu"))
     assert scorer(torch.empty(2, 3, 1024, 768), ["a red circle", "a blue square"]).shape == (2,)
 
 
