@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -102,8 +103,17 @@ def hub(models):
         yield hub
 
 
+@pytest.fixture
+def sigterm_as_before():
+    """A stage takes SIGTERM for itself; here it runs inside pytest."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGTERM, before)
+
+
 @pytest.mark.parametrize("name", PROFILES)
-def test_every_stage_runs_from_the_hub(name, hub, models, tmp_path, tmp_path_factory, monkeypatch):
+def test_every_stage_runs_from_the_hub(name, hub, models, tmp_path, tmp_path_factory, monkeypatch, sigterm_as_before):
     home = tmp_path_factory.getbasetemp() / "flux_home"  # one cache for all profiles
     yaml = YAML()
     profile = yaml.load(ROOT / "profiles" / f"{name}.yaml")
