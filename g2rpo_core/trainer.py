@@ -32,7 +32,7 @@ from .world import World
 
 
 class NonFiniteError(UserError):
-    """A loss, gradient or reward that is not a number; the text names iteration, prompt and reward."""
+    """Latents, a reward, loss or gradient that is not a number, or a ratio that drifted; the text names iteration, prompt and reward."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +80,7 @@ class Trainer:
         self.policy, self.method, self.sampling, self.training = policy, method, sampling, training
         self.prompts, self.rewards, self.seed = prompts, rewards, seed
         self.world, self.termination = world, termination or Termination()
+        self.untouched = True  # whether the weights are those with which the iteration began
         self.sigmas = shifted_sigmas(sampling.steps, sampling.shift).to(policy.device)
         self.transition = method.transition(self.sigmas)
         self.level = partial(sigma_at, steps=sampling.steps, shift=sampling.shift)
@@ -107,6 +108,7 @@ class Trainer:
         world = self.world
         for iteration in range(last["iteration"], self.training.iterations):
             start = time.perf_counter()
+            self.untouched = True
             if self.training.schedule == "linear":
                 self.optimizer.param_groups[0]["lr"] = self.training.learning_rate * (1 - iteration / self.training.iterations)
             places = world.share(self.training.prompts_per_iteration)
@@ -119,7 +121,11 @@ class Trainer:
             chosen = self.method.trained(len(sampled.taken), random.Random(seed_of("trained", self.seed, iteration)))
             taken = [sampled.taken[index] for index in chosen]
             self._stop_if_asked()
-            steps = [self.update(conditioning, *update) for update in updates_of(taken, advantages, self.method.updates)]
+            try:
+                steps = [self.update(conditioning, *update) for update in updates_of(taken, advantages, self.method.updates)]
+            except NonFiniteError as error:
+                prompts = ", ".join(repr(self.prompts.prompts[index].text) for index in indices)
+                raise NonFiniteError(f"iteration {iteration + 1}: {error}; the prompts are {prompts}") from None
             self.policy.refresh()
             evaluations += sampled.evaluations * world.size
             trained += sum(step["states"] for step in steps) * world.size
@@ -191,11 +197,18 @@ class Trainer:
         pictures = self.policy.decode(sampled.clean.flatten(0, 3), self.sampling.decode_batch)
         prompts = [text for text in texts for _ in range(math.prod(shape[1:]))]
         scores = score_all(self.rewards, pictures, prompts)
-        for name, values in zip(self.rewards, scores):
-            if not values.isfinite().all():
-                place = int((~values.isfinite()).nonzero()[0])
-                value = values[place].item()
-                raise NonFiniteError(f"iteration {iteration + 1}: reward {name} is {value} for the prompt {prompts[place]!r}")
+        values = {
+            "latents": sampled.clean.flatten(0, 3).flatten(1).sum(1).cpu(),
+            **dict(zip((f"reward {name}" for name in self.rewards), scores)),
+        }
+        problem = None
+        for name, one in values.items():
+            if not one.isfinite().all():
+                place = int((~one.isfinite()).nonzero()[0])
+                what = f"{name} is {one[place].item()}" if name != "latents" else "latents are not finite"
+                problem = problem or f"iteration {iteration + 1}: {what} for the prompt {prompts[place]!r}"
+        if problem := self.world.first(problem):
+            raise NonFiniteError(problem)
         return scores.view(-1, *shape)
 
     def update(self, conditioning: Conditioning, taken: list[Taken], advantages: torch.Tensor) -> dict:
@@ -225,6 +238,12 @@ class Trainer:
         if not (math.isfinite(loss_sum) and math.isfinite(norm)):
             steps = [one.decision.step for one in taken]
             raise NonFiniteError(f"loss {loss_sum} with gradient norm {norm} at the noisy steps {steps}; nothing was updated")
+        if self.untouched and drift > self.training.max_ratio_drift:
+            raise NonFiniteError(
+                f"|ratio - 1| is {drift:.2g} before the first update, over training.max_ratio_drift = {self.training.max_ratio_drift}: "
+                "rollout and training do not compute the same"
+            )
+        self.untouched = False
         self.optimizer.step()
         return {
             "loss": loss_sum,

@@ -5,14 +5,14 @@ from pathlib import Path
 
 from . import checkpoint
 from .termination import Terminated
-from .trainer import Trainer
+from .trainer import NonFiniteError, Trainer
 
 
 def train(trainer: Trainer, folder: Path, heldout: Callable[[], dict], progress: Callable[[dict], None]) -> list[dict]:
     """The records of all iterations from 0 on, with `heldout()` where `training.monitor` asks for it; collective.
 
     folder: of `checkpoint.scratch`; progress: called with every new record. After SIGTERM a checkpoint is written and Terminated
-    raised. However often a run is stopped, weights and records (but for their seconds) end the same.
+    raised; after a number that stops the run one is written, too, from which it is reproduced. However often a run is stopped, weights and records (but for their seconds) end the same.
     """
     settings, world = trainer.training, trainer.world
     if written := checkpoint.checkpoints(folder):
@@ -36,7 +36,11 @@ def train(trainer: Trainer, folder: Path, heldout: Callable[[], dict], progress:
             progress(record)
             if iteration % settings.checkpoints.every == 0 or iteration == settings.iterations:
                 save()
-    except Terminated:
-        save()
+    except (Terminated, NonFiniteError) as error:
+        if trainer.untouched:  # otherwise the checkpoint before stands: everything after it comes again to the same bits
+            save()
+        if isinstance(error, NonFiniteError):
+            again = f"the same command starts before it again, from {folder}"
+            raise NonFiniteError(f"{error}; nothing was kept of that iteration, {again}") from None
         raise
     return records

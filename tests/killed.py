@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
 from g2rpo_core import checkpoint
 from g2rpo_core.config import load_profile
@@ -35,7 +36,7 @@ def redness(images, prompts):
     return images[:, 0].mean((1, 2)) - images[:, 1:].mean((1, 2, 3))
 
 
-def member(folder: Path, policy: Policy, rank: int, size: int, attempt: str) -> None:
+def member(folder: Path, policy: Policy, rank: int, size: int, attempt: str, prompts: int) -> None:
     """One process of the run, from its start or its last checkpoint to the end."""
     termination = Termination().watch()
     world = World(rank, size)
@@ -46,8 +47,8 @@ def member(folder: Path, policy: Policy, rank: int, size: int, attempt: str) -> 
     sampling = profile.sampling.model_copy(update={"steps": 5, "batch_tokens": 1024, "decode_batch": 8})
     monitor = profile.training.monitor.model_copy(update={"every": 3, "rewards": ("redness",)})
     changes = {
-        "iterations": ITERATIONS,
-        "prompts_per_iteration": 2,
+        "iterations": ITERATIONS if prompts == 2 else 2,
+        "prompts_per_iteration": prompts,
         "group_size": 2,
         "batch_tokens": 1024,
         "rewards": {"redness": 1.0},
@@ -65,17 +66,23 @@ def member(folder: Path, policy: Policy, rank: int, size: int, attempt: str) -> 
     except Terminated:
         os._exit(STATUS)
     shown = torch.cat([images for _, images in pictures(policy, store, 4, 5, 3.0, 9, 4)])
-    torch.save({"state": trainer.state(), "pictures": shown, "records": records}, folder / f"end-{attempt}-{rank}.pt")
+    whole = lambda tensor: tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    gradients = [whole(parameter.grad) for parameter in trainer.parameters if parameter.grad is not None]
+    weights = [whole(parameter.detach()) for parameter in trainer.parameters]
+    end = {"state": trainer.state(), "pictures": shown, "records": records, "weights": weights, "gradients": gradients}
+    torch.save(end, folder / f"end-{attempt}-{rank}.pt")
 
 
-def attempt(folder: Path, policy: Policy, size: int, name: str, moment: float | str | None, number: int = signal.SIGKILL) -> str:
+def attempt(
+    folder: Path, policy: Policy, size: int, name: str, moment: float | str | None, number: int = signal.SIGKILL, prompts: int = 2
+) -> dict:
     """Starts all processes, kills one of them at the moment and then the rest, as a launcher does: what they ended by."""
     children = []
     for rank in range(size):
         child = os.fork()
         if child == 0:
             try:
-                member(folder, policy, rank, size, name)
+                member(folder, policy, rank, size, name, prompts)
             except BaseException as error:  # noqa: BLE001 - a forked process ends here whatever happens
                 print(f"{type(error).__name__}: {error}", file=sys.stderr)
                 os._exit(1)
@@ -111,6 +118,9 @@ def main() -> None:
         for name, parameter in policy.transformer.named_parameters():
             if "norm" in name and "linear" in name or name.startswith("proj_out"):
                 parameter.copy_(0.1 * torch.randn(parameter.shape, generator=generator))
+    if not moments:  # four prompts, so that up to four processes can share them
+        print(json.dumps([attempt(folder, policy, size, f"world{size}", None, prompts=4)]))
+        return
     log = [attempt(folder, policy, size, "whole", None)]
     for path in folder.glob(".cache/resume/train/killed/*"):
         checkpoint.discard(path)
