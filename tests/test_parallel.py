@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 
 import pytest
 import torch
@@ -62,8 +61,8 @@ def test_a_process_that_fails_ends_all_with_its_own_error(tmp_path):
         "    raise RuntimeError('the second process has no picture')\n"
         "world.barrier()\n"
     )
-    start = time.monotonic()
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", tmp_path / "one_fails.py"]
-    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=300)
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=ENVIRONMENT, timeout=300
+    )  # the collective's own limit is an hour
     assert done.returncode != 0 and "RuntimeError: the second process has no picture" in done.stderr
-    assert time.monotonic() - start < 300  # the collective's own limit is an hour
