@@ -10,23 +10,14 @@ import torch
 from diffusers import AutoencoderKL, FluxTransformer2DModel
 
 from .config import Profile, method_of, sampling_of, training_of
+from .flux import TRANSFORMER, VAE
 from .tree import build
 
-# transformer/config.json and vae/config.json of black-forest-labs/FLUX.1-dev at revision 3de623fc3c33e44ffbe2bad470d0f45bccf2eb21
-TRANSFORMER = {
-    "patch_size": 1, "in_channels": 64, "num_layers": 19, "num_single_layers": 38, "attention_head_dim": 128, "num_attention_heads": 24,
-    "joint_attention_dim": 4096, "pooled_projection_dim": 768, "guidance_embeds": True, "axes_dims_rope": (16, 56, 56),
-}  # fmt: skip
-VAE = {
-    "block_out_channels": (128, 256, 512, 512), "layers_per_block": 2, "latent_channels": 16, "norm_num_groups": 32,
-    "down_block_types": ("DownEncoderBlock2D",) * 4, "up_block_types": ("UpDecoderBlock2D",) * 4,
-    "use_quant_conv": False, "use_post_quant_conv": False,
-}  # fmt: skip
 REWARD_PARAMETERS = 986_000_000  # open_clip's ViT-H-14, both towers: what HPS-v2.1 and DFN5B-CLIP are
 GIB = 2**30
 BYTES = {"float32": 4, "bfloat16": 2}
 RESERVE = 0.08  # of a GPU's memory: the allocator's fragments, CUDA's context, kernels' workspaces
-RATE = 2.0  # evaluations a second and GPU at 720x720, assumed: 75 TFLOP each, 150 TFLOP/s reached
+RATE = 2.0  # evaluations a second and GPU at 720x720, assumed: 37 TFLOP each, 75 TFLOP/s reached
 TRAINED_COST = 3  # evaluations that a forward and backward cost; 4 where activations are computed again
 
 

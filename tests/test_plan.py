@@ -9,7 +9,8 @@ import torch
 from diffusers import AutoencoderKL, FluxTransformer2DModel
 
 from g2rpo_core.config import load_profile
-from g2rpo_core.plan import TRANSFORMER, VAE, activation_bytes, adapter_parameters, parameters, plan
+from g2rpo_core.flux import TRANSFORMER, VAE
+from g2rpo_core.plan import activation_bytes, adapter_parameters, parameters, plan
 
 from .conftest import ROOT
 
