@@ -40,6 +40,7 @@ class ShapesModels(Settings):
     clip_score: FitSettings
     hps: FitSettings
     pickscore: FitSettings
+    image_reward: FitSettings
 
 
 class HubModel(Settings):
@@ -56,7 +57,10 @@ class HubModels(Settings):
     """Published models from the Hugging Face hub."""
 
     source: Literal["hub"]
-    repos: dict[Literal["pipeline", "hps", "clip_score", "pickscore", "pickscore_processor"], HubModel]
+    repos: dict[
+        Literal["pipeline", "hps", "clip_score", "pickscore", "pickscore_processor", "image_reward", "image_reward_tokenizer"],
+        HubModel,
+    ]
 
     @model_validator(mode="after")
     def _complete(self):

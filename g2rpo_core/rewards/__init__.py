@@ -40,6 +40,12 @@ def _pickscore(models: ModelStore, device: torch.device) -> Reward:
     return pickscore(models.folder("pickscore"), models.folder("pickscore_processor"), device)
 
 
+def _image_reward(models: ModelStore, device: torch.device) -> Reward:
+    from .image_reward import image_reward
+
+    return image_reward(models.folder("image_reward"), models.folder("image_reward_tokenizer"), device)
+
+
 def _verifier(models: ModelStore, device: torch.device) -> Reward:
     from ..shapes.verifier import verify
 
@@ -51,9 +57,16 @@ REWARDS: dict[str, Callable[[ModelStore, torch.device], Reward]] = {
     "hps": _hps,
     "clip_score": _clip_score,
     "pickscore": _pickscore,
+    "image_reward": _image_reward,
     "verifier": _verifier,
 }
-LABELS = {"hps": "HPS-v2.1", "clip_score": "CLIP Score", "pickscore": "PickScore", "verifier": "Verifier (exact)"}
+LABELS = {
+    "hps": "HPS-v2.1",
+    "clip_score": "CLIP Score",
+    "pickscore": "PickScore",
+    "image_reward": "ImageReward",
+    "verifier": "Verifier (exact)",
+}
 
 
 def load(names: Sequence[str], models: Path, device: torch.device | str = "cpu") -> dict[str, Reward]:

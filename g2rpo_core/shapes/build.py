@@ -23,7 +23,7 @@ def build_models(root: Path, settings: ShapesModels) -> tuple[dict, dict]:
     from .scorers import HPS_ARCHITECTURE
 
     with ProcessPoolExecutor(2, mp_context=get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        tasks = [pool.submit(work, root, settings) for work in (_pipeline, _hps, _clip_score, _pickscore)]
+        tasks = [pool.submit(work, root, settings) for work in (_pipeline, _image_reward, _hps, _clip_score, _pickscore)]
         quality = {name: value for task in tasks for name, value in task.result().items()}
     entries = {folder.name: {"folder": folder.name, "files": describe_files(folder)} for folder in sorted(root.iterdir())}
     entries["hps"]["architecture"] = HPS_ARCHITECTURE
@@ -69,6 +69,16 @@ def _pickscore(root: Path, settings: ShapesModels) -> dict:
     save_pickscore(model, root / "pickscore")
     save_pickscore_processor(root / "pickscore_processor")
     return {"pickscore": quality | _told_apart(pickscore(root / "pickscore", root / "pickscore_processor", CPU))}
+
+
+def _image_reward(root: Path, settings: ShapesModels) -> dict:
+    from ..rewards.image_reward import image_reward
+    from .blip import save_image_reward, train_image_reward
+
+    seed = _seed("image_reward", settings)
+    model, quality = train_image_reward(settings.image_reward, seed)
+    save_image_reward(model, root / "image_reward", root / "image_reward_tokenizer")
+    return {"image_reward": quality | _told_apart(image_reward(root / "image_reward", root / "image_reward_tokenizer", CPU))}
 
 
 def _seed(name: str, settings: ShapesModels) -> int:

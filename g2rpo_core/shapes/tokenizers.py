@@ -1,4 +1,4 @@
-"""The tokenizers of the tiny pipeline, made without a hub: CLIP's true one, and a T5 one of the captions' words."""
+"""The tokenizers of the tiny models, made without a hub: CLIP's true one, and T5's and BERT's of the captions' words."""
 
 import gzip
 import json
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import open_clip
 from open_clip.tokenizer import bytes_to_unicode
-from transformers import CLIPTokenizer, T5TokenizerFast
+from transformers import BertTokenizer, CLIPTokenizer, T5TokenizerFast
 
 from .scenes import COLORS, PLACES, RADII, RELATIONS, SHAPES
 
@@ -34,8 +34,18 @@ def clip_tokenizer() -> CLIPTokenizer:
 
 def t5_tokenizer() -> T5TokenizerFast:
     """A unigram tokenizer in T5's form with a token for every word of the shape world; other words fall back to letters."""
-    phrases = ["a", *RADII, *COLORS, *SHAPES, *PLACES, *RELATIONS]
-    words = sorted({word for phrase in phrases for word in phrase.split()})
-    vocabulary = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), *((f"▁{word}", -3.0) for word in words)]
+    vocabulary = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), *((f"▁{word}", -3.0) for word in _words())]
     vocabulary += [(letter, -10.0) for letter in ["▁", *map(chr, range(33, 127))]]
     return T5TokenizerFast(vocab=vocabulary, extra_ids=0, model_max_length=T5_LENGTH)
+
+
+def bert_tokenizer() -> BertTokenizer:
+    """A WordPiece tokenizer as bert-base-uncased's, with a token for every word of the shape world; others fall back to letters."""
+    letters = list(map(chr, range(33, 65))) + list(map(chr, range(91, 127)))  # all but the capitals
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *_words(), *letters, *("##" + letter for letter in letters)]
+    return BertTokenizer(vocab={piece: index for index, piece in enumerate(dict.fromkeys(pieces))}, do_lower_case=True)
+
+
+def _words() -> list[str]:
+    """Every word of the captions of shape scenes, sorted."""
+    return sorted({word for phrase in ["a", *RADII, *COLORS, *SHAPES, *PLACES, *RELATIONS] for word in phrase.split()})

@@ -69,7 +69,7 @@ def test_results_are_tidy_and_complete(project):
         pd.read_parquet(project / "evaluations" / "seconds" / run / "results.parquet") for run in ("base-0", "g2rpo-7")
     )
     assert list(table.columns) == ["method", "seed", "checkpoint", "steps", "prompt_id", "style", "reward", "score"]
-    assert len(table) == 2 * 6 * 4 and table.score.notna().all()
+    assert len(table) == 2 * 6 * 5 and table.score.notna().all()
     assert len(list((project / "evaluations" / "seconds" / "g2rpo-7" / "pictures").glob("*.png"))) == 6
 
 
@@ -102,6 +102,7 @@ def test_the_report_is_one_file_with_everything_in_it(project):
         "HPS-v2.1",
         "CLIP Score",
         "PickScore",
+        "ImageReward",
         "Verifier (exact)",
         "evaluations in rollouts",
         "dvc.lock train@g2rpo-7",

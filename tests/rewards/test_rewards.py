@@ -9,7 +9,7 @@ from g2rpo_core.errors import UserError
 
 from .pictures import PICTURES, PROMPTS, photograph
 
-NAMES = ["hps", "clip_score", "pickscore"]
+NAMES = ["hps", "clip_score", "pickscore", "image_reward"]
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def test_every_picture_needs_a_prompt(scorer):
         scorer(list(PICTURES.values()), PROMPTS[:2])
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["hps", "clip_score", "pickscore"])
 def test_texts_are_encoded_once_for_each_prompt(scorers, name, monkeypatch):
     scorer, calls = scorers[name], []
     encode = scorer.encode_texts
@@ -74,6 +74,16 @@ def test_texts_are_encoded_once_for_each_prompt(scorers, name, monkeypatch):
     scorer(images, ["a first text", "a second text"] * 2)
     scorer(images[:1], ["a second text"])
     assert calls == [["a first text", "a second text"]]
+
+
+def test_image_reward_scores_each_picture_with_its_prompt_alone(scorers, monkeypatch):
+    """N pairs, not N by N, and a prompt's tokens once."""
+    scorer, seen, asked = scorers["image_reward"], [], []
+    forward, tokenize = scorer.model.forward, scorer.tokenizer
+    monkeypatch.setattr(scorer.model, "forward", lambda *inputs: seen.append(len(inputs[0])) or forward(*inputs))
+    monkeypatch.setattr(scorer, "tokenizer", lambda texts, **how: asked.append(texts) or tokenize(texts, **how))
+    scorer(torch.rand(4, 3, 32, 32, generator=torch.Generator().manual_seed(0)), ["a red circle", "a blue cross"] * 2)
+    assert seen == [4] and asked == [["a red circle", "a blue cross"]]
 
 
 def test_missing_models_say_which_stage_makes_them(tmp_path):

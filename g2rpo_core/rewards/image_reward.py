@@ -1,0 +1,132 @@
+"""ImageReward: BLIP's picture and text towers, the text attending to the picture, and a head on its first token.
+
+The towers are transformers' own; `ImageReward.pt` names its weights as BLIP's first code did, so the keys are renamed.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from open_clip.constants import OPENAI_DATASET_MEAN, OPENAI_DATASET_STD
+from safetensors.torch import load_file
+from torch import nn
+from transformers import AutoTokenizer, BlipTextConfig, BlipTextModel, BlipVisionConfig, BlipVisionModel
+
+from .pictures import Pictures, Preprocess, check_pairs
+
+MEAN, STD = 0.16717362830052426, 1.0333394966054072  # of the raw scores, in the published code
+TEXT_LENGTH = 35  # tokens; longer prompts are cut
+HEAD_WIDTH = 64  # of the picture tower's attention, in BLIP's base and large size
+MICRO_BATCH = 64
+RENAMED = [  # in this order; the text tower's names are those of transformers already
+    (r"^blip\.visual_encoder\.cls_token$", "vision.embeddings.class_embedding"),
+    (r"^blip\.visual_encoder\.pos_embed$", "vision.embeddings.position_embedding"),
+    (r"^blip\.visual_encoder\.patch_embed\.proj\.", "vision.embeddings.patch_embedding."),
+    (r"^blip\.visual_encoder\.norm\.", "vision.post_layernorm."),
+    (r"^blip\.visual_encoder\.blocks\.(\d+)\.norm([12])\.", r"vision.encoder.layers.\1.layer_norm\2."),
+    (r"^blip\.visual_encoder\.blocks\.(\d+)\.attn\.qkv\.", r"vision.encoder.layers.\1.self_attn.qkv."),
+    (r"^blip\.visual_encoder\.blocks\.(\d+)\.attn\.proj\.", r"vision.encoder.layers.\1.self_attn.projection."),
+    (r"^blip\.visual_encoder\.blocks\.(\d+)\.mlp\.", r"vision.encoder.layers.\1.mlp."),
+    (r"^blip\.text_encoder\.", "text."),
+    (r"^mlp\.layers\.", "head."),
+]
+UNUSED = (
+    "blip.vision_proj.",
+    "blip.text_proj.",
+    "blip.text_encoder.embeddings.position_ids",
+)  # of BLIP's training, and a constant
+
+
+class ImageRewardModel(nn.Module):
+    """pictures [N, 3, size, size] normalized, tokens [N, L] and their mask -> raw scores [N] float32.
+
+    The head is linear throughout, as published: the activations are commented out there, and dropout acts in training alone.
+    """
+
+    def __init__(self, vision: BlipVisionConfig, text: BlipTextConfig):
+        super().__init__()
+        self.vision = BlipVisionModel(vision)
+        self.text = BlipTextModel(text, add_pooling_layer=False)
+        sizes = (text.hidden_size, 1024, 128, 64, 16, 1)
+        drops = (0.2, 0.2, 0.1)
+        layers = [[nn.Linear(*pair), *map(nn.Dropout, drops[n : n + 1])] for n, pair in enumerate(zip(sizes, sizes[1:]))]
+        self.head = nn.Sequential(*(layer for group in layers for layer in group))
+
+    def forward(self, pictures: torch.Tensor, tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        states = self.text(
+            tokens, attention_mask=mask, encoder_hidden_states=self.vision(pictures).last_hidden_state, is_decoder=False
+        ).last_hidden_state
+        return self.head(states[:, 0]).squeeze(1).float()
+
+
+def from_checkpoint(weights: dict[str, torch.Tensor], med_config: dict) -> ImageRewardModel:
+    """The model of `ImageReward.pt` with the sizes of its weights; those that the text's do not show are `med_config.json`'s.
+
+    Raises RuntimeError, naming the weights, if they are not exactly those of the model.
+    """
+    names = {}
+    for key in weights:
+        if not key.startswith(UNUSED):
+            name = key
+            for pattern, replacement in RENAMED:
+                name = re.sub(pattern, replacement, name)
+            names[key] = name
+    renamed = {name: weights[key] for key, name in names.items()}
+    patch = renamed["vision.embeddings.patch_embedding.weight"]  # [width, 3, patch, patch]
+    positions = renamed["vision.embeddings.position_embedding"].shape[1] - 1
+    vision = BlipVisionConfig(
+        hidden_size=patch.shape[0], intermediate_size=renamed["vision.encoder.layers.0.mlp.fc1.weight"].shape[0],
+        num_hidden_layers=sum(name.endswith("self_attn.qkv.weight") for name in renamed),
+        num_attention_heads=patch.shape[0] // HEAD_WIDTH, image_size=round(positions**0.5) * patch.shape[-1],
+        patch_size=patch.shape[-1], hidden_act="gelu", layer_norm_eps=1e-6,
+    )  # fmt: skip
+    shared = (
+        "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings",
+        "hidden_act", "layer_norm_eps", "pad_token_id",
+    )  # fmt: skip
+    text = BlipTextConfig(**{key: med_config[key] for key in shared}, encoder_hidden_size=patch.shape[0], is_decoder=True)
+    model = ImageRewardModel(vision, text)
+    model.load_state_dict({name: value.float() for name, value in renamed.items()})
+    return model
+
+
+class ImageReward:
+    """(raw score - MEAN) / STD, [N] float32: about normal with deviation 1 over the published pictures. Nothing has a gradient.
+
+    A picture is encoded once for each of its prompts; a prompt's tokens once. Unlike the CLIP scores the text cannot be encoded
+    without its picture: it attends to it in every layer.
+    """
+
+    def __init__(self, model: ImageRewardModel, tokenizer, device: torch.device, micro_batch: int = MICRO_BATCH):
+        self.model = model.eval().requires_grad_(False).to(device)
+        self.tokenizer, self.device, self.micro_batch = tokenizer, device, micro_batch
+        size = model.vision.config.image_size
+        self.preprocess = Preprocess(size, "crop", OPENAI_DATASET_MEAN, OPENAI_DATASET_STD, rgb="last")
+
+    @torch.no_grad()
+    def __call__(self, images: Pictures, prompts: Sequence[str]) -> torch.Tensor:
+        check_pairs(images, prompts)
+        different = {prompt: row for row, prompt in enumerate(dict.fromkeys(prompts))}
+        encoded = self.tokenizer(list(different), padding=True, truncation=True, max_length=TEXT_LENGTH, return_tensors="pt")
+        rows = torch.tensor([different[prompt] for prompt in prompts])
+        tokens, mask = (part[rows].to(self.device) for part in (encoded.input_ids, encoded.attention_mask))
+        scores = [
+            self.model(self.preprocess(images[part], self.device), tokens[part], mask[part])
+            for part in (slice(start, start + self.micro_batch) for start in range(0, len(images), self.micro_batch))
+        ]
+        return (torch.cat(scores) - MEAN) / STD
+
+
+def image_reward(folder: Path, tokenizer: Path, device: torch.device, micro_batch: int = MICRO_BATCH) -> ImageReward:
+    """From a folder with `ImageReward`, .pt or .safetensors, and `med_config.json`, as `THUDM/ImageReward` is published.
+
+    tokenizer: the folder of `bert-base-uncased`'s.
+    """
+    (file,) = folder.glob("ImageReward.*")
+    weights = (
+        load_file(file) if file.suffix == ".safetensors" else torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+    )
+    model = from_checkpoint(weights, json.loads((folder / "med_config.json").read_text()))
+    return ImageReward(model, AutoTokenizer.from_pretrained(tokenizer), device, micro_batch)
