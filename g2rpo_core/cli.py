@@ -4,6 +4,7 @@ import argparse
 import json
 import sys
 
+from . import score
 from .errors import UserError
 
 
@@ -11,6 +12,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="g2rpo", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="command")
     _add_plan(commands)
+    score.add_parser(commands)
     arguments = parser.parse_args()
     try:
         arguments.run(arguments)

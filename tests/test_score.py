@@ -1,0 +1,82 @@
+"""`g2rpo score` as a user runs it."""
+
+import os
+import subprocess
+import sys
+
+import pandas as pd
+import pytest
+
+from g2rpo_core import rewards, score
+from g2rpo_core.errors import UserError
+
+from .conftest import ROOT
+from .rewards.pictures import PICTURES, PROMPTS
+
+
+@pytest.fixture
+def folder(tmp_path):
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    for name, picture in PICTURES.items():
+        picture.save(folder / f"{name}.png")
+    (folder / "notes.txt").write_text("no picture")
+    (tmp_path / "prompts.txt").write_text("".join(f"{prompt}\n" for prompt in PROMPTS))
+    return folder
+
+
+def g2rpo(*words: object) -> subprocess.CompletedProcess:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "g2rpo_core.cli", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, env=environment)
+
+
+def test_line_n_belongs_to_the_nth_picture_by_name(models, folder, tmp_path):
+    out = tmp_path / "scores.parquet"
+    done = g2rpo(
+        "score", "--reward", "hps_v2_1", "--reward", "pickscore", "--prompts", tmp_path / "prompts.txt", "--models", models,
+        "--out", out, folder,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    table = pd.read_parquet(out)
+    assert table.columns.tolist() == ["file", "prompt", "hps", "pickscore"]
+    assert table.file.tolist() == sorted(f"{name}.png" for name in PICTURES) and table.prompt.tolist() == PROMPTS
+    pictures = [PICTURES[name] for name in sorted(PICTURES)]
+    expected = rewards.load(["hps"], models)["hps"](pictures, PROMPTS)
+    assert table.hps.tolist() == pytest.approx(expected.tolist(), abs=1e-5)
+    assert [path.name for path in tmp_path.iterdir() if "scores" in path.name] == ["scores.parquet"]
+
+
+def test_a_csv_names_its_pictures_and_may_name_few(folder, tmp_path):
+    (tmp_path / "some.csv").write_text('file,prompt\nwide.png,"a red circle, large"\ntiny.png,a blue cross\n')
+    table = score.pair(folder, tmp_path / "some.csv")
+    assert table.to_dict("list") == {"file": ["wide.png", "tiny.png"], "prompt": ["a red circle, large", "a blue cross"]}
+
+
+@pytest.mark.parametrize(
+    "file, text, message",
+    [
+        ("p.txt", "one\ntwo\n", "p.txt: 2 lines for the 8 pictures of "),
+        ("p.txt", "one\n" * 7 + " \n", "the prompt of wide.png is empty"),
+        ("p.csv", "name,prompt\nwide.png,x\n", "p.csv: needs columns file,prompt; has name,prompt"),
+        ("p.csv", "file,prompt\nhigh.png,x\n", "p.csv: high.png is no picture of "),
+        ("p.csv", "", "p.csv: cannot be read: "),
+    ],
+)
+def test_prompts_that_do_not_fit_are_named(folder, tmp_path, file, text, message):
+    (tmp_path / file).write_text(text)
+    with pytest.raises(UserError) as error:
+        score.pair(folder, tmp_path / file)
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_mistakes_end_in_one_line_and_leave_no_file(models, folder, tmp_path):
+    prompts = ["--prompts", tmp_path / "prompts.txt", "--models", models, "--out", tmp_path / "s.csv"]
+    (folder / "wide.png").write_bytes(b"half a picture")
+    done = g2rpo("score", "--reward", "clip_score", *prompts, folder)
+    assert done.returncode == 1 and done.stderr.strip().split("\n")[-1].startswith(f"error: {folder / 'wide.png'}: not a picture")
+    assert "Traceback" not in done.stderr and not (tmp_path / "s.csv").exists()
+    done = g2rpo("score", "--reward", "beauty", *prompts, folder)
+    assert done.stderr == (
+        "error: --reward beauty: unknown; there are hps, clip_score, pickscore, image_reward, hps_v2_1, hps-v2.1\n"
+    )
