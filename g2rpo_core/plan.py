@@ -107,6 +107,7 @@ def plan(
     sampled = max(1, sampling.batch_tokens // tokens)
     width = transformer["attention_head_dim"] * transformer["num_attention_heads"]
     kl_base = bool(settings.kl) and not adapter
+    prompts = training.prompts_per_iteration // gpus
     pictures = len(branches) * len(settings.granularities) * training.group_size * training.prompts_per_iteration // gpus
     memory_gib = {
         "weights": (4 * trained + compute * frozen) / shards,
@@ -116,7 +117,7 @@ def plan(
         "replica": compute * count if training.parallel.replica and gpus > 1 else 0,
         # two blocks' weights gathered at a time, or autocast's copies of all weights where they are not sharded and not frozen
         "gathered": 2 * compute * largest_block(transformer) if gpus > 1 else (0 if adapter or compute == 4 else compute * count),
-        "activations": activation_bytes(transformer, tokens, min(fit, round(states)), compute, training.checkpointing),
+        "activations": activation_bytes(transformer, tokens, min(fit, round(states * prompts)), compute, training.checkpointing),
         "rollout": sampled * tokens * width * compute * 12 + 3 * 4 * pictures * tokens * transformer["in_channels"],
         "rewards": 4 * REWARD_PARAMETERS * len(set(training.rewards) & {"hps", "clip_score", "pickscore"}),
         "vae": 4 * vae_count + decode_bytes(vae, sampling.height, sampling.width, sampling.decode_batch),
@@ -125,7 +126,6 @@ def plan(
     memory_gib = {name: round(value / GIB, 2) for name, value in memory_gib.items()}
     total = sum(memory_gib.values())
     fits = total <= memory * (1 - RESERVE)
-    prompts = training.prompts_per_iteration // gpus
     per_state = TRAINED_COST + training.checkpointing
     bytes_a_prompt = BYTES[profile.embed.dtype] * (
         text * transformer["joint_attention_dim"] + transformer["pooled_projection_dim"]
