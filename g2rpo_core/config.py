@@ -15,6 +15,7 @@ from ruamel.yaml.error import YAMLError
 from .errors import UserError
 from .methods import METHODS, Method
 from .rewards import REWARDS
+from .rewards.settings import settings_of
 from .settings import Settings, first_problem
 
 Positive = Annotated[int, Field(ge=1)]
@@ -41,6 +42,7 @@ class ShapesModels(Settings):
     hps: FitSettings
     pickscore: FitSettings
     image_reward: FitSettings
+    unified_reward: FitSettings
 
 
 class HubModel(Settings):
@@ -58,9 +60,11 @@ class HubModels(Settings):
 
     source: Literal["hub"]
     repos: dict[
-        Literal["pipeline", "hps", "clip_score", "pickscore", "pickscore_processor", "image_reward", "image_reward_tokenizer"],
+        Literal[
+            "pipeline", "hps", "clip_score", "pickscore", "pickscore_processor", "image_reward", "image_reward_tokenizer", "unified_reward",
+        ],
         HubModel,
-    ]
+    ]  # fmt: skip
 
     @model_validator(mode="after")
     def _complete(self):
@@ -196,6 +200,7 @@ class Profile(Settings):
     prompts: PromptSettings
     embed: EmbedSettings
     sampling: SamplingSettings
+    rewards: dict[str, dict[str, object]] = Field({}, description="settings of built-in rewards, and rewards of the user's own")
     training: TrainingSettings
     methods: dict[str, MethodRun] = Field(min_length=1)
     evaluation: EvaluationSettings
@@ -211,15 +216,24 @@ class Profile(Settings):
                     f"methods.{name}: noisy step {noisy[-1]} needs sampling.steps of at least {noisy[-1] + 2}, as the last step is "
                     f"deterministic (got {steps})"
                 )
+        for reward in self.rewards:
+            settings_of(self.rewards, reward, REWARDS)
+        allowed = dict.fromkeys([*REWARDS, *self.rewards])
         for section, rewards, source in (
             ("training", self.training.rewards, self.prompts.train),
             ("training.monitor", self.training.monitor.rewards, self.prompts.test),
             ("evaluation", self.evaluation.rewards, self.prompts.test),
         ):
             for reward in rewards:
-                if reward not in REWARDS:
-                    raise ValueError(f"{section}.rewards: unknown reward {reward!r}; allowed are {', '.join(REWARDS)}")
-                if self.models.source == "hub" and reward != "verifier" and reward not in self.models.repos:
+                if reward not in allowed:
+                    raise ValueError(f"{section}.rewards: unknown reward {reward!r}; allowed are {', '.join(allowed)}")
+                if (
+                    self.models.source == "hub"
+                    and reward in REWARDS
+                    and reward != "verifier"
+                    and reward not in self.models.repos
+                    and not self.rewards.get(reward, {}).get("server")
+                ):
                     raise ValueError(f"{section}.rewards: {reward} has no model in models.repos")
                 if reward == "verifier" and source != "shapes":
                     raise ValueError(f"{section}.rewards: the verifier knows captions of the shape world alone, not {source}")

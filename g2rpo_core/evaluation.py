@@ -7,10 +7,11 @@ import torch
 
 from .config import SamplingSettings
 from .embeddings import EmbeddingStore
+from .errors import UserError
 from .policy import Policy
 from .prompts import Prompt
 from .randomness import generator
-from .rewards import Reward, score_all
+from .rewards import Reward, judge_all
 from .rollout import sample
 from .schedule import sigma_at
 from .world import World
@@ -45,14 +46,22 @@ def pictures(
 
 
 def score(rewards: Mapping[str, Reward], part: list[Prompt], images: torch.Tensor) -> pd.DataFrame:
-    """One row for each prompt and reward: prompt_id, style, reward, score (NaN where it could not be had)."""
-    scores = score_all(rewards, images, [prompt.text for prompt in part])
+    """One row for each prompt and reward: prompt_id, style, reward, score, reason; score NaN and a reason where it could not be had."""
+    scores, reasons = judge_all(rewards, images, [prompt.text for prompt in part])
     rows = [
-        {"prompt_id": prompt.id, "style": prompt.style, "reward": name, "score": value}
-        for name, values in zip(rewards, scores.tolist())
-        for prompt, value in zip(part, values)
+        {"prompt_id": prompt.id, "style": prompt.style, "reward": name, "score": value, "reason": reason}
+        for name, values, why in zip(rewards, scores.tolist(), reasons)
+        for prompt, value, reason in zip(part, values, why)
     ]
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows).astype({"reason": "string"})
+
+
+def check_missing(name: str, missing: int, total: int, largest: float, reason: str = "") -> None:
+    """UserError if more than the share `largest` of `total` scores of a reward is missing; `reason`: one of those that are."""
+    if missing > largest * total:
+        raise UserError(
+            f"reward {name}: {missing} of {total} scores are missing, over rewards.{name}.max_missing = {largest:g}; for example: {reason}"
+        )
 
 
 def heldout_means(
@@ -62,8 +71,11 @@ def heldout_means(
     count: int,
     sampling: SamplingSettings,
     world: World = World(),  # noqa: B008
+    max_missing: Mapping[str, float] | None = None,
 ) -> dict[str, float]:
     """`heldout_<reward>`: each reward's mean over the first `count` test prompts with noise that training never sees; collective.
+
+    max_missing: of each reward, the share of scores that may be missing (none if it is left out); the mean is over the others.
 
     Where batches cannot be shared evenly, the last one is made more than once: sharded weights need all processes in every call.
     """
@@ -71,9 +83,10 @@ def heldout_means(
     last = -(-min(count, len(prompts)) // batch) - 1
     mine = [min(turn + world.rank, last) for turn in range(0, last + 1, world.size)]
     parts = pictures(policy, prompts, count, sampling.steps, sampling.shift, 0, batch, mine)
-    scored = {
-        number: score_all(rewards, images, [prompt.text for prompt in part]).cpu() for number, (part, images) in zip(mine, parts)
-    }
-    everyone = {number: scores for one in world.gather(scored) for number, scores in one.items()}
-    scores = torch.cat([everyone[number] for number in range(last + 1)], 1)
-    return {f"heldout_{name}": values.mean().item() for name, values in zip(rewards, scores)}
+    scored = {number: score(rewards, part, images) for number, (part, images) in zip(mine, parts)}
+    everyone = {number: table for one in world.gather(scored) for number, table in one.items()}
+    table = pd.concat([everyone[number] for number in range(last + 1)])
+    for name in rewards:
+        reasons = table.reason[table.reward == name].dropna()
+        check_missing(name, len(reasons), min(count, len(prompts)), (max_missing or {}).get(name, 0.0), *reasons[:1])
+    return {f"heldout_{name}": float(table.score[table.reward == name].mean()) for name in rewards}

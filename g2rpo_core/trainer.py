@@ -23,7 +23,7 @@ from .parallel import apply_ac
 from .policy import Policy
 from .prompts import visits
 from .randomness import generator, seed_of
-from .rewards import Reward, score_all
+from .rewards import Reward, judge_all
 from .rollout import Rollout, Taken, Velocity, prompt_of_rows, rollout
 from .schedule import shifted_sigmas, sigma_at
 from .termination import Terminated, Termination
@@ -196,7 +196,8 @@ class Trainer:
         shape = sampled.clean.shape[:4]
         pictures = self.policy.decode(sampled.clean.flatten(0, 3), self.sampling.decode_batch)
         prompts = [text for text in texts for _ in range(math.prod(shape[1:]))]
-        scores = score_all(self.rewards, pictures, prompts)
+        scores, reasons = judge_all(self.rewards, pictures, prompts)
+        why = dict(zip((f"reward {name}" for name in self.rewards), reasons))
         values = {
             "latents": sampled.clean.flatten(0, 3).flatten(1).sum(1).cpu(),
             **dict(zip((f"reward {name}" for name in self.rewards), scores)),
@@ -206,7 +207,8 @@ class Trainer:
             if not one.isfinite().all():
                 place = int((~one.isfinite()).nonzero()[0])
                 what = f"{name} is {one[place].item()}" if name != "latents" else "latents are not finite"
-                problem = problem or f"iteration {iteration + 1}: {what} for the prompt {prompts[place]!r}"
+                reason = f": {why[name][place]}" if name in why and why[name][place] else ""
+                problem = problem or f"iteration {iteration + 1}: {what} for the prompt {prompts[place]!r}{reason}"
         if problem := self.world.first(problem):
             raise NonFiniteError(problem)
         return scores.view(-1, *shape)

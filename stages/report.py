@@ -32,10 +32,10 @@ from g2rpo_core.report import (
     tone,
     win_rates,
 )
-from g2rpo_core.rewards import LABELS
+from g2rpo_core.rewards import labels as reward_labels
 from stages.common import BASE, REPORTS, arguments, run_name, sections, stage, write_json
 
-SECTIONS = ("models", "prompts", "sampling", "training", "methods", "evaluation")
+SECTIONS = ("models", "prompts", "sampling", "rewards", "training", "methods", "evaluation")
 PACKAGES = ("torch", "diffusers", "transformers", "open_clip_torch", "dvc", "pyarrow", "numpy")
 PICTURES, WORST = 12, 6
 NOTICE = {
@@ -85,7 +85,7 @@ def build_context(profile: str, settings: SimpleNamespace, runs: list[tuple[str,
         "prompts": results.prompt_id.nunique(),
         "steps": settings.evaluation.steps,
         "labels": labels,
-        "reward_labels": LABELS,
+        "reward_labels": reward_labels(settings.rewards),
         "rewards": rewards,
         "trained_on": trained_on,
         "rows": rows,
@@ -97,7 +97,7 @@ def build_context(profile: str, settings: SimpleNamespace, runs: list[tuple[str,
         "monitored": monitor.prompts,
         "chart": curves(
             {run: table[table[f"heldout_{measured[0]}"].notna()] for run, table in records.items()},
-            {f"heldout_{name}": LABELS[name] for name in measured},
+            {f"heldout_{name}": reward_labels(settings.rewards)[name] for name in measured},
             {"iteration": "iteration", "evaluations": "evaluations in rollouts", "seconds": "seconds of training"},
             labels,
         ),

@@ -18,7 +18,7 @@ from g2rpo_core.training import train
 from stages.common import REPORTS, arguments, run_name, sections, stage, write_json
 from stages.launch import load_policy, processes
 
-SECTIONS = ("sampling", "training", "methods")
+SECTIONS = ("sampling", "rewards", "training", "methods")
 
 
 @stage
@@ -36,11 +36,12 @@ def main() -> None:
     policy = load_policy(models, sampling, sampling, device, adapter=training.adapter, seed=int(args.seed))
     policy.parallelize(training.parallel, world, keep_base=method.kl > 0)
     stores = {part: EmbeddingStore(embeddings / part) for part in ("train", "test")}
-    monitored = rewards.load(list(dict.fromkeys([*training.rewards, *monitor.rewards])), models, device)
+    monitored = rewards.load(list(dict.fromkeys([*training.rewards, *monitor.rewards])), models, device, settings.rewards)
+    missing = rewards.max_missing(list(monitored), settings.rewards)
     trained = {reward: monitored[reward] for reward in training.rewards}
     trainer = Trainer(policy, method, sampling, training, stores["train"], trained, int(args.seed), world, termination)
 
-    decides = {"seed": args.seed, "sampling": sampling, "training": training, "method": method}
+    decides = {"seed": args.seed, "sampling": sampling, "rewards": settings.rewards, "training": training, "method": method}
     folder = checkpoint.scratch("train", f"{args.profile}/{name}", decides, [models / LOCK, embeddings], world)
     bar = tqdm(total=training.iterations, desc=name, unit="iteration", mininterval=2, disable=world.rank > 0)
 
@@ -54,7 +55,10 @@ def main() -> None:
 
     try:
         records = train(
-            trainer, folder, lambda: heldout_means(policy, stores["test"], monitored, monitor.prompts, sampling, world), progress
+            trainer,
+            folder,
+            lambda: heldout_means(policy, stores["test"], monitored, monitor.prompts, sampling, world, missing),
+            progress,
         )
     except Terminated:
         sys.exit(STATUS)

@@ -7,6 +7,7 @@ from g2rpo_core.methods import METHODS
 from .conftest import ROOT
 
 TINY = (ROOT / "profiles" / "tiny.yaml").read_text()
+REWARDS = "unified_reward: {micro_batch: 128, max_new_tokens: 32}"
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "profiles").glob("*.yaml")), ids=lambda path: path.stem)
@@ -54,6 +55,29 @@ def test_every_profile_of_the_project_is_valid(path):
             "rewards: {hsp: 1.0",
             "training.rewards: unknown reward 'hsp'; allowed are hps, clip_score, pickscore, ",
         ),
+        (
+            REWARDS,
+            "hps: {microbatch: 2}",
+            "rewards.hps.microbatch: unknown key; allowed are max_missing, micro_batch",
+        ),
+        (
+            REWARDS,
+            "hps: {micro_batch: 0}",
+            "rewards.hps.micro_batch: Input should be greater than or equal to 1",
+        ),
+        (REWARDS, "red: {settings: {}}", "rewards.red: one of your own needs `class: package.module:Class`"),
+        (REWARDS, "red: {class: mine.Red}", "rewards.red.class: String should match pattern"),
+        (
+            REWARDS,
+            "unified_reward: {template: v2}",
+            "rewards.unified_reward.template: Input should be 'final_score.v1', 'word_axes.v1' or 'axes.v1'",
+        ),
+        (
+            REWARDS,
+            "unified_reward: {server: {url: here, model: m}}",
+            "rewards.unified_reward.server.url: String should match pattern",
+        ),
+        (REWARDS, "red: 1", "rewards.red: Input should be an object (got '1')"),
         ("source: shapes", "source: attic", "models: Input tag 'attic'"),
         ("dtype: float32", "dtype: float8", "embed.dtype: Input should be 'float32' or 'bfloat16' (got 'float8')"),
         ("  test: shapes", "  test: mine.txt", "the verifier knows captions of the shape world alone, not mine.txt"),

@@ -23,7 +23,8 @@ def build_models(root: Path, settings: ShapesModels) -> tuple[dict, dict]:
     from .scorers import HPS_ARCHITECTURE
 
     with ProcessPoolExecutor(2, mp_context=get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        tasks = [pool.submit(work, root, settings) for work in (_pipeline, _image_reward, _hps, _clip_score, _pickscore)]
+        works = (_pipeline, _image_reward, _hps, _unified_reward, _clip_score, _pickscore)
+        tasks = [pool.submit(work, root, settings) for work in works]
         quality = {name: value for task in tasks for name, value in task.result().items()}
     entries = {folder.name: {"folder": folder.name, "files": describe_files(folder)} for folder in sorted(root.iterdir())}
     entries["hps"]["architecture"] = HPS_ARCHITECTURE
@@ -79,6 +80,17 @@ def _image_reward(root: Path, settings: ShapesModels) -> dict:
     model, quality = train_image_reward(settings.image_reward, seed)
     save_image_reward(model, root / "image_reward", root / "image_reward_tokenizer")
     return {"image_reward": quality | _told_apart(image_reward(root / "image_reward", root / "image_reward_tokenizer", CPU))}
+
+
+def _unified_reward(root: Path, settings: ShapesModels) -> dict:
+    from ..rewards.settings import UnifiedRewardSettings
+    from ..rewards.unified_reward import unified_reward
+    from .judge import TEMPLATE, save_judge, train_judge
+
+    judge, processor, quality = train_judge(settings.unified_reward, _seed("unified_reward", settings))
+    save_judge(judge, processor, root / "unified_reward")
+    how = UnifiedRewardSettings(template=TEMPLATE, micro_batch=128, max_new_tokens=32)
+    return {"unified_reward": quality | _told_apart(unified_reward(lambda: root / "unified_reward", CPU, how))}
 
 
 def _seed(name: str, settings: ShapesModels) -> int:

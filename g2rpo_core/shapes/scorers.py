@@ -163,14 +163,15 @@ def train_towers(
 def scorer_quality(score, seed: int = 10_000, count: int = 512) -> dict[str, float]:
     """What a scorer `score(images, prompts) -> [N]` tells apart on held-out scenes; chance is 0.5 for both.
 
-    `attribute`: share of captions whose picture scores over that of a neighbour; `degraded`: over a degraded copy of it.
+    `attribute`: share of captions whose picture scores over that of a neighbour (ties count half, a missing score is lost);
+    `degraded`: over a degraded copy of it.
     """
     captions, pictures, _, neighbours = pairs(count, seed, testing=True)
     right = score(pictures, captions)
     worse = degrade(pictures, neighbours, 1.0, torch.Generator().manual_seed(seed))
     return {
-        "attribute": (right > score(neighbours, captions)).float().mean().item(),
-        "degraded": (right > score(worse, captions)).float().mean().item(),
+        name: ((right > other).float() + 0.5 * (right == other).float()).mean().item()
+        for name, other in (("attribute", score(neighbours, captions)), ("degraded", score(worse, captions)))
     }
 
 

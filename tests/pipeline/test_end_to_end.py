@@ -47,7 +47,11 @@ def project(tmp_path_factory) -> Path:
     profile["models"] |= {"pictures": 64} | {name: FIT for name, value in profile["models"].items() if isinstance(value, dict)}
     profile["prompts"] |= {"train": "mine.txt", "train_count": 5, "test_count": 6}
     profile["training"] |= {"iterations": 2, "group_size": 2, "monitor": {"every": 1, "prompts": 3, "rewards": ["verifier"]}}
-    profile["evaluation"] |= {"steps": 4}
+    # four steps teach nobody to answer in the words of a template, so UnifiedReward is left out
+    profile["evaluation"] |= {
+        "steps": 4,
+        "rewards": [name for name in profile["evaluation"]["rewards"] if name != "unified_reward"],
+    }
     yaml.dump(profile, folder / "profiles" / "seconds.yaml")
     # another profile than tiny, a prompt file of the user's own, and text that would harm a page
     (folder / "mine.txt").write_text("a red circle\na <b> & red\na blue cross\nein Hund\n\na square\n")
@@ -68,8 +72,8 @@ def test_results_are_tidy_and_complete(project):
     table = pd.concat(
         pd.read_parquet(project / "evaluations" / "seconds" / run / "results.parquet") for run in ("base-0", "g2rpo-7")
     )
-    assert list(table.columns) == ["method", "seed", "checkpoint", "steps", "prompt_id", "style", "reward", "score"]
-    assert len(table) == 2 * 6 * 5 and table.score.notna().all()
+    assert list(table.columns) == ["method", "seed", "checkpoint", "steps", "prompt_id", "style", "reward", "score", "reason"]
+    assert len(table) == 2 * 6 * 6 and table.score.notna().all() and table.reason.isna().all()
     assert len(list((project / "evaluations" / "seconds" / "g2rpo-7" / "pictures").glob("*.png"))) == 6
 
 

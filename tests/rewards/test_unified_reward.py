@@ -1,0 +1,198 @@
+"""UnifiedReward by HTTP against a real server, the strict reading of answers, and what becomes of scores that could not be had."""
+
+import threading
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from g2rpo_core.errors import UserError
+from g2rpo_core.evaluation import check_missing, score
+from g2rpo_core.prompts import Prompt
+from g2rpo_core.rewards import REWARDS
+from g2rpo_core.rewards.settings import settings_of
+from g2rpo_core.rewards.templates import TEMPLATES, parse, question, text_of
+from g2rpo_core.rewards.unified_reward import unified_reward
+from stages.evaluate import complete, stop_at_missing
+
+from .server import completion, serve
+
+PROMPTS = [f"a red circle {number}" for number in range(6)]
+IMAGES = torch.rand(6, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+
+
+def judge_of(served, template="final_score.v1", **server):
+    """Quick where a server of a test fails: waits of milliseconds."""
+    entry = {"template": template, "server": {"url": served.url, "model": "judge", "backoff": 0.001, "timeout": 30, **server}}
+    settings = settings_of({"unified_reward": entry}, "unified_reward", REWARDS)
+    return unified_reward(None, torch.device("cpu"), settings)
+
+
+def number_of(request) -> int:
+    return int(request.question.rpartition("circle ")[2].rstrip("]"))
+
+
+def good(request):
+    return completion(f"circle (object): 1\nFinal Score: {1 + number_of(request) / 2}")
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_a_question_holds_the_prompt_once_and_nothing_of_it_is_a_template(template):
+    assert text_of(template).count("{prompt}") == 1
+    assert question(template, "a {x} [y] {prompt}").endswith("Text Caption: [a {x} [y] {prompt}]")
+    assert all(label.removesuffix(" (1-5):").rstrip(":") in text_of(template) for label in TEMPLATES[template])
+
+
+@pytest.mark.parametrize(
+    "template, answer, expected",
+    [
+        ("final_score.v1", "red (color): 1\ncircle (object): 0\nFinal Score: 3.25", 3.25),
+        ("final_score.v1", "Final Score: 5\n", 5.0),
+        ("axes.v1", "Alignment Score (1-5): 2.5\nCoherence Score (1-5): 3\nStyle Score (1-5): 4.25", 3.25),
+        ("word_axes.v1", 'Word-wise Scores: [["red", 0.1]]\n\nAlignment Score (1-5): 2\nCoherence Score (1-5): 3\nStyle Score (1-5): 4', 3.0),
+    ],
+)  # fmt: skip
+def test_answers_in_the_words_of_the_template_are_read(template, answer, expected):
+    assert parse(template, answer) == expected
+
+
+@pytest.mark.parametrize(
+    "template, answer",
+    [
+        *(("final_score.v1", answer) for answer in (
+            "", "4", "Score: 4", "Final Score:", "Final Score: four", "Final Score: 0.9", "Final Score: 5.01", "Final Score: 45",
+            "Final Score: -3", "Final Score: 4/5", "Final Score: 1-5", "Final Score: 4 or 5", "Final Score: nan", "Final Score: 1e0",
+            "Final Score: ٤", "Final Score: 4\nFinal Score: 4", "final score: 4", "**Final Score**: 4", "Final Score: 3,5",
+        )),
+        ("axes.v1", "Alignment Score (1-5): 2\nCoherence Score (1-5): 3"),
+        ("axes.v1", "Alignment Score (1-5): X\nCoherence Score (1-5): Y\nStyle Score (1-5): Z"),
+        ("axes.v1", "Final Score: 4"),
+    ],
+)  # fmt: skip
+def test_any_other_answer_is_no_score(template, answer):
+    with pytest.raises(ValueError):
+        parse(template, answer)
+
+
+def test_every_picture_gets_the_score_of_its_own_answer(monkeypatch):
+    monkeypatch.setenv("JUDGE_KEY", "s3cret")
+    with serve(good) as served:
+        scores = judge_of(served, key_variable="JUDGE_KEY", concurrency=3)(IMAGES, PROMPTS)
+    torch.testing.assert_close(scores, torch.tensor([1.0, 1.5, 2.0, 2.5, 3.0, 3.5]))
+    assert scores.dtype == torch.float32 and len(served.requests) == 6
+    for request in served.requests:
+        sent = torch.from_numpy(np.asarray(request.picture).copy()).permute(2, 0, 1)
+        assert torch.equal(sent, (IMAGES[number_of(request)] * 255).round().byte())
+        assert request.question == question("final_score.v1", PROMPTS[number_of(request)])
+        assert request.headers["Authorization"] == "Bearer s3cret" and request.body["temperature"] == 0
+
+
+def test_no_more_requests_than_set_are_under_way():
+    both = threading.Barrier(2)
+
+    def together(request):
+        both.wait(timeout=30)  # broken, and so a failure, unless two are always here at once
+        return good(request)
+
+    with serve(together) as served:
+        scores = judge_of(served, concurrency=2, tries=1)(IMAGES, PROMPTS)
+    assert scores.isfinite().all() and served.most_at_once == 2
+
+
+def fails(status: int, **headers):
+    return lambda: (status, headers, b"busy")
+
+
+PASSING = {"429": fails(429, **{"Retry-After": "0.01"}), "500": fails(500), "503": fails(503), "cut": lambda: None,
+           "cut inside": lambda: (200, {"Content-Length": "1000"}, b'{"choices"')}  # fmt: skip
+
+
+@pytest.mark.parametrize("failure", PASSING)
+def test_what_passes_is_tried_again_and_the_score_is_the_answers(failure):
+    with serve(lambda request: PASSING[failure]() if request.number < 2 else good(request)) as served:
+        scores, reasons = judge_of(served, tries=3).judge(IMAGES, PROMPTS)
+    torch.testing.assert_close(scores, torch.tensor([1.0, 1.5, 2.0, 2.5, 3.0, 3.5]))
+    assert reasons == [None] * 6 and len(served.requests) == 18
+
+
+@pytest.mark.parametrize("failure", PASSING)
+def test_what_does_not_pass_is_missing_with_its_reason(failure):
+    with serve(lambda request: PASSING[failure]() if number_of(request) == 4 else good(request)) as served:
+        scores, reasons = judge_of(served, tries=2).judge(IMAGES, PROMPTS)
+    assert scores.isnan().tolist() == [False] * 4 + [True, False]
+    assert reasons[4].startswith("no answer: ") and reasons[4].endswith("(2 tries)") and reasons[:4] == [None] * 4
+    assert len(served.requests) == 7
+
+
+def test_a_silent_server_is_given_up():
+    never = threading.Event()
+    try:
+        with serve(lambda request: never.wait(60) and None if number_of(request) == 0 else good(request)) as served:
+            scores, reasons = judge_of(served, timeout=0.5, tries=2).judge(IMAGES[:2], PROMPTS[:2])
+            never.set()
+    finally:
+        never.set()
+    assert scores[0].isnan() and "within 0.5 s (2 tries)" in reasons[0] and scores[1] == 1.5
+
+
+def test_nobody_listening_is_missing_and_not_a_crash():
+    with serve(good) as served:
+        pass
+    scores, reasons = judge_of(served, tries=2).judge(IMAGES[:1], PROMPTS[:1])
+    assert scores.isnan().all() and "ConnectError" in reasons[0]
+
+
+@pytest.mark.parametrize(
+    "reply, reason",
+    [
+        (completion("I like it, 4 of 5"), "I like it, 4 of 5"),
+        (completion("circle (object): 1\nFinal", "length"), "cut at max_new_tokens 512"),
+        (completion(None), "an answer without text"),
+        ((200, {}, b"<html>"), "not a chat completion"),
+        ((200, {}, b'{"choices": []}'), "not a chat completion"),
+        ((400, {}, b"picture too large"), "status 400: 'picture too large'"),
+    ],
+)
+def test_a_bad_answer_is_missing_with_its_text_and_asked_for_once(reply, reason):
+    with serve(lambda request: reply) as served:
+        scores, reasons = judge_of(served).judge(IMAGES[:1], PROMPTS[:1])
+    assert scores.isnan().all() and reason in reasons[0] and len(served.requests) == 1
+
+
+@pytest.mark.parametrize("status", [401, 403, 404])
+def test_a_server_that_refuses_every_request_ends_the_run(status):
+    refused = pytest.raises(UserError, match=f"status {status}: 'no model judge'")
+    with serve(lambda request: (status, {}, b"no model judge")) as served, refused:
+        judge_of(served)(IMAGES, PROMPTS)
+
+
+def test_a_key_that_is_not_set_is_named(monkeypatch):
+    monkeypatch.delenv("JUDGE_KEY", raising=False)
+    with serve(good) as served, pytest.raises(UserError, match="JUDGE_KEY is not set"):
+        judge_of(served, key_variable="JUDGE_KEY")
+
+
+def test_results_keep_the_reason_and_a_run_stops_over_the_set_share():
+    prompts = [Prompt(id=str(number), text=text, style="one") for number, text in enumerate(PROMPTS)]
+    with serve(lambda request: completion("no idea") if number_of(request) < 2 else good(request)) as served:
+        table = score({"unified_reward": judge_of(served)}, prompts, IMAGES)
+    assert table.score.isna().tolist() == [True] * 2 + [False] * 4
+    assert table.reason.isna().tolist() == [False] * 2 + [True] * 4 and "'no idea'" in table.reason[0]
+    check_missing("unified_reward", 2, 40, 0.05)
+    with pytest.raises(
+        UserError, match=r"2 of 39 scores are missing, over rewards.unified_reward.max_missing = 0.05; .* no idea"
+    ):
+        check_missing("unified_reward", 2, 39, 0.05, "no idea")
+
+
+def test_an_interrupted_evaluation_asks_again_for_what_is_missing_and_stops_over_the_share(tmp_path):
+    rows = [("hps", None), ("unified_reward", None), ("hps", None), ("unified_reward", "no answer: busy")]
+    whole, partly = (pd.DataFrame(part, columns=["reward", "reason"]).astype("string") for part in (rows[:2], rows[2:]))
+    for name, part in (("whole", whole), ("partly", partly)):
+        part.to_parquet(tmp_path / name)
+    assert complete(tmp_path / "whole") and not complete(tmp_path / "partly") and not complete(tmp_path / "absent")
+    missing = pd.concat([whole, partly]).dropna(subset="reason")
+    stop_at_missing(missing, 20, {"hps": 0.0, "unified_reward": 0.05})
+    with pytest.raises(UserError, match="reward unified_reward: 1 of 19 scores are missing, .* no answer: busy"):
+        stop_at_missing(missing, 19, {"hps": 0.0, "unified_reward": 0.05})
