@@ -65,7 +65,7 @@ def open_page(address: str, folder: Path, width: int = 1200, height: int = 900) 
     if binary is None:
         pytest.skip("no Chromium on this machine: the page was not looked at")
     process = subprocess.Popen(
-        [binary, *FLAGS, f"--user-data-dir={folder}", f"--window-size={width},{height}"], stderr=subprocess.DEVNULL
+        [binary, *FLAGS, f"--user-data-dir={folder}", f"--window-size={width},{height}", "about:blank"], stderr=subprocess.DEVNULL
     )
     try:
         port_file, deadline = folder / "DevToolsActivePort", time.monotonic() + 60
