@@ -31,7 +31,7 @@ def test_a_ratio_that_drifts_stops_before_the_update(policy, embeddings, setting
     sampling, training = settings
     before = policy.transformer.proj_out.weight.clone()
     training = training.model_copy(update={"max_ratio_drift": 1e-12})
-    with pytest.raises(NonFiniteError, match=r"iteration 1: \|ratio - 1\| is .* over training.max_ratio_drift = 1e-12"):
+    with pytest.raises(NonFiniteError, match=r"iteration [12]: \|ratio - 1\| is .* over training.max_ratio_drift = 1e-12"):
         list(Trainer(policy, small("g2rpo"), sampling, training, embeddings, {"redness": redness}, seed=0).run())
     assert torch.equal(before, policy.transformer.proj_out.weight)
 
