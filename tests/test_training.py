@@ -28,12 +28,20 @@ def test_a_number_that_stops_a_run_is_named_and_comes_again(policy, embeddings, 
 
 
 def test_a_ratio_that_drifts_stops_before_the_update(policy, embeddings, settings):  # noqa: F811
+    """Weights that move between rollout and update, here while scoring, make two policies of one."""
     sampling, training = settings
-    before = policy.transformer.proj_out.weight.clone()
-    training = training.model_copy(update={"max_ratio_drift": 1e-12})
-    with pytest.raises(NonFiniteError, match=r"iteration [12]: \|ratio - 1\| is .* over training.max_ratio_drift = 1e-12"):
-        list(Trainer(policy, small("g2rpo"), sampling, training, embeddings, {"redness": redness}, seed=0).run())
-    assert torch.equal(before, policy.transformer.proj_out.weight)
+    weight, moved = policy.transformer.proj_out.weight, []
+
+    def moving(images, prompts):
+        with torch.no_grad():
+            weight.mul_(1.01)
+        moved.append(weight.clone())
+        return redness(images, prompts)
+
+    training = training.model_copy(update={"max_ratio_drift": 1e-6})
+    with pytest.raises(NonFiniteError, match=r"iteration 1: \|ratio - 1\| is .* over training.max_ratio_drift = 1e-06"):
+        list(Trainer(policy, small("g2rpo"), sampling, training, embeddings, {"redness": moving}, seed=0).run())
+    assert len(moved) == 1 and torch.equal(moved[0], weight)
 
 
 def test_latents_that_are_no_numbers_stop_a_run(policy, embeddings, settings):  # noqa: F811
