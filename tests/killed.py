@@ -110,6 +110,8 @@ def attempt(
                 if child not in victims:
                     os.kill(child, signal.SIGKILL)
     ends = {os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children}
+    if moment is not None and 0 in ends:  # between the last look and the signal
+        raise EndedFirst
     left = [path.name for path in folder.glob(".cache/resume/train/killed/*/iteration-*")]
     return {"ended": sorted(ends), "left": sorted(left)}
 
@@ -117,13 +119,14 @@ def attempt(
 def killed(folder: Path, policy: Policy, size: int, name: str, moment: str, number: int = signal.SIGKILL) -> dict:
     """An attempt that is killed; on a fast machine the run may end first: then one from the start is killed, a little earlier."""
     when = moment if moment == "write" else float(moment)
-    while True:
+    for _ in range(12):
         try:
             return attempt(folder, policy, size, name, when, number)
         except EndedFirst:
             for path in folder.glob(".cache/resume/train/killed/*"):
                 checkpoint.discard(path)
             when = when if when == "write" else 0.7 * when
+    raise EndedFirst(f"{name}: a signal never ended the run")
 
 
 def main() -> None:

@@ -58,11 +58,16 @@ class Served:
         last = f"{self.api}/deployments/name/report/g2rpo"
         until(lambda: httpx.get(last, timeout=30).status_code == 200)
 
+    def ask(self, method: str, path: str, **options):
+        """Asks again while SQLite is busy (503), as Prefect's own client does."""
+        ask = lambda: httpx.request(method, f"{self.api}{path}", timeout=30, **options)
+        return until(lambda: (answer := ask()).status_code != httpx.codes.SERVICE_UNAVAILABLE and answer).raise_for_status().json()
+
     def get(self, path: str) -> dict:
-        return httpx.get(f"{self.api}{path}", timeout=30).raise_for_status().json()
+        return self.ask("GET", path)
 
     def post(self, path: str, **body):
-        return httpx.post(f"{self.api}{path}", json=body, timeout=30).raise_for_status().json()
+        return self.ask("POST", path, json=body)
 
     def start(self, flow: str, **parameters) -> str:
         """The id of a new run of a deployment."""
