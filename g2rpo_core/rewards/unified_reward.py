@@ -51,7 +51,7 @@ class UnifiedReward:
 def eight_bit(images: Pictures) -> list[torch.Tensor]:
     """Each picture [3, H, W] uint8 on the CPU; transparency is dropped, as the published scripts do."""
     if isinstance(images, torch.Tensor):
-        return list((images.float().clamp(0, 1) * 255).round().byte().cpu())
+        return [image.float().clamp(0, 1).mul_(255).round_().byte().cpu() for image in images]  # one at a time: they stay in cache
     return [TF.pil_to_tensor(image.convert("RGB")) for image in images]
 
 

@@ -35,3 +35,27 @@ def test_the_gpu_benchmark_runs_on_a_small_model_without_one():
         assert variant["batches"]["24"]["ms_per_evaluation"] > 0
         assert variant["drift"]["velocity_relative"] < 0.05
     assert result["variants"]["eager"]["drift"]["velocity_relative"] == 0
+
+
+def test_every_reward_scores_as_its_published_package(models):
+    results = last_line(
+        "benchmarks.rewards",
+        "--models",
+        str(models),
+        "--prompts",
+        "2",
+        "--group",
+        "3",
+        "--repeats",
+        "2",
+        "--side",
+        "32",
+        "--json",
+    )
+    assert list(results) == ["hps", "clip_score", "pickscore", "image_reward", "unified_reward"]
+    for one in results.values():
+        assert list(one) == ["files", "tensors"]
+        for found in one.values():
+            assert found["max_difference"] < 1e-5  # at this size a tensor's 8 bits are the file's
+            assert set(found["pictures_per_second"]) == {"ours", "published"} and found["ratio"] > 0
+            assert all(0 < rate["min"] <= rate["median"] for rate in found["pictures_per_second"].values())

@@ -61,7 +61,9 @@ class Served:
     def ask(self, method: str, path: str, **options):
         """Asks again while SQLite is busy (503), as Prefect's own client does."""
         ask = lambda: httpx.request(method, f"{self.api}{path}", timeout=30, **options)
-        return until(lambda: (answer := ask()).status_code != httpx.codes.SERVICE_UNAVAILABLE and answer).raise_for_status().json()
+        return (
+            until(lambda: (answer := ask()).status_code != httpx.codes.SERVICE_UNAVAILABLE and answer).raise_for_status().json()
+        )
 
     def get(self, path: str) -> dict:
         return self.ask("GET", path)
