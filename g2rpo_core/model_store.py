@@ -6,6 +6,7 @@ The lock holds for every model either the folder beside the lock in which it was
 
 import hashlib
 import json
+from functools import cached_property
 from pathlib import Path
 
 from .errors import UserError, made_by
@@ -14,11 +15,14 @@ LOCK = "models.lock.json"
 
 
 class ModelStore:
-    """Reads a lock written by `write_lock`."""
+    """Reads a lock written by `write_lock`, when the first model is asked for; UserError if there is none."""
 
     def __init__(self, root: Path):
         self.root = Path(root)
-        self._entries = json.loads(made_by("models", self.root / LOCK).read_text())
+
+    @cached_property
+    def _entries(self) -> dict[str, dict]:
+        return json.loads(made_by("models", self.root / LOCK).read_text())
 
     def entry(self, name: str) -> dict:
         """What the lock says of a model; UserError if this profile has no such model."""

@@ -1,6 +1,8 @@
 """`g2rpo score`: scores a folder of pictures with any of the rewards."""
 
 from argparse import Namespace
+from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 
 import pandas as pd
@@ -9,7 +11,13 @@ from .errors import UserError
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".gif")
 ALIASES = {"hps_v2_1": "hps", "hps-v2.1": "hps"}
-FROM_PICTURES = ("hps", "clip_score", "pickscore", "image_reward")  # the exact verifier reads tensors of the shape world alone
+FROM_PICTURES = (
+    "hps",
+    "clip_score",
+    "pickscore",
+    "image_reward",
+    "unified_reward",
+)  # the exact verifier reads tensors of the shape world alone
 BATCH = 64  # pictures that are open at a time
 
 
@@ -27,14 +35,21 @@ def add_parser(commands) -> None:
         help="a text, line n for the n-th picture by name; or a csv with columns file,prompt",
     )
     parser.add_argument("--out", type=Path, default=Path("scores.csv"), help=".csv or .parquet (default: %(default)s)")
+    parser.add_argument("--profile", help="whose models and section `rewards` are used (default: the one that params.yaml names)")
     parser.add_argument(
-        "--models", type=Path, help="folder of the stage `models` (default: that of the profile that params.yaml names)"
+        "--models",
+        type=Path,
+        help="another folder of the stage `models`; without --profile the rewards then have their default settings",
     )
     parser.set_defaults(run=run)
 
 
 def run(args: Namespace) -> None:
-    """Writes `file, prompt` and a column of scores for each reward; UserError before any scoring where something is missing."""
+    """Writes `file, prompt` and a column of scores for each reward; UserError before any scoring where something is missing.
+
+    A reward that can fail on a picture has a second column, `<name>_reason`: why there is no score. If that is so of more than the
+    reward's `max_missing`, the file is written and a UserError says so.
+    """
     names = [ALIASES.get(name, name) for name in args.reward]
     for given, name in zip(args.reward, names):
         if name not in FROM_PICTURES:
@@ -42,11 +57,14 @@ def run(args: Namespace) -> None:
     if args.out.suffix not in (".csv", ".parquet"):
         raise UserError(f"--out {args.out}: must end in .csv or .parquet")
     table = pair(args.folder, args.prompts)
-    if args.models is None:
-        from .config import load_run
+    profile, section = args.profile, {}
+    if profile or args.models is None:
+        from .config import load_profile, load_run, profile_path
 
-        args.models = Path("models", load_run().profile)
-    for name, values in score(args.folder, table, names, args.models).items():
+        profile = profile or load_run().profile
+        section = load_profile(profile_path(profile)).rewards
+    columns = score(args.folder, table, names, args.models or Path("models", profile), section)
+    for name, values in columns.items():
         table[name] = values
     aside = args.out.with_name(f".{args.out.name}")
     aside.parent.mkdir(parents=True, exist_ok=True)
@@ -57,6 +75,17 @@ def run(args: Namespace) -> None:
     aside.replace(args.out)
     means = ", ".join(f"{name} {table[name].mean():.4f}" for name in names)
     print(f"{args.out}: {len(table)} pictures, mean {means}")
+    _check_missing(table, names, section)
+
+
+def _check_missing(table: pd.DataFrame, names: list[str], section: Mapping) -> None:
+    from . import rewards
+    from .evaluation import check_missing
+
+    for name, largest in rewards.max_missing(names, section).items():
+        missing = table[table[name].isna()]
+        reasons = missing.get(f"{name}_reason", missing[name].astype(str))
+        check_missing(name, len(missing), len(table), largest, *reasons[:1])
 
 
 def pair(folder: Path, prompts: Path) -> pd.DataFrame:
@@ -91,16 +120,16 @@ def pair(folder: Path, prompts: Path) -> pd.DataFrame:
     return table
 
 
-def score(folder: Path, table: pd.DataFrame, names: list[str], models: Path) -> dict[str, list[float]]:
-    """Each reward's scores of the table's pictures and prompts."""
+def score(folder: Path, table: pd.DataFrame, names: list[str], models: Path, section: Mapping) -> dict[str, list]:
+    """Columns: each reward's scores of the table's pictures and prompts, and why scores are missing; section: a profile's `rewards`."""
     import torch
     from PIL import Image, UnidentifiedImageError
     from tqdm import tqdm
 
     from . import rewards
 
-    scorers = rewards.load(names, models, "cuda" if torch.cuda.is_available() else "cpu")
-    scores = {name: [] for name in names}
+    scorers = rewards.load(names, models, "cuda" if torch.cuda.is_available() else "cpu", section)
+    scores = defaultdict(list)
     for start in tqdm(range(0, len(table), BATCH), desc="score", unit_scale=BATCH, unit="picture"):
         part = table.iloc[start : start + BATCH]
         pictures = []
@@ -114,5 +143,10 @@ def score(folder: Path, table: pd.DataFrame, names: list[str], models: Path) -> 
                 ) from None
             pictures.append(picture)
         for name, scorer in scorers.items():
-            scores[name] += scorer(pictures, list(part.prompt)).tolist()
+            if isinstance(scorer, rewards.Judge):
+                values, reasons = scorer.judge(pictures, list(part.prompt))
+                scores[name] += values.tolist()
+                scores[f"{name}_reason"] += reasons
+            else:
+                scores[name] += scorer(pictures, list(part.prompt)).tolist()
     return scores

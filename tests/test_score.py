@@ -12,6 +12,7 @@ from g2rpo_core.errors import UserError
 
 from .conftest import ROOT
 from .rewards.pictures import PICTURES, PROMPTS
+from .rewards.server import completion, serve
 
 
 @pytest.fixture
@@ -25,10 +26,10 @@ def folder(tmp_path):
     return folder
 
 
-def g2rpo(*words: object) -> subprocess.CompletedProcess:
+def g2rpo(*words: object, cwd=None) -> subprocess.CompletedProcess:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "g2rpo_core.cli", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, env=environment)
+    return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=cwd)
 
 
 def test_line_n_belongs_to_the_nth_picture_by_name(models, folder, tmp_path):
@@ -78,5 +79,33 @@ def test_mistakes_end_in_one_line_and_leave_no_file(models, folder, tmp_path):
     assert "Traceback" not in done.stderr and not (tmp_path / "s.csv").exists()
     done = g2rpo("score", "--reward", "beauty", *prompts, folder)
     assert done.stderr == (
-        "error: --reward beauty: unknown; there are hps, clip_score, pickscore, image_reward, hps_v2_1, hps-v2.1\n"
+        "error: --reward beauty: unknown; there are hps, clip_score, pickscore, image_reward, unified_reward, hps_v2_1, hps-v2.1\n"
     )
+
+
+def test_a_profile_decides_how_rewards_score(models, folder, tmp_path):
+    """UnifiedReward from a server that the profile names, without any model; what it could not have keeps its reason."""
+
+    def reply(request):
+        return completion("I would rather not say." if PROMPTS[0] in request.question else "Final Score: 4")
+
+    with serve(reply) as server:
+        text = (ROOT / "profiles" / "tiny.yaml").read_text()
+        ours = "unified_reward: {micro_batch: 128, max_new_tokens: 32}"
+        assert ours in text
+        asking = f"unified_reward: {{max_missing: 0.2, server: {{url: '{server.url}', model: judge, concurrency: 1}}}}"
+        (tmp_path / "profiles").mkdir()
+        (tmp_path / "profiles" / "mine.yaml").write_text(text.replace(ours, asking))
+        (tmp_path / "profiles" / "strict.yaml").write_text(text.replace(ours, asking.replace("0.2", "0.1")))
+        words = ["score", "--reward", "unified_reward", "--prompts", tmp_path / "prompts.txt", folder]
+        done = g2rpo(*words, "--profile", "mine", "--out", tmp_path / "s.csv", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        table = pd.read_csv(tmp_path / "s.csv")
+        assert table.columns.tolist() == ["file", "prompt", "unified_reward", "unified_reward_reason"]
+        assert table.unified_reward.isna().tolist() == [True] + [False] * 7 and set(table.unified_reward[1:]) == {4.0}
+        assert "I would rather not say." in table.unified_reward_reason[0] and table.unified_reward_reason[1:].isna().all()
+        assert [request.body["model"] for request in server.requests] == ["judge"] * 8
+        done = g2rpo(*words, "--profile", "strict", "--out", tmp_path / "t.csv", cwd=tmp_path)
+    last = done.stderr.strip().split("\n")[-1]
+    assert done.returncode == 1 and last.startswith("error: reward unified_reward: 1 of 8 scores are missing, over ")
+    assert len(pd.read_csv(tmp_path / "t.csv")) == 8  # nothing is lost

@@ -34,25 +34,25 @@ class Judge(Protocol):
 def _hps(models: ModelStore, device: torch.device, settings: ScorerSettings) -> Reward:
     from .open_clip import hps
 
-    return hps(models.folder("hps"), device, models.entry("hps")["architecture"], settings.micro_batch)
+    return hps(models.folder("hps"), device, models.entry("hps")["architecture"], settings)
 
 
 def _clip_score(models: ModelStore, device: torch.device, settings: ScorerSettings) -> Reward:
     from .open_clip import clip_score
 
-    return clip_score(models.folder("clip_score"), device, settings.micro_batch)
+    return clip_score(models.folder("clip_score"), device, settings)
 
 
 def _pickscore(models: ModelStore, device: torch.device, settings: ScorerSettings) -> Reward:
     from .pickscore import pickscore
 
-    return pickscore(models.folder("pickscore"), models.folder("pickscore_processor"), device, settings.micro_batch)
+    return pickscore(models.folder("pickscore"), models.folder("pickscore_processor"), device, settings)
 
 
 def _image_reward(models: ModelStore, device: torch.device, settings: ScorerSettings) -> Reward:
     from .image_reward import image_reward
 
-    return image_reward(models.folder("image_reward"), models.folder("image_reward_tokenizer"), device, settings.micro_batch)
+    return image_reward(models.folder("image_reward"), models.folder("image_reward_tokenizer"), device, settings)
 
 
 def _verifier(models: ModelStore, device: torch.device, settings: RewardSettings) -> Reward:

@@ -6,14 +6,14 @@ import torch
 import torch.nn.functional as F
 
 from .pictures import Pictures, Preprocess, check_pairs
-
-MICRO_BATCH = 256
+from .settings import ScorerSettings
 
 
 class CosineScore:
     """scale * cosine, [N] float32. Texts are encoded once and kept; nothing has a gradient.
 
-    encode_images: [n, 3, size, size] -> [n, D]; encode_texts: n texts -> [n, D]; both float32 on `device`, of any length.
+    encode_images: [n, 3, size, size] -> [n, D]; encode_texts: n texts -> [n, D]; both on `device` in the dtype of `settings`, of any
+    length. Cosines are taken in float32.
     """
 
     def __init__(
@@ -23,10 +23,11 @@ class CosineScore:
         preprocess: Preprocess,
         device: torch.device,
         scale: float = 1.0,
-        micro_batch: int = MICRO_BATCH,
+        settings: ScorerSettings = ScorerSettings(),  # noqa: B008
     ):
         self.encode_images, self.encode_texts, self.preprocess = encode_images, encode_texts, preprocess
-        self.device, self.scale, self.micro_batch = device, scale, micro_batch
+        self.device, self.scale, self.micro_batch = device, scale, settings.micro_batch
+        self.dtype = getattr(torch, settings.dtype)
         self._texts: dict[str, torch.Tensor] = {}
 
     @torch.no_grad()
@@ -35,10 +36,9 @@ class CosineScore:
         new = [prompt for prompt in dict.fromkeys(prompts) if prompt not in self._texts]
         for start in range(0, len(new), self.micro_batch):
             part = new[start : start + self.micro_batch]
-            self._texts.update(zip(part, F.normalize(self.encode_texts(part), dim=-1)))
+            self._texts.update(zip(part, F.normalize(self.encode_texts(part).float(), dim=-1)))
         texts = torch.stack([self._texts[prompt] for prompt in prompts])
-        pictures = [
-            F.normalize(self.encode_images(self.preprocess(images[start : start + self.micro_batch], self.device)), dim=-1)
-            for start in range(0, len(images), self.micro_batch)
-        ]
-        return self.scale * (torch.cat(pictures) * texts).sum(1).float()
+        parts = (images[start : start + self.micro_batch] for start in range(0, len(images), self.micro_batch))
+        encoded = (self.encode_images(self.preprocess(part, self.device).to(self.dtype)) for part in parts)
+        pictures = torch.cat([F.normalize(part.float(), dim=-1) for part in encoded])
+        return self.scale * (pictures * texts).sum(1)

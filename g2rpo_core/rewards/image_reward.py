@@ -15,11 +15,12 @@ from torch import nn
 from transformers import AutoTokenizer, BlipTextConfig, BlipTextModel, BlipVisionConfig, BlipVisionModel
 
 from .pictures import Pictures, Preprocess, check_pairs
+from .settings import ScorerSettings
 
 MEAN, STD = 0.16717362830052426, 1.0333394966054072  # of the raw scores, in the published code
 TEXT_LENGTH = 35  # tokens; longer prompts are cut
 HEAD_WIDTH = 64  # of the picture tower's attention, in BLIP's base and large size
-MICRO_BATCH = 64
+DEFAULT = ScorerSettings(micro_batch=64)
 RENAMED = [  # in this order; the text tower's names are those of transformers already
     (r"^blip\.visual_encoder\.cls_token$", "vision.embeddings.class_embedding"),
     (r"^blip\.visual_encoder\.pos_embed$", "vision.embeddings.position_embedding"),
@@ -43,6 +44,7 @@ class ImageRewardModel(nn.Module):
     """pictures [N, 3, size, size] normalized, tokens [N, L] and their mask -> raw scores [N] float32.
 
     The head is linear throughout, as published: the activations are commented out there, and dropout acts in training alone.
+    It stays float32 whatever the dtype of the towers.
     """
 
     def __init__(self, vision: BlipVisionConfig, text: BlipTextConfig):
@@ -58,7 +60,7 @@ class ImageRewardModel(nn.Module):
         states = self.text(
             tokens, attention_mask=mask, encoder_hidden_states=self.vision(pictures).last_hidden_state, is_decoder=False
         ).last_hidden_state
-        return self.head(states[:, 0]).squeeze(1).float()
+        return self.head(states[:, 0].float()).squeeze(1)
 
 
 def from_checkpoint(weights: dict[str, torch.Tensor], med_config: dict) -> ImageRewardModel:
@@ -99,9 +101,11 @@ class ImageReward:
     without its picture: it attends to it in every layer.
     """
 
-    def __init__(self, model: ImageRewardModel, tokenizer, device: torch.device, micro_batch: int = MICRO_BATCH):
-        self.model = model.eval().requires_grad_(False).to(device)
-        self.tokenizer, self.device, self.micro_batch = tokenizer, device, micro_batch
+    def __init__(self, model: ImageRewardModel, tokenizer, device: torch.device, settings: ScorerSettings = DEFAULT):
+        self.dtype = getattr(torch, settings.dtype)
+        self.model = model.eval().requires_grad_(False).to(device, self.dtype)
+        self.model.head.float()
+        self.tokenizer, self.device, self.micro_batch = tokenizer, device, settings.micro_batch
         size = model.vision.config.image_size
         self.preprocess = Preprocess(size, "crop", OPENAI_DATASET_MEAN, OPENAI_DATASET_STD, rgb="last")
 
@@ -113,13 +117,13 @@ class ImageReward:
         rows = torch.tensor([different[prompt] for prompt in prompts])
         tokens, mask = (part[rows].to(self.device) for part in (encoded.input_ids, encoded.attention_mask))
         scores = [
-            self.model(self.preprocess(images[part], self.device), tokens[part], mask[part])
+            self.model(self.preprocess(images[part], self.device).to(self.dtype), tokens[part], mask[part])
             for part in (slice(start, start + self.micro_batch) for start in range(0, len(images), self.micro_batch))
         ]
         return (torch.cat(scores) - MEAN) / STD
 
 
-def image_reward(folder: Path, tokenizer: Path, device: torch.device, micro_batch: int = MICRO_BATCH) -> ImageReward:
+def image_reward(folder: Path, tokenizer: Path, device: torch.device, settings: ScorerSettings = DEFAULT) -> ImageReward:
     """From a folder with `ImageReward`, .pt or .safetensors, and `med_config.json`, as `THUDM/ImageReward` is published.
 
     tokenizer: the folder of `bert-base-uncased`'s.
@@ -129,4 +133,4 @@ def image_reward(folder: Path, tokenizer: Path, device: torch.device, micro_batc
         load_file(file) if file.suffix == ".safetensors" else torch.load(file, map_location="cpu", weights_only=True, mmap=True)
     )
     model = from_checkpoint(weights, json.loads((folder / "med_config.json").read_text()))
-    return ImageReward(model, AutoTokenizer.from_pretrained(tokenizer), device, micro_batch)
+    return ImageReward(model, AutoTokenizer.from_pretrained(tokenizer), device, settings)

@@ -6,16 +6,21 @@ from pathlib import Path
 import torch
 from transformers import AutoTokenizer, CLIPModel
 
-from .cosine import MICRO_BATCH, CosineScore
+from .cosine import CosineScore
 from .pictures import Preprocess
+from .settings import ScorerSettings
+
+DEFAULT = ScorerSettings()
 
 
-def pickscore(folder: Path, processor: Path, device: torch.device, micro_batch: int = MICRO_BATCH) -> CosineScore:
+def pickscore(folder: Path, processor: Path, device: torch.device, settings: ScorerSettings = DEFAULT) -> CosineScore:
     """PickScore from a CLIPModel's folder, as `yuvalkirstain/PickScore_v1` is published.
 
     processor: the folder with the tokenizer and `preprocessor_config.json`, as `laion/CLIP-ViT-H-14-laion2B-s32B-b79K`'s.
     """
-    model = CLIPModel.from_pretrained(folder, dtype=torch.float32).eval().requires_grad_(False).to(device)
+    model = CLIPModel.from_pretrained(folder, dtype=torch.float32).eval().requires_grad_(False)
+    scale = model.logit_scale.exp().item() / 100  # before rounding: in bfloat16 it would be off by a hundredth
+    model.to(device, getattr(torch, settings.dtype))
     tokenizer = AutoTokenizer.from_pretrained(processor)
     config = json.loads((processor / "preprocessor_config.json").read_text())
     length = model.config.text_config.max_position_embeddings
@@ -32,6 +37,6 @@ def pickscore(folder: Path, processor: Path, device: torch.device, micro_batch: 
             rgb="first, on white", crop_floor=True,
         ),
         device,
-        model.logit_scale.exp().item() / 100,
-        micro_batch,
+        scale,
+        settings,
     )  # fmt: skip

@@ -19,9 +19,13 @@ class RewardSettings(Settings):
 
 
 class ScorerSettings(RewardSettings):
-    """Of a reward with a model: how many pictures go into one call of it."""
+    """Of a reward with a model. micro_batch: pictures in one call of it; dtype: of its weights and computation.
+
+    Scores are float32 in any case. In bfloat16 they are not those of the published package to 1e-5.
+    """
 
     micro_batch: Positive = 256
+    dtype: Literal["float32", "bfloat16"] = "float32"
 
 
 class OwnReward(RewardSettings):
@@ -54,9 +58,13 @@ class ServerSettings(Settings):
 
 
 class UnifiedRewardSettings(ScorerSettings):
-    """template: which family of questions (see `templates`), it has to fit the model; server: where to ask, None: in this process."""
+    """template: which family of questions (see `templates`), it has to fit the model; server: where to ask, None: in this process.
+
+    dtype: auto is that of the model's files.
+    """
 
     micro_batch: Positive = 16
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     template: Literal["final_score.v1", "word_axes.v1", "axes.v1"] = "final_score.v1"
     max_new_tokens: Positive = 512
     server: ServerSettings | None = None

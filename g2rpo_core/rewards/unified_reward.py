@@ -49,16 +49,17 @@ class UnifiedReward:
 
 
 def eight_bit(images: Pictures) -> list[torch.Tensor]:
-    """Each picture [3, H, W] uint8 on the CPU; transparency is dropped, as the published scripts do."""
+    """Each picture [3, H, W] uint8 on the CPU; transparency is dropped, as by the published client's `convert("RGB")`."""
     if isinstance(images, torch.Tensor):
-        return [image.float().clamp(0, 1).mul_(255).round_().byte().cpu() for image in images]  # one at a time: they stay in cache
+        # one at a time, so that each stays in the processor's cache
+        return [image.float().clamp(0, 1).mul_(255).round_().byte().cpu() for image in images]
     return [TF.pil_to_tensor(image.convert("RGB")) for image in images]
 
 
 class InProcess:
-    """Asks a model in this process: a transformers folder of one of FAMILIES, in its own dtype, greedily."""
+    """Asks a model in this process: a transformers folder of one of FAMILIES, greedily. dtype: a name, or `auto` for its files'."""
 
-    def __init__(self, folder: Path, device: torch.device, micro_batch: int, max_new_tokens: int):
+    def __init__(self, folder: Path, device: torch.device, micro_batch: int, max_new_tokens: int, dtype: str = "auto"):
         from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor
 
         kind = AutoConfig.from_pretrained(folder, local_files_only=True).model_type
@@ -67,7 +68,7 @@ class InProcess:
                 f"{folder}: is a model of type {kind!r}, and in this process only {', '.join(FAMILIES)} can be asked; "
                 "serve it and set rewards.unified_reward.server"
             )
-        self.model = AutoModelForImageTextToText.from_pretrained(folder, dtype="auto", local_files_only=True)
+        self.model = AutoModelForImageTextToText.from_pretrained(folder, dtype=dtype, local_files_only=True)
         self.model.eval().requires_grad_(False).to(device)
         self.processor = AutoProcessor.from_pretrained(folder, local_files_only=True)
         self.processor.tokenizer.padding_side = "left"
@@ -94,7 +95,7 @@ class InProcess:
 def unified_reward(folder: Callable[[], Path], device: torch.device, settings: UnifiedRewardSettings) -> UnifiedReward:
     """UnifiedReward from the folder of its model, or from the server of the settings (then no folder is asked for)."""
     if settings.server is None:
-        ask = InProcess(folder(), device, settings.micro_batch, settings.max_new_tokens)
+        ask = InProcess(folder(), device, settings.micro_batch, settings.max_new_tokens, settings.dtype)
     else:
         from .chat_server import ChatServer
 

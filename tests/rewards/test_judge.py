@@ -96,6 +96,14 @@ def test_the_profile_s_reward_is_the_model_that_was_built(models):
     )  # four tokens are too few for one
 
 
+def test_the_dtype_is_that_of_the_files_or_the_one_asked_for(folder):
+    questions = [question(TEMPLATE, prompt) for prompt in PROMPTS[:2]]
+    pictures = eight_bit([PICTURES["square"], PICTURES["wide"]])
+    assert InProcess(folder, CPU, 2, 2).model.dtype == torch.float32
+    half = InProcess(folder, CPU, 2, 2, "bfloat16")
+    assert half.model.dtype == torch.bfloat16 and all(isinstance(answer, str) for answer in half(pictures, questions))
+
+
 def test_another_kind_of_model_is_refused_by_name(models):
     with pytest.raises(
         UserError, match="pickscore: is a model of type 'clip', .* serve it and set rewards.unified_reward.server"
