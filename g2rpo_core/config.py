@@ -14,7 +14,7 @@ from ruamel.yaml.error import YAMLError
 
 from .errors import UserError
 from .methods import METHODS, Method
-from .rewards import REWARDS
+from .rewards import MODELS, REWARDS
 from .rewards.settings import settings_of
 from .settings import Settings, first_problem
 
@@ -227,14 +227,10 @@ class Profile(Settings):
             for reward in rewards:
                 if reward not in allowed:
                     raise ValueError(f"{section}.rewards: unknown reward {reward!r}; allowed are {', '.join(allowed)}")
-                if (
-                    self.models.source == "hub"
-                    and reward in REWARDS
-                    and reward != "verifier"
-                    and reward not in self.models.repos
-                    and not self.rewards.get(reward, {}).get("server")
-                ):
-                    raise ValueError(f"{section}.rewards: {reward} has no model in models.repos")
+                if self.models.source == "hub" and not self.rewards.get(reward, {}).get("server"):
+                    lacking = [model for model in MODELS.get(reward, ()) if model not in self.models.repos]
+                    if lacking:
+                        raise ValueError(f"{section}.rewards: {reward} needs {' and '.join(lacking)} in models.repos")
                 if reward == "verifier" and source != "shapes":
                     raise ValueError(f"{section}.rewards: the verifier knows captions of the shape world alone, not {source}")
         return self

@@ -1,3 +1,5 @@
+import re
+
 import pytest
 
 from g2rpo_core.config import load_profile, load_run, method_of, training_of
@@ -97,9 +99,15 @@ def test_mistakes_end_in_one_line_with_file_key_and_what_is_allowed(tmp_path, ol
     assert "\n" not in str(error.value)
 
 
-PIPELINE = "".join((ROOT / "profiles" / "flux_hps_clip.yaml").read_text().partition("    pipeline:\n")[1:]).partition(
-    "    hps:\n"
-)[0]
+FLUX = (ROOT / "profiles" / "flux_hps_clip.yaml").read_text()
+
+
+def section_of(name: str) -> str:
+    """The lines of one model in the FLUX profile."""
+    return re.search(rf"    {name}:\n(?:      .*\n)+", FLUX)[0]
+
+
+PIPELINE = section_of("pipeline")
 
 
 @pytest.mark.parametrize(
@@ -109,6 +117,12 @@ PIPELINE = "".join((ROOT / "profiles" / "flux_hps_clip.yaml").read_text().partit
         (PIPELINE, "", "models: repos: needs `pipeline`, the text-to-image model"),
         ("    clip_score:\n", "    hps_2:\n", "models.repos.hps_2"),
         ("revision: 3de623", "revision: main", "models.repos.pipeline.revision: String should match pattern"),
+        (section_of("pickscore_processor"), "", "evaluation.rewards: pickscore needs pickscore_processor in models.repos"),
+        (
+            section_of("image_reward") + section_of("image_reward_tokenizer"),
+            "",
+            "evaluation.rewards: image_reward needs image_reward and image_reward_tokenizer in models.repos",
+        ),
     ],
 )
 def test_mistakes_in_a_hub_profile_end_in_one_line(tmp_path, old, new, message):

@@ -76,6 +76,15 @@ REWARDS: dict[str, Callable[[ModelStore, torch.device, RewardSettings], Reward]]
     "unified_reward": _unified_reward,
     "verifier": _verifier,
 }
+# Which of the profile's models each reads; UnifiedReward only without a server.
+MODELS = {
+    "hps": ("hps",),
+    "clip_score": ("clip_score",),
+    "pickscore": ("pickscore", "pickscore_processor"),
+    "image_reward": ("image_reward", "image_reward_tokenizer"),
+    "unified_reward": ("unified_reward",),
+    "verifier": (),
+}
 LABELS = {
     "hps": "HPS-v2.1",
     "clip_score": "CLIP Score",

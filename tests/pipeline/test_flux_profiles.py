@@ -18,6 +18,7 @@ from open_clip.constants import OPENAI_DATASET_MEAN, OPENAI_DATASET_STD
 from ruamel.yaml import YAML
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from g2rpo_core import rewards
 from g2rpo_core.config import load_profile, method_of, sampling_of
 from g2rpo_core.embeddings import DTYPES, Conditioning
 from g2rpo_core.model_store import describe_files
@@ -28,9 +29,14 @@ from g2rpo_core.schedule import shifted_sigmas
 from stages import embed, evaluate, prompts, report, train
 
 from ..conftest import ROOT
+from ..rewards.server import completion, serve
 from ..small_hub import small_hub
+from .layouts import as_bert, as_qwen
 
 PROFILES = sorted(path.stem for path in (ROOT / "profiles").glob("flux_*.yaml"))
+JUDGE = {  # a user's own pin: no commit of it is known here, so this one is made up
+    "repo": "CodeGoat24/UnifiedReward-2.0-qwen-7b", "revision": "0" * 40, "files": ["*.json", "*.safetensors"],
+}  # fmt: skip
 FLUX_VAE = {  # vae/config.json of FLUX.1-dev
     "down_block_types": ["DownEncoderBlock2D"] * 4, "up_block_types": ["UpDecoderBlock2D"] * 4, "block_out_channels": [128, 256, 512, 512],
     "layers_per_block": 2, "latent_channels": 16, "scaling_factor": 0.3611, "shift_factor": 0.1159, "use_quant_conv": False,
@@ -96,13 +102,31 @@ def test_the_papers_table_3(name):
 
 
 @pytest.fixture(scope="module")
-def hub(models):
-    """The tiny models in the layouts of the published repositories; FLUX.1-dev is gated."""
+def layouts(models, tmp_path_factory):
+    """The tiny models in the layouts of the published repositories."""
+    root = tmp_path_factory.mktemp("layouts")
+    for folder in models.iterdir():
+        if folder.is_dir():
+            (root / folder.name).symlink_to(folder)
+    for name, published in (("image_reward_tokenizer", as_bert), ("unified_reward", as_qwen)):
+        (root / name).unlink()
+        published(models / name, root / name)
+    return root
+
+
+@pytest.fixture(scope="module")
+def hub(layouts):
+    """FLUX.1-dev is gated."""
     with small_hub() as hub:
         for profile in PROFILES:
             for name, model in load_profile(ROOT / "profiles" / f"{profile}.yaml").models.repos.items():
-                hub.add(model.repo, model.revision, models / name, "token" if name == "pipeline" else None)
+                hub.add(model.repo, model.revision, layouts / name, "token" if name == "pipeline" else None)
+        hub.add(JUDGE["repo"], JUDGE["revision"], layouts / "unified_reward")
         yield hub
+
+
+def ready(request):
+    return completion("Alignment Score (1-5): 3.5\nCoherence Score (1-5): 4\nStyle Score (1-5): 3")
 
 
 @pytest.fixture
@@ -114,16 +138,8 @@ def sigterm_as_before():
     signal.signal(signal.SIGTERM, before)
 
 
-@pytest.mark.parametrize("name", PROFILES)
-def test_every_stage_runs_from_the_hub(name, hub, models, tmp_path, tmp_path_factory, monkeypatch, sigterm_as_before):
-    home = tmp_path_factory.getbasetemp() / "flux_home"  # one cache for all profiles
-    yaml = YAML()
-    profile = yaml.load(ROOT / "profiles" / f"{name}.yaml")
-    for key, model in profile["models"]["repos"].items():
-        served = describe_files(models / key)
-        model["sha256"] = {file: served[file]["sha256"] for file in served if file in model.get("sha256", {})}
-    architectures = [path.name for path in (models / "hps").glob("*.json")]
-    profile["models"]["repos"]["hps"] |= {"architecture": architectures[0], "files": ["HPS_v2.1_compressed.pt", *architectures]}
+def run_stages(name: str, profile: dict, hub, folder: Path, home: Path, monkeypatch) -> None:
+    """`models` with the hub's true client in a process of its own, then every other stage here."""
     small = {"height": 32, "width": 32}
     profile["prompts"] |= {"train": "prompts.txt", "test": "prompts.txt", "train_count": 2, "test_count": 2}
     profile["embed"] |= {"max_sequence_length": 16}
@@ -131,13 +147,13 @@ def test_every_stage_runs_from_the_hub(name, hub, models, tmp_path, tmp_path_fac
     profile["training"] |= {"iterations": 1, "prompts_per_iteration": 1, "group_size": 2}
     profile["training"]["monitor"] |= {"every": 1, "prompts": 2}
     profile["evaluation"] |= small | {"steps": 2}
-    (tmp_path / "profiles").mkdir()
-    (tmp_path / "reports").mkdir()
-    yaml.dump(profile, tmp_path / "profiles" / f"{name}.yaml")
-    (tmp_path / "params.yaml").write_text(f"profile: {name}\nmethods: [g2rpo]\nseeds: [42]\n")
-    (tmp_path / "prompts.txt").write_text("a large red circle\na small blue square\n")
+    (folder / "profiles").mkdir()
+    (folder / "reports").mkdir()
+    YAML().dump(profile, folder / "profiles" / f"{name}.yaml")
+    (folder / "params.yaml").write_text(f"profile: {name}\nmethods: [g2rpo]\nseeds: [42]\n")
+    (folder / "prompts.txt").write_text("a large red circle\na small blue square\n")
     for file in [*(ROOT / "reports").glob("*.j2"), *(ROOT / "reports").glob("*.yaml")]:
-        shutil.copy(file, tmp_path / "reports")
+        shutil.copy(file, folder / "reports")
 
     environment = {key: value for key, value in os.environ.items() if key != "HF_HUB_OFFLINE"}
     environment |= {
@@ -148,14 +164,14 @@ def test_every_stage_runs_from_the_hub(name, hub, models, tmp_path, tmp_path_fac
         "PYTHONPATH": str(ROOT),
     }
     command = [sys.executable, "-m", "stages.models", "--profile", name]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    lock = json.loads((tmp_path / "models" / name / "models.lock.json").read_text())
+    lock = json.loads((folder / "models" / name / "models.lock.json").read_text())
     assert {key: (entry["repo"], entry["revision"]) for key, entry in lock.items()} == {
         key: (model["repo"], model["revision"]) for key, model in profile["models"]["repos"].items()
     }
 
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.chdir(folder)
     monkeypatch.setattr(constants, "HF_HOME", str(home))
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(home / "hub"))
     for stage, words in (
@@ -168,8 +184,31 @@ def test_every_stage_runs_from_the_hub(name, hub, models, tmp_path, tmp_path_fac
     ):
         monkeypatch.setattr(sys, "argv", [stage.__name__, "--profile", name, *words])
         stage.main()
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_every_stage_runs_from_the_hub(name, hub, layouts, models, tmp_path, tmp_path_factory, monkeypatch, sigterm_as_before):
+    """With UnifiedReward as well, from a server as the profiles have it; and from a repository, as a user may pin it."""
+    home = tmp_path_factory.getbasetemp() / "flux_home"  # one cache for all profiles
+    yaml = YAML()
+    profile = yaml.load(ROOT / "profiles" / f"{name}.yaml")
+    profile["evaluation"]["rewards"].append("unified_reward")
+    profile["models"]["repos"]["unified_reward"] = dict(JUDGE)
+    for key, model in profile["models"]["repos"].items():
+        served = describe_files(layouts / key)
+        model["sha256"] = {file: served[file]["sha256"] for file in served if file in model.get("sha256", {})}
+    architectures = [path.name for path in (layouts / "hps").glob("*.json")]
+    profile["models"]["repos"]["hps"] |= {"architecture": architectures[0], "files": ["HPS_v2.1_compressed.pt", *architectures]}
+    with serve(ready) as server:
+        profile["rewards"]["unified_reward"]["server"]["url"] = server.url
+        run_stages(name, profile, hub, tmp_path, home, monkeypatch)
     records = pd.read_parquet(Path("runs", name, "g2rpo-42", "records.parquet"))
     assert records.evaluations.tolist()[-1] > 0
     scores = pd.read_parquet(Path("evaluations", name, "g2rpo-42", "results.parquet"))
-    assert set(scores.reward) == set(profile["evaluation"]["rewards"]) and scores.score.notna().all()
+    assert set(scores.reward) == set(profile["evaluation"]["rewards"])
+    assert scores.score.notna().all() and scores.score[scores.reward == "unified_reward"].tolist() == [3.5, 3.5]
+    images, texts = torch.rand(2, 3, 32, 32), ["a large red circle", "a small blue square"]
+    judges = [rewards.load(["unified_reward"], folder)["unified_reward"] for folder in (Path("models", name), models)]
+    published, ours = (judge.judge(images, texts)[1] for judge in judges)
+    assert published == ours and "the answer was" in ours[0]  # hardly trained, it answers in no template's words, but the same
     assert "published weights" in Path("reports", "report.md").read_text().split("\n")[0]
