@@ -64,7 +64,7 @@ def evaluate(policy: Policy, store: EmbeddingStore, scorers: dict, profile: Prof
     ids, scores = [], []
     settings = profile.evaluation
     for part, images in pictures(
-        policy, store, len(store), settings.steps, profile.sampling.shift, settings.seed, settings.batch
+        policy, store, len(store), settings.steps[0], profile.sampling.shift, settings.seed, settings.batch
     ):
         ids += [prompt.id for prompt in part]
         scores.append(score_all(scorers, images, [prompt.text for prompt in part]))

@@ -61,9 +61,13 @@ def reward_curve(root: Path) -> str | None:
 
 
 def picture_grid(root: Path, runs: list[str]) -> str | None:
-    """The pictures of the first test prompts, one row a model (the base first), as the URL of a picture; None without pictures."""
-    folders = [path for path in root.glob("evaluations/*/*/pictures") if path.parent.name in ("base-0", *runs)]
-    rows = sorted(folders, key=lambda path: (path.parent.name != "base-0", path.parent.name))
+    """The pictures of the first test prompts, one row a model (the base first), as the URL of a picture; None without pictures.
+
+    Of several checkpoints and numbers of steps that were evaluated, those that come first by name.
+    """
+    models = [path for path in root.glob("evaluations/*/*/pictures") if path.parent.name in ("base-0", *runs)]
+    models.sort(key=lambda path: (path.parent.name != "base-0", path.parent.name))
+    rows = [min(path.glob("final-*"), default=path) for path in models]
     names = sorted({file.name for folder in rows for file in folder.glob("*.png")})[:GRID_PROMPTS]
     if not names:
         return None

@@ -84,10 +84,11 @@ def _meta(node) -> FlowMeta:
 
 
 def chosen(stages: dict[str, Stage], targets: Iterable[str]) -> dict[str, Stage]:
-    """The targets (addresses, or names of a whole matrix) and all that they need, in order; every stage without a target."""
-    targets = list(targets)
-    if not targets:
-        return stages
+    """The targets (addresses, or names of a whole matrix) and all that they need, in order.
+
+    Without a target every stage of the dvc.yaml of the working directory, as `dvc repro`: those of other folders are told by a colon.
+    """
+    targets = list(targets) or [name for name in stages if ":" not in name]
     wanted: set[str] = set()
     todo = []
     for target in targets:

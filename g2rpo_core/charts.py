@@ -8,9 +8,22 @@ import pandas as pd
 
 matplotlib.use("svg")
 import matplotlib.pyplot as plt
+from matplotlib.colors import to_hex
 
 INK = "#808590"  # readable on light and on dark
-COLORS = ("#3b7dd8", "#d9822b", "#3d9970", "#a05fc0", "#c04f5f", "#6b7785")  # one a method
+FEW = 8  # lines that a legend in a panel names one by one
+COLORS = (
+    "#3b7dd8",
+    "#d9822b",
+    "#3d9970",
+    "#a05fc0",
+    "#c04f5f",
+    "#6b7785",
+    "#1fa2b8",
+    "#b5a027",
+    "#8a5a44",
+    "#e377c2",
+)  # one a method
 STYLES = ("-", "--", ":", "-.")  # one a seed
 
 
@@ -22,6 +35,9 @@ def curves(
     runs: (method, seed) -> records; columns: column -> title; axes: column -> label of the x axis; labels: of methods.
     """
     methods, seeds = (list(dict.fromkeys(run[place] for run in runs)) for place in (0, 1))
+    colors = COLORS if len(methods) <= len(COLORS) else [to_hex(color) for color in plt.get_cmap("tab20").colors]
+    many = len(runs) > FEW
+    name = lambda method, seed: f"{labels[method]}, seed {seed}" if not many else labels[method] if seed == seeds[0] else None
     settings = {
         "svg.hashsalt": "g2rpo", "svg.fonttype": "none", "font.family": "sans-serif", "font.size": 9,
         "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": INK, "xtick.color": INK, "ytick.color": INK,
@@ -32,16 +48,23 @@ def curves(
         for row, (column, title) in zip(panels, columns.items()):
             for panel, (axis, label) in zip(row, axes.items()):
                 for (method, seed), records in runs.items():
+                    if column not in records:  # not every run measures every reward
+                        continue
                     style = {
-                        "color": COLORS[methods.index(method) % len(COLORS)],
+                        "color": colors[methods.index(method) % len(colors)],
                         "linestyle": STYLES[seeds.index(seed) % len(STYLES)],
                     }
-                    panel.plot(records[axis], records[column], label=f"{labels[method]}, seed {seed}", linewidth=1.6, **style)
+                    panel.plot(records[axis], records[column], label=name(method, seed), linewidth=1.0 if many else 1.6, **style)
                 panel.set_title(title, loc="left", fontsize=9)
                 panel.set_xlabel(label)
                 panel.grid(alpha=0.2, color=INK)
-        panels[0][0].legend(fontsize=7, frameon=False)
-        figure.tight_layout()
+        if many:  # below the panels, a method once
+            lines = panels[0][0].get_legend_handles_labels()
+            figure.legend(*lines, loc="lower center", ncols=3, fontsize=7, frameon=False)
+            figure.tight_layout(rect=(0, 0.16 * -(-len(methods) // 3) / figure.get_figheight() + 0.01, 1, 1))
+        else:
+            panels[0][0].legend(fontsize=7, frameon=False)
+            figure.tight_layout()
         buffer = io.StringIO()
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
         plt.close(figure)

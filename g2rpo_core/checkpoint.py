@@ -25,7 +25,8 @@ MANIFEST = "manifest.json"
 IDENTITY = "identity.json"
 
 
-NOT_DECIDING = {"checkpoints", "processes"}  # settings that change how a run is made, not what it makes
+# settings that change how a run is made, not what it makes
+NOT_DECIDING = {"training.checkpoints", "training.processes", "evaluation.processes"}
 
 
 def scratch(stage: str, name: str, settings: Mapping[str, object], inputs: Iterable[Path], world: World = World()) -> Path:  # noqa: B008
@@ -60,8 +61,8 @@ def _identity(settings: Mapping[str, object], inputs: Iterable[Path], processes:
     values = {}
     for section, value in settings.items():
         if isinstance(value, Settings):
-            fields = value.model_dump(mode="json", exclude=NOT_DECIDING)
-            values |= {f"{section}.{key}": json.dumps(one, sort_keys=True) for key, one in fields.items()}
+            fields = {f"{section}.{key}": one for key, one in value.model_dump(mode="json").items()}
+            values |= {key: json.dumps(one, sort_keys=True) for key, one in fields.items() if key not in NOT_DECIDING}
         else:
             values[section] = json.dumps(value)
     return {

@@ -5,14 +5,16 @@ sections that it declares to DVC, so that an undeclared parameter is an error an
 """
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from .errors import UserError
+from .looks import LABELS as LOOKS
 from .methods import METHODS, Method
 from .rewards import MODELS, REWARDS
 from .rewards.settings import settings_of
@@ -166,18 +168,42 @@ class TrainingSettings(Settings):
     checkpointing: bool = Field(False, description="recompute activations in the backward pass instead of keeping them")
     max_ratio_drift: Rate = Field(1.0e-2, description="largest |ratio - 1| before an iteration's first update that is no error")
     checkpoints: CheckpointSettings = CheckpointSettings()
+    snapshots: tuple[Positive, ...] = Field((), description="iterations whose weights are kept beside the last, for evaluation")
     parallel: ParallelSettings = ParallelSettings()
     processes: Processes = Field(1, description="of torchrun, on all nodes together; auto: one for each GPU")
 
 
+class DiversitySettings(Settings):
+    """How the diversity within a prompt is measured: on so many of the first prompts, with so many noises each."""
+
+    prompts: Positive
+    noises: int = Field(ge=2)
+
+
 class EvaluationSettings(Settings):
-    steps: Positive
+    steps: tuple[Positive, ...] = Field(min_length=1, description="numbers of steps; reports are about the first")
     height: Positive
     width: Positive
     rewards: tuple[str, ...] = Field(min_length=1)
     seed: int
     batch: Positive
+    checkpoints: tuple[Literal["final"] | Positive, ...] = Field(
+        ("final",),
+        min_length=1,
+        description="of every run: the last weights, or iterations of training.snapshots; reports are about the first",
+    )
+    diversity: DiversitySettings | None = Field(None, description="null: it is not measured")
+    trained_share: float = Field(
+        1.0, ge=0, le=1, description="share of the steps, from the noisy end, by the trained weights; the base does the others"
+    )
     processes: Processes = Field(1, description="as training.processes")
+
+    @field_validator("steps", "checkpoints")
+    @classmethod
+    def _different(cls, value):
+        if len(set(value)) < len(value):
+            raise ValueError("must be different from each other")
+        return value
 
 
 class MethodRun(Settings):
@@ -208,7 +234,13 @@ class Profile(Settings):
     @model_validator(mode="after")
     def _fits_together(self):
         for name in self.methods:
-            training_of(self.training, self.methods, name)
+            training = training_of(self.training, self.methods, name)
+            if late := [iteration for iteration in training.snapshots if iteration > training.iterations]:
+                raise ValueError(
+                    f"methods.{name}: training.snapshots: {late[0]} is beyond training.iterations, {training.iterations}"
+                )
+            if unkept := [one for one in self.evaluation.checkpoints if one not in ("final", *training.snapshots)]:
+                raise ValueError(f"methods.{name}: evaluation.checkpoints: {unkept[0]} is not among training.snapshots")
             steps = sampling_of(self.sampling, self.methods, name).steps
             noisy = method_of(self.methods, name).candidates(steps)
             if noisy[-1] > steps - 2:
@@ -217,6 +249,8 @@ class Profile(Settings):
                     f"deterministic (got {steps})"
                 )
         for reward in self.rewards:
+            if reward in LOOKS:
+                raise ValueError(f"rewards.{reward}: evaluations measure this of every picture already; give it another name")
             settings_of(self.rewards, reward, REWARDS)
         allowed = dict.fromkeys([*REWARDS, *self.rewards])
         for section, rewards, source in (
@@ -269,12 +303,54 @@ class Run(Settings):
     seeds: tuple[Annotated[int, Field(ge=0)], ...] = Field(min_length=1)
 
 
-def load_profile(path: Path) -> Profile:
-    """UserError with file, key and what is allowed, in one line, if the file or anything in it is wrong."""
+class Study(Run):
+    """`studies/<study>/params.yaml`: runs and a report of their own, by a profile with departures; its models are the profile's."""
+
+    study: str
+    title: str
+    about: str = Field(description="what is compared and at what budgets, in the report's first lines")
+    entries: dict[str, MethodRun] = Field(min_length=1, description="in the place of the profile's section methods")
+    changes: dict[Literal["sampling", "rewards", "training", "evaluation"], dict[str, object]] = Field(
+        {}, description="laid over these sections of the profile"
+    )
+
+
+def load_profile(path: Path, study: Study | None = None) -> Profile:
+    """UserError with file, key and what is allowed, in one line, if the file or anything in it is wrong; study: laid over it."""
     if not path.exists():
         known = sorted(file.stem for file in path.parent.glob("*.yaml"))
         raise UserError(f"{path}: no such profile; there are {', '.join(known) or 'none in that folder'}")
-    return _load(path, Profile)
+    if study is None:
+        return _load(path, Profile)
+    entries = {name: entry.model_dump(mode="json") for name, entry in study.entries.items()}
+    return _load(
+        path, Profile, lambda data: _laid_over(data, study.changes) | {"methods": entries}, f" with {study_path(study.study)}"
+    )
+
+
+def _laid_over(data: dict, changes: dict) -> dict:
+    merged = lambda old, new: _laid_over(old, new) if isinstance(old, dict) and isinstance(new, dict) else new
+    return data | {key: merged(data.get(key), value) for key, value in changes.items()}
+
+
+def study_path(name: str) -> Path:
+    return Path("studies", name, "params.yaml")
+
+
+def load_study(name: str) -> Study:
+    """A study's file, checked with the profile that it names; UserError as `load_profile`."""
+    path = study_path(name)
+    if not path.exists():
+        known = sorted(file.parent.name for file in path.parents[1].glob("*/params.yaml"))
+        raise UserError(f"{path}: no such study; there are {', '.join(known) or 'none in that folder'}")
+    study = _load(path, Study)
+    if study.study != name:
+        raise UserError(f"{path}: study: must be the name of its folder, {name} (got {study.study!r})")
+    load_profile(profile_path(study.profile), study)
+    for method in study.methods:
+        if method not in study.entries:
+            raise UserError(f"{path}: methods: {method!r} is not in entries; allowed are {', '.join(study.entries)}")
+    return study
 
 
 def load_run(path: Path = Path("params.yaml")) -> Run:
@@ -293,11 +369,11 @@ def profile_path(name: str) -> Path:
     return Path("profiles") / f"{name}.yaml"
 
 
-def _load(path: Path, kind):
+def _load(path: Path, kind, change: Callable[[dict], dict] = lambda data: data, beside: str = ""):
     try:
-        data = YAML(typ="safe", pure=True).load(path.read_text())
+        data = change(YAML(typ="safe", pure=True).load(path.read_text()))
         return kind.model_validate_json(json.dumps(data, default=str))
     except YAMLError as error:
         raise UserError(f"{path}: not YAML: {' '.join(str(error).split())[:200]}") from None
     except ValidationError as error:
-        raise UserError(f"{path}: {first_problem(error, kind)}") from None
+        raise UserError(f"{path}{beside}: {first_problem(error, kind)}") from None

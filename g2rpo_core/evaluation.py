@@ -5,12 +5,13 @@ from collections.abc import Iterable, Iterator, Mapping
 import pandas as pd
 import torch
 
-from .config import SamplingSettings
+from . import looks
+from .config import EvaluationSettings, SamplingSettings
 from .embeddings import EmbeddingStore
 from .errors import UserError
 from .policy import Policy
 from .prompts import Prompt
-from .randomness import generator
+from .randomness import generator, seed_of
 from .rewards import Reward, judge_all
 from .rollout import sample
 from .schedule import sigma_at
@@ -27,12 +28,17 @@ def pictures(
     seed: int,
     batch: int,
     parts: Iterable[int] | None = None,
+    trained_share: float = 1.0,
 ) -> Iterator[tuple[list[Prompt], torch.Tensor]]:
     """Pictures [n, 3, H, W] of the first `count` prompts, a batch at a time, by deterministic sampling; parts: which batches.
+
+    trained_share: of the steps, from the noisy end; the base does the others (MixGRPO's hybrid inference, arXiv 2507.21802). Below
+    1 the policy must have its base (`Policy.use_base`).
 
     The noise depends on the seed and the prompt's id alone, so that any batch size or number of processes gives the same.
     """
     sigmas = [sigma_at(step, steps, shift) for step in range(steps + 1)]
+    handed_over = round(trained_share * steps)
     training = policy.transformer.training
     policy.transformer.eval()
     starts = range(0, min(count, len(prompts)), batch)
@@ -40,7 +46,10 @@ def pictures(
         indices = range(start, min(start + batch, count, len(prompts)))
         part = [prompts.prompts[index] for index in indices]
         initial = torch.stack([policy.noise(generator("evaluation", seed, prompt.id)) for prompt in part])
-        latents = sample(policy.sampling_velocity(prompts.conditioning(indices)), initial, sigmas, batch)
+        conditioning = prompts.conditioning(indices)
+        latents = sample(policy.sampling_velocity(conditioning), initial, sigmas[: handed_over + 1], batch)
+        if handed_over < steps:
+            latents = sample(policy.base_velocity(conditioning), latents, sigmas[handed_over:], batch)
         yield part, policy.decode(latents, batch)
     policy.transformer.train(training)
 
@@ -54,6 +63,32 @@ def score(rewards: Mapping[str, Reward], part: list[Prompt], images: torch.Tenso
         for prompt, value, reason in zip(part, values, why)
     ]
     return pd.DataFrame(rows).astype({"reason": "string"})
+
+
+def evaluate_batch(
+    policy: Policy,
+    store: EmbeddingStore,
+    rewards: Mapping[str, Reward],
+    settings: EvaluationSettings,
+    steps: int,
+    shift: float,
+    number: int,
+    trained_share: float,
+) -> tuple[list[Prompt], torch.Tensor, pd.DataFrame]:
+    """The prompts of a batch, their pictures, and rows as `score` gives them: rewards, looks, and diversity where it is asked for."""
+
+    def made(count: int, seed: int) -> tuple[list[Prompt], torch.Tensor]:
+        (batch,) = pictures(policy, store, count, steps, shift, seed, settings.batch, [number], trained_share)
+        return batch
+
+    prompts, images = made(len(store), settings.seed)
+    rows = [score({**rewards, **looks.MEASURES}, prompts, images)]
+    asked = settings.diversity
+    if asked and number * settings.batch < asked.prompts:
+        again = [made(asked.prompts, seed_of("diversity", settings.seed, turn)) for turn in range(asked.noises)]
+        found = looks.diversity(torch.stack([one for _, one in again]))
+        rows.append(score({"diversity": lambda *_: found}, again[0][0], again[0][1]))
+    return prompts, images, pd.concat(rows)
 
 
 def check_missing(name: str, missing: int, total: int, largest: float, reason: str = "") -> None:

@@ -18,6 +18,12 @@ from .rollout import Velocity
 from .world import World
 
 LORA_FILE = "pytorch_lora_weights.safetensors"  # diffusers' name
+SNAPSHOTS = "snapshots"  # the folder in a run's that has the weights of iterations
+
+
+def snapshot(run: Path, checkpoint: str | int) -> Path:
+    """The folder of a run that has the weights of a checkpoint, `final` or the number of an iteration; for `Policy.load`."""
+    return run if checkpoint == "final" else run / SNAPSHOTS / f"{checkpoint:06d}"
 
 
 class Policy:
@@ -135,8 +141,14 @@ class Policy:
         if self._base is None and not self.has_adapter:
             self._base = copy.deepcopy(self.transformer).eval().requires_grad_(False)
 
+    def use_base(self, pipeline: Path) -> None:
+        """Has the base of a FluxPipeline folder for `base_velocity`, where trained weights were loaded; nothing for an adapter."""
+        if not self.has_adapter:
+            base = FluxTransformer2DModel.from_pretrained(pipeline / "transformer", dtype=torch.float32).to(self.device)
+            self._base = base.eval().requires_grad_(False)
+
     def base_velocity(self, conditioning: Conditioning) -> Velocity:
-        """The velocity field of the model that `keep_base` kept; an adapter's base is the same weights with the adapter at zero."""
+        """The velocity field of the model that `keep_base` kept or `use_base` loaded; an adapter's base is the same weights with the adapter at zero."""
         if not self.has_adapter:
             return self._velocity(self._base, conditioning)
         adapted = self.velocity(conditioning)

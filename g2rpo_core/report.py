@@ -6,7 +6,7 @@ from itertools import combinations
 
 import pandas as pd
 
-from .statistics import Difference, paired_difference
+from .statistics import Difference, Spread, paired_difference, spread
 
 Run = tuple[str, int]  # entry of the profile's `methods`, and seed
 Weights = Mapping[str, Mapping[str, float]]  # entry -> the rewards that it was trained on, with their weights
@@ -83,15 +83,24 @@ def main_table(results: pd.DataFrame, base: Run, runs: list[Run], rewards: list[
 
     results: columns method, seed, prompt_id, reward, score, as the stage `evaluate` writes them.
     """
-    rows = []
-    for run in [base, *runs]:
-        to_base = lambda weights, run=run: None if run == base else difference(results, run, base, weights)
-        cells = {}
-        for reward in rewards:
-            scores = by_prompt(results, run, reward)
-            cells[reward] = Cell(float(scores.mean()), int(scores.isna().sum()), to_base({reward: 1.0}))
-        rows.append(Row(*run, cells, to_base(trained_on.get(run[0], {}))))
-    return rows
+    return [
+        Row(
+            *run,
+            cells(results, base, run, rewards),
+            None if run == base else difference(results, run, base, trained_on[run[0]]),
+        )
+        for run in [base, *runs]
+    ]
+
+
+def cells(results: pd.DataFrame, base: Run, run: Run, rewards: list[str]) -> dict[str, Cell]:
+    """One run against each reward, or measure of looks."""
+    found = {}
+    for reward in rewards:
+        scores = by_prompt(results, run, reward)
+        to_base = None if run == base else difference(results, run, base, {reward: 1.0})
+        found[reward] = Cell(float(scores.mean()), int(scores.isna().sum()), to_base)
+    return found
 
 
 def method_pairs(results: pd.DataFrame, runs: list[Run], rewards: list[str], trained_on: Weights) -> list[Pair]:
@@ -107,6 +116,21 @@ def method_pairs(results: pd.DataFrame, runs: list[Run], rewards: list[str], tra
             *((reward, {reward: 1.0}) for reward in rewards),
         ]
     ]
+
+
+def over_seeds(rows: list[Row], held_out: list[str]) -> list[tuple[str, dict[str, Spread]]]:
+    """Each method's gain over the base across its seeds, in the trained sum (``) and in rewards that nothing was trained on.
+
+    A seed is one value, its mean over prompts. Empty for fewer than three seeds: two say nothing of a spread.
+    """
+    runs = [row for row in rows if row.trained]
+    gains = lambda row: {"": row.trained} | {name: row.cells[name].difference for name in held_out}
+    found = []
+    for method in dict.fromkeys(row.method for row in runs):
+        mine = [gains(row) for row in runs if row.method == method]
+        if len(mine) > 2:
+            found.append((method, {name: spread([one[name].mean for one in mine]) for name in mine[0]}))
+    return found
 
 
 def win_rates(results: pd.DataFrame, runs: list[Run], weights: Mapping[str, float]) -> list[list[Difference | None]]:

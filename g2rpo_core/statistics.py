@@ -7,6 +7,7 @@ import numpy as np
 from .randomness import seed_of
 
 RESAMPLES = 10_000
+T_975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)  # Student's t for 1, 2, ... degrees of freedom
 
 
 @dataclass(frozen=True)
@@ -46,3 +47,22 @@ def paired_difference(treated: np.ndarray, control: np.ndarray, name: str = "") 
         win_rate=float(((difference > 0) + 0.5 * (difference == 0)).mean()),
         pairs=len(difference),
     )
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Values of several seeds in rising order, their mean, and its 95 % interval by Student's t."""
+
+    values: tuple[float, ...]
+    mean: float
+    low: float
+    high: float
+
+
+def spread(values: list[float]) -> Spread:
+    """Two values or more; above ten the interval is that of nine degrees of freedom, a little too wide."""
+    mean, half = (
+        float(np.mean(values)),
+        T_975[min(len(values) - 1, len(T_975)) - 1] * float(np.std(values, ddof=1)) / len(values) ** 0.5,
+    )
+    return Spread(tuple(sorted(values)), mean, mean - half, mean + half)

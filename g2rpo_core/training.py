@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from . import checkpoint
+from .policy import snapshot
 from .termination import Terminated
 from .trainer import NonFiniteError, Trainer
 
@@ -34,6 +35,8 @@ def train(trainer: Trainer, folder: Path, heldout: Callable[[], dict], progress:
                 record |= heldout()
             records.append(record)
             progress(record)
+            if iteration in settings.snapshots:
+                keep_snapshot(trainer, folder, iteration)
             if iteration % settings.checkpoints.every == 0 or iteration == settings.iterations:
                 save()
     except (Terminated, NonFiniteError) as error:
@@ -44,3 +47,12 @@ def train(trainer: Trainer, folder: Path, heldout: Callable[[], dict], progress:
             raise NonFiniteError(f"{error}; nothing was kept of that iteration, {again}") from None
         raise
     return records
+
+
+def keep_snapshot(trainer: Trainer, folder: Path, iteration: int) -> None:
+    """The weights as they are now, beside the checkpoints; collective. Written aside, as an earlier attempt may have left it half."""
+    final = snapshot(folder, iteration)
+    aside = final.with_suffix(".tmp")
+    trainer.policy.save(aside)
+    if trainer.world.rank == 0:
+        checkpoint.publish(aside, final)

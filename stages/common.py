@@ -6,10 +6,11 @@ import shutil
 import sys
 from argparse import ArgumentParser
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
-from g2rpo_core.config import load_profile, profile_path
+from g2rpo_core.config import load_profile, load_study, profile_path
 from g2rpo_core.errors import TRANSIENT_STATUS, TransientError, UserError
 
 REPORTS = Path("reports")
@@ -22,16 +23,36 @@ def run_name(method: str, seed: int | str) -> str:
 
 
 def arguments(description: str, *names: str) -> SimpleNamespace:
-    """The named command-line arguments of a stage, all required."""
+    """The named command-line arguments of a stage, all required but `study`."""
     parser = ArgumentParser(description=description)
     for name in names:
-        parser.add_argument(f"--{name}", required=True)
-    return SimpleNamespace(**vars(parser.parse_args()))
+        parser.add_argument(f"--{name}", required=name != "study")
+    return SimpleNamespace(**{"study": None, **vars(parser.parse_args())})
 
 
-def sections(profile: str, *names: str) -> SimpleNamespace:
-    """The named sections of a profile that was checked as a whole; a stage sees no other."""
-    loaded = load_profile(profile_path(profile))
+@dataclass(frozen=True)
+class Place:
+    """Where runs, their evaluations and what is reported of them are kept: of params.yaml, or of a study."""
+
+    name: str
+    runs: Path
+    evaluations: Path
+    reports: Path
+    stages: str  # before the name of a stage, for `dvc repro`
+    lock: Path
+
+
+def place(profile: str, study: str | None) -> Place:
+    """That of the profile's own runs, or of a study by it."""
+    if study is None:
+        return Place(profile, Path("runs", profile), Path("evaluations", profile), REPORTS, "", Path("dvc.lock"))
+    home = Path("studies", study)
+    return Place(str(home), home / "runs", home / "evaluations", home / "reports", f"{home}/dvc.yaml:", home / "dvc.lock")
+
+
+def sections(args: SimpleNamespace, *names: str) -> SimpleNamespace:
+    """The named sections of a profile that was checked as a whole, as the study has them; a stage sees no other."""
+    loaded = load_profile(profile_path(args.profile), load_study(args.study) if args.study else None)
     return SimpleNamespace(**{name: getattr(loaded, name) for name in names})
 
 

@@ -19,7 +19,7 @@ SECTIONS = ("embed",)
 @stage
 def main() -> None:
     args = arguments(__doc__, "profile")
-    settings = sections(args.profile, *SECTIONS).embed
+    settings = sections(args, *SECTIONS).embed
     files = {name: Path("prompts", args.profile, f"{name}.parquet") for name in ("train", "test")}
     sets = {name: load_prompts(file) for name, file in files.items()}
     models = Path("models", args.profile)

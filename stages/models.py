@@ -15,7 +15,7 @@ SECTIONS = ("models",)
 def main() -> None:
     args = arguments(__doc__, "profile")
     load_run()  # the first stage of all: a mistake in params.yaml ends here, before any work
-    settings = sections(args.profile, *SECTIONS).models
+    settings = sections(args, *SECTIONS).models
     root = fresh(Path("models", args.profile))
     if settings.source == "shapes":
         from g2rpo_core.shapes.build import build_models

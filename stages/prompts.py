@@ -20,7 +20,7 @@ def chosen_prompts(settings: PromptSettings, *, testing: bool) -> list[Prompt]:
 @stage
 def main() -> None:
     args = arguments(__doc__, "profile")
-    settings = sections(args.profile, *SECTIONS).prompts
+    settings = sections(args, *SECTIONS).prompts
     counts = {}
     for name in ("train", "test"):
         prompts = chosen_prompts(settings, testing=name == "test")

@@ -7,6 +7,7 @@ import platform
 import random
 import subprocess
 from importlib.metadata import version
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,8 +16,9 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoes
 from ruamel.yaml import YAML
 
 from g2rpo_core.charts import curves
-from g2rpo_core.config import load_run, method_of, sampling_of, training_of
+from g2rpo_core.config import load_run, load_study, method_of, sampling_of, training_of
 from g2rpo_core.errors import made_by
+from g2rpo_core.looks import LABELS as LOOKS
 from g2rpo_core.prompts import load_prompts
 from g2rpo_core.randomness import seed_of
 from g2rpo_core.report import (
@@ -24,20 +26,24 @@ from g2rpo_core.report import (
     Row,
     Run,
     Weights,
+    cells,
     main_table,
     method_pairs,
     most_changed,
+    over_seeds,
     style_table,
     summary,
     tone,
     win_rates,
 )
+from g2rpo_core.results import chosen, picture_folder, reported
 from g2rpo_core.rewards import labels as reward_labels
-from stages.common import BASE, REPORTS, arguments, run_name, sections, stage, write_json
+from stages.common import BASE, REPORTS, Place, arguments, place, run_name, sections, stage, write_json
 
 SECTIONS = ("models", "prompts", "sampling", "rewards", "training", "methods", "evaluation")
 PACKAGES = ("torch", "diffusers", "transformers", "open_clip_torch", "dvc", "pyarrow", "numpy")
 PICTURES, WORST = 12, 6
+TITLE = {"title": "G²RPO and its baselines", "about": ""}
 NOTICE = {
     "shapes": "Profile {} is synthetic: pictures of coloured shapes by small models that were trained on this machine. Nothing on this page is a result of the paper.",
     "hub": "Profile {}: published weights, trained and evaluated as stated below.",
@@ -46,11 +52,11 @@ NOTICE = {
 
 @stage
 def main() -> None:
-    args = arguments(__doc__, "profile")
-    settings = sections(args.profile, *SECTIONS)
-    run = load_run()
-    runs = [(method, seed) for method in run.methods for seed in run.seeds]
-    context = build_context(args.profile, settings, runs)
+    args = arguments(__doc__, "profile", "study")
+    here, settings = place(args.profile, args.study), sections(args, *SECTIONS)
+    asked = load_study(args.study) if args.study else load_run()
+    context = build_context(args.profile, here, settings, [(method, seed) for method in asked.methods for seed in asked.seeds])
+    context |= {"title": asked.title, "about": asked.about} if args.study else TITLE
     environment = Environment(
         loader=FileSystemLoader(REPORTS),
         autoescape=select_autoescape(["html.j2"]),
@@ -60,43 +66,76 @@ def main() -> None:
     environment.filters["tone"] = tone
     for name in ("report.html", "report.md"):
         template = environment.get_template(f"template.{name.removeprefix('report.')}.j2")
-        (REPORTS / name).write_text(template.render(context), encoding="utf-8")
-    write_json(REPORTS / "metrics" / "report.json", headline(context["rows"]))
-    print(f"wrote {REPORTS / 'report.html'}")
+        here.reports.mkdir(parents=True, exist_ok=True)
+        (here.reports / name).write_text(template.render(context), encoding="utf-8")
+    write_json(here.reports / "metrics" / "report.json", headline(context["rows"]))
+    print(f"wrote {here.reports / 'report.html'}")
 
 
-def build_context(profile: str, settings: SimpleNamespace, runs: list[tuple[str, int]]) -> dict:
+def build_context(profile: str, here: Place, settings: SimpleNamespace, runs: list[tuple[str, int]]) -> dict:
     """Everything that the templates show."""
-    evaluated = {run: Path("evaluations", profile, run_name(*run)) for run in [BASE, *runs]}
-    tables = [pd.read_parquet(made_by("evaluate", folder / "results.parquet")) for folder in evaluated.values()]
-    results = pd.concat(tables, ignore_index=True)
-    records = {run: pd.read_parquet(made_by("train", Path("runs", profile, run_name(*run), "records.parquet"))) for run in runs}
+    evaluated = {run: here.evaluations / run_name(*run) for run in [BASE, *runs]}
+    tables = [pd.read_parquet(made_by(f"{here.stages}evaluate", folder / "results.parquet")) for folder in evaluated.values()]
+    everything = pd.concat(tables, ignore_index=True)
+    results = reported(everything, settings.evaluation)
+    records = {
+        run: pd.read_parquet(made_by(f"{here.stages}train", here.runs / run_name(*run) / "records.parquet")) for run in runs
+    }
     rewards, monitor = settings.evaluation.rewards, settings.training.monitor
     names = list(dict.fromkeys(method for method, _ in runs))
     labels = {"base": METHOD_LABELS["base"]} | {name: label_of(settings, name) for name in names}
     trained_on = {name: training_of(settings.training, settings.methods, name).rewards for name in names}
-    rows = main_table(results, BASE, runs, rewards, trained_on)
-    pairs = method_pairs(results, runs, rewards, trained_on)
-    measured = list(dict.fromkeys([*settings.training.rewards, *monitor.rewards]))
+    evaluation = settings.evaluation
+    variants = [
+        (one, steps, main_table(chosen(everything, one, steps), BASE, runs, rewards, trained_on))
+        for one in evaluation.checkpoints
+        for steps in evaluation.steps
+    ]
+    measured_looks = [name for name in LOOKS if name in set(results.reward)]
+    few = len(names) <= 3  # methods: between more of them, what was trained is compared alone
+    rows = variants[0][2]
+    pairs = method_pairs(results, runs, rewards if few else (), trained_on)
+    together: dict[str, list[str]] = {}  # methods that were trained on the same
+    for name in names:
+        together.setdefault(json.dumps(trained_on[name], sort_keys=True), []).append(name)
+    groups = [[run for run in runs if run[0] in group] for group in together.values()]
+    monitored = [name.removeprefix("heldout_") for table in records.values() for name in table.filter(like="heldout_")]
+    measured = list(dict.fromkeys([*settings.training.rewards, *monitored]))
     return {
         "profile": profile,
         "notice": NOTICE[settings.models.source].format(profile),
-        "summary": summary(rows, pairs, labels),
+        "summary": summary(rows, pairs if few else [], labels),
         "prompts": results.prompt_id.nunique(),
-        "steps": settings.evaluation.steps,
+        "steps": settings.evaluation.steps[0],
         "labels": labels,
         "reward_labels": reward_labels(settings.rewards),
         "rewards": rewards,
         "trained_on": trained_on,
+        "mixed": len(together) > 1,
+        "outside": [reward for reward in rewards if not all(reward in trained_on[name] for name in names)],
         "rows": rows,
         "pairs": pairs,
-        "matrix": list(zip(runs, win_rates(results, runs, trained_on[names[0]]))),
+        "matrices": [
+            (trained_on[group[0][0]], list(zip(group, win_rates(results, group, trained_on[group[0][0]])))) for group in groups
+        ],
+        "over_seeds": over_seeds(rows, [name for name in rewards if name == "verifier"]),
+        "variants": variants,
+        "look_labels": {name: LOOKS[name] for name in measured_looks},
+        "looks": [
+            (
+                row,
+                cells(results, BASE, (row.method, row.seed), measured_looks),
+                {name: None if name in trained_on[row.method] else cell.difference for name, cell in row.cells.items()},
+            )
+            for row in rows
+            if row.trained
+        ],
         "styles": style_table(results, BASE, runs, trained_on),
-        "paper": paper_rows(rows, settings, trained_on),
+        "paper": paper_rows(variants, settings, trained_on),
         "costs": {run: table.iloc[-1].to_dict() | {"drift": table.ratio_drift.max()} for run, table in records.items()},
         "monitored": monitor.prompts,
         "chart": curves(
-            {run: table[table[f"heldout_{measured[0]}"].notna()] for run, table in records.items()},
+            {run: table[table.filter(like="heldout_").notna().all(axis=1)] for run, table in records.items()},
             {f"heldout_{name}": reward_labels(settings.rewards)[name] for name in measured},
             {"iteration": "iteration", "evaluations": "evaluations in rollouts", "seconds": "seconds of training"},
             labels,
@@ -104,7 +143,7 @@ def build_context(profile: str, settings: SimpleNamespace, runs: list[tuple[str,
         **picture_grids(profile, evaluated, results, settings, trained_on[names[0]], labels),
         **settings_table(settings, names, labels),
         "models": model_lines(),
-        "provenance": provenance(profile, runs, settings),
+        "provenance": provenance(here, runs, settings),
     }
 
 
@@ -113,15 +152,18 @@ def label_of(settings: SimpleNamespace, name: str) -> str:
     return settings.methods[name].label or METHOD_LABELS.get(name, name)
 
 
-def paper_rows(rows: list[Row], settings: SimpleNamespace, trained_on: Weights) -> list[dict]:
+def paper_rows(variants: list[tuple[str | int, int, list[Row]]], settings: SimpleNamespace, trained_on: Weights) -> list[dict]:
     """What the paper published for our runs' methods with the same rewards: columns as `evaluation.rewards`, None where it has none."""
     published = YAML(typ="safe", pure=True).load((REPORTS / "paper.yaml").read_text())
+    several = len(settings.evaluation.steps) > 1
     lines = []
-    for row in rows:
-        method = row.method if row.method == BASE[0] else settings.methods[row.method].method or row.method
-        for table in published["tables"]:
-            if method in table["rows"] and set(table["trained_on"]) == set(trained_on.get(row.method, {})):
-                values = dict(zip(published["rewards"], table["rows"][method]))
+    for number, (_, steps, rows) in enumerate(variants):
+        tables = [one for one in published["tables"] if (several and one["steps"] == steps if "steps" in one else number == 0)]
+        for row, table in product(rows, tables):
+            method = row.method if row.method == BASE[0] else settings.methods[row.method].method or row.method
+            key = row.method if row.method in table["rows"] else method
+            if key in table["rows"] and set(table["trained_on"]) == set(trained_on.get(row.method, {})):
+                values = dict(zip(published["rewards"], table["rows"][key]))
                 pairs = [(row.cells[reward].mean, values.get(reward)) for reward in settings.evaluation.rewards]
                 lines.append({"table": table["name"], "row": row, "pairs": pairs})
     return lines
@@ -133,12 +175,13 @@ def picture_grids(
     """Test prompts with the pictures of the base and of every method's first seed: a seeded draw, and the worst cases."""
     prompts = {prompt.id: prompt.text for prompt in load_prompts(Path("prompts", profile, "test.parquet"))}
     columns = {}
-    for (method, seed), folder in evaluated.items():
-        columns.setdefault(method, (seed, folder))
+    for (method, _), folder in evaluated.items():
+        checkpoint = "final" if method == BASE[0] else settings.evaluation.checkpoints[0]
+        columns.setdefault(method, folder / picture_folder(checkpoint, settings.evaluation.steps[0]))
     encode = lambda path: base64.b64encode(path.read_bytes()).decode()
 
     def grid(ids: list[str]) -> list[dict]:
-        pictures = {key: [encode(folder / "pictures" / f"{key}.png") for _, folder in columns.values()] for key in ids}
+        pictures = {key: [encode(file / f"{key}.png") for file in columns.values()] for key in ids}
         return [{"prompt": prompts[key], "sources": sources} for key, sources in pictures.items()]
 
     drawn = random.Random(seed_of("report")).sample(sorted(prompts), min(PICTURES, len(prompts)))
@@ -198,7 +241,7 @@ def model_lines() -> list[tuple[str, str]]:
     ]
 
 
-def provenance(profile: str, runs: list[tuple[str, int]], settings: SimpleNamespace) -> list[tuple[str, str]]:
+def provenance(here: Place, runs: list[tuple[str, int]], settings: SimpleNamespace) -> list[tuple[str, str]]:
     """Commit, versions, machine, seeds, and the hashes that dvc.lock has of every stage's outputs."""
     git = lambda *words: subprocess.run(["git", *words], capture_output=True, text=True).stdout.strip()
     changed = git(
@@ -211,8 +254,9 @@ def provenance(profile: str, runs: list[tuple[str, int]], settings: SimpleNamesp
         ("training seeds", ", ".join(str(seed) for seed in dict.fromkeys(seed for _, seed in runs))),
         ("other seeds", f"prompts {settings.prompts.seed}, evaluation {settings.evaluation.seed}"),
     ]
-    lock = Path("dvc.lock")
-    stages = YAML(typ="safe", pure=True).load(lock.read_text())["stages"] if lock.exists() else {}
+    stages: dict[str, dict] = {}
+    for lock in filter(Path.exists, dict.fromkeys((Path("dvc.lock"), here.lock))):
+        stages |= YAML(typ="safe", pure=True).load(lock.read_text())["stages"]
     wanted = ["models", "prompts", "embed", "evaluate_base"]
     wanted += [f"{stage}@{method}-{seed}" for stage in ("train", "evaluate") for method, seed in runs]
     for name in wanted:

@@ -7,15 +7,16 @@ import pandas as pd
 from tqdm import tqdm
 
 from g2rpo_core import checkpoint, rewards
-from g2rpo_core.config import method_of, sampling_of, training_of
+from g2rpo_core.config import method_of, sampling_of, study_path, training_of
 from g2rpo_core.embeddings import EmbeddingStore
 from g2rpo_core.errors import UserError
 from g2rpo_core.evaluation import heldout_means
 from g2rpo_core.model_store import LOCK
+from g2rpo_core.policy import SNAPSHOTS
 from g2rpo_core.termination import STATUS, Terminated, Termination
 from g2rpo_core.trainer import Trainer
 from g2rpo_core.training import train
-from stages.common import REPORTS, arguments, run_name, sections, stage, write_json
+from stages.common import Place, arguments, place, run_name, sections, stage, write_json
 from stages.launch import load_policy, processes
 
 SECTIONS = ("sampling", "rewards", "training", "methods")
@@ -23,10 +24,11 @@ SECTIONS = ("sampling", "rewards", "training", "methods")
 
 @stage
 def main() -> None:
-    args = arguments(__doc__, "profile", "method", "seed")
-    settings = sections(args.profile, *SECTIONS)
+    args = arguments(__doc__, "profile", "method", "seed", "study")
+    here, settings = place(args.profile, args.study), sections(args, *SECTIONS)
     if args.method not in settings.methods:
-        raise UserError(f"profiles/{args.profile}.yaml: methods: there is no {args.method!r}, only {', '.join(settings.methods)}")
+        file = f"{study_path(args.study)}: entries" if args.study else f"profiles/{args.profile}.yaml: methods"
+        raise UserError(f"{file}: there is no {args.method!r}, only {', '.join(settings.methods)}")
     method = method_of(settings.methods, args.method)
     training = training_of(settings.training, settings.methods, args.method)
     sampling, monitor = sampling_of(settings.sampling, settings.methods, args.method), training.monitor
@@ -42,7 +44,7 @@ def main() -> None:
     trainer = Trainer(policy, method, sampling, training, stores["train"], trained, int(args.seed), world, termination)
 
     decides = {"seed": args.seed, "sampling": sampling, "rewards": settings.rewards, "training": training, "method": method}
-    folder = checkpoint.scratch("train", f"{args.profile}/{name}", decides, [models / LOCK, embeddings], world)
+    folder = checkpoint.scratch("train", f"{here.name}/{name}", decides, [models / LOCK, embeddings], world)
     bar = tqdm(total=training.iterations, desc=name, unit="iteration", mininterval=2, disable=world.rank > 0)
 
     def progress(record: dict) -> None:
@@ -64,23 +66,25 @@ def main() -> None:
         sys.exit(STATUS)
     bar.close()
 
-    run = Path("runs", args.profile, name)
+    run = here.runs / name
     policy.save(run)
     if world.rank == 0:
-        write_records(records, run, name)
+        if training.snapshots:
+            checkpoint.publish(folder / SNAPSHOTS, run / SNAPSHOTS)
+        write_records(records, run, name, here)
         checkpoint.discard(folder)
 
 
-def write_records(records: list[dict], run: Path, name: str) -> None:
+def write_records(records: list[dict], run: Path, name: str, here: Place) -> None:
     """The records as a table, the curve of what was held out, and the last measurements."""
     table = pd.DataFrame(records)
     table.to_parquet(run / "records.parquet", index=False)
     measured = table[table.filter(like="heldout_").notna().all(axis=1)]
     columns = ["iteration", "evaluations", "trained", "seconds", *measured.filter(like="heldout_")]
-    write_json(REPORTS / "curves" / f"{name}.json", measured[columns].to_dict("records"))
+    write_json(here.reports / "curves" / f"{name}.json", measured[columns].to_dict("records"))
     last = records[-1]
     write_json(
-        REPORTS / "metrics" / "train" / f"{name}.json",
+        here.reports / "metrics" / "train" / f"{name}.json",
         {key: last[key] for key in last if key in columns} | {"max_ratio_drift": float(table.ratio_drift.max())},
     )
 

@@ -9,6 +9,7 @@ from g2rpo_core.report import (
     main_table,
     method_pairs,
     most_changed,
+    over_seeds,
     style_table,
     summary,
     tone,
@@ -55,6 +56,20 @@ def test_differences_are_paired_by_prompt_and_the_base_comes_first(results):
         assert (found.mean, found.low, found.high) == pytest.approx((shift, shift, shift))
         assert row.trained.mean == pytest.approx(2 * shift)
         assert row.cells["clip_score"].difference.mean == pytest.approx(0)
+
+
+def test_seeds_are_values_of_their_own_and_two_say_nothing_of_a_spread(results):
+    treated = results[results.method == "g2rpo"]
+    runs = [("g2rpo", seed) for seed in range(1, 4)]
+    several = [treated.assign(seed=seed, score=treated.score + 0.01 * seed * (treated.reward == "hps")) for seed in range(1, 4)]
+    table = pd.concat([results[results.method == "base"], *several])
+    rows = main_table(table, ("base", 0), runs, ["hps", "clip_score"], TRAINED_ON)
+    ((method, found),) = over_seeds(rows, ["clip_score"])
+    assert method == "g2rpo"
+    assert found[""].values == pytest.approx((0.22, 0.24, 0.26)) and found[""].mean == pytest.approx(0.24)
+    assert found[""].high - found[""].mean == pytest.approx(4.303 * 0.02 / 3**0.5)
+    assert found["clip_score"].mean == pytest.approx(0)
+    assert over_seeds(rows[:-1], []) == []
 
 
 def test_missing_scores_are_counted_and_never_zero(results):
@@ -126,3 +141,13 @@ def test_a_chart_has_a_line_for_every_run_and_the_same_bytes_every_time():
     assert svg.startswith("<svg") and svg.rstrip().endswith("</svg>")
     for label in ("G²RPO, seed 1", "G²RPO, seed 2", "Dance, seed 1"):
         assert svg.count(label) >= 1
+
+
+def test_a_chart_of_many_runs_names_a_method_once_and_leaves_out_what_a_run_did_not_measure():
+    records = pd.DataFrame({"iteration": [0, 1], "heldout_hps": [0.1, 0.2], "heldout_verifier": [0.4, 0.5]})
+    runs = {(method, seed): records for method in ("g2rpo", "dance_grpo", "mix_grpo") for seed in (1, 2, 3)}
+    columns = {"heldout_hps": "HPS", "heldout_verifier": "Verifier"}
+    whole = curves(runs, columns, {"iteration": "iteration"}, METHOD_LABELS)
+    assert whole.count(">DanceGRPO<") == 1 and "seed 1" not in whole
+    runs["mix_grpo", 3] = records.drop(columns="heldout_verifier")
+    assert curves(runs, columns, {"iteration": "iteration"}, METHOD_LABELS).count("<path") < whole.count("<path")

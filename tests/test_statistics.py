@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from g2rpo_core.statistics import paired_difference
+from g2rpo_core.statistics import paired_difference, spread
 
 
 def test_a_constant_difference_has_no_interval():
@@ -44,3 +44,11 @@ def test_ties_count_half():
 def test_the_same_numbers_give_the_same_interval():
     sample = np.random.default_rng(0).normal(size=50)
     assert paired_difference(sample, np.zeros(50), "a") == paired_difference(sample, np.zeros(50), "a")
+
+
+@pytest.mark.parametrize("seeds", [3, 10, 20])
+def test_the_interval_over_seeds_covers_their_true_mean_nineteen_times_in_twenty(seeds):
+    rng = np.random.default_rng(0)
+    found = [spread(list(rng.normal(2.0, 0.5, seeds))) for _ in range(2000)]
+    assert 0.94 <= np.mean([one.low <= 2.0 <= one.high for one in found]) <= 0.97
+    assert found[0].values == tuple(sorted(found[0].values)) and found[0].mean == pytest.approx(np.mean(found[0].values))

@@ -24,7 +24,7 @@ def project(tmp_path):
     for name in ("metrics", "curves"):
         shutil.copytree(ROOT / "reports" / name, tmp_path / "reports" / name)
     for run, colour in (("base-0", "red"), ("g2rpo-1", "blue"), ("left_over-1", "green")):
-        folder = tmp_path / "evaluations" / "tiny" / run / "pictures"
+        folder = tmp_path / "evaluations" / "tiny" / run / "pictures" / "final-10"
         folder.mkdir(parents=True)
         for index in range(8):
             Image.new("RGB", (32, 32), colour).save(folder / f"{index}.png")

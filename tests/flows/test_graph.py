@@ -19,7 +19,8 @@ def project(tmp_path_factory):
     folder = tmp_path_factory.mktemp("graph")
     for name in ("dvc.yaml", "params.yaml"):
         shutil.copy(ROOT / name, folder / name)
-    shutil.copytree(ROOT / "profiles", folder / "profiles")
+    for name in ("profiles", "studies"):
+        shutil.copytree(ROOT / name, folder / name, symlinks=True)
     (folder / ".dvc").mkdir()
     shutil.copy(ROOT / ".dvc" / "config", folder / ".dvc" / "config")
     subprocess.run(["git", "init", "--quiet"], cwd=folder, check=True)
@@ -40,11 +41,12 @@ def test_the_projects_own_graph_makes_a_task_for_every_stage_and_run():
     run = min(runs)
     assert f"train@{run}" in stages[f"evaluate@{run}"].needs
     assert {f"evaluate@{run}" for run in runs} <= set(stages["report"].needs)
-    order = list(stages)
+    order = list(stages)  # those of studies, too
     assert all(order.index(need) < order.index(name) for name, stage in stages.items() for need in stage.needs)
     assert all("gpu" in stages[name].meta.tags for name in stages if name.startswith(("train@", "evaluate", "embed")))
     assert stages["models"].meta.retries > 0 and all(not stages[f"train@{run}"].meta.retries for run in runs)
     assert all(stage.changed for stage in stages.values())
+    assert not any(need.startswith("studies/") for name, stage in stages.items() if ":" not in name for need in stage.needs)
 
 
 def test_a_new_seed_makes_new_tasks(project):
@@ -61,7 +63,8 @@ def test_targets_bring_what_they_need():
     stages = read_graph()
     run = f"{RUN['methods'][0]}-{RUN['seeds'][0]}"
     assert set(chosen(stages, [f"train@{run}"])) == {"models", "prompts", "embed", f"train@{run}"}
-    assert set(chosen(stages, [])) == set(stages)
+    assert set(chosen(stages, [])) == {name for name in stages if not name.startswith("studies/")} < set(stages)
+    assert "embed" in chosen(stages, ["studies/compare/dvc.yaml:report"])
     with pytest.raises(UserError, match="no stage 'trian'; there are .*train@"):
         chosen(stages, ["trian"])
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from diffusers import FluxPipeline
+from diffusers import FluxPipeline, FluxTransformer2DModel
 from ruamel.yaml import YAML
 
 from g2rpo_core.tree import build
@@ -46,10 +46,17 @@ def project(tmp_path_factory) -> Path:
     profile = yaml.load(folder / "profiles" / "tiny.yaml")
     profile["models"] |= {"pictures": 64} | {name: FIT for name, value in profile["models"].items() if isinstance(value, dict)}
     profile["prompts"] |= {"train": "mine.txt", "train_count": 5, "test_count": 6}
-    profile["training"] |= {"iterations": 2, "group_size": 2, "monitor": {"every": 1, "prompts": 3, "rewards": ["verifier"]}}
+    profile["training"] |= {
+        "iterations": 2,
+        "group_size": 2,
+        "snapshots": [1],
+        "monitor": {"every": 1, "prompts": 3, "rewards": ["verifier"]},
+    }
     # four steps teach nobody to answer in the words of a template, so UnifiedReward is left out
     profile["evaluation"] |= {
-        "steps": 4,
+        "steps": [4, 2],
+        "checkpoints": ["final", 1],
+        "diversity": {"prompts": 4, "noises": 2},
         "rewards": [name for name in profile["evaluation"]["rewards"] if name != "unified_reward"],
     }
     yaml.dump(profile, folder / "profiles" / "seconds.yaml")
@@ -73,8 +80,24 @@ def test_results_are_tidy_and_complete(project):
         pd.read_parquet(project / "evaluations" / "seconds" / run / "results.parquet") for run in ("base-0", "g2rpo-7")
     )
     assert list(table.columns) == ["method", "seed", "checkpoint", "steps", "prompt_id", "style", "reward", "score", "reason"]
-    assert len(table) == 2 * 6 * 5 and table.score.notna().all() and table.reason.isna().all()
-    assert len(list((project / "evaluations" / "seconds" / "g2rpo-7" / "pictures").glob("*.png"))) == 6
+    # 6 prompts, 5 rewards, 2 looks of every picture, 4 prompts' diversity; the base at 2 numbers of steps, the run's 2 checkpoints too
+    assert len(table) == (2 + 4) * (6 * (5 + 2) + 4) and table.score.notna().all() and table.reason.isna().all()
+    kinds = table[["method", "checkpoint", "steps"]].drop_duplicates()
+    assert set(kinds.itertuples(index=False, name=None)) == {("base", "final", 4), ("base", "final", 2)} | {
+        ("g2rpo", checkpoint, steps) for checkpoint in ("final", "1") for steps in (4, 2)
+    }
+    pictures = project / "evaluations" / "seconds" / "g2rpo-7" / "pictures"
+    assert {folder.name: len(list(folder.glob("*.png"))) for folder in pictures.iterdir()} == dict.fromkeys(
+        ["final-4", "final-2", "1-4", "1-2"], 6
+    )
+
+
+def test_checkpoints_are_the_weights_on_the_way(project):
+    run = project / "runs" / "seconds" / "g2rpo-7"
+    folders = [project / "models" / "seconds" / "pipeline", run / "snapshots" / "000001", run]
+    base, first, last = (FluxTransformer2DModel.from_pretrained(folder / "transformer").state_dict() for folder in folders)
+    apart = lambda one, other: sum((one[name] - other[name]).square().sum().item() for name in one)
+    assert 0 < apart(base, first) < apart(base, last) and apart(first, last) > 0
 
 
 def test_plain_diffusers_loads_the_pipeline_that_was_built(project):
@@ -111,6 +134,8 @@ def test_the_report_is_one_file_with_everything_in_it(project):
         "evaluations in rollouts",
         "dvc.lock train@g2rpo-7",
         "learning_rate",
+        "Steps and checkpoints",
+        "diversity within a prompt",
     ):
         assert word in page
     assert first in (project / "reports" / "report.md").read_text()
@@ -167,6 +192,54 @@ def test_nothing_runs_again_without_a_change(project):
     assert "Data and pipelines are up to date." in dvc(project, "repro")
     dvc(project, "repro", "--force", "--single-item", "report")
     assert (project / "reports" / "report.html").read_bytes() == before
+
+
+STUDY = """
+study: small
+profile: seconds
+seeds: [3]
+title: Two & two
+about: A <b>bold</b> claim.
+methods: [first, second]
+entries:
+  first: {method: g2rpo, label: The first, settings: {noisy_steps: [0, 1], granularities: [1]}, training: {iterations: 1, snapshots: []}}
+  second: {method: mix_grpo, label: The second, training: {rewards: {hps: 1.0}}}
+changes: {evaluation: {steps: [2], checkpoints: [final], rewards: [hps, clip_score, verifier]}, training: {snapshots: []}}
+"""
+
+
+def test_a_study_runs_beside_by_its_name(project, tmp_path):
+    """Nothing that `dvc repro` made is made again or touched; the study's own report compares its own runs."""
+    folder = project / "studies" / "small"
+    folder.mkdir()
+    (folder / "params.yaml").write_text(STUDY)
+    (folder / "dvc.yaml").symlink_to("../study.yaml")
+    before = (project / "dvc.lock").read_bytes()
+    done = run([sys.executable, "-m", "studies", "small"], project)
+    assert done.returncode == 0, done.stderr
+    assert "12/12" in done.stderr or "9/9" in done.stderr
+    assert (project / "dvc.lock").read_bytes() == before
+    page = (folder / "reports" / "report.html").read_text()
+    assert "Two &amp; two, profile" in page and "A &lt;b&gt;bold&lt;/b&gt; claim." in page
+    assert "The first" in page and "The second" in page and "in-domain where underlined" in page
+    with open_page((folder / "reports" / "report.html").as_uri(), tmp_path / "chromium") as shown:
+        assert shown.complaints() == []
+    assert set(YAML(typ="safe").load(folder / "dvc.lock")["stages"]) == {
+        "train@first-3", "train@second-3", "evaluate_base", "evaluate@first-3", "evaluate@second-3", "report",
+    }  # fmt: skip
+    again = run([sys.executable, "-m", "studies", "small"], project)
+    assert again.returncode == 0 and not list(folder.rglob("*.tmp")), again.stderr
+    (folder / "params.yaml").write_text(STUDY.replace("[0, 1]", "[0, 99]"))
+    broken = run([sys.executable, "-m", "studies", "small"], project)
+    assert broken.returncode == 1 and broken.stderr.count("\n") == 1
+    assert "profiles/seconds.yaml with studies/small/params.yaml: methods.first: noisy step 99" in broken.stderr
+    shutil.rmtree(folder)
+
+
+def test_an_unknown_study_names_the_known_ones(project):
+    done = run([sys.executable, "-m", "studies", "compair"], project)
+    assert done.returncode == 1
+    assert done.stderr == "error: studies/compair/params.yaml: no such study; there are compare, granularities, steps\n"
 
 
 def test_dvc_understands_metrics_and_plots(project):

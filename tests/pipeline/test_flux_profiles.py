@@ -96,7 +96,7 @@ def test_the_papers_table_3(name):
     assert training.iterations == 300
     if training.adapter is None:  # the paper trains all weights, on 16 GPUs of batch 1
         assert (training.learning_rate, training.prompts_per_iteration) == (2e-6, 16)
-    assert (evaluation.height, evaluation.width, evaluation.steps, sampling.guidance) == (1024, 1024, 50, 3.5)
+    assert (evaluation.height, evaluation.width, evaluation.steps[0], sampling.guidance) == (1024, 1024, 50, 3.5)
     assert sampling_of(sampling, profile.methods, "g2rpo") == sampling
     assert len(shifted_sigmas(sampling.steps, sampling.shift)) == 17
 
@@ -146,7 +146,7 @@ def run_stages(name: str, profile: dict, hub, folder: Path, home: Path, monkeypa
     profile["sampling"] |= small
     profile["training"] |= {"iterations": 1, "prompts_per_iteration": 1, "group_size": 2}
     profile["training"]["monitor"] |= {"every": 1, "prompts": 2}
-    profile["evaluation"] |= small | {"steps": 2}
+    profile["evaluation"] |= small | {"steps": [2]}
     (folder / "profiles").mkdir()
     (folder / "reports").mkdir()
     YAML().dump(profile, folder / "profiles" / f"{name}.yaml")

@@ -30,7 +30,7 @@ def folder(tmp_path, models, embeddings_folder):
     profile["rewards"] = {"redness": ENTRY}
     monitor = {"every": 1, "prompts": 2, "rewards": ["hps"]}
     profile["training"] |= {"iterations": 1, "group_size": 2, "rewards": {"redness": 1.0}, "monitor": monitor}
-    profile["evaluation"] |= {"steps": 2, "rewards": ["redness", "verifier"]}
+    profile["evaluation"] |= {"steps": [2], "rewards": ["redness", "verifier"]}
     (tmp_path / "profiles").mkdir()
     yaml.dump(profile, tmp_path / "profiles" / "mine.yaml")
     for name, target in {"models": models, "embeddings/train": embeddings_folder, "embeddings/test": embeddings_folder}.items():
@@ -57,7 +57,7 @@ def test_the_readme_example_trains_and_evaluates(folder):
     table = pd.read_parquet(folder / "evaluations" / "mine" / "g2rpo-1" / "results.parquet")
     scores = table[table.reward == "redness"].set_index("prompt_id").score
     assert len(scores) == 24
-    pictures = folder / "evaluations" / "mine" / "g2rpo-1" / "pictures"
+    pictures = folder / "evaluations" / "mine" / "g2rpo-1" / "pictures" / "final-2"
     for key, score in scores.items():
         red, green, blue = TF.pil_to_tensor(Image.open(pictures / f"{key}.png")).double().mean((1, 2)).div(255).tolist()
         assert score == pytest.approx(2 * (red - (green + blue) / 2), abs=0.01)

@@ -8,9 +8,15 @@ import sys
 import pytest
 from ruamel.yaml import YAML
 
+from g2rpo_core.config import load_study
+
 from .closure import ROOT, closure
 
-STAGES = YAML(typ="safe", pure=True).load((ROOT / "dvc.yaml").read_text())["stages"]
+STAGES = {
+    stage if file == "dvc.yaml" else f"study: {stage}": entry
+    for file in ("dvc.yaml", "studies/study.yaml")
+    for stage, entry in YAML(typ="safe", pure=True).load((ROOT / file).read_text())["stages"].items()
+}
 
 
 def module_of(stage: str) -> str:
@@ -26,14 +32,27 @@ def test_code_dependencies_are_what_the_module_imports(stage):
 @pytest.mark.parametrize("stage", STAGES)
 def test_parameters_are_the_sections_that_the_module_loads(stage):
     (declared,) = (value for entry in STAGES[stage]["params"] for key, value in entry.items() if key.startswith("profiles/"))
-    sections = importlib.import_module(f"stages.{module_of(stage)}").SECTIONS
-    assert {name.split(".")[0] for name in declared} == set(sections)
+    sections = set(importlib.import_module(f"stages.{module_of(stage)}").SECTIONS)
+    if stage.startswith("study"):  # brings its methods itself, and lays changes over the others
+        own = next(value for entry in STAGES[stage]["params"] for key, value in entry.items() if key.startswith("studies/"))
+        assert "changes" in own and any(name.startswith("entries") for name in own) == ("methods" in sections)
+        sections -= {"methods"}
+    assert {name.split(".")[0] for name in declared} == sections
+
+
+@pytest.mark.parametrize("folder", sorted((ROOT / "studies").glob("*/params.yaml")), ids=lambda file: file.parent.name)
+def test_studies_share_one_graph_and_are_valid(folder, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    graph = folder.with_name("dvc.yaml")
+    assert graph.is_symlink() and graph.resolve() == ROOT / "studies" / "study.yaml"
+    study = load_study(folder.parent.name)
+    assert set(study.methods) == set(study.entries)
 
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_stage_sees_no_section_but_its_own(stage):
     source = (ROOT / "stages" / f"{module_of(stage)}.py").read_text()
-    assert source.count("sections(args.profile, *SECTIONS)") == 1
+    assert source.count("sections(args, *SECTIONS)") == 1
     assert module_of(stage) == "report" or "load_profile" not in source
 
 
