@@ -14,7 +14,9 @@ from typing import Literal
 
 import psutil
 
-GRACE = 12.0  # seconds from SIGTERM to SIGKILL: cancelling ends within 15
+# Seconds from SIGTERM to SIGKILL: cancelling ends within 15. Training stops at its next call of the transformer, so this is enough where
+# a call and a checkpoint take less; else the checkpoint before stands, and what came after it is made again.
+GRACE = 12.0
 POLL = 0.25  # seconds
 
 

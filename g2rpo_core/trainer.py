@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch.distributed.tensor import DTensor
 
-from .advantage import group_advantages
+from .advantage import group_advantages, standardized
 from .config import SamplingSettings, TrainingSettings
 from .dynamics import Transition
 from .embeddings import Conditioning, EmbeddingStore
@@ -101,8 +101,8 @@ class Trainer:
         that a resumed run needs. Terminated where SIGTERM was received, before anything of the iteration changed the weights.
 
         A record has the iteration (from 1), the `evaluations` of the transformer in rollouts, the states `trained` on and the
-        `seconds`, all so far; of every reward the mean and the mean deviation within a group; the share of `clamped` advantages,
-        loss, gradient norm, the largest |ratio - 1| before the first update (`ratio_drift`) and the share of clipped ratios.
+        `seconds`, all so far; of every reward the mean and the mean deviation within a group, and with several granularities what
+        `agreement` says; the share of `clamped` advantages, loss, gradient norm, the largest |ratio - 1| before the first update (`ratio_drift`) and the share of clipped ratios.
         """
         evaluations, trained, seconds = last["evaluations"], last["trained"], last["seconds"]
         world = self.world
@@ -132,6 +132,7 @@ class Trainer:
             means = {
                 **{f"reward_{name}": score.mean().item() for name, score in zip(self.rewards, scores)},
                 **{f"spread_{name}": score.std(-1).mean().item() for name, score in zip(self.rewards, scores)},
+                **agreement(scores, list(self.rewards), self.method.granularities),
                 "clamped": (advantages.abs() >= self.training.advantage_clip).float().mean().item(),
             }
             means = dict(zip(means, world.mean(list(means.values()))))
@@ -192,11 +193,19 @@ class Trainer:
 
     @torch.no_grad()
     def score(self, sampled: Rollout, texts: list[str], iteration: int) -> torch.Tensor:
-        """[R, P, B, J, G]: every reward of every picture of a rollout; NonFiniteError names prompt and reward."""
+        """[R, P, B, J, G]: every reward of every picture of a rollout; NonFiniteError names prompt and reward.
+
+        One prompt's pictures at a time: those of the paper's 16 prompts on one GPU would be 59 GiB.
+        """
         shape = sampled.clean.shape[:4]
-        pictures = self.policy.decode(sampled.clean.flatten(0, 3), self.sampling.decode_batch)
-        prompts = [text for text in texts for _ in range(math.prod(shape[1:]))]
-        scores, reasons = judge_all(self.rewards, pictures, prompts)
+        each = math.prod(shape[1:])
+        judged = [
+            judge_all(self.rewards, self.policy.decode(clean.flatten(0, 2), self.sampling.decode_batch), [text] * each)
+            for clean, text in zip(sampled.clean, texts)
+        ]
+        prompts = [text for text in texts for _ in range(each)]
+        scores = torch.cat([one.values for one in judged], 1)
+        reasons = [sum(of_reward, []) for of_reward in zip(*(one.reasons for one in judged))]
         why = dict(zip((f"reward {name}" for name in self.rewards), reasons))
         values = {
             "latents": sampled.clean.flatten(0, 3).flatten(1).sum(1).cpu(),
@@ -277,6 +286,22 @@ class Trainer:
 def local(tensor: torch.Tensor) -> torch.Tensor:
     """This process's part of a tensor that is sharded, or the tensor itself."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def agreement(scores: torch.Tensor, names: list[str], granularities: tuple[int, ...]) -> dict[str, float]:
+    """How the same directions score at each granularity but the finest (the paper's Fig. 3), from rewards [R, P, B, J, G].
+
+    `gap_<reward>_<granularity>`: its mean reward minus the finest's; `correlation_...`: with the finest's within a group, the mean
+    over groups. A group whose rewards are all equal counts as a correlation of 0.
+    """
+    scaled, members = standardized(scores), scores.shape[-1]
+    found = {}
+    for place, granularity in list(enumerate(granularities))[1:]:
+        for name, raw, score in zip(names, scores, scaled):
+            together = (score[:, :, place] * score[:, :, 0]).sum(-1) / (members - 1)
+            found[f"gap_{name}_{granularity}"] = (raw[:, :, place] - raw[:, :, 0]).mean().item()
+            found[f"correlation_{name}_{granularity}"] = together.mean().item()
+    return found
 
 
 def advantages_of(scores: torch.Tensor, weights: list[float], clip: float) -> torch.Tensor:

@@ -133,6 +133,7 @@ def build_context(profile: str, here: Place, settings: SimpleNamespace, runs: li
         "styles": style_table(results, BASE, runs, trained_on),
         "paper": paper_rows(variants, settings, trained_on),
         "costs": {run: table.iloc[-1].to_dict() | {"drift": table.ratio_drift.max()} for run, table in records.items()},
+        "granularities": granularity_lines(records),
         "monitored": monitor.prompts,
         "chart": curves(
             {run: table[table.filter(like="heldout_").notna().all(axis=1)] for run, table in records.items()},
@@ -145,6 +146,19 @@ def build_context(profile: str, here: Place, settings: SimpleNamespace, runs: li
         "models": model_lines(),
         "provenance": provenance(here, runs, settings),
     }
+
+
+def granularity_lines(records: dict[Run, pd.DataFrame]) -> list[dict]:
+    """What the trainer's `agreement` recorded, as means over all iterations: a line for each run, granularity and reward."""
+    lines = []
+    for run, table in records.items():
+        for column in table.filter(like="correlation_"):
+            reward, granularity = column.removeprefix("correlation_").rsplit("_", 1)
+            gap = table[f"gap_{reward}_{granularity}"].mean()
+            lines.append(
+                {"run": run, "reward": reward, "granularity": granularity, "gap": gap, "correlation": table[column].mean()}
+            )
+    return lines
 
 
 def label_of(settings: SimpleNamespace, name: str) -> str:

@@ -12,7 +12,7 @@ from g2rpo_core.policy import Policy
 from g2rpo_core.rollout import rollout
 from g2rpo_core.schedule import shifted_sigmas
 from g2rpo_core.statistics import paired_difference
-from g2rpo_core.trainer import NonFiniteError, Trainer, advantages_of, updates_of
+from g2rpo_core.trainer import NonFiniteError, Trainer, advantages_of, agreement, updates_of
 from g2rpo_core.tree import build
 
 from .test_rollout import level, noise
@@ -122,6 +122,20 @@ def test_advantages_stay_with_their_prompt_and_branch():
         standardized = (group - group.mean(-1, keepdim=True)) / group.std(-1, keepdim=True)
         expected = standardized[0].sum(0) + 0.5 * standardized[1].sum(0)
         torch.testing.assert_close(ours[prompt, branch], expected, rtol=1e-4, atol=1e-4)
+
+
+def test_agreement_is_that_of_each_group_with_its_finest_granularity():
+    rng = torch.Generator().manual_seed(0)
+    finest = torch.randn(2, 3, 4, 1, 12, generator=rng)
+    noise = torch.randn(2, 3, 4, 1, 12, generator=rng)
+    found = agreement(torch.cat([finest, 2 * finest + 5, -finest, finest + noise], 3), ["a", "b_c"], (1, 2, 3, 6))
+    assert found["correlation_a_2"] == pytest.approx(1) and found["correlation_b_c_3"] == pytest.approx(-1)
+    assert found["gap_a_2"] == pytest.approx(5 + finest[0].mean().item(), abs=1e-5)
+    expected = torch.stack(
+        [torch.corrcoef(torch.stack(pair))[0, 1] for pair in zip(finest[1].view(-1, 12), (finest + noise)[1].view(-1, 12))]
+    )
+    assert found["correlation_b_c_6"] == pytest.approx(expected.mean().item(), abs=1e-5)
+    assert agreement(finest, ["a", "b_c"], (3,)) == {}
 
 
 @pytest.mark.parametrize("name", ["g2rpo", "dance_grpo"])

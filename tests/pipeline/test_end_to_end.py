@@ -135,6 +135,7 @@ def test_the_report_is_one_file_with_everything_in_it(project):
         "dvc.lock train@g2rpo-7",
         "learning_rate",
         "Steps and checkpoints",
+        "The same directions at coarser granularities",
         "diversity within a prompt",
     ):
         assert word in page
@@ -252,7 +253,7 @@ def test_dvc_understands_metrics_and_plots(project):
 def test_a_changed_parameter_runs_what_reads_it_and_nothing_else(project):
     profile = project / "profiles" / "seconds.yaml"
     profile.write_text(profile.read_text().replace("seed: 1223627", "seed: 5"))
-    status = dvc(project, "status")
+    status = dvc(project, "status", "dvc.yaml")
     assert {line.rstrip(":") for line in status.split("\n") if line and line[0] not in "\t "} == {
         "evaluate_base",
         "evaluate@g2rpo-7",
