@@ -205,7 +205,7 @@ class Trainer:
         ]
         prompts = [text for text in texts for _ in range(each)]
         scores = torch.cat([one.values for one in judged], 1)
-        reasons = [sum(of_reward, []) for of_reward in zip(*(one.reasons for one in judged))]
+        reasons = [[reason for part in of_reward for reason in part] for of_reward in zip(*(one.reasons for one in judged))]
         why = dict(zip((f"reward {name}" for name in self.rewards), reasons))
         values = {
             "latents": sampled.clean.flatten(0, 3).flatten(1).sum(1).cpu(),
