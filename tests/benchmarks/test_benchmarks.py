@@ -59,3 +59,13 @@ def test_every_reward_scores_as_its_published_package(models):
             assert found["max_difference"] < 1e-5  # at this size a tensor's 8 bits are the file's
             assert set(found["pictures_per_second"]) == {"ours", "published"} and found["ratio"] > 0
             assert all(0 < rate["min"] <= rate["median"] for rate in found["pictures_per_second"].values())
+
+
+def test_load_is_measured_on_the_real_stages(models):
+    found = last_line(
+        "benchmarks.load", "prompts", "scaling", "--models", str(models), "--prompts", "40", "--processes", "2", "--json"
+    )
+    (prompts,) = found["prompts"]
+    assert prompts["prompts"] == 40 and prompts["embed_mib"] > 100 and prompts["parquet_mib"] >= 0
+    assert [(row["kind"], row["processes"], row["prompts"]) for row in found["scaling"]] == [("strong", 2, 2), ("weak", 2, 2)]
+    assert all(row["seconds"] > 0 and row["of_one"] == 1 for row in found["scaling"])

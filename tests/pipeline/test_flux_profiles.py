@@ -21,6 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from g2rpo_core import rewards
 from g2rpo_core.config import load_profile, method_of, sampling_of
 from g2rpo_core.embeddings import DTYPES, Conditioning
+from g2rpo_core.looks import LABELS as LOOKS
 from g2rpo_core.model_store import describe_files
 from g2rpo_core.policy import Policy
 from g2rpo_core.rewards.cosine import CosineScore
@@ -205,7 +206,7 @@ def test_every_stage_runs_from_the_hub(name, hub, layouts, models, tmp_path, tmp
     records = pd.read_parquet(Path("runs", name, "g2rpo-42", "records.parquet"))
     assert records.evaluations.tolist()[-1] > 0
     scores = pd.read_parquet(Path("evaluations", name, "g2rpo-42", "results.parquet"))
-    assert set(scores.reward) == set(profile["evaluation"]["rewards"])
+    assert set(scores.reward) == {*profile["evaluation"]["rewards"], *LOOKS}
     assert scores.score.notna().all() and scores.score[scores.reward == "unified_reward"].tolist() == [3.5, 3.5]
     images, texts = torch.rand(2, 3, 32, 32), ["a large red circle", "a small blue square"]
     judges = [rewards.load(["unified_reward"], folder)["unified_reward"] for folder in (Path("models", name), models)]

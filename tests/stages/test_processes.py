@@ -1,0 +1,127 @@
+"""Stages as a user starts them, with several processes (torchrun underneath) and killed: the same results."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+from diffusers import FluxTransformer2DModel
+from ruamel.yaml import YAML
+
+from .closure import ROOT
+
+REWARD = '''
+import time
+
+class Redness:
+    """Notes in `scored.txt` how many pictures it was given, and takes its time."""
+
+    def score(self, images, prompts):
+        with open("scored.txt", "a") as file:
+            print(len(images), file=file)
+        time.sleep(0.3)
+        return images[:, 0].mean((1, 2)) - images[:, 1:].mean((1, 2, 3))
+'''
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, models, embeddings_folder) -> Path:
+    """What earlier stages make, and profiles `one` and `two` by their number of processes; 24 prompts, in batches of 4."""
+    folder = tmp_path_factory.mktemp("processes")
+    (folder / "mine.py").write_text(REWARD)
+    (folder / "profiles").mkdir()
+    yaml = YAML()
+    profile = yaml.load(ROOT / "profiles" / "tiny.yaml")
+    profile["rewards"] = {"redness": {"class": "mine:Redness"}}
+    monitor = {"every": 1, "prompts": 4, "rewards": ["redness"]}
+    profile["training"] |= {
+        "iterations": 2,
+        "prompts_per_iteration": 2,
+        "group_size": 2,
+        "rewards": {"redness": 1.0},
+        "monitor": monitor,
+    }
+    profile["evaluation"] |= {"steps": [2], "batch": 4, "rewards": ["redness", "verifier"], "diversity": None}
+    for name, processes in {"one": 1, "two": 2}.items():
+        profile["training"]["processes"] = profile["evaluation"]["processes"] = processes
+        yaml.dump(profile, folder / "profiles" / f"{name}.yaml")
+        for made, target in {
+            "models": models,
+            "embeddings/train": embeddings_folder,
+            "embeddings/test": embeddings_folder,
+        }.items():
+            place = folder.joinpath(*made.replace("/", f"/{name}/").split("/")) if "/" in made else folder / made / name
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.symlink_to(target)
+    return folder
+
+
+def start(folder: Path, profile: str, stage: str, method: str = "g2rpo", seed: int = 1) -> subprocess.Popen:
+    command = [sys.executable, "-m", f"stages.{stage}", "--profile", profile, "--method", method, "--seed", str(seed)]
+    environment = {**os.environ, "PYTHONPATH": f"{folder}:{ROOT}", "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+
+
+def run(folder: Path, *words: str) -> None:
+    child = start(folder, *words)
+    output, _ = child.communicate()
+    assert child.returncode == 0, output
+
+
+def test_two_processes_train_and_evaluate_as_one(folder):
+    for profile in ("one", "two"):
+        run(folder, profile, "train")
+    base = FluxTransformer2DModel.from_pretrained(folder / "models" / "one" / "pipeline" / "transformer").state_dict()
+    one, two = (
+        FluxTransformer2DModel.from_pretrained(folder / "runs" / profile / "g2rpo-1" / "transformer").state_dict()
+        for profile in ("one", "two")
+    )
+    # Adam's first steps are of the learning rate's size whatever the gradient's: where that is rounding alone, so is its sign
+    far = sum((one[name] - two[name]).square().sum().item() for name in one) ** 0.5
+    moved = sum((one[name] - base[name]).square().sum().item() for name in one) ** 0.5
+    assert moved > 0 and far < 0.05 * moved
+    records = [pd.read_parquet(folder / "runs" / profile / "g2rpo-1" / "records.parquet") for profile in ("one", "two")]
+    for column in ("evaluations", "trained", "reward_redness", "loss", "grad_norm", "heldout_redness"):
+        torch.testing.assert_close(
+            torch.tensor(records[0][column]), torch.tensor(records[1][column]), rtol=1e-3, atol=1e-5, equal_nan=True
+        )
+    for profile in ("one", "two"):
+        run(folder, profile, "evaluate", "base", 0)
+    same_evaluation(folder / "evaluations" / "one" / "base-0", folder / "evaluations" / "two" / "base-0")
+
+
+def test_an_evaluation_that_was_killed_scores_nothing_twice(folder):
+    """SIGKILL while the third batch or a later one is scored; the same command ends with the bits of one that was left alone."""
+    scored = folder / "scored.txt"
+    run(folder, "one", "evaluate", "base", 0)
+    whole = folder / "evaluations" / "one" / "base-0"
+    (folder / "whole").mkdir()
+    whole.rename(folder / "whole" / "base-0")
+    scored.unlink()
+    child = start(folder, "one", "evaluate", "base", 0)
+    end = time.monotonic() + 90
+    while not scored.exists() or len(scored.read_text().split()) < 3:
+        assert child.poll() is None and time.monotonic() < end, child.communicate()
+        time.sleep(0.02)
+    os.killpg(child.pid, signal.SIGKILL)
+    child.communicate()
+    before = len(scored.read_text().split())
+    assert 3 <= before < 6 and not whole.exists()
+    run(folder, "one", "evaluate", "base", 0)
+    numbers = list(map(int, scored.read_text().split()))
+    assert len(numbers) in (6, 7) and set(numbers) == {4}  # the batch that was being scored is the only one that may come again
+    same_evaluation(folder / "whole" / "base-0", whole)
+
+
+def same_evaluation(first: Path, second: Path) -> None:
+    pd.testing.assert_frame_equal(*(pd.read_parquet(one / "results.parquet") for one in (first, second)), check_exact=True)
+    files = {file.relative_to(first) for file in first.rglob("*.png")}
+    assert len(files) == 24 and files == {file.relative_to(second) for file in second.rglob("*.png")}
+    assert all((first / file).read_bytes() == (second / file).read_bytes() for file in files)
