@@ -5,6 +5,7 @@ import pytest
 from g2rpo_core.config import load_profile, load_run, method_of, training_of
 from g2rpo_core.errors import UserError
 from g2rpo_core.methods import METHODS
+from g2rpo_core.tree import build
 
 from .conftest import ROOT
 
@@ -180,3 +181,18 @@ def test_departures_of_a_method_apply_to_it_alone(tmp_path):
     assert method_of(profile.methods, "g2rpo").eta == 0.7
     assert training_of(profile.training, profile.methods, "g2rpo_no_mgai").learning_rate == 1e-3
     assert training_of(profile.training, profile.methods, "g2rpo") == profile.training
+
+
+def test_the_fast_profile_gives_each_method_a_fifth_of_the_full_settings_evaluations():
+    """`tiny_fast` compares methods at equal evaluations: those of its trees, over all iterations."""
+    fast, full = (load_profile(ROOT / "profiles" / f"{name}.yaml") for name in ("tiny_fast", "tiny"))
+
+    def evaluations(profile, name):
+        method, training = method_of(profile.methods, name), training_of(profile.training, profile.methods, name)
+        trees = (method.branches(profile.sampling.steps, iteration, 1) for iteration in range(training.iterations))
+        counted = (build(tree, method.granularities, profile.sampling.steps, method.grid) for tree in trees)
+        return sum(tree.evaluations(training.group_size) for tree in counted)
+
+    fifth = evaluations(full, "g2rpo") / 5
+    assert fifth == 22_760
+    assert {name: evaluations(fast, name) for name in fast.methods} == pytest.approx(dict.fromkeys(fast.methods, fifth), rel=0.03)
