@@ -2,6 +2,7 @@
 
 import functools
 import json
+import os
 import shutil
 import sys
 from argparse import ArgumentParser
@@ -14,6 +15,9 @@ from g2rpo_core.config import load_profile, load_study, profile_path
 from g2rpo_core.errors import TRANSIENT_STATUS, TransientError, UserError
 
 REPORTS = Path("reports")
+STATUS_FOLDER = (
+    "G2RPO_STATUS_FOLDER"  # the folder in which a process that torchrun started leaves a file named by its exit status
+)
 BASE = ("base", 0)  # the method and seed that stand for the untrained model
 
 
@@ -65,7 +69,10 @@ def stage(main: Callable[[], None]) -> Callable[[], None]:
             main()
         except UserError as error:
             print(f"error: {error}", file=sys.stderr)
-            sys.exit(TRANSIENT_STATUS if isinstance(error, TransientError) else 1)
+            status = TRANSIENT_STATUS if isinstance(error, TransientError) else 1
+            if STATUS_FOLDER in os.environ:
+                Path(os.environ[STATUS_FOLDER], str(status)).touch()
+            sys.exit(status)
 
     return run
 

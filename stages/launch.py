@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import torch
@@ -14,6 +15,7 @@ from g2rpo_core.model_store import ModelStore
 from g2rpo_core.policy import Policy
 from g2rpo_core.termination import STATUS
 from g2rpo_core.world import World, join, world_asked
+from stages.common import STATUS_FOLDER
 
 
 def processes(asked: Processes) -> tuple[World, torch.device]:
@@ -31,15 +33,17 @@ def _torchrun(count: int) -> int:
     module = sys.modules["__main__"].__spec__.name
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}", "-m", module]
     terminated = []
-    child = subprocess.Popen([*command, *sys.argv[1:]])
+    with tempfile.TemporaryDirectory() as folder:  # torchrun's own status is 1 whatever a process ended by
+        child = subprocess.Popen([*command, *sys.argv[1:]], env={**os.environ, STATUS_FOLDER: folder})
 
-    def hand_on(*_) -> None:
-        terminated.append(True)
-        child.terminate()
+        def hand_on(*_) -> None:
+            terminated.append(True)
+            child.terminate()
 
-    signal.signal(signal.SIGTERM, hand_on)
-    status = child.wait()
-    return STATUS if terminated else status
+        signal.signal(signal.SIGTERM, hand_on)
+        status = child.wait()
+        failed = [int(file.name) for file in Path(folder).iterdir()]
+    return STATUS if terminated else failed[0] if failed else status
 
 
 def load_policy(

@@ -29,6 +29,18 @@ class Redness:
 '''
 
 
+AWAY = """
+import os, time
+from g2rpo_core.errors import TransientError
+
+class Away:
+    def score(self, images, prompts):
+        if os.environ["RANK"] == "1":
+            raise TransientError("nobody answered process 1")
+        time.sleep(600)
+"""
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, models, embeddings_folder) -> Path:
     """What earlier stages make, and profiles `one` and `two` by their number of processes; 24 prompts, in batches of 4."""
@@ -95,6 +107,22 @@ def test_two_processes_train_and_evaluate_as_one(folder):
     for profile in ("one", "two"):
         run(folder, profile, "evaluate", "base", 0)
     same_evaluation(folder / "evaluations" / "one" / "base-0", folder / "evaluations" / "two" / "base-0")
+
+
+def test_one_process_that_fails_ends_all_with_its_own_error_and_status(folder):
+    """A server that does not answer one of two processes: 75, which flows try again after, and not torchrun's 1."""
+    profile = YAML(typ="safe").load(folder / "profiles" / "two.yaml")
+    profile["rewards"]["redness"]["class"] = "away:Away"
+    with (folder / "profiles" / "away.yaml").open("w") as file:
+        YAML().dump(profile, file)
+    (folder / "away.py").write_text(AWAY)
+    for made in ("models", "embeddings"):
+        (folder / made / "away").symlink_to(folder / made / "two")
+    started = time.monotonic()
+    child = start(folder, "away", "evaluate", "base", 0)
+    output, _ = child.communicate()
+    assert child.returncode == 75 and "error: nobody answered process 1" in output
+    assert time.monotonic() - started < 90  # process 0 would sleep for ten minutes
 
 
 def test_an_evaluation_that_was_killed_scores_nothing_twice(folder):
