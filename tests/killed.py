@@ -1,6 +1,6 @@
 """A process that starts real training processes (forked after the imports), kills them at given moments, and starts them again.
 
-Called with a folder (models, embeddings), the number of processes and the moments in seconds (`write`: while a checkpoint is
+Called with a folder (models, embeddings), the number of processes, perhaps one of KINDS, and the moments in seconds (`write`: while a checkpoint is
 written); prints one JSON line with what each attempt ended by. The weights and records of every process land in the folder.
 """
 
@@ -10,6 +10,7 @@ import random
 import signal
 import sys
 import time
+import traceback
 from pathlib import Path
 
 import torch
@@ -17,11 +18,10 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from g2rpo_core import checkpoint
-from g2rpo_core.config import load_profile
+from g2rpo_core.config import Adapter, ParallelSettings, load_profile
 from g2rpo_core.embeddings import EmbeddingStore
 from g2rpo_core.evaluation import heldout_means, pictures
 from g2rpo_core.methods import METHODS, Window
-from g2rpo_core.parallel import apply_fsdp
 from g2rpo_core.policy import Policy
 from g2rpo_core.termination import STATUS, Terminated, Termination
 from g2rpo_core.trainer import Trainer
@@ -30,6 +30,7 @@ from g2rpo_core.world import World
 
 ROOT = Path(__file__).parents[1]
 ITERATIONS = 8
+KINDS = ("hybrid", "adapter")  # of worlds: weights sharded in groups of 2 with a replica for rollouts; a LoRA alone trained
 
 
 def redness(images, prompts):
@@ -39,10 +40,10 @@ def redness(images, prompts):
 def member(folder: Path, policy: Policy, rank: int, size: int, attempt: str, prompts: int) -> None:
     """One process of the run, from its start or its last checkpoint to the end."""
     termination = Termination().watch()
-    world = World(rank, size)
+    world, name = World(rank, size), attempt.split("-")[0]
     if size > 1:
         dist.init_process_group("gloo", init_method=f"file://{folder}/meet-{attempt}", rank=rank, world_size=size)
-        apply_fsdp(policy.transformer, policy.dtype)
+        policy.parallelize(ParallelSettings(shard_size=2, replica=True) if name == "hybrid" else ParallelSettings(), world)
     profile = load_profile(ROOT / "profiles" / "tiny.yaml")
     sampling = profile.sampling.model_copy(update={"steps": 5, "batch_tokens": 1024, "decode_batch": 8})
     monitor = profile.training.monitor.model_copy(update={"every": 3, "rewards": ("redness",)})
@@ -60,7 +61,7 @@ def member(folder: Path, policy: Policy, rank: int, size: int, attempt: str, pro
     trainer = Trainer(policy, method, sampling, training, store, scorers, 1, world, termination)
     heldout = lambda: heldout_means(policy, store, scorers, 8, sampling, world)
     os.chdir(folder)
-    scratch = checkpoint.scratch("train", "killed", {"training": training, "size": size}, [folder / "embeddings"], world)
+    scratch = checkpoint.scratch("train", "killed", {"training": training, "kind": name if name in KINDS else "world"}, [folder / "embeddings"], world)
     try:
         records = train(trainer, scratch, heldout, lambda record: None)
     except Terminated:
@@ -88,7 +89,7 @@ def attempt(
             try:
                 member(folder, policy, rank, size, name, prompts)
             except BaseException as error:  # noqa: BLE001 - a forked process ends here whatever happens
-                print(f"{type(error).__name__}: {error}", file=sys.stderr)
+                traceback.print_exception(error)
                 os._exit(1)
             os._exit(0)
         children.append(child)
@@ -133,14 +134,16 @@ def main() -> None:
     folder, size, *moments = sys.argv[1:]
     folder, size = Path(folder), int(size)
     torch.set_num_threads(1)
-    policy = Policy.load(folder / "models" / "pipeline", height=32, width=32, guidance=3.5)
+    kind = moments.pop(0) if moments and moments[0] in KINDS else "world"
+    adapter = Adapter(rank=2, alpha=4.0) if kind == "adapter" else None
+    policy = Policy.load(folder / "models" / "pipeline", adapter=adapter, height=32, width=32, guidance=3.5)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, parameter in policy.transformer.named_parameters():
             if "norm" in name and "linear" in name or name.startswith("proj_out"):
                 parameter.copy_(0.1 * torch.randn(parameter.shape, generator=generator))
     if not moments:  # four prompts, so that up to four processes can share them
-        print(json.dumps([attempt(folder, policy, size, f"world{size}", None, prompts=4)]))
+        print(json.dumps([attempt(folder, policy, size, f"{kind}-{size}", None, prompts=4)]))
         return
     log = [attempt(folder, policy, size, "whole", None)]
     for path in folder.glob(".cache/resume/train/killed/*"):

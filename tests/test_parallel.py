@@ -15,23 +15,22 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 
 @pytest.fixture(scope="module")
 def ends(models, embeddings_folder, tmp_path_factory):
-    """What worlds of 1, 2 and 4 processes end with, by their first process."""
+    """What worlds end with, by their kind and number of processes: the first process's part."""
     folder = tmp_path_factory.mktemp("worlds")
     (folder / "models").symlink_to(models)
     (folder / "embeddings").symlink_to(embeddings_folder)
     found = {}
-    for size in (1, 2, 4):
-        done = subprocess.run(
-            [sys.executable, "-m", "tests.killed", folder, str(size)], cwd=ROOT, capture_output=True, text=True, env=ENVIRONMENT
-        )
+    for kind, size in [("world", 1), ("world", 2), ("world", 4), ("hybrid", 4), ("adapter", 1), ("adapter", 2)]:
+        command = [sys.executable, "-m", "tests.killed", folder, str(size), *([kind] if kind != "world" else [])]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=ENVIRONMENT)
         assert done.returncode == 0 and json.loads(done.stdout.splitlines()[-1])[0]["ended"] == [0], done.stderr[-2000:]
-        found[size] = torch.load(folder / f"end-world{size}-0.pt", weights_only=True)
+        found[kind, size] = torch.load(folder / f"end-{kind}-{size}-0.pt", weights_only=True)
     return found
 
 
-@pytest.mark.parametrize("size", [2, 4])
-def test_worlds_compute_the_same(ends, size):
-    one, many = ends[1], ends[size]
+@pytest.mark.parametrize("kind, size", [("world", 2), ("world", 4), ("hybrid", 4), ("adapter", 2)])
+def test_worlds_compute_the_same(ends, kind, size):
+    one, many = ends["adapter" if kind == "adapter" else "world", 1], ends[kind, size]
     for record, other in zip(one["records"], many["records"], strict=True):
         for key in record.keys() - {"seconds", "ratio_drift", "clip_share"}:
             assert other[key] == pytest.approx(record[key], rel=1e-3, abs=2e-6), key
