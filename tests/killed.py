@@ -61,7 +61,9 @@ def member(folder: Path, policy: Policy, rank: int, size: int, attempt: str, pro
     trainer = Trainer(policy, method, sampling, training, store, scorers, 1, world, termination)
     heldout = lambda: heldout_means(policy, store, scorers, 8, sampling, world)
     os.chdir(folder)
-    scratch = checkpoint.scratch("train", "killed", {"training": training, "kind": name if name in KINDS else "world"}, [folder / "embeddings"], world)
+    scratch = checkpoint.scratch(
+        "train", "killed", {"training": training, "kind": name if name in KINDS else "world"}, [folder / "embeddings"], world
+    )
     try:
         records = train(trainer, scratch, heldout, lambda record: None)
     except Terminated:
