@@ -16,7 +16,7 @@ from g2rpo_core.world import World
 from .conftest import ROOT
 
 
-@pytest.mark.parametrize("processes, kills", [(1, 9), (2, 2)])
+@pytest.mark.parametrize("processes, kills", [(1, 9), (2, 9)])
 def test_a_run_killed_at_any_moment_ends_as_an_uninterrupted_one(processes, kills, models, embeddings_folder, tmp_path):
     (tmp_path / "models").symlink_to(models)
     (tmp_path / "embeddings").symlink_to(embeddings_folder)

@@ -4,12 +4,15 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pandas as pd
 import pytest
+import torch
 from diffusers import FluxPipeline, FluxTransformer2DModel
 from ruamel.yaml import YAML
 
@@ -259,6 +262,51 @@ def test_a_changed_parameter_runs_what_reads_it_and_nothing_else(project):
         "evaluate@g2rpo-7",
         "report",
     }
+
+
+def test_dvc_repro_goes_on_after_a_kill_to_the_same_bits(project):
+    """SIGKILL to DVC and all it started, in the midst of training; the next `dvc repro` begins at the checkpoint."""
+    profile = project / "profiles" / "seconds.yaml"
+    before = profile.read_text()
+    yaml = YAML()
+    changed = yaml.load(before)
+    changed["training"] |= {
+        "iterations": 12,
+        "checkpoints": {"every": 1},
+        "monitor": {"every": 12, "prompts": 3, "rewards": ["verifier"]},
+    }
+    with profile.open("w") as file:
+        yaml.dump(changed, file)
+    trained = project / "runs" / "seconds" / "g2rpo-7"
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    command = [str(Path(sys.executable).parent / "dvc"), "repro", "train@g2rpo-7"]
+    try:
+        child = subprocess.Popen(
+            command, cwd=project, env={**os.environ, "PATH": path}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )  # fmt: skip
+        end = time.monotonic() + 120
+        while not list(project.glob(".cache/resume/train/seconds/g2rpo-7/*/iteration-00000[3-9]")):
+            assert child.poll() is None and time.monotonic() < end
+            time.sleep(0.02)
+        os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+        assert not (trained / "records.parquet").exists()
+        written = max(project.glob(".cache/resume/train/seconds/g2rpo-7/*/iteration-0000??"))
+        so_far = [record["seconds"] for record in torch.load(written / "rank-0.pt", weights_only=True)["records"]]
+        dvc(project, "repro", "train@g2rpo-7")
+        weights = FluxTransformer2DModel.from_pretrained(trained / "transformer").state_dict()
+        records = pd.read_parquet(trained / "records.parquet")
+        assert len(so_far) > 3 and records.seconds.tolist()[: len(so_far)] == so_far  # these iterations were not made again
+        records = records.drop(columns="seconds")
+        dvc(project, "repro", "--force", "--single-item", "train@g2rpo-7")
+        whole = FluxTransformer2DModel.from_pretrained(trained / "transformer").state_dict()
+        assert all((weights[name] == whole[name]).all() for name in whole)
+        pd.testing.assert_frame_equal(
+            pd.read_parquet(trained / "records.parquet").drop(columns="seconds"), records, check_exact=True
+        )
+    finally:
+        profile.write_text(before)
 
 
 @pytest.mark.parametrize(
