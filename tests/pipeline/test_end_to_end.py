@@ -271,7 +271,7 @@ def test_dvc_repro_goes_on_after_a_kill_to_the_same_bits(project):
     yaml = YAML()
     changed = yaml.load(before)
     changed["training"] |= {
-        "iterations": 12,
+        "iterations": 30,
         "checkpoints": {"every": 1},
         "monitor": {"every": 30, "prompts": 3, "rewards": ["verifier"]},
     }
