@@ -63,6 +63,15 @@ class StyleRow:
     trained: Difference
 
 
+@dataclass(frozen=True)
+class Standing:
+    """One method over its seeds: its gain over the base in the trained sum, and how far it is above each other method, paired by seed."""
+
+    method: str
+    gain: Spread
+    above: dict[str, Spread]
+
+
 def by_prompt(results: pd.DataFrame, run: Run, reward: str) -> pd.Series:
     """Scores of one run and reward, by prompt_id in a fixed order."""
     chosen = results[(results.method == run[0]) & (results.seed == run[1]) & (results.reward == reward)]
@@ -133,6 +142,30 @@ def over_seeds(rows: list[Row], held_out: list[str]) -> list[tuple[str, dict[str
     return found
 
 
+def standings(rows: list[Row], methods: list[str]) -> list[Standing]:
+    """Methods that share a trained sum, the one that gained most first; methods with fewer than three seeds are left out."""
+    gains = {method: {row.seed: row.trained.mean for row in rows if row.method == method} for method in methods}
+    gains = {method: found for method, found in gains.items() if len(found) > 2}
+    above = lambda one, other: spread([value - gains[other][seed] for seed, value in gains[one].items() if seed in gains[other]])
+    found = [
+        Standing(one, spread(list(gains[one].values())), {other: above(one, other) for other in gains if other != one})
+        for one in gains
+    ]
+    return sorted(found, key=lambda standing: -standing.gain.mean)
+
+
+def missing_table(results: pd.DataFrame) -> list[dict]:
+    """A line for each run, checkpoint, number of steps and reward that lacks scores: how many, of how many, and the commonest reason."""
+    keys = ["method", "seed", "checkpoint", "steps", "reward"]
+    lines = []
+    for key, part in results.groupby(keys, sort=False):
+        lacking = part[part.score.isna()]
+        if len(lacking):
+            reason = lacking.reason.value_counts().idxmax()
+            lines.append(dict(zip(keys, key)) | {"missing": len(lacking), "scores": len(part), "reason": reason})
+    return lines
+
+
 def win_rates(results: pd.DataFrame, runs: list[Run], weights: Mapping[str, float]) -> list[list[Difference | None]]:
     """The paired difference of every run (row) to every other (column) in a weighted sum; None on the diagonal."""
     return [[None if one == other else difference(results, one, other, weights) for other in runs] for one in runs]
@@ -159,6 +192,25 @@ def tone(found: Difference | None) -> str:
     if found is None or found.low <= 0 <= found.high:
         return ""
     return "up" if found.mean > 0 else "down"
+
+
+def ranking(found: list[Standing], labels: Mapping[str, str]) -> list[str]:
+    """The order of methods over seeds in two sentences: their gains, and which of them are told apart."""
+    if len(found) < 2:
+        return []
+    gains = ", ".join(f"{labels[one.method]} {one.gain.mean:+.3f} [{one.gain.low:+.3f}, {one.gain.high:+.3f}]" for one in found)
+    apart = [
+        f"{labels[one.method]} is above {labels[other]} ({one.above[other].mean:+.3f} [{one.above[other].low:+.3f}, {one.above[other].high:+.3f}])"
+        for one in found
+        for other in one.above
+        if tone(one.above[other]) == "up"
+    ]
+    count = len(found) * (len(found) - 1) // 2
+    told = "; ".join(apart) or "none"
+    return [
+        f"Gain over {len(found[0].gain.values)} seeds, the largest first: {gains}.",
+        f"Told apart, paired by seed, {len(apart)} of {count} pairs (at 95 %, one pair in twenty is by chance alone): {told}.",
+    ]
 
 
 def summary(rows: list[Row], pairs: list[Pair], labels: Mapping[str, str]) -> list[str]:

@@ -43,7 +43,7 @@ def _torchrun(count: int) -> int:
         signal.signal(signal.SIGTERM, hand_on)
         status = child.wait()
         failed = [int(file.name) for file in Path(folder).iterdir()]
-    return STATUS if terminated else failed[0] if failed else status
+    return STATUS if terminated else min(failed, default=status)
 
 
 def load_policy(

@@ -29,8 +29,11 @@ from g2rpo_core.report import (
     cells,
     main_table,
     method_pairs,
+    missing_table,
     most_changed,
     over_seeds,
+    ranking,
+    standings,
     style_table,
     summary,
     tone,
@@ -98,6 +101,7 @@ def build_context(profile: str, here: Place, settings: SimpleNamespace, runs: li
     together: dict[str, list[str]] = {}  # methods that were trained on the same
     for name in names:
         together.setdefault(json.dumps(trained_on[name], sort_keys=True), []).append(name)
+    ranked = [(trained_on[group[0]], found) for group in together.values() if len(found := standings(rows, group)) > 1]
     groups = [[run for run in runs if run[0] in group] for group in together.values()]
     monitored = [name.removeprefix("heldout_") for table in records.values() for name in table.filter(like="heldout_")]
     measured = list(dict.fromkeys([*settings.training.rewards, *monitored]))
@@ -118,6 +122,9 @@ def build_context(profile: str, here: Place, settings: SimpleNamespace, runs: li
         "matrices": [
             (trained_on[group[0][0]], list(zip(group, win_rates(results, group, trained_on[group[0][0]])))) for group in groups
         ],
+        "standings": ranked,
+        "ranking": [(weights, ranking(found, labels)) for weights, found in ranked],
+        "missing": missing_table(everything),
         "over_seeds": over_seeds(rows, [name for name in rewards if name == "verifier"]),
         "variants": variants,
         "look_labels": {name: LOOKS[name] for name in measured_looks},

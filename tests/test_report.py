@@ -8,8 +8,11 @@ from g2rpo_core.report import (
     difference,
     main_table,
     method_pairs,
+    missing_table,
     most_changed,
     over_seeds,
+    ranking,
+    standings,
     style_table,
     summary,
     tone,
@@ -70,6 +73,39 @@ def test_seeds_are_values_of_their_own_and_two_say_nothing_of_a_spread(results):
     assert found[""].high - found[""].mean == pytest.approx(4.303 * 0.02 / 3**0.5)
     assert found["clip_score"].mean == pytest.approx(0)
     assert over_seeds(rows[:-1], []) == []
+
+
+def test_methods_are_ranked_over_seeds_and_told_apart_seed_by_seed(results):
+    """Seeds differ by more than methods do: only paired by seed are they told apart, and the third, which changes sides, never is."""
+    base, treated = results[results.method == "base"], results[results.method == "g2rpo"]
+    shifts = {"g2rpo": (0.1, 0.3, 0.5), "dance_grpo": (0.0, 0.21, 0.39), "mix_grpo": (0.2, 0.1, 0.6)}
+    parts = [
+        treated.assign(method=method, seed=seed, score=treated.score + shift * (treated.reward == "hps"))
+        for method, values in shifts.items()
+        for seed, shift in enumerate(values)
+    ]
+    runs = [(method, seed) for method in shifts for seed in range(3)]
+    trained_on = {method: WEIGHTS for method in shifts}
+    rows = main_table(pd.concat([base, *parts]), ("base", 0), runs, ["hps"], trained_on)
+    found = standings(rows, list(shifts))
+    assert [one.method for one in found] in (["g2rpo", "mix_grpo", "dance_grpo"], ["mix_grpo", "g2rpo", "dance_grpo"])
+    first = next(one for one in found if one.method == "g2rpo")
+    assert first.gain.mean == pytest.approx(0.2 + 2 * 0.3) and first.gain.low < 0.4
+    assert first.above["dance_grpo"].values == pytest.approx((0.18, 0.2, 0.22))
+    labels = METHOD_LABELS
+    order, apart = ranking(found, labels)
+    assert order.startswith("Gain over 3 seeds, the largest first: ")
+    assert "1 of 3 pairs" in apart and apart.count("is above") == 1 and "G²RPO is above DanceGRPO (+0.200" in apart
+    assert standings(rows[:-1], ["mix_grpo"]) == [] and ranking(found[:1], labels) == []
+
+
+def test_missing_scores_are_listed_with_their_commonest_reason(results):
+    results = results.assign(checkpoint="final", steps=10, reason=None)
+    assert missing_table(results) == []
+    lacking = results.index[(results.method == "g2rpo") & (results.reward == "hps")][:3]
+    results.loc[lacking, "score"], results.loc[lacking, "reason"] = np.nan, ["no answer", "refused", "no answer"]
+    key = {"method": "g2rpo", "seed": 1, "checkpoint": "final", "steps": 10, "reward": "hps"}
+    assert missing_table(results) == [key | {"missing": 3, "scores": 50, "reason": "no answer"}]
 
 
 def test_missing_scores_are_counted_and_never_zero(results):
