@@ -4,9 +4,14 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 import torch
+from diffusers import FluxTransformer2DModel
+
+from g2rpo_core.footprint import transformer_inputs
+from g2rpo_core.parallel import apply_compile
 
 from .conftest import ROOT
 
@@ -41,6 +46,33 @@ def test_worlds_compute_the_same(ends, kind, size):
     )
     assert moved.abs().mean() < 1e-6  # Adam's first steps are signs: where a gradient is rounding alone, so is its step
     torch.testing.assert_close(one["pictures"], many["pictures"], rtol=1e-3, atol=1e-4)
+
+
+def test_compiled_blocks_compute_the_same_without_a_break_in_their_graphs(policy, monkeypatch):
+    """Forward and backward at two batch sizes. Traced and differentiated by the compiler; writing machine code takes minutes here."""
+    transformer = FluxTransformer2DModel.from_config({**policy.transformer.config, "num_layers": 1, "num_single_layers": 1})
+    transformer.load_state_dict(policy.transformer.state_dict(), strict=False)
+
+    def outputs() -> list[torch.Tensor]:
+        generator, found = torch.Generator().manual_seed(0), []
+        for batch in (2, 5):
+            inputs = transformer_inputs(transformer.config, batch, image_tokens=16, text_tokens=8)
+            for name in ("hidden_states", "encoder_hidden_states", "pooled_projections", "timestep"):
+                inputs[name] = torch.rand(inputs[name].shape, generator=generator)
+            transformer.zero_grad()
+            velocity = transformer(**inputs)[0]
+            velocity.square().mean().backward()
+            found += [velocity.detach(), *(one.grad.clone() for one in transformer.parameters() if one.grad is not None)]
+        return found
+
+    plain = outputs()
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    torch._dynamo.utils.counters.clear()
+    apply_compile(transformer)
+    for one, other in zip(outputs(), plain, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+    counters = torch._dynamo.utils.counters
+    assert counters["frames"]["ok"] >= 2 and not counters["graph_break"]
 
 
 def test_a_world_that_is_not_the_one_asked_for_is_an_error(tmp_path):
