@@ -83,8 +83,9 @@ def run(entry: dict, budget: int, learning_rate: float, seed: int, profile: Prof
     record, start = {"evaluations": 0, "trained": 0, "iteration": 0}, time.perf_counter()
     if budget:
         method = method_of_variant(entry, profile)
-        method, count = fitted(method, budget, sampling.steps, profile.training.group_size, seed)
-        training = profile.training.model_copy(update={"iterations": count, "learning_rate": learning_rate})
+        group = entry.get("group_size", profile.training.group_size)
+        method, count = fitted(method, budget, sampling.steps, group, seed)
+        training = profile.training.model_copy(update={"iterations": count, "learning_rate": learning_rate, "group_size": group})
         trained_on = {name: scorers[name] for name in training.rewards}
         record = deque(Trainer(policy, method, sampling, training, stores["train"], trained_on, seed).run(), maxlen=1)[0]
     costs = {"evaluations": record["evaluations"], "trained": record["trained"], "iterations": record["iteration"]}

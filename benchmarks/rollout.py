@@ -1,9 +1,10 @@
 """One iteration by the published loops and by ours, on the same weights and noise: evaluations, seconds, memory, differences.
 
-    python -m benchmarks.rollout [--size tiny|compute|all] [--models models/tiny] [--json]
+    python -m benchmarks.rollout [--size tiny|compute|all] [--models models/tiny] [--compile] [--json]
 
 Sizes: `tiny` is the profile's (16 + 16 tokens: per-call overhead dominates); `compute` the same model on larger pictures
 (484 + 16 tokens: arithmetic dominates, so that only saved evaluations and saved training passes count).
+With `--compile` ours has the setting `training.parallel.compile`, which the published loops do not have; compiling, minutes, is not timed.
 """
 
 import argparse
@@ -20,7 +21,7 @@ import torch
 
 from benchmarks.published import PublishedIteration
 from g2rpo_core import rewards as reward_table
-from g2rpo_core.config import SamplingSettings, load_profile, method_of
+from g2rpo_core.config import ParallelSettings, SamplingSettings, load_profile, method_of
 from g2rpo_core.embeddings import EmbeddingStore, encode, write
 from g2rpo_core.model_store import write_lock
 from g2rpo_core.policy import Policy
@@ -30,6 +31,7 @@ from g2rpo_core.rollout import evaluate
 from g2rpo_core.shapes.build import build_models
 from g2rpo_core.trainer import Trainer, advantages_of
 from g2rpo_core.tree import build
+from g2rpo_core.world import World
 
 # side of the pictures in pixels, latents in a call of the transformer, pictures in one of the VAE (each what is fastest on a
 # CPU), and what is added to a method's name
@@ -131,7 +133,13 @@ def compare(name: str, policy: Policy, store: EmbeddingStore, models: Path, samp
     draw = generator("rollout", 0, 0, 0)  # what Trainer.sample draws in iteration 0
     initial = policy.noise(draw)
     noises = [policy.noise(draw, training.group_size) for _ in tree.decisions]
-    trainer.score(trainer.sample(conditioning, 0), [text], 0)  # warm up
+
+    def warm_up():
+        sampled = trainer.sample(conditioning, 0)
+        advantages = advantages_of(trainer.score(sampled, [text], 0), list(training.rewards.values()), training.advantage_clip)
+        trainer.update(conditioning, [sampled.taken[place] for place in chosen], advantages)
+
+    warm_up()
 
     with Peak(policy.device) as ours_peak:
         sampled, ours_sampling = timed(policy.device, lambda: trainer.sample(conditioning, 0))
@@ -142,7 +150,7 @@ def compare(name: str, policy: Policy, store: EmbeddingStore, models: Path, samp
     our_gradients = gradients(trainer)
 
     published = PublishedIteration(trainer, conditioning, initial, noises)
-    with Peak(policy.device) as published_peak:
+    with torch.compiler.set_stance("force_eager"), Peak(policy.device) as published_peak:
         clean, published_sampling = timed(policy.device, published.sample)
         published_scores, published_scoring = timed(policy.device, lambda: published.score(clean, scorers, text))
         _, published_training = timed(policy.device, lambda: published.update(published_scores, chosen))
@@ -186,6 +194,7 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
     parser.add_argument("--models", type=Path, help="folder of the stage `models`; without it, hardly trained ones are made")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--compile", action="store_true", help="ours with compiled blocks")
     parser.add_argument("--json", action="store_true", help="the last line is one JSON object: method -> what was measured")
     args = parser.parse_args()
     results = {}
@@ -201,6 +210,7 @@ def main() -> None:
                 update={"steps": STEPS, "height": side, "width": side, "batch_tokens": tokens, "decode_batch": decode_batch}
             )
             plain = plain_rate(policy, store)
+            policy.parallelize(ParallelSettings(compile=args.compile), World())
             print(f"\n{size}: {policy.image_tokens} + 16 tokens, {args.device}, {torch.get_num_threads()} threads")
             print(f"bare transformer in batches of {PLAIN_BATCH}: {plain:.0f} evaluations/s")
             for name in args.methods:
