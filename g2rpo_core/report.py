@@ -194,25 +194,6 @@ def tone(found: Difference | None) -> str:
     return "up" if found.mean > 0 else "down"
 
 
-def ranking(found: list[Standing], labels: Mapping[str, str]) -> list[str]:
-    """The order of methods over seeds in two sentences: their gains, and which of them are told apart."""
-    if len(found) < 2:
-        return []
-    gains = ", ".join(f"{labels[one.method]} {one.gain.mean:+.3f} [{one.gain.low:+.3f}, {one.gain.high:+.3f}]" for one in found)
-    apart = [
-        f"{labels[one.method]} is above {labels[other]} ({one.above[other].mean:+.3f} [{one.above[other].low:+.3f}, {one.above[other].high:+.3f}])"
-        for one in found
-        for other in one.above
-        if tone(one.above[other]) == "up"
-    ]
-    count = len(found) * (len(found) - 1) // 2
-    told = "; ".join(apart) or "none"
-    return [
-        f"Gain over {len(found[0].gain.values)} seeds, the largest first: {gains}.",
-        f"Told apart, paired by seed, {len(apart)} of {count} pairs (at 95 %, one pair in twenty is by chance alone): {told}.",
-    ]
-
-
 def summary(rows: list[Row], pairs: list[Pair], labels: Mapping[str, str]) -> list[str]:
     """What happened, in sentences: each method against the base, then the methods against each other, on the trained sum."""
     runs = [row for row in rows if row.trained]

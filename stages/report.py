@@ -32,7 +32,6 @@ from g2rpo_core.report import (
     missing_table,
     most_changed,
     over_seeds,
-    ranking,
     standings,
     style_table,
     summary,
@@ -123,7 +122,6 @@ def build_context(profile: str, here: Place, settings: SimpleNamespace, runs: li
             (trained_on[group[0][0]], list(zip(group, win_rates(results, group, trained_on[group[0][0]])))) for group in groups
         ],
         "standings": ranked,
-        "ranking": [(weights, ranking(found, labels)) for weights, found in ranked],
         "missing": missing_table(everything),
         "over_seeds": over_seeds(rows, [name for name in rewards if name == "verifier"]),
         "variants": variants,
