@@ -13,9 +13,7 @@ import contextlib
 import copy
 import json
 import shutil
-import statistics
 import time
-from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -25,6 +23,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from g2rpo_core.embeddings import Conditioning
 from g2rpo_core.flux import TRANSFORMER, VAE
+from g2rpo_core.footprint import seconds_of
 from g2rpo_core.methods import METHODS
 from g2rpo_core.policy import Policy
 from g2rpo_core.rollout import Velocity, rollout, sample
@@ -47,20 +46,6 @@ BACKENDS = {
     "cudnn": SDPBackend.CUDNN_ATTENTION,
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
 }
-
-
-def seconds_of(work: Callable[[], object], device: torch.device, repeats: int = 5) -> float:
-    """Median seconds of `work` after a warm-up."""
-    wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
-    work()
-    times = []
-    for _ in range(repeats):
-        wait()
-        start = time.perf_counter()
-        work()
-        wait()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
 
 
 def matrix_peak(device: torch.device, side: int) -> float:
