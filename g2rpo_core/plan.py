@@ -5,6 +5,7 @@ states are float32, gathered blocks bfloat16; with an adapter the frozen weights
 """
 
 import json
+import random
 from argparse import ArgumentParser, Namespace
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -73,7 +74,7 @@ def make_plan(profile: Profile, name: str, gpus: int, memory: float, shard: int 
 
     factor = 2 * 2 ** (len(flux.VAE["block_out_channels"]) - 1)
     tokens = (sampling.height // factor) * (sampling.width // factor), profile.embed.max_sequence_length
-    states = len(method.trained(len(widest.decisions), _First()))
+    states = len(method.trained(len(widest.decisions), random.Random(0)))
     if method.branching == "all":  # all but the first noisy step have a state for every member
         states = 1 + (states - 1) * group
     call = {
@@ -97,7 +98,7 @@ def make_plan(profile: Profile, name: str, gpus: int, memory: float, shard: int 
 
     frozen = counts.all - counts.trained
     width = DTYPES[sampling.dtype].itemsize
-    whole = 0 if adapter else counts.all * width if width < 4 else 0  # unsharded: autocast's copies
+    whole = counts.all * width if width < 4 and not adapter else 0  # unsharded: autocast's copies
     gathered = (2 * counts.block + counts.rest) * width + (
         0 if adapter else counts.block * 4
     )  # one computes, the next is fetched
@@ -152,13 +153,6 @@ def make_plan(profile: Profile, name: str, gpus: int, memory: float, shard: int 
         disk_gib=gib(_disk(profile, training, counts)),
         not_counted=[name for name in asked if name not in SCORERS],
     )
-
-
-class _First:
-    """In place of random.Random where only the number of drawn things counts."""
-
-    def sample(self, population, count):
-        return list(population)[:count]
 
 
 def _trees(method, steps: int, iterations: int) -> list:
