@@ -11,6 +11,7 @@ import argparse
 import json
 import time
 from collections import deque
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -27,7 +28,8 @@ from g2rpo_core.policy import Policy
 from g2rpo_core.rewards import score_all
 from g2rpo_core.statistics import paired_difference
 from g2rpo_core.trainer import Trainer
-from g2rpo_core.tree import build
+
+from .sparing import Savings, SparingTrainer
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "findings.parquet"
@@ -42,7 +44,7 @@ def method_of_variant(entry: dict, profile: Profile) -> Method:
     return Method.model_validate_json(json.dumps({**base.model_dump(mode="json"), **here, **entry.get("settings", {})}))
 
 
-def fitted(method: Method, budget: int, steps: int, group: int, seed: int) -> tuple[Method, int]:
+def fitted(method: Method, savings: Savings, budget: int, steps: int, group: int, seed: int) -> tuple[Method, int]:
     """How many iterations of one prompt come nearest to a budget of evaluations; a progressive window goes once over the schedule.
 
     Windows differ in cost: their mean over the places of one, or over 50 draws.
@@ -51,7 +53,7 @@ def fitted(method: Method, budget: int, steps: int, group: int, seed: int) -> tu
     progressive = method.window is not None and method.window.order == "progressive"
     moving = method.model_copy(update={"window": method.window.model_copy(update={"every": 1})}) if progressive else method
     branches = [moving.branches(steps, number, seed) for number in range(places if progressive else 50)]
-    costs = [build(one, method.granularities, steps, method.grid).evaluations(group) for one in branches]
+    costs = [savings.evaluations(one, method, steps, group) for one in branches]
     count = max(1, round(budget * len(costs) / sum(costs)))
     if progressive:
         stay = method.window.model_copy(update={"every": max(1, count // places)})
@@ -83,11 +85,14 @@ def run(entry: dict, budget: int, learning_rate: float, seed: int, profile: Prof
     record, start = {"evaluations": 0, "trained": 0, "iteration": 0}, time.perf_counter()
     if budget:
         method = method_of_variant(entry, profile)
-        group = entry.get("group_size", profile.training.group_size)
-        method, count = fitted(method, budget, sampling.steps, group, seed)
-        training = profile.training.model_copy(update={"iterations": count, "learning_rate": learning_rate, "group_size": group})
+        savings = Savings(**entry.get("savings", {}))
+        training = profile.training.model_copy(update={**entry.get("training", {}), "learning_rate": learning_rate})
+        method, count = fitted(method, savings, budget, sampling.steps, training.group_size, seed)
+        training = training.model_copy(update={"iterations": count})
         trained_on = {name: scorers[name] for name in training.rewards}
-        record = deque(Trainer(policy, method, sampling, training, stores["train"], trained_on, seed).run(), maxlen=1)[0]
+        make = partial(SparingTrainer, savings=savings) if savings != Savings() else Trainer
+        trainer = make(policy, method, sampling, training, stores["train"], trained_on, seed)
+        record = deque(trainer.run(), maxlen=1)[0]
     costs = {"evaluations": record["evaluations"], "trained": record["trained"], "iterations": record["iteration"]}
     return evaluate(policy, stores["test"], scorers, profile).assign(**costs, seconds=time.perf_counter() - start)
 
