@@ -1,6 +1,6 @@
 """One iteration by the published loops and by ours, on the same weights and noise: evaluations, seconds, memory, differences.
 
-    python -m benchmarks.rollout [--size tiny|compute|all] [--models models/tiny] [--compile] [--json]
+    python -m benchmarks.rollout [--size tiny|compute|all] [--models models/tiny] [--repeats 3] [--compile] [--json]
 
 Sizes: `tiny` is the profile's (16 + 16 tokens: per-call overhead dominates); `compute` the same model on larger pictures
 (484 + 16 tokens: arithmetic dominates, so that only saved evaluations and saved training passes count).
@@ -15,6 +15,7 @@ import threading
 import time
 from functools import partial
 from pathlib import Path
+from statistics import median
 
 import psutil
 import torch
@@ -38,6 +39,7 @@ from g2rpo_core.world import World
 SIZES = {"tiny": (32, 144, 16, ""), "compute": (176, 12, 1, "_500_tokens")}
 METHODS = ("g2rpo", "dance_grpo", "mix_grpo")
 STEPS, PLAIN_BATCH = 16, 12
+PROMPTS = 4  # of a second rollout where one prompt's group leaves a call half empty, as MixGRPO's and DanceGRPO's do
 
 
 class Peak:
@@ -118,8 +120,8 @@ def gradients(trainer: Trainer) -> torch.Tensor:
     return torch.cat([parameter.grad.flatten() for parameter in trainer.parameters if parameter.grad is not None])
 
 
-def compare(name: str, policy: Policy, store: EmbeddingStore, models: Path, sampling: SamplingSettings) -> dict:
-    """Both loops for one iteration of a method at T = 16 and 12 members; what they took, and how far they differ."""
+def compare(name: str, policy: Policy, store: EmbeddingStore, models: Path, sampling: SamplingSettings, repeats: int) -> dict:
+    """Both loops in turn for one iteration of a method at T = 16 and 12 members; medians of what they took, and how far they differ."""
     profile = load_profile(Path("profiles/tiny.yaml"))
     method = method_of({name: type(profile.methods[name])()}, name).model_copy(update={"updates": "iteration"})
     training = profile.training.model_copy(
@@ -134,48 +136,75 @@ def compare(name: str, policy: Policy, store: EmbeddingStore, models: Path, samp
     initial = policy.noise(draw)
     noises = [policy.noise(draw, training.group_size) for _ in tree.decisions]
 
-    def warm_up():
-        sampled = trainer.sample(conditioning, 0)
-        advantages = advantages_of(trainer.score(sampled, [text], 0), list(training.rewards.values()), training.advantage_clip)
-        trainer.update(conditioning, [sampled.taken[place] for place in chosen], advantages)
-
-    warm_up()
-
-    with Peak(policy.device) as ours_peak:
-        sampled, ours_sampling = timed(policy.device, lambda: trainer.sample(conditioning, 0))
-        scores, ours_scoring = timed(policy.device, lambda: trainer.score(sampled, [text], 0))
+    def ours() -> tuple[int, tuple, dict]:
+        sampled, sampling = timed(policy.device, lambda: trainer.sample(conditioning, 0))
+        scores, scoring = timed(policy.device, lambda: trainer.score(sampled, [text], 0))
         advantages = advantages_of(scores, list(training.rewards.values()), training.advantage_clip)
         taken = [sampled.taken[place] for place in chosen]
-        _, ours_training = timed(policy.device, lambda: trainer.update(conditioning, taken, advantages))
-    our_gradients = gradients(trainer)
+        _, updating = timed(policy.device, lambda: trainer.update(conditioning, taken, advantages))
+        parts = {"sampling": sampling, "scoring": scoring, "training": updating}
+        return sampled.evaluations, (sampled.clean[0], scores, gradients(trainer)), parts
 
-    published = PublishedIteration(trainer, conditioning, initial, noises)
-    with torch.compiler.set_stance("force_eager"), Peak(policy.device) as published_peak:
-        clean, published_sampling = timed(policy.device, published.sample)
-        published_scores, published_scoring = timed(policy.device, lambda: published.score(clean, scorers, text))
-        _, published_training = timed(policy.device, lambda: published.update(published_scores, chosen))
-    their_gradients = gradients(trainer)
+    @torch.compiler.set_stance("force_eager")
+    def theirs() -> tuple[int, tuple, dict]:
+        published = PublishedIteration(trainer, conditioning, initial, noises)
+        clean, sampling = timed(policy.device, published.sample)
+        scores, scoring = timed(policy.device, lambda: published.score(clean, scorers, text))
+        _, updating = timed(policy.device, lambda: published.update(scores, chosen))
+        return (
+            published.evaluations,
+            (clean, scores, gradients(trainer)),
+            {"sampling": sampling, "scoring": scoring, "training": updating},
+        )
 
-    def entry(evaluations, sampling, scoring, training, peak):
-        parts = {"sampling": sampling, "scoring": scoring, "training": training}
-        return {"evaluations": evaluations, "seconds": sum(parts.values()), "seconds_by_part": parts, "peak_gib": peak.gib}
+    ours()  # warms up, and compiles
+    several = store.conditioning(range(PROMPTS))
+    unfilled = method.branching == "all" and policy.batch_size(sampling.batch_tokens, conditioning) > training.group_size
+    if unfilled:
+        trainer.sample(several, 0)
+    results, runs, plain, wide = {}, {"published": [], "ours": []}, [], []
+    for _ in range(repeats):
+        for label, loop in (("published", theirs), ("ours", ours)):
+            with Peak(policy.device) as peak:
+                evaluations, results[label], parts = loop()
+            runs[label].append({"evaluations": evaluations, "seconds": sum(parts.values()), "parts": parts, "peak_gib": peak.gib})
+        plain.append(plain_rate(policy, store))
+        if unfilled:
+            sampled, seconds = timed(policy.device, lambda: trainer.sample(several, 0))
+            wide.append(sampled.evaluations / seconds)
 
-    ours = entry(sampled.evaluations, ours_sampling, ours_scoring, ours_training, ours_peak)
-    theirs = entry(published.evaluations, published_sampling, published_scoring, published_training, published_peak)
-    scale = their_gradients.abs().max()
+    def entry(label: str) -> dict:
+        found = runs[label]
+        return {
+            "evaluations": found[0]["evaluations"],
+            "seconds": median(run["seconds"] for run in found),
+            "seconds_by_part": {part: median(run["parts"][part] for run in found) for part in found[0]["parts"]},
+            "peak_gib": max(run["peak_gib"] for run in found),
+        }
+
+    published, our = entry("published"), entry("ours")
+    ratios = sorted(theirs["seconds"] / ours["seconds"] for theirs, ours in zip(runs["published"], runs["ours"]))
+    latents, rewards, gradient = ((one - other).abs().max().item() for one, other in zip(results["ours"], results["published"]))
     return {
-        "published": theirs,
-        "ours": ours,
-        "speedup": theirs["seconds"] / ours["seconds"],
+        "published": published,
+        "ours": {
+            **our,
+            "evaluations_per_second": our["evaluations"] / our["seconds_by_part"]["sampling"],
+            f"evaluations_per_second_of_{PROMPTS}_prompts": median(wide) if wide else None,
+        },
+        "plain_batches_evaluations_per_second": median(plain),
+        "speedup": published["seconds"] / our["seconds"],
+        "speedup_range": [ratios[0], ratios[-1]],
         "max_difference": {
-            "latents": (sampled.clean[0] - clean).abs().max().item(),
-            "rewards": (scores - published_scores).abs().max().item(),
-            "gradients_relative": ((our_gradients - their_gradients).abs().max() / scale).item(),
+            "latents": latents,
+            "rewards": rewards,
+            "gradients_relative": gradient / results["published"][2].abs().max().item(),
         },
     }
 
 
 @torch.no_grad()
+@torch.compiler.set_stance("force_eager")
 def plain_rate(policy: Policy, store: EmbeddingStore) -> float:
     """Evaluations a second of the bare transformer in batches of 12, latents ready on the device."""
     conditioning = store.conditioning([0])
@@ -193,6 +222,7 @@ def main() -> None:
     parser.add_argument("--size", choices=[*SIZES, "all"], default="all")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
     parser.add_argument("--models", type=Path, help="folder of the stage `models`; without it, hardly trained ones are made")
+    parser.add_argument("--repeats", type=int, default=3, help="of both loops, in turn; medians are told")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--compile", action="store_true", help="ours with compiled blocks")
     parser.add_argument("--json", action="store_true", help="the last line is one JSON object: method -> what was measured")
@@ -209,25 +239,24 @@ def main() -> None:
             sampling = profile.sampling.model_copy(
                 update={"steps": STEPS, "height": side, "width": side, "batch_tokens": tokens, "decode_batch": decode_batch}
             )
-            plain = plain_rate(policy, store)
             policy.parallelize(ParallelSettings(compile=args.compile), World())
             print(f"\n{size}: {policy.image_tokens} + 16 tokens, {args.device}, {torch.get_num_threads()} threads")
-            print(f"bare transformer in batches of {PLAIN_BATCH}: {plain:.0f} evaluations/s")
             for name in args.methods:
-                result = compare(name, policy, store, models, sampling)
+                results[name + suffix] = result = compare(name, policy, store, models, sampling, args.repeats)
                 ours, theirs = result["ours"], result["published"]
-                result["ours"]["evaluations_per_second"] = ours["evaluations"] / ours["seconds_by_part"]["sampling"]
-                result["plain_batches_evaluations_per_second"] = plain
-                results[name + suffix] = result
                 for label, row in (("published", theirs), ("ours", ours)):
                     parts = ", ".join(f"{part} {seconds:.2f}" for part, seconds in row["seconds_by_part"].items())
                     print(
                         f"{name:12} {label:10} {row['evaluations']:5} evaluations {row['seconds']:7.2f} s ({parts})  peak +{row['peak_gib']:.2f} GiB"
                     )
                 difference = ", ".join(f"{key} {value:.1e}" for key, value in result["max_difference"].items())
+                low, high = result["speedup_range"]
+                print(f"{name:12} speedup {result['speedup']:.2f}x [{low:.2f}, {high:.2f}]; largest differences: {difference}")
+                wide = ours[f"evaluations_per_second_of_{PROMPTS}_prompts"]
                 print(
-                    f"{name:12} speedup {result['speedup']:.2f}x, rollout {ours['evaluations_per_second']:.0f} evaluations/s; "
-                    f"largest differences: {difference}"
+                    f"{name:12} evaluations/s: rollout {ours['evaluations_per_second']:.0f}"
+                    + (f", of {PROMPTS} prompts {wide:.0f}" if wide else "")
+                    + f", bare transformer in batches of {PLAIN_BATCH} {result['plain_batches_evaluations_per_second']:.0f}"
                 )
     if args.json:
         print(json.dumps(results))
