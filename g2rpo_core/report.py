@@ -65,10 +65,14 @@ class StyleRow:
 
 @dataclass(frozen=True)
 class Standing:
-    """One method over its seeds: its gain over the base in the trained sum, and how far it is above each other method, paired by seed."""
+    """One method over its seeds: its gain over the base in the trained sum and in held-out rewards, and how far it is above each other method.
+
+    above: in the trained sum, paired by seed.
+    """
 
     method: str
     gain: Spread
+    held_out: dict[str, Spread]
     above: dict[str, Spread]
 
 
@@ -127,29 +131,25 @@ def method_pairs(results: pd.DataFrame, runs: list[Run], rewards: list[str], tra
     ]
 
 
-def over_seeds(rows: list[Row], held_out: list[str]) -> list[tuple[str, dict[str, Spread]]]:
-    """Each method's gain over the base across its seeds, in the trained sum (``) and in rewards that nothing was trained on.
+def standings(rows: list[Row], methods: list[str], held_out: list[str]) -> list[Standing]:
+    """Methods that share a trained sum, the one that gained most first; methods with fewer than three seeds are left out.
 
-    A seed is one value, its mean over prompts. Empty for fewer than three seeds: two say nothing of a spread.
+    held_out: rewards that nothing was trained on. A seed is one value, its mean over prompts; two say nothing of a spread.
     """
-    runs = [row for row in rows if row.trained]
-    gains = lambda row: {"": row.trained} | {name: row.cells[name].difference for name in held_out}
-    found = []
-    for method in dict.fromkeys(row.method for row in runs):
-        mine = [gains(row) for row in runs if row.method == method]
-        if len(mine) > 2:
-            found.append((method, {name: spread([one[name].mean for one in mine]) for name in mine[0]}))
-    return found
-
-
-def standings(rows: list[Row], methods: list[str]) -> list[Standing]:
-    """Methods that share a trained sum, the one that gained most first; methods with fewer than three seeds are left out."""
-    gains = {method: {row.seed: row.trained.mean for row in rows if row.method == method} for method in methods}
-    gains = {method: found for method, found in gains.items() if len(found) > 2}
-    above = lambda one, other: spread([value - gains[other][seed] for seed, value in gains[one].items() if seed in gains[other]])
+    runs = {method: {row.seed: row for row in rows if row.method == method} for method in methods}
+    runs = {method: found for method, found in runs.items() if len(found) > 2}
+    gained = lambda found, name: spread([row.cells[name].difference.mean for row in found.values()])
+    above = lambda one, other: spread(
+        [row.trained.mean - runs[other][seed].trained.mean for seed, row in runs[one].items() if seed in runs[other]]
+    )
     found = [
-        Standing(one, spread(list(gains[one].values())), {other: above(one, other) for other in gains if other != one})
-        for one in gains
+        Standing(
+            one,
+            spread([row.trained.mean for row in mine.values()]),
+            {name: gained(mine, name) for name in held_out},
+            {other: above(one, other) for other in runs if other != one},
+        )
+        for one, mine in runs.items()
     ]
     return sorted(found, key=lambda standing: -standing.gain.mean)
 

@@ -31,7 +31,6 @@ from g2rpo_core.report import (
     method_pairs,
     missing_table,
     most_changed,
-    over_seeds,
     standings,
     style_table,
     summary,
@@ -100,7 +99,8 @@ def build_context(profile: str, here: Place, settings: SimpleNamespace, runs: li
     together: dict[str, list[str]] = {}  # methods that were trained on the same
     for name in names:
         together.setdefault(json.dumps(trained_on[name], sort_keys=True), []).append(name)
-    ranked = [(trained_on[group[0]], found) for group in together.values() if len(found := standings(rows, group)) > 1]
+    verifier = [name for name in rewards if name == "verifier"]
+    ranked = [(trained_on[group[0]], found) for group in together.values() if (found := standings(rows, group, verifier))]
     groups = [[run for run in runs if run[0] in group] for group in together.values()]
     monitored = [name.removeprefix("heldout_") for table in records.values() for name in table.filter(like="heldout_")]
     measured = list(dict.fromkeys([*settings.training.rewards, *monitored]))
@@ -123,7 +123,6 @@ def build_context(profile: str, here: Place, settings: SimpleNamespace, runs: li
         ],
         "standings": ranked,
         "missing": missing_table(everything),
-        "over_seeds": over_seeds(rows, [name for name in rewards if name == "verifier"]),
         "variants": variants,
         "look_labels": {name: LOOKS[name] for name in measured_looks},
         "looks": [

@@ -10,7 +10,6 @@ from g2rpo_core.report import (
     method_pairs,
     missing_table,
     most_changed,
-    over_seeds,
     standings,
     style_table,
     summary,
@@ -66,12 +65,12 @@ def test_seeds_are_values_of_their_own_and_two_say_nothing_of_a_spread(results):
     several = [treated.assign(seed=seed, score=treated.score + 0.01 * seed * (treated.reward == "hps")) for seed in range(1, 4)]
     table = pd.concat([results[results.method == "base"], *several])
     rows = main_table(table, ("base", 0), runs, ["hps", "clip_score"], TRAINED_ON)
-    ((method, found),) = over_seeds(rows, ["clip_score"])
-    assert method == "g2rpo"
-    assert found[""].values == pytest.approx((0.22, 0.24, 0.26)) and found[""].mean == pytest.approx(0.24)
-    assert found[""].high - found[""].mean == pytest.approx(4.303 * 0.02 / 3**0.5)
-    assert found["clip_score"].mean == pytest.approx(0)
-    assert over_seeds(rows[:-1], []) == []
+    (found,) = standings(rows, ["g2rpo"], ["clip_score"])
+    assert found.method == "g2rpo" and found.above == {}
+    assert found.gain.values == pytest.approx((0.22, 0.24, 0.26)) and found.gain.mean == pytest.approx(0.24)
+    assert found.gain.high - found.gain.mean == pytest.approx(4.303 * 0.02 / 3**0.5)
+    assert found.held_out["clip_score"].mean == pytest.approx(0)
+    assert standings(rows[:-1], ["g2rpo"], []) == []
 
 
 def test_methods_are_ranked_over_seeds_and_told_apart_seed_by_seed(results):
@@ -86,7 +85,7 @@ def test_methods_are_ranked_over_seeds_and_told_apart_seed_by_seed(results):
     runs = [(method, seed) for method in shifts for seed in range(3)]
     trained_on = {method: WEIGHTS for method in shifts}
     rows = main_table(pd.concat([base, *parts]), ("base", 0), runs, ["hps"], trained_on)
-    found = standings(rows, list(shifts))
+    found = standings(rows, list(shifts), [])
     assert [one.method for one in found] in (["g2rpo", "mix_grpo", "dance_grpo"], ["mix_grpo", "g2rpo", "dance_grpo"])
     first = next(one for one in found if one.method == "g2rpo")
     assert first.gain.mean == pytest.approx(0.2 + 2 * 0.3) and first.gain.low < 0.4
@@ -94,7 +93,7 @@ def test_methods_are_ranked_over_seeds_and_told_apart_seed_by_seed(results):
     assert [(one.method, other) for one in found for other, gained in one.above.items() if tone(gained) == "up"] == [
         ("g2rpo", "dance_grpo")
     ]
-    assert standings(rows[:-1], ["mix_grpo"]) == []
+    assert standings(rows[:-1], ["mix_grpo"], []) == []
 
 
 def test_missing_scores_are_listed_with_their_commonest_reason(results):
