@@ -174,12 +174,12 @@ def paper_rows(variants: list[tuple[str | int, int, list[Row]]], settings: Simpl
     """What the paper published for our runs' methods with the same rewards: columns as `evaluation.rewards`, None where it has none."""
     published = YAML(typ="safe", pure=True).load((REPORTS / "paper.yaml").read_text())
     several = len(settings.evaluation.steps) > 1
+    named = {name for table in published["tables"] for name in table["rows"]}
     lines = []
     for number, (_, steps, rows) in enumerate(variants):
         tables = [one for one in published["tables"] if (several and one["steps"] == steps if "steps" in one else number == 0)]
         for row, table in product(rows, tables):
-            method = row.method if row.method == BASE[0] else settings.methods[row.method].method or row.method
-            key = row.method if row.method in table["rows"] else method
+            key = row.method if row.method in named else settings.methods[row.method].method or row.method
             if key in table["rows"] and set(table["trained_on"]) == set(trained_on.get(row.method, {})):
                 values = dict(zip(published["rewards"], table["rows"][key]))
                 pairs = [(row.cells[reward].mean, values.get(reward)) for reward in settings.evaluation.rewards]

@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -16,6 +18,7 @@ from g2rpo_core.report import (
     tone,
     win_rates,
 )
+from stages.report import paper_rows
 
 RUNS = [("g2rpo", 1), ("dance_grpo", 1)]
 WEIGHTS = {"hps": 2.0, "clip_score": 1.0}
@@ -184,3 +187,24 @@ def test_a_chart_of_many_runs_names_a_method_once_and_leaves_out_what_a_run_did_
     assert whole.count(">DanceGRPO<") == 1 and "seed 1" not in whole
     runs["mix_grpo", 3] = records.drop(columns="heldout_verifier")
     assert curves(runs, columns, {"iteration": "iteration"}, METHOD_LABELS).count("<path") < whole.count("<path")
+
+
+@pytest.mark.parametrize(
+    "name, method, found",
+    [
+        ("g2rpo", None, [("Table 1", 0.376)]),
+        ("cheaper", "g2rpo", [("Table 1", 0.376)]),  # an entry of that method is compared with its row
+        ("lambda_1", "g2rpo", [("Table 2", 0.372)]),  # one that the paper names itself with its own alone
+        ("flow_grpo", None, []),
+    ],
+)
+def test_the_papers_number_stands_beside_the_run_that_it_belongs_to(results, name, method, found):
+    results = results[results.method.isin(["base", "g2rpo"])].replace({"method": {"g2rpo": name}})
+    trained_on = {name: {"hps": 1.0, "clip_score": 1.0}}
+    rows = main_table(results, ("base", 0), [(name, 1)], ["hps"], trained_on)
+    methods = {name: SimpleNamespace(method=method)}
+    settings = SimpleNamespace(evaluation=SimpleNamespace(steps=[10], rewards=["hps"]), methods=methods)
+    base, *lines = paper_rows([("final", 10, rows)], settings, trained_on)
+    assert (base["table"], base["pairs"][0][1]) == ("Table 1", 0.305)
+    assert [(line["table"], line["pairs"][0][1]) for line in lines] == found
+    assert all(line["pairs"][0][0] == rows[1].cells["hps"].mean for line in lines)
