@@ -173,17 +173,18 @@ def label_of(settings: SimpleNamespace, name: str) -> str:
 def paper_rows(variants: list[tuple[str | int, int, list[Row]]], settings: SimpleNamespace, trained_on: Weights) -> list[dict]:
     """What the paper published for our runs' methods with the same rewards: columns as `evaluation.rewards`, None where it has none."""
     published = YAML(typ="safe", pure=True).load((REPORTS / "paper.yaml").read_text())
-    several = len(settings.evaluation.steps) > 1
+    ours = set(settings.evaluation.steps) if len(settings.evaluation.steps) > 1 else set()
     named = {name for table in published["tables"] for name in table["rows"]}
     lines = []
     for number, (_, steps, rows) in enumerate(variants):
-        tables = [one for one in published["tables"] if (several and one["steps"] == steps if "steps" in one else number == 0)]
+        beside = {steps} & ours | ({50} - ours if number == 0 else set())
+        tables = [one for one in published["tables"] if one["steps"] in beside]
         for row, table in product(rows, tables):
             key = row.method if row.method in named else settings.methods[row.method].method or row.method
             if key in table["rows"] and set(table["trained_on"]) == set(trained_on.get(row.method, {})):
                 values = dict(zip(published["rewards"], table["rows"][key]))
                 pairs = [(row.cells[reward].mean, values.get(reward)) for reward in settings.evaluation.rewards]
-                lines.append({"table": table["name"], "row": row, "pairs": pairs})
+                lines.append({"table": f"{table['name']}, {table['steps']} steps", "row": row, "pairs": pairs})
     return lines
 
 
