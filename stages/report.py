@@ -101,6 +101,10 @@ def build_context(profile: str, here: Place, settings: SimpleNamespace, runs: li
         together.setdefault(json.dumps(trained_on[name], sort_keys=True), []).append(name)
     verifier = [name for name in rewards if name == "verifier"]
     ranked = [(trained_on[group[0]], found) for group in together.values() if (found := standings(rows, group, verifier))]
+    gains = [  # over seeds, of every method in each variant
+        (trained_on[group[0]], [{one.method: one.gain for one in standings(found, group, [])} for _, _, found in variants])
+        for group in together.values()
+    ]
     groups = [[run for run in runs if run[0] in group] for group in together.values()]
     monitored = [name.removeprefix("heldout_") for table in records.values() for name in table.filter(like="heldout_")]
     measured = list(dict.fromkeys([*settings.training.rewards, *monitored]))
@@ -124,6 +128,7 @@ def build_context(profile: str, here: Place, settings: SimpleNamespace, runs: li
         "standings": ranked,
         "missing": missing_table(everything),
         "variants": variants,
+        "variant_gains": [(weights, found) for weights, found in gains if len(found) > 1 and found[0]],
         "look_labels": {name: LOOKS[name] for name in measured_looks},
         "looks": [
             (
