@@ -227,6 +227,8 @@ def main() -> None:
     parser.add_argument("--compile", action="store_true", help="ours with compiled blocks")
     parser.add_argument("--json", action="store_true", help="the last line is one JSON object: method -> what was measured")
     args = parser.parse_args()
+    if args.compile:
+        torch._dynamo.config.recompile_limit = 64  # a method needs up to 8 variants of a block, and here three share a process
     results = {}
     with tempfile.TemporaryDirectory() as folder:
         models = args.models or make_models(Path(folder))
