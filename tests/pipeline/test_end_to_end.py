@@ -212,32 +212,38 @@ changes: {evaluation: {steps: [2], checkpoints: [final], rewards: [hps, clip_sco
 """
 
 
-def test_a_study_runs_beside_by_its_name(project, tmp_path):
-    """Nothing that `dvc repro` made is made again or touched; the study's own report compares its own runs."""
+@pytest.fixture
+def study(project) -> Path:
+    """The folder of a study of two methods; gone after the test, however it ends."""
     folder = project / "studies" / "small"
     folder.mkdir()
     (folder / "params.yaml").write_text(STUDY)
     (folder / "dvc.yaml").symlink_to("../study.yaml")
+    yield folder
+    shutil.rmtree(folder)
+
+
+def test_a_study_runs_beside_by_its_name(project, study, tmp_path):
+    """Nothing that `dvc repro` made is made again or touched; the study's own report compares its own runs."""
     before = (project / "dvc.lock").read_bytes()
     done = run([sys.executable, "-m", "studies", "small"], project)
     assert done.returncode == 0, done.stderr
     assert "12/12" in done.stderr or "9/9" in done.stderr
     assert (project / "dvc.lock").read_bytes() == before
-    page = (folder / "reports" / "report.html").read_text()
+    page = (study / "reports" / "report.html").read_text()
     assert "Two &amp; two, profile" in page and "A &lt;b&gt;bold&lt;/b&gt; claim." in page
     assert "The first" in page and "The second" in page and "in-domain where underlined" in page
-    with open_page((folder / "reports" / "report.html").as_uri(), tmp_path / "chromium") as shown:
-        assert shown.complaints() == []
-    assert set(YAML(typ="safe").load(folder / "dvc.lock")["stages"]) == {
+    assert set(YAML(typ="safe").load(study / "dvc.lock")["stages"]) == {
         "train@first-3", "train@second-3", "evaluate_base", "evaluate@first-3", "evaluate@second-3", "report",
     }  # fmt: skip
     again = run([sys.executable, "-m", "studies", "small"], project)
-    assert again.returncode == 0 and not list(folder.rglob("*.tmp")), again.stderr
-    (folder / "params.yaml").write_text(STUDY.replace("[0, 1]", "[0, 99]"))
+    assert again.returncode == 0 and not list(study.rglob("*.tmp")), again.stderr
+    (study / "params.yaml").write_text(STUDY.replace("[0, 1]", "[0, 99]"))
     broken = run([sys.executable, "-m", "studies", "small"], project)
     assert broken.returncode == 1 and broken.stderr.count("\n") == 1
     assert "profiles/seconds.yaml with studies/small/params.yaml: methods.first: noisy step 99" in broken.stderr
-    shutil.rmtree(folder)
+    with open_page((study / "reports" / "report.html").as_uri(), tmp_path / "chromium") as shown:
+        assert shown.complaints() == []
 
 
 def test_an_unknown_study_names_the_known_ones(project):
