@@ -1,27 +1,46 @@
-# The two commands: `make reproduce` makes the comparison report from nothing, `make test` runs every test.
-# `make compare` trains and compares every method with three seeds (studies/compare): under 90 minutes on two cores.
+# The two commands: `make reproduce` makes the comparison report from nothing, `make test` runs the tests. `make help` lists all.
 PYTHON ?= python3
 BIN := .venv/bin
 export DVC_NO_ANALYTICS = 1
 export DO_NOT_TRACK = 1
 
-.PHONY: reproduce compare test clean
+.PHONY: help reproduce verify compare check format test test-slow clean
 
-reproduce: .venv/ready
+help: ## what there is
+	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | while IFS="$$(printf '\t')" read -r name text; do printf 'make %-10s %s\n' "$$name" "$$text"; done
+
+reproduce: .venv/ready ## from nothing to reports/report.html: installs, then runs the whole pipeline
 	$(BIN)/python -m stages.check
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/dvc repro
+	$(BIN)/dvc repro
 	@echo "report: $(CURDIR)/reports/report.html"
 
-compare: .venv/ready
-	$(BIN)/python -m stages.check
-	$(BIN)/python -m studies compare
+verify: .venv/ready ## which outputs of this checkout equal the committed dvc.lock
+	@$(BIN)/python -m stages.verify
 
-test: .venv/ready
-	$(BIN)/python -m pytest
+compare: .venv/ready ## the study `compare`: every method, two sets of rewards, three seeds (an hour on two cores)
+	$(BIN)/python -m stages.check
+	$(BIN)/python -m studies run compare
+
+check: .venv/ready ## before every commit: format, lint, types, import contracts, fast tests (under 2 minutes)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/lint-imports --no-cache
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -m "not pipeline and not slow"
+
+format: .venv/ready ## puts the code into its form
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+test: .venv/ready ## the tests, but for the slow ones
+	$(BIN)/python -m pytest -m "not slow"
+
+test-slow: .venv/ready ## kills, load, rehearsals, long draws of generated inputs
+	$(BIN)/python -m pytest -m slow
 
 # torch comes first: alone, its release for this machine is chosen; then everything at its pinned version.
 # Last the published scorers that tests compare with: their own pins cannot be met together, so nothing of theirs is resolved.
-.venv/ready: requirements.lock requirements-parity.lock tools/fit_torchvision.py pyproject.toml
+.venv/ready: requirements.lock requirements-parity.lock tools/fit_torchvision.py tools/activate_environment.py pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "error: Python 3.11 or newer is needed, this is " + sys.version.split()[0] + "; name another with: make PYTHON=python3.11")'
 	$(PYTHON) -m venv --clear .venv
 	$(BIN)/python -m pip install --quiet "$$(grep '^torch==' requirements.lock)"
@@ -29,7 +48,8 @@ test: .venv/ready
 	$(BIN)/python -m pip install --quiet --no-deps -r requirements-parity.lock
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
 	$(BIN)/python tools/fit_torchvision.py
+	$(BIN)/python tools/activate_environment.py
 	@touch $@
 
-clean:
+clean: ## removes the environment and everything that the pipeline makes
 	rm -rf .venv .cache/resume models prompts embeddings runs evaluations studies/*/runs studies/*/evaluations

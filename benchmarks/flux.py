@@ -1,8 +1,8 @@
-"""FLUX.1-dev's true shape with random weights on one GPU: what an evaluation costs, and what makes it cheaper.
+"""FLUX.1-dev's true shape with random weights on one GPU: what a forward evaluation costs, and what makes it cheaper.
 
     python -m benchmarks.flux [--batches 1 2 4 8 12] [--iteration] [--json]
 
-Prints the bf16 matrix peak measured in the same run, milliseconds per evaluation against batch size and their share of that peak,
+Prints the bf16 matrix peak measured in the same run, milliseconds per forward evaluation against batch size and their share of that peak,
 what compiling each block, attention backends and fp8 linear layers give and how far they move velocities, log-probabilities and
 latents, and the seconds of a G2RPO iteration at the paper's setting (720x720, T = 16, 12 members): by the measured rate, or with
 --iteration by running its rollout. `--size tiny --device cpu` runs the same code on any machine.
@@ -21,16 +21,16 @@ from diffusers import AutoencoderKL, FluxTransformer2DModel
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from g2rpo_core.embeddings import Conditioning
-from g2rpo_core.flux import TRANSFORMER, VAE
-from g2rpo_core.footprint import seconds_of
-from g2rpo_core.methods import METHODS
-from g2rpo_core.policy import Policy
-from g2rpo_core.rollout import Velocity, rollout, sample
-from g2rpo_core.schedule import shifted_sigmas, sigma_at
-from g2rpo_core.tree import build
+from g2rpo_core.algorithm.methods import METHODS
+from g2rpo_core.data.embeddings import Conditioning
+from g2rpo_core.estimate.published import TRANSFORMER, VAE
+from g2rpo_core.estimate.tracing import seconds_of
+from g2rpo_core.models.flux import Policy
+from g2rpo_core.rollout.rollout import Velocity, rollout, sample
+from g2rpo_core.rollout.tree import build
+from g2rpo_core.sampling.schedule import shifted_sigmas, sigma_at
 
-SIZES = {  # transformer, VAE, side of the pictures, text tokens
+SIZES = {  # transformer, VAE, side of the images, text tokens
     "flux": (TRANSFORMER, VAE, 720, 512),
     "tiny": (
         TRANSFORMER | {"num_layers": 1, "num_single_layers": 1, "attention_head_dim": 32, "num_attention_heads": 2, "axes_dims_rope": (8, 12, 12)},
@@ -40,7 +40,7 @@ SIZES = {  # transformer, VAE, side of the pictures, text tokens
     ),
 }  # fmt: skip
 STEPS, GROUP = 16, 12
-PUBLISHED_EVALUATIONS = 2188  # of the published loop at this setting; each is a call of batch 1
+PUBLISHED_FORWARD_EVALS = 2188  # of the published loop at this setting; each is a call of batch 1
 BACKENDS = {
     "flash": SDPBackend.FLASH_ATTENTION,
     "cudnn": SDPBackend.CUDNN_ATTENTION,
@@ -105,15 +105,14 @@ def drift(policy: Policy, exact: Velocity, other: Velocity) -> dict[str, float]:
     sigmas = shifted_sigmas(STEPS, 3.0).to(policy.device)
     step = torch.full((2,), 4, device=policy.device)
     velocities = [field(x, sigma, prompt) for field in (exact, other)]
-    one, two = (METHODS["g2rpo"].transition(sigmas)(x, v, step=step) for v in velocities)
-    sampled = one.sample(policy.noise(torch.Generator().manual_seed(1), 2))
-    ends = []
-    for field in (exact, other):
-        ends.append(sample(field, x[:1], sigmas.tolist(), 1))
+    transitions = [METHODS["g2rpo"].transition(sigmas)(x, v, step=step) for v in velocities]
+    sampled = transitions[0].sample(policy.noise(torch.Generator().manual_seed(1), 2))
+    log_probs = [transition.log_prob(sampled) for transition in transitions]
+    ends = [sample(field, x[:1], sigmas.tolist(), 1) for field in (exact, other)]
     relative = lambda a, b: ((a - b).norm() / b.norm()).item()
     return {
         "velocity_relative": relative(velocities[1], velocities[0]),
-        "ratio_drift": (two.log_prob(sampled) - one.log_prob(sampled)).exp().sub(1).abs().max().item(),
+        "ratio_drift": (log_probs[1] - log_probs[0]).exp().sub(1).abs().max().item(),
         "clean_latents_relative": relative(ends[1], ends[0]),
     }
 
@@ -139,7 +138,7 @@ def main() -> None:
     flops = counter.get_total_flops()
     result = {"device": name, "matrix_tflops": peak / 1e12, "tflop_per_evaluation": flops / 1e12, "variants": {}}
     print(
-        f"{name}: {peak / 1e12:.0f} TFLOP/s bf16; {flops / 1e12:.2f} TFLOP an evaluation, {policy.image_tokens} + {conditioning.context.shape[1]} tokens"
+        f"{name}: {peak / 1e12:.0f} TFLOP/s bf16; {flops / 1e12:.2f} TFLOP a forward evaluation, {policy.image_tokens} + {conditioning.context.shape[1]} tokens"
     )
 
     def measure(label: str, field: Velocity, batches: list[int], context=contextlib.nullcontext) -> None:
@@ -150,7 +149,7 @@ def main() -> None:
                 seconds = seconds_of(partial(field, *arguments), device) / batch
             rows[batch] = {"ms_per_evaluation": 1e3 * seconds, "share_of_peak": flops / seconds / peak}
             print(
-                f"{label:12} batch {batch:3}: {1e3 * seconds:8.2f} ms an evaluation, {100 * flops / seconds / peak:5.1f} % of the peak",
+                f"{label:12} batch {batch:3}: {1e3 * seconds:8.2f} ms a forward evaluation, {100 * flops / seconds / peak:5.1f} % of the peak",
                 flush=True,
             )
         with context():
@@ -161,8 +160,8 @@ def main() -> None:
     largest = max(args.batches)
     measure("eager", velocity, args.batches)
     if device.type == "cuda":
-        for backend, kind in BACKENDS.items():
-            measure(backend, velocity, [largest], partial(sdpa_kernel, [kind]))
+        for name_of_backend, backend in BACKENDS.items():
+            measure(name_of_backend, velocity, [largest], partial(sdpa_kernel, [backend]))
     weights = policy.transformer
     if device.type == "cuda" or shutil.which("c++"):
         policy.transformer = compiled = copy.deepcopy(weights)
@@ -177,22 +176,25 @@ def main() -> None:
         measure("fp8+compiled", policy.velocity(conditioning), args.batches)
     policy.transformer = weights
 
-    best = {label: min(row["ms_per_evaluation"] for row in one["batches"].values()) for label, one in result["variants"].items()}
+    best = {
+        label: min(row["ms_per_evaluation"] for row in variant["batches"].values())
+        for label, variant in result["variants"].items()
+    }
     method = METHODS["g2rpo"]
     tree = build(method.branches(STEPS), method.granularities, STEPS, method.grid)
-    evaluations = tree.evaluations(GROUP)
+    num_forward_evals = tree.num_forward_evals(GROUP)
     alone = result["variants"]["eager"]["batches"].get(1)
     result["rollout_seconds"] = {
-        "evaluations": {"ours": evaluations, "published": PUBLISHED_EVALUATIONS},
-        **{label: evaluations * ms / 1e3 for label, ms in best.items()},
-        **({"published, eager, batch 1": PUBLISHED_EVALUATIONS * alone["ms_per_evaluation"] / 1e3} if alone else {}),
+        "evaluations": {"ours": num_forward_evals, "published": PUBLISHED_FORWARD_EVALS},
+        **{label: num_forward_evals * ms / 1e3 for label, ms in best.items()},
+        **({"published, eager, batch 1": PUBLISHED_FORWARD_EVALS * alone["ms_per_evaluation"] / 1e3} if alone else {}),
     }
     if args.iteration:
         generator = torch.Generator().manual_seed(0)
-        noises = [policy.noise(generator, GROUP)[None] for _ in tree.decisions]
-        level = partial(sigma_at, steps=STEPS, shift=3.0)
+        noises = [policy.noise(generator, GROUP)[None] for _ in tree.sde_steps]
+        sigma_of = partial(sigma_at, steps=STEPS, shift=3.0)
         transition = method.transition(shifted_sigmas(STEPS, 3.0).to(device))
-        work = partial(rollout, velocity, tree, level, transition, policy.noise(generator)[None], noises, largest)
+        work = partial(rollout, velocity, tree, sigma_of, transition, policy.noise(generator)[None], noises, largest)
         start = time.perf_counter()
         sampled = work()
         if device.type == "cuda":

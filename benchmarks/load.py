@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[1]
 PROMPTS = (1_000, 10_000, 103_700)
 ITERATIONS = 1_000
 PROCESSES = (1, 2, 4)
-SMALL = {"group_size": 4, "rewards": {"hps": 1.0}, "learning_rate": 1e-6}  # how it learns is not asked here
+SMALL = {"num_generations": 4, "rewards": {"hps": 1.0}, "learning_rate": 1e-6}  # how it learns does not matter
 
 
 def project(folder: Path, models: Path, sections: dict) -> None:
@@ -57,8 +57,8 @@ def stage(folder: Path, name: str, *words: str) -> list[tuple[float, int]]:
 def resident(process: psutil.Process) -> int:
     total = 0
     try:
-        for one in [process, *process.children(recursive=True)]:
-            total += one.memory_info().rss
+        for each in [process, *process.children(recursive=True)]:
+            total += each.memory_info().rss
     except psutil.Error:
         pass  # one of them has just ended
     return total
@@ -96,11 +96,11 @@ def embedded(folder: Path, models: Path, training: dict) -> None:
         "prompts": {"train_count": 64, "test_count": 16},
         "sampling": {"steps": 4},
         "training": SMALL | {"monitor": monitor} | training,
-        "methods": {"g2rpo": {"settings": {"noisy_steps": [0, 1], "granularities": [1, 2]}}},
+        "methods": {"g2rpo": {"settings": {"sde_steps": [0, 1], "granularities": [1, 2]}}},
     }
     profile = YAML(typ="safe", pure=True).load((ROOT / "profiles" / "tiny.yaml").read_text())
     others = {
-        name: {"settings": {"noisy_steps": [0]}} for name in profile["methods"] if name in ("g2rpo_no_mgai", "flow_grpo_fast")
+        name: {"settings": {"sde_steps": [0]}} for name in profile["methods"] if name in ("g2rpo_no_mgai", "flow_grpo_fast")
     }
     sections["methods"] |= others
     project(folder, models, sections)
@@ -114,24 +114,24 @@ def iterations(folder: Path, models: Path, count: int) -> list[dict]:
     held = stage(folder, "train", "--method", "g2rpo", "--seed", "1")
     whole = held[-1][0]
     return [
-        {"share_of_run": share, "mib": round(min(held, key=lambda one: abs(one[0] - share * whole))[1] / 2**20)}
+        {"share_of_run": share, "mib": round(min(held, key=lambda sample: abs(sample[0] - share * whole))[1] / 2**20)}
         for share in (0.25, 0.5, 0.75, 0.95)
     ]
 
 
 def scaling(folder: Path, models: Path, processes: tuple[int, ...], count: int) -> list[dict]:
     rows = []
-    for kind in ("strong", "weak"):
+    for scaling in ("strong", "weak"):
         for size in processes:
-            several = max(processes) if kind == "strong" else size
+            several = max(processes) if scaling == "strong" else size
             embedded(folder, models, {"iterations": count, "prompts_per_iteration": several, "processes": size})
             stage(folder, "train", "--method", "g2rpo", "--seed", "1")
-            records = pd.read_parquet(folder / "runs" / "load" / "g2rpo-1" / "records.parquet")
-            seconds = records.seconds.diff().iloc[2:].median()  # the first iteration warms up
-            first = next((row["seconds"] for row in rows if row["kind"] == kind), seconds)
+            timings = json.loads((folder / "reports" / "timings" / "g2rpo-1.json").read_text())
+            seconds = pd.Series(list(timings["seconds"].values())).diff().iloc[2:].median()  # the first iteration warms up
+            first = next((row["seconds"] for row in rows if row["kind"] == scaling), seconds)
             rows.append(
                 {
-                    "kind": kind,
+                    "kind": scaling,
                     "processes": size,
                     "prompts": several,
                     "seconds": round(seconds, 4),
@@ -152,7 +152,7 @@ def main() -> None:
     args = parser.parse_args()
     if not (args.models / "models.lock.json").exists():
         sys.exit(f"error: {args.models}: no models there; the stage `models` makes them: dvc repro models")
-    found = {}
+    measured = {}
     for name in args.what:
         with tempfile.TemporaryDirectory() as folder:
             how = {
@@ -160,10 +160,10 @@ def main() -> None:
                 "iterations": lambda folder: iterations(folder, args.models, args.iterations),
                 "scaling": lambda folder: scaling(folder, args.models, tuple(args.processes), 12),
             }
-            found[name] = how[name](Path(folder))
-        print(f"{name}\n{pd.DataFrame(found[name]).to_string(index=False)}\n", flush=True)
+            measured[name] = how[name](Path(folder))
+        print(f"{name}\n{pd.DataFrame(measured[name]).to_string(index=False)}\n", flush=True)
     if args.json:
-        print(json.dumps(found))
+        print(json.dumps(measured))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""One iteration by the published loops and by ours, on the same weights and noise: evaluations, seconds, memory, differences.
+"""One iteration by the published loops and by ours, on the same weights and noise: forward evaluations, seconds, memory, differences.
 
     python -m benchmarks.rollout [--size tiny|compute|all] [--models models/tiny] [--repeats 3] [--compile] [--json]
 
-Sizes: `tiny` is the profile's (16 + 16 tokens: per-call overhead dominates); `compute` the same model on larger pictures
-(484 + 16 tokens: arithmetic dominates, so that only saved evaluations and saved training passes count).
+Sizes: `tiny` is the profile's (16 + 16 tokens: per-call overhead dominates); `compute` the same model on larger images
+(484 + 16 tokens: arithmetic dominates, so that only saved forward evaluations and saved training passes count).
 With `--compile` ours has the setting `training.parallel.compile`, which the published loops do not have; compiling, minutes, is not timed.
 """
 
@@ -20,21 +20,25 @@ from statistics import median
 import psutil
 import torch
 
-from benchmarks.published import PublishedIteration
-from g2rpo_core import rewards as reward_table
-from g2rpo_core.config import ParallelSettings, SamplingSettings, load_profile, method_of
-from g2rpo_core.embeddings import EmbeddingStore, encode, write
-from g2rpo_core.model_store import write_lock
-from g2rpo_core.policy import Policy
-from g2rpo_core.prompts import shape_prompts
-from g2rpo_core.randomness import generator
-from g2rpo_core.rollout import evaluate
-from g2rpo_core.shapes.build import build_models
-from g2rpo_core.trainer import Trainer, advantages_of
-from g2rpo_core.tree import build
-from g2rpo_core.world import World
+from g2rpo_core.common.model_store import write_lock
+from g2rpo_core.common.seeding import generator
+from g2rpo_core.config import load_profile, method_of
+from g2rpo_core.data.embeddings import EmbeddingStore, encode, write
+from g2rpo_core.data.prompts import shape_prompts
+from g2rpo_core.distributed.process_group import ProcessGroup
+from g2rpo_core.models.flux import Policy
+from g2rpo_core.models.settings import ParallelSettings
+from g2rpo_core.rewards import registry
+from g2rpo_core.rollout.rollout import velocity_in_batches
+from g2rpo_core.rollout.tree import build
+from g2rpo_core.sampling.settings import SamplingSettings
+from g2rpo_core.tiny_models.build import build_models
+from g2rpo_core.training.batch import branch_advantages
+from g2rpo_core.training.experience import score_rollout
+from g2rpo_core.training.trainer import Trainer
+from reference.published_loops import PublishedIteration
 
-# side of the pictures in pixels, latents in a call of the transformer, pictures in one of the VAE (each what is fastest on a
+# side of the images in pixels, latents in a call of the transformer, images in one of the VAE (each what is fastest on a
 # CPU), and what is added to a method's name
 SIZES = {"tiny": (32, 144, 16, ""), "compute": (176, 12, 1, "_500_tokens")}
 METHODS = ("g2rpo", "dance_grpo", "mix_grpo")
@@ -80,7 +84,7 @@ def make_models(folder: Path) -> Path:
         for name in type(settings).model_fields
         if hasattr(value := getattr(settings, name), "steps")
     }
-    entries, _ = build_models(folder / "models", settings.model_copy(update={"pictures": 64, **short}))
+    entries, _ = build_models(folder / "models", settings.model_copy(update={"images": 64, **short}))
     write_lock(folder / "models", entries)
     return folder / "models"
 
@@ -123,68 +127,68 @@ def gradients(trainer: Trainer) -> torch.Tensor:
 def compare(name: str, policy: Policy, store: EmbeddingStore, models: Path, sampling: SamplingSettings, repeats: int) -> dict:
     """Both loops in turn for one iteration of a method at T = 16 and 12 members; medians of what they took, and how far they differ."""
     profile = load_profile(Path("profiles/tiny.yaml"))
-    method = method_of({name: type(profile.methods[name])()}, name).model_copy(update={"updates": "iteration"})
+    method = method_of({name: type(profile.methods[name])()}, name).model_copy(update={"updates_per_rollout": "iteration"})
     training = profile.training.model_copy(
         update={"learning_rate": 0.0, "max_grad_norm": 1e9, "batch_tokens": sampling.batch_tokens}
     )
-    scorers = reward_table.load(list(training.rewards), models, policy.device)
+    scorers = registry.load(list(training.rewards), models, policy.device)
     trainer = Trainer(policy, method, sampling, training, store, scorers, seed=0)
     conditioning, text = store.conditioning([0]), store.prompts[0].text
     tree = build(method.branches(STEPS), method.granularities, STEPS, method.grid)
-    chosen = method.trained(len(tree.decisions), random.Random(0))
-    draw = generator("rollout", 0, 0, 0)  # what Trainer.sample draws in iteration 0
+    chosen = method.trained(len(tree.sde_steps), random.Random(0))
+    draw = generator("rollout", 0, 0, 0)  # what RolloutSampler draws in iteration 0
     initial = policy.noise(draw)
-    noises = [policy.noise(draw, training.group_size) for _ in tree.decisions]
+    noises = [policy.noise(draw, training.num_generations) for _ in tree.sde_steps]
 
     def ours() -> tuple[int, tuple, dict]:
-        sampled, sampling = timed(policy.device, lambda: trainer.sample(conditioning, 0))
-        scores, scoring = timed(policy.device, lambda: trainer.score(sampled, [text], 0))
-        advantages = advantages_of(scores, list(training.rewards.values()), training.advantage_clip)
-        taken = [sampled.taken[place] for place in chosen]
-        _, updating = timed(policy.device, lambda: trainer.update(conditioning, taken, advantages))
-        parts = {"sampling": sampling, "scoring": scoring, "training": updating}
-        return sampled.evaluations, (sampled.clean[0], scores, gradients(trainer)), parts
+        sampled, sampling_seconds = timed(policy.device, lambda: trainer.sampler(conditioning, 0))
+        scored = partial(score_rollout, policy, scorers, sampled, [text], sampling.decode_batch, 0)
+        scores, scoring_seconds = timed(policy.device, scored)
+        advantages = branch_advantages(scores, list(training.rewards.values()), training.adv_clip_max)
+        transitions = [sampled.transitions[index] for index in chosen]
+        _, training_seconds = timed(policy.device, lambda: trainer.update(conditioning, transitions, advantages))
+        parts = {"sampling": sampling_seconds, "scoring": scoring_seconds, "training": training_seconds}
+        return sampled.num_forward_evals, (sampled.clean[0], scores, gradients(trainer)), parts
 
     @torch.compiler.set_stance("force_eager")
     def theirs() -> tuple[int, tuple, dict]:
         published = PublishedIteration(trainer, conditioning, initial, noises)
-        clean, sampling = timed(policy.device, published.sample)
-        scores, scoring = timed(policy.device, lambda: published.score(clean, scorers, text))
-        _, updating = timed(policy.device, lambda: published.update(scores, chosen))
-        return (
-            published.evaluations,
-            (clean, scores, gradients(trainer)),
-            {"sampling": sampling, "scoring": scoring, "training": updating},
-        )
+        clean, sampling_seconds = timed(policy.device, published.sample)
+        scores, scoring_seconds = timed(policy.device, lambda: published.score(clean, scorers, text))
+        _, training_seconds = timed(policy.device, lambda: published.update(scores, chosen))
+        parts = {"sampling": sampling_seconds, "scoring": scoring_seconds, "training": training_seconds}
+        return published.num_forward_evals, (clean, scores, gradients(trainer)), parts
 
     ours()  # warms up, and compiles
     several = store.conditioning(range(PROMPTS))
-    unfilled = method.branching == "all" and policy.batch_size(sampling.batch_tokens, conditioning) > training.group_size
+    unfilled = method.branching == "all" and policy.batch_size(sampling.batch_tokens, conditioning) > training.num_generations
     if unfilled:
-        trainer.sample(several, 0)
+        trainer.sampler(several, 0)
     results, runs, plain, wide = {}, {"published": [], "ours": []}, [], []
     for _ in range(repeats):
         for label, loop in (("published", theirs), ("ours", ours)):
             with Peak(policy.device) as peak:
-                evaluations, results[label], parts = loop()
-            runs[label].append({"evaluations": evaluations, "seconds": sum(parts.values()), "parts": parts, "peak_gib": peak.gib})
+                num_forward_evals, results[label], parts = loop()
+            runs[label].append(
+                {"evaluations": num_forward_evals, "seconds": sum(parts.values()), "parts": parts, "peak_gib": peak.gib}
+            )
         plain.append(plain_rate(policy, store))
         if unfilled:
-            sampled, seconds = timed(policy.device, lambda: trainer.sample(several, 0))
-            wide.append(sampled.evaluations / seconds)
+            sampled, seconds = timed(policy.device, lambda: trainer.sampler(several, 0))
+            wide.append(sampled.num_forward_evals / seconds)
 
     def entry(label: str) -> dict:
-        found = runs[label]
+        of_loop = runs[label]
         return {
-            "evaluations": found[0]["evaluations"],
-            "seconds": median(run["seconds"] for run in found),
-            "seconds_by_part": {part: median(run["parts"][part] for run in found) for part in found[0]["parts"]},
-            "peak_gib": max(run["peak_gib"] for run in found),
+            "evaluations": of_loop[0]["evaluations"],
+            "seconds": median(run["seconds"] for run in of_loop),
+            "seconds_by_part": {part: median(run["parts"][part] for run in of_loop) for part in of_loop[0]["parts"]},
+            "peak_gib": max(run["peak_gib"] for run in of_loop),
         }
 
     published, our = entry("published"), entry("ours")
     ratios = sorted(theirs["seconds"] / ours["seconds"] for theirs, ours in zip(runs["published"], runs["ours"]))
-    latents, rewards, gradient = ((one - other).abs().max().item() for one, other in zip(results["ours"], results["published"]))
+    latents, rewards, gradient = ((a - b).abs().max().item() for a, b in zip(results["ours"], results["published"]))
     return {
         "published": published,
         "ours": {
@@ -206,14 +210,15 @@ def compare(name: str, policy: Policy, store: EmbeddingStore, models: Path, samp
 @torch.no_grad()
 @torch.compiler.set_stance("force_eager")
 def plain_rate(policy: Policy, store: EmbeddingStore) -> float:
-    """Evaluations a second of the bare transformer in batches of 12, latents ready on the device."""
+    """Forward evaluations a second of the bare transformer in batches of 12, latents ready on the device."""
     conditioning = store.conditioning([0])
     velocity = policy.velocity(conditioning)
     latents = policy.noise(torch.Generator().manual_seed(0), PLAIN_BATCH)
     sigma, prompt = latents.new_full((PLAIN_BATCH,), 0.7), torch.zeros(PLAIN_BATCH, dtype=torch.int64, device=policy.device)
     velocity(latents, sigma, prompt)
     calls = 40 if policy.image_tokens < 100 else 15
-    _, seconds = timed(policy.device, lambda: [evaluate(velocity, latents, sigma, prompt, PLAIN_BATCH) for _ in range(calls)])
+    call = partial(velocity_in_batches, velocity, latents, sigma, prompt, PLAIN_BATCH)
+    _, seconds = timed(policy.device, lambda: [call() for _ in range(calls)])
     return calls * PLAIN_BATCH / seconds
 
 
@@ -241,7 +246,7 @@ def main() -> None:
             sampling = profile.sampling.model_copy(
                 update={"steps": STEPS, "height": side, "width": side, "batch_tokens": tokens, "decode_batch": decode_batch}
             )
-            policy.parallelize(ParallelSettings(compile=args.compile), World())
+            policy.parallelize(ParallelSettings(compile=args.compile), ProcessGroup())
             print(f"\n{size}: {policy.image_tokens} + 16 tokens, {args.device}, {torch.get_num_threads()} threads")
             for name in args.methods:
                 results[name + suffix] = result = compare(name, policy, store, models, sampling, args.repeats)
@@ -249,14 +254,14 @@ def main() -> None:
                 for label, row in (("published", theirs), ("ours", ours)):
                     parts = ", ".join(f"{part} {seconds:.2f}" for part, seconds in row["seconds_by_part"].items())
                     print(
-                        f"{name:12} {label:10} {row['evaluations']:5} evaluations {row['seconds']:7.2f} s ({parts})  peak +{row['peak_gib']:.2f} GiB"
+                        f"{name:12} {label:10} {row['evaluations']:5} NFE {row['seconds']:7.2f} s ({parts})  peak +{row['peak_gib']:.2f} GiB"
                     )
                 difference = ", ".join(f"{key} {value:.1e}" for key, value in result["max_difference"].items())
                 low, high = result["speedup_range"]
                 print(f"{name:12} speedup {result['speedup']:.2f}x [{low:.2f}, {high:.2f}]; largest differences: {difference}")
                 wide = ours[f"evaluations_per_second_of_{PROMPTS}_prompts"]
                 print(
-                    f"{name:12} evaluations/s: rollout {ours['evaluations_per_second']:.0f}"
+                    f"{name:12} NFE/s: rollout {ours['evaluations_per_second']:.0f}"
                     + (f", of {PROMPTS} prompts {wide:.0f}" if wide else "")
                     + f", bare transformer in batches of {PLAIN_BATCH} {result['plain_batches_evaluations_per_second']:.0f}"
                 )

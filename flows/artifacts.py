@@ -1,4 +1,4 @@
-"""What one sees of a flow run: the results table, the report, the reward curves and a grid of pictures, from the files that are there."""
+"""What one sees of a flow run: the results table, the report, the reward curves and a grid of images, from the files that are there."""
 
 import base64
 import io
@@ -11,10 +11,10 @@ from PIL import Image
 from prefect.artifacts import create_image_artifact, create_link_artifact, create_table_artifact
 from prefect.logging import get_run_logger
 
-from .graph import Stage
+from stages.graph import Stage
 
 GRID_PROMPTS = 6
-GRID_PIXELS = 128  # of one picture's side
+GRID_PIXELS = 128  # of one image's side
 
 
 def publish(root: Path, stages: dict[str, Stage]) -> None:
@@ -23,12 +23,12 @@ def publish(root: Path, stages: dict[str, Stage]) -> None:
     runs = sorted(stage.name.split("@")[1] for stage in stages.values() if "@" in stage.name)
     try:
         if table := results(root):
-            create_table_artifact(table, "results", "mean rewards of the test prompts, from reports/metrics/evaluate")
+            create_table_artifact(table, "results", "mean rewards of the test prompts, from reports/metrics")
         if (page := root / "reports" / "report.html").exists() and "report" in groups:
             create_link_artifact(page.resolve().as_uri(), "report.html", "report", "the report, on the machine that made it")
         if curve := reward_curve(root):
             create_image_artifact(curve, "reward-curve", "mean rewards of held-out prompts while training, from reports/curves")
-        if grid := picture_grid(root, runs):
+        if grid := image_grid(root, runs):
             create_image_artifact(grid, "grid", "the first test prompts; a row is a model")
     except httpx.HTTPError as error:  # the run's result does not hang on what is shown of it
         get_run_logger().warning("artifacts could not be left with the Prefect server: %s", error)
@@ -36,14 +36,14 @@ def publish(root: Path, stages: dict[str, Stage]) -> None:
 
 def results(root: Path) -> list[dict]:
     """One row a model: its name and its mean rewards."""
-    files = sorted((root / "reports" / "metrics" / "evaluate").glob("*.json"))
+    files = sorted((root / "reports" / "metrics").glob("*.json"))
     return [
         {"model": file.stem, **{name: round(value, 4) for name, value in json.loads(file.read_text()).items()}} for file in files
     ]
 
 
 def reward_curve(root: Path) -> str | None:
-    """Every held-out reward of every run against its iterations, as the URL of a picture; None without a run."""
+    """Every held-out reward of every run against its iterations, as the URL of an image; None without a run."""
     curves = {file.stem: json.loads(file.read_text()) for file in sorted((root / "reports" / "curves").glob("*.json"))}
     rewards = list(dict.fromkeys(name for curve in curves.values() for name in curve[0] if name.startswith("heldout_")))
     if not rewards:
@@ -57,11 +57,11 @@ def reward_curve(root: Path) -> str | None:
     axes.legend(fontsize="small")
     file = io.BytesIO()
     figure.savefig(file, format="png", dpi=80)
-    return picture_url(file)
+    return image_url(file)
 
 
-def picture_grid(root: Path, runs: list[str]) -> str | None:
-    """The pictures of the first test prompts, one row a model (the base first), as the URL of a picture; None without pictures.
+def image_grid(root: Path, runs: list[str]) -> str | None:
+    """The images of the first test prompts, one row a model (the base first), as the URL of an image; None without images.
 
     Of several checkpoints and numbers of steps that were evaluated, those that come first by name.
     """
@@ -75,13 +75,13 @@ def picture_grid(root: Path, runs: list[str]) -> str | None:
     for y, folder in enumerate(rows):
         for x, name in enumerate(names):
             if (folder / name).exists():
-                with Image.open(folder / name) as picture:
-                    small = picture.convert("RGB").resize((GRID_PIXELS, GRID_PIXELS), Image.Resampling.BICUBIC)
+                with Image.open(folder / name) as image:
+                    small = image.convert("RGB").resize((GRID_PIXELS, GRID_PIXELS), Image.Resampling.BICUBIC)
                     sheet.paste(small, (GRID_PIXELS * x, GRID_PIXELS * y))
     file = io.BytesIO()
     sheet.save(file, "PNG")
-    return picture_url(file)
+    return image_url(file)
 
 
-def picture_url(file: io.BytesIO) -> str:
+def image_url(file: io.BytesIO) -> str:
     return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"

@@ -1,7 +1,6 @@
 """The flows: `reproduce`, `train`, `evaluate`, `report`. Each asks DVC what there is to do, and runs one task a stage."""
 
 import os
-import queue
 import threading
 import time
 from collections.abc import Callable
@@ -15,12 +14,12 @@ from prefect.states import Completed, Failed, State
 from prefect.task_runners import ThreadPoolTaskRunner
 from rich.console import Console
 
+from flows.artifacts import publish
+from flows.server import healthy
+from flows.stage import stage_task
 from g2rpo_core.errors import UserError
-
-from .artifacts import publish
-from .graph import Stage, chosen, read_graph
-from .server import healthy
-from .stage import stage_task
+from stages.graph import Stage, chosen, read_graph
+from stages.runner import run_graph
 
 # A runner that has died no longer reads what its run prints, for which rich would end the run.
 Console.on_broken_pipe = lambda console: setattr(console, "quiet", True)
@@ -69,7 +68,13 @@ def unscored(stages: dict[str, Stage]) -> dict[str, Stage]:
 def run_chosen(choose: Callable[[dict[str, Stage]], dict[str, Stage]], side_by_side: int) -> State:
     """Runs what `choose` takes of the graph as it is now; what the user can mend ends in one line."""
     try:
-        return run_stages(choose(read_graph()), side_by_side)
+        stages = read_graph()
+        if (profile := stages.get("profile")) and profile.changed:  # seconds; only after it is known what else has changed
+            state = run_stages({profile.name: profile}, 1)
+            if not state.is_completed():
+                return state
+            stages = read_graph()
+        return run_stages(choose(stages), side_by_side)
     except UserError as error:
         return Failed(message=str(error))
 
@@ -80,33 +85,27 @@ def run_stages(stages: dict[str, Stage], side_by_side: int) -> State:
     A stage after a failed one does not run; independent ones do. SIGTERM (a cancelled run) ends the process groups of all
     running stages and comes back as what Prefect raises for it.
     """
-    stop, done = threading.Event(), queue.SimpleQueue()
+    stop = threading.Event()
     futures: dict[str, PrefectFuture] = {}
     running: set[str] = set()
     ended: dict[str, State] = {}
-    ran: set[str] = set()
 
-    def submit(stage: Stage) -> None:
+    def start(stage: Stage, needs_to_run: bool, done: Callable[[], None]) -> PrefectFuture:
         wait_for_server(stop)
-        needs_to_run = stage.changed or any(need in ran for need in stage.needs)
         needs = [futures[need] for need in stage.needs if need in futures]
-        future = stage_task(stage, stop).submit(needs_to_run, wait_for=needs)
-        futures[stage.name] = future
+        future = futures[stage.name] = stage_task(stage, stop).submit(needs_to_run, wait_for=needs)
         running.add(stage.name)
-        future.add_done_callback(lambda _: done.put(stage.name))
+        future.add_done_callback(lambda _: done())
+        return future
+
+    def end(name: str, future: PrefectFuture) -> bool:
+        running.remove(name)
+        future.wait()  # before it, its state is what the server knows, which is older
+        ended[name] = future.state
+        return future.state.is_completed() and future.state.name != "Skipped"
 
     try:
-        while len(ended) < len(stages):
-            for name, stage in stages.items():
-                ready = name not in futures and all(need in ended for need in stage.needs if need in stages)
-                if ready and len(running) < side_by_side:
-                    submit(stage)
-            name = done.get()
-            running.remove(name)
-            futures[name].wait()  # before it, its state is what the server knows, which is older
-            ended[name] = futures[name].state
-            if ended[name].is_completed() and ended[name].name != "Skipped":
-                ran.add(name)
+        run_graph(stages, side_by_side, start, end)
     except BaseException:
         stop.set()
         for name in running:

@@ -9,9 +9,8 @@ import sys
 from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser, Namespace
 from contextlib import nullcontext
 
+from flows.server import local_server, wait_until_healthy
 from g2rpo_core.errors import UserError
-
-from .server import local_server, wait_until_healthy
 
 SERVED_AT_START = 30.0  # seconds that a server named by PREFECT_API_URL has to answer
 
@@ -35,7 +34,7 @@ def deployments(args: Namespace) -> list:
     from prefect.flows import EntrypointType
     from prefect.schedules import Cron
 
-    from . import pipeline
+    from flows import pipeline
 
     one_at_a_time = ConcurrencyLimitConfig(limit=1, collision_strategy=ConcurrencyLimitStrategy.CANCEL_NEW)
     made = []

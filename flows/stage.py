@@ -1,13 +1,10 @@
 """One DVC stage as one Prefect task."""
 
-import os
 import re
-import sys
 import threading
 import time
 from collections import deque
 from dataclasses import dataclass, field
-from pathlib import Path
 from uuid import UUID
 
 import httpx
@@ -19,14 +16,13 @@ from prefect.states import Cancelled, Completed, Failed, State
 from prefect.tasks import exponential_backoff
 
 from g2rpo_core.errors import TRANSIENT_STATUS
-
-from .graph import Stage
-from .process import Ended, Text, run_group
+from stages.graph import Stage
+from stages.process import Ended, Text
+from stages.runner import repro
 
 BAR = re.compile(r"(\d{1,3})%\|")  # tqdm's
 BAR_LOGGED_EVERY = 60.0  # seconds
 BAR_SHOWN_EVERY = 10.0
-BUSY_WAIT = 5.0
 LAST_LINES = 40
 TRANSIENT = "TryAgain"  # the state's name after a failure that can pass
 
@@ -100,22 +96,9 @@ def stage_task(stage: Stage, stop: threading.Event) -> Task:
 def reproduce_stage(stage: Stage, stop: threading.Event) -> State:
     """`dvc repro --single-item` of a stage; the state that says how it ended."""
     output = Output(stage.name)
-    command = [sys.executable, "-m", "dvc", "--wait-for-lock", "repro", "--single-item", stage.name]
-    # a stage's `python` is the one that runs the flow
-    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"}
-    until = None if stage.meta.time_limit is None else time.monotonic() + stage.meta.time_limit
-    waited = False
-    while True:
-        left = None if until is None else max(until - time.monotonic(), 0.0)
-        ended = run_group(command, output, stop=stop, time_limit=left, environment=environment)
-        # DVC waits for its lock, but not for another run that is just making what this stage reads or writes
-        if ended.status == 0 or ended.by != "itself" or not output.says(r"is busy, it is being blocked by"):
-            return state_of(stage, ended, output)
-        output.tail.clear()
-        if not waited:
-            get_run_logger().warning("another run works on the same files: waiting for it")
-        waited = True
-        stop.wait(BUSY_WAIT)
+    busy = lambda: get_run_logger().warning("another run works on the same files: waiting for it")
+    ended = repro(stage, output, stop=stop, time_limit=stage.meta.time_limit, on_busy=busy)
+    return state_of(stage, ended, output)
 
 
 def state_of(stage: Stage, ended: Ended, output: Output) -> State:

@@ -14,8 +14,8 @@ class TransientError(UserError):
     """Something that may pass by itself (a hub or a server that does not answer): the same command may work later."""
 
 
-def made_by(stage: str, path: Path) -> Path:
-    """`path`, which the named stage of the pipeline makes; UserError if it has not."""
+def made_by(stage: str, path: Path, repro: str = "dvc repro") -> Path:
+    """`path`, which the named stage of the pipeline makes; UserError, with the command that runs it, if it has not."""
     if not path.exists():
-        raise UserError(f"{path} does not exist; the stage `{stage}` makes it: dvc repro {stage}")
+        raise UserError(f"{path} does not exist; the stage `{stage}` makes it: {repro} {stage}")
     return path

@@ -1,19 +1,19 @@
 """Checks params.yaml, its profile and its prompt files before any work; `python -m stages.check`."""
 
 from g2rpo_core.config import load_profile, load_run, profile_path
-from g2rpo_core.embeddings import check_lengths
-from stages.common import stage
+from g2rpo_core.data.embeddings import check_lengths
+from stages.common import ends_in_one_line
 from stages.prompts import chosen_prompts
 
 
-@stage
+@ends_in_one_line
 def main() -> None:
     run = load_run()
     profile = load_profile(profile_path(run.profile))
     for testing in (False, True):
         prompts = chosen_prompts(profile.prompts, testing=testing)
         if profile.models.source == "shapes":
-            from g2rpo_core.shapes.tokenizers import t5_tokenizer
+            from g2rpo_core.tiny_models.tokenizers import t5_tokenizer
 
             check_lengths(prompts, t5_tokenizer(), profile.embed.max_sequence_length)
     print(f"profile {run.profile}: {', '.join(run.methods)} with seeds {', '.join(map(str, run.seeds))}")

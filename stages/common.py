@@ -11,19 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
+from ruamel.yaml import YAML
+
 from g2rpo_core.config import load_profile, load_study, profile_path
 from g2rpo_core.errors import TRANSIENT_STATUS, TransientError, UserError
 
+ROOT = Path(__file__).parents[1]  # of the code; data are in the working directory
 REPORTS = Path("reports")
-STATUS_FOLDER = (
-    "G2RPO_STATUS_FOLDER"  # the folder in which a process that torchrun started leaves a file named by its exit status
-)
-BASE = ("base", 0)  # the method and seed that stand for the untrained model
-
-
-def run_name(method: str, seed: int | str) -> str:
-    """The name of one training run in paths."""
-    return f"{method}-{seed}"
+# the environment variable with the folder in which a process that torchrun started leaves a file named by its exit status
+STATUS_FOLDER = "G2RPO_STATUS_FOLDER"
 
 
 def arguments(description: str, *names: str) -> SimpleNamespace:
@@ -35,23 +31,38 @@ def arguments(description: str, *names: str) -> SimpleNamespace:
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where runs, their evaluations and what is reported of them are kept: of params.yaml, or of a study."""
+class RunPaths:
+    """Where runs, their evaluations and what is reported of them are kept: of params.yaml, or of a study.
+
+    timings: seconds differ from run to run, so they stand outside what DVC hashes; lock: DVC's; repro: what makes a stage of it.
+    """
 
     name: str
     runs: Path
     evaluations: Path
     reports: Path
-    stages: str  # before the name of a stage, for `dvc repro`
     lock: Path
+    repro: str
+
+    @property
+    def timings(self) -> Path:
+        return self.reports / "timings"
 
 
-def place(profile: str, study: str | None) -> Place:
-    """That of the profile's own runs, or of a study by it."""
+def run_paths(profile: str, study: str | None) -> RunPaths:
+    """Those of the profile's own runs, or of a study by it."""
     if study is None:
-        return Place(profile, Path("runs", profile), Path("evaluations", profile), REPORTS, "", Path("dvc.lock"))
+        return RunPaths(profile, Path("runs", profile), Path("evaluations", profile), REPORTS, Path("dvc.lock"), "dvc repro")
     home = Path("studies", study)
-    return Place(str(home), home / "runs", home / "evaluations", home / "reports", f"{home}/dvc.yaml:", home / "dvc.lock")
+    return RunPaths(
+        str(home), home / "runs", home / "evaluations", home / "reports", home / "dvc.lock", f"cd {home} && dvc repro"
+    )
+
+
+def declared_code(stage: str) -> list[Path]:
+    """The packages and files of code that a stage declares to DVC: a resumed run goes on as long as they stay the same."""
+    stages = YAML(typ="safe", pure=True).load((ROOT / "dvc.yaml").read_text())["stages"]
+    return [ROOT / path for path in stages[stage]["deps"] if path.startswith(("g2rpo_core/", "stages/"))]
 
 
 def sections(args: SimpleNamespace, *names: str) -> SimpleNamespace:
@@ -60,7 +71,7 @@ def sections(args: SimpleNamespace, *names: str) -> SimpleNamespace:
     return SimpleNamespace(**{name: getattr(loaded, name) for name in names})
 
 
-def stage(main: Callable[[], None]) -> Callable[[], None]:
+def ends_in_one_line(main: Callable[[], None]) -> Callable[[], None]:
     """Turns a UserError into one line and exit status 1, or 75 where the same command may work later."""
 
     @functools.wraps(main)

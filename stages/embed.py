@@ -7,16 +7,16 @@ import torch
 from diffusers import FluxPipeline
 from tqdm import tqdm
 
-from g2rpo_core import checkpoint
-from g2rpo_core.embeddings import DTYPES, check_lengths, encode, write
-from g2rpo_core.model_store import LOCK, ModelStore
-from g2rpo_core.prompts import load_prompts
-from stages.common import arguments, sections, stage
+from g2rpo_core.common.model_store import LOCK, ModelStore
+from g2rpo_core.data.embeddings import DTYPES, check_lengths, encode, write
+from g2rpo_core.data.prompts import load_prompts
+from g2rpo_core.distributed import checkpoint
+from stages.common import arguments, declared_code, ends_in_one_line, sections
 
 SECTIONS = ("embed",)
 
 
-@stage
+@ends_in_one_line
 def main() -> None:
     args = arguments(__doc__, "profile")
     settings = sections(args, *SECTIONS).embed
@@ -29,7 +29,9 @@ def main() -> None:
     pipeline.to("cuda" if torch.cuda.is_available() else "cpu")
     for prompts in sets.values():
         check_lengths(prompts, pipeline.tokenizer_2, settings.max_sequence_length)
-    folder = checkpoint.scratch("embed", args.profile, {"embed": settings}, [models / LOCK, *files.values()])
+    folder = checkpoint.scratch(
+        "embed", args.profile, {"embed": settings}, [*declared_code("embed"), models / LOCK, *files.values()]
+    )
     encoded = partial(encode, pipeline, max_length=settings.max_sequence_length, batch=settings.batch)
     for name, prompts in sets.items():
         with tqdm(desc=f"embed {name}", total=len(prompts), unit="prompt", mininterval=2) as bar:

@@ -1,4 +1,4 @@
-"""Stage `evaluate`: pictures of the test prompts by one run or by the base model, and their scores."""
+"""Stage `evaluate`: images of the test prompts by one run or by the base model, and their scores."""
 
 from pathlib import Path
 
@@ -6,84 +6,93 @@ import pandas as pd
 from torchvision.utils import save_image
 from tqdm import tqdm
 
-from g2rpo_core import checkpoint, rewards
-from g2rpo_core.embeddings import EmbeddingStore
+from g2rpo_core.common.model_store import LOCK, ModelStore
+from g2rpo_core.common.runs import BASE, run_name
+from g2rpo_core.data.embeddings import EmbeddingStore
+from g2rpo_core.distributed import checkpoint
 from g2rpo_core.errors import made_by
-from g2rpo_core.evaluation import check_missing, evaluate_batch
-from g2rpo_core.model_store import LOCK, ModelStore
-from g2rpo_core.policy import SNAPSHOTS, snapshot
-from g2rpo_core.results import SCORES, picture_folder, reported
-from stages.common import BASE, arguments, place, run_name, sections, stage, write_json
-from stages.launch import load_policy, processes
+from g2rpo_core.evaluation.evaluate import evaluate_batch
+from g2rpo_core.evaluation.results import SCORES, image_folder, reported
+from g2rpo_core.models.flux import SNAPSHOTS, snapshot
+from g2rpo_core.rewards import registry
+from g2rpo_core.rewards.scoring import check_missing
+from stages.common import arguments, declared_code, ends_in_one_line, run_paths, sections, write_json
+from stages.launch import join_processes, load_policy
 
 SECTIONS = ("evaluation", "rewards", "sampling")
 
 
-@stage
+@ends_in_one_line
 def main() -> None:
     args = arguments(__doc__, "profile", "method", "seed", "study")
-    here, settings = place(args.profile, args.study), sections(args, *SECTIONS)
+    paths, settings = run_paths(args.profile, args.study), sections(args, *SECTIONS)
     evaluation, sampling = settings.evaluation, settings.sampling
-    world, device = processes(evaluation.processes)
+    processes, device = join_processes(evaluation.processes)
     models, name = Path("models", args.profile), run_name(args.method, args.seed)
     run, checkpoints = None, ("final",)  # of the base, too, which has no others
     if args.method != BASE[0]:
-        run = made_by(f"{here.stages}train@{name}", here.runs / name / "records.parquet").parent
+        run = made_by(f"train@{name}", paths.runs / name / "records.parquet", paths.repro).parent
         checkpoints = evaluation.checkpoints
     store = EmbeddingStore(Path("embeddings", args.profile, "test"))
-    scorers = rewards.load(evaluation.rewards, models, device, settings.rewards)
-    inputs = [
+    scorers = registry.load(evaluation.rewards, models, device, settings.rewards)
+    dependencies = [
+        *declared_code("evaluate"),
         models / LOCK,
         Path("embeddings", args.profile, "test"),
         *([run / "transformer", run / "lora", run / SNAPSHOTS] if run else []),
     ]
     decides = {"evaluation": evaluation, "rewards": settings.rewards, "sampling": sampling}
-    folder = checkpoint.scratch("evaluate", f"{here.name}/{name}", decides, inputs)
+    folder = checkpoint.scratch("evaluate", f"{paths.name}/{name}", decides, dependencies)
     parts = range(-(-len(store) // evaluation.batch))
-    missing, reasons = rewards.max_missing(evaluation.rewards, settings.rewards), pd.DataFrame()
-    kinds = [(one, steps) for one in checkpoints for steps in evaluation.steps]
-    file_of = lambda kind, number: folder / "{}-{}-{:05d}.parquet".format(*kind, number)
+    missing, reasons = registry.max_missing(evaluation.rewards, settings.rewards), pd.DataFrame()
+    variants = [(kept, steps) for kept in checkpoints for steps in evaluation.steps]
+    file_of = lambda variant, number: folder / "{}-{}-{:05d}.parquet".format(*variant, number)
     todo = {
-        kind: [number for number in parts if number % world.size == world.rank and not complete(file_of(kind, number))]
-        for kind in kinds
+        variant: [
+            number for number in parts if number % processes.size == processes.rank and not complete(file_of(variant, number))
+        ]
+        for variant in variants
     }
-    total = len(kinds) * len(parts)
+    total = len(variants) * len(parts)
     bar = tqdm(
-        total=total, initial=total - sum(map(len, todo.values())), desc=f"evaluate {name}", unit="batch", disable=world.rank > 0
+        total=total,
+        initial=total - sum(map(len, todo.values())),
+        desc=f"evaluate {name}",
+        unit="batch",
+        disable=processes.rank > 0,
     )
-    for one in checkpoints:
-        policy = load_policy(models, evaluation, sampling, device, run=snapshot(run, one) if run else None)
+    for kept in checkpoints:
+        size = {"height": evaluation.height, "width": evaluation.width}
+        policy = load_policy(models, sampling, device, **size, run=snapshot(run, kept) if run else None)
         if run and evaluation.trained_share < 1:
             policy.use_base(ModelStore(models).folder("pipeline"))
         share = evaluation.trained_share if run else 1.0
         for steps in evaluation.steps:
-            kind = (one, steps)
-            shown = folder / "out" / picture_folder(*kind)
+            variant = (kept, steps)
+            shown = folder / "out" / image_folder(*variant)
             shown.mkdir(parents=True, exist_ok=True)
-            for number in todo[kind]:
+            for number in todo[variant]:
                 prompts, images, part = evaluate_batch(policy, store, scorers, evaluation, steps, sampling.shift, number, share)
                 for prompt, image in zip(prompts, images):
                     save_image(image, shown / f"{prompt.id}.png")
                 checkpoint.write_whole(
-                    file_of(kind, number), part.assign(checkpoint=str(one), steps=steps).to_parquet(index=False)
+                    file_of(variant, number), part.assign(checkpoint=str(kept), steps=steps).to_parquet(index=False)
                 )
                 reasons = pd.concat([reasons, part.dropna(subset="reason")])
-                stop_at_missing(reasons, len(kinds) * len(store), missing)
+                stop_at_missing(reasons, len(variants) * len(store), missing)
                 bar.update()
     bar.close()
-    world.barrier()
-    if world.rank > 0:
+    processes.barrier()
+    if processes.rank > 0:
         return
-    table = pd.concat([pd.read_parquet(file_of(kind, number)) for kind in kinds for number in parts], ignore_index=True)
-    stop_at_missing(table.dropna(subset="reason"), len(kinds) * len(store), missing)
+    table = pd.concat([pd.read_parquet(file_of(variant, number)) for variant in variants for number in parts], ignore_index=True)
+    stop_at_missing(table.dropna(subset="reason"), len(variants) * len(store), missing)
     out = folder / "out"
     table = table.assign(method=args.method, seed=int(args.seed))[SCORES]
     table.to_parquet(out / "results.parquet", index=False)
     means = reported(table, evaluation).groupby("reward", sort=False).score.mean()
-    write_json(
-        here.reports / "metrics" / "evaluate" / f"{name}.json", {reward: float(means[reward]) for reward in evaluation.rewards}
-    )
-    checkpoint.publish(out, here.evaluations / name)
+    write_json(paths.reports / "metrics" / f"{name}.json", {reward: float(means[reward]) for reward in evaluation.rewards})
+    checkpoint.publish(out, paths.evaluations / name)
     checkpoint.discard(folder)
 
 

@@ -3,32 +3,30 @@
 import os
 from pathlib import Path
 
-from g2rpo_core.config import load_run
-from g2rpo_core.model_store import write_lock
+from g2rpo_core.common.model_store import write_lock
 from stages import HUB_OFFLINE_BY_USER
-from stages.common import REPORTS, arguments, fresh, sections, stage, write_json
+from stages.common import REPORTS, arguments, ends_in_one_line, fresh, sections, write_json
 
 SECTIONS = ("models",)
 
 
-@stage
+@ends_in_one_line
 def main() -> None:
     args = arguments(__doc__, "profile")
-    load_run()  # the first stage of all: a mistake in params.yaml ends here, before any work
     settings = sections(args, *SECTIONS).models
     root = fresh(Path("models", args.profile))
     if settings.source == "shapes":
-        from g2rpo_core.shapes.build import build_models
+        from g2rpo_core.tiny_models.build import build_models
 
         entries, quality = build_models(root, settings)
     else:
         if HUB_OFFLINE_BY_USER is None:
             os.environ["HF_HUB_OFFLINE"] = "0"
-        from g2rpo_core.hub import download_models
+        from g2rpo_core.hub.download import download_models
 
         entries, quality = download_models(settings), {}
     write_lock(root, entries)
-    write_json(REPORTS / "metrics" / "models.json", quality)
+    write_json(REPORTS / "models.json", quality)
 
 
 if __name__ == "__main__":

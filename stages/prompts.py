@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from g2rpo_core.config import PromptSettings
-from g2rpo_core.prompts import Prompt, choose, read_prompts, shape_prompts, write_prompts
-from stages.common import arguments, sections, stage
+from g2rpo_core.data.prompts import Prompt, choose, read_prompts, shape_prompts, write_prompts
+from g2rpo_core.data.settings import PromptSettings
+from stages.common import arguments, ends_in_one_line, sections
 
 SECTIONS = ("prompts",)
 
@@ -17,7 +17,7 @@ def chosen_prompts(settings: PromptSettings, *, testing: bool) -> list[Prompt]:
     return choose(read_prompts(Path(source)), count, settings.seed)
 
 
-@stage
+@ends_in_one_line
 def main() -> None:
     args = arguments(__doc__, "profile")
     settings = sections(args, *SECTIONS).prompts

@@ -1,1 +1,1 @@
-"""Studies: matrices of runs with a report of their own, started by name; see study.yaml."""
+"""Studies: matrices of runs with a report of their own, each a folder with a params.yaml; `python -m studies` runs and makes them."""

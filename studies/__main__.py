@@ -1,92 +1,108 @@
-"""Runs a study: `python -m studies compare`. What is done already is not done again; what was interrupted goes on where it was.
+"""Runs studies, or makes a new one.
 
-Several stages run side by side, each with its share of the CPUs; every stage's output is in .cache/studies/<study>/.
+    python -m studies run compare      what is done already is not done again; what was interrupted goes on where it was
+    python -m studies new my_study     a folder studies/my_study to edit: methods, seeds, changes of the profile
+    python -m studies list
+
+`python -m studies compare` is `run compare`. Several stages run side by side, each with its share of the CPUs; every stage's output
+is in .cache/studies/<study>/.
 """
 
-import os
+import re
 import signal
 import sys
 import threading
-from argparse import ArgumentParser, RawDescriptionHelpFormatter
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from pathlib import Path
 
-from tqdm import tqdm
-
-from flows.graph import Stage, chosen, read_graph
-from flows.process import Text, run_group
-from g2rpo_core.config import load_study
+from g2rpo_core.config import load_run, load_study
 from g2rpo_core.errors import UserError
-from stages.common import stage as ends_in_one_line
+from stages.common import ends_in_one_line
+from stages.graph import chosen, read_graph
+from stages.runner import CPUS, run_with_bar
 
-CPUS = os.cpu_count() or 1
+STUDIES = Path("studies")
+GRAPH = STUDIES / "study.yaml"
+PROJECT = {  # what makes a folder a DVC project of its own, with the main one's cache
+    ".dvc/config": "[core]\n    analytics = false\n    autostage = false\n[cache]\n    dir = ../../../.dvc/cache\n",
+    ".dvc/.gitignore": "/config.local\n/tmp\n/cache\n",
+    ".dvcignore": "__pycache__\n.venv\n",
+}
+PARAMS = """\
+# What is compared: entries in the place of the profile's methods, and changes laid over its other sections.
+study: {name}
+profile: {profile}
+seeds: [1, 2, 3]
+title: {title}
+about: >-
+  What is compared here, and at what budgets: the first lines of the report.
+methods: [g2rpo, dance_grpo]
+entries:
+  g2rpo: {{}}
+  dance_grpo: {{}}
+changes: {{}}
+"""
 
 
 @ends_in_one_line
 def main() -> None:
+    args = parsed(sys.argv[1:])
+    if args.action == "list":
+        print("\n".join(names()))
+    elif args.action == "new":
+        new(args.study)
+    else:
+        run(args.study, max(1, args.side_by_side))
+
+
+def parsed(words: list[str]) -> Namespace:
     parser = ArgumentParser(prog="python -m studies", description=__doc__, formatter_class=RawDescriptionHelpFormatter)
-    parser.add_argument("study", help="a folder of studies/")
-    parser.add_argument("--side-by-side", type=int, default=min(2, CPUS), help="stages at once (default: %(default)s)")
-    args = parser.parse_args()
-    study = load_study(args.study)
-    stages = chosen(read_graph(), [f"studies/{study.study}/dvc.yaml:report"])
+    actions = parser.add_subparsers(dest="action", required=True, metavar="action")
+    command = actions.add_parser("run", help="bring a study up to date")
+    command.add_argument("study", help=f"one of {', '.join(names())}")
+    command.add_argument("--side-by-side", type=int, default=min(2, CPUS), help="stages at once (default: %(default)s)")
+    command = actions.add_parser("new", help="make the folder of a new study")
+    command.add_argument("study", metavar="NAME", help="letters, digits and _")
+    actions.add_parser("list", help="the studies there are")
+    if words and words[0] in names():
+        words = ["run", *words]
+    return parser.parse_args(words)
+
+
+def names() -> list[str]:
+    return sorted(file.parent.name for file in STUDIES.glob("*/params.yaml"))
+
+
+def run(name: str, side_by_side: int) -> None:
+    """The models and embeddings of the main project, then the study's stages."""
+    study = load_study(name)
+    if (profile := load_run().profile) != study.profile:
+        raise UserError(
+            f"studies/{name}/params.yaml: profile: {study.profile}, but params.yaml names {profile}: make both the same"
+        )
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
-    run_all(stages, max(1, args.side_by_side), Path(".cache", "studies", study.study), stop)
-    print(f"report: {Path('studies', study.study, 'reports', 'report.html').resolve()}")
+    logs = Path(".cache", "studies", name)
+    shared = chosen(read_graph(), ["embed"])
+    if any(stage.changed for stage in shared.values()):
+        run_with_bar(shared, side_by_side, logs.with_name("embed"), stop)
+    run_with_bar(read_graph(STUDIES / name), side_by_side, logs, stop)
+    print(f"report: {(STUDIES / name / 'reports' / 'report.html').resolve()}")
 
 
-def run_all(stages: dict[str, Stage], side_by_side: int, logs: Path, stop: threading.Event) -> None:
-    """Every stage that has changed or comes after one, after those it needs; UserError for the first that fails, or for `stop`."""
-    todo: dict[str, Stage] = {}
-    for name, stage in stages.items():
-        if stage.changed or any(need in todo for need in stage.needs):
-            todo[name] = stage
-    running: dict[Future, str] = {}
-    logs.mkdir(parents=True, exist_ok=True)
-    with (
-        ThreadPoolExecutor(side_by_side) as pool,
-        tqdm(total=len(stages), initial=len(stages) - len(todo), unit="stage", desc=logs.name) as bar,
-    ):
-        try:
-            while todo or running:
-                for name, stage in list(todo.items()):
-                    waiting = any(need in todo or need in running.values() for need in stage.needs)
-                    if not waiting and len(running) < side_by_side:
-                        del todo[name]
-                        running[pool.submit(run_stage, name, CPUS // side_by_side or 1, logs, stop)] = name
-                bar.set_postfix_str(", ".join(name.split(":")[-1] for name in running.values()))
-                for future in wait(running, return_when=FIRST_COMPLETED).done:
-                    del running[future]
-                    future.result()
-                    bar.update()
-        except BaseException:
-            stop.set()  # ends the others, which leave their checkpoints
-            raise
-
-
-def run_stage(name: str, threads: int, logs: Path, stop: threading.Event) -> None:
-    """`dvc repro` of one stage; UserError with its last line where it fails."""
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"  # a stage's `python` is this one
-    log = logs / f"{name.split(':')[-1]}.log"
-    last = []
-    with log.open("w") as file:
-
-        def write(text: Text) -> None:
-            file.write(f"{text.text}\n")
-            file.flush()
-            if text.text.startswith("error: "):
-                last.append(text.text.removeprefix("error: "))
-
-        ended = run_group(
-            [sys.executable, "-m", "dvc", "--wait-for-lock", "repro", "--single-item", name],
-            write, stop=stop, environment={**os.environ, "PATH": path, "OMP_NUM_THREADS": str(threads)},
-        )  # fmt: skip
-    if ended.by == "stop":
-        raise UserError(f"{name}: stopped; the same command goes on where it was")
-    if ended.status:
-        raise UserError(f"{name}: {last[-1] if last else f'exit status {ended.status}'}; its output is in {log}")
+def new(name: str) -> None:
+    """A folder that `run` takes; UserError if there is one."""
+    if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
+        raise UserError(f"{name!r} is no name of a study: letters, digits and _, such as my_study")
+    folder = STUDIES / name
+    if folder.exists():
+        raise UserError(f"{folder} exists; choose another name")
+    params = PARAMS.format(name=name, profile=load_run().profile, title=name.replace("_", " ").capitalize())
+    for file, text in {**PROJECT, "dvc.yaml": GRAPH.read_text(), "params.yaml": params}.items():
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (folder / file).write_text(text)
+    print(f"{folder / 'params.yaml'}: edit what is compared, then python -m studies run {name}")
 
 
 if __name__ == "__main__":

@@ -10,20 +10,22 @@ from pathlib import Path
 import pytest
 import torch
 
-from g2rpo_core.config import FitSettings, ShapesModels, load_profile
-from g2rpo_core.model_store import write_lock
+from g2rpo_core.common.model_store import write_lock
+from g2rpo_core.config import load_profile
+from g2rpo_core.tiny_models.settings import FitSettings, ShapesModels
 
 ROOT = Path(__file__).parents[1]
+GOLDENS = ROOT / "tests" / "goldens"
 
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory) -> Path:
-    from g2rpo_core.shapes.build import build_models
+    from g2rpo_core.tiny_models.build import build_models
 
     how = FitSettings(steps=3, batch=8, learning_rate=1e-3)
     fits = {name: how for name, field in ShapesModels.model_fields.items() if field.annotation is FitSettings}
     folder = tmp_path_factory.mktemp("models")
-    entries, _ = build_models(folder, ShapesModels(source="shapes", seed=0, pictures=64, **fits))
+    entries, _ = build_models(folder, ShapesModels(source="shapes", seed=0, images=64, **fits))
     write_lock(folder, entries)
     return folder
 
@@ -31,7 +33,7 @@ def models(tmp_path_factory) -> Path:
 @pytest.fixture
 def policy(models):
     """The tiny policy with random output and modulation weights: DiT's start at zero would make every velocity zero."""
-    from g2rpo_core.policy import Policy
+    from g2rpo_core.models.flux import Policy
 
     policy = Policy.load(models / "pipeline", height=32, width=32, guidance=3.5)
     generator = torch.Generator().manual_seed(0)
@@ -44,11 +46,11 @@ def policy(models):
 
 @pytest.fixture(scope="session")
 def embeddings_folder(models, tmp_path_factory) -> Path:
-    """A folder with 24 training captions of the shape world."""
+    """A folder with 24 training captions of the shapes task."""
     from diffusers import FluxPipeline
 
-    from g2rpo_core.embeddings import encode, write
-    from g2rpo_core.prompts import shape_prompts
+    from g2rpo_core.data.embeddings import encode, write
+    from g2rpo_core.data.prompts import shape_prompts
 
     folder = tmp_path_factory.mktemp("embeddings") / "train"
     pipeline = FluxPipeline.from_pretrained(models / "pipeline", transformer=None, vae=None)
@@ -60,7 +62,7 @@ def embeddings_folder(models, tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def embeddings(embeddings_folder):
     """The store of that folder."""
-    from g2rpo_core.embeddings import EmbeddingStore
+    from g2rpo_core.data.embeddings import EmbeddingStore
 
     return EmbeddingStore(embeddings_folder)
 

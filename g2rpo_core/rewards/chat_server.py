@@ -1,4 +1,4 @@
-"""Questions about pictures to a server that speaks OpenAI's chat completions, such as vLLM or SGLang."""
+"""Questions about images to a server that speaks OpenAI's chat completions, such as vLLM or SGLang."""
 
 import base64
 import io
@@ -10,13 +10,31 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import torch
+from pydantic import Field, PositiveInt
 from torchvision.transforms.v2 import functional as TF
 
-from ..errors import UserError
-from .settings import ServerSettings
+from g2rpo_core.errors import UserError
+from g2rpo_core.settings import Settings
 
 LONGEST_WAIT = 60.0  # seconds between two tries
 PASSING = {408, 409, 425, 429, 500, 502, 503, 504}  # HTTP statuses after which the same request may succeed
+
+
+class ServerSettings(Settings):
+    """A server that speaks OpenAI's chat completions.
+
+    url: up to and with its version, such as http://localhost:8000/v1; timeout: seconds for one try; tries: of each image;
+    backoff: seconds before the second try, doubled before each further one; key_variable: the environment variable that
+    holds the server's key.
+    """
+
+    url: str = Field(pattern=r"^https?://\S+$")
+    model: str
+    timeout: float = Field(120, gt=0)
+    tries: PositiveInt = 5
+    backoff: float = Field(1.0, ge=0)
+    concurrency: PositiveInt = 16
+    key_variable: str | None = None
 
 
 class Unanswered(Exception):
@@ -122,7 +140,7 @@ def seconds(retry_after: str | None) -> float:
 
 
 def png_url(image: torch.Tensor) -> str:
-    """A picture [3, H, W] uint8 as a data URL, lossless."""
+    """An image [3, H, W] uint8 as a data URL, lossless."""
     buffer = io.BytesIO()
     TF.to_pil_image(image).save(buffer, "PNG")
     return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"

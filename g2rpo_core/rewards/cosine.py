@@ -1,12 +1,12 @@
-"""The cosine of picture and prompt under a model of two towers: what HPS-v2.1, CLIP Score and PickScore are."""
+"""The cosine of image and prompt under a model of two towers: what HPS-v2.1, CLIP Score and PickScore are."""
 
 from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
 
-from .pictures import Pictures, Preprocess, check_pairs
-from .settings import ScorerSettings
+from g2rpo_core.rewards.preprocess import Images, Preprocess, check_pairs
+from g2rpo_core.rewards.spec import ScorerSettings
 
 
 class CosineScore:
@@ -31,7 +31,7 @@ class CosineScore:
         self._texts: dict[str, torch.Tensor] = {}
 
     @torch.no_grad()
-    def __call__(self, images: Pictures, prompts: Sequence[str]) -> torch.Tensor:
+    def __call__(self, images: Images, prompts: Sequence[str]) -> torch.Tensor:
         check_pairs(images, prompts)
         new = [prompt for prompt in dict.fromkeys(prompts) if prompt not in self._texts]
         for start in range(0, len(new), self.micro_batch):
@@ -40,5 +40,14 @@ class CosineScore:
         texts = torch.stack([self._texts[prompt] for prompt in prompts])
         parts = (images[start : start + self.micro_batch] for start in range(0, len(images), self.micro_batch))
         encoded = (self.encode_images(self.preprocess(part, self.device).to(self.dtype)) for part in parts)
-        pictures = torch.cat([F.normalize(part.float(), dim=-1) for part in encoded])
-        return self.scale * (pictures * texts).sum(1)
+        features = torch.cat([F.normalize(part.float(), dim=-1) for part in encoded])
+        return self.scale * (features * texts).sum(1)
+
+
+def of_open_clip(
+    model: torch.nn.Module, tokenize, preprocess: Preprocess, device: torch.device, settings: ScorerSettings
+) -> CosineScore:
+    """The cosine under an open_clip model, which is put on its device in its dtype."""
+    model = model.eval().requires_grad_(False).to(device, getattr(torch, settings.dtype))
+    encode_texts = lambda texts: model.encode_text(tokenize(texts).to(device))
+    return CosineScore(model.encode_image, encode_texts, preprocess, device, settings=settings)

@@ -1,4 +1,4 @@
-"""ImageReward: BLIP's picture and text towers, the text attending to the picture, and a head on its first token.
+"""ImageReward: BLIP's image and text towers, the text attending to the image, and a head on its first token.
 
 The towers are transformers' own; `ImageReward.pt` names its weights as BLIP's first code did, so the keys are renamed.
 """
@@ -7,19 +7,22 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
-from open_clip.constants import OPENAI_DATASET_MEAN, OPENAI_DATASET_STD
 from safetensors.torch import load_file
 from torch import nn
-from transformers import AutoTokenizer, BlipTextConfig, BlipTextModel, BlipVisionConfig, BlipVisionModel
 
-from .pictures import Pictures, Preprocess, check_pairs
-from .settings import ScorerSettings
+if TYPE_CHECKING:
+    from transformers import BlipTextConfig, BlipVisionConfig
+
+from g2rpo_core.common.model_store import ModelStore
+from g2rpo_core.rewards.preprocess import Images, Preprocess, check_pairs
+from g2rpo_core.rewards.spec import ModelSize, RewardSpec, ScorerSettings
 
 MEAN, STD = 0.16717362830052426, 1.0333394966054072  # of the raw scores, in the published code
 TEXT_LENGTH = 35  # tokens; longer prompts are cut
-HEAD_WIDTH = 64  # of the picture tower's attention, in BLIP's base and large size
+HEAD_WIDTH = 64  # of the image tower's attention, in BLIP's base and large size
 DEFAULT = ScorerSettings(micro_batch=64)
 RENAMED = [  # in this order; the text tower's names are those of transformers already
     (r"^blip\.visual_encoder\.cls_token$", "vision.embeddings.class_embedding"),
@@ -41,13 +44,15 @@ UNUSED = (
 
 
 class ImageRewardModel(nn.Module):
-    """pictures [N, 3, size, size] normalized, tokens [N, L] and their mask -> raw scores [N] float32.
+    """images [N, 3, size, size] normalized, tokens [N, L] and their mask -> raw scores [N] float32.
 
     The head is linear throughout, as published: the activations are commented out there, and dropout acts in training alone.
     It stays float32 whatever the dtype of the towers.
     """
 
-    def __init__(self, vision: BlipVisionConfig, text: BlipTextConfig):
+    def __init__(self, vision: "BlipVisionConfig", text: "BlipTextConfig"):
+        from transformers import BlipTextModel, BlipVisionModel
+
         super().__init__()
         self.vision = BlipVisionModel(vision)
         self.text = BlipTextModel(text, add_pooling_layer=False)
@@ -56,9 +61,9 @@ class ImageRewardModel(nn.Module):
         layers = [[nn.Linear(*pair), *map(nn.Dropout, drops[n : n + 1])] for n, pair in enumerate(zip(sizes, sizes[1:]))]
         self.head = nn.Sequential(*(layer for group in layers for layer in group))
 
-    def forward(self, pictures: torch.Tensor, tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    def forward(self, images: torch.Tensor, tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         states = self.text(
-            tokens, attention_mask=mask, encoder_hidden_states=self.vision(pictures).last_hidden_state, is_decoder=False
+            tokens, attention_mask=mask, encoder_hidden_states=self.vision(images).last_hidden_state, is_decoder=False
         ).last_hidden_state
         return self.head(states[:, 0].float()).squeeze(1)
 
@@ -68,6 +73,8 @@ def from_checkpoint(weights: dict[str, torch.Tensor], med_config: dict) -> Image
 
     Raises RuntimeError, naming the weights, if they are not exactly those of the model.
     """
+    from transformers import BlipTextConfig, BlipVisionConfig
+
     names = {}
     for key in weights:
         if not key.startswith(UNUSED):
@@ -95,13 +102,15 @@ def from_checkpoint(weights: dict[str, torch.Tensor], med_config: dict) -> Image
 
 
 class ImageReward:
-    """(raw score - MEAN) / STD, [N] float32: about normal with deviation 1 over the published pictures. Nothing has a gradient.
+    """(raw score - MEAN) / STD, [N] float32: about normal with deviation 1 over the published images. Nothing has a gradient.
 
-    A picture is encoded once for each of its prompts; a prompt's tokens once. Unlike the CLIP scores the text cannot be encoded
-    without its picture: it attends to it in every layer.
+    An image is encoded once for each of its prompts; a prompt's tokens once. Unlike the CLIP scores the text cannot be encoded
+    without its image: it attends to it in every layer.
     """
 
     def __init__(self, model: ImageRewardModel, tokenizer, device: torch.device, settings: ScorerSettings = DEFAULT):
+        from open_clip.constants import OPENAI_DATASET_MEAN, OPENAI_DATASET_STD
+
         self.dtype = getattr(torch, settings.dtype)
         self.model = model.eval().requires_grad_(False).to(device, self.dtype)
         self.model.head.float()
@@ -110,7 +119,7 @@ class ImageReward:
         self.preprocess = Preprocess(size, "crop", OPENAI_DATASET_MEAN, OPENAI_DATASET_STD, rgb="last")
 
     @torch.no_grad()
-    def __call__(self, images: Pictures, prompts: Sequence[str]) -> torch.Tensor:
+    def __call__(self, images: Images, prompts: Sequence[str]) -> torch.Tensor:
         check_pairs(images, prompts)
         different = {prompt: row for row, prompt in enumerate(dict.fromkeys(prompts))}
         encoded = self.tokenizer(list(different), padding=True, truncation=True, max_length=TEXT_LENGTH, return_tensors="pt")
@@ -128,9 +137,22 @@ def image_reward(folder: Path, tokenizer: Path, device: torch.device, settings: 
 
     tokenizer: the folder of `bert-base-uncased`'s.
     """
+    from transformers import AutoTokenizer
+
     (file,) = folder.glob("ImageReward.*")
     weights = (
         load_file(file) if file.suffix == ".safetensors" else torch.load(file, map_location="cpu", weights_only=True, mmap=True)
     )
     model = from_checkpoint(weights, json.loads((folder / "med_config.json").read_text()))
     return ImageReward(model, AutoTokenizer.from_pretrained(tokenizer), device, settings)
+
+
+def _build(models: ModelStore, device: torch.device, settings: ScorerSettings) -> ImageReward:
+    return image_reward(models.folder("image_reward"), models.folder("image_reward_tokenizer"), device, settings)
+
+
+# a ViT-L/16 with BLIP's text encoder
+SPEC = RewardSpec(
+    "image_reward", "ImageReward", _build, models=("image_reward", "image_reward_tokenizer"),
+    size=ModelSize(446_720_000, 12 * 197 * 1024 * 4, 0.15e12),
+)  # fmt: skip

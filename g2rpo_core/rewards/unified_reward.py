@@ -1,38 +1,59 @@
-"""UnifiedReward: a vision-language model is asked about each picture, and its answer in words is read as a score from 1 to 5."""
+"""UnifiedReward: a vision-language model is asked about each image, and its answer in words is read as a score from 1 to 5."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Literal
 
 import torch
+from pydantic import PositiveInt
 from torchvision.transforms.v2 import functional as TF
 
-from ..errors import UserError
-from .pictures import Pictures, check_pairs
-from .settings import UnifiedRewardSettings
-from .templates import parse, question
+from g2rpo_core.common.model_store import ModelStore
+from g2rpo_core.errors import UserError
+from g2rpo_core.rewards.chat_server import ChatServer, ServerSettings
+from g2rpo_core.rewards.preprocess import Images, check_pairs
+from g2rpo_core.rewards.spec import RewardSettings, RewardSpec
+from g2rpo_core.rewards.templates import parse, question
 
 FAMILIES = ("qwen2_5_vl", "llava_onevision")
 Answers = list[str | Exception]  # an answer, or why there is none
 
 
+class UnifiedRewardSettings(RewardSettings):
+    """template: which family of questions (see `templates`), it has to fit the model; server: where to ask, None: in this process.
+
+    dtype: auto is that of the model's files.
+    """
+
+    micro_batch: PositiveInt = 16
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    template: Literal["final_score.v1", "word_axes.v1", "axes.v1"] = "final_score.v1"
+    max_new_tokens: PositiveInt = 512
+    server: ServerSettings | None = None
+
+    @property
+    def remote(self) -> bool:
+        return self.server is not None
+
+
 def conversation(text: str) -> list[dict]:
-    """One picture and a question about it, in the form of chat templates."""
+    """One image and a question about it, in the form of chat templates."""
     return [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": text}]}]
 
 
 class UnifiedReward:
-    """score(images, prompts) -> [N] float32 in [1, 5], NaN where no score could be had; `judge` says why as well.
+    """score(images, prompts) -> [N] float32 in [1, 5], NaN where no score could be had; `score_with_reasons` says why as well.
 
-    ask: N pictures [3, H, W] uint8 and N questions -> their answers. Pictures come as 8 bits, as files would hold them.
+    ask: N images [3, H, W] uint8 and N questions -> their answers. Images come as 8 bits, as files would hold them.
     """
 
     def __init__(self, ask: Callable[[list[torch.Tensor], Sequence[str]], Answers], template: str):
         self.ask, self.template = ask, template
 
-    def __call__(self, images: Pictures, prompts: Sequence[str]) -> torch.Tensor:
-        return self.judge(images, prompts)[0]
+    def __call__(self, images: Images, prompts: Sequence[str]) -> torch.Tensor:
+        return self.score_with_reasons(images, prompts)[0]
 
-    def judge(self, images: Pictures, prompts: Sequence[str]) -> tuple[torch.Tensor, list[str | None]]:
+    def score_with_reasons(self, images: Images, prompts: Sequence[str]) -> tuple[torch.Tensor, list[str | None]]:
         """Scores [N], and for each that is NaN the reason: what is wrong with the answer and its text, or the failure."""
         check_pairs(images, prompts)
         answers = self.ask(eight_bit(images), [question(self.template, prompt) for prompt in prompts])
@@ -48,8 +69,8 @@ class UnifiedReward:
             return float("nan"), f"not a score: {error}; the answer was {answer!r}"
 
 
-def eight_bit(images: Pictures) -> list[torch.Tensor]:
-    """Each picture [3, H, W] uint8 on the CPU; transparency is dropped, as by the published client's `convert("RGB")`."""
+def eight_bit(images: Images) -> list[torch.Tensor]:
+    """Each image [3, H, W] uint8 on the CPU; transparency is dropped, as by the published client's `convert("RGB")`."""
     if isinstance(images, torch.Tensor):
         # one at a time, so that each stays in the processor's cache
         return [image.float().clamp(0, 1).mul_(255).round_().byte().cpu() for image in images]
@@ -62,10 +83,10 @@ class InProcess:
     def __init__(self, folder: Path, device: torch.device, micro_batch: int, max_new_tokens: int, dtype: str = "auto"):
         from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor
 
-        kind = AutoConfig.from_pretrained(folder, local_files_only=True).model_type
-        if kind not in FAMILIES:
+        model_type = AutoConfig.from_pretrained(folder, local_files_only=True).model_type
+        if model_type not in FAMILIES:
             raise UserError(
-                f"{folder}: is a model of type {kind!r}, and in this process only {', '.join(FAMILIES)} can be asked; "
+                f"{folder}: is a model of type {model_type!r}, and in this process only {', '.join(FAMILIES)} can be asked; "
                 "serve it and set rewards.unified_reward.server"
             )
         self.model = AutoModelForImageTextToText.from_pretrained(folder, dtype=dtype, local_files_only=True)
@@ -94,10 +115,14 @@ class InProcess:
 
 def unified_reward(folder: Callable[[], Path], device: torch.device, settings: UnifiedRewardSettings) -> UnifiedReward:
     """UnifiedReward from the folder of its model, or from the server of the settings (then no folder is asked for)."""
-    if settings.server is None:
-        ask = InProcess(folder(), device, settings.micro_batch, settings.max_new_tokens, settings.dtype)
-    else:
-        from .chat_server import ChatServer
-
-        ask = ChatServer(settings.server, settings.max_new_tokens)
+    if settings.server is not None:
+        return UnifiedReward(ChatServer(settings.server, settings.max_new_tokens), settings.template)
+    ask = InProcess(folder(), device, settings.micro_batch, settings.max_new_tokens, settings.dtype)
     return UnifiedReward(ask, settings.template)
+
+
+def _build(models: ModelStore, device: torch.device, settings: UnifiedRewardSettings) -> UnifiedReward:
+    return unified_reward(lambda: models.folder("unified_reward"), device, settings)
+
+
+SPEC = RewardSpec("unified_reward", "UnifiedReward", _build, settings=UnifiedRewardSettings, models=("unified_reward",))

@@ -1,7 +1,7 @@
 """Captioned scenes of coloured shapes: what profile `tiny` draws, says and asks for.
 
 A scene is one object at a place, or two objects of different colours in a relation. Its caption names every
-attribute of every object, so that a picture can be checked against it exactly (see `verifier`).
+attribute of every object, so that an image can be checked against it exactly (see `verifier`).
 """
 
 import zlib
@@ -12,7 +12,7 @@ from itertools import product
 import numpy as np
 from PIL import Image, ImageDraw
 
-SIZE = 32  # pixels, square pictures
+SIZE = 32  # pixels, square images
 SUPERSAMPLING = 8
 BACKGROUND = (236, 236, 232)
 COLORS = {
@@ -84,7 +84,7 @@ class Scene:
 def parse_caption(caption: str) -> Scene:
     """The scene that `caption` describes; inverse of `Scene.caption`.
 
-    Raises ValueError for a text that no scene of this world has.
+    Raises ValueError for a text that no scene of the shapes task has.
     """
     for layouts in (PLACES, RELATIONS):
         for layout in layouts:
@@ -132,19 +132,19 @@ def all_scenes(style: str) -> tuple[Scene, ...]:
 def distinct_scenes(count: int, seed: int, *, testing: bool) -> list[Scene]:
     """`count` different scenes by a seeded draw, of the held-out captions if `testing`, else of the others.
 
-    Half have one object, or as many as there are. Raises ValueError if this world has fewer captions of that kind.
+    Half have one object, or as many as there are. Raises ValueError if there are fewer captions of that kind.
     """
     rng = np.random.default_rng(seed)
     pools = [[scene for scene in all_scenes(style) if held_out(scene.caption) == testing] for style in STYLES]
     single = min(count // 2, len(pools[0]))
     if count - single > len(pools[1]):
-        raise ValueError(f"the shape world has no {count} different {'held-out' if testing else 'training'} captions")
+        raise ValueError(f"the shapes task has no {count} different {'held-out' if testing else 'training'} captions")
     chosen = [pool[index] for pool, size in zip(pools, (single, count - single)) for index in rng.permutation(len(pool))[:size]]
     return [chosen[index] for index in rng.permutation(count)]
 
 
 def sample(count: int, seed: int, *, testing: bool) -> tuple[list[Scene], np.ndarray]:
-    """`count` scenes (captions may repeat) and their pictures [count, 3, SIZE, SIZE] with jitter; see `distinct_scenes`."""
+    """`count` scenes (captions may repeat) and their images [count, 3, SIZE, SIZE] with jitter; see `distinct_scenes`."""
     rng = np.random.default_rng(seed)
     scenes: list[Scene] = []
     while len(scenes) < count:
@@ -176,11 +176,11 @@ def stencil(shape: str, size: str, dx: int = 0, dy: int = 0) -> np.ndarray:
 
 
 def draw(scene: Scene, rng: np.random.Generator | None = None) -> np.ndarray:
-    """Picture [3, SIZE, SIZE], float32 in [0, 1]; `rng` shifts every object by up to JITTER pixels."""
-    picture = np.broadcast_to(np.array(BACKGROUND, np.float32)[:, None, None], (3, SIZE, SIZE)).copy()
+    """Image [3, SIZE, SIZE], float32 in [0, 1]; `rng` shifts every object by up to JITTER pixels."""
+    image = np.broadcast_to(np.array(BACKGROUND, np.float32)[:, None, None], (3, SIZE, SIZE)).copy()
     for thing, (x, y) in zip(scene.objects, scene.centers):
         dx, dy = (0, 0) if rng is None else rng.integers(-JITTER, JITTER + 1, size=2)
         cover = stencil(thing.shape, thing.size, int(x - SIZE // 2 + dx), int(y - SIZE // 2 + dy))
         color = np.array(COLORS[thing.color], np.float32)[:, None, None]
-        picture = picture * (1 - cover) + color * cover
-    return picture / 255
+        image = image * (1 - cover) + color * cover
+    return image / 255

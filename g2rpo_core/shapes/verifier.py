@@ -1,23 +1,25 @@
-"""The exact verifier: which of the attributes that a caption asks for does a picture hold?
+"""The exact verifier: which of the attributes that a caption asks for does an image hold?
 
 It has no weights, so it cannot be hacked the way a learned reward can. Every pixel is given to the nearest colour of
 the palette; for every object asked for, the stencil (shape, size, position) that best covers the pixels of its
 colour is searched exhaustively.
 """
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 
-from .scenes import BACKGROUND, COLORS, RADII, SHAPES, SIZE, parse_caption, stencil
+from g2rpo_core.shapes.scenes import BACKGROUND, COLORS, RADII, SHAPES, SIZE, parse_caption, stencil
 
 MIN_IOU = 0.55  # between the pixels of a colour and the best stencil; under it nothing but the colour is recognised
 MIN_AREA = 8  # pixels; a colour with fewer is not there
-MAX_STRAY = 0.03  # share of the picture's pixels that may belong to colours nobody asked for
+MAX_STRAY = 0.03  # share of the image's pixels that may belong to colours nobody asked for
 NEAR = 5.0  # pixels; how far from the named place a centre may lie
 _KINDS = [(shape, size) for shape in SHAPES for size in RADII]
 
 
-def verify(images: torch.Tensor, prompts: list[str]) -> torch.Tensor:
+def verify(images: torch.Tensor, prompts: Sequence[str]) -> torch.Tensor:
     """Share of asked attributes held, [N] float32 in [0, 1].
 
     images: [N, 3, 32, 32] float in [0, 1]; prompts: N captions of shape scenes (ValueError otherwise).
@@ -25,15 +27,15 @@ def verify(images: torch.Tensor, prompts: list[str]) -> torch.Tensor:
     return torch.tensor([sum(held.values()) / len(held) for held in attributes(images, prompts)])
 
 
-def attributes(images: torch.Tensor, prompts: list[str]) -> list[dict[str, bool]]:
-    """For every picture, each asked attribute by name and whether the picture holds it.
+def attributes(images: torch.Tensor, prompts: Sequence[str]) -> list[dict[str, bool]]:
+    """For every image, each asked attribute by name and whether the image holds it.
 
     Objects are asked for colour, shape and size; scenes for their layout and for being clean (no pixels of other
     colours). An attribute of an object that is not recognised counts as not held.
     """
     if images.shape[1:] != (3, SIZE, SIZE) or len(images) != len(prompts):
         raise ValueError(
-            f"need one prompt per picture [N, 3, {SIZE}, {SIZE}], got {tuple(images.shape)} and {len(prompts)} prompts"
+            f"need one prompt per image [N, 3, {SIZE}, {SIZE}], got {tuple(images.shape)} and {len(prompts)} prompts"
         )
     scenes = [parse_caption(prompt) for prompt in prompts]
     labels = _nearest_color(images.float().cpu())  # [N, H, W], 0 is the background
@@ -83,5 +85,5 @@ def _best_stencils(masks: torch.Tensor) -> list[tuple[float, str, str, tuple[int
     overlap = F.conv2d(masks[:, None], kernels, padding=8)  # [N, kinds, H + 1, W + 1]; index (y, x) is the centre
     union = masks.sum((1, 2))[:, None, None, None] + stencils.sum((1, 2))[None, :, None, None] - overlap
     iou, index = (overlap / union).flatten(1).max(1)
-    kind, y, x = torch.unravel_index(index, overlap.shape[1:])
-    return [(value, *_KINDS[k], (cx, cy)) for value, k, cx, cy in zip(iou.tolist(), kind.tolist(), x.tolist(), y.tolist())]
+    kinds, y, x = torch.unravel_index(index, overlap.shape[1:])
+    return [(value, *_KINDS[k], (cx, cy)) for value, k, cx, cy in zip(iou.tolist(), kinds.tolist(), x.tolist(), y.tolist())]

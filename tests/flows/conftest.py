@@ -14,8 +14,7 @@ import httpx
 import pytest
 
 from flows.server import start_server, stop_server, wait_until_healthy
-
-from .tiny import environment, repository
+from tests.flows.tiny import environment, repository
 
 FINAL = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
 

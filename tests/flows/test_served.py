@@ -10,9 +10,11 @@ import sys
 import psutil
 import pytest
 
-from ..conftest import ROOT
-from .conftest import until
-from .tiny import environment
+from tests.conftest import ROOT
+from tests.flows.conftest import until
+from tests.flows.tiny import environment
+
+pytestmark = pytest.mark.pipeline
 
 
 def names(tasks: dict) -> dict[str, str]:
@@ -68,6 +70,7 @@ def test_what_can_pass_is_tried_again_bad_input_and_a_time_limit_are_not(served)
     assert "no such prompt" in failure["data"]
 
 
+@pytest.mark.slow
 def test_cancelling_ends_training_and_leaves_its_checkpoint(served, fresh_training):
     run = served.start("train")
     until((served.folder / "started").exists)
@@ -95,6 +98,7 @@ def test_a_second_run_of_a_deployment_is_skipped_and_says_so_while_another_flow_
     assert names(served.tasks(same)) == {"train@g2rpo-1": "Skipped"}
 
 
+@pytest.mark.slow
 def test_a_server_that_dies_and_comes_back_loses_nothing(served, fresh_training):
     run = served.start("reproduce", targets=["evaluate"])
     until((served.folder / "started").exists)
@@ -106,6 +110,7 @@ def test_a_server_that_dies_and_comes_back_loses_nothing(served, fresh_training)
     assert (served.folder / "scores").read_text() == "w"
 
 
+@pytest.mark.slow
 def test_cron_fires_in_its_time_zone(served):
     deployment = served.get("/deployments/name/evaluate/g2rpo")
     assert deployment["schedules"][0]["schedule"]["timezone"] == "Europe/Berlin"
@@ -155,6 +160,7 @@ def test_the_ui_shows_the_run(served, tmp_path):
     assert run["name"] in page and "Completed" in page
 
 
+@pytest.mark.slow
 def test_a_runner_that_dies_loses_nothing(served, fresh_training):
     run = served.start("train")
     until((served.folder / "started").exists)

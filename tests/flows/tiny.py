@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ..conftest import ROOT
+from tests.conftest import ROOT
 
 # a training as the flows see one: a progress bar, and on SIGTERM a checkpoint and exit status 143
 TRAIN = """
@@ -61,8 +61,8 @@ stages:
     deps: [weights]
     outs: [scores]
   evaluate_base:
-    cmd: mkdir -p reports/metrics/evaluate && echo '{"hps":0.25}' > reports/metrics/evaluate/base-0.json
-    outs: [reports/metrics/evaluate/base-0.json]
+    cmd: mkdir -p reports/metrics && echo '{"hps":0.25}' > reports/metrics/base-0.json
+    outs: [reports/metrics/base-0.json]
   flaky:
     cmd: python flaky.py
     outs: [flaky_out]

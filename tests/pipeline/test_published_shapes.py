@@ -19,9 +19,11 @@ from transformers import (
     T5EncoderModel,
 )
 
-from benchmarks.upstream import image_reward_model
-from g2rpo_core.flux import TRANSFORMER
+from g2rpo_core.estimate.published import TRANSFORMER
 from g2rpo_core.rewards.image_reward import from_checkpoint
+from reference.upstream_scorers import image_reward_model
+
+pytestmark = pytest.mark.pipeline
 
 CLIP_H = {  # yuvalkirstain/PickScore_v1, which is laion/CLIP-ViT-H-14-laion2B-s32B-b79K trained on
     "projection_dim": 1024,
@@ -72,9 +74,9 @@ def count(model: torch.nn.Module) -> int:
 def test_pickscore():
     model = CLIPModel(CLIPConfig(**CLIP_H))
     assert count(model) == 986_109_441  # 3.94 GB in float32
-    pictures = model.get_image_features(torch.empty(2, 3, 224, 224)).pooler_output
+    images = model.get_image_features(torch.empty(2, 3, 224, 224)).pooler_output
     texts = model.get_text_features(torch.zeros(2, 77, dtype=torch.int64)).pooler_output
-    assert pictures.shape == texts.shape == (2, 1024)
+    assert images.shape == texts.shape == (2, 1024)
 
 
 def test_the_text_encoders_of_flux():

@@ -6,10 +6,9 @@ import pytest
 import torch
 from torchvision.transforms.v2 import functional as TF
 
-from benchmarks import upstream
-from g2rpo_core import rewards
-
-from .pictures import PICTURES, PROMPTS
+from g2rpo_core.rewards import registry as rewards
+from reference import upstream_scorers as upstream
+from tests.fixtures.images import IMAGES, PROMPTS
 
 
 @pytest.fixture(scope="module")
@@ -20,8 +19,8 @@ def scorers(models):
 def test_clip_score_equals_open_clip(models, scorers):
     published = upstream.clip_score(models / "clip_score", torch.device("cpu"))
     assert json.loads((models / "clip_score" / "open_clip_config.json").read_text())["preprocess_cfg"]["resize_mode"] == "squash"
-    theirs = torch.tensor([published(prompt, [picture])[0] for picture, prompt in zip(PICTURES.values(), PROMPTS)])
-    torch.testing.assert_close(scorers["clip_score"](list(PICTURES.values()), PROMPTS), theirs, rtol=0, atol=1e-5)
+    theirs = torch.tensor([published(prompt, [image])[0] for image, prompt in zip(IMAGES.values(), PROMPTS)])
+    torch.testing.assert_close(scorers["clip_score"](list(IMAGES.values()), PROMPTS), theirs, rtol=0, atol=1e-5)
     assert theirs.std() > 1e-3
 
 

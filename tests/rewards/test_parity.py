@@ -1,14 +1,15 @@
-"""Our scores against those of the published packages, with the same weights and the same pictures."""
+"""Our scores against those of the published packages, with the same weights and the same images."""
 
 import pytest
 import torch
 
-from benchmarks import upstream
-from g2rpo_core import rewards
-from g2rpo_core.model_store import ModelStore
+from g2rpo_core.common.model_store import ModelStore
+from g2rpo_core.rewards import registry as rewards
 from g2rpo_core.rewards.image_reward import image_reward
+from reference import upstream_scorers as upstream
+from tests.fixtures.images import IMAGES, PROMPTS
 
-from .pictures import PICTURES, PROMPTS
+pytestmark = pytest.mark.pipeline
 
 CPU = torch.device("cpu")
 
@@ -16,13 +17,13 @@ CPU = torch.device("cpu")
 def test_hps_equals_hpsv2(models):
     store = ModelStore(models)
     published = upstream.load("hps", store, CPU)
-    pictures = PICTURES | {"transparent": PICTURES["transparent"].convert("RGB")}
-    theirs = torch.tensor([published(prompt, [picture])[0] for picture, prompt in zip(pictures.values(), PROMPTS)])
-    ours = rewards.load(["hps"], models)["hps"](list(PICTURES.values()), PROMPTS)
+    images = IMAGES | {"transparent": IMAGES["transparent"].convert("RGB")}
+    theirs = torch.tensor([published(prompt, [image])[0] for image, prompt in zip(images.values(), PROMPTS)])
+    ours = rewards.load(["hps"], models)["hps"](list(IMAGES.values()), PROMPTS)
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
     assert theirs.std() > 1e-3
     with pytest.raises(RuntimeError, match="4 channels"):  # what hpsv2 cannot score, we do as RGB
-        published(PROMPTS[0], [PICTURES["transparent"]])
+        published(PROMPTS[0], [IMAGES["transparent"]])
 
 
 def test_image_reward_equals_image_reward(models, tmp_path):
@@ -37,10 +38,10 @@ def test_image_reward_equals_image_reward(models, tmp_path):
     (tmp_path / "med_config.json").write_text(med_config.read_text())
 
     published = upstream.image_reward(tmp_path, tokenizer, CPU)
-    theirs = torch.tensor([published(prompt, [picture])[0] for picture, prompt in zip(PICTURES.values(), PROMPTS)])
+    theirs = torch.tensor([published(prompt, [image])[0] for image, prompt in zip(IMAGES.values(), PROMPTS)])
     ours = image_reward(tmp_path, tokenizer, CPU)
-    scores = ours(list(PICTURES.values()), PROMPTS)
+    scores = ours(list(IMAGES.values()), PROMPTS)
     torch.testing.assert_close(scores, theirs, rtol=1e-5, atol=1e-5)
     assert theirs.std() > 0.1
-    another = ours([PICTURES["square"]] * 8, PROMPTS)
-    assert (another - scores).abs().max() > 0.01  # the picture matters as the prompt does
+    another = ours([IMAGES["square"]] * 8, PROMPTS)
+    assert (another - scores).abs().max() > 0.01  # the image matters as the prompt does

@@ -1,13 +1,12 @@
-"""What holds for every reward with weights: one batch equals many, tensors and PIL pictures agree, texts are encoded once."""
+"""What holds for every reward with weights: one batch equals many, tensors and PIL images agree, texts are encoded once."""
 
 import pytest
 import torch
 from torchvision.transforms.v2 import functional as TF
 
-from g2rpo_core import rewards
 from g2rpo_core.errors import UserError
-
-from .pictures import PICTURES, PROMPTS, photograph
+from g2rpo_core.rewards import registry as rewards
+from tests.fixtures.images import IMAGES, PROMPTS, photograph
 
 NAMES = ["hps", "clip_score", "pickscore", "image_reward"]
 
@@ -22,17 +21,17 @@ def scorer(request, scorers):
     return scorers[request.param]
 
 
-def tensor(picture) -> torch.Tensor:
-    return TF.to_dtype(TF.pil_to_tensor(picture), torch.float32, scale=True)
+def tensor(image) -> torch.Tensor:
+    return TF.to_dtype(TF.pil_to_tensor(image), torch.float32, scale=True)
 
 
 def test_a_batch_equals_its_parts_in_any_order(scorer):
-    pictures = list(PICTURES.values())
-    together = scorer(pictures, PROMPTS)
+    images = list(IMAGES.values())
+    together = scorer(images, PROMPTS)
     assert together.shape == (8,) and together.dtype == torch.float32 and not together.requires_grad
-    alone = torch.cat([scorer([picture], [prompt]) for picture, prompt in zip(pictures, PROMPTS)])
+    alone = torch.cat([scorer([image], [prompt]) for image, prompt in zip(images, PROMPTS)])
     torch.testing.assert_close(together, alone, rtol=0, atol=1e-5)
-    torch.testing.assert_close(scorer(pictures[::-1], PROMPTS[::-1]).flip(0), together, rtol=0, atol=1e-5)
+    torch.testing.assert_close(scorer(images[::-1], PROMPTS[::-1]).flip(0), together, rtol=0, atol=1e-5)
     assert together.std() > 0
 
 
@@ -43,19 +42,19 @@ def test_micro_batches_change_nothing(scorer, monkeypatch):
     torch.testing.assert_close(scorer(images, PROMPTS), whole, rtol=0, atol=1e-5)
 
 
-def test_tensors_and_pil_pictures_of_the_models_size_score_the_same(scorer):
-    pictures = [photograph(32, 32, seed) for seed in range(8)]
+def test_tensors_and_pil_images_of_the_models_size_score_the_same(scorer):
+    images = [photograph(32, 32, seed) for seed in range(8)]
     torch.testing.assert_close(
-        scorer(torch.stack([tensor(picture) for picture in pictures]), PROMPTS), scorer(pictures, PROMPTS), rtol=0, atol=1e-5
+        scorer(torch.stack([tensor(image) for image in images]), PROMPTS), scorer(images, PROMPTS), rtol=0, atol=1e-5
     )
 
 
-def test_a_resized_tensor_differs_from_the_picture_by_the_rounding_of_pil_alone(scorer):
+def test_a_resized_tensor_differs_from_the_image_by_the_rounding_of_pil_alone(scorer):
     """PIL rounds to 8 bits between its two passes and after them: under 2.5 of 255 in any pixel."""
     for name in ("square", "wide", "tall", "odd"):
-        picture = PICTURES[name]
+        image = IMAGES[name]
         std = torch.tensor(scorer.preprocess.std).view(3, 1, 1)
-        ours, theirs = (scorer.preprocess(one, torch.device("cpu"))[0] * std for one in (tensor(picture)[None], [picture]))
+        ours, theirs = (scorer.preprocess(images, torch.device("cpu"))[0] * std for images in (tensor(image)[None], [image]))
         assert ours.shape == (3, 32, 32)
         assert (ours - theirs).abs().max() < 2.5 / 255
 
@@ -64,14 +63,14 @@ def test_a_resized_tensor_differs_from_the_picture_by_the_rounding_of_pil_alone(
 def test_bfloat16_is_close_and_its_scores_are_float32(models, scorers, name, largest):
     """bfloat16 has 8 bits: about 0.004 of a value, in every layer."""
     scorer = rewards.load([name], models, section={name: {"dtype": "bfloat16"}})[name]
-    scores, exact = scorer(list(PICTURES.values()), PROMPTS), scorers[name](list(PICTURES.values()), PROMPTS)
+    scores, exact = scorer(list(IMAGES.values()), PROMPTS), scorers[name](list(IMAGES.values()), PROMPTS)
     assert scores.dtype == torch.float32 and scorer.dtype == torch.bfloat16
     assert 1e-6 < (scores - exact).abs().max() < largest
 
 
-def test_every_picture_needs_a_prompt(scorer):
-    with pytest.raises(ValueError, match="8 pictures and 2 prompts"):
-        scorer(list(PICTURES.values()), PROMPTS[:2])
+def test_every_image_needs_a_prompt(scorer):
+    with pytest.raises(ValueError, match="8 images and 2 prompts"):
+        scorer(list(IMAGES.values()), PROMPTS[:2])
 
 
 @pytest.mark.parametrize("name", ["hps", "clip_score", "pickscore"])
@@ -85,14 +84,14 @@ def test_texts_are_encoded_once_for_each_prompt(scorers, name, monkeypatch):
     assert calls == [["a first text", "a second text"]]
 
 
-def test_image_reward_scores_each_picture_with_its_prompt_alone(scorers, monkeypatch):
+def test_image_reward_scores_each_image_with_its_prompt_alone(scorers, monkeypatch):
     """N pairs, not N by N, and a prompt's tokens once."""
-    scorer, seen, asked = scorers["image_reward"], [], []
+    scorer, seen, tokenized = scorers["image_reward"], [], []
     forward, tokenize = scorer.model.forward, scorer.tokenizer
     monkeypatch.setattr(scorer.model, "forward", lambda *inputs: seen.append(len(inputs[0])) or forward(*inputs))
-    monkeypatch.setattr(scorer, "tokenizer", lambda texts, **how: asked.append(texts) or tokenize(texts, **how))
+    monkeypatch.setattr(scorer, "tokenizer", lambda texts, **how: tokenized.append(texts) or tokenize(texts, **how))
     scorer(torch.rand(4, 3, 32, 32, generator=torch.Generator().manual_seed(0)), ["a red circle", "a blue cross"] * 2)
-    assert seen == [4] and asked == [["a red circle", "a blue cross"]]
+    assert seen == [4] and tokenized == [["a red circle", "a blue cross"]]
 
 
 def test_missing_models_say_which_stage_makes_them(tmp_path):

@@ -7,25 +7,23 @@ import pandas as pd
 import pytest
 import torch
 
+from g2rpo_core.data.prompts import Prompt
 from g2rpo_core.errors import UserError
-from g2rpo_core.evaluation import check_missing, score
-from g2rpo_core.prompts import Prompt
-from g2rpo_core.rewards import REWARDS
-from g2rpo_core.rewards.settings import settings_of
+from g2rpo_core.rewards.registry import settings_of
+from g2rpo_core.rewards.scoring import check_missing, score_table
 from g2rpo_core.rewards.templates import TEMPLATES, parse, question, text_of
 from g2rpo_core.rewards.unified_reward import unified_reward
 from stages.evaluate import complete, stop_at_missing
-
-from .server import completion, serve
+from tests.fixtures.chat_server import completion, serve
 
 PROMPTS = [f"a red circle {number}" for number in range(6)]
 IMAGES = torch.rand(6, 3, 8, 8, generator=torch.Generator().manual_seed(0))
 
 
-def judge_of(served, template="final_score.v1", **server):
+def reward_of(served, template="final_score.v1", **server):
     """Quick where a server of a test fails: waits of milliseconds."""
-    entry = {"template": template, "server": {"url": served.url, "model": "judge", "backoff": 0.001, "timeout": 30, **server}}
-    settings = settings_of({"unified_reward": entry}, "unified_reward", REWARDS)
+    entry = {"template": template, "server": {"url": served.url, "model": "vlm", "backoff": 0.001, "timeout": 30, **server}}
+    settings = settings_of({"unified_reward": entry}, "unified_reward")
     return unified_reward(None, torch.device("cpu"), settings)
 
 
@@ -75,14 +73,14 @@ def test_any_other_answer_is_no_score(template, answer):
         parse(template, answer)
 
 
-def test_every_picture_gets_the_score_of_its_own_answer(monkeypatch):
-    monkeypatch.setenv("JUDGE_KEY", "s3cret")
+def test_every_image_gets_the_score_of_its_own_answer(monkeypatch):
+    monkeypatch.setenv("SERVER_KEY", "s3cret")
     with serve(good) as served:
-        scores = judge_of(served, key_variable="JUDGE_KEY", concurrency=3)(IMAGES, PROMPTS)
+        scores = reward_of(served, key_variable="SERVER_KEY", concurrency=3)(IMAGES, PROMPTS)
     torch.testing.assert_close(scores, torch.tensor([1.0, 1.5, 2.0, 2.5, 3.0, 3.5]))
     assert scores.dtype == torch.float32 and len(served.requests) == 6
     for request in served.requests:
-        sent = torch.from_numpy(np.asarray(request.picture).copy()).permute(2, 0, 1)
+        sent = torch.from_numpy(np.asarray(request.image).copy()).permute(2, 0, 1)
         assert torch.equal(sent, (IMAGES[number_of(request)] * 255).round().byte())
         assert request.question == question("final_score.v1", PROMPTS[number_of(request)])
         assert request.headers["Authorization"] == "Bearer s3cret" and request.body["temperature"] == 0
@@ -96,7 +94,7 @@ def test_no_more_requests_than_set_are_under_way():
         return good(request)
 
     with serve(together) as served:
-        scores = judge_of(served, concurrency=2, tries=1)(IMAGES, PROMPTS)
+        scores = reward_of(served, concurrency=2, tries=1)(IMAGES, PROMPTS)
     assert scores.isfinite().all() and served.most_at_once == 2
 
 
@@ -111,7 +109,7 @@ PASSING = {"429": fails(429, **{"Retry-After": "0.01"}), "500": fails(500), "503
 @pytest.mark.parametrize("failure", PASSING)
 def test_what_passes_is_tried_again_and_the_score_is_the_answers(failure):
     with serve(lambda request: PASSING[failure]() if request.number < 2 else good(request)) as served:
-        scores, reasons = judge_of(served, tries=3).judge(IMAGES, PROMPTS)
+        scores, reasons = reward_of(served, tries=3).score_with_reasons(IMAGES, PROMPTS)
     torch.testing.assert_close(scores, torch.tensor([1.0, 1.5, 2.0, 2.5, 3.0, 3.5]))
     assert reasons == [None] * 6 and len(served.requests) == 18
 
@@ -119,7 +117,7 @@ def test_what_passes_is_tried_again_and_the_score_is_the_answers(failure):
 @pytest.mark.parametrize("failure", PASSING)
 def test_what_does_not_pass_is_missing_with_its_reason(failure):
     with serve(lambda request: PASSING[failure]() if number_of(request) == 4 else good(request)) as served:
-        scores, reasons = judge_of(served, tries=2).judge(IMAGES, PROMPTS)
+        scores, reasons = reward_of(served, tries=2).score_with_reasons(IMAGES, PROMPTS)
     assert scores.isnan().tolist() == [False] * 4 + [True, False]
     assert reasons[4].startswith("no answer: ") and reasons[4].endswith("(2 tries)") and reasons[:4] == [None] * 4
     assert len(served.requests) == 7
@@ -129,7 +127,7 @@ def test_a_silent_server_is_given_up():
     never = threading.Event()
     try:
         with serve(lambda request: never.wait(60) and None if number_of(request) == 0 else good(request)) as served:
-            scores, reasons = judge_of(served, timeout=0.5, tries=2).judge(IMAGES[:2], PROMPTS[:2])
+            scores, reasons = reward_of(served, timeout=0.5, tries=2).score_with_reasons(IMAGES[:2], PROMPTS[:2])
             never.set()
     finally:
         never.set()
@@ -139,7 +137,7 @@ def test_a_silent_server_is_given_up():
 def test_nobody_listening_is_missing_and_not_a_crash():
     with serve(good) as served:
         pass
-    scores, reasons = judge_of(served, tries=2).judge(IMAGES[:1], PROMPTS[:1])
+    scores, reasons = reward_of(served, tries=2).score_with_reasons(IMAGES[:1], PROMPTS[:1])
     assert scores.isnan().all() and "ConnectError" in reasons[0]
 
 
@@ -151,32 +149,32 @@ def test_nobody_listening_is_missing_and_not_a_crash():
         (completion(None), "an answer without text"),
         ((200, {}, b"<html>"), "not a chat completion"),
         ((200, {}, b'{"choices": []}'), "not a chat completion"),
-        ((400, {}, b"picture too large"), "status 400: 'picture too large'"),
+        ((400, {}, b"image too large"), "status 400: 'image too large'"),
     ],
 )
 def test_a_bad_answer_is_missing_with_its_text_and_asked_for_once(reply, reason):
     with serve(lambda request: reply) as served:
-        scores, reasons = judge_of(served).judge(IMAGES[:1], PROMPTS[:1])
+        scores, reasons = reward_of(served).score_with_reasons(IMAGES[:1], PROMPTS[:1])
     assert scores.isnan().all() and reason in reasons[0] and len(served.requests) == 1
 
 
 @pytest.mark.parametrize("status", [401, 403, 404])
 def test_a_server_that_refuses_every_request_ends_the_run(status):
-    refused = pytest.raises(UserError, match=f"status {status}: 'no model judge'")
-    with serve(lambda request: (status, {}, b"no model judge")) as served, refused:
-        judge_of(served)(IMAGES, PROMPTS)
+    refused = pytest.raises(UserError, match=f"status {status}: 'no model vlm'")
+    with serve(lambda request: (status, {}, b"no model vlm")) as served, refused:
+        reward_of(served)(IMAGES, PROMPTS)
 
 
 def test_a_key_that_is_not_set_is_named(monkeypatch):
-    monkeypatch.delenv("JUDGE_KEY", raising=False)
-    with serve(good) as served, pytest.raises(UserError, match="JUDGE_KEY is not set"):
-        judge_of(served, key_variable="JUDGE_KEY")
+    monkeypatch.delenv("SERVER_KEY", raising=False)
+    with serve(good) as served, pytest.raises(UserError, match="SERVER_KEY is not set"):
+        reward_of(served, key_variable="SERVER_KEY")
 
 
 def test_results_keep_the_reason_and_a_run_stops_over_the_set_share():
     prompts = [Prompt(id=str(number), text=text, style="one") for number, text in enumerate(PROMPTS)]
     with serve(lambda request: completion("no idea") if number_of(request) < 2 else good(request)) as served:
-        table = score({"unified_reward": judge_of(served)}, prompts, IMAGES)
+        table = score_table({"unified_reward": reward_of(served)}, prompts, IMAGES)
     assert table.score.isna().tolist() == [True] * 2 + [False] * 4
     assert table.reason.isna().tolist() == [False] * 2 + [True] * 4 and "'no idea'" in table.reason[0]
     check_missing("unified_reward", 2, 40, 0.05)
@@ -186,6 +184,7 @@ def test_results_keep_the_reason_and_a_run_stops_over_the_set_share():
         check_missing("unified_reward", 2, 39, 0.05, "no idea")
 
 
+@pytest.mark.pipeline
 def test_an_interrupted_evaluation_asks_again_for_what_is_missing_and_stops_over_the_share(tmp_path):
     rows = [("hps", None), ("unified_reward", None), ("hps", None), ("unified_reward", "no answer: busy")]
     whole, partly = (pd.DataFrame(part, columns=["reward", "reason"]).astype("string") for part in (rows[:2], rows[2:]))

@@ -1,17 +1,22 @@
-"""Which of the project's own files a stage's module imports, directly or not: what it must declare to DVC."""
+"""Which of the project's own code a stage's module imports, directly or not: what it must declare to DVC.
+
+A package is declared as a folder, whichever of its files is imported; a module of stages/ as a file.
+"""
 
 import ast
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("g2rpo_core", "stages")
-# Its values reach a stage as declared parameters alone, so a change of its code is no reason to run a stage again.
+# Puts together what the stages declare as parameters: a dependency of the stage `profile` alone, which writes these.
+CONFIG = "g2rpo_core/config"
+# In no stage's dependencies: how a mistake is told, and what all stages do alike.
 NOT_FOLLOWED = {
-    "g2rpo_core/config.py",
-    "g2rpo_core/settings.py",
+    "g2rpo_core/__init__.py",
     "g2rpo_core/errors.py",
-    "stages/common.py",
+    "g2rpo_core/settings.py",
     "stages/__init__.py",
+    "stages/common.py",
 }
 
 
@@ -24,31 +29,30 @@ def module_file(name: str) -> Path | None:
 
 
 def imports(file: Path) -> set[Path]:
-    """The project's files that `file` imports anywhere, inside functions too, with the packages' __init__ files."""
-    package = list(file.relative_to(ROOT).parent.parts)
+    """The project's files that `file` imports anywhere, inside functions too."""
     names = set()
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            base = package[: len(package) - node.level + 1] if node.level else []
-            base = [*base, *(node.module.split(".") if node.module else [])]
-            names |= {".".join([*base, alias.name]) for alias in node.names} | {".".join(base)}
-    files = set()
-    for name in names:
-        parts = name.split(".")
-        if parts[0] in PACKAGES:
-            files |= {module_file(".".join(parts[:end])) for end in range(1, len(parts) + 1)}
-    return files - {None}
+            assert node.level == 0, f"{file}: imports are absolute"
+            names |= {f"{node.module}.{alias.name}" for alias in node.names} | {node.module}
+    return {module_file(name) for name in names if name.split(".")[0] in PACKAGES} - {None}
+
+
+def unit(file: Path) -> str:
+    """What is declared for a file: its package's folder, or a module of stages/ itself."""
+    parts = file.relative_to(ROOT).parts
+    return "/".join(parts[:2])
 
 
 def closure(stage: str) -> list[str]:
-    """Paths below the root of every file that the module `stages.<stage>` needs, sorted; empty __init__ files left out."""
+    """The packages and modules that `stages.<stage>` needs, sorted."""
     todo, seen = [ROOT / "stages" / f"{stage}.py"], set()
     while todo:
         file = todo.pop()
-        if file in seen or str(file.relative_to(ROOT)) in NOT_FOLLOWED:
+        if file in seen or unit(file) in NOT_FOLLOWED or (unit(file) == CONFIG and stage != "profile"):
             continue
         seen.add(file)
-        todo += imports(file)
-    return sorted(str(file.relative_to(ROOT)) for file in seen if file.stat().st_size)
+        todo += imports(file) if unit(file) != CONFIG else ()
+    return sorted({unit(file) for file in seen})

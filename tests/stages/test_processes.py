@@ -13,13 +13,15 @@ import torch
 from diffusers import FluxTransformer2DModel
 from ruamel.yaml import YAML
 
-from .closure import ROOT
+from tests.stages.closure import ROOT
+
+pytestmark = pytest.mark.pipeline
 
 REWARD = '''
 import time
 
 class Redness:
-    """Notes in `scored.txt` how many pictures it was given, and takes its time."""
+    """Notes in `scored.txt` how many images it was given, and takes its time."""
 
     def score(self, images, prompts):
         with open("scored.txt", "a") as file:
@@ -54,7 +56,7 @@ def folder(tmp_path_factory, models, embeddings_folder) -> Path:
     profile["training"] |= {
         "iterations": 2,
         "prompts_per_iteration": 2,
-        "group_size": 2,
+        "num_generations": 2,
         "rewards": {"redness": 1.0},
         "monitor": monitor,
     }
@@ -100,7 +102,7 @@ def test_two_processes_train_and_evaluate_as_one(folder):
     moved = sum((one[name] - base[name]).square().sum().item() for name in one) ** 0.5
     assert moved > 0 and far < 0.05 * moved
     records = [pd.read_parquet(folder / "runs" / profile / "g2rpo-1" / "records.parquet") for profile in ("one", "two")]
-    for column in ("evaluations", "trained", "reward_redness", "loss", "grad_norm", "heldout_redness"):
+    for column in ("num_forward_evals", "num_transitions", "reward_redness", "loss", "grad_norm", "heldout_redness"):
         torch.testing.assert_close(
             torch.tensor(records[0][column]), torch.tensor(records[1][column]), rtol=1e-3, atol=1e-5, equal_nan=True
         )
@@ -125,6 +127,7 @@ def test_one_process_that_fails_ends_all_with_its_own_error_and_status(folder):
     assert time.monotonic() - started < 90  # process 0 would sleep for ten minutes
 
 
+@pytest.mark.slow
 def test_an_evaluation_that_was_killed_scores_nothing_twice(folder):
     """SIGKILL while the third batch or a later one is scored; the same command ends with the bits of one that was left alone."""
     scored = folder / "scored.txt"

@@ -20,7 +20,7 @@ def text_of(template: str) -> str:
 
 
 def question(template: str, prompt: str) -> str:
-    """What is asked of a picture that was made for `prompt`."""
+    """What is asked of an image that was made for `prompt`."""
     return text_of(template).replace("{prompt}", prompt)
 
 

@@ -1,0 +1,1 @@
+"""Measures, nothing else: what is told in README.md beside this file."""

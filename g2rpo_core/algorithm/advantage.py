@@ -1,0 +1,36 @@
+"""From rewards of a group to advantages, per reward and granularity, and their sum (paper Eq. 4, 8 and 11)."""
+
+from collections.abc import Sequence
+
+import torch
+
+
+def standardized(rewards: torch.Tensor) -> torch.Tensor:
+    """(r - mean) / (std + 1e-8) over the last axis, std with ddof 1 (Eq. 4); float32, shape of rewards.
+
+    A group whose rewards are all equal says nothing: 0, and not rounding noise divided by 1e-8.
+    """
+    rewards = rewards.float()
+    scaled = (rewards - rewards.mean(-1, keepdim=True)) / (rewards.std(-1, keepdim=True) + 1e-8)
+    all_equal = (rewards == rewards[..., :1]).all(-1, keepdim=True)
+    return torch.where(all_equal, 0.0, scaled)
+
+
+def group_advantages(rewards: torch.Tensor, weights: Sequence[float] | None = None, clip: float = 5.0) -> torch.Tensor:
+    """Advantage of every member at every SDE step: float32 [K, G], within [-clip, clip].
+
+    rewards: [R, J, K, G] for R rewards, J granularities, K SDE steps (or prompts x steps) and G >= 2 members, all
+    finite. weights: one for each reward, 1 if None. Each group of G is standardized by itself (Eq. 8), then summed over
+    granularities (Eq. 11) and weighted rewards, then clamped.
+
+    Raises ValueError on another shape, fewer than two members, or a reward that is not finite.
+    """
+    if rewards.ndim != 4 or rewards.shape[-1] < 2:
+        raise ValueError(f"rewards must be [R, J, K, G] with G >= 2, got {tuple(rewards.shape)}")
+    if not rewards.isfinite().all():
+        raise ValueError(f"{int((~rewards.isfinite()).sum())} of {rewards.numel()} rewards are not finite")
+    weight = torch.ones(len(rewards)) if weights is None else torch.tensor(weights, dtype=torch.float32)
+    if weight.shape != rewards.shape[:1]:
+        raise ValueError(f"{len(rewards)} rewards need as many weights, got {len(weight)}")
+    mixed = torch.einsum("r,rjkg->kg", weight.to(rewards.device), standardized(rewards))
+    return mixed.clamp(-clip, clip)

@@ -1,0 +1,3 @@
+from g2rpo_core.cli.main import main
+
+main()

@@ -1,0 +1,73 @@
+"""A folder of images and their prompts, scored by rewards."""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+
+import pandas as pd
+import torch
+from PIL import Image, UnidentifiedImageError
+from tqdm import tqdm
+
+from g2rpo_core.errors import UserError
+from g2rpo_core.rewards.registry import load
+from g2rpo_core.rewards.spec import RewardWithReasons
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".gif")
+BATCH = 64  # images that are open at a time
+
+
+def pair(folder: Path, prompts: Path) -> pd.DataFrame:
+    """`file` (names within the folder) and `prompt`, a row for every image; UserError where they do not fit together."""
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder")
+    files = sorted(path.name for path in folder.iterdir() if path.suffix.lower() in SUFFIXES)
+    if not files:
+        raise UserError(f"{folder}: holds no image ({', '.join(SUFFIXES)})")
+    try:
+        if prompts.suffix == ".csv":
+            table = pd.read_csv(prompts, dtype=str, keep_default_na=False)
+        else:
+            table = pd.DataFrame({"prompt": prompts.read_text(encoding="utf-8").splitlines()})
+    except FileNotFoundError:
+        raise UserError(f"{prompts}: no such file") from None
+    except ValueError as error:  # not UTF-8, not a csv, or empty
+        raise UserError(f"{prompts}: cannot be read: {' '.join(str(error).split())}") from None
+    if prompts.suffix == ".csv":
+        if not {"file", "prompt"} <= set(table.columns):
+            raise UserError(f"{prompts}: needs columns file,prompt; has {','.join(table.columns)}")
+        unknown = sorted(set(table.file) - set(files))
+        if unknown:
+            raise UserError(f"{prompts}: {unknown[0]} is no image of {folder}")
+        table = table[["file", "prompt"]]
+    else:
+        if len(table) != len(files):
+            raise UserError(f"{prompts}: {len(table)} lines for the {len(files)} images of {folder}; need one line an image")
+        table.insert(0, "file", files)
+    if (table.prompt.str.strip() == "").any():
+        raise UserError(f"{prompts}: the prompt of {table.file[table.prompt.str.strip() == ''].iloc[0]} is empty")
+    return table
+
+
+def score(folder: Path, table: pd.DataFrame, names: list[str], models: Path, section: Mapping) -> dict[str, list]:
+    """Columns: each reward's scores of the table's images and prompts, and why scores are missing; section: a profile's `rewards`."""
+    scorers = load(names, models, "cuda" if torch.cuda.is_available() else "cpu", section)
+    scores: dict[str, list] = defaultdict(list)
+    for start in tqdm(range(0, len(table), BATCH), desc="score", unit_scale=BATCH, unit="image"):
+        part = table.iloc[start : start + BATCH]
+        images = []
+        for file in part.file:
+            try:
+                with Image.open(folder / file) as image:
+                    image.load()
+            except (UnidentifiedImageError, OSError, SyntaxError) as error:
+                raise UserError(f"{folder / file}: not an image that can be read ({' '.join(str(error).split())[:99]})") from None
+            images.append(image)
+        for name, scorer in scorers.items():
+            if isinstance(scorer, RewardWithReasons):
+                values, reasons = scorer.score_with_reasons(images, list(part.prompt))
+                scores[name] += values.tolist()
+                scores[f"{name}_reason"] += reasons
+            else:
+                scores[name] += scorer(images, list(part.prompt)).tolist()
+    return scores

@@ -1,0 +1,19 @@
+"""The command `g2rpo`: what is asked without running the pipeline."""
+
+import argparse
+import sys
+
+from g2rpo_core.cli import plan, profile, score
+from g2rpo_core.errors import UserError
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="g2rpo", description=__doc__)
+    commands = parser.add_subparsers(required=True, metavar="command")
+    for command in (profile, plan, score):
+        command.add_parser(commands)
+    arguments = parser.parse_args()
+    try:
+        arguments.run(arguments)
+    except UserError as error:
+        sys.exit(f"error: {error}")

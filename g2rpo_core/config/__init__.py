@@ -1,0 +1,31 @@
+"""Profiles as they are put together: `load_profile`, `load_run`, `load_study`. Owns no setting."""
+
+from g2rpo_core.config.load import (
+    Resolved,
+    Run,
+    Study,
+    load_profile,
+    load_run,
+    load_study,
+    profile_path,
+    resolve,
+    study_path,
+)
+from g2rpo_core.config.profile import MethodRun, Profile, method_of, sampling_of, training_of
+
+__all__ = [
+    "MethodRun",
+    "Profile",
+    "Resolved",
+    "Run",
+    "Study",
+    "load_profile",
+    "load_run",
+    "load_study",
+    "method_of",
+    "profile_path",
+    "resolve",
+    "sampling_of",
+    "study_path",
+    "training_of",
+]

@@ -1,0 +1,96 @@
+"""Where prompts come from: the shapes task, or the user's own file."""
+
+import csv
+import json
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from g2rpo_core.common.seeding import seed_of
+from g2rpo_core.errors import UserError, made_by
+from g2rpo_core.shapes.scenes import distinct_scenes
+
+FORMATS = (".txt", ".csv", ".jsonl", ".parquet")
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """id: stable across runs and unique; style: the group it is reported under, may be empty."""
+
+    id: str
+    text: str
+    style: str
+
+
+def shape_prompts(count: int, seed: int, *, testing: bool) -> list[Prompt]:
+    """Captions of different scenes; test captions are never among training ones."""
+    scenes = distinct_scenes(count, seed_of("prompts", seed, "test" if testing else "train"), testing=testing)
+    prefix = "test" if testing else "train"
+    return [Prompt(f"{prefix}-{index:05d}", scene.caption, scene.style) for index, scene in enumerate(scenes)]
+
+
+def read_prompts(path: Path) -> list[Prompt]:
+    """Prompts of a file: txt (one a line), csv, jsonl or parquet with a column `prompt` and perhaps `style`.
+
+    Blank prompts are passed over; ids are the file's name and the line or row number. UserError, naming the file and what
+    to do, for a missing, unreadable or empty file, an unknown format, or a missing column.
+    """
+    if path.suffix not in FORMATS:
+        raise UserError(f"{path}: prompts are read from {', '.join(FORMATS)}, not from {path.suffix or 'a file without ending'}")
+    try:
+        rows = list(_rows(path))
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such prompt file; give an existing one in the profile's section `prompts`") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: cannot be read as {path.suffix}: {str(error).splitlines()[0]}") from None
+    if rows and "prompt" not in rows[0]:
+        raise UserError(f"{path}: has no column `prompt`, only {', '.join(map(str, rows[0]))}")
+    prompts = [
+        Prompt(f"{path.stem}-{number:06d}", str(row["prompt"]).strip(), str(row.get("style") or ""))
+        for number, row in enumerate(rows)
+        if str(row["prompt"] or "").strip()
+    ]
+    if not prompts:
+        raise UserError(f"{path}: holds no prompt; put one on each line")
+    return prompts
+
+
+def _rows(path: Path) -> Iterable[dict]:
+    if path.suffix == ".parquet":
+        return pd.read_parquet(path).to_dict("records")
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        if path.suffix == ".txt":
+            return [{"prompt": line} for line in file]
+        if path.suffix == ".csv":
+            return list(csv.DictReader(file))
+        return [json.loads(line) for line in file if line.strip()]
+
+
+def choose(prompts: list[Prompt], count: int, seed: int) -> list[Prompt]:
+    """`count` of the prompts in their order, by a seeded draw; all of them if there are fewer."""
+    if count >= len(prompts):
+        return prompts
+    chosen = random.Random(seed_of("choose", seed)).sample(range(len(prompts)), count)
+    return [prompts[index] for index in sorted(chosen)]
+
+
+def prompt_order(iteration: int, per_iteration: int, count: int, seed: int) -> list[int]:
+    """Indices of the prompts of one iteration: epoch after epoch, each in its own seeded order; a pure function."""
+    positions = range(iteration * per_iteration, (iteration + 1) * per_iteration)
+    orders = {epoch: list(range(count)) for epoch in {position // count for position in positions}}
+    for epoch, order in orders.items():
+        random.Random(seed_of("visits", seed, epoch)).shuffle(order)
+    return [orders[position // count][position % count] for position in positions]
+
+
+def write_prompts(path: Path, prompts: list[Prompt]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pd.DataFrame(prompts, columns=["id", "text", "style"]).rename(columns={"text": "prompt"}).to_parquet(path, index=False)
+
+
+def load_prompts(path: Path) -> list[Prompt]:
+    """The prompts that `write_prompts` wrote."""
+    return [Prompt(*row) for row in pd.read_parquet(made_by("prompts", path))[["id", "prompt", "style"]].itertuples(index=False)]

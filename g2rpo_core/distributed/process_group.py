@@ -1,0 +1,79 @@
+"""The processes of a run: how many there are, what each does, and what they tell each other. One process is a group, too."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+from pydantic import PositiveInt
+
+from g2rpo_core.errors import UserError
+
+Processes = PositiveInt | Literal["auto"]  # as a setting: how many, or one for each GPU
+
+
+@dataclass(frozen=True)
+class ProcessGroup:
+    """Process `rank` of `size`. Every method but `share` is collective: all processes call it, in the same order."""
+
+    rank: int = 0
+    size: int = 1
+
+    def share(self, count: int) -> range:
+        """This process's part of `count` things; ValueError if they cannot be shared evenly."""
+        if count % self.size:
+            raise ValueError(f"{count} cannot be shared evenly by {self.size} processes")
+        return range(self.rank * count // self.size, (self.rank + 1) * count // self.size)
+
+    def gather(self, value: object) -> list:
+        """The value of every process, by rank."""
+        values = [value] * self.size
+        if self.size > 1:
+            dist.all_gather_object(values, value, group=dist.group.WORLD)
+        return values
+
+    def mean(self, values: Sequence[float]) -> list[float]:
+        """The mean of each value over the processes."""
+        return [sum(column) / self.size for column in zip(*self.gather(list(values)))]
+
+    def first(self, message: str | None) -> str | None:
+        """The first message that any process has: so all of them stop for it together."""
+        return next((message for message in self.gather(message) if message is not None), None)
+
+    def barrier(self) -> None:
+        """Waits for all."""
+        self.gather(None)
+
+
+def num_processes(processes: Processes) -> int:
+    """How many processes a setting asks for: `auto` is one for each GPU here, one without any; torchrun's number where it runs."""
+    if processes != "auto":
+        return processes
+    return int(os.environ.get("WORLD_SIZE", "0")) or max(1, torch.cuda.device_count())
+
+
+def join(processes: Processes) -> tuple[ProcessGroup, torch.device]:
+    """Joins the process group that torchrun's environment describes; the device is this process's own GPU, or the CPU.
+
+    UserError if it is not the group that was asked for: never a silent run alone.
+    """
+    asked, size = num_processes(processes), int(os.environ.get("WORLD_SIZE", "1"))
+    if size != asked:
+        raise UserError(f"processes: {asked} asked for, but torchrun started {size}: give both the same number")
+    cuda = torch.cuda.is_available()
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    if cuda and local >= torch.cuda.device_count():
+        raise UserError(f"processes: {local + 1} on this machine, which has {torch.cuda.device_count()} GPUs: ask for fewer")
+    device = torch.device("cuda", local) if cuda else torch.device("cpu")
+    if size == 1:
+        return ProcessGroup(), device
+    if cuda:
+        torch.cuda.set_device(device)
+    if not dist.is_initialized():
+        dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=timedelta(hours=1))
+    if dist.get_world_size() != size:
+        raise UserError(f"processes: {size} asked for, {dist.get_world_size()} came")
+    return ProcessGroup(dist.get_rank(), size), device

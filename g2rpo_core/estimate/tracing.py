@@ -1,0 +1,240 @@
+"""What a model of true shape needs, found by tracing its own code on PyTorch fake tensors: memory and floating-point operations.
+
+Nothing is allocated: every operation reports its output's size, and a tensor counts from the operation that makes it until it is freed.
+"""
+
+import statistics
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from diffusers import AutoencoderKL, FluxTransformer2DModel
+from peft import LoraConfig
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
+
+from g2rpo_core.errors import UserError
+from g2rpo_core.models.settings import LoraSettings
+
+# PyTorch counts the operations of attention on a GPU; on the CPU, where models are traced, they are the same
+ATTENTION = {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: lambda q, k, v, *_, **__: sdpa_flop_count(q, k, v),
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: lambda out, q, k, v, *_, **__: sdpa_backward_flop_count(
+        out, q, k, v
+    ),
+}
+
+
+class Memory(TorchDispatchMode):
+    """Bytes of the tensors that operations under it make, fake or real: those alive now, and most ever at once."""
+
+    def __init__(self):
+        super().__init__()
+        self.alive = self.peak = 0
+        self._known = weakref.WeakSet()
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        result = operation(*args, **(kwargs or {}))
+        given = {id(tensor.untyped_storage()) for tensor in tree_leaves((args, kwargs)) if isinstance(tensor, torch.Tensor)}
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, torch.Tensor):
+                storage = tensor.untyped_storage()
+                if storage not in self._known and id(storage) not in given:
+                    self._known.add(storage)
+                    self.alive += storage.nbytes()
+                    self.peak = max(self.peak, self.alive)
+                    weakref.finalize(storage, self._freed, storage.nbytes())
+        return result
+
+    def _freed(self, size: int) -> None:
+        self.alive -= size
+
+
+@contextmanager
+def as_on_cuda(dtype: torch.dtype) -> Iterator[None]:
+    """Autocast with CUDA's rules on the CPU: there, layer_norm computes in float32 where the CPU's stays in bfloat16."""
+    original = torch.nn.functional.layer_norm
+    wide = lambda x, *args, **kwargs: original(x.float(), *args, **kwargs)
+    lower = dtype != torch.float32
+    with torch.autocast("cpu", dtype, enabled=lower), patch("torch.nn.functional.layer_norm", wide if lower else original):
+        yield
+
+
+@dataclass(frozen=True)
+class Cost:
+    """bytes: peak of the tensors made on the way, weights and their gradients aside; flops: of everything run."""
+
+    bytes: int
+    flops: int
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """all: of the model; trained: those with a gradient; block: of the largest block, which sharding gathers at a time; rest: outside blocks."""
+
+    all: int
+    trained: int
+    block: int
+    rest: int
+
+
+def _transformer(config: dict, lora: LoraSettings | None) -> FluxTransformer2DModel:
+    transformer = FluxTransformer2DModel(**config)
+    if lora:
+        transformer.requires_grad_(False)
+        transformer.add_adapter(LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=list(lora.target_modules)))
+    return transformer
+
+
+def _count(module: torch.nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def count_parameters(make: Callable[[], torch.nn.Module]) -> int:
+    """Parameters of the model that `make` builds; no memory is needed."""
+    with torch.device("meta"):
+        return _count(make())
+
+
+def transformer_parameters(config: dict, lora: LoraSettings | None) -> Parameters:
+    """Counts for a FLUX transformer, with the LoRA's if there is one."""
+    with torch.device("meta"):
+        transformer = _transformer(config, lora)
+    trained = sum(parameter.numel() for parameter in transformer.parameters() if parameter.requires_grad)
+    blocks = [_count(block) for block in [*transformer.transformer_blocks, *transformer.single_transformer_blocks]]
+    return Parameters(_count(transformer), trained, max(blocks), _count(transformer) - sum(blocks))
+
+
+def transformer_inputs(config: dict, batch: int, image_tokens: int, text_tokens: int, device: str = "cpu") -> dict:
+    """Arguments of a call of the transformer: `batch` latents with a prompt each, zeros."""
+    zeros = partial(torch.zeros, device=device)
+    return {
+        "hidden_states": zeros(batch, image_tokens, config["in_channels"]),
+        "timestep": zeros(batch),
+        "guidance": zeros(batch),
+        "pooled_projections": zeros(batch, config["pooled_projection_dim"]),
+        "encoder_hidden_states": zeros(batch, text_tokens, config["joint_attention_dim"]),
+        "txt_ids": zeros(text_tokens, 3),
+        "img_ids": zeros(image_tokens, 3),
+        "return_dict": False,
+    }
+
+
+@cache
+def transformer_cost(
+    config: tuple[tuple[str, Any], ...],
+    batch: int,
+    image_tokens: int,
+    text_tokens: int,
+    dtype: torch.dtype,
+    training: bool,
+    lora: LoraSettings | None = None,
+    checkpointing: bool = False,
+) -> Cost:
+    """A forward of a transformer (config: items of its configuration) with weights in `dtype`; `training`: forward and backward.
+
+    Bytes and operations grow by the same amount with every block of a kind, so three shallow models tell those of any depth.
+    """
+    how = (image_tokens, text_tokens, dtype, training, lora, checkpointing)
+    depths = {"num_layers": dict(config)["num_layers"], "num_single_layers": dict(config)["num_single_layers"]}
+    shallow = dict(config) | dict.fromkeys(depths, 1)
+    first = traced_cost(shallow, batch, *how)
+    size, flops = first.bytes, first.flops
+    for block_type, depth in depths.items():
+        deeper = traced_cost(shallow | {block_type: 2}, batch, *how)
+        size += (depth - 1) * (deeper.bytes - first.bytes)
+        flops += (depth - 1) * (deeper.flops - first.flops)
+    return Cost(size, flops)
+
+
+def traced_cost(
+    config: dict,
+    batch: int,
+    image_tokens: int,
+    text_tokens: int,
+    dtype: torch.dtype,
+    training: bool,
+    lora: LoraSettings | None = None,
+    checkpointing: bool = False,
+) -> Cost:
+    """`transformer_cost` by running the very model of `config`; gradients of the weights go away as soon as they are made."""
+    with torch.device("meta"):
+        transformer = _transformer(config, lora)
+    with FakeTensorMode():
+        for module in transformer.modules():
+            for name, parameter in module._parameters.items():
+                if parameter is not None:
+                    kind = torch.float32 if lora and parameter.requires_grad else dtype
+                    fake = torch.nn.Parameter(torch.empty(parameter.shape, dtype=kind), parameter.requires_grad)
+                    module._parameters[name] = fake
+                    if parameter.requires_grad:
+                        fake.register_post_accumulate_grad_hook(lambda one: setattr(one, "grad", None))
+        if checkpointing and training:
+            transformer.enable_gradient_checkpointing()
+        arguments = transformer_inputs(config, batch, image_tokens, text_tokens)
+
+        def work():
+            with as_on_cuda(dtype), torch.set_grad_enabled(training):
+                output = transformer(**arguments)[0].float()
+                if training:
+                    output.sum().backward()
+
+        with Memory() as memory:
+            work()
+        with FlopCounterMode(display=False, custom_mapping=ATTENTION) as counter:  # apart, as its hooks keep recomputed tensors
+            work()
+    return Cost(memory.peak, counter.get_total_flops())
+
+
+@cache
+def vae_cost(config: tuple[tuple[str, Any], ...], batch: int, height: int, width: int) -> Cost:
+    """Decoding a batch of images of height x width pixels in float32; config: items of the VAE's configuration."""
+    shape = dict(config)
+    factor = 2 ** (len(shape["block_out_channels"]) - 1)
+    with FakeTensorMode(), torch.no_grad():
+        vae = AutoencoderKL(**shape)
+        latents = torch.zeros(batch, shape["latent_channels"], height // factor, width // factor)
+        with FlopCounterMode(display=False) as counter, Memory() as memory:
+            vae.decode(latents, return_dict=False)
+    return Cost(memory.peak, counter.get_total_flops())
+
+
+def seconds_of(work: Callable[[], object], device: torch.device, repeats: int = 5) -> float:
+    """Median seconds of `work` after a warm-up."""
+    wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+    work()
+    times = []
+    for _ in range(repeats):
+        wait()
+        start = time.perf_counter()
+        work()
+        wait()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+@torch.no_grad()
+def measured_rate(config: dict, batch: int, image_tokens: int, text_tokens: int, device: str = "cuda") -> float:
+    """Milliseconds per forward evaluation of a bfloat16 transformer with random weights in calls of `batch`, on this machine's device.
+
+    UserError without such a device.
+    """
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UserError("plan: --rate measured needs a CUDA device here; give milliseconds per forward evaluation instead")
+    with torch.device(device):
+        transformer = FluxTransformer2DModel(**config).to(torch.bfloat16)
+    arguments = transformer_inputs(config, batch, image_tokens, text_tokens, device)
+
+    def work():
+        with torch.autocast(device, torch.bfloat16):
+            transformer(**arguments)
+
+    return 1e3 * seconds_of(work, torch.device(device)) / batch

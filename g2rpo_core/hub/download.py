@@ -1,0 +1,109 @@
+"""Published models: downloaded by repo and full revision into the Hugging Face cache, checked, and free of pickles."""
+
+import errno
+import hashlib
+import re
+import shutil
+from pathlib import Path
+
+from g2rpo_core.common.model_store import describe_files, safe_folder
+from g2rpo_core.errors import TransientError, UserError
+from g2rpo_core.hub.conversion import PICKLED, without_pickles
+from g2rpo_core.hub.settings import HubModel, HubModels
+
+INSTEAD = "or use profile tiny"
+
+
+def download_models(settings: HubModels) -> dict[str, dict]:
+    """Brings every model into the cache (what is there is not loaded again) and returns the lock entries.
+
+    UserError, saying what to do, where a licence is not accepted, a repo or revision does not exist, the disk is too small, or a
+    file is not the published one; TransientError where the hub cannot be reached or breaks off.
+    """
+    return {name: _download(f"models.repos.{name}: {model.repo}", model) for name, model in settings.repos.items()}
+
+
+def _download(what: str, model: HubModel) -> dict:
+    from httpx2 import HTTPError
+    from huggingface_hub import constants, snapshot_download
+
+    patterns = list(model.files)
+    try:
+        if not constants.HF_HUB_OFFLINE:
+            _check_disk(what, snapshot_download(model.repo, revision=model.revision, allow_patterns=patterns, dry_run=True))
+        folder = Path(snapshot_download(model.repo, revision=model.revision, allow_patterns=patterns))
+    except (OSError, HTTPError) as error:
+        raise explained(what, model, error) from None
+    files = describe_files(folder)
+    for pattern in model.files:
+        if not any(Path(file).match(pattern) for file in files):
+            raise UserError(f"{what} has no file {pattern} at revision {model.revision}")
+    for file, known in files.items():
+        _check_content(what, folder / file, known["sha256"], model.sha256.get(file))
+    entry: dict[str, object] = {"repo": model.repo, "revision": model.revision, "files": files}
+    if any(Path(file).suffix in PICKLED for file in files):
+        entry["without_pickles"] = True
+        without_pickles(folder, safe_folder(entry))
+    return entry | ({"architecture": model.architecture} if model.architecture else {})
+
+
+def explained(what: str, model: HubModel, error: Exception) -> UserError:
+    """What an error of the hub's client means and what to do, in one line."""
+    from huggingface_hub import constants
+    from huggingface_hub.errors import (
+        DryRunError,
+        GatedRepoError,
+        HfHubHTTPError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    if constants.HF_HUB_OFFLINE:
+        return UserError(f"{what} is not in the cache {constants.HF_HUB_CACHE}: unset HF_HUB_OFFLINE and run again, {INSTEAD}")
+    cause: BaseException = error
+    while isinstance(cause, DryRunError | LocalEntryNotFoundError) and cause.__cause__ is not None:
+        cause = cause.__cause__  # the client wraps what really happened
+    status = cause.response.status_code if isinstance(cause, HfHubHTTPError) else None
+    page = f"{constants.ENDPOINT}/{model.repo}"
+    if isinstance(cause, GatedRepoError):
+        return UserError(f"{what} is gated: accept its licence at {page}, then `hf auth login` or set HF_TOKEN; {INSTEAD}")
+    if isinstance(cause, RevisionNotFoundError):
+        return UserError(f"{what} has no revision {model.revision}: put a commit of {page}/commits/main into the profile")
+    if isinstance(cause, RepositoryNotFoundError) or status in (401, 403):
+        return UserError(f"{what} does not exist, or is private: `hf auth login` or set HF_TOKEN of an account that sees {page}")
+    if isinstance(cause, OSError) and cause.errno == errno.ENOSPC:
+        return UserError(f"{what}: no space left in {constants.HF_HUB_CACHE}: make room or set HF_HOME elsewhere, and run again")
+    reason = str(cause).strip().splitlines()[0] if str(cause).strip() else type(cause).__name__
+    return TransientError(
+        f"{what} could not be downloaded ({reason}): run again, what is complete is kept (hub: {constants.ENDPOINT}); {INSTEAD}"
+    )
+
+
+def _check_content(what: str, path: Path, sha256: str, pinned: str | None) -> None:
+    """UserError if a file is not what the profile pins or what the hub publishes: the cache names each file by its hash."""
+    published = path.resolve().name
+    if re.fullmatch("[0-9a-f]{40}", published):  # a small file: git's hash of it
+        content = path.read_bytes()
+        actual_hash = hashlib.sha1(f"blob {len(content)}\0".encode() + content, usedforsecurity=False).hexdigest()
+    else:
+        actual_hash = sha256 if re.fullmatch("[0-9a-f]{64}", published) else published
+    for expected, actual in ((pinned, sha256), (published, actual_hash)):
+        if expected not in (None, actual):
+            raise UserError(
+                f"{what}: {path} is damaged or not the published file (hash {actual}, not {expected}): "
+                f"delete {path.resolve()} and run again"
+            )
+
+
+def _check_disk(what: str, files: list) -> None:
+    """UserError if the disk has no room for what is still to be downloaded and, of pickled checkpoints, for their conversion."""
+    from huggingface_hub import constants
+
+    needed = sum(file.file_size * (2 if Path(file.filename).suffix in PICKLED else 1) for file in files if file.will_download)
+    existing = next(folder for folder in [Path(constants.HF_HUB_CACHE), *Path(constants.HF_HUB_CACHE).parents] if folder.exists())
+    free = shutil.disk_usage(existing).free
+    if needed > free:
+        raise UserError(
+            f"{what} needs {needed / 1e9:.1f} GB, {existing} has {free / 1e9:.1f} GB free: make room or set HF_HOME elsewhere"
+        )

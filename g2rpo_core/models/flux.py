@@ -1,0 +1,206 @@
+"""FLUX as a velocity field: load, evaluate under a batch of prompts, decode to images, save."""
+
+import copy
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from diffusers import AutoencoderKL, FluxPipeline, FluxTransformer2DModel
+from diffusers.utils.peft_utils import scale_lora_layers, unscale_lora_layers
+from peft import LoraConfig, get_peft_model_state_dict
+from torch.distributed.tensor import DTensor
+
+from g2rpo_core.common.seeding import seed_of
+from g2rpo_core.data.embeddings import Conditioning
+from g2rpo_core.distributed.process_group import ProcessGroup
+from g2rpo_core.models.parallelize import parallelize, refresh
+from g2rpo_core.models.settings import LoraSettings, ParallelSettings
+from g2rpo_core.rollout.rollout import Velocity
+
+LORA_FILE = "pytorch_lora_weights.safetensors"  # diffusers' name
+SNAPSHOTS = "snapshots"  # the folder in a run's that has the weights of iterations
+
+
+def snapshot(run: Path, checkpoint: str | int) -> Path:
+    """The folder of a run that has the weights of a checkpoint, `final` or the number of an iteration; for `Policy.load`."""
+    return run if checkpoint == "final" else run / SNAPSHOTS / f"{checkpoint:06d}"
+
+
+class Policy:
+    """A FLUX transformer and its VAE at one image size.
+
+    height, width: pixels, divisible by twice the VAE's factor (ValueError otherwise); guidance: FLUX.1-dev's guidance scale;
+    dtype: of the transformer's computation (autocast), weights, latents and velocities stay float32.
+    """
+
+    def __init__(
+        self,
+        transformer: FluxTransformer2DModel,
+        vae: AutoencoderKL,
+        height: int,
+        width: int,
+        guidance: float,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ):
+        self.transformer, self.vae = transformer.to(device), vae.to(device).eval().requires_grad_(False)
+        self.height, self.width, self.guidance, self.dtype, self.device = height, width, guidance, dtype, torch.device(device)
+        self.vae_factor = 2 ** (len(vae.config.block_out_channels) - 1)
+        if height % (2 * self.vae_factor) or width % (2 * self.vae_factor):
+            raise ValueError(f"height and width must be divisible by {2 * self.vae_factor}, got {height}x{width}")
+        rows, columns = height // self.vae_factor, width // self.vae_factor
+        self.unpacked_shape = (vae.config.latent_channels, rows, columns)
+        self.image_tokens = rows * columns // 4
+        self._base: FluxTransformer2DModel | None = None
+        self._replica: FluxTransformer2DModel | None = None
+        self._image_ids = FluxPipeline._prepare_latent_image_ids(1, rows // 2, columns // 2, device, torch.float32)
+
+    @classmethod
+    def load(
+        cls, pipeline: Path, run: Path | None = None, lora: LoraSettings | None = None, seed: int = 0, **settings
+    ) -> "Policy":
+        """From a FluxPipeline folder.
+
+        run: folder that `save` wrote, whose weights replace the base's or whose LoRA is laid over them; lora: a new one, which
+        alone is then trained, and whose first values depend on `seed` alone. With a LoRA the base's weights are frozen and kept in
+        the computation's dtype.
+        """
+        saved_lora = run / "lora" if run and (run / "lora").exists() else None
+        dtype = settings.get("dtype", torch.float32) if saved_lora or lora else torch.float32
+        weights_folder = run / "transformer" if run and not saved_lora else pipeline / "transformer"
+        transformer = FluxTransformer2DModel.from_pretrained(weights_folder, dtype=dtype)
+        vae = AutoencoderKL.from_pretrained(pipeline / "vae", dtype=torch.float32)
+        if saved_lora:
+            transformer.load_lora_adapter(saved_lora, weight_name=LORA_FILE, prefix="transformer")
+        elif lora:
+            transformer.requires_grad_(False)
+            config = LoraConfig(
+                r=lora.rank, lora_alpha=lora.alpha, target_modules=list(lora.target_modules), init_lora_weights="gaussian"
+            )
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(seed_of("adapter", seed))
+                transformer.add_adapter(config)
+        for name, parameter in transformer.named_parameters():
+            if ".lora_" in name:
+                parameter.data = parameter.data.float()
+        return cls(transformer, vae, **settings)
+
+    def parallelize(self, settings: ParallelSettings, processes: ProcessGroup, keep_base: bool = False) -> None:
+        """Spreads the transformer over the processes; before an optimizer is made. keep_base: as the method of that name."""
+        if keep_base:
+            self.keep_base()
+        if settings.replica and processes.size > 1:
+            self._replica = copy.deepcopy(self.transformer).to(self.dtype).requires_grad_(False)
+        for transformer in filter(None, (self.transformer, self._base)):
+            parallelize(transformer, settings, self.dtype, processes)
+
+    @property
+    def has_lora(self) -> bool:
+        return bool(getattr(self.transformer, "peft_config", None))
+
+    def trained_parameters(self) -> dict[str, torch.nn.Parameter]:
+        """The parameters that training moves, by name: the LoRA's, or all."""
+        return {name: parameter for name, parameter in self.transformer.named_parameters() if parameter.requires_grad}
+
+    def save(self, folder: Path) -> None:
+        """Writes `folder`/transformer for `FluxTransformer2DModel.from_pretrained`, or `folder`/lora for `load_lora_weights`.
+
+        Collective: the first process writes, the others only help to gather what is sharded.
+        """
+        weights = {}
+        rank = dist.get_rank() if dist.is_initialized() else 0
+        for name, parameter in self.trained_parameters().items():
+            whole = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
+            if rank == 0:
+                weights[name] = whole.detach().cpu()
+        if rank > 0:
+            return
+        if self.has_lora:
+            FluxPipeline.save_lora_weights(
+                folder / "lora",
+                transformer_lora_layers=get_peft_model_state_dict(self.transformer, weights),
+                weight_name=LORA_FILE,
+                transformer_lora_adapter_metadata=self.transformer.peft_config["default"].to_dict(),
+            )
+            return
+        with torch.device("meta"):
+            whole = FluxTransformer2DModel.from_config(self.transformer.config)
+        whole.load_state_dict(weights, assign=True)
+        whole.save_pretrained(folder / "transformer")
+
+    def noise(self, generator: torch.Generator, count: int | None = None) -> torch.Tensor:
+        """Packed standard normal latents [tokens, channels], or [count, tokens, channels]; drawn as diffusers draws them."""
+        unpacked = torch.randn((count or 1, *self.unpacked_shape), generator=generator)
+        packed = FluxPipeline._pack_latents(unpacked, *unpacked.shape).to(self.device)
+        return packed if count else packed[0]
+
+    def batch_size(self, tokens: int, conditioning: Conditioning) -> int:
+        """How many latents of these prompts make a call of at most `tokens` image and text tokens; at least 1."""
+        return max(1, tokens // (self.image_tokens + conditioning.context.shape[1]))
+
+    def keep_base(self) -> None:
+        """Keeps a copy of the transformer as it is now, for `base_velocity`: a second set of weights, but for a LoRA."""
+        if self._base is None and not self.has_lora:
+            self._base = copy.deepcopy(self.transformer).eval().requires_grad_(False)
+
+    def use_base(self, pipeline: Path) -> None:
+        """Has the base of a FluxPipeline folder for `base_velocity`, where trained weights were loaded; nothing for a LoRA."""
+        if not self.has_lora:
+            base = FluxTransformer2DModel.from_pretrained(pipeline / "transformer", dtype=torch.float32).to(self.device)
+            self._base = base.eval().requires_grad_(False)
+
+    def base_velocity(self, conditioning: Conditioning) -> Velocity:
+        """The velocity field of the model that `keep_base` kept or `use_base` loaded; a LoRA's base is the same weights with the LoRA at zero."""
+        if not self.has_lora:
+            return self._velocity(self._base, conditioning)
+        adapted = self.velocity(conditioning)
+
+        def velocity(*arguments: torch.Tensor) -> torch.Tensor:
+            scale_lora_layers(self.transformer, 0.0)
+            try:
+                return adapted(*arguments)
+            finally:
+                unscale_lora_layers(self.transformer, 0.0)
+
+        return velocity
+
+    def refresh(self) -> None:
+        """Brings the rollouts' replica of the weights, if there is one, up to date; collective."""
+        if self._replica is not None:
+            refresh(self._replica, self.transformer)
+
+    def sampling_velocity(self, conditioning: Conditioning) -> Velocity:
+        """As `velocity`, without gradients, by the replica if there is one."""
+        return self._velocity(self._replica if self._replica is not None else self.transformer, conditioning)
+
+    def velocity(self, conditioning: Conditioning) -> Velocity:
+        """The velocity field under P encoded prompts; sigma is not rounded to 1/1000 (in bfloat16 the model itself rounds it)."""
+        return self._velocity(self.transformer, conditioning)
+
+    def _velocity(self, transformer: FluxTransformer2DModel, conditioning: Conditioning) -> Velocity:
+        context, pooled = conditioning.context.to(self.device), conditioning.pooled.to(self.device)
+        text_ids = torch.zeros(context.shape[1], 3, device=self.device)
+
+        def velocity(latents: torch.Tensor, sigma: torch.Tensor, prompt: torch.Tensor) -> torch.Tensor:
+            with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
+                output = transformer(
+                    hidden_states=latents,
+                    timestep=sigma,  # the model multiplies by 1000 itself
+                    guidance=torch.full_like(sigma, self.guidance) if transformer.config.guidance_embeds else None,
+                    pooled_projections=pooled[prompt],
+                    encoder_hidden_states=context[prompt],
+                    txt_ids=text_ids,
+                    img_ids=self._image_ids,
+                    return_dict=False,
+                )[0]
+            return output.float()
+
+        return velocity
+
+    @torch.no_grad()
+    def decode(self, latents: torch.Tensor, max_batch: int) -> torch.Tensor:
+        """Packed clean latents [N, tokens, channels] -> images [N, 3, height, width], float32 in [0, 1]."""
+        latents = FluxPipeline._unpack_latents(latents, self.height, self.width, self.vae_factor)
+        latents = latents / self.vae.config.scaling_factor + self.vae.config.shift_factor
+        images = [self.vae.decode(part, return_dict=False)[0] for part in latents.split(max_batch)]
+        return (torch.cat(images) / 2 + 0.5).clamp(0, 1)

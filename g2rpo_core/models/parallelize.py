@@ -1,0 +1,70 @@
+"""One model on many GPUs, as three steps in this order: activation checkpointing, compilation, sharding (as torchtitan orders them)."""
+
+import torch
+from diffusers import FluxTransformer2DModel
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+from g2rpo_core.distributed.process_group import ProcessGroup
+from g2rpo_core.errors import UserError
+from g2rpo_core.models.settings import ParallelSettings
+
+
+def parallelize(
+    transformer: FluxTransformer2DModel, settings: ParallelSettings, dtype: torch.dtype, processes: ProcessGroup
+) -> None:
+    """Compiles and shards as the section `training.parallel` says, in place; on its device, before its optimizer is made.
+
+    dtype: of the computation and of what is gathered; masters and gradients keep the parameters' dtype. UserError if their number is
+    no multiple of `shard_size`.
+    """
+    if settings.compile:
+        apply_compile(transformer)
+    if processes.size > 1:
+        if settings.shard_size and processes.size % settings.shard_size:
+            raise UserError(
+                f"training.parallel.shard_size: {processes.size} processes cannot be divided into groups of {settings.shard_size}"
+            )
+        apply_fsdp(transformer, dtype, settings.shard_size)
+
+
+def blocks_of(transformer: FluxTransformer2DModel) -> list[torch.nn.Module]:
+    """The double and single blocks, in the order of the computation."""
+    return [*transformer.transformer_blocks, *transformer.single_transformer_blocks]
+
+
+def apply_gradient_checkpointing(transformer: FluxTransformer2DModel) -> None:
+    """Every block keeps its inputs alone and computes its activations again in the backward pass."""
+    transformer.enable_gradient_checkpointing()
+
+
+def apply_compile(transformer: FluxTransformer2DModel) -> None:
+    """Compiles every block in place: blocks of a kind share one compiled graph."""
+    for block in blocks_of(transformer):
+        block.compile()
+
+
+def apply_fsdp(transformer: FluxTransformer2DModel, dtype: torch.dtype, shard_size: int | None = None) -> None:
+    """Shards every block and what is around them over all processes, or over groups of `shard_size` that hold copies (hybrid).
+
+    Gradients are means over all processes, summed in float32. Inputs are not cast: sigma comes to the model in float32, and
+    autocast decides what is computed in `dtype`.
+    """
+    size, device = torch.distributed.get_world_size(), next(transformer.parameters()).device.type
+    shape: tuple[int, ...] = (size,)
+    names: tuple[str, ...] = ("shard",)
+    if shard_size and shard_size < size:
+        shape, names = ((size // shard_size, shard_size), ("replicate", "shard"))
+    mesh = init_device_mesh(device, shape, mesh_dim_names=names)
+    precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    for block in blocks_of(transformer):
+        fully_shard(block, mesh=mesh, mp_policy=precision)
+    fully_shard(transformer, mesh=mesh, mp_policy=precision)
+
+
+@torch.no_grad()
+def refresh(replica: torch.nn.Module, transformer: torch.nn.Module) -> None:
+    """Copies sharded weights into an unsharded replica of the same layout, gathering one at a time; collective."""
+    for copy, parameter in zip(replica.parameters(), transformer.parameters()):
+        copy.copy_(parameter.full_tensor() if isinstance(parameter, DTensor) else parameter)

@@ -1,0 +1,27 @@
+"""What of the section `training` is about the model: its LoRA, and how it is spread over GPUs."""
+
+from pydantic import Field, PositiveFloat, PositiveInt
+
+from g2rpo_core.settings import Settings
+
+
+class LoraSettings(Settings):
+    """A low-rank adapter (LoRA, arXiv 2106.09685) of the transformer: rank, scale alpha / rank, and the layers that get one."""
+
+    rank: PositiveInt
+    alpha: PositiveFloat
+    target_modules: tuple[str, ...] = Field(
+        ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out"),
+        min_length=1,
+        description="ends of module names; the attention's projections as diffusers' FLUX recipe has them",
+    )
+
+
+class ParallelSettings(Settings):
+    """How a model that is too large or too slow for one GPU is trained."""
+
+    compile: bool = Field(False, description="compile every block")
+    shard_size: PositiveInt | None = Field(
+        None, description="processes over which weights are sharded, with a copy in each such group; null: all"
+    )
+    replica: bool = Field(False, description="a whole copy of the weights for rollouts, in the dtype of the computation")

@@ -1,0 +1,299 @@
+"""Everything that the report shows, from the files that the stages before it made."""
+
+import base64
+import json
+import platform
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from itertools import product
+from pathlib import Path
+from types import SimpleNamespace
+
+import pandas as pd
+from ruamel.yaml import YAML
+
+from g2rpo_core.algorithm.methods import LABELS as METHOD_LABELS
+from g2rpo_core.algorithm.methods import Method
+from g2rpo_core.common.runs import BASE, run_name
+from g2rpo_core.common.seeding import seed_of
+from g2rpo_core.data.prompts import load_prompts
+from g2rpo_core.errors import made_by
+from g2rpo_core.evaluation.image_stats import LABELS as IMAGE_STATS
+from g2rpo_core.evaluation.results import chosen, image_folder, reported
+from g2rpo_core.reporting.charts import curves, inline
+from g2rpo_core.reporting.tables import (
+    Row,
+    Run,
+    Weights,
+    cells,
+    main_table,
+    method_pairs,
+    missing_table,
+    most_changed,
+    standings,
+    style_table,
+    summary,
+    win_rates,
+)
+from g2rpo_core.rewards.registry import labels as reward_labels
+from g2rpo_core.sampling.settings import SamplingSettings
+from g2rpo_core.training.settings import TrainingSettings
+
+PACKAGES = ("torch", "diffusers", "transformers", "open_clip_torch", "dvc", "pyarrow", "numpy")
+IMAGES, WORST = 12, 6
+PAPER = Path(__file__).with_name("paper.yaml")
+NOTICE = {
+    "shapes": "Profile {} is synthetic: images of coloured shapes by small models that were trained on this machine. Nothing on this page is a result of the paper.",
+    "hub": "Profile {}: published weights, trained and evaluated as stated below.",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Where the report's numbers are: folders of runs, evaluations and prompts, the models' quality, DVC's locks.
+
+    repro: the command that makes a stage of them.
+    """
+
+    runs: Path
+    evaluations: Path
+    prompts: Path
+    quality: Path
+    locks: tuple[Path, ...]
+    repro: str
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An entry of the profile's `methods` with its settings resolved. method: the published one that it departs from."""
+
+    label: str | None
+    method: str
+    settings: Method
+    sampling: SamplingSettings
+    training: TrainingSettings
+
+
+def build_context(
+    profile: str, sources: Sources, settings: SimpleNamespace, entries: Mapping[str, Entry], runs: list[Run]
+) -> dict:
+    """Everything that the templates show.
+
+    settings: the sections of the profile; entries: those of its methods by name; runs: (entry, seed) in the report's order.
+    """
+    evaluated = {run: sources.evaluations / run_name(*run) for run in [BASE, *runs]}
+    tables = [pd.read_parquet(made_by("evaluate", folder / "results.parquet", sources.repro)) for folder in evaluated.values()]
+    everything = pd.concat(tables, ignore_index=True)
+    results = reported(everything, settings.evaluation)
+    records = {
+        run: pd.read_parquet(made_by("train", sources.runs / run_name(*run) / "records.parquet", sources.repro)) for run in runs
+    }
+    rewards, monitor = settings.evaluation.rewards, settings.training.monitor
+    names = list(dict.fromkeys(method for method, _ in runs))
+    labels = {BASE[0]: "base model"} | {name: entries[name].label or METHOD_LABELS.get(name, name) for name in names}
+    trained_on = {name: entries[name].training.rewards for name in names}
+    evaluation = settings.evaluation
+    variants = [
+        (checkpoint, steps, main_table(chosen(everything, checkpoint, steps), BASE, runs, rewards, trained_on))
+        for checkpoint in evaluation.checkpoints
+        for steps in evaluation.steps
+    ]
+    measured_stats = [name for name in IMAGE_STATS if name in set(results.reward)]
+    few = len(names) <= 3  # methods: between more of them, what was trained is compared alone
+    rows = variants[0][2]
+    pairs = method_pairs(results, runs, list(rewards) if few else [], trained_on)
+    together: dict[str, list[str]] = {}  # methods that were trained on the same
+    for name in names:
+        together.setdefault(json.dumps(trained_on[name], sort_keys=True), []).append(name)
+    verifier = [name for name in rewards if name == "verifier"]
+    ranked = [(trained_on[group[0]], found) for group in together.values() if (found := standings(rows, group, verifier))]
+    gains = [  # over seeds, of every method in each variant
+        (trained_on[group[0]], [{one.method: one.gain for one in standings(found, group, [])} for _, _, found in variants])
+        for group in together.values()
+    ]
+    groups = [[run for run in runs if run[0] in group] for group in together.values()]
+    monitored = [name.removeprefix("heldout_") for table in records.values() for name in table.filter(like="heldout_")]
+    measured = list(dict.fromkeys([*settings.training.rewards, *monitored]))
+    plot = curves(
+        {run: table[table.filter(like="heldout_").notna().all(axis=1)] for run, table in records.items()},
+        {f"heldout_{name}": reward_labels(settings.rewards)[name] for name in measured},
+        {"iteration": "iteration", "num_forward_evals": "forward evaluations (NFE) in rollouts"},
+        labels,
+    )
+    return {
+        "profile": profile,
+        "notice": NOTICE[settings.models.source].format(profile),
+        "summary": summary(rows, pairs if few else [], labels),
+        "prompts": results.prompt_id.nunique(),
+        "steps": settings.evaluation.steps[0],
+        "labels": labels,
+        "reward_labels": reward_labels(settings.rewards),
+        "rewards": rewards,
+        "trained_on": trained_on,
+        "mixed": len(together) > 1,
+        "outside": [reward for reward in rewards if not all(reward in trained_on[name] for name in names)],
+        "rows": rows,
+        "pairs": pairs,
+        "matrices": [
+            (trained_on[group[0][0]], list(zip(group, win_rates(results, group, trained_on[group[0][0]])))) for group in groups
+        ],
+        "standings": ranked,
+        "missing": missing_table(everything),
+        "variants": variants,
+        "variant_gains": [(weights, found) for weights, found in gains if len(found) > 1 and found[0]],
+        "image_stat_labels": {name: IMAGE_STATS[name] for name in measured_stats},
+        "image_stats": [
+            (
+                row,
+                cells(results, BASE, (row.method, row.seed), measured_stats),
+                {name: None if name in trained_on[row.method] else cell.difference for name, cell in row.cells.items()},
+            )
+            for row in rows
+            if row.trained
+        ],
+        "styles": style_table(results, BASE, runs, trained_on),
+        "paper": paper_rows(variants, settings, entries, trained_on),
+        "costs": {
+            run: table.iloc[-1].to_dict() | {"ratio_error": table.old_policy_ratio_error.max()} for run, table in records.items()
+        },
+        "granularities": granularity_lines(records),
+        "monitored": monitor.prompts,
+        "chart": inline(plot),
+        "plot": plot,
+        **image_grids(sources.prompts, evaluated, results, settings, trained_on[names[0]], labels),
+        **settings_table([entries[name] for name in names], [labels[name] for name in names]),
+        "models": model_lines(sources.quality),
+        "provenance": provenance(sources.locks, runs, settings),
+    }
+
+
+def granularity_lines(records: dict[Run, pd.DataFrame]) -> list[dict]:
+    """What `granularity_correlation` recorded while training, as means over all iterations: a line for each run, granularity and reward."""
+    lines = []
+    for run, table in records.items():
+        for column in table.filter(like="correlation_"):
+            reward, granularity = column.removeprefix("correlation_").rsplit("_", 1)
+            gap = table[f"gap_{reward}_{granularity}"].mean()
+            lines.append(
+                {"run": run, "reward": reward, "granularity": granularity, "gap": gap, "correlation": table[column].mean()}
+            )
+    return lines
+
+
+def paper_rows(
+    variants: list[tuple[str | int, int, list[Row]]], settings: SimpleNamespace, entries: Mapping[str, Entry], trained_on: Weights
+) -> list[dict]:
+    """What the paper published for our runs' methods with the same rewards: columns as `evaluation.rewards`, None where it has none."""
+    published = YAML(typ="safe", pure=True).load(PAPER.read_text())
+    ours = set(settings.evaluation.steps) if len(settings.evaluation.steps) > 1 else set()
+    named = {name for table in published["tables"] for name in table["rows"]}
+    lines = []
+    for number, (_, steps, rows) in enumerate(variants):
+        beside = {steps} & ours | ({50} - ours if number == 0 else set())
+        tables = [one for one in published["tables"] if one["steps"] in beside]
+        for row, table in product(rows, tables):
+            key = row.method if row.method in named or row.method not in entries else entries[row.method].method
+            if key in table["rows"] and set(table["trained_on"]) == set(trained_on.get(row.method, {})):
+                values = dict(zip(published["rewards"], table["rows"][key]))
+                pairs = [(row.cells[reward].mean, values.get(reward)) for reward in settings.evaluation.rewards]
+                lines.append({"table": f"{table['name']}, {table['steps']} steps", "row": row, "pairs": pairs})
+    return lines
+
+
+def image_grids(
+    prompt_folder: Path, evaluated: dict[Run, Path], results: pd.DataFrame, settings: SimpleNamespace, weights: dict, labels: dict
+) -> dict:
+    """Test prompts with the images of the base and of every method's first seed: a seeded draw, and the worst cases."""
+    prompts = {prompt.id: prompt.text for prompt in load_prompts(prompt_folder / "test.parquet")}
+    columns: dict[str, Path] = {}
+    for (method, _), folder in evaluated.items():
+        checkpoint = "final" if method == BASE[0] else settings.evaluation.checkpoints[0]
+        columns.setdefault(method, folder / image_folder(checkpoint, settings.evaluation.steps[0]))
+    encode = lambda path: base64.b64encode(path.read_bytes()).decode()
+
+    def grid(ids: list[str]) -> list[dict]:
+        images = {key: [encode(file / f"{key}.png") for file in columns.values()] for key in ids}
+        return [{"prompt": prompts[key], "sources": sources} for key, sources in images.items()]
+
+    drawn = random.Random(seed_of("report")).sample(sorted(prompts), min(IMAGES, len(prompts)))
+    first = next(run for run in evaluated if run != BASE)
+    worst = most_changed(results, first, BASE, weights, WORST)
+    return {
+        "chosen": f"{len(drawn)} prompts drawn at random from the test set, not selected; first seed of every method.",
+        "pixelated": settings.evaluation.height < 128,
+        "image_columns": [labels[method] for method in columns],
+        "image_rows": grid(drawn),
+        "worst_of": f"{labels[first[0]]}, seed {first[1]}",
+        "worst_rows": [line | {"fall": fall} for line, (_, fall) in zip(grid([key for key, _ in worst]), worst)],
+    }
+
+
+def settings_table(entries: list[Entry], labels: list[str]) -> dict:
+    """Every setting of every method as it was resolved, a column each; `differs` where they are not all the same."""
+    resolved = [
+        {**entry.settings.model_dump(), **entry.training.model_dump(exclude={"monitor"}), **entry.sampling.model_dump()}
+        for entry in entries
+    ]
+    values = {key: [shown(settings[key]) for settings in resolved] for key in resolved[0]}
+    return {
+        "setting_columns": labels,
+        "settings": [{"name": key, "values": row, "differs": len(set(row)) > 1} for key, row in values.items()],
+    }
+
+
+def shown(value: object) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key}: {part}" for key, part in value.items())
+    return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def model_lines(file: Path) -> list[tuple[str, str]]:
+    """What the stage `models` measured of each model."""
+    quality = json.loads(made_by("models", file).read_text())
+    meaning = {
+        "attribute": "right caption against one wrong attribute (chance 0.5)",
+        "degraded": "clean against degraded image (chance 0.5)",
+    }
+    return [
+        (
+            name,
+            "; ".join(
+                f"{meaning.get(key, key)} {value:,}" if isinstance(value, int) else f"{meaning.get(key, key)} {value:.3f}"
+                for key, value in values.items()
+            ),
+        )
+        for name, values in quality.items()
+    ]
+
+
+def provenance(locks: tuple[Path, ...], runs: list[Run], settings: SimpleNamespace) -> list[tuple[str, str]]:
+    """Versions, seeds, and the hashes that DVC's locks have of every stage's code and outputs; the same again for the same inputs."""
+    lines = [
+        ("versions", ", ".join([f"Python {platform.python_version()}", *(f"{name} {version(name)}" for name in PACKAGES)])),
+        ("training seeds", ", ".join(str(seed) for seed in dict.fromkeys(seed for _, seed in runs))),
+        ("other seeds", f"prompts {settings.prompts.seed}, evaluation {settings.evaluation.seed}"),
+    ]
+    stages: dict[str, dict] = {}
+    for lock in filter(Path.exists, dict.fromkeys(locks)):
+        stages |= YAML(typ="safe", pure=True).load(lock.read_text())["stages"]
+    wanted = ["models", "prompts", "embed", "evaluate_base"]
+    wanted += [f"{stage}@{run_name(*run)}" for stage in ("train", "evaluate") for run in runs]
+    listed = lambda entries: ", ".join(f"{entry['path'].removeprefix('../../')} {entry['md5']}" for entry in entries)
+    code: list[dict] = next((stages[name].get("deps", []) for name in wanted if name.startswith("train@") and name in stages), [])
+    lines.append(("code of training", listed(entry for entry in code if "g2rpo_core/" in entry["path"]) or "not in dvc.lock"))
+    return lines + [(f"dvc.lock {name}", listed(stages.get(name, {}).get("outs", [])) or "not in dvc.lock") for name in wanted]
+
+
+def headline(rows: list[Row]) -> dict:
+    """The numbers of the first table: every mean, and the gain in the training reward."""
+    return {
+        run_name(row.method, row.seed): {reward: cell.mean for reward, cell in row.cells.items()}
+        | (
+            {"training_reward_gain": row.trained.mean, "training_reward_gain_standard_errors": row.trained.standard_errors}
+            if row.trained
+            else {}
+        )
+        for row in rows
+    }

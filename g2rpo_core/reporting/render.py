@@ -1,0 +1,17 @@
+"""The report's two forms from one context: Jinja templates beside this file."""
+
+from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
+
+from g2rpo_core.reporting.tables import tone
+
+
+def render(context: dict) -> dict[str, str]:
+    """report.html and report.md of a context of `context.build_context`."""
+    environment = Environment(
+        loader=PackageLoader("g2rpo_core.reporting"),
+        autoescape=select_autoescape(["html.j2"]),
+        undefined=StrictUndefined,
+        keep_trailing_newline=True,
+    )
+    environment.filters["tone"] = tone
+    return {name: environment.get_template(f"{name}.j2").render(context) for name in ("report.html", "report.md")}

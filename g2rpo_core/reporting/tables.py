@@ -1,0 +1,211 @@
+"""What a report says: tables of means and paired differences, computed from tidy results."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import combinations
+
+import pandas as pd
+
+from g2rpo_core.reporting.statistics import Difference, Spread, paired_difference, spread
+
+Run = tuple[str, int]  # entry of the profile's `methods`, and seed
+Weights = Mapping[str, Mapping[str, float]]  # entry -> the rewards that it was trained on, with their weights
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One reward of one run: its mean over prompts, how many scores are missing, and the paired difference to the base."""
+
+    mean: float
+    missing: int
+    difference: Difference | None
+
+
+@dataclass(frozen=True)
+class Row:
+    """One run; `trained` is the difference to the base in the weighted sum that the training maximizes."""
+
+    method: str
+    seed: int
+    cells: dict[str, Cell]
+    trained: Difference | None
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two methods with the same seed; reward None stands for the weighted sum that the training maximizes."""
+
+    first: str
+    second: str
+    seed: int
+    reward: str | None
+    difference: Difference
+
+
+@dataclass(frozen=True)
+class StyleRow:
+    """One run in one style: how many prompts it has, and the difference to the base in the training reward."""
+
+    method: str
+    seed: int
+    style: str
+    prompts: int
+    trained: Difference
+
+
+@dataclass(frozen=True)
+class Standing:
+    """One method over its seeds: its gain over the base in the training reward and in held-out rewards, and how far it is above each other
+    method.
+
+    above: in the training reward, paired by seed.
+    """
+
+    method: str
+    gain: Spread
+    held_out: dict[str, Spread]
+    above: dict[str, Spread]
+
+
+def by_prompt(results: pd.DataFrame, run: Run, reward: str) -> pd.Series:
+    """Scores of one run and reward, by prompt_id in a fixed order."""
+    chosen = results[(results.method == run[0]) & (results.seed == run[1]) & (results.reward == reward)]
+    return chosen.set_index("prompt_id").score.sort_index()
+
+
+def difference(results: pd.DataFrame, treated: Run, control: Run, weights: Mapping[str, float]) -> Difference:
+    """treated - control in the weighted sum of rewards, paired by prompt."""
+    first, second = (
+        sum(weight * by_prompt(results, run, reward) for reward, weight in weights.items()) for run in (treated, control)
+    )
+    name = "/".join(map(str, (*treated, *control, *weights)))
+    return paired_difference(first.to_numpy(), second.reindex(first.index).to_numpy(), name)
+
+
+def main_table(results: pd.DataFrame, base: Run, runs: list[Run], rewards: list[str], trained_on: Weights) -> list[Row]:
+    """The paper's Table 1: the base and every run against every reward, differences to the base paired by prompt.
+
+    results: columns method, seed, prompt_id, reward, score, as the stage `evaluate` writes them.
+    """
+    return [
+        Row(
+            *run,
+            cells(results, base, run, rewards),
+            None if run == base else difference(results, run, base, trained_on[run[0]]),
+        )
+        for run in [base, *runs]
+    ]
+
+
+def cells(results: pd.DataFrame, base: Run, run: Run, rewards: list[str]) -> dict[str, Cell]:
+    """One run against each reward, or image statistic."""
+    row_cells = {}
+    for reward in rewards:
+        scores = by_prompt(results, run, reward)
+        to_base = None if run == base else difference(results, run, base, {reward: 1.0})
+        row_cells[reward] = Cell(float(scores.mean()), int(scores.isna().sum()), to_base)
+    return row_cells
+
+
+def method_pairs(results: pd.DataFrame, runs: list[Run], rewards: list[str], trained_on: Weights) -> list[Pair]:
+    """Every two methods with every seed that both have: the training reward first (if they share it), then each reward."""
+    methods = list(dict.fromkeys(method for method, _ in runs))
+    return [
+        Pair(first, second, seed, reward, difference(results, (first, seed), (second, seed), weights))
+        for first, second in combinations(methods, 2)
+        for seed in dict.fromkeys(seed for _, seed in runs)
+        if (first, seed) in runs and (second, seed) in runs
+        for reward, weights in [
+            *([(None, trained_on[first])] if trained_on[first] == trained_on[second] else []),
+            *((reward, {reward: 1.0}) for reward in rewards),
+        ]
+    ]
+
+
+def standings(rows: list[Row], methods: list[str], held_out: list[str]) -> list[Standing]:
+    """Methods that share a training reward, the one that gained most first; methods with fewer than three seeds are left out.
+
+    held_out: rewards that nothing was trained on. A seed is one value, its mean over prompts; two say nothing of a spread.
+    """
+    runs = {method: {row.seed: row for row in rows if row.method == method} for method in methods}
+    runs = {method: seeds for method, seeds in runs.items() if len(seeds) > 2}
+
+    def gain(method: str, seed: int, reward: str | None = None) -> float:
+        """Of one run over the base, in the training reward or in one reward."""
+        row = runs[method][seed]
+        difference = row.trained if reward is None else row.cells[reward].difference
+        assert difference, "the base has no gain over itself"
+        return difference.mean
+
+    def above(method: str, other: str) -> Spread:
+        return spread([gain(method, seed) - gain(other, seed) for seed in runs[method] if seed in runs[other]])
+
+    standing = [
+        Standing(
+            method,
+            spread([gain(method, seed) for seed in seeds]),
+            {name: spread([gain(method, seed, name) for seed in seeds]) for name in held_out},
+            {other: above(method, other) for other in runs if other != method},
+        )
+        for method, seeds in runs.items()
+    ]
+    return sorted(standing, key=lambda one: -one.gain.mean)
+
+
+def missing_table(results: pd.DataFrame) -> list[dict]:
+    """A line for each run, checkpoint, number of steps and reward that lacks scores: how many, of how many, and the commonest reason."""
+    keys = ["method", "seed", "checkpoint", "steps", "reward"]
+    lines = []
+    for key, part in results.groupby(keys, sort=False):
+        lacking = part[part.score.isna()]
+        if len(lacking):
+            reason = lacking.reason.value_counts().idxmax()
+            lines.append(dict(zip(keys, key)) | {"missing": len(lacking), "scores": len(part), "reason": reason})
+    return lines
+
+
+def win_rates(results: pd.DataFrame, runs: list[Run], weights: Mapping[str, float]) -> list[list[Difference | None]]:
+    """The paired difference of every run (row) to every other (column) in a weighted sum; None on the diagonal."""
+    return [[None if one == other else difference(results, one, other, weights) for other in runs] for one in runs]
+
+
+def style_table(results: pd.DataFrame, base: Run, runs: list[Run], trained_on: Weights) -> list[StyleRow]:
+    """Differences to the base in the training reward, style by style; styles of fewer than two prompts are left out."""
+    rows = []
+    for style, part in results.groupby("style", sort=True):
+        prompts = part.prompt_id.nunique()
+        if prompts > 1:
+            rows += [StyleRow(*run, style, prompts, difference(part, run, base, trained_on[run[0]])) for run in runs]
+    return rows
+
+
+def most_changed(results: pd.DataFrame, run: Run, base: Run, weights: Mapping[str, float], count: int) -> list[tuple[str, float]]:
+    """The prompts whose weighted sum fell most from the base to a run: (prompt_id, difference), the worst first."""
+    total = lambda one: sum(weight * by_prompt(results, one, reward) for reward, weight in weights.items())
+    return list((total(run) - total(base)).dropna().nsmallest(count).items())
+
+
+def tone(difference: Difference | None) -> str:
+    """`up` or `down` for a difference whose interval leaves out zero, else empty."""
+    if difference is None or difference.low <= 0 <= difference.high:
+        return ""
+    return "up" if difference.mean > 0 else "down"
+
+
+def summary(rows: list[Row], pairs: list[Pair], labels: Mapping[str, str]) -> list[str]:
+    """What happened, in sentences: each method against the base, then the methods against each other, on the training reward."""
+    against = [(labels[row.method], "the base", row.trained) for row in rows if row.trained]
+    against += [(labels[pair.first], labels[pair.second], pair.difference) for pair in pairs if pair.reward is None]
+    sentences = []
+    for first, second in dict.fromkeys(entry[:2] for entry in against):
+        seeds = [difference for *who, difference in against if who == [first, second]]
+        tones = [tone(difference) for difference in seeds]
+        words = {
+            "up": f"significantly above {second}",
+            "down": f"significantly below {second}",
+            "": f"not significantly different from {second}",
+        }
+        verdict = ", ".join(f"{words[each]} with {tones.count(each)} of {len(tones)} seeds" for each in words if each in tones)
+        values = ", ".join(f"{each.mean:+.3f} [{each.low:+.3f}, {each.high:+.3f}]" for each in seeds)
+        sentences.append(f"{first} is {verdict}: {values}.")
+    return sentences

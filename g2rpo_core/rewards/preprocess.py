@@ -1,0 +1,96 @@
+"""How an image becomes a model's input: each published scorer has a way of its own, and the score depends on it.
+
+| reward | fits by | resamples | converts to RGB |
+|---|---|---|---|
+| HPS-v2.1 | longest side, padded with black | the float tensor, nothing clamped | first |
+| CLIP Score | both sides, aspect lost | PIL, rounded to 8 bits | last |
+| PickScore | shortest side, centre cropped | PIL, rounded to 8 bits | first, transparency on white |
+| ImageReward | shortest side, centre cropped | PIL, rounded to 8 bits | last |
+
+A tensor is resampled as a tensor (bicubic with antialiasing, as PIL's), so it differs from a PIL image by PIL's rounding alone.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torchvision.transforms.v2 import functional as TF
+
+Images: TypeAlias = torch.Tensor | Sequence[Image.Image]
+BICUBIC = TF.InterpolationMode.BICUBIC
+
+
+@dataclass(frozen=True)
+class Preprocess:
+    """Images -> [N, 3, size, size] float32, normalized by mean and std.
+
+    fit: `pad`, `squash` or `crop`, see the table above. crop_floor: an odd margin is cropped by its smaller half at the top
+    left (transformers) and not by the even one of both (torchvision).
+    """
+
+    size: int
+    fit: Literal["pad", "squash", "crop"]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    rgb: Literal["first", "last", "first, on white"]
+    crop_floor: bool = False
+
+    def __call__(self, images: Images, device: torch.device) -> torch.Tensor:
+        """images: [N, 3, H, W] float in [0, 1], or N PIL images of any mode and size."""
+        if isinstance(images, torch.Tensor):
+            fitted = self._tensor(images.to(device, torch.float32))
+        else:
+            fitted = torch.cat([self._image(image) for image in images]).to(device)
+        return TF.normalize(fitted, list(self.mean), list(self.std))
+
+    def _image(self, image: Image.Image) -> torch.Tensor:
+        if self.rgb == "first, on white" and image.has_transparency_data:
+            image = image.convert("RGBA")
+            image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+        if self.rgb != "last":
+            image = image.convert("RGB")
+        if self.fit == "pad":
+            return self._tensor(_to_tensor(image))
+        shape = self._shape(image.height, image.width)
+        image = image.resize(shape[::-1], Image.Resampling.BICUBIC)
+        return self._crop(_to_tensor(image.convert("RGB")))
+
+    def _tensor(self, images: torch.Tensor) -> torch.Tensor:
+        height, width = images.shape[-2:]
+        shape = self._shape(height, width)
+        if shape != (height, width):
+            images = TF.resize(images, list(shape), BICUBIC, antialias=True)
+            if self.fit != "pad":  # 8 bits hold no overshoot; hpsv2 keeps it
+                images = images.clamp(0, 1)
+        if self.fit == "pad":
+            down, right = self.size - shape[0], self.size - shape[1]
+            return F.pad(images, (right // 2, right - right // 2, down // 2, down - down // 2))
+        return self._crop(images)
+
+    def _shape(self, height: int, width: int) -> tuple[int, int]:
+        """(height, width) after resizing, before the crop or the padding."""
+        if self.fit == "squash":
+            return self.size, self.size
+        if self.fit == "pad":
+            scale = self.size / max(height, width)
+            return max(1, round(height * scale)), max(1, round(width * scale))
+        short = min(height, width)
+        return int(self.size * height / short), int(self.size * width / short)
+
+    def _crop(self, images: torch.Tensor) -> torch.Tensor:
+        down, right = ((side - self.size) / 2 for side in images.shape[-2:])
+        top, left = (int(down), int(right)) if self.crop_floor else (round(down), round(right))
+        return images[..., top : top + self.size, left : left + self.size]
+
+
+def _to_tensor(image: Image.Image) -> torch.Tensor:
+    return TF.to_dtype(TF.pil_to_tensor(image), torch.float32, scale=True)[None]
+
+
+def check_pairs(images: Images, prompts: Sequence[str]) -> None:
+    """ValueError unless there is one prompt an image."""
+    if len(images) != len(prompts):
+        raise ValueError(f"{len(images)} images and {len(prompts)} prompts; need one prompt an image")

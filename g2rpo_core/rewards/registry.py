@@ -1,0 +1,68 @@
+"""The rewards by name: the built-in ones, a line each, and those of the user's own, by import path."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from pydantic import ValidationError
+
+from g2rpo_core.common.model_store import ModelStore
+from g2rpo_core.rewards import clip_score, hps, image_reward, pickscore, unified_reward, verifier
+from g2rpo_core.rewards.custom import CustomReward, CustomRewardSettings
+from g2rpo_core.rewards.spec import Reward, RewardSettings, RewardSpec, Section
+from g2rpo_core.settings import first_problem
+
+SPECS: tuple[RewardSpec, ...] = (
+    hps.SPEC,
+    clip_score.SPEC,
+    pickscore.SPEC,
+    image_reward.SPEC,
+    unified_reward.SPEC,
+    verifier.SPEC,
+)
+REWARDS: dict[str, RewardSpec] = {spec.name: spec for spec in SPECS}
+
+
+def settings_of(section: Section, name: str) -> RewardSettings:
+    """The typed settings of one reward, those that the section leaves out at their defaults; ValueError for what does not fit."""
+    schema = REWARDS[name].settings if name in REWARDS else CustomRewardSettings
+    if schema is CustomRewardSettings and "class" not in section.get(name, {}):
+        raise ValueError(
+            f"rewards.{name}: one of your own needs `class: package.module:Class`; built in are {', '.join(REWARDS)}"
+        )
+    try:
+        return schema.model_validate_json(json.dumps(section.get(name, {})))
+    except ValidationError as error:
+        raise ValueError(f"rewards.{name}.{first_problem(error, schema)}") from None
+
+
+def models_of(section: Section, name: str) -> tuple[str, ...]:
+    """Which of the profile's models a reward reads."""
+    return REWARDS[name].models if name in REWARDS and not settings_of(section, name).remote else ()
+
+
+def labels(section: Section) -> dict[str, str]:
+    """The name in reports of every reward that is built in or in the section `rewards`."""
+    custom = {name: str(entry.get("label") or name) for name, entry in section.items() if name not in REWARDS}
+    return {name: spec.label for name, spec in REWARDS.items()} | custom
+
+
+def max_missing(names: Sequence[str], section: Section) -> dict[str, float]:
+    """Of each reward, the largest share of scores that may be missing before a run stops."""
+    return {name: settings_of(section, name).max_missing for name in names}
+
+
+def load(
+    names: Sequence[str], models: Path, device: torch.device | str = "cpu", section: Section | None = None
+) -> dict[str, Reward]:
+    """The rewards of those names, in their order, from the `models` stage's folder; `section`: that of the profile."""
+    store = ModelStore(models)
+    return {name: _build(name, store, torch.device(device), section or {}) for name in names}
+
+
+def _build(name: str, models: ModelStore, device: torch.device, section: Section) -> Reward:
+    settings = settings_of(section, name)
+    if isinstance(settings, CustomRewardSettings):
+        return CustomReward(name, settings)
+    return REWARDS[name].build(models, device, settings)

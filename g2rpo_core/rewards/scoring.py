@@ -1,0 +1,53 @@
+"""Images to scores by several rewards, with a reason where a score could not be had."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import pandas as pd
+import torch
+
+from g2rpo_core.data.prompts import Prompt
+from g2rpo_core.errors import UserError
+from g2rpo_core.rewards.preprocess import Images
+from g2rpo_core.rewards.spec import Reward, RewardWithReasons
+
+
+class Scores(NamedTuple):
+    """values: [R, N] float32, every reward of every image, NaN where one could not be had; reasons: why, else None."""
+
+    values: torch.Tensor
+    reasons: list[list[str | None]]
+
+
+def score_all(rewards: Mapping[str, Reward], images: torch.Tensor, prompts: Sequence[str]) -> Scores:
+    """Every reward of every image [N, 3, H, W]; a `RewardWithReasons` says itself why a score is missing."""
+    values, reasons = zip(*(_score(reward, images, prompts) for reward in rewards.values()))
+    stacked = torch.stack([scores.float().to(images.device) for scores in values])
+    return Scores(stacked.masked_fill(~stacked.isfinite(), math.nan), list(reasons))
+
+
+def _score(reward: Reward, images: Images, prompts: Sequence[str]) -> tuple[torch.Tensor, list[str | None]]:
+    if isinstance(reward, RewardWithReasons):
+        return reward.score_with_reasons(images, prompts)
+    scores = reward(images, prompts)
+    return scores, [None if math.isfinite(value) else f"the reward is {value}" for value in scores.tolist()]
+
+
+def score_table(rewards: Mapping[str, Reward], prompts: list[Prompt], images: torch.Tensor) -> pd.DataFrame:
+    """One row for each prompt and reward: prompt_id, style, reward, score, reason; score NaN and a reason where it could not be had."""
+    scores, reasons = score_all(rewards, images, [prompt.text for prompt in prompts])
+    rows = [
+        {"prompt_id": prompt.id, "style": prompt.style, "reward": name, "score": value, "reason": reason}
+        for name, values, why in zip(rewards, scores.tolist(), reasons)
+        for prompt, value, reason in zip(prompts, values, why)
+    ]
+    return pd.DataFrame(rows).astype({"reason": "string"})
+
+
+def check_missing(name: str, missing: int, total: int, largest: float, reason: str = "") -> None:
+    """UserError if more than the share `largest` of `total` scores of a reward is missing; `reason`: one of those that are."""
+    if missing > largest * total:
+        raise UserError(
+            f"reward {name}: {missing} of {total} scores are missing, over rewards.{name}.max_missing = {largest:g}; for example: {reason}"
+        )

@@ -1,0 +1,169 @@
+"""Runs a tree of model calls: what is ready goes through the model in full batches, nothing is computed twice.
+
+Axes of tensors: P prompts, B branches, J granularities, G members of a group, then the latents' own (`...`).
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from g2rpo_core.rollout.tree import SDEStep, Tree
+from g2rpo_core.sampling.ode import dpm2, ode
+from g2rpo_core.sampling.transitions import Stochastic
+
+Velocity = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""velocity(latents [N, ...], sigma [N], prompt [N] int64) -> [N, ...]: the model at one sigma and prompt a sample."""
+
+SigmaOf = Callable[[float], float]
+"""sigma_of(step) -> sigma at a step index in 0...T, whole or between two; `schedule.sigma_at` with T and the shift fixed."""
+
+
+@dataclass(frozen=True)
+class SampledTransition:
+    """An SDE step as it was sampled, for P prompts and groups of G; all float32.
+
+    latents, mean: [P, 1 or G, ...], 1 where the whole group departs from one state; next_latents: [P, G, ...];
+    log_prob: [P, G] of the transition under the policy that sampled it, mean: of that transition.
+    """
+
+    sde_step: SDEStep
+    latents: torch.Tensor
+    mean: torch.Tensor
+    next_latents: torch.Tensor
+    log_prob: torch.Tensor
+
+    @property
+    def shared(self) -> bool:
+        """Whether the whole group departs from one state."""
+        return self.latents.shape[1] == 1
+
+    def members(self, members: slice | torch.Tensor) -> "SampledTransition":
+        """The same SDE step for a part of every group: a slice, or indices."""
+        part = lambda tensor: tensor if tensor.shape[1] == 1 else tensor[:, members]
+        return SampledTransition(
+            self.sde_step, part(self.latents), part(self.mean), self.next_latents[:, members], self.log_prob[:, members]
+        )
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """clean: final latents [P, B, J, G, ...]; transitions: one for each SDE step of the tree; granularities: the J of them."""
+
+    clean: torch.Tensor
+    transitions: list[SampledTransition]
+    num_forward_evals: int
+    granularities: tuple[int, ...]
+
+
+@torch.no_grad()
+def rollout(
+    velocity: Velocity,
+    tree: Tree,
+    sigma_of: SigmaOf,
+    transition: Stochastic,
+    initial: torch.Tensor,
+    noises: Sequence[torch.Tensor],
+    max_batch: int,
+    solver: str = "euler",
+) -> Rollout:
+    """Samples the group of every branch for P prompts.
+
+    sigma_of: sigma of a step index; transition: of `Method.transition`; initial: x_T [P, ...], standard normal; noises: for
+    every SDE step of the tree [P, G, ...], standard normal; max_batch: latents in one call of the model, at least 1; solver:
+    of the tails, `euler` or `dpm2`.
+
+    Nodes of any step share a call as soon as their latents are known, the longest way to go first; nothing waits for the device.
+    """
+    prompts, group_size = noises[0].shape[:2]
+    shape = initial.shape[1:]
+    children = defaultdict(list)
+    for index, node in enumerate(tree.nodes):
+        children[node.parent].append(index)
+    leaf_nodes = {leaf for ends in tree.leaves for leaf in ends}
+    states = {root: initial.float()[:, None] for root in children[None]}  # node -> [P, 1 or G, ...]
+    predicted: dict[int, torch.Tensor] = {}  # node -> its clean prediction, kept where a second-order step follows
+    clean: dict[int, torch.Tensor] = {}
+    transitions: dict[int, SampledTransition] = {}
+    num_forward_evals = 0
+
+    while states:
+        chosen = _next_call({index: states[index].shape[:2].numel() for index in states}, tree, max_batch)
+        velocities = _velocities_of_nodes(
+            velocity, [(states[index], sigma_of(tree.nodes[index].step)) for index in chosen], max_batch
+        )
+        for index, v in zip(chosen, velocities):
+            parent, x = tree.nodes[index], states.pop(index)
+            num_forward_evals += x.shape[:2].numel()
+            sigma = sigma_of(parent.step)
+            predicted[index] = ode(x, v, sigma, 0.0)
+            if index in leaf_nodes:
+                clean[index] = predicted[index]
+            for child in children[index]:
+                node = tree.nodes[child]
+                if node.noise is not None:
+                    wide = (prompts, group_size, *shape)
+                    noisy = transition(x.flatten(0, 1), v.flatten(0, 1), step=parent.step)
+                    noisy = noisy if parent.per_member else noisy.repeat(group_size)
+                    sampled = noisy.sample(noises[node.noise].flatten(0, 1))
+                    states[child] = sampled.view(wide)
+                    mean = noisy.mean.view(wide)[:, : x.shape[1]]
+                    log_prob = noisy.log_prob(sampled).view(prompts, group_size)
+                    transitions[node.noise] = SampledTransition(tree.sde_steps[node.noise], x, mean, states[child], log_prob)
+                elif parent.tail and parent.parent is not None and solver == "dpm2":
+                    sigmas = (sigma_of(tree.nodes[parent.parent].step), sigma, sigma_of(node.step))
+                    states[child] = dpm2(x, predicted[index], predicted[parent.parent], sigmas)
+                else:
+                    states[child] = ode(x, v, sigma, sigma_of(node.step))
+            if solver == "euler":
+                del predicted[index]
+
+    finished = torch.stack([torch.stack([clean[leaf] for leaf in ends], 1) for ends in tree.leaves], 1)  # [P, B, J, G, ...]
+    sampled = [transitions[index] for index in range(len(tree.sde_steps))]
+    return Rollout(finished, sampled, num_forward_evals, tree.granularities)
+
+
+def _next_call(ready: dict[int, int], tree: Tree, max_batch: int) -> list[int]:
+    """Which ready nodes (node -> its latents) make the next call: those of the earliest steps that fit, at least one."""
+    chosen: list[int] = []
+    total = 0
+    for index in sorted(ready, key=lambda index: tree.nodes[index].step):
+        if not chosen or total + ready[index] <= max_batch:
+            chosen.append(index)
+            total += ready[index]
+    return chosen
+
+
+def _velocities_of_nodes(velocity: Velocity, nodes: list[tuple[torch.Tensor, float]], max_batch: int) -> list[torch.Tensor]:
+    """The velocities of nodes, each with its latents [P, g, ...] (g is 1 or G) and its sigma, in the shape of the latents."""
+    rows = [latents.flatten(0, 1) for latents, _ in nodes]
+    sigma = torch.cat([row.new_full((len(row),), sigma) for row, (_, sigma) in zip(rows, nodes)])
+    prompt = torch.cat([prompt_of_rows(latents) for latents, _ in nodes])
+    velocities = velocity_in_batches(velocity, torch.cat(rows), sigma, prompt, max_batch).split([len(row) for row in rows])
+    return [v.view(latents.shape) for v, (latents, _) in zip(velocities, nodes)]
+
+
+@torch.no_grad()
+def sample(velocity: Velocity, initial: torch.Tensor, sigmas: Sequence[float], max_batch: int) -> torch.Tensor:
+    """Deterministic sampling of one image a prompt (Eq. 1): x_T [P, ...] -> clean latents [P, ...], float32."""
+    latents, prompt = initial.float(), torch.arange(len(initial), device=initial.device)
+    for sigma, following in zip(sigmas, sigmas[1:]):
+        v = velocity_in_batches(velocity, latents, latents.new_full((len(latents),), sigma), prompt, max_batch)
+        latents = ode(latents, v, sigma, following)
+    return latents
+
+
+def velocity_in_batches(
+    velocity: Velocity, latents: torch.Tensor, sigma: torch.Tensor, prompt: torch.Tensor, max_batch: int
+) -> torch.Tensor:
+    """The velocity of latents [N, ...] at a sigma [N] each, in calls of equal size that is at most `max_batch`."""
+    calls = -(-len(latents) // max_batch)
+    parts = zip(latents.tensor_split(calls), sigma.tensor_split(calls), prompt.tensor_split(calls))
+    return torch.cat([velocity(*part) for part in parts])
+
+
+def prompt_of_rows(state: torch.Tensor) -> torch.Tensor:
+    """[P, g, ...] -> the prompt index of each of its P * g rows, int64."""
+    prompts, members = state.shape[:2]
+    return torch.arange(prompts, device=state.device).repeat_interleave(members)

@@ -1,0 +1,30 @@
+"""The section `models` of a profile whose models are built and trained here, on images of coloured shapes."""
+
+from typing import Literal
+
+from pydantic import PositiveFloat, PositiveInt
+
+from g2rpo_core.settings import Settings
+
+
+class FitSettings(Settings):
+    """How long a tiny model is trained: optimizer steps, examples a step, peak learning rate."""
+
+    steps: PositiveInt
+    batch: PositiveInt
+    learning_rate: PositiveFloat
+
+
+class ShapesModels(Settings):
+    """Models built and trained here on the shapes task; images: how many the pipeline is trained on."""
+
+    source: Literal["shapes"]
+    seed: int
+    images: PositiveInt
+    vae: FitSettings
+    flux: FitSettings
+    clip_score: FitSettings
+    hps: FitSettings
+    pickscore: FitSettings
+    image_reward: FitSettings
+    unified_reward: FitSettings

@@ -1,0 +1,51 @@
+"""The tokenizers of the tiny models, made without a hub: CLIP's true one, and T5's and BERT's of the captions' words."""
+
+import gzip
+import json
+import tempfile
+from pathlib import Path
+
+import open_clip
+from open_clip.tokenizer import bytes_to_unicode
+from transformers import BertTokenizer, CLIPTokenizer, T5TokenizerFast
+
+from g2rpo_core.shapes.scenes import COLORS, PLACES, RADII, RELATIONS, SHAPES
+
+T5_LENGTH = 16  # tokens; captions have at most 11
+CLIP_LENGTH = 32  # tokens; the published CLIP has 77, captions of shape scenes have at most 12
+
+
+def clip_tokenizer() -> CLIPTokenizer:
+    """CLIP's byte-pair tokenizer, from the vocabulary file that open_clip ships; same ids as the published one."""
+    path = Path(open_clip.__file__).parent / "bpe_simple_vocab_16e6.txt.gz"
+    merges = gzip.decompress(path.read_bytes()).decode().split("\n")[1 : 49152 - 256 - 2 + 1]
+    letters = list(bytes_to_unicode().values())
+    words = letters + [letter + "</w>" for letter in letters] + ["".join(merge.split()) for merge in merges]
+    vocabulary = {token: index for index, token in enumerate([*words, "<|startoftext|>", "<|endoftext|>"])}
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "vocab.json").write_text(json.dumps(vocabulary, ensure_ascii=False))
+        Path(folder, "merges.txt").write_text("\n".join(["#version: 0.2", *merges, ""]))
+        end = "<|endoftext|>"
+        special = {"bos_token": "<|startoftext|>", "eos_token": end, "unk_token": end, "pad_token": end}
+        config = {"tokenizer_class": "CLIPTokenizer", "model_max_length": CLIP_LENGTH, "do_lower_case": True, **special}
+        Path(folder, "tokenizer_config.json").write_text(json.dumps(config))
+        return CLIPTokenizer.from_pretrained(folder)
+
+
+def t5_tokenizer() -> T5TokenizerFast:
+    """A unigram tokenizer in T5's form with a token for every word of the shapes task; other words fall back to letters."""
+    vocabulary = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), *((f"▁{word}", -3.0) for word in _words())]
+    vocabulary += [(letter, -10.0) for letter in ["▁", *map(chr, range(33, 127))]]
+    return T5TokenizerFast(vocab=vocabulary, extra_ids=0, model_max_length=T5_LENGTH)
+
+
+def bert_tokenizer() -> BertTokenizer:
+    """A WordPiece tokenizer as bert-base-uncased's, with a token for every word of the shapes task; others fall back to letters."""
+    letters = list(map(chr, range(33, 65))) + list(map(chr, range(91, 127)))  # all but the capitals
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *_words(), *letters, *("##" + letter for letter in letters)]
+    return BertTokenizer(vocab={piece: index for index, piece in enumerate(dict.fromkeys(pieces))}, do_lower_case=True)
+
+
+def _words() -> list[str]:
+    """Every word of the captions of shape scenes, sorted."""
+    return sorted({word for phrase in ["a", *RADII, *COLORS, *SHAPES, *PLACES, *RELATIONS] for word in phrase.split()})

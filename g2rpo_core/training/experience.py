@@ -1,0 +1,105 @@
+"""What is sampled in one iteration: the rollouts of this process's prompts, and their rewards."""
+
+import math
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import torch
+
+from g2rpo_core.algorithm.methods import Method
+from g2rpo_core.common.seeding import generator
+from g2rpo_core.data.embeddings import Conditioning
+from g2rpo_core.distributed.process_group import ProcessGroup
+from g2rpo_core.errors import UserError
+from g2rpo_core.models.flux import Policy
+from g2rpo_core.rewards.scoring import score_all
+from g2rpo_core.rewards.spec import Reward
+from g2rpo_core.rollout.rollout import Rollout, rollout
+from g2rpo_core.rollout.tree import build
+from g2rpo_core.sampling.schedule import shifted_sigmas, sigma_at
+from g2rpo_core.sampling.settings import SamplingSettings
+
+
+class NonFiniteError(UserError):
+    """Latents, a reward, loss or gradient that is not a number, or an old-policy ratio that is not 1; names iteration, prompt, reward."""
+
+
+class RolloutSampler:
+    """Samples the rollouts of an iteration for P prompts: by seed, iteration and each prompt's index among the iteration's alone.
+
+    num_generations: G, members of a group.
+    """
+
+    def __init__(self, policy: Policy, method: Method, sampling: SamplingSettings, num_generations: int, seed: int):
+        self.policy, self.method, self.sampling = policy, method, sampling
+        self.num_generations, self.seed = num_generations, seed
+        self.transition = method.transition(shifted_sigmas(sampling.steps, sampling.shift).to(policy.device))
+        self.sigma_of = partial(sigma_at, steps=sampling.steps, shift=sampling.shift)
+
+    def __call__(
+        self, conditioning: Conditioning, iteration: int, first: int = 0, before_call: Callable[[], None] = lambda: None
+    ) -> Rollout:
+        """first: index of the first of the prompts among the iteration's; before_call: called before every call of the transformer."""
+        method, steps = self.method, self.sampling.steps
+        tree = build(method.branches(steps, iteration, self.seed), method.granularities, steps, method.grid)
+        generators = [
+            generator("rollout", self.seed, iteration, index) for index in range(first, first + len(conditioning.pooled))
+        ]
+        initial = torch.stack([self.policy.noise(each) for each in generators])  # [P, tokens, channels]
+        noises = [  # [P, G, tokens, channels] for every SDE step
+            torch.stack([self.policy.noise(each, self.num_generations) for each in generators]) for _ in tree.sde_steps
+        ]
+        max_batch = self.policy.batch_size(self.sampling.batch_tokens, conditioning)
+        field = self.policy.sampling_velocity(conditioning)
+
+        def velocity(*arguments: torch.Tensor) -> torch.Tensor:
+            before_call()
+            return field(*arguments)
+
+        return rollout(velocity, tree, self.sigma_of, self.transition, initial, noises, max_batch, method.solver)
+
+
+@torch.no_grad()
+def score_rollout(
+    policy: Policy,
+    rewards: Mapping[str, Reward],
+    sampled: Rollout,
+    texts: list[str],
+    decode_batch: int,
+    iteration: int,
+    processes: ProcessGroup = ProcessGroup(),  # noqa: B008
+) -> torch.Tensor:
+    """[R, P, B, J, G] float32: R rewards of every image of a rollout: P prompts, B branches, J granularities, G members.
+
+    texts: the P prompts; decode_batch: images in one call of the VAE. Collective; NonFiniteError names prompt and reward.
+
+    One prompt's images at a time: those of the paper's 16 prompts on one GPU would be 59 GiB.
+    """
+    shape = sampled.clean.shape[:4]  # P, B, J, G
+    images_per_prompt = math.prod(shape[1:])
+    scored = [
+        score_all(rewards, policy.decode(clean.flatten(0, 2), decode_batch), [text] * images_per_prompt)
+        for clean, text in zip(sampled.clean, texts)
+    ]
+    prompts = [text for text in texts for _ in range(images_per_prompt)]
+    scores = torch.cat([part.values for part in scored], 1)  # [R, P * B * J * G]
+    reasons = [[reason for part in of_reward for reason in part] for of_reward in zip(*(part.reasons for part in scored))]
+    problem = _first_not_finite(rewards, sampled.clean, scores, reasons, prompts)
+    if problem := processes.first(problem and f"iteration {iteration + 1}: {problem}"):
+        raise NonFiniteError(problem)
+    return scores.view(-1, *shape)
+
+
+def _first_not_finite(
+    rewards: Mapping[str, Reward], clean: torch.Tensor, scores: torch.Tensor, reasons: list[list[str | None]], prompts: list[str]
+) -> str | None:
+    """Which latents or score are not a number, for which prompt and why; None if all are."""
+    sums = clean.flatten(0, 3).flatten(1).sum(1).cpu()
+    if not sums.isfinite().all():
+        return f"latents are not finite for the prompt {prompts[int((~sums.isfinite()).nonzero()[0])]!r}"
+    for name, values, why in zip(rewards, scores, reasons):
+        if not values.isfinite().all():
+            index = int((~values.isfinite()).nonzero()[0])
+            reason = f": {why[index]}" if why[index] else ""
+            return f"reward {name} is {values[index].item()} for the prompt {prompts[index]!r}{reason}"
+    return None

@@ -1,0 +1,61 @@
+"""A training run that resumes where it was: the trainer's iterations, what is measured between them, and its checkpoints."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from g2rpo_core.distributed import checkpoint
+from g2rpo_core.distributed.termination import Terminated
+from g2rpo_core.models.flux import snapshot
+from g2rpo_core.training.experience import NonFiniteError
+from g2rpo_core.training.metrics import START
+from g2rpo_core.training.trainer import Trainer
+
+
+def train(trainer: Trainer, folder: Path, heldout: Callable[[], dict], progress: Callable[[dict], None]) -> list[dict]:
+    """The records of all iterations from 0 on, with `heldout()` where `training.monitor` asks for it; collective.
+
+    folder: of `checkpoint.scratch`; progress: called with every new record. After SIGTERM a checkpoint is written and Terminated
+    raised; after a number that stops the run one is written, too, from which it is reproduced. However often a run is stopped,
+    weights and records (but for their seconds) end the same.
+    """
+    settings, processes = trainer.training, trainer.processes
+    if written := checkpoint.checkpoints(folder):
+        state = checkpoint.load(written[-1], processes)
+        records = state.pop("records")
+        trainer.restore(state)
+    else:
+        records = [{**START, **heldout()}]
+    progress(records[-1])
+
+    def save() -> None:
+        state = {"records": records, **trainer.state()}
+        checkpoint.save(folder, records[-1]["iteration"], state, settings.checkpoints.keep, processes)
+
+    try:
+        for record in trainer.run(records[-1]):
+            iteration = record["iteration"]
+            if iteration % settings.monitor.every == 0 or iteration == settings.iterations:
+                record |= heldout()
+            records.append(record)
+            progress(record)
+            if iteration in settings.snapshots:
+                keep_snapshot(trainer, folder, iteration)
+            if iteration % settings.checkpoints.every == 0 or iteration == settings.iterations:
+                save()
+    except (Terminated, NonFiniteError) as error:
+        if trainer.weights_unchanged:  # otherwise the checkpoint before stands: everything after it comes again to the same bits
+            save()
+        if isinstance(error, NonFiniteError):
+            again = f"the same command starts before it again, from {folder}"
+            raise NonFiniteError(f"{error}; nothing was kept of that iteration, {again}") from None
+        raise
+    return records
+
+
+def keep_snapshot(trainer: Trainer, folder: Path, iteration: int) -> None:
+    """The weights as they are now, beside the checkpoints; collective. Written aside, as an earlier attempt may have left it half."""
+    final = snapshot(folder, iteration)
+    aside = final.with_suffix(".tmp")
+    trainer.policy.save(aside)
+    if trainer.processes.rank == 0:
+        checkpoint.publish(aside, final)

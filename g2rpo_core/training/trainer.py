@@ -1,0 +1,235 @@
+"""Online RL of a policy, any method, one loop. The data's way through an iteration:
+
+    prompts -> rollout -> images -> rewards [R, P, B, J, G] -> advantages [P, B, G]     (experience.py, batch.py)
+            -> transition batches: N states, M next states each -> clipped loss          (batch.py, algorithm/loss.py)
+            -> one or more optimizer steps -> a record                                   (metrics.py)
+
+R rewards, P prompts of this process, B branches of the rollout's tree, J granularities, G members of a group.
+"""
+
+import math
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from g2rpo_core.algorithm.loss import clipped_loss, normalized_ratio, ratio
+from g2rpo_core.algorithm.methods import Method
+from g2rpo_core.common.seeding import seed_of
+from g2rpo_core.data.embeddings import Conditioning, EmbeddingStore
+from g2rpo_core.data.prompts import prompt_order
+from g2rpo_core.distributed.process_group import ProcessGroup
+from g2rpo_core.distributed.termination import Terminated, Termination
+from g2rpo_core.models.flux import Policy
+from g2rpo_core.models.parallelize import apply_gradient_checkpointing
+from g2rpo_core.rewards.spec import Reward
+from g2rpo_core.rollout.rollout import Rollout, SampledTransition, Velocity
+from g2rpo_core.sampling.schedule import shifted_sigmas
+from g2rpo_core.sampling.settings import SamplingSettings
+from g2rpo_core.sampling.transitions import Transition
+from g2rpo_core.training.batch import TransitionBatch, branch_advantages, split_updates, transition_batches
+from g2rpo_core.training.experience import NonFiniteError, RolloutSampler, score_rollout
+from g2rpo_core.training.metrics import START, reward_metrics, update_metrics
+from g2rpo_core.training.settings import TrainingSettings
+
+
+def learning_rate_at(iteration: int, training: TrainingSettings) -> float:
+    """The learning rate of an iteration, from 0: constant, or falling linearly to 0 after the last."""
+    if training.lr_scheduler == "constant":
+        return training.learning_rate
+    return training.learning_rate * (1 - iteration / training.iterations)
+
+
+class Trainer:
+    """Trains `policy.transformer` in place.
+
+    rewards: those that `training.rewards` weighs, in its order; prompts: the encoded training prompts; seed: decides the order of the
+    prompts, all noise and the drawn steps. processes: each takes its share of every iteration's prompts, whole groups; what it
+    samples depends on the prompt's index among all, so that any number of processes computes the same.
+
+    sampler: how an iteration's rollouts are made, called as a `RolloutSampler` (the default); experiments bring their own.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        method: Method,
+        sampling: SamplingSettings,
+        training: TrainingSettings,
+        prompts: EmbeddingStore,
+        rewards: Mapping[str, Reward],
+        seed: int,
+        processes: ProcessGroup = ProcessGroup(),  # noqa: B008
+        termination: Termination | None = None,
+        sampler: Callable[..., Rollout] | None = None,
+    ):
+        self.policy, self.method, self.sampling, self.training = policy, method, sampling, training
+        self.prompts, self.rewards, self.seed = prompts, rewards, seed
+        self.processes, self.termination = processes, termination or Termination()
+        self.sampler = sampler or RolloutSampler(policy, method, sampling, training.num_generations, seed)
+        self.weights_unchanged = True  # whether the weights are those with which the iteration began
+        self.sigmas = shifted_sigmas(sampling.steps, sampling.shift).to(policy.device)
+        self.transition = method.transition(self.sigmas)
+        self.parameters = list(policy.trained_parameters().values())
+        self.optimizer = torch.optim.AdamW(self.parameters, training.learning_rate, weight_decay=training.weight_decay)
+        policy.transformer.train()
+        if training.gradient_checkpointing:
+            apply_gradient_checkpointing(policy.transformer)
+        if method.kl_coef:
+            policy.keep_base()
+
+    def run(self, last: Mapping = MappingProxyType(START)) -> Iterator[dict]:
+        """The record of each iteration after that of the record `last`, after its updates; docs/metrics.md lists its columns.
+
+        The iteration's number decides its prompts, noise, window and learning rate: weights and optimizer (`state`) are all else
+        that a resumed run needs. Terminated where SIGTERM was received, before anything of the iteration changed the weights.
+        """
+        num_forward_evals, num_transitions, seconds = last["num_forward_evals"], last["num_transitions"], last["seconds"]
+        for iteration in range(last["iteration"], self.training.iterations):
+            start = time.perf_counter()
+            record = self.iterate(iteration)
+            num_forward_evals += record.pop("num_forward_evals")
+            num_transitions += record.pop("num_transitions")
+            seconds += time.perf_counter() - start  # what the caller does between iterations does not count
+            totals = {"num_forward_evals": num_forward_evals, "num_transitions": num_transitions, "seconds": seconds}
+            yield {"iteration": iteration + 1, **totals, **record}
+
+    def iterate(self, iteration: int) -> dict:
+        """One iteration, from 0: its record, where forward evaluations and transitions are this iteration's of all processes."""
+        training, processes = self.training, self.processes
+        self.weights_unchanged = True
+        self.optimizer.param_groups[0]["lr"] = learning_rate_at(iteration, training)
+
+        mine = processes.share(training.prompts_per_iteration)
+        order = prompt_order(iteration, training.prompts_per_iteration, len(self.prompts), self.seed)
+        indices = [order[index] for index in mine]
+        texts = [self.prompts.prompts[index].text for index in indices]
+        conditioning = self.prompts.conditioning(indices)
+
+        sampled = self.sampler(conditioning, iteration, mine.start, before_call=self._stop_if_asked)
+        rewards = score_rollout(self.policy, self.rewards, sampled, texts, self.sampling.decode_batch, iteration, processes)
+        advantages = branch_advantages(rewards, list(training.rewards.values()), training.adv_clip_max)
+
+        chosen = self.method.trained(len(sampled.transitions), random.Random(seed_of("trained", self.seed, iteration)))
+        transitions = [sampled.transitions[index] for index in chosen]
+        self._stop_if_asked()
+        try:
+            updates = [
+                self.update(conditioning, *part)
+                for part in split_updates(transitions, advantages, self.method.updates_per_rollout)
+            ]
+        except NonFiniteError as error:
+            prompts = ", ".join(map(repr, texts))
+            raise NonFiniteError(f"iteration {iteration + 1}: {error}; the prompts are {prompts}") from None
+        self.policy.refresh()
+
+        means = reward_metrics(list(self.rewards), rewards, advantages, sampled.granularities, training.adv_clip_max)
+        return {
+            "num_forward_evals": sampled.num_forward_evals * processes.size,
+            "num_transitions": sum(update["num_transitions"] for update in updates) * processes.size,
+            **dict(zip(means, processes.mean(list(means.values())))),
+            **update_metrics(updates),
+        }
+
+    def update(self, conditioning: Conditioning, transitions: list[SampledTransition], advantages: torch.Tensor) -> dict:
+        """One optimizer step on the mean loss over all given transitions, in as many batches as it takes (Eq. 12).
+
+        advantages: [P, B, G]. Returns what the step measured; NonFiniteError before the step where a number is none, or the old
+        policy's ratio is not 1.
+        """
+        batches = transition_batches(transitions, advantages)
+        total = sum(batch.advantages.numel() for batch in batches)
+        size = self.policy.batch_size(self.training.batch_tokens, conditioning)
+        velocity = self.policy.velocity(conditioning)
+        base = self.policy.base_velocity(conditioning) if self.method.kl_coef else None
+        sums = []  # of every batch: loss, KL, clipped transitions, largest |ratio - 1|
+        self.optimizer.zero_grad()
+        for batch in (part for whole in batches for part in whole.split(size)):
+            r, loss = self._policy_loss(current := self._transition(velocity, batch), batch)
+            kl = torch.zeros_like(loss)
+            if base:
+                with torch.no_grad():
+                    reference = self._transition(base, batch)
+                kl = current.kl(reference)[:, None].expand_as(loss)
+            ((loss + self.method.kl_coef * kl).sum() / total).backward()
+            away = (r.detach() - 1).abs()
+            clipped = (away > self.training.clip_range).sum()
+            sums.append(torch.stack([loss.detach().sum(), kl.detach().sum(), clipped, away.max()]))
+        loss_mean, kl_mean, clip_ratio, _ = self.processes.mean(torch.stack(sums).sum(0).div(total).tolist())
+        ratio_error = max(self.processes.gather(torch.stack(sums)[:, 3].max().item()))
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.training.max_grad_norm)
+        norm = (norm.full_tensor() if isinstance(norm, DTensor) else norm).item()
+        self._check_update(loss_mean, norm, ratio_error, [transition.sde_step.step for transition in transitions])
+        self.weights_unchanged = False
+        self.optimizer.step()
+        return {
+            "loss": loss_mean,
+            "kl": kl_mean,
+            "grad_norm": norm,
+            "old_policy_ratio_error": ratio_error,
+            "clip_ratio": clip_ratio,
+            "num_transitions": sum(len(batch.latents) for batch in batches),
+        }
+
+    def _check_update(self, loss: float, norm: float, ratio_error: float, steps: list[int]) -> None:
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            raise NonFiniteError(f"loss {loss} with gradient norm {norm} at the SDE steps {steps}; nothing was updated")
+        if self.weights_unchanged and ratio_error > self.training.max_old_policy_ratio_error:
+            raise NonFiniteError(
+                f"|ratio - 1| is {ratio_error:.2g} before the first update, over training.max_old_policy_ratio_error = "
+                f"{self.training.max_old_policy_ratio_error}: rollout and training do not compute the same"
+            )
+
+    def _transition(self, velocity: Velocity, batch: TransitionBatch) -> Transition:
+        """The transitions from all N states under a velocity field: one forward."""
+        return self.transition(batch.latents, velocity(batch.latents, self.sigmas[batch.step], batch.prompt), step=batch.step)
+
+    def _policy_loss(self, current: Transition, batch: TransitionBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Ratio and clipped loss of every transition, each [N, M]."""
+        members = batch.next_latents.shape[1]
+        log_prob = current.repeat(members).log_prob(batch.next_latents.flatten(0, 1)).view(-1, members)
+        if self.method.ratio == "plain":
+            r = ratio(log_prob, batch.old_log_prob)
+            return r, clipped_loss(r, batch.advantages, self.training.clip_range)
+        std = current.std.flatten(1)
+        drift = current.kl(replace(current, mean=batch.mean))[:, None]
+        r = normalized_ratio(log_prob, batch.old_log_prob, drift, std)
+        length = (self.sigmas[batch.step] - self.sigmas[batch.step + 1])[
+            :, None
+        ]  # GRPO-Guard evens out the steps' gradients by it
+        return r, clipped_loss(r, batch.advantages, self.training.clip_range) / length
+
+    def state(self) -> dict:
+        """This process's part of what the iterations change: weights that are trained, and the optimizer's moments."""
+        moments = [self.optimizer.state.get(parameter, {}) for parameter in self.parameters]
+        return {
+            "weights": [local(parameter.detach()) for parameter in self.parameters],
+            "moments": [{name: local(value) for name, value in of_parameter.items()} for of_parameter in moments],
+        }
+
+    @torch.no_grad()
+    def restore(self, state: dict) -> None:
+        """Puts a `state` back, bit for bit."""
+        for parameter, weight, moments in zip(self.parameters, state["weights"], state["moments"]):
+            local(parameter).copy_(weight)
+            for name, value in moments.items():
+                if value.dim():  # the count of steps is a number on the CPU; the others are laid out as the parameter
+                    local(moment := torch.zeros_like(parameter)).copy_(value)
+                    self.optimizer.state[parameter][name] = moment
+                else:
+                    self.optimizer.state[parameter][name] = value.clone()
+        self.policy.refresh()
+
+    def _stop_if_asked(self) -> None:
+        """Where nothing of the iteration has changed the weights yet, so that a checkpoint can be written."""
+        if self.processes.first("asked" if self.termination.requested else None):
+            raise Terminated
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """This process's part of a tensor that is sharded, or the tensor itself."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

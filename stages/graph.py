@@ -1,0 +1,111 @@
+"""DVC's own graph at run time: which stages there are, what each needs, and which have changed."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from dvc.exceptions import DvcException
+from dvc.lock import LockError
+from dvc.repo import Repo, lock_repo
+from pydantic import Field, ValidationError
+
+from g2rpo_core.errors import UserError
+from g2rpo_core.settings import Settings, first_problem
+
+
+class FlowMeta(Settings):
+    """How a flow runs a stage: the key `flow` of its `meta:` in dvc.yaml."""
+
+    tags: tuple[str, ...] = Field((), description="concurrency limits that the stage takes a slot of, as `gpu`")
+    retries: int = Field(
+        0, ge=0, description="how often it is tried again after what can pass (exit status 75), and nothing else"
+    )
+    retry_delay: float = Field(30, gt=0, description="seconds before the first of them; each next waits twice as long")
+    time_limit: float | None = Field(None, gt=0, description="seconds after which its whole process group is ended")
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage with a command: its name (`train@g2rpo-1`), the stages before it, how to run it, and whether it has changed.
+
+    project: the folder of its DVC project, in which it is run.
+    """
+
+    name: str
+    needs: tuple[str, ...]
+    meta: FlowMeta
+    changed: bool
+    project: Path
+
+    @property
+    def group(self) -> str:
+        """The name without its matrix entry."""
+        return self.name.split("@")[0]
+
+
+def read_graph(project: Path = Path(".")) -> dict[str, Stage]:
+    """Every stage of the DVC project in a folder, each after all that it needs; UserError where DVC cannot read it."""
+    try:
+        repo = Repo(str(project), _wait_for_lock=True)
+        with lock_repo(repo):
+            graph = repo.index.graph
+            changed = {node.addressing for node in graph.nodes if _changed(node)}
+    except DvcException as error:
+        reason = f"{error} {error.__cause__ or ''}"  # of a YAML error, the line is in its cause alone
+        raise UserError(f"{project.resolve()}: {' '.join(reason.split())}") from None
+    stages: dict[str, Stage] = {}
+    seen: set[str] = set()
+
+    def add(node) -> None:
+        if node.addressing in seen:
+            return
+        seen.add(node.addressing)
+        needs = sorted(graph.successors(node), key=lambda other: other.addressing)
+        for other in needs:
+            add(other)
+        # a source that was put under version control by `dvc add` has no command to run
+        if node.cmd:
+            names = tuple(other.name for other in needs if other.cmd)
+            stages[node.name] = Stage(node.name, names, _meta(node), node.addressing in changed, project)
+
+    for node in sorted(graph.nodes, key=lambda node: node.addressing):
+        add(node)
+    return stages
+
+
+def _changed(node) -> bool:
+    """As `dvc status`, but for a stage whose files another run works on just now: what it does is to be seen when it is done."""
+    try:
+        return bool(node.status())
+    except LockError:
+        return True
+
+
+def _meta(node) -> FlowMeta:
+    try:
+        return FlowMeta.model_validate_json(json.dumps((node.meta or {}).get("flow", {})))
+    except ValidationError as error:
+        raise UserError(f"{node.relpath}: {node.addressing}: meta.flow.{first_problem(error, FlowMeta)}") from None
+
+
+def chosen(stages: dict[str, Stage], targets: Iterable[str]) -> dict[str, Stage]:
+    """The targets (names, or those of a whole matrix) and all that they need, in order; without a target every stage."""
+    targets = list(targets)
+    if not targets:
+        return stages
+    wanted: set[str] = set()
+    todo = []
+    for target in targets:
+        matching = [name for name, stage in stages.items() if target in (name, stage.group)]
+        if not matching:
+            raise UserError(
+                f"dvc.yaml: no stage {target!r}; there are {', '.join(dict.fromkeys(s.group for s in stages.values()))}"
+            )
+        todo += matching
+    while todo:
+        name = todo.pop()
+        if name not in wanted:
+            wanted.add(name)
+            todo += stages[name].needs
+    return {name: stage for name, stage in stages.items() if name in wanted}

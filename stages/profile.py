@@ -1,0 +1,34 @@
+"""Stage `profile`: the profile as it is put together, in which the other stages' parameters stand."""
+
+from pathlib import Path
+
+from ruamel.yaml import YAML
+
+from g2rpo_core.config import load_profile, load_run, load_study, profile_path, resolve, study_path
+from stages.common import arguments, ends_in_one_line, run_paths
+
+
+@ends_in_one_line
+def main() -> None:
+    args = arguments(__doc__, "profile", "study")
+    study = load_study(args.study) if args.study else None
+    if study is None:
+        load_run()  # the first stage of all: a mistake in params.yaml ends here, before any work
+    path = profile_path(args.profile)
+    load_profile(path, study)
+    source = path if study is None else study_path(study.study)
+    write_profile(run_paths(args.profile, args.study).reports / "profile.yaml", resolve(path, study).data, source)
+
+
+def write_profile(out: Path, data: dict, source: Path) -> None:
+    """The data as YAML, in the order of the files they come from."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    yaml = YAML(typ="safe", pure=True)
+    yaml.default_flow_style, yaml.sort_base_mapping_type_on_output, yaml.allow_unicode, yaml.width = None, False, True, 130
+    with out.open("w", encoding="utf-8") as file:
+        file.write(f"# Written by the stage `profile` from {source}.\n")
+        yaml.dump(data, file)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,143 @@
+"""Runs DVC's graph, several stages at a time: what the flows and the studies share. DVC decides what a stage has to do."""
+
+import os
+import queue
+import re
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from tqdm import tqdm
+
+from g2rpo_core.errors import UserError
+from stages.graph import Stage
+from stages.process import Ended, Text, run_group
+
+CPUS = os.cpu_count() or 1
+BUSY_WAIT = 5.0  # seconds
+T = TypeVar("T")
+
+
+def run_graph(
+    stages: dict[str, Stage],
+    side_by_side: int,
+    start: Callable[[Stage, bool, Callable[[], None]], T],
+    end: Callable[[str, T], bool],
+) -> None:
+    """Starts every stage after those it needs have ended, at most `side_by_side` at once; returns when all have ended.
+
+    start(stage, needs_to_run, done) begins a stage and calls `done` when it ends; needs_to_run: it has changed, or one before it
+    ran. end(name, what start returned) says whether the stage ran; what it raises is raised here.
+    """
+    ended: queue.SimpleQueue[str] = queue.SimpleQueue()
+    running: dict[str, T] = {}
+    over: set[str] = set()
+    ran: set[str] = set()
+    while len(over) < len(stages):
+        for name, stage in stages.items():
+            ready = name not in running and name not in over and all(need in over for need in stage.needs if need in stages)
+            if ready and len(running) < side_by_side:
+                needs_to_run = stage.changed or any(need in ran for need in stage.needs)
+                running[name] = start(stage, needs_to_run, partial(ended.put, name))
+        name = ended.get()
+        if end(name, running.pop(name)):
+            ran.add(name)
+        over.add(name)
+
+
+def repro(
+    stage: Stage,
+    on_text: Callable[[Text], None],
+    *,
+    stop: threading.Event,
+    time_limit: float | None = None,
+    threads: int | None = None,
+    on_busy: Callable[[], None] = lambda: None,
+) -> Ended:
+    """`dvc repro --single-item` of one stage in its project; waits for another run that works on the same files.
+
+    on_text: gets what is printed; threads: of the CPU, all by default; on_busy: called once when it has to wait.
+    """
+    command = [sys.executable, "-m", "dvc", "--wait-for-lock", "repro", "--single-item", stage.name]
+    # a stage's `python` is the one that runs this
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"}
+    if threads:
+        environment["OMP_NUM_THREADS"] = str(threads)
+    until = None if time_limit is None else time.monotonic() + time_limit
+    waited = False
+    while True:
+        tail: deque[str] = deque(maxlen=20)
+
+        def both(text: Text, tail: deque = tail) -> None:
+            tail.append(text.text)
+            on_text(text)
+
+        left = None if until is None else max(until - time.monotonic(), 0.0)
+        ended = run_group(command, both, stop=stop, time_limit=left, environment=environment, folder=stage.project)
+        # DVC waits for its lock, but not for another run that is just making what this stage reads or writes
+        busy = any(re.search(r"is busy, it is being blocked by", line) for line in tail)
+        if ended.status == 0 or ended.by != "itself" or not busy:
+            return ended
+        if not waited:
+            on_busy()
+        waited = True
+        stop.wait(BUSY_WAIT)
+
+
+def run_with_bar(stages: dict[str, Stage], side_by_side: int, logs: Path, stop: threading.Event) -> None:
+    """Every stage that has changed or comes after one, under one progress bar; UserError for the first that fails, or for `stop`.
+
+    logs: the folder for every stage's output.
+    """
+    logs.mkdir(parents=True, exist_ok=True)
+    names: dict[str, None] = {}  # of those that run
+    with ThreadPoolExecutor(side_by_side) as pool, tqdm(total=len(stages), unit="stage", desc=logs.name) as bar:
+
+        def start(stage: Stage, needs_to_run: bool, done: Callable[[], None]) -> Future | None:
+            if not needs_to_run:
+                done()
+                return None
+            names[stage.name] = None
+            bar.set_postfix_str(", ".join(names))
+            future = pool.submit(run_logged, stage, CPUS // side_by_side or 1, logs, stop)
+            future.add_done_callback(lambda _: done())
+            return future
+
+        def end(name: str, future: Future | None) -> bool:
+            names.pop(name, None)
+            bar.update()
+            bar.set_postfix_str(", ".join(names))
+            if future:
+                future.result()
+            return future is not None
+
+        try:
+            run_graph(stages, side_by_side, start, end)
+        except BaseException:
+            stop.set()  # ends the others, which leave their checkpoints
+            raise
+
+
+def run_logged(stage: Stage, threads: int, logs: Path, stop: threading.Event) -> None:
+    """One stage, its output in a file of `logs`; UserError with its last error where it fails."""
+    log = logs / f"{stage.name}.log"
+    errors: list[str] = []
+    with log.open("w") as file:
+
+        def write(text: Text) -> None:
+            file.write(f"{text.text}\n")
+            file.flush()
+            if text.text.startswith("error: "):
+                errors.append(text.text.removeprefix("error: "))
+
+        ended = repro(stage, write, stop=stop, threads=threads)
+    if ended.by == "stop":
+        raise UserError(f"{stage.name}: stopped; the same command goes on where it was")
+    if ended.status:
+        raise UserError(f"{stage.name}: {errors[-1] if errors else f'exit status {ended.status}'}; its output is in {log}")

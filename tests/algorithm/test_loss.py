@@ -1,0 +1,40 @@
+import torch
+
+from g2rpo_core.algorithm.loss import clipped_loss, normalized_ratio, ratio
+from g2rpo_core.sampling.transitions import Transition
+
+
+def test_gradient_at_ratio_one_is_the_policy_gradient():
+    advantages = torch.tensor([2.0, -1.0, 0.0])
+    log_prob = torch.zeros(3, requires_grad=True)
+    clipped_loss(ratio(log_prob, torch.zeros(3)), advantages, 1e-4).sum().backward()
+    assert torch.equal(log_prob.grad, -advantages)
+
+
+def test_no_gradient_once_the_ratio_left_the_range_in_the_good_direction():
+    log_prob = torch.tensor([0.01, -0.01, 0.01, -0.01], requires_grad=True)
+    advantages = torch.tensor([1.0, 1.0, -1.0, -1.0])
+    clipped_loss(ratio(log_prob, torch.zeros(4)), advantages, 1e-4).sum().backward()
+    assert log_prob.grad[[0, 3]].tolist() == [0, 0]
+    assert (log_prob.grad[[1, 2]] != 0).all()
+
+
+def test_clipping_is_pessimistic():
+    r = torch.linspace(0.9, 1.1, 21)
+    for advantage in (1.0, -1.0):
+        a = torch.full_like(r, advantage)
+        assert (clipped_loss(r, a, 0.02) >= -(r * a)).all()
+
+
+def test_the_normalized_ratio_has_mean_one_and_a_spread_without_the_noise_level():
+    """For a mean that moved by d, the log-ratio is mean(d * noise): no bias, and no std in it (GRPO-Guard)."""
+    torch.manual_seed(0)
+    moved, noise = 0.05 * torch.randn(16, 1), torch.randn(5000, 16, 1)
+    for std in (0.1, 0.9):
+        old = Transition(torch.zeros(1, 16, 1), torch.full((1, 1, 1), std), torch.zeros(1, 16, 1))
+        new = Transition(moved[None], old.std, old.x0)
+        following = old.sample(noise)
+        arguments = new.log_prob(following), old.log_prob(following)
+        log_ratio = normalized_ratio(*arguments, new.kl(old), torch.tensor(std)).log()
+        torch.testing.assert_close(log_ratio, (moved * noise).mean((1, 2)), rtol=1e-3, atol=1e-5)
+        assert ratio(*arguments).log().mean() < -0.5 * new.kl(old)

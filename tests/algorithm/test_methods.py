@@ -1,0 +1,42 @@
+import random
+
+import pytest
+
+from g2rpo_core.algorithm.methods import METHODS, Window
+
+STEPS = tuple(range(24))  # the SDE steps of T = 25
+
+
+def test_mix_grpo_slides_its_window_by_one_every_25_iterations_and_starts_again():
+    starts = [METHODS["mix_grpo"].branches(25, iteration)[0] for iteration in range(0, 550, 25)]
+    assert starts == [tuple(range(k, k + 4)) for k in [*range(21), 0]]
+    assert METHODS["mix_grpo"].branches(25, 24) == METHODS["mix_grpo"].branches(25, 0)
+
+
+@pytest.mark.parametrize("order", ["random", "scattered"])
+def test_drawn_windows_depend_on_seed_and_iteration_alone_and_reach_every_step(order):
+    window = Window(size=3, order=order, every=2)
+    draws = [window.choose(STEPS, iteration, seed=1) for iteration in range(400)]
+    assert draws == [window.choose(STEPS, iteration, seed=1) for iteration in range(400)]
+    assert draws[::2] == draws[1::2]
+    assert draws != [window.choose(STEPS, iteration, seed=2) for iteration in range(400)]
+    assert {step for draw in draws for step in draw} == set(STEPS)
+    assert all(len(set(draw)) == 3 and draw == tuple(sorted(draw)) for draw in draws)
+    if order == "random":
+        assert all(draw[2] - draw[0] == 2 for draw in draws)
+
+
+def test_a_frozen_window_stays_at_the_first_steps():
+    assert {Window(size=4, order="frozen").choose(STEPS, iteration, 1) for iteration in range(50)} == {(0, 1, 2, 3)}
+
+
+def test_a_window_wider_than_the_steps_is_all_of_them():
+    for order in ("progressive", "random", "frozen", "scattered"):
+        assert Window(size=9, order=order).choose((1, 2, 5), 7, 0) == (1, 2, 5)
+
+
+def test_a_share_of_the_sde_steps_is_drawn():
+    method = METHODS["dance_grpo"]
+    draws = [method.trained(15, random.Random(seed)) for seed in range(50)]
+    assert all(len(draw) == len(set(draw)) == 9 for draw in draws)
+    assert {index for draw in draws for index in draw} == set(range(15))

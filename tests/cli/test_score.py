@@ -1,0 +1,114 @@
+"""`g2rpo score` as a user runs it."""
+
+import os
+import subprocess
+import sys
+
+import pandas as pd
+import pytest
+
+from g2rpo_core.cli.image_folder import pair
+from g2rpo_core.errors import UserError
+from g2rpo_core.rewards import registry as rewards
+from tests.conftest import ROOT
+from tests.fixtures.chat_server import completion, serve
+from tests.fixtures.images import IMAGES, PROMPTS
+
+
+@pytest.fixture
+def folder(tmp_path):
+    folder = tmp_path / "images"
+    folder.mkdir()
+    for name, image in IMAGES.items():
+        image.save(folder / f"{name}.png")
+    (folder / "notes.txt").write_text("no image")
+    (tmp_path / "prompts.txt").write_text("".join(f"{prompt}\n" for prompt in PROMPTS))
+    return folder
+
+
+def g2rpo(*words: object, cwd=None) -> subprocess.CompletedProcess:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "g2rpo_core.cli", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=cwd)
+
+
+@pytest.mark.pipeline
+def test_line_n_belongs_to_the_nth_image_by_name(models, folder, tmp_path):
+    out = tmp_path / "scores.parquet"
+    done = g2rpo(
+        "score", "--reward", "hps_v2_1", "--reward", "pickscore", "--prompts", tmp_path / "prompts.txt", "--models", models,
+        "--out", out, folder,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    table = pd.read_parquet(out)
+    assert table.columns.tolist() == ["file", "prompt", "hps", "pickscore"]
+    assert table.file.tolist() == sorted(f"{name}.png" for name in IMAGES) and table.prompt.tolist() == PROMPTS
+    images = [IMAGES[name] for name in sorted(IMAGES)]
+    expected = rewards.load(["hps"], models)["hps"](images, PROMPTS)
+    assert table.hps.tolist() == pytest.approx(expected.tolist(), abs=1e-5)
+    assert [path.name for path in tmp_path.iterdir() if "scores" in path.name] == ["scores.parquet"]
+
+
+def test_a_csv_names_its_images_and_may_name_few(folder, tmp_path):
+    (tmp_path / "some.csv").write_text('file,prompt\nwide.png,"a red circle, large"\ntiny.png,a blue cross\n')
+    table = pair(folder, tmp_path / "some.csv")
+    assert table.to_dict("list") == {"file": ["wide.png", "tiny.png"], "prompt": ["a red circle, large", "a blue cross"]}
+
+
+@pytest.mark.parametrize(
+    "file, text, message",
+    [
+        ("p.txt", "one\ntwo\n", "p.txt: 2 lines for the 8 images of "),
+        ("p.txt", "one\n" * 7 + " \n", "the prompt of wide.png is empty"),
+        ("p.csv", "name,prompt\nwide.png,x\n", "p.csv: needs columns file,prompt; has name,prompt"),
+        ("p.csv", "file,prompt\nhigh.png,x\n", "p.csv: high.png is no image of "),
+        ("p.csv", "", "p.csv: cannot be read: "),
+    ],
+)
+def test_prompts_that_do_not_fit_are_named(folder, tmp_path, file, text, message):
+    (tmp_path / file).write_text(text)
+    with pytest.raises(UserError) as error:
+        pair(folder, tmp_path / file)
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.pipeline
+def test_mistakes_end_in_one_line_and_leave_no_file(models, folder, tmp_path):
+    prompts = ["--prompts", tmp_path / "prompts.txt", "--models", models, "--out", tmp_path / "s.csv"]
+    (folder / "wide.png").write_bytes(b"half an image")
+    done = g2rpo("score", "--reward", "clip_score", *prompts, folder)
+    assert done.returncode == 1 and done.stderr.strip().split("\n")[-1].startswith(f"error: {folder / 'wide.png'}: not an image")
+    assert "Traceback" not in done.stderr and not (tmp_path / "s.csv").exists()
+    done = g2rpo("score", "--reward", "beauty", *prompts, folder)
+    assert done.stderr == (
+        "error: --reward beauty: unknown; there are hps, clip_score, pickscore, image_reward, unified_reward, hps_v2_1, hps-v2.1\n"
+    )
+
+
+@pytest.mark.pipeline
+def test_a_profile_decides_how_rewards_score(models, folder, tmp_path):
+    """UnifiedReward from a server that the profile names, without any model; what it could not have keeps its reason."""
+
+    def reply(request):
+        return completion("I would rather not say." if PROMPTS[0] in request.question else "Final Score: 4")
+
+    with serve(reply) as server:
+        text = (ROOT / "profiles" / "tiny.yaml").read_text()
+        ours = "unified_reward: {micro_batch: 128, max_new_tokens: 32}"
+        assert ours in text
+        asking = f"unified_reward: {{max_missing: 0.2, server: {{url: '{server.url}', model: vlm, concurrency: 1}}}}"
+        (tmp_path / "profiles").mkdir()
+        (tmp_path / "profiles" / "mine.yaml").write_text(text.replace(ours, asking))
+        (tmp_path / "profiles" / "strict.yaml").write_text(text.replace(ours, asking.replace("0.2", "0.1")))
+        words = ["score", "--reward", "unified_reward", "--prompts", tmp_path / "prompts.txt", folder]
+        done = g2rpo(*words, "--profile", "mine", "--out", tmp_path / "s.csv", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        table = pd.read_csv(tmp_path / "s.csv")
+        assert table.columns.tolist() == ["file", "prompt", "unified_reward", "unified_reward_reason"]
+        assert table.unified_reward.isna().tolist() == [True] + [False] * 7 and set(table.unified_reward[1:]) == {4.0}
+        assert "I would rather not say." in table.unified_reward_reason[0] and table.unified_reward_reason[1:].isna().all()
+        assert [request.body["model"] for request in server.requests] == ["vlm"] * 8
+        done = g2rpo(*words, "--profile", "strict", "--out", tmp_path / "t.csv", cwd=tmp_path)
+    last = done.stderr.strip().split("\n")[-1]
+    assert done.returncode == 1 and last.startswith("error: reward unified_reward: 1 of 8 scores are missing, over ")
+    assert len(pd.read_csv(tmp_path / "t.csv")) == 8  # nothing is lost

@@ -1,0 +1,106 @@
+"""Profiles that extend others, and where each value of a profile comes from."""
+
+import pytest
+
+from g2rpo_core.algorithm.methods import METHODS
+from g2rpo_core.config import load_profile, method_of, resolve, sampling_of, training_of
+from g2rpo_core.errors import UserError
+from tests.conftest import ROOT
+
+
+@pytest.fixture
+def profiles(tmp_path):
+    """A folder with the project's profile `tiny`; profiles(name, text) writes another beside it."""
+    (tmp_path / "tiny.yaml").write_text((ROOT / "profiles" / "tiny.yaml").read_text())
+
+    def write(name: str, text: str):
+        path = tmp_path / f"{name}.yaml"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def test_a_profile_that_extends_another_is_laid_over_it_key_by_key(profiles, tiny):
+    profiles("mine", "extends: tiny\ntraining: {iterations: 7, monitor: {every: 3}}\nevaluation: {rewards: [hps]}\n")
+    deeper = load_profile(profiles("deeper", "extends: mine\ntraining:\n  monitor: {prompts: 9}\n"))
+    training = deeper.training
+    assert (training.iterations, training.monitor.every, training.monitor.prompts) == (7, 3, 9)
+    assert training.monitor.rewards == tiny.training.monitor.rewards and training.learning_rate == tiny.training.learning_rate
+    assert deeper.evaluation.rewards == ("hps",)  # a list is a value: it takes the place of the other
+    assert deeper.evaluation.model_copy(update={"rewards": tiny.evaluation.rewards}) == tiny.evaluation
+    assert (deeper.models, deeper.prompts, deeper.methods) == (tiny.models, tiny.prompts, tiny.methods)
+
+
+def test_null_takes_an_inherited_key_away(profiles, tiny):
+    text = "extends: tiny\ntraining: {rewards: {clip_score: null}}\nevaluation: {diversity: null}\nmethods: {flow_grpo: null, dance_grpo: {training: null}}\n"
+    mine = load_profile(profiles("mine", text))
+    assert mine.training.rewards == {"hps": 1.0}
+    assert mine.evaluation.diversity is None
+    assert list(mine.methods) == [name for name in tiny.methods if name != "flow_grpo"]
+    assert training_of(mine.training, mine.methods, "dance_grpo") == mine.training
+
+
+def test_what_was_taken_away_may_be_missed(profiles):
+    with pytest.raises(UserError, match="mine.yaml: training.learning_rate: Field required") as error:
+        load_profile(profiles("mine", "extends: tiny\ntraining: {learning_rate: null}\n"))
+    assert "\n" not in str(error.value)
+
+
+def test_a_circle_of_profiles_ends_in_one_line(profiles):
+    profiles("first", "extends: second\n")
+    profiles("second", "extends: third\n")
+    with pytest.raises(UserError, match="first.yaml: extends: the profiles extend each other in a circle") as error:
+        load_profile(profiles("third", "extends: first\n").with_name("first.yaml"))
+    assert "\n" not in str(error.value)
+    with pytest.raises(UserError, match="itself.yaml: extends: the profiles extend each other in a circle"):
+        load_profile(profiles("itself", "extends: itself\n"))
+
+
+def test_a_missing_parent_ends_in_one_line(profiles):
+    with pytest.raises(UserError, match="tinny.yaml: no such profile; there are mine, tiny") as error:
+        load_profile(profiles("mine", "extends: tinny\n"))
+    assert "\n" not in str(error.value)
+
+
+def test_the_origin_of_a_value_is_the_line_that_says_it(profiles):
+    path = profiles("mine", "# a profile\nextends: tiny\ntraining:\n  iterations: 7\n  rewards: {clip_score: null, hps: 2.0}\n")
+    resolved = resolve(path)
+    assert resolved.origin["training.iterations"] == f"{path}:4"
+    assert resolved.origin["training.rewards.hps"] == f"{path}:5"
+    assert "training.rewards.clip_score" not in resolved.origin
+    parent = path.with_name("tiny.yaml")
+    for key, value in (
+        ("training.learning_rate", "learning_rate: 4.0e-5"),
+        ("evaluation.diversity.prompts", "diversity: {prompts: 64"),
+    ):
+        file, _, line = resolved.origin[key].rpartition(":")
+        assert file == str(parent) and value in parent.read_text().splitlines()[int(line) - 1]
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "profiles").glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_value_of_the_projects_profiles_has_an_origin(path):
+    resolved = resolve(path)
+
+    def leaves(data, prefix):
+        for key, value in data.items():
+            yield from leaves(value, f"{prefix}{key}.") if isinstance(value, dict) and value else [f"{prefix}{key}"]
+
+    assert sorted(resolved.origin) == sorted(leaves(resolved.data, ""))
+
+
+def test_a_named_variant_departs_from_the_method_that_it_names(profiles):
+    variant = (
+        "{method: g2rpo, label: G²RPO of two steps, settings: {sde_steps: [0, 1, 2, 3, 4], window: {size: 2, order: scattered}}, "
+        "sampling: {steps: 12}, training: {num_generations: 6}}"
+    )
+    profile = load_profile(profiles("mine", f"extends: tiny\nmethods:\n  g2rpo_two: {variant}\n"))
+    method = method_of(profile.methods, "g2rpo_two")
+    assert method.window.size == 2 and method.window.order == "scattered"
+    assert method.model_copy(update={"window": None}) == METHODS["g2rpo"].model_copy(update={"sde_steps": (0, 1, 2, 3, 4)})
+    assert profile.methods["g2rpo_two"].label == "G²RPO of two steps"
+    assert sampling_of(profile.sampling, profile.methods, "g2rpo_two").steps == 12
+    assert training_of(profile.training, profile.methods, "g2rpo_two").num_generations == 6
+    assert method_of(profile.methods, "g2rpo").window is None
+    with pytest.raises(UserError, match=r"methods.g2rpo_two: unknown method 'g2rpo_two'; .* says `method:`"):
+        load_profile(profiles("mine", "extends: tiny\nmethods:\n  g2rpo_two: {settings: {eta: 0.5}}\n"))

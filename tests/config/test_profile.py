@@ -1,0 +1,210 @@
+import re
+
+import pytest
+
+from g2rpo_core.algorithm.methods import METHODS
+from g2rpo_core.config import load_profile, load_run, method_of, training_of
+from g2rpo_core.errors import UserError
+from g2rpo_core.rollout.tree import build
+from tests.conftest import ROOT
+
+TINY = (ROOT / "profiles" / "tiny.yaml").read_text()
+REWARDS = "unified_reward: {micro_batch: 128, max_new_tokens: 32}"
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "profiles").glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_profile_of_the_project_is_valid(path):
+    profile = load_profile(path)
+    assert all(method_of(profile.methods, name) for name in profile.methods)
+
+
+@pytest.mark.parametrize(
+    "old, new, message",
+    [
+        ("num_generations: 12", "num_generation: 12", "training.num_generation: unknown key; allowed are iterations, "),
+        (
+            "num_generations: 12",
+            "num_generations: 1",
+            "training.num_generations: Input should be greater than or equal to 2 (got '1')",
+        ),
+        (
+            "num_generations: 12",
+            "num_generations: twelve",
+            "training.num_generations: Input should be a valid integer (got 'twelve')",
+        ),
+        ("num_generations: 12", "num_generations: '12'", "training.num_generations: Input should be a valid integer (got '12')"),
+        ("steps: 10\n  shift", "steps: 5\n  shift", "methods.g2rpo: SDE step 4 needs sampling.steps of at least 6"),
+        (
+            "g2rpo_no_mgai: {settings: {sde_steps: [0, 1, 2, 3, 4]}}",
+            "g2rpo_no_mgai: {settings: {granularities: [0, 1]}}",
+            "methods.g2rpo_no_mgai.settings.granularities: must be at least 1 each",
+        ),
+        (
+            "g2rpo_no_mgai: {settings: {sde_steps: [0, 1, 2, 3, 4]}}",
+            "g2rpo_no_mgai: {settings: {sde_steps: [3, 1]}}",
+            "must be different numbers in rising order",
+        ),
+        (
+            "g2rpo_no_mgai: {settings: {sde_steps: [0, 1, 2, 3, 4]}}",
+            "g2rpo_no_mgai: {settings: {sde: wave}}",
+            "methods.g2rpo_no_mgai.settings.sde: Input should be 'flow', 'dance' or 'cps' (got 'wave')",
+        ),
+        (
+            "g2rpo_no_mgai: {settings: {sde_steps: [0, 1, 2, 3, 4]}}",
+            "g2rpo_no_mgai: {settings: {etta: 1}}",
+            "methods.g2rpo_no_mgai.settings.etta: unknown key; allowed are branching, ",
+        ),
+        (
+            "g2rpo_no_mgai: {settings: {sde_steps: [0, 1, 2, 3, 4]}}",
+            "g2rpo_no_mgai: {training: {learning_rate: -1.0}}",
+            "methods.g2rpo_no_mgai.training.learning_rate: Input should be greater than 0",
+        ),
+        ("  dance_grpo:", "  grpo:", "methods.grpo: unknown method 'grpo'; allowed are g2rpo, "),
+        (
+            "rewards: {hps: 1.0",
+            "rewards: {hsp: 1.0",
+            "training.rewards: unknown reward 'hsp'; allowed are hps, clip_score, pickscore, ",
+        ),
+        (
+            REWARDS,
+            "hps: {microbatch: 2}",
+            "rewards.hps.microbatch: unknown key; allowed are max_missing, micro_batch, dtype",
+        ),
+        (
+            REWARDS,
+            "hps: {micro_batch: 0}",
+            "rewards.hps.micro_batch: Input should be greater than 0",
+        ),
+        (REWARDS, "red: {settings: {}}", "rewards.red: one of your own needs `class: package.module:Class`"),
+        (REWARDS, "red: {class: mine.Red}", "rewards.red.class: String should match pattern"),
+        (
+            REWARDS,
+            "unified_reward: {template: v2}",
+            "rewards.unified_reward.template: Input should be 'final_score.v1', 'word_axes.v1' or 'axes.v1'",
+        ),
+        (
+            REWARDS,
+            "unified_reward: {server: {url: here, model: m}}",
+            "rewards.unified_reward.server.url: String should match pattern",
+        ),
+        (REWARDS, "red: 1", "rewards.red: Input should be an object (got '1')"),
+        (REWARDS, "sharpness: {class: mine:Sharp}", "rewards.sharpness: evaluations measure this of every image already"),
+        ("  steps: [10]", "  checkpoints: [50]", "evaluation.steps: Field required"),
+        (
+            "  steps: [10]",
+            "  steps: [10]\n  checkpoints: [50]",
+            "methods.g2rpo: evaluation.checkpoints: 50 is not among training.snapshots",
+        ),
+        (
+            "  iterations: 200",
+            "  iterations: 200\n  snapshots: [300]",
+            "methods.g2rpo: training.snapshots: 300 is beyond training.iterations",
+        ),
+        ("  steps: [10]", "  steps: [10, 10]", "evaluation.steps: must be different from each other"),
+        ("source: shapes", "source: attic", "models: Input tag 'attic'"),
+        ("dtype: float32", "dtype: float8", "embed.dtype: Input should be 'float32' or 'bfloat16' (got 'float8')"),
+        ("  test: shapes", "  test: mine.txt", "the verifier knows captions of the shapes task alone, not mine.txt"),
+        ("seed: 0\n  images", "seed: zero\n  images", "models.seed: Input should be a valid integer (got 'zero')"),
+        ("vae: {steps: 800", "vae: {stepz: 800", "models.vae.stepz: unknown key; allowed are steps, batch, learning_rate"),
+        ("embed:", "embed: [", "not YAML"),
+    ],
+)
+def test_mistakes_end_in_one_line_with_file_key_and_what_is_allowed(tmp_path, old, new, message):
+    assert old in TINY
+    path = tmp_path / "mine.yaml"
+    path.write_text(TINY.replace(old, new, 1))
+    with pytest.raises(UserError) as error:
+        load_profile(path)
+    assert str(error.value).startswith(f"{path}: ")
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+FLUX = (ROOT / "profiles" / "flux_hps_clip.yaml").read_text()
+
+
+def section_of(name: str) -> str:
+    """The lines of one model in the FLUX profile."""
+    return re.search(rf"    {name}:\n(?:      .*\n)+", FLUX)[0]
+
+
+PIPELINE = section_of("pipeline")
+
+
+@pytest.mark.parametrize(
+    "old, new, message",
+    [
+        (
+            "      architecture: ViT-H-14\n",
+            "",
+            "models.repos.hps: needs `architecture`, open_clip's name of it, such as ViT-H-14",
+        ),
+        (PIPELINE, "", "models: repos: needs `pipeline`, the text-to-image model"),
+        ("    clip_score:\n", "    hps_2:\n", "models.repos.hps_2: unknown model; allowed are pipeline, hps, clip_score, "),
+        ("revision: 3de623", "revision: main", "models.repos.pipeline.revision: String should match pattern"),
+        (section_of("pickscore_processor"), "", "evaluation.rewards: pickscore needs pickscore_processor in models.repos"),
+        (
+            section_of("image_reward") + section_of("image_reward_tokenizer"),
+            "",
+            "evaluation.rewards: image_reward needs image_reward and image_reward_tokenizer in models.repos",
+        ),
+    ],
+)
+def test_mistakes_in_a_hub_profile_end_in_one_line(tmp_path, old, new, message):
+    text = (ROOT / "profiles" / "flux_hps_clip.yaml").read_text()
+    assert old in text
+    path = tmp_path / "mine.yaml"
+    path.write_text(text.replace(old, new, 1))
+    with pytest.raises(UserError) as error:
+        load_profile(path)
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_an_unknown_profile_names_the_known_ones():
+    with pytest.raises(UserError, match="no such profile; there are .*tiny"):
+        load_profile(ROOT / "profiles" / "tinny.yaml")
+
+
+def test_params_are_checked_against_their_profile(tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    assert load_run().profile == "tiny"
+    path = tmp_path / "params.yaml"
+    path.write_text("profile: tiny\nmethods: [g2rpo, ppo]\nseeds: [1]\n")
+    with pytest.raises(UserError, match="'ppo' is not in profiles/tiny.yaml; allowed are g2rpo, "):
+        load_run(path)
+    path.write_text("profile: tiny\nmethods: [g2rpo]\nseeds: []\n")
+    with pytest.raises(UserError, match="seeds: .*at least 1 item"):
+        load_run(path)
+
+
+def test_departures_of_a_method_apply_to_it_alone(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text(
+        TINY.replace(
+            "g2rpo_no_mgai: {settings: {sde_steps: [0, 1, 2, 3, 4]}}",
+            "g2rpo_no_mgai: {settings: {sde_steps: [3], eta: 0.5}, training: {learning_rate: 1.0e-3}}",
+        )
+    )
+    profile = load_profile(path)
+    assert method_of(profile.methods, "g2rpo_no_mgai") == METHODS["g2rpo_no_mgai"].model_copy(
+        update={"eta": 0.5, "sde_steps": (3,)}
+    )
+    assert method_of(profile.methods, "g2rpo").eta == 0.7
+    assert training_of(profile.training, profile.methods, "g2rpo_no_mgai").learning_rate == 1e-3
+    assert training_of(profile.training, profile.methods, "g2rpo") == profile.training
+
+
+def test_the_fast_profile_gives_each_method_a_fifth_of_the_full_settings_forward_evaluations():
+    """`tiny_fast` compares methods at equal forward evaluations: those of its trees, over all iterations."""
+    fast, full = (load_profile(ROOT / "profiles" / f"{name}.yaml") for name in ("tiny_fast", "tiny"))
+
+    def num_forward_evals(profile, name):
+        method, training = method_of(profile.methods, name), training_of(profile.training, profile.methods, name)
+        branches = (method.branches(profile.sampling.steps, iteration, 1) for iteration in range(training.iterations))
+        trees = (build(each, method.granularities, profile.sampling.steps, method.grid) for each in branches)
+        return sum(tree.num_forward_evals(training.num_generations) for tree in trees)
+
+    fifth = num_forward_evals(full, "g2rpo") / 5
+    assert fifth == 22_760
+    counted = {name: num_forward_evals(fast, name) for name in fast.methods}
+    assert counted == pytest.approx(dict.fromkeys(fast.methods, fifth), rel=0.03)

@@ -1,0 +1,117 @@
+from functools import partial
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+from diffusers import FluxPipeline
+
+from g2rpo_core.data.embeddings import Conditioning, EmbeddingStore, check_lengths, encode, write
+from g2rpo_core.data.prompts import Prompt, shape_prompts
+from g2rpo_core.errors import UserError
+
+
+@pytest.fixture(scope="module")
+def pipeline(models):
+    return FluxPipeline.from_pretrained(models / "pipeline", transformer=None, vae=None)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_what_comes_back_is_what_the_pipeline_encodes(pipeline, tmp_path, dtype):
+    pipeline = FluxPipeline.from_pipe(pipeline, dtype=getattr(torch, dtype))
+    prompts = shape_prompts(23, 0, testing=False)
+    write(tmp_path / "train", prompts, partial(encode, pipeline, max_length=16, batch=7), dtype, shard_rows=10)
+    store = EmbeddingStore(tmp_path / "train")
+    assert store.prompts == prompts and len(store) == 23
+    order = [22, 0, 9, 10, 10]
+    stored = store.conditioning(order)
+    for row, index in enumerate(order):
+        with torch.no_grad():
+            context, pooled, _ = pipeline.encode_prompt([prompts[index].text], None, max_sequence_length=16)
+        torch.testing.assert_close(
+            stored.context[row],
+            context[0].to(getattr(torch, dtype)).float(),
+            rtol=1e-2 if dtype == "bfloat16" else 1e-5,
+            atol=2e-2 if dtype == "bfloat16" else 1e-5,
+        )
+        torch.testing.assert_close(
+            stored.pooled[row],
+            pooled[0].float(),
+            rtol=1e-2 if dtype == "bfloat16" else 1e-5,
+            atol=2e-2 if dtype == "bfloat16" else 1e-5,
+        )
+    pipeline.to(torch.float32)
+
+
+def test_bfloat16_is_stored_bit_for_bit(tmp_path):
+    context, pooled = torch.randn(5, 3, 4).bfloat16(), torch.randn(5, 6).bfloat16()
+    prompts = [Prompt(str(n), "text", "") for n in range(5)]
+    rows = lambda part: ((prompt, Conditioning(context[int(prompt.id)], pooled[int(prompt.id)])) for prompt in part)
+    write(tmp_path / "x", prompts, rows, "bfloat16", shard_rows=2)
+    stored = EmbeddingStore(tmp_path / "x").conditioning(range(5))
+    assert torch.equal(stored.context, context.float()) and torch.equal(stored.pooled, pooled.float())
+
+
+def test_files_are_laid_out_for_random_access(pipeline, tmp_path):
+    write(
+        tmp_path / "train",
+        shape_prompts(11, 0, testing=False),
+        partial(encode, pipeline, max_length=16, batch=4),
+        "float32",
+        shard_rows=8,
+    )
+    files = sorted((tmp_path / "train").iterdir())
+    assert [file.name for file in files] == ["part-00000.parquet", "part-00001.parquet"]
+    metadata = pq.ParquetFile(files[0]).metadata
+    assert [metadata.row_group(n).num_rows for n in range(metadata.num_row_groups)] == [4, 4]
+    column = metadata.row_group(0).column(3)
+    assert (column.path_in_schema, column.compression, column.statistics, column.has_dictionary_page) == (
+        "context",
+        "UNCOMPRESSED",
+        None,
+        False,
+    )
+
+
+def test_padding_is_kept(pipeline, tmp_path):
+    write(
+        tmp_path / "x",
+        [Prompt("0", "a red circle", "")],
+        partial(encode, pipeline, max_length=16, batch=1),
+        "float32",
+        shard_rows=8,
+    )
+    assert EmbeddingStore(tmp_path / "x").conditioning([0]).context.shape == (1, 16, 64)
+
+
+def test_a_prompt_over_the_limit_is_named(pipeline):
+    prompts = [Prompt("fine", "a red circle", ""), Prompt("long", "a red circle " * 9, "")]
+    check_lengths(prompts[:1], pipeline.tokenizer_2, 16)
+    with pytest.raises(UserError, match="prompt long has 28 tokens.*max_sequence_length = 16"):
+        check_lengths(prompts, pipeline.tokenizer_2, 16)
+
+
+def test_a_missing_store_says_which_stage_makes_it(tmp_path):
+    with pytest.raises(UserError, match="dvc repro embed"):
+        EmbeddingStore(tmp_path / "nothing")
+
+
+def test_an_interrupted_store_goes_on_without_encoding_anything_twice(pipeline, tmp_path):
+    prompts, encoded = shape_prompts(23, 0, testing=False), partial(encode, pipeline, max_length=16, batch=4)
+    write(tmp_path / "whole", prompts, encoded, "float32", shard_rows=6)
+    seen = []
+
+    def stopping(part, after):
+        for number, row in enumerate(encoded(part)):
+            if len(seen) + number == after:
+                raise KeyboardInterrupt
+            yield row
+        seen.extend(part)
+
+    with pytest.raises(KeyboardInterrupt):
+        write(tmp_path / "stopped", prompts, partial(stopping, after=15), "float32", shard_rows=6)
+    assert seen == prompts[:12]
+    write(tmp_path / "stopped", prompts, partial(stopping, after=99), "float32", shard_rows=6)
+    assert seen == prompts
+    assert [file.read_bytes() for file in sorted((tmp_path / "whole").iterdir())] == [
+        file.read_bytes() for file in sorted((tmp_path / "stopped").iterdir())
+    ]

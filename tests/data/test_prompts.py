@@ -1,0 +1,85 @@
+import json
+
+import pandas as pd
+import pytest
+
+from g2rpo_core.data.prompts import Prompt, choose, load_prompts, prompt_order, read_prompts, shape_prompts, write_prompts
+from g2rpo_core.errors import UserError
+
+ROWS = [{"prompt": "a cat, sitting", "style": "photo"}, {"prompt": " ", "style": ""}, {"prompt": "ein Hund 🐕", "style": "anime"}]
+
+
+def written(folder, suffix):
+    path = folder / f"mine.{suffix}"
+    if suffix == "txt":
+        path.write_text("\n".join(row["prompt"] for row in ROWS), encoding="utf-8")
+    elif suffix == "csv":
+        pd.DataFrame(ROWS).to_csv(path, index=False)
+    elif suffix == "jsonl":
+        path.write_text("\n".join(json.dumps(row) for row in ROWS), encoding="utf-8")
+    else:
+        pd.DataFrame(ROWS).to_parquet(path)
+    return path
+
+
+@pytest.mark.parametrize("suffix", ["txt", "csv", "jsonl", "parquet"])
+def test_every_format_gives_the_same_prompts(tmp_path, suffix):
+    styles = ["", ""] if suffix == "txt" else ["photo", "anime"]
+    assert read_prompts(written(tmp_path, suffix)) == [
+        Prompt("mine-000000", "a cat, sitting", styles[0]),
+        Prompt("mine-000002", "ein Hund 🐕", styles[1]),
+    ]
+
+
+@pytest.mark.parametrize(
+    "name, content, message",
+    [
+        ("none.txt", None, "no such prompt file"),
+        ("empty.txt", "\n \n", "holds no prompt"),
+        ("empty.csv", "prompt,style\n", "holds no prompt"),
+        ("x.csv", "text,style\na,b\n", "no column `prompt`, only text, style"),
+        ("x.jsonl", '{"prompt": "a"}\n{oops\n', "cannot be read as .jsonl"),
+        ("x.parquet", "not parquet", "cannot be read as .parquet"),
+        ("x.docx", "a", "not from .docx"),
+    ],
+)
+def test_bad_files_are_named_with_what_is_wrong(tmp_path, name, content, message):
+    path = tmp_path / name
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(UserError) as error:
+        read_prompts(path)
+    assert message in str(error.value) and name in str(error.value) and "\n" not in str(error.value)
+
+
+def test_prompts_survive_the_file(tmp_path):
+    prompts = shape_prompts(5, 0, testing=True)
+    write_prompts(tmp_path / "deep" / "test.parquet", prompts)
+    assert load_prompts(tmp_path / "deep" / "test.parquet") == prompts
+    with pytest.raises(UserError, match="dvc repro prompts"):
+        load_prompts(tmp_path / "other.parquet")
+
+
+def test_training_and_test_captions_are_different_ones():
+    train, test = shape_prompts(400, 0, testing=False), shape_prompts(400, 0, testing=True)
+    assert len({prompt.text for prompt in [*train, *test]}) == 800
+
+
+def test_every_epoch_visits_every_prompt_once_in_an_order_of_its_own():
+    epochs = [
+        [index for iteration in range(5 * epoch, 5 * epoch + 5) for index in prompt_order(iteration, 2, 10, seed=3)]
+        for epoch in range(3)
+    ]
+    assert all(sorted(epoch) == list(range(10)) for epoch in epochs)
+    assert epochs[0] != epochs[1] != epochs[2]
+    assert prompt_order(7, 2, 10, seed=3) == epochs[1][4:6]
+    across = [index for iteration in range(10) for index in prompt_order(iteration, 3, 10, seed=3)]
+    assert across == [index for epoch in epochs for index in epoch]
+
+
+def test_choosing_is_seeded_and_keeps_the_order():
+    prompts = [Prompt(str(n), "x", "") for n in range(50)]
+    chosen = choose(prompts, 10, seed=1)
+    assert chosen == choose(prompts, 10, seed=1) != choose(prompts, 10, seed=2)
+    assert [int(p.id) for p in chosen] == sorted(int(p.id) for p in chosen)
+    assert choose(prompts, 99, seed=1) == prompts

@@ -1,0 +1,171 @@
+"""The plan's arithmetic against the true configuration and against what smaller models of the same classes really take."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from diffusers import AutoencoderKL, FluxTransformer2DModel
+
+from g2rpo_core.config import load_profile
+from g2rpo_core.errors import UserError
+from g2rpo_core.estimate import tracing
+from g2rpo_core.estimate.plan import changes, make_plan
+from g2rpo_core.estimate.published import TRANSFORMER, VAE
+from g2rpo_core.models.settings import LoraSettings
+from tests.conftest import ROOT
+
+SMALL = TRANSFORMER | {
+    "num_layers": 2, "num_single_layers": 3, "num_attention_heads": 2, "joint_attention_dim": 64, "pooled_projection_dim": 32,
+}  # fmt: skip
+
+
+def test_weights_of_the_published_configuration():
+    counts = tracing.transformer_parameters(TRANSFORMER, None)
+    assert counts.all == counts.trained == 11_901_408_320  # as FLUX.1-dev's checkpoint holds
+    assert tracing.count_parameters(lambda: AutoencoderKL(**VAE)) == 83_819_683
+
+
+def test_a_lora_is_counted_as_peft_makes_it():
+    from peft import LoraConfig
+
+    targets = ("to_q", "to_out.0", "proj_mlp")
+    with torch.device("meta"):
+        model = FluxTransformer2DModel(**SMALL)
+        model.add_adapter(LoraConfig(r=4, target_modules=list(targets)))
+    made = sum(parameter.numel() for name, parameter in model.named_parameters() if "lora_" in name)
+    assert tracing.transformer_parameters(SMALL, LoraSettings(rank=4, alpha=4.0, target_modules=targets)).trained == made
+
+
+def allocated(work) -> int:
+    """Most bytes at once that the CPU's allocator gave out while `work` ran, by PyTorch's profiler.
+
+    On one thread: with more, convolutions take a copy of their input as a workspace of their own.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+            work()
+    finally:
+        torch.set_num_threads(threads)
+    events = sorted(
+        (event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"),
+        key=lambda event: event.start_ns(),
+    )
+    alive = peak = 0
+    for event in events:
+        alive += event.nbytes()
+        peak = max(peak, alive)
+    return peak
+
+
+@pytest.mark.pipeline
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("training", [False, True])
+def test_memory_is_what_a_small_model_really_takes(training, checkpointing):
+    """Forward, and forward with backward, on real tensors: the profiler's peak beside that of the trace without data."""
+    model = FluxTransformer2DModel(**SMALL).train()
+    if checkpointing:
+        model.enable_gradient_checkpointing()
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda weight: setattr(weight, "grad", None))
+    arguments = tracing.transformer_inputs(SMALL, 3, 128, 64)
+
+    def work():
+        with torch.set_grad_enabled(training):
+            output = model(**arguments)[0]
+            if training:
+                output.sum().backward()
+
+    work()
+    traced = tracing.traced_cost(SMALL, 3, 128, 64, torch.float32, training, checkpointing=checkpointing).bytes
+    assert traced == pytest.approx(allocated(work), rel=0.1)
+
+
+@pytest.mark.pipeline
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("lora", [None, LoraSettings(rank=4, alpha=4.0)])
+def test_three_shallow_models_tell_the_cost_of_a_deep_one(training, lora):
+    deep = SMALL | {"num_layers": 4, "num_single_layers": 5}
+    how = (2, 128, 64, torch.bfloat16, training, lora)
+    extrapolated, traced = tracing.transformer_cost(tuple(deep.items()), *how), tracing.traced_cost(deep, *how)
+    assert extrapolated.flops == traced.flops
+    assert extrapolated.bytes == pytest.approx(traced.bytes, rel=0.02)
+
+
+def test_operations_are_those_of_the_matrix_products():
+    """A forward: two for every weight and token it meets, and attention's two products; modulation and time embedding are less."""
+    tokens, width = 2025 + 512, 3072
+    blocks = (19 + 38) * 12 * width**2  # attention's four and the MLP's eight widths, for the tokens of both streams
+    attention = (19 + 38) * 4 * tokens**2 * width
+    cost = lambda training: tracing.transformer_cost(tuple(TRANSFORMER.items()), 1, 2025, 512, torch.bfloat16, training).flops
+    forward = 2 * blocks * tokens + attention
+    assert cost(False) == pytest.approx(forward, rel=0.02)
+    assert cost(True) == pytest.approx(
+        3 * forward + attention / 2, rel=0.02
+    )  # flash attention makes its scores again on its way back
+
+
+def test_autocast_has_cudas_rules():
+    with tracing.as_on_cuda(torch.bfloat16):
+        x = torch.randn(2, 8, dtype=torch.bfloat16)
+        assert torch.nn.functional.layer_norm(x, (8,)).dtype == torch.float32
+        assert torch.nn.functional.linear(x, torch.randn(4, 8)).dtype == torch.bfloat16
+
+
+def test_decoding_is_what_a_small_vae_really_takes():
+    shape = VAE | {"block_out_channels": (32, 64, 64, 64)}
+    vae = AutoencoderKL(**shape)
+    latents = torch.zeros(2, 16, 8, 8)
+    with torch.no_grad():
+        really = allocated(lambda: vae.decode(latents, return_dict=False))
+    assert tracing.vae_cost(tuple(shape.items()), 2, 64, 64).bytes == pytest.approx(really, rel=0.05)
+
+
+@pytest.mark.pipeline
+def test_the_papers_setting():
+    profile = load_profile(ROOT / "profiles" / "flux_hps_clip.yaml")
+    made = make_plan(profile, "g2rpo", gpus=16, memory=141)
+    assert made.fits and made.evaluations_per_prompt == 1700 and made.evaluations_per_iteration == 27_200
+    weights = 11_901_408_320 * 4 / 16 / 2**30
+    assert made.memory_gib["weights"] == made.memory_gib["gradients"] == pytest.approx(weights, abs=0.001)
+    assert made.memory_gib["optimizer"] == pytest.approx(2 * weights, abs=0.001)
+    assert made.memory_total_gib == pytest.approx(sum(made.memory_gib.values()), abs=0.01)
+    alone = make_plan(profile, "g2rpo", gpus=1, memory=80)
+    assert not alone.fits
+    assert any(fits and "LoRA" in change for change, _, fits in changes(profile, "g2rpo", gpus=1, memory=80))
+    groups = make_plan(profile, "g2rpo", gpus=16, memory=141, shard=8)
+    assert groups.memory_gib["weights"] == pytest.approx(2 * weights, abs=0.001)
+    assert make_plan(profile, "g2rpo", gpus=16, memory=141, rate=100.0).seconds["rollout"] == pytest.approx(170.0)
+
+
+@pytest.mark.pipeline
+def test_a_window_that_moves_is_planned_over_all_its_positions():
+    profile = load_profile(ROOT / "profiles" / "flux_hps_clip.yaml")
+    made = make_plan(profile, "mix_grpo", gpus=16, memory=141)
+    assert 12 * 4 < made.evaluations_per_prompt < 12 * 25 and made.evaluations_per_prompt != int(made.evaluations_per_prompt)
+
+
+@pytest.mark.pipeline
+def test_the_profile_for_one_card_fits_it():
+    profile = load_profile(ROOT / "profiles" / "flux_lora_1gpu.yaml")
+    assert make_plan(profile, "g2rpo", gpus=1, memory=80).fits
+    assert not make_plan(profile, "g2rpo", gpus=1, memory=24).fits
+
+
+@pytest.mark.pipeline
+def test_the_command_speaks_to_machines_and_says_what_is_wrong():
+    command = [sys.executable, "-m", "g2rpo_core.cli", "plan", "--profile", "flux_hps_clip", "--memory", "141", "--gpus"]
+    done = subprocess.run([*command, "16", "--json"], cwd=ROOT, capture_output=True, text=True)
+    made = json.loads(done.stdout)
+    assert {"evaluations_per_prompt", "memory_gib", "fits", "seconds_per_iteration", "disk_gib"} <= made.keys()
+    with pytest.raises(UserError, match="--gpus 5: 16 prompts an iteration cannot be shared evenly"):
+        make_plan(load_profile(ROOT / "profiles" / "flux_hps_clip.yaml"), "g2rpo", 5, 141)
+    for words, message in (
+        (["16", "--rate", "fast"], "error: plan: --rate fast: give milliseconds per forward evaluation"),
+        (["16", "--shard", "5"], "error: plan: --shard 5 must divide --gpus 16"),
+    ):
+        done = subprocess.run([*command, *words], cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 1 and done.stderr.startswith(message) and done.stderr.count("\n") == 1

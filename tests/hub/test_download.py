@@ -1,0 +1,193 @@
+"""Published models from a hub on loopback, by the true client: every way in which a download can fail, and what is then said."""
+
+import hashlib
+import json
+import os
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from huggingface_hub import constants
+from safetensors.torch import load_file, save_file
+
+from g2rpo_core.common.model_store import ModelStore, write_lock
+from g2rpo_core.errors import TransientError, UserError
+from g2rpo_core.hub import download as hub_module
+from g2rpo_core.hub.download import download_models
+from g2rpo_core.hub.settings import HubModels
+from tests.fixtures.small_hub import small_hub
+
+REVISION = "0123456789abcdef0123456789abcdef01234567"
+REPO = "somebody/images"
+TENSORS = {"weight": torch.arange(30000.0).reshape(100, 300), "bias": torch.ones(3)}
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """A hub with one model: a small file, safetensors in a folder, a pickled checkpoint and one that nobody asks for."""
+    folder = tmp_path / "published"
+    (folder / "vae").mkdir(parents=True)
+    (folder / "config.json").write_text('{"layers": 2}')
+    (folder / "notes.txt").write_text("not asked for")
+    save_file(TENSORS, folder / "vae" / "model.safetensors")
+    shared = {"weight": TENSORS["weight"], "tied": TENSORS["weight"][:50].T}
+    torch.save({"state_dict": shared, "epoch": 3}, folder / "scorer.pt")
+    with small_hub() as hub:
+        hub.add(REPO, REVISION, folder)
+        for name, value in {
+            "ENDPOINT": hub.url,
+            "HUGGINGFACE_CO_URL_TEMPLATE": hub.url + "/{repo_id}/resolve/{revision}/{filename}",
+            "HF_HUB_OFFLINE": False,
+            "HF_HOME": str(tmp_path / "home"),
+            "HF_HUB_CACHE": str(tmp_path / "home" / "hub"),
+            "HF_TOKEN_PATH": str(tmp_path / "home" / "token"),
+            "HF_HUB_DISABLE_XET": True,
+            "DOWNLOAD_CHUNK_SIZE": 10_000,  # what is kept of a broken answer comes in whole chunks
+        }.items():
+            monkeypatch.setattr(constants, name, value)
+        monkeypatch.delenv("HF_TOKEN", raising=False)
+        hub.folder = folder
+        yield hub
+
+
+def models(**changes) -> HubModels:
+    model = {"repo": REPO, "revision": REVISION, "files": ["config.json", "vae/*", "scorer.pt"], **changes}
+    return HubModels.model_validate_json(json.dumps({"source": "hub", "repos": {"pipeline": model}}))
+
+
+def refusal(settings: HubModels, error_type: type[UserError] = UserError) -> str:
+    with pytest.raises(error_type) as error:
+        download_models(settings)
+    assert type(error.value) is error_type
+    message = str(error.value)
+    assert message.startswith(f"models.repos.pipeline: {settings.repos['pipeline'].repo}") and "\n" not in message
+    return message
+
+
+def test_a_model_is_downloaded_locked_and_read_offline(hub, tmp_path, monkeypatch):
+    entry = download_models(models())["pipeline"]
+    assert set(entry["files"]) == {"config.json", "vae/model.safetensors", "scorer.pt"}
+    assert entry["files"]["scorer.pt"]["sha256"] == hashlib.sha256((hub.folder / "scorer.pt").read_bytes()).hexdigest()
+    write_lock(tmp_path / "models", {"pipeline": entry})
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    folder = ModelStore(tmp_path / "models").folder("pipeline")
+    assert (folder / "config.json").read_text() == '{"layers": 2}'
+    assert torch.equal(load_file(folder / "vae" / "model.safetensors")["weight"], TENSORS["weight"])
+    downloads = len(hub.ranges)
+    assert download_models(models())["pipeline"] == entry and len(hub.ranges) == downloads
+
+
+def test_a_pickled_checkpoint_becomes_safetensors_once(hub, tmp_path):
+    entry = download_models(models())["pipeline"]
+    write_lock(tmp_path / "models", {"pipeline": entry})
+    folder = ModelStore(tmp_path / "models").folder("pipeline")
+    assert not (folder / "scorer.pt").exists()
+    weights = load_file(folder / "scorer.safetensors")
+    assert torch.equal(weights["weight"], TENSORS["weight"]) and torch.equal(weights["tied"], TENSORS["weight"][:50].T)
+    made = os.stat(folder / "scorer.safetensors")
+    download_models(models())
+    assert os.stat(folder / "scorer.safetensors") == made
+    shutil.rmtree(folder)
+    with pytest.raises(UserError, match="is gone: make it again by `dvc repro --force --single-item models`"):
+        ModelStore(tmp_path / "models").folder("pipeline")
+
+
+class Payload:
+    """What a checkpoint must never do: run something as it is read."""
+
+    def __reduce__(self):
+        return os.mkdir, ("/tmp/this-must-not-be-made-by-reading-a-checkpoint",)
+
+
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        ({"weight": TENSORS["weight"], "hook": Payload()}, "scorer.pt: not a file of weights alone"),
+        ({"weight": TENSORS["weight"], "name": "x"}, "scorer.pt: name is no tensor but a str"),
+    ],
+)
+def test_a_checkpoint_that_is_more_than_weights_is_refused_by_name(hub, content, message):
+    torch.save(content, hub.folder / "scorer.pt")
+    with pytest.raises(UserError, match=message):
+        download_models(models())
+    assert not os.path.exists("/tmp/this-must-not-be-made-by-reading-a-checkpoint")
+
+
+@pytest.mark.parametrize("token", [None, "of-another-account"])
+def test_a_gated_repo_says_where_its_licence_is(hub, monkeypatch, token):
+    hub.repos[REPO].licensed = "right"
+    if token:
+        monkeypatch.setenv("HF_TOKEN", token)
+    message = refusal(models())
+    assert (
+        f"is gated: accept its licence at {hub.url}/{REPO}, then `hf auth login` or set HF_TOKEN; or use profile tiny" in message
+    )
+
+
+def test_a_token_with_the_licence_opens_a_gated_repo(hub, monkeypatch):
+    hub.repos[REPO].licensed = "right"
+    monkeypatch.setenv("HF_TOKEN", "right")
+    assert set(download_models(models())["pipeline"]["files"]) == {"config.json", "vae/model.safetensors", "scorer.pt"}
+
+
+def test_wrong_revisions_repos_and_files_are_named(hub):
+    assert f"has no revision {'f' * 40}: put a commit of " in refusal(models(revision="f" * 40))
+    assert "does not exist, or is private: `hf auth login`" in refusal(models(repo="somebody/else"))
+    assert "has no file weights.bin at revision" in refusal(models(files=["config.json", "weights.bin"]))
+
+
+def test_a_cut_download_goes_on_from_where_it_stopped(hub):
+    hub.cuts["vae/model.safetensors"] = [60_000]
+    download_models(models())
+    ranges = [byte_range for path, byte_range in hub.ranges if path == "vae/model.safetensors"]
+    assert ranges == [None, "bytes=60000-"]
+
+
+def test_a_download_that_keeps_breaking_can_be_taken_up_later(hub, monkeypatch):
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    hub.cuts["vae/model.safetensors"] = [50_000] + [0] * 5
+    assert "run again, what is complete is kept" in refusal(models(), TransientError)
+    hub.ranges.clear()
+    download_models(models())
+    assert [path for path, _ in hub.ranges if path != "scorer.pt"] == ["vae/model.safetensors"]
+
+
+def test_a_hub_that_does_not_answer_may_answer_later(hub, monkeypatch):
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    for name in ("ENDPOINT", "HUGGINGFACE_CO_URL_TEMPLATE"):
+        monkeypatch.setattr(constants, name, getattr(constants, name).replace(hub.url, "http://127.0.0.1:9"))
+    assert "could not be downloaded" in refusal(models(), TransientError)
+
+
+def test_a_full_disk_is_seen_before_anything_is_loaded(hub, monkeypatch):
+    usage = shutil.disk_usage("/")._replace(free=200_000)
+    monkeypatch.setattr(hub_module.shutil, "disk_usage", lambda path: usage)
+    assert "GB free: make room or set HF_HOME elsewhere" in refusal(models())
+    assert hub.ranges == []
+
+
+def test_offline_without_a_cache_says_how_to_get_one(hub, monkeypatch):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert "unset HF_HUB_OFFLINE and run again, or use profile tiny" in refusal(models())
+    assert hub.ranges == []
+
+
+@pytest.mark.parametrize("file", ["vae/model.safetensors", "scorer.pt", "config.json"])
+@pytest.mark.parametrize(
+    "harm", [lambda data: data[:-5], lambda data: data[:-1] + bytes([data[-1] ^ 1])], ids=["truncated", "tampered"]
+)
+def test_a_file_that_was_changed_in_the_cache_is_refused_by_name(hub, file, harm):
+    download_models(models())
+    cached = next(Path(constants.HF_HUB_CACHE).glob(f"*/snapshots/*/{file}")).resolve()
+    cached.write_bytes(harm(cached.read_bytes()))
+    message = refusal(models())
+    assert file in message and "is damaged or not the published file" in message and f"delete {cached} and run again" in message
+    cached.unlink()
+    download_models(models())
+
+
+def test_a_published_file_that_is_not_the_pinned_one_is_refused(hub):
+    message = refusal(models(sha256={"vae/model.safetensors": "0" * 64}))
+    assert "vae/model.safetensors is damaged or not the published file" in message and "0" * 64 in message

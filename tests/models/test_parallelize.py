@@ -1,0 +1,103 @@
+"""One, two and four real processes, sharded by FSDP2 over gloo, compute the same; a wrong process group or a failing process ends all."""
+
+import json
+import os
+import subprocess
+import sys
+from functools import partial
+
+import pytest
+import torch
+from diffusers import FluxTransformer2DModel
+
+from g2rpo_core.estimate.tracing import transformer_inputs
+from g2rpo_core.models.parallelize import apply_compile
+from tests.conftest import ROOT
+from tests.fixtures.killed import HYBRID, LORA, WHOLE
+
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+
+
+@pytest.fixture(scope="module")
+def ends(models, embeddings_folder, tmp_path_factory):
+    """What runs end with, by what is trained and sharded and the number of processes: the first process's part."""
+    folder = tmp_path_factory.mktemp("runs")
+    (folder / "models").symlink_to(models)
+    (folder / "embeddings").symlink_to(embeddings_folder)
+    ends = {}
+    for mode, size in [(WHOLE, 1), (WHOLE, 2), (WHOLE, 4), (HYBRID, 4), (LORA, 1), (LORA, 2)]:
+        command = [sys.executable, "-m", "tests.fixtures.killed", folder, str(size), *([mode] if mode != WHOLE else [])]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=ENVIRONMENT)
+        assert done.returncode == 0 and json.loads(done.stdout.splitlines()[-1])[0]["ended"] == [0], done.stderr[-2000:]
+        ends[mode, size] = torch.load(folder / f"end-{mode}-{size}-0.pt", weights_only=True)
+    return ends
+
+
+@pytest.mark.pipeline
+@pytest.mark.parametrize("mode, size", [(WHOLE, 2), (WHOLE, 4), (HYBRID, 4), (LORA, 2)])
+def test_process_groups_of_any_size_compute_the_same(ends, mode, size):
+    alone, many = ends[LORA if mode == LORA else WHOLE, 1], ends[mode, size]
+    for record, other in zip(alone["records"], many["records"], strict=True):
+        for key in record.keys() - {"seconds", "old_policy_ratio_error", "clip_ratio"}:
+            assert other[key] == pytest.approx(record[key], rel=1e-3, abs=2e-6), key
+    for gradient, other in zip(alone["gradients"], many["gradients"], strict=True):
+        torch.testing.assert_close(other, gradient, rtol=1e-2, atol=1e-3 * float(gradient.abs().max() + 1e-6))
+    moved = torch.cat([weight.flatten() for weight in alone["weights"]]) - torch.cat(
+        [weight.flatten() for weight in many["weights"]]
+    )
+    assert moved.abs().mean() < 1e-6  # Adam's first steps are signs: where a gradient is rounding alone, so is its step
+    torch.testing.assert_close(alone["images"], many["images"], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.pipeline
+def test_compiled_blocks_compute_the_same_without_a_break_in_their_graphs(policy, monkeypatch):
+    """Forward and backward at two batch sizes. Traced and differentiated by the compiler; writing machine code takes minutes here."""
+    transformer = FluxTransformer2DModel.from_config({**policy.transformer.config, "num_layers": 1, "num_single_layers": 1})
+    transformer.load_state_dict(policy.transformer.state_dict(), strict=False)
+
+    def outputs() -> list[torch.Tensor]:
+        generator, tensors = torch.Generator().manual_seed(0), []
+        for batch in (2, 5):
+            inputs = transformer_inputs(transformer.config, batch, image_tokens=16, text_tokens=8)
+            for name in ("hidden_states", "encoder_hidden_states", "pooled_projections", "timestep"):
+                inputs[name] = torch.rand(inputs[name].shape, generator=generator)
+            transformer.zero_grad()
+            velocity = transformer(**inputs)[0]
+            velocity.square().mean().backward()
+            tensors += [velocity.detach(), *(p.grad.clone() for p in transformer.parameters() if p.grad is not None)]
+        return tensors
+
+    plain = outputs()
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    torch._dynamo.utils.counters.clear()
+    apply_compile(transformer)
+    for compiled, eager in zip(outputs(), plain, strict=True):
+        torch.testing.assert_close(compiled, eager, rtol=1e-4, atol=1e-6)
+    counters = torch._dynamo.utils.counters
+    assert counters["frames"]["ok"] >= 2 and not counters["graph_break"]
+
+
+@pytest.mark.pipeline
+def test_a_process_group_that_is_not_the_one_asked_for_is_an_error(tmp_path):
+    code = "from g2rpo_core.distributed.process_group import join; join(4)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env={**ENVIRONMENT, "WORLD_SIZE": "2", "RANK": "0"}
+    )
+    assert done.returncode == 1 and "processes: 4 asked for, but torchrun started 2" in done.stderr
+
+
+@pytest.mark.pipeline
+def test_a_process_that_fails_ends_all_with_its_own_error(tmp_path):
+    (tmp_path / "one_fails.py").write_text(
+        "from g2rpo_core.distributed.process_group import join\n"
+        "processes, _ = join(2)\n"
+        "processes.barrier()\n"
+        "if processes.rank == 1:\n"
+        "    raise RuntimeError('the second process has no image')\n"
+        "processes.barrier()\n"
+    )
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", tmp_path / "one_fails.py"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=ENVIRONMENT, timeout=300
+    )  # the collective's own limit is an hour
+    assert done.returncode != 0 and "RuntimeError: the second process has no image" in done.stderr

@@ -1,0 +1,40 @@
+from types import SimpleNamespace
+
+import pytest
+
+from g2rpo_core.reporting.context import headline, paper_rows
+from g2rpo_core.reporting.tables import main_table
+
+
+@pytest.mark.parametrize(
+    "name, method, steps, expected",
+    [
+        ("g2rpo", "g2rpo", [10], [(10, "Table 1, 50 steps", 0.376)]),
+        ("g2rpo", "g2rpo", [10, 50], [(10, "Table 4, 10 steps", 0.378), (50, "Table 1, 50 steps", 0.376)]),
+        ("g2rpo", "g2rpo", [20, 30], [(20, "Table 4, 20 steps", 0.376), (20, "Table 1, 50 steps", 0.376)]),
+        ("cheaper", "g2rpo", [10], [(10, "Table 1, 50 steps", 0.376)]),  # an entry of that method is compared with its row
+        ("lambda_1", "g2rpo", [10], [(10, "Table 2, 50 steps", 0.372)]),  # one that the paper names itself with its own alone
+        ("flow_grpo", "flow_grpo", [10], []),
+    ],
+)
+def test_the_papers_number_stands_beside_the_run_that_it_belongs_to(results, name, method, steps, expected):
+    results = results[results.method.isin(["base", "g2rpo"])].replace({"method": {"g2rpo": name}})
+    trained_on = {name: {"hps": 1.0, "clip_score": 1.0}}
+    variants = []
+    for shift in steps:
+        shifted = results.assign(score=results.score + shift)
+        variants.append(("final", shift, main_table(shifted, ("base", 0), [(name, 1)], ["hps"], trained_on)))
+    entries = {name: SimpleNamespace(method=method)}
+    settings = SimpleNamespace(evaluation=SimpleNamespace(steps=steps, rewards=["hps"]))
+    lines = [line for line in paper_rows(variants, settings, entries, trained_on) if line["row"].trained]
+    ours = {rows[1].cells["hps"].mean: number for _, number, rows in variants}
+    compared = [(ours[line["pairs"][0][0]], line["table"], line["pairs"][0][1]) for line in lines]
+    assert sorted(compared) == sorted(expected)
+
+
+def test_the_headline_has_every_mean_and_the_gain_in_the_training_reward(results):
+    trained_on = {"g2rpo": {"hps": 2.0, "clip_score": 1.0}}
+    rows = main_table(results, ("base", 0), [("g2rpo", 1)], ["hps", "clip_score"], trained_on)
+    base, run = headline(rows)["base-0"], headline(rows)["g2rpo-1"]
+    assert list(base) == ["hps", "clip_score"] and run["hps"] == pytest.approx(base["hps"] + 0.1)
+    assert run["training_reward_gain"] == pytest.approx(0.2) and run["training_reward_gain_standard_errors"] > 100

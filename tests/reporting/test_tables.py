@@ -1,0 +1,144 @@
+import numpy as np
+import pandas as pd
+import pytest
+
+from g2rpo_core.algorithm.methods import LABELS
+from g2rpo_core.reporting.tables import (
+    difference,
+    main_table,
+    method_pairs,
+    missing_table,
+    most_changed,
+    standings,
+    style_table,
+    summary,
+    tone,
+    win_rates,
+)
+
+RUNS = [("g2rpo", 1), ("dance_grpo", 1)]
+WEIGHTS = {"hps": 2.0, "clip_score": 1.0}
+TRAINED_ON = {method: WEIGHTS for method, _ in RUNS}
+
+
+def test_differences_are_paired_by_prompt_and_the_base_comes_first(results):
+    rows = main_table(results, ("base", 0), RUNS, ["hps", "clip_score"], TRAINED_ON)
+    assert [row.method for row in rows] == ["base", "g2rpo", "dance_grpo"]
+    assert rows[0].cells["hps"].difference is None
+    for row, shift in zip(rows[1:], (0.1, -0.2)):
+        to_base = row.cells["hps"].difference
+        assert (to_base.mean, to_base.low, to_base.high) == pytest.approx((shift, shift, shift))
+        assert row.trained.mean == pytest.approx(2 * shift)
+        assert row.cells["clip_score"].difference.mean == pytest.approx(0)
+
+
+def test_seeds_are_values_of_their_own_and_two_say_nothing_of_a_spread(results):
+    treated = results[results.method == "g2rpo"]
+    runs = [("g2rpo", seed) for seed in range(1, 4)]
+    several = [treated.assign(seed=seed, score=treated.score + 0.01 * seed * (treated.reward == "hps")) for seed in range(1, 4)]
+    table = pd.concat([results[results.method == "base"], *several])
+    rows = main_table(table, ("base", 0), runs, ["hps", "clip_score"], TRAINED_ON)
+    (standing,) = standings(rows, ["g2rpo"], ["clip_score"])
+    assert standing.method == "g2rpo" and standing.above == {}
+    assert standing.gain.values == pytest.approx((0.22, 0.24, 0.26)) and standing.gain.mean == pytest.approx(0.24)
+    assert standing.gain.high - standing.gain.mean == pytest.approx(4.303 * 0.02 / 3**0.5)
+    assert standing.held_out["clip_score"].mean == pytest.approx(0)
+    assert standings(rows[:-1], ["g2rpo"], []) == []
+
+
+def test_methods_are_ranked_over_seeds_and_compared_seed_by_seed(results):
+    """Seeds differ by more than methods do: only paired by seed is a difference significant, and never that of the third, which changes sides."""
+    base, treated = results[results.method == "base"], results[results.method == "g2rpo"]
+    shifts = {"g2rpo": (0.1, 0.3, 0.5), "dance_grpo": (0.0, 0.21, 0.39), "mix_grpo": (0.2, 0.1, 0.6)}
+    parts = [
+        treated.assign(method=method, seed=seed, score=treated.score + shift * (treated.reward == "hps"))
+        for method, values in shifts.items()
+        for seed, shift in enumerate(values)
+    ]
+    runs = [(method, seed) for method in shifts for seed in range(3)]
+    trained_on = {method: WEIGHTS for method in shifts}
+    rows = main_table(pd.concat([base, *parts]), ("base", 0), runs, ["hps"], trained_on)
+    ranked = standings(rows, list(shifts), [])
+    assert [standing.method for standing in ranked] in (["g2rpo", "mix_grpo", "dance_grpo"], ["mix_grpo", "g2rpo", "dance_grpo"])
+    first = next(standing for standing in ranked if standing.method == "g2rpo")
+    assert first.gain.mean == pytest.approx(0.2 + 2 * 0.3) and first.gain.low < 0.4
+    assert first.above["dance_grpo"].values == pytest.approx((0.18, 0.2, 0.22))
+    significant = [(standing.method, other) for standing in ranked for other, gap in standing.above.items() if tone(gap) == "up"]
+    assert significant == [("g2rpo", "dance_grpo")]
+    assert standings(rows[:-1], ["mix_grpo"], []) == []
+
+
+def test_missing_scores_are_listed_with_their_commonest_reason(results):
+    results = results.assign(checkpoint="final", steps=10, reason=None)
+    assert missing_table(results) == []
+    lacking = results.index[(results.method == "g2rpo") & (results.reward == "hps")][:3]
+    results.loc[lacking, "score"], results.loc[lacking, "reason"] = np.nan, ["no answer", "refused", "no answer"]
+    key = {"method": "g2rpo", "seed": 1, "checkpoint": "final", "steps": 10, "reward": "hps"}
+    assert missing_table(results) == [key | {"missing": 3, "scores": 50, "reason": "no answer"}]
+
+
+def test_missing_scores_are_counted_and_never_zero(results):
+    results.loc[results.index[(results.method == "g2rpo") & (results.reward == "hps")][:3], "score"] = np.nan
+    cell = main_table(results, ("base", 0), RUNS, ["hps"], TRAINED_ON)[1].cells["hps"]
+    assert (cell.missing, cell.difference.pairs) == (3, 47)
+    assert cell.difference.mean == pytest.approx(0.1)
+
+
+def test_methods_are_compared_with_each_other_seed_by_seed(results):
+    pairs = method_pairs(results, RUNS, ["hps", "clip_score"], TRAINED_ON)
+    assert [(pair.first, pair.second, pair.seed, pair.reward) for pair in pairs] == [
+        ("g2rpo", "dance_grpo", 1, reward) for reward in (None, "hps", "clip_score")
+    ]
+    assert [pair.difference.mean for pair in pairs] == pytest.approx([0.6, 0.3, 0.0])
+    assert pairs[1].difference.win_rate == 1
+
+
+def test_methods_trained_on_other_rewards_share_no_training_reward(results):
+    trained_on = {"g2rpo": WEIGHTS, "dance_grpo": {"hps": 1.0}}
+    assert [pair.reward for pair in method_pairs(results, RUNS, ["hps"], trained_on)] == ["hps"]
+    rows = main_table(results, ("base", 0), RUNS, ["hps"], trained_on)
+    assert [row.trained.mean for row in rows[1:]] == pytest.approx([0.2, -0.2])
+
+
+def test_the_win_matrix_is_antisymmetric(results):
+    ((diagonal, upper), (lower, _)) = win_rates(results, RUNS, WEIGHTS)
+    assert diagonal is None
+    assert (upper.win_rate, lower.win_rate) == (1, 0)
+    assert upper.mean == pytest.approx(-lower.mean) == pytest.approx(0.6)
+
+
+def test_styles_are_compared_within_themselves(results):
+    rows = style_table(results, ("base", 0), RUNS, TRAINED_ON)
+    assert [(row.method, row.style, row.prompts) for row in rows] == [
+        (method, style, prompts) for style, prompts in (("one", 40), ("two", 10)) for method in ("g2rpo", "dance_grpo")
+    ]
+    assert [row.trained.mean for row in rows] == pytest.approx([0.2, -0.4, 0.2, -0.4])
+
+
+def test_the_worst_cases_are_those_that_fell_most(results):
+    chosen = (results.method == "g2rpo") & (results.prompt_id == "p7") & (results.reward == "hps")
+    results.loc[chosen, "score"] -= 1
+    worst = most_changed(results, ("g2rpo", 1), ("base", 0), WEIGHTS, 3)
+    assert len(worst) == 3 and worst[0] == ("p7", pytest.approx(0.2 - 2.0))
+    assert [drop for _, drop in worst[1:]] == pytest.approx([0.2, 0.2])
+
+
+def test_the_summary_says_what_the_intervals_say(results):
+    rows, pairs = main_table(results, ("base", 0), RUNS, ["hps"], TRAINED_ON), method_pairs(results, RUNS, ["hps"], TRAINED_ON)
+    above, below, between = summary(rows, pairs, LABELS)
+    assert above.startswith("G²RPO is significantly above the base with 1 of 1 seeds: +0.200 [+0.200, +0.200]")
+    assert below.startswith("DanceGRPO is significantly below the base with 1 of 1 seeds: ")
+    assert between.startswith("G²RPO is significantly above DanceGRPO with 1 of 1 seeds: ")
+    nothing = difference(results, ("g2rpo", 1), ("g2rpo", 1), {"hps": 1.0})
+    assert tone(nothing) == "" and tone(None) == ""
+
+
+def test_a_difference_whose_interval_holds_zero_is_called_not_significant(results):
+    noise = pd.Series(np.random.default_rng(1).normal(0, 0.1, len(results)))
+    treated = results[results.method == "base"].assign(method="g2rpo", seed=1)
+    table = pd.concat([results[results.method == "base"], treated.assign(score=treated.score + noise.loc[treated.index])])
+    rows = main_table(table, ("base", 0), [("g2rpo", 1)], ["hps"], TRAINED_ON)
+    (sentence,) = summary(rows, [], LABELS)
+    assert tone(rows[1].trained) == "" and sentence.startswith(
+        "G²RPO is not significantly different from the base with 1 of 1 seeds: "
+    )

@@ -1,0 +1,138 @@
+import pytest
+import torch
+
+from g2rpo_core.algorithm.methods import METHODS, Method
+from g2rpo_core.rollout.rollout import rollout, sample
+from g2rpo_core.rollout.tree import build
+from g2rpo_core.sampling.ode import dpm2
+from g2rpo_core.sampling.schedule import shifted_sigmas, tail
+from g2rpo_core.sampling.transitions import SDES
+from tests.fixtures.rollouts import GROUP, PROMPTS, SHAPE, noise, sigma_of
+
+MIXED_STEPS = Method(branching="all", sde_steps=(2, 3, 5), sde="flow", eta=0.7, granularities=(1, 2))
+METHODS_AND_MIXED = {**METHODS, "mixed": MIXED_STEPS}
+
+
+class Counting:
+    """Counts the latents that go through a velocity field."""
+
+    def __init__(self, velocity):
+        self.velocity, self.num_forward_evals, self.largest = velocity, 0, 0
+
+    def __call__(self, latents, sigma, prompt):
+        assert len(latents) == len(sigma) == len(prompt)
+        self.num_forward_evals += len(latents)
+        self.largest = max(self.largest, len(latents))
+        return self.velocity(latents, sigma, prompt)
+
+
+def field(latents, sigma, prompt):
+    """A cheap nonlinear velocity that depends on everything it may depend on."""
+    return torch.sin(latents * (1 + sigma[:, None, None])) + 0.1 * prompt[:, None, None]
+
+
+@torch.no_grad()
+def one_by_one(velocity, method, sigmas, initial, noises, prompts=PROMPTS, group=GROUP):
+    """The published loop: every member, branch and granularity by itself, batch 1, nothing shared; clean latents and log-probs."""
+    steps = len(sigmas) - 1
+    clean, log_probs = [], {}
+
+    sigma = sigma_of(steps)
+
+    def velocity_at(x, step, prompt):
+        return velocity(x[None], torch.tensor([sigma(step)]), torch.tensor([prompt]))[0]
+
+    for prompt in range(prompts):
+        first = 0  # index of the branch's first SDE step among those of all branches
+        for sde_steps in method.branches(steps):
+            for granularity in method.granularities:
+                for member in range(group):
+                    x = initial[prompt]
+                    for step in range(sde_steps[-1] + 1):
+                        v = velocity_at(x, step, prompt)
+                        before = x - sigma(step) * v
+                        if step in sde_steps:
+                            index = first + sde_steps.index(step)
+                            transition = SDES[method.sde](x[None], v[None], sigmas, step, method.eta)
+                            following = transition.sample(noises[index][prompt, member][None])
+                            log_probs[index, prompt, member] = transition.log_prob(following)[0]
+                            x = following[0]
+                        else:
+                            x = x + v * (sigmas[step + 1] - sigmas[step])
+                    path = [sde_steps[-1], *tail(steps, sde_steps[-1], granularity, method.grid), steps]
+                    for last, step, following_step in zip(path, path[1:], path[2:]):
+                        v = velocity_at(x, step, prompt)
+                        x0 = x - sigma(step) * v
+                        if method.solver == "dpm2":
+                            x = dpm2(x, x0, before, (sigma(last), sigma(step), sigma(following_step)))
+                        else:
+                            x = x + v * (sigma(following_step) - sigma(step))
+                        before = x0
+                    clean.append(x)
+            first += len(sde_steps)
+    branches = len(method.branches(steps))
+    return torch.stack(clean).view(prompts, branches, len(method.granularities), group, *clean[0].shape), log_probs
+
+
+@pytest.mark.parametrize("name, num_forward_evals", [("g2rpo", 1700), ("g2rpo_no_mgai", 1112), ("dance_grpo", 181)])
+def test_the_model_is_called_exactly_as_often_as_counted(name, num_forward_evals):
+    method, sigmas = METHODS[name], shifted_sigmas(16, 3.0)
+    tree = build(method.branches(16), method.granularities, 16, method.grid)
+    initial, noises = noise(tree, 1, 12, (4, 2))
+    counting = Counting(field)
+    result = rollout(counting, tree, sigma_of(16), method.transition(sigmas), initial, noises, max_batch=100)
+    assert counting.num_forward_evals == result.num_forward_evals == num_forward_evals
+    assert counting.largest <= 100
+
+
+@pytest.mark.parametrize("max_batch", [1, 7, 10_000])
+@pytest.mark.parametrize("grid", ["released", "paper", "even"])
+@pytest.mark.parametrize("name", METHODS_AND_MIXED)
+def test_batched_tree_equals_the_naive_loop(name, grid, max_batch):
+    method, sigmas = METHODS_AND_MIXED[name].model_copy(update={"grid": grid}), shifted_sigmas(10, 3.0)
+    if name != "mixed":
+        method = method.model_copy(update={"sde_steps": tuple(range(6)) if method.branching == "each" else "all"})
+    tree = build(method.branches(10), method.granularities, 10, method.grid)
+    initial, noises = noise(tree)
+    ours = rollout(field, tree, sigma_of(10), method.transition(sigmas), initial, noises, max_batch, method.solver)
+    clean, log_probs = one_by_one(field, method, sigmas, initial, noises)
+    torch.testing.assert_close(ours.clean, clean, rtol=1e-4, atol=1e-5)
+    assert len(log_probs) == len(ours.transitions) * PROMPTS * GROUP
+    for (index, prompt, member), expected in log_probs.items():
+        torch.testing.assert_close(ours.transitions[index].log_prob[prompt, member], expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_flux_in_one_big_batch_equals_one_by_one(policy, embeddings, name):
+    method, sigmas = METHODS[name].model_copy(update={"sde_steps": (0, 2)}), shifted_sigmas(6, 3.0)
+    tree = build(method.branches(6), method.granularities, 6, method.grid)
+    initial, noises = noise(tree)
+    velocity = policy.velocity(embeddings.conditioning([3, 11]))
+    ours = rollout(velocity, tree, sigma_of(6), method.transition(sigmas), initial, noises, 1000, method.solver)
+    clean, _ = one_by_one(velocity, method, sigmas, initial, noises)
+    assert clean.std() > 0.1
+    torch.testing.assert_close(ours.clean, clean, rtol=1e-4, atol=1e-4)
+
+
+def test_members_of_a_group_share_their_state_and_differ_after_it():
+    method = METHODS["g2rpo"]
+    tree = build(method.branches(16), method.granularities, 16)
+    initial, noises = noise(tree)
+    sigmas = shifted_sigmas(16, 3.0)
+    result = rollout(field, tree, sigma_of(16), method.transition(sigmas), initial, noises, 500)
+    for sampled in result.transitions:
+        assert sampled.shared and sampled.latents.shape == (PROMPTS, 1, *SHAPE)
+        assert sampled.next_latents.shape == (PROMPTS, GROUP, *SHAPE)
+        assert (sampled.next_latents[:, 0] != sampled.next_latents[:, 1]).any()
+    assert torch.equal(result.transitions[0].latents[:, 0], initial)
+
+
+def test_sampling_solves_the_ode():
+    target = torch.randn(3, 4, 2)
+    straight = sample(
+        lambda x, sigma, prompt: (x - target[prompt]) / sigma[:, None, None],
+        torch.randn(3, 4, 2),
+        shifted_sigmas(8, 3.0).tolist(),
+        2,
+    )
+    torch.testing.assert_close(straight, target, rtol=1e-4, atol=1e-4)

@@ -1,0 +1,51 @@
+"""Numbers that stop a run: what is said, and that the checkpoint which is left comes to the same state again."""
+
+import pytest
+import torch
+
+from g2rpo_core.distributed import checkpoint
+from g2rpo_core.training.experience import NonFiniteError
+from g2rpo_core.training.loop import train
+from tests.fixtures.rollouts import redness, small_method
+
+
+def test_a_number_that_stops_a_run_is_named_and_comes_again(make_trainer, policy, tmp_path):
+    first = policy.transformer.proj_out.weight.clone()
+
+    def broken(images, prompts):
+        moved = not torch.equal(policy.transformer.proj_out.weight, first)
+        return torch.full((len(images),), float("nan")) if moved else redness(images, prompts)
+
+    messages = []
+    for _ in range(2):
+        trainer = make_trainer(small_method("g2rpo"), reward=broken)
+        with pytest.raises(NonFiniteError, match="iteration 2: reward redness is nan for the prompt 'a ") as caught:
+            train(trainer, tmp_path, dict, lambda record: None)
+        messages.append(str(caught.value))
+        assert [path.name for path in checkpoint.checkpoints(tmp_path)] == ["iteration-000001"]
+    assert messages[0] == messages[1] and str(tmp_path) in messages[0]
+
+
+def test_an_old_policy_ratio_that_is_not_one_stops_before_the_update(make_trainer, policy):
+    """Weights that move between rollout and update, here while scoring, make two policies of one."""
+    weight, moved = policy.transformer.proj_out.weight, []
+
+    def moving(images, prompts):
+        with torch.no_grad():
+            weight.mul_(1.01)
+        moved.append(weight.clone())
+        return redness(images, prompts)
+
+    trainer = make_trainer(small_method("g2rpo"), reward=moving, max_old_policy_ratio_error=1e-6)
+    message = r"iteration 1: \|ratio - 1\| is .* over training.max_old_policy_ratio_error = 1e-06"
+    with pytest.raises(NonFiniteError, match=message):
+        list(trainer.run())
+    # scored once a prompt, never updated
+    assert len(moved) == trainer.training.prompts_per_iteration and torch.equal(moved[-1], weight)
+
+
+def test_latents_that_are_no_numbers_stop_a_run(make_trainer, policy):
+    with torch.no_grad():
+        policy.transformer.proj_out.weight[0, 0] = float("nan")
+    with pytest.raises(NonFiniteError, match="iteration 1: latents are not finite for the prompt 'a "):
+        list(make_trainer(small_method("g2rpo")).run())
