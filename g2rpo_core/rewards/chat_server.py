@@ -11,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import torch
 from pydantic import Field, PositiveInt
-from torchvision.transforms.v2 import functional as TF
 
 from g2rpo_core.errors import UserError
 from g2rpo_core.settings import Settings
@@ -141,6 +140,8 @@ def seconds(retry_after: str | None) -> float:
 
 def png_url(image: torch.Tensor) -> str:
     """An image [3, H, W] uint8 as a data URL, lossless."""
+    from torchvision.transforms.v2 import functional as TF
+
     buffer = io.BytesIO()
     TF.to_pil_image(image).save(buffer, "PNG")
     return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"

@@ -8,6 +8,8 @@
 | ImageReward | shortest side, centre cropped | PIL, rounded to 8 bits | last |
 
 A tensor is resampled as a tensor (bicubic with antialiasing, as PIL's), so it differs from a PIL image by PIL's rounding alone.
+
+torchvision, a second and a half, is imported where an image is scored: whoever reads a profile does not wait for it.
 """
 
 from collections.abc import Sequence
@@ -17,10 +19,8 @@ from typing import Literal, TypeAlias
 import torch
 import torch.nn.functional as F
 from PIL import Image
-from torchvision.transforms.v2 import functional as TF
 
 Images: TypeAlias = torch.Tensor | Sequence[Image.Image]
-BICUBIC = TF.InterpolationMode.BICUBIC
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,8 @@ class Preprocess:
 
     def __call__(self, images: Images, device: torch.device) -> torch.Tensor:
         """images: [N, 3, H, W] float in [0, 1], or N PIL images of any mode and size."""
+        from torchvision.transforms.v2 import functional as TF
+
         if isinstance(images, torch.Tensor):
             fitted = self._tensor(images.to(device, torch.float32))
         else:
@@ -59,10 +61,12 @@ class Preprocess:
         return self._crop(_to_tensor(image.convert("RGB")))
 
     def _tensor(self, images: torch.Tensor) -> torch.Tensor:
+        from torchvision.transforms.v2 import functional as TF
+
         height, width = images.shape[-2:]
         shape = self._shape(height, width)
         if shape != (height, width):
-            images = TF.resize(images, list(shape), BICUBIC, antialias=True)
+            images = TF.resize(images, list(shape), TF.InterpolationMode.BICUBIC, antialias=True)
             if self.fit != "pad":  # 8 bits hold no overshoot; hpsv2 keeps it
                 images = images.clamp(0, 1)
         if self.fit == "pad":
@@ -87,6 +91,8 @@ class Preprocess:
 
 
 def _to_tensor(image: Image.Image) -> torch.Tensor:
+    from torchvision.transforms.v2 import functional as TF
+
     return TF.to_dtype(TF.pil_to_tensor(image), torch.float32, scale=True)[None]
 
 

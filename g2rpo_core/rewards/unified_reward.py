@@ -6,7 +6,6 @@ from typing import Literal
 
 import torch
 from pydantic import PositiveInt
-from torchvision.transforms.v2 import functional as TF
 
 from g2rpo_core.common.model_store import ModelStore
 from g2rpo_core.errors import UserError
@@ -71,6 +70,8 @@ class UnifiedReward:
 
 def eight_bit(images: Images) -> list[torch.Tensor]:
     """Each image [3, H, W] uint8 on the CPU; transparency is dropped, as by the published client's `convert("RGB")`."""
+    from torchvision.transforms.v2 import functional as TF
+
     if isinstance(images, torch.Tensor):
         # one at a time, so that each stays in the processor's cache
         return [image.float().clamp(0, 1).mul_(255).round_().byte().cpu() for image in images]
