@@ -1,6 +1,8 @@
 # The two commands: `make reproduce` makes the comparison report from nothing, `make test` runs the tests. `make help` lists all.
 PYTHON ?= python3
 BIN := .venv/bin
+# A worker a core; tests of a file stay together, as they share what is made for them.
+PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 export DVC_NO_ANALYTICS = 1
 export DO_NOT_TRACK = 1
 
@@ -26,17 +28,17 @@ check: .venv/ready ## before every commit: format, lint, types, import contracts
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -m "not pipeline and not slow"
+	$(PYTEST) -m "not pipeline and not slow"
 
 format: .venv/ready ## puts the code into its form
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
 test: .venv/ready ## the tests, but for the slow ones
-	$(BIN)/python -m pytest -m "not slow"
+	$(PYTEST) -m "not slow"
 
 test-slow: .venv/ready ## kills, load, rehearsals, long draws of generated inputs
-	$(BIN)/python -m pytest -m slow
+	$(PYTEST) -m slow
 
 # torch comes first: alone, its release for this machine is chosen; then everything at its pinned version.
 # Last the published scorers that tests compare with: their own pins cannot be met together, so nothing of theirs is resolved.

@@ -3,12 +3,16 @@
 import os
 
 os.environ["HF_HUB_OFFLINE"] = "1"
+if "PYTEST_XDIST_WORKER" in os.environ:  # as many workers as cores: each, and what it starts, computes in one thread
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from filelock import FileLock
 
 from g2rpo_core.common.model_store import write_lock
 from g2rpo_core.config import load_profile
@@ -19,15 +23,35 @@ GOLDENS = ROOT / "tests" / "goldens"
 
 
 @pytest.fixture(scope="session")
-def models(tmp_path_factory) -> Path:
-    from g2rpo_core.tiny_models.build import build_models
+def once(tmp_path_factory, worker_id) -> Callable[[str, Callable[[Path], None]], Path]:
+    """once(name, make) -> a folder that `make` has filled, the same one in all workers of the session."""
+    base = tmp_path_factory.getbasetemp()
+    home = base if worker_id == "master" else base.parent
 
-    how = FitSettings(steps=3, batch=8, learning_rate=1e-3)
-    fits = {name: how for name, field in ShapesModels.model_fields.items() if field.annotation is FitSettings}
-    folder = tmp_path_factory.mktemp("models")
-    entries, _ = build_models(folder, ShapesModels(source="shapes", seed=0, images=64, **fits))
-    write_lock(folder, entries)
-    return folder
+    def folder_of(name: str, make: Callable[[Path], None]) -> Path:
+        folder = home / f"once-{name}"
+        with FileLock(f"{folder}.lock"):
+            if not folder.exists():
+                aside = home / f"{folder.name}.tmp"
+                aside.mkdir()
+                make(aside)
+                aside.rename(folder)
+        return folder
+
+    return folder_of
+
+
+@pytest.fixture(scope="session")
+def models(once) -> Path:
+    def build(folder: Path) -> None:
+        from g2rpo_core.tiny_models.build import build_models
+
+        how = FitSettings(steps=3, batch=8, learning_rate=1e-3)
+        fits = {name: how for name, field in ShapesModels.model_fields.items() if field.annotation is FitSettings}
+        entries, _ = build_models(folder, ShapesModels(source="shapes", seed=0, images=64, **fits))
+        write_lock(folder, entries)
+
+    return once("models", build)
 
 
 @pytest.fixture
@@ -45,18 +69,20 @@ def policy(models):
 
 
 @pytest.fixture(scope="session")
-def embeddings_folder(models, tmp_path_factory) -> Path:
+def embeddings_folder(models, once) -> Path:
     """A folder with 24 training captions of the shapes task."""
-    from diffusers import FluxPipeline
 
-    from g2rpo_core.data.embeddings import encode, write
-    from g2rpo_core.data.prompts import shape_prompts
+    def embed(folder: Path) -> None:
+        from diffusers import FluxPipeline
 
-    folder = tmp_path_factory.mktemp("embeddings") / "train"
-    pipeline = FluxPipeline.from_pretrained(models / "pipeline", transformer=None, vae=None)
-    encoded = partial(encode, pipeline, max_length=16, batch=10)
-    write(folder, shape_prompts(24, 0, testing=False), encoded, "float32", shard_rows=10)
-    return folder
+        from g2rpo_core.data.embeddings import encode, write
+        from g2rpo_core.data.prompts import shape_prompts
+
+        pipeline = FluxPipeline.from_pretrained(models / "pipeline", transformer=None, vae=None)
+        encoded = partial(encode, pipeline, max_length=16, batch=10)
+        write(folder / "train", shape_prompts(24, 0, testing=False), encoded, "float32", shard_rows=10)
+
+    return once("embeddings", embed) / "train"
 
 
 @pytest.fixture(scope="session")

@@ -5,17 +5,17 @@ import sys
 
 import pytest
 
+from g2rpo_core.cli.main import main
 from g2rpo_core.config import load_profile, method_of, sampling_of, training_of
 from tests.conftest import ROOT
+from tests.fixtures.commands import run_here
 
 pytestmark = pytest.mark.pipeline
 
 
 @pytest.mark.parametrize("name", ["tiny_fast", "flux_lora_1gpu"])
 def test_what_is_shown_is_the_whole_profile_with_where_each_value_comes_from(tmp_path, name):
-    done = subprocess.run(
-        [sys.executable, "-m", "g2rpo_core.cli", "profile", "show", name], cwd=ROOT, capture_output=True, text=True
-    )
+    done = run_here(main, "profile", "show", name, folder=ROOT)
     assert done.returncode == 0, done.stderr
     (tmp_path / "shown.yaml").write_text(done.stdout)
     shown, profile = load_profile(tmp_path / "shown.yaml"), load_profile(ROOT / "profiles" / f"{name}.yaml")

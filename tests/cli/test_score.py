@@ -3,15 +3,18 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pandas as pd
 import pytest
 
 from g2rpo_core.cli.image_folder import pair
+from g2rpo_core.cli.main import main
 from g2rpo_core.errors import UserError
 from g2rpo_core.rewards import registry as rewards
 from tests.conftest import ROOT
 from tests.fixtures.chat_server import completion, serve
+from tests.fixtures.commands import Ended, run_here
 from tests.fixtures.images import IMAGES, PROMPTS
 
 
@@ -26,19 +29,18 @@ def folder(tmp_path):
     return folder
 
 
-def g2rpo(*words: object, cwd=None) -> subprocess.CompletedProcess:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "g2rpo_core.cli", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=cwd)
+def g2rpo(*words: object, folder: Path = ROOT) -> Ended:
+    return run_here(main, *words, folder=folder)
 
 
 @pytest.mark.pipeline
 def test_line_n_belongs_to_the_nth_image_by_name(models, folder, tmp_path):
     out = tmp_path / "scores.parquet"
-    done = g2rpo(
-        "score", "--reward", "hps_v2_1", "--reward", "pickscore", "--prompts", tmp_path / "prompts.txt", "--models", models,
-        "--out", out, folder,
-    )  # fmt: skip
+    command = [
+        sys.executable, "-m", "g2rpo_core.cli", "score", "--reward", "hps_v2_1", "--reward", "pickscore",
+        "--prompts", tmp_path / "prompts.txt", "--models", models, "--out", out, folder,
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
     assert done.returncode == 0, done.stderr
     table = pd.read_parquet(out)
     assert table.columns.tolist() == ["file", "prompt", "hps", "pickscore"]
@@ -101,14 +103,14 @@ def test_a_profile_decides_how_rewards_score(models, folder, tmp_path):
         (tmp_path / "profiles" / "mine.yaml").write_text(text.replace(ours, asking))
         (tmp_path / "profiles" / "strict.yaml").write_text(text.replace(ours, asking.replace("0.2", "0.1")))
         words = ["score", "--reward", "unified_reward", "--prompts", tmp_path / "prompts.txt", folder]
-        done = g2rpo(*words, "--profile", "mine", "--out", tmp_path / "s.csv", cwd=tmp_path)
+        done = g2rpo(*words, "--profile", "mine", "--out", tmp_path / "s.csv", folder=tmp_path)
         assert done.returncode == 0, done.stderr
         table = pd.read_csv(tmp_path / "s.csv")
         assert table.columns.tolist() == ["file", "prompt", "unified_reward", "unified_reward_reason"]
         assert table.unified_reward.isna().tolist() == [True] + [False] * 7 and set(table.unified_reward[1:]) == {4.0}
         assert "I would rather not say." in table.unified_reward_reason[0] and table.unified_reward_reason[1:].isna().all()
         assert [request.body["model"] for request in server.requests] == ["vlm"] * 8
-        done = g2rpo(*words, "--profile", "strict", "--out", tmp_path / "t.csv", cwd=tmp_path)
+        done = g2rpo(*words, "--profile", "strict", "--out", tmp_path / "t.csv", folder=tmp_path)
     last = done.stderr.strip().split("\n")[-1]
     assert done.returncode == 1 and last.startswith("error: reward unified_reward: 1 of 8 scores are missing, over ")
     assert len(pd.read_csv(tmp_path / "t.csv")) == 8  # nothing is lost

@@ -8,6 +8,7 @@ import pytest
 import torch
 from diffusers import AutoencoderKL, FluxTransformer2DModel
 
+from g2rpo_core.cli.main import main
 from g2rpo_core.config import load_profile
 from g2rpo_core.errors import UserError
 from g2rpo_core.estimate import tracing
@@ -15,6 +16,7 @@ from g2rpo_core.estimate.plan import changes, make_plan
 from g2rpo_core.estimate.published import TRANSFORMER, VAE
 from g2rpo_core.models.settings import LoraSettings
 from tests.conftest import ROOT
+from tests.fixtures.commands import run_here
 
 SMALL = TRANSFORMER | {
     "num_layers": 2, "num_single_layers": 3, "num_attention_heads": 2, "joint_attention_dim": 64, "pooled_projection_dim": 32,
@@ -167,5 +169,5 @@ def test_the_command_speaks_to_machines_and_says_what_is_wrong():
         (["16", "--rate", "fast"], "error: plan: --rate fast: give milliseconds per forward evaluation"),
         (["16", "--shard", "5"], "error: plan: --shard 5 must divide --gpus 16"),
     ):
-        done = subprocess.run([*command, *words], cwd=ROOT, capture_output=True, text=True)
+        done = run_here(main, *command[3:], *words, folder=ROOT)
         assert done.returncode == 1 and done.stderr.startswith(message) and done.stderr.count("\n") == 1

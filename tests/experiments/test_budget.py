@@ -1,8 +1,5 @@
 """The budget study: its rollouts cost what is reckoned and are otherwise the usual ones, and its plan fits its results."""
 
-import subprocess
-import sys
-
 import pandas as pd
 import pytest
 import torch
@@ -14,6 +11,7 @@ from g2rpo_core.algorithm.methods import METHODS, Window
 from g2rpo_core.data.prompts import prompt_order
 from g2rpo_core.training.trainer import Trainer
 from tests.conftest import ROOT
+from tests.fixtures.commands import run_here
 from tests.fixtures.rollouts import redness
 
 PLAN = YAML(typ="safe", pure=True).load(budget.PLAN.read_text())
@@ -81,8 +79,7 @@ def test_the_results_hold_every_run_of_the_plan_and_are_printed_without_running_
     jobs = budget.jobs(PLAN, [1, 2, 3])
     assert {name for name, *_ in jobs} - {"base"} == set(PLAN["variants"])
     assert set(jobs) == set(results[budget.KEY].itertuples(index=False, name=None))
-    command = [sys.executable, "-m", "experiments.budget", "--table"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    done = run_here(budget.main, "--table", folder=ROOT)
     assert done.returncode == 0, done.stderr
     head, _, *lines = done.stdout.strip().split("\n")
     assert head.startswith("| variant | learning rate | NFE | ") and len(lines) == len({job[:3] for job in jobs}) - 1

@@ -24,12 +24,12 @@ def ends(models, embeddings_folder, tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     (folder / "models").symlink_to(models)
     (folder / "embeddings").symlink_to(embeddings_folder)
-    ends = {}
-    for mode, size in [(WHOLE, 1), (WHOLE, 2), (WHOLE, 4), (HYBRID, 4), (LORA, 1), (LORA, 2)]:
-        command = [sys.executable, "-m", "tests.fixtures.killed", folder, str(size), *([mode] if mode != WHOLE else [])]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=ENVIRONMENT)
-        assert done.returncode == 0 and json.loads(done.stdout.splitlines()[-1])[0]["ended"] == [0], done.stderr[-2000:]
-        ends[mode, size] = torch.load(folder / f"end-{mode}-{size}-0.pt", weights_only=True)
+    runs = [(WHOLE, 1), (WHOLE, 2), (WHOLE, 4), (HYBRID, 4), (LORA, 1), (LORA, 2)]
+    command = [sys.executable, "-m", "tests.fixtures.killed", folder, *(f"{mode}-{size}" for mode, size in runs)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=ENVIRONMENT)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert [attempt["ended"] for attempt in json.loads(done.stdout.splitlines()[-1])] == [[0]] * len(runs), done.stderr[-2000:]
+    ends = {(mode, size): torch.load(folder / f"end-{mode}-{size}-0.pt", weights_only=True) for mode, size in runs}
     return ends
 
 

@@ -17,8 +17,11 @@ from diffusers import FluxPipeline, FluxTransformer2DModel
 from ruamel.yaml import YAML
 
 from g2rpo_core.rollout.tree import build
+from stages import check
+from studies import __main__ as studies
 from tests.conftest import ROOT
 from tests.fixtures.browser import open_page
+from tests.fixtures.commands import run_here
 
 FIT = {"steps": 4, "batch": 8, "learning_rate": 1e-3}
 WITHOUT_ENVIRONMENT = "/usr/bin:/bin"  # a PATH on which `python` is not the environment's, or none
@@ -267,6 +270,7 @@ def study(project) -> Path:
     commit(project, "gone")
 
 
+@pytest.mark.slow
 def test_a_study_runs_beside_by_its_name(project, study, tmp_path):
     """Nothing that `dvc repro` made is made again or touched; the study's own report compares its own runs."""
     before = (project / "dvc.lock").read_bytes()
@@ -300,16 +304,16 @@ def test_a_study_runs_beside_by_its_name(project, study, tmp_path):
 
 
 def test_an_unknown_study_names_the_known_ones(project):
-    done = run([sys.executable, "-m", "studies", "compair"], project)
+    done = run_here(studies.main, "compair", folder=project)
     assert done.returncode == 2 and "invalid choice: 'compair'" in done.stderr
-    done = run([sys.executable, "-m", "studies", "run", "compair"], project)
+    done = run_here(studies.main, "run", "compair", folder=project)
     assert done.returncode == 1
     assert done.stderr == "error: studies/compair/params.yaml: no such study; there are compare, granularities, steps\n"
 
 
 def test_a_new_study_takes_no_name_that_is_taken_or_no_name(project):
     for name, message in {"compare": "studies/compare exists", "my study": "is no name of a study"}.items():
-        done = run([sys.executable, "-m", "studies", "new", name], project)
+        done = run_here(studies.main, "new", name, folder=project)
         assert done.returncode == 1 and message in done.stderr and done.stderr.count("\n") == 1
 
 
@@ -402,7 +406,7 @@ def test_bad_prompts_end_before_any_work(project, prompts, message):
     original = (project / "mine.txt").read_text()
     (project / "mine.txt").write_text(prompts)
     try:
-        done = run([sys.executable, "-m", "stages.check"], project)
+        done = run_here(check.main, folder=project)
     finally:
         (project / "mine.txt").write_text(original)
     assert done.returncode == 1

@@ -15,6 +15,7 @@ from ruamel.yaml import YAML
 from g2rpo_core.config import load_study, resolve
 from stages.profile import write_profile
 from studies.__main__ import PROJECT
+from tests.fixtures.commands import run_here
 from tests.stages.closure import ROOT, closure
 
 GRAPHS = ("dvc.yaml", "studies/study.yaml")
@@ -167,13 +168,7 @@ def test_a_change_runs_exactly_what_it_decides(checkout, file, old, new, stages)
 def test_a_stage_without_its_inputs_says_which_stage_makes_them(command, message, tmp_path):
     for name in ("profiles", "params.yaml", "reports"):
         (tmp_path / name).symlink_to(ROOT / name)
-    done = subprocess.run(
-        [sys.executable, "-m", f"stages.{command[0]}", *command[1:]],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        env=environment(),
-    )
+    done = run_here(importlib.import_module(f"stages.{command[0]}").main, *command[1:], folder=tmp_path)
     assert done.returncode == 1
     assert message in done.stderr and done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
 
@@ -188,14 +183,10 @@ def test_published_weights_that_cannot_be_had_say_what_to_do(tmp_path):
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        env={**environment(), "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)},
+        env={**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)},
     )
     assert done.returncode == 1
     assert (
         done.stderr.startswith("error: models.repos.pipeline: black-forest-labs/FLUX.1-dev is not in the cache")
         and done.stderr.count("\n") == 1
     )
-
-
-def environment() -> dict:
-    return {**os.environ, "PYTHONPATH": str(ROOT)}
