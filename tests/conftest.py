@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-import torch
 from filelock import FileLock
 
 from g2rpo_core.common.model_store import write_lock
@@ -56,15 +55,12 @@ def models(once) -> Path:
 
 @pytest.fixture
 def policy(models):
-    """The tiny policy with random output and modulation weights: DiT's start at zero would make every velocity zero."""
+    """The tiny policy, hardly trained, with random output and modulation weights."""
     from g2rpo_core.models.flux import Policy
+    from tests.fixtures.weights import randomize
 
     policy = Policy.load(models / "pipeline", height=32, width=32, guidance=3.5)
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for name, parameter in policy.transformer.named_parameters():
-            if "norm" in name and "linear" in name or name.startswith("proj_out"):
-                parameter.copy_(0.1 * torch.randn(parameter.shape, generator=generator))
+    randomize(policy.transformer)
     return policy
 
 

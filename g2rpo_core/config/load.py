@@ -115,11 +115,7 @@ def _read(path: Path) -> tuple[dict, dict[str, str]]:
     if not path.exists():
         known = sorted(file.stem for file in path.parent.glob("*.yaml"))
         raise UserError(f"{path}: no such profile; there are {', '.join(known) or 'none in that folder'}")
-    try:
-        lines = YAML(typ="rt", pure=True).load(path.read_text())
-        data = YAML(typ="safe", pure=True).load(path.read_text())
-    except YAMLError as error:
-        raise UserError(f"{path}: not YAML: {' '.join(str(error).split())[:200]}") from None
+    lines, data = _parsed(path, "rt"), _parsed(path, "safe")  # with the places of keys, and as plain values
     if not isinstance(data, dict):
         raise UserError(f"{path}: must be a mapping of sections")
     origin = {}
@@ -144,8 +140,12 @@ def _checked(data: object, schema, where: str):
 
 
 def _load(path: Path, schema):
+    return _checked(_parsed(path, "safe"), schema, str(path))
+
+
+def _parsed(path: Path, kind: Literal["rt", "safe"]):
     try:
-        return _checked(YAML(typ="safe", pure=True).load(path.read_text()), schema, str(path))
+        return YAML(typ=kind, pure=True).load(path.read_text())
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
     except YAMLError as error:

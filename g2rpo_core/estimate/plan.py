@@ -55,7 +55,7 @@ def make_plan(profile: Profile, name: str, gpus: int, memory: float, shard: int 
     prompts of an iteration evenly.
     """
     from g2rpo_core.data.embeddings import DTYPES
-    from g2rpo_core.estimate.tracing import transformer_cost, transformer_parameters, vae_cost
+    from g2rpo_core.estimate.tracing import Call, transformer_cost, transformer_parameters, vae_cost
 
     method = method_of(profile.methods, name)
     sampling = sampling_of(profile.sampling, profile.methods, name)
@@ -75,18 +75,13 @@ def make_plan(profile: Profile, name: str, gpus: int, memory: float, shard: int 
     states = len(method.trained(len(widest.sde_steps), random.Random(0)))
     if method.branching == "all":  # all but the first SDE step have a state for every member
         states = 1 + (states - 1) * group
-    call = {
+    latents = {
         "rollout": max(1, sampling.batch_tokens // sum(tokens)),
         "update": min(prompts * states, max(1, training.batch_tokens // sum(tokens))),
     }
-    cost = partial(
-        transformer_cost,
-        tuple(flux.TRANSFORMER.items()),
-        image_tokens=tokens[0],
-        text_tokens=tokens[1],
-        dtype=DTYPES[sampling.dtype],
-    )
-    train = partial(cost, training=True, lora=lora, checkpointing=training.gradient_checkpointing)
+    call = partial(Call, image_tokens=tokens[0], text_tokens=tokens[1], dtype=DTYPES[sampling.dtype])
+    train = partial(call, training=True, lora=lora, checkpointing=training.gradient_checkpointing)
+    cost = partial(transformer_cost, tuple(flux.TRANSFORMER.items()))
     counts = transformer_parameters(flux.TRANSFORMER, lora)
     images = len(widest.leaves) * len(widest.leaves[0]) * group  # of one prompt: decoded and scored by themselves
     image = 3 * sampling.height * sampling.width * 4
@@ -99,10 +94,10 @@ def make_plan(profile: Profile, name: str, gpus: int, memory: float, shard: int 
     whole = counts.all * width if width < 4 and not lora else 0  # unsharded: autocast's copies
     gathered = (2 * counts.block + counts.rest) * width + (0 if lora else counts.block * 4)  # one computes, the next is fetched
     phases = {
-        "rollout": cost(call["rollout"], training=False).bytes,
+        "rollout": cost(call(latents["rollout"], training=False)).bytes,
         "decoding": decode.bytes + 2 * images * image,  # the parts, and what they are put together to
         "scoring": images * image + max((min(256, images) * size.bytes_per_image for size in sizes.values()), default=0),
-        "update": train(call["update"]).bytes,
+        "update": cost(train(latents["update"])).bytes,
         "optimizer": 4 * counts.trained / shard,  # AdamW's square roots of all second moments at once
     }
     parts = {
@@ -119,7 +114,7 @@ def make_plan(profile: Profile, name: str, gpus: int, memory: float, shard: int 
     }
     total = sum(parts.values()) / GIB
 
-    flops = cost(1, training=False).flops
+    flops = cost(call(1, training=False)).flops
     ms = rate or flops / (ASSUMED_TFLOPS * 1e9)
     per_flop = ms / 1e3 / flops
     seconds = {
@@ -130,7 +125,7 @@ def make_plan(profile: Profile, name: str, gpus: int, memory: float, shard: int 
         * sum(sizes[name].flops_per_image for name in training.rewards if name in sizes)
         * per_flop
         * SCORE_SLOWER,
-        "update": prompts * states * (train(1).flops + (flops if method.kl_coef else 0)) * per_flop,
+        "update": prompts * states * (cost(train(1)).flops + (flops if method.kl_coef else 0)) * per_flop,
     }
     gib = lambda values: {key: round(value / GIB, 3) for key, value in values.items()}
     return Plan(
@@ -138,7 +133,7 @@ def make_plan(profile: Profile, name: str, gpus: int, memory: float, shard: int 
         evaluations_per_iteration=_whole(evaluations * training.prompts_per_iteration),
         prompts_per_gpu=prompts,
         gpus_per_model=shard,
-        latents_per_call=call,
+        latents_per_call=latents,
         memory_gib=gib(parts),
         memory_total_gib=round(total, 3),
         activations_gib=gib(phases),

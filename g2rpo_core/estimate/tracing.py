@@ -128,63 +128,57 @@ def transformer_inputs(config: dict, batch: int, image_tokens: int, text_tokens:
     }
 
 
+@dataclass(frozen=True)
+class Call:
+    """A forward of `batch` latents, with weights in `dtype`; training: forward and backward."""
+
+    batch: int
+    image_tokens: int
+    text_tokens: int
+    dtype: torch.dtype
+    training: bool
+    lora: LoraSettings | None = None
+    checkpointing: bool = False
+
+
 @cache
-def transformer_cost(
-    config: tuple[tuple[str, Any], ...],
-    batch: int,
-    image_tokens: int,
-    text_tokens: int,
-    dtype: torch.dtype,
-    training: bool,
-    lora: LoraSettings | None = None,
-    checkpointing: bool = False,
-) -> Cost:
-    """A forward of a transformer (config: items of its configuration) with weights in `dtype`; `training`: forward and backward.
+def transformer_cost(config: tuple[tuple[str, Any], ...], call: Call) -> Cost:
+    """What a call of a transformer takes; config: items of its configuration.
 
     Bytes and operations grow by the same amount with every block of a kind, so three shallow models tell those of any depth.
     """
-    how = (image_tokens, text_tokens, dtype, training, lora, checkpointing)
     depths = {"num_layers": dict(config)["num_layers"], "num_single_layers": dict(config)["num_single_layers"]}
     shallow = dict(config) | dict.fromkeys(depths, 1)
-    first = traced_cost(shallow, batch, *how)
+    first = traced_cost(shallow, call)
     size, flops = first.bytes, first.flops
     for block_type, depth in depths.items():
-        deeper = traced_cost(shallow | {block_type: 2}, batch, *how)
+        deeper = traced_cost(shallow | {block_type: 2}, call)
         size += (depth - 1) * (deeper.bytes - first.bytes)
         flops += (depth - 1) * (deeper.flops - first.flops)
     return Cost(size, flops)
 
 
-def traced_cost(
-    config: dict,
-    batch: int,
-    image_tokens: int,
-    text_tokens: int,
-    dtype: torch.dtype,
-    training: bool,
-    lora: LoraSettings | None = None,
-    checkpointing: bool = False,
-) -> Cost:
+def traced_cost(config: dict, call: Call) -> Cost:
     """`transformer_cost` by running the very model of `config`; gradients of the weights go away as soon as they are made."""
     with torch.device("meta"):
-        transformer = _transformer(config, lora)
+        transformer = _transformer(config, call.lora)
     with FakeTensorMode():
         for module in transformer.modules():
             for name, parameter in module._parameters.items():
                 if parameter is not None:
-                    kind = torch.float32 if lora and parameter.requires_grad else dtype
+                    kind = torch.float32 if call.lora and parameter.requires_grad else call.dtype
                     fake = torch.nn.Parameter(torch.empty(parameter.shape, dtype=kind), parameter.requires_grad)
                     module._parameters[name] = fake
                     if parameter.requires_grad:
                         fake.register_post_accumulate_grad_hook(lambda one: setattr(one, "grad", None))
-        if checkpointing and training:
+        if call.checkpointing and call.training:
             transformer.enable_gradient_checkpointing()
-        arguments = transformer_inputs(config, batch, image_tokens, text_tokens)
+        arguments = transformer_inputs(config, call.batch, call.image_tokens, call.text_tokens)
 
         def work():
-            with as_on_cuda(dtype), torch.set_grad_enabled(training):
+            with as_on_cuda(call.dtype), torch.set_grad_enabled(call.training):
                 output = transformer(**arguments)[0].float()
-                if training:
+                if call.training:
                     output.sum().backward()
 
         with Memory() as memory:

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 import torch
@@ -82,7 +83,8 @@ def test_memory_is_what_a_small_model_really_takes(training, checkpointing):
                 output.sum().backward()
 
     work()
-    traced = tracing.traced_cost(SMALL, 3, 128, 64, torch.float32, training, checkpointing=checkpointing).bytes
+    call = tracing.Call(3, 128, 64, torch.float32, training, checkpointing=checkpointing)
+    traced = tracing.traced_cost(SMALL, call).bytes
     assert traced == pytest.approx(allocated(work), rel=0.1)
 
 
@@ -91,8 +93,8 @@ def test_memory_is_what_a_small_model_really_takes(training, checkpointing):
 @pytest.mark.parametrize("lora", [None, LoraSettings(rank=4, alpha=4.0)])
 def test_three_shallow_models_tell_the_cost_of_a_deep_one(training, lora):
     deep = SMALL | {"num_layers": 4, "num_single_layers": 5}
-    how = (2, 128, 64, torch.bfloat16, training, lora)
-    extrapolated, traced = tracing.transformer_cost(tuple(deep.items()), *how), tracing.traced_cost(deep, *how)
+    call = tracing.Call(2, 128, 64, torch.bfloat16, training, lora)
+    extrapolated, traced = tracing.transformer_cost(tuple(deep.items()), call), tracing.traced_cost(deep, call)
     assert extrapolated.flops == traced.flops
     assert extrapolated.bytes == pytest.approx(traced.bytes, rel=0.02)
 
@@ -102,7 +104,8 @@ def test_operations_are_those_of_the_matrix_products():
     tokens, width = 2025 + 512, 3072
     blocks = (19 + 38) * 12 * width**2  # attention's four and the MLP's eight widths, for the tokens of both streams
     attention = (19 + 38) * 4 * tokens**2 * width
-    cost = lambda training: tracing.transformer_cost(tuple(TRANSFORMER.items()), 1, 2025, 512, torch.bfloat16, training).flops
+    call = partial(tracing.Call, 1, 2025, 512, torch.bfloat16)
+    cost = lambda training: tracing.transformer_cost(tuple(TRANSFORMER.items()), call(training)).flops
     forward = 2 * blocks * tokens + attention
     assert cost(False) == pytest.approx(forward, rel=0.02)
     assert cost(True) == pytest.approx(
