@@ -25,7 +25,6 @@ from g2rpo_core.common.seeding import generator
 from g2rpo_core.config import load_profile, method_of
 from g2rpo_core.data.embeddings import EmbeddingStore, encode, write
 from g2rpo_core.data.prompts import shape_prompts
-from g2rpo_core.distributed.process_group import ProcessGroup
 from g2rpo_core.models.flux import Policy
 from g2rpo_core.models.settings import ParallelSettings
 from g2rpo_core.rewards import registry
@@ -99,9 +98,10 @@ def make_store(models: Path, folder: Path) -> EmbeddingStore:
     return EmbeddingStore(folder / "embeddings")
 
 
-def make_policy(models: Path, side: int, device: str) -> Policy:
+def make_policy(models: Path, side: int, device: str, compiled: bool = False) -> Policy:
     """The tiny policy with random output and modulation weights, as an untrained DiT's velocity is zero everywhere."""
-    policy = Policy.load(models / "pipeline", height=side, width=side, guidance=3.5, device=device)
+    parallel = ParallelSettings(compile=compiled)
+    policy = Policy.load_to_train(models / "pipeline", parallel=parallel, height=side, width=side, guidance=3.5, device=device)
     random_numbers = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, parameter in policy.transformer.named_parameters():
@@ -240,13 +240,12 @@ def main() -> None:
         store = make_store(models, Path(folder))
         for size in SIZES if args.size == "all" else [args.size]:
             side, batch, decode_batch, suffix = SIZES[size]
-            policy = make_policy(models, side, args.device)
+            policy = make_policy(models, side, args.device, args.compile)
             profile = load_profile(Path("profiles/tiny.yaml"))
             tokens = batch * (policy.image_tokens + 16)
             sampling = profile.sampling.model_copy(
                 update={"steps": STEPS, "height": side, "width": side, "batch_tokens": tokens, "decode_batch": decode_batch}
             )
-            policy.parallelize(ParallelSettings(compile=args.compile), ProcessGroup())
             print(f"\n{size}: {policy.image_tokens} + 16 tokens, {args.device}, {torch.get_num_threads()} threads")
             for name in args.methods:
                 results[name + suffix] = result = compare(name, policy, store, models, sampling, args.repeats)

@@ -81,7 +81,7 @@ def run(entry: dict, budget: int, learning_rate: float, seed: int, profile: Prof
     """Trains one variant and evaluates it; the base for budget 0."""
     models = Path("models/tiny")
     sampling = profile.sampling
-    policy = Policy.load(
+    policy = Policy.load_to_train(
         ModelStore(models).folder("pipeline"), height=sampling.height, width=sampling.width, guidance=sampling.guidance
     )
     stores = {name: EmbeddingStore(Path("embeddings/tiny", name)) for name in ("train", "test")}

@@ -18,7 +18,7 @@ from g2rpo_core.errors import TRANSIENT_STATUS, TransientError, UserError
 
 ROOT = Path(__file__).parents[1]  # of the code; data are in the working directory
 REPORTS = Path("reports")
-# the environment variable with the folder in which a process that torchrun started leaves a file named by its exit status
+# the environment variable with the folder in which a process that accelerate started leaves a file named by its exit status
 STATUS_FOLDER = "G2RPO_STATUS_FOLDER"
 
 

@@ -13,11 +13,12 @@ from g2rpo_core.distributed import checkpoint
 from g2rpo_core.errors import made_by
 from g2rpo_core.evaluation.evaluate import evaluate_batch
 from g2rpo_core.evaluation.results import SCORES, image_folder, reported
-from g2rpo_core.models.flux import SNAPSHOTS, snapshot
+from g2rpo_core.models.flux import SNAPSHOTS, Policy, snapshot
+from g2rpo_core.models.generate import published_shift
 from g2rpo_core.rewards import registry
 from g2rpo_core.rewards.scoring import check_missing
 from stages.common import arguments, declared_code, ends_in_one_line, run_paths, sections, write_json
-from stages.launch import join_processes, load_policy
+from stages.launch import adopt, how_to_sample, join_processes
 
 SECTIONS = ("evaluation", "rewards", "sampling")
 
@@ -35,6 +36,7 @@ def main() -> None:
         checkpoints = evaluation.checkpoints
     store = EmbeddingStore(Path("embeddings", args.profile, "test"))
     scorers = registry.load(evaluation.rewards, models, device, settings.rewards)
+    pipeline = ModelStore(models).folder("pipeline")
     dependencies = [
         *declared_code("evaluate"),
         models / LOCK,
@@ -63,16 +65,17 @@ def main() -> None:
     )
     for kept in checkpoints:
         size = {"height": evaluation.height, "width": evaluation.width}
-        policy = load_policy(models, sampling, device, **size, run=snapshot(run, kept) if run else None)
+        policy = Policy.load(pipeline, snapshot(run, kept) if run else None, **how_to_sample(sampling, device, **size))
         if run and evaluation.trained_share < 1:
-            policy.use_base(ModelStore(models).folder("pipeline"))
+            policy.use_base(pipeline)
         share = evaluation.trained_share if run else 1.0
+        shift = published_shift(pipeline, policy.image_tokens)
         for steps in evaluation.steps:
             variant = (kept, steps)
             shown = folder / "out" / image_folder(*variant)
             shown.mkdir(parents=True, exist_ok=True)
             for number in todo[variant]:
-                prompts, images, part = evaluate_batch(policy, store, scorers, evaluation, steps, sampling.shift, number, share)
+                prompts, images, part = evaluate_batch(policy, store, scorers, evaluation, steps, shift, number, share)
                 for prompt, image in zip(prompts, images):
                     save_image(image, shown / f"{prompt.id}.png")
                 checkpoint.write_whole(
@@ -94,6 +97,7 @@ def main() -> None:
     write_json(paths.reports / "metrics" / f"{name}.json", {reward: float(means[reward]) for reward in evaluation.rewards})
     checkpoint.publish(out, paths.evaluations / name)
     checkpoint.discard(folder)
+    adopt("evaluate_base" if args.method == BASE[0] else f"evaluate@{name}", paths)
 
 
 def complete(file: Path) -> bool:

@@ -10,32 +10,33 @@ from pathlib import Path
 
 import torch
 
-from g2rpo_core.common.model_store import ModelStore
 from g2rpo_core.data.embeddings import DTYPES
 from g2rpo_core.distributed.process_group import Processes, ProcessGroup, join, num_processes
 from g2rpo_core.distributed.termination import STATUS
-from g2rpo_core.models.flux import Policy
 from g2rpo_core.sampling.settings import SamplingSettings
-from stages.common import STATUS_FOLDER
+from stages.common import STATUS_FOLDER, RunPaths
+
+CONFIGURATIONS = Path(__file__).parent / "accelerate"
 
 
 def join_processes(asked: Processes) -> tuple[ProcessGroup, torch.device]:
     """This process's place and device among those that were asked for.
 
-    Without torchrun, and where more than one process is asked for, the same command is run by torchrun on this machine instead, and
-    this ends with its status; on several nodes, start torchrun there yourself with the stage as its module.
+    Where more than one is asked for and nobody has started them, `accelerate launch` runs the same command on this machine, and
+    this ends with its status. accelerate or torchrun started by hand, on one or several machines, serve as well.
     """
     if "WORLD_SIZE" not in os.environ and (count := num_processes(asked)) > 1:
-        sys.exit(_torchrun(count))
+        sys.exit(_launch(count))
     return join(asked)
 
 
-def _torchrun(count: int) -> int:
+def _launch(count: int) -> int:
     spec = sys.modules["__main__"].__spec__
     module = spec.name if spec else ""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}", "-m", module]
+    how = ["--config_file", str(CONFIGURATIONS / "eight_gpus.yaml"), "--num_processes", str(count)]
+    command = [sys.executable, "-m", "accelerate.commands.launch", *how, "-m", module]
     terminated = []
-    with tempfile.TemporaryDirectory() as folder:  # torchrun's own status is 1 whatever a process ended by
+    with tempfile.TemporaryDirectory() as folder:  # accelerate's own status is 1 whatever a process ended by
         child = subprocess.Popen([*command, *sys.argv[1:]], env={**os.environ, STATUS_FOLDER: folder})
 
         def hand_on(*_) -> None:
@@ -48,11 +49,24 @@ def _torchrun(count: int) -> int:
     return STATUS if terminated else min(failed, default=status)
 
 
-def load_policy(models: Path, sampling: SamplingSettings, device: torch.device, **how) -> Policy:
-    """The profile's pipeline, sampling as the section `sampling` says; how: arguments of Policy.load in the place of these."""
+def adopt(stage: str, paths: RunPaths) -> None:
+    """Tells DVC of what a stage made that DVC did not start: the next `dvc repro` would delete it and run the stage again."""
+    project = paths.lock.parent
+    if "DVC_STAGE" in os.environ or not (project / ".dvc").exists():
+        return
+    for words in (["repro", "--quiet", "profile"], ["commit", "--quiet", "--force", stage]):
+        done = subprocess.run([sys.executable, "-m", "dvc", *words], cwd=project, capture_output=True, text=True)
+        if done.returncode:
+            why = done.stderr.strip().split("\n")[-1]
+            print(f"DVC could not be told of this run ({why}); before the next dvc repro: dvc commit -f {stage}", file=sys.stderr)
+            return
+    print(f"dvc status knows this run as {stage}")
+
+
+def how_to_sample(sampling: SamplingSettings, device: torch.device, **instead: object) -> dict[str, object]:
+    """The settings of a Policy that the section `sampling` says; instead: in the place of these."""
     size = {"height": sampling.height, "width": sampling.width}
-    settings = {**size, "guidance": sampling.guidance, "dtype": DTYPES[sampling.dtype], "device": device}
-    return Policy.load(ModelStore(models).folder("pipeline"), **settings | how)
+    return {**size, "guidance": sampling.guidance, "dtype": DTYPES[sampling.dtype], "device": device, **instead}
 
 
 def machine() -> dict[str, object]:

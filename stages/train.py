@@ -6,20 +6,20 @@ from pathlib import Path
 import pandas as pd
 from tqdm import tqdm
 
-from g2rpo_core.common.model_store import LOCK
+from g2rpo_core.common.model_store import LOCK, ModelStore
 from g2rpo_core.common.runs import run_name
 from g2rpo_core.config import method_of, sampling_of, study_path, training_of
 from g2rpo_core.data.embeddings import EmbeddingStore
 from g2rpo_core.distributed import checkpoint
 from g2rpo_core.distributed.termination import STATUS, Terminated, Termination
 from g2rpo_core.errors import UserError
-from g2rpo_core.models.flux import SNAPSHOTS
+from g2rpo_core.models.flux import SNAPSHOTS, Policy
 from g2rpo_core.rewards import registry
 from g2rpo_core.training.loop import train
 from g2rpo_core.training.monitor import heldout_means
 from g2rpo_core.training.trainer import Trainer
 from stages.common import RunPaths, arguments, declared_code, ends_in_one_line, run_paths, sections, write_json
-from stages.launch import join_processes, load_policy, machine
+from stages.launch import adopt, how_to_sample, join_processes, machine
 
 SECTIONS = ("sampling", "rewards", "training", "methods")
 
@@ -35,10 +35,12 @@ def main() -> None:
     training = training_of(settings.training, settings.methods, args.method)
     sampling, monitor = sampling_of(settings.sampling, settings.methods, args.method), training.monitor
     processes, device = join_processes(training.processes)
-    termination = Termination().watch()
+    termination = Termination(training.checkpoints.grace).watch()
     models, embeddings, name = Path("models", args.profile), Path("embeddings", args.profile), run_name(args.method, args.seed)
-    policy = load_policy(models, sampling, device, lora=training.lora, seed=int(args.seed))
-    policy.parallelize(training.parallel, processes, keep_base=method.kl_coef > 0)
+    policy = Policy.load_to_train(
+        ModelStore(models).folder("pipeline"), training.lora, int(args.seed), training.parallel, processes,
+        base=method.kl_coef > 0, **how_to_sample(sampling, device),
+    )  # fmt: skip
     stores = {part: EmbeddingStore(embeddings / part) for part in ("train", "test")}
     monitored = registry.load(list(dict.fromkeys([*training.rewards, *monitor.rewards])), models, device, settings.rewards)
     missing = registry.max_missing(list(monitored), settings.rewards)
@@ -76,6 +78,7 @@ def main() -> None:
             checkpoint.publish(folder / SNAPSHOTS, run / SNAPSHOTS)
         write_records(records, run, name, paths)
         checkpoint.discard(folder)
+        adopt(f"train@{name}", paths)
 
 
 def write_records(records: list[dict], run: Path, name: str, paths: RunPaths) -> None:

@@ -59,7 +59,7 @@ def policy(models):
     from g2rpo_core.models.flux import Policy
     from tests.fixtures.weights import randomize
 
-    policy = Policy.load(models / "pipeline", height=32, width=32, guidance=3.5)
+    policy = Policy.load_to_train(models / "pipeline", height=32, width=32, guidance=3.5)
     randomize(policy.transformer)
     return policy
 

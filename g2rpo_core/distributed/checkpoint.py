@@ -7,13 +7,21 @@ declared outputs, which DVC removes before a run. Everything is written aside an
 import hashlib
 import json
 import os
+import platform
 import re
 import shutil
 import sys
-from collections.abc import Iterable, Mapping
+import time
+import uuid
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 
 from g2rpo_core.common.model_store import sha256
 from g2rpo_core.distributed.process_group import ProcessGroup
@@ -22,6 +30,9 @@ from g2rpo_core.settings import Settings
 
 ROOT = Path(".cache", "resume")
 MANIFEST = "manifest.json"
+RECORDS = "records.json"
+SEEN = "seen"
+VISIBLE_WITHIN = 30.0  # seconds until a file of another node is seen over a network's file system
 IDENTITY = "identity.json"
 
 
@@ -35,11 +46,11 @@ def scratch(
     """The scratch folder of a run, for all processes; says in words which leftovers of its name are not continued, and why.
 
     settings: values and typed sections that decide the run; dependencies: files and folders whose content does, as the stage
-    declares them to DVC. The number of processes and PyTorch's version decide too.
+    declares them to DVC. PyTorch's version decides too; the number of processes does not.
     """
     if processes.rank > 0:
-        return processes.gather(None)[0]
-    identity = _identity(settings, dependencies, processes.size)
+        return _shared(None, processes)
+    identity = _identity(settings, dependencies)
     text = json.dumps(identity, sort_keys=True)
     home = ROOT / stage / name
     folder = home / hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -51,16 +62,32 @@ def scratch(
             print(f"{other.parent} is not continued: other {', '.join(changed[:3])}{more}; it can be deleted", file=sys.stderr)
     folder.mkdir(parents=True, exist_ok=True)
     write_whole(folder / IDENTITY, text.encode())
-    return processes.gather(folder)[0]
+    return _shared(folder, processes)
 
 
-def _identity(settings: Mapping[str, object], dependencies: Iterable[Path], processes: int) -> dict[str, str]:
+def _shared(folder: Path | None, processes: ProcessGroup) -> Path:
+    """The first process's folder, once all have seen it; UserError where a node has a disk of its own."""
+    written = uuid.uuid4().hex
+    if folder:
+        write_whole(folder / SEEN, written.encode())
+    folder, written = processes.gather((folder, written))[0]
+    end = time.monotonic() + VISIBLE_WITHIN
+    while not (seen := (folder / SEEN).exists() and (folder / SEEN).read_text() == written) and time.monotonic() < end:
+        time.sleep(0.2)
+    if where := processes.first(None if seen else platform.node()):
+        raise UserError(
+            f"{folder.resolve()} as seen from {where} is not the first process's: the project's folder must lie on a disk that all nodes share"
+        )
+    return folder
+
+
+def _identity(settings: Mapping[str, object], dependencies: Iterable[Path]) -> dict[str, str]:
     values: dict[str, str] = {}
     for section, value in settings.items():
         fields = {f"{section}.{key}": field for key, field in value.deciding().items()} if isinstance(value, Settings) else {}
         values |= {key: json.dumps(field, sort_keys=True) for key, field in (fields or {section: value}).items()}
     contents = {f"content of {file}": sha256(file) for path in dependencies for file in _files(path)}
-    return {**values, **contents, "processes": str(processes), "torch": torch.__version__}
+    return {**values, **contents, "torch": torch.__version__}
 
 
 def _files(path: Path) -> list[Path]:
@@ -69,34 +96,75 @@ def _files(path: Path) -> list[Path]:
     return [file for file in found if file.is_file() and "__pycache__" not in file.parts]
 
 
-def save(folder: Path, iteration: int, state: object, keep: int, processes: ProcessGroup = ProcessGroup()) -> Path:  # noqa: B008
-    """Writes the state of every process as `folder/iteration-…` and removes all but the newest `keep`; collective.
+class Checkpoints:
+    """A run's checkpoints in its scratch folder, each written in the background while the run goes on; one at a time.
 
-    state: what `torch.load(weights_only=True)` reads. A process that is killed at any moment leaves the older ones whole.
+    A checkpoint holds tensors by `torch.distributed.checkpoint`, every process its part, so that any number of processes may read
+    it; the records as JSON; and a manifest with the size and hash of every file. What is not whole has no final name.
+
+    Every method is collective.
     """
-    final = folder / f"iteration-{iteration:06d}"
-    aside = folder / f"{final.name}.tmp"
-    if processes.first("there" if final.exists() else None):
-        return final
-    if processes.rank == 0:
-        for unfinished in folder.glob("*.tmp"):
-            shutil.rmtree(unfinished, ignore_errors=True)
-        aside.mkdir(parents=True)
-    processes.barrier()
-    mine = aside / f"rank-{processes.rank}.pt"
-    with mine.open("wb") as file:
-        torch.save(state, file)
-        file.flush()
-        os.fsync(file.fileno())
-    sizes = processes.gather(mine.stat().st_size)
-    if processes.rank == 0:
-        write_whole(aside / MANIFEST, json.dumps({f"rank-{rank}.pt": size for rank, size in enumerate(sizes)}).encode())
-        os.rename(aside, final)
-        _sync_folder(folder)
-        for old in checkpoints(folder)[:-keep]:
-            discard(old)
-    processes.barrier()
-    return final
+
+    def __init__(self, folder: Path, keep: int, processes: ProcessGroup = ProcessGroup()):  # noqa: B008
+        self.folder, self.keep, self.processes = folder, keep, processes
+        # of its own: the background's collectives would meet those of training
+        self._group = dist.new_group(backend="gloo") if processes.size > 1 else None
+        self._background = ThreadPoolExecutor(1)
+        self._unfinished: tuple[Path, Future] | None = None
+
+    def save(self, iteration: int, state: dict, records: list[dict]) -> None:
+        """Starts to write; what is in `state` (nested, of tensors) may change as soon as this returns. Waits for the one before."""
+        self.finish()
+        final = _of_iteration(self.folder, iteration)
+        if self.processes.first("there" if final.exists() else None):
+            return
+        aside = final.with_name(f"{final.name}.tmp")
+        if self.processes.rank == 0:
+            for unfinished in self.folder.glob("*.tmp"):
+                shutil.rmtree(unfinished, ignore_errors=True)
+            aside.mkdir(parents=True)
+            write_whole(aside / RECORDS, json.dumps(records).encode())
+        self.processes.barrier()
+        with quiet():
+            writing = dcp.async_save(state, checkpoint_id=aside, process_group=self._group, no_dist=self.processes.size == 1)
+        self._unfinished = final, self._background.submit(_hashes_of_part, writing, aside, self.processes.rank)
+
+    def publish(self) -> None:
+        """Gives what is written by now its final name; does not wait."""
+        waiting = self._unfinished is not None and not self._unfinished[1].done()
+        if not self.processes.first("waiting" if waiting else None):
+            self.finish()
+
+    def finish(self) -> None:
+        """Waits until what was begun is on disk under its final name, and removes all but the newest `keep`."""
+        if self._unfinished is None:
+            return
+        (final, written), self._unfinished = self._unfinished, None
+        aside = final.with_name(f"{final.name}.tmp")
+        problem = f"{aside} cannot be written: {error}" if (error := written.exception()) else None
+        if problem := self.processes.first(problem and " ".join(problem.split())):
+            raise UserError(f"{problem}; the checkpoint before it stands")
+        files = {name: about for part in self.processes.gather(written.result()) for name, about in part.items()}
+        if self.processes.rank == 0:
+            write_whole(aside / MANIFEST, json.dumps({"processes": self.processes.size, "files": files}).encode())
+            os.rename(aside, final)
+            _sync_folder(self.folder)
+            for old in checkpoints(self.folder)[: -self.keep]:
+                discard(old)
+        self.processes.barrier()
+
+
+def _of_iteration(folder: Path, iteration: int) -> Path:
+    return folder / f"iteration-{iteration:06d}"
+
+
+def _hashes_of_part(writing: Future, folder: Path, rank: int) -> dict[str, dict]:
+    """Waits for the files of a process; the size and SHA-256 of each."""
+    writing.result()
+    files = list(folder.glob(f"__{rank}_*"))  # as torch.distributed.checkpoint names them
+    if rank == 0:
+        files += [folder / RECORDS, folder / ".metadata"]
+    return {file.name: {"size": file.stat().st_size, "sha256": sha256(file)} for file in files}
 
 
 def checkpoints(folder: Path) -> list[Path]:
@@ -104,22 +172,40 @@ def checkpoints(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("iteration-*") if re.fullmatch(r"iteration-\d+", path.name))
 
 
-def load(path: Path, processes: ProcessGroup = ProcessGroup()) -> dict:  # noqa: B008
-    """This process's state; UserError where the checkpoint is damaged or another number of processes'."""
+def load_records(path: Path, processes: ProcessGroup = ProcessGroup()) -> list[dict]:  # noqa: B008
+    """The records of a checkpoint, after all of its files were compared with its manifest; UserError where it is damaged. Collective."""
     advice = f"delete {path} to go on from the one before, or from the start"
+    problem = None
     try:
-        sizes = json.loads((path / MANIFEST).read_text())
-    except (OSError, ValueError):
-        raise UserError(f"{path} is damaged (no readable {MANIFEST}): {advice}") from None
-    if len(sizes) != processes.size:
-        raise UserError(
-            f"{path} was written by {len(sizes)} processes, this run has {processes.size}: set processes to that, or {advice}"
-        )
-    for name, size in sizes.items():
-        found = (path / name).stat().st_size if (path / name).exists() else 0
-        if found != size:
-            raise UserError(f"{path} is damaged ({name} has {found} of {size} bytes): {advice}")
-    return torch.load(path / f"rank-{processes.rank}.pt", map_location="cpu", weights_only=True)
+        manifest = json.loads((path / MANIFEST).read_text())
+        mine = sorted(manifest["files"].items())[processes.rank :: processes.size]  # each looks at some
+        problem = next((f"{name} {wrong}" for name, about in mine if (wrong := _damage(path / name, about))), None)
+    except (OSError, ValueError, KeyError):
+        problem = f"no readable {MANIFEST}"
+    if problem := processes.first(problem):
+        raise UserError(f"{path} is damaged ({problem}): {advice}")
+    return json.loads((path / RECORDS).read_text())
+
+
+def _damage(file: Path, about: dict) -> str | None:
+    size = file.stat().st_size if file.exists() else 0
+    if size != about["size"]:
+        return f"has {size} of {about['size']} bytes"
+    return None if sha256(file) == about["sha256"] else "is not what was written"
+
+
+def load_state(path: Path, state: dict, processes: ProcessGroup = ProcessGroup()) -> None:  # noqa: B008
+    """Fills the tensors of `state` in place, each process its part; whatever the number of processes that wrote them. Collective."""
+    with quiet():
+        dcp.load(state, checkpoint_id=path, no_dist=processes.size == 1)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without torch's warnings that one process is one process."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")
+        yield
 
 
 def discard(folder: Path) -> None:

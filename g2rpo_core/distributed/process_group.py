@@ -8,6 +8,7 @@ from typing import Literal
 
 import torch
 import torch.distributed as dist
+from accelerate import PartialState
 from pydantic import PositiveInt
 
 from g2rpo_core.errors import UserError
@@ -49,20 +50,20 @@ class ProcessGroup:
 
 
 def num_processes(processes: Processes) -> int:
-    """How many processes a setting asks for: `auto` is one for each GPU here, one without any; torchrun's number where it runs."""
+    """How many processes a setting asks for: `auto` is one for each GPU here, one without any; as many as there are where they were started."""
     if processes != "auto":
         return processes
     return int(os.environ.get("WORLD_SIZE", "0")) or max(1, torch.cuda.device_count())
 
 
 def join(processes: Processes) -> tuple[ProcessGroup, torch.device]:
-    """Joins the process group that torchrun's environment describes; the device is this process's own GPU, or the CPU.
+    """Joins the process group that `accelerate launch` or torchrun started; the device is this process's own GPU, or the CPU.
 
     UserError if it is not the group that was asked for: never a silent run alone.
     """
     asked, size = num_processes(processes), int(os.environ.get("WORLD_SIZE", "1"))
     if size != asked:
-        raise UserError(f"processes: {asked} asked for, but torchrun started {size}: give both the same number")
+        raise UserError(f"processes: {asked} asked for, but {size} were started: give both the same number")
     cuda = torch.cuda.is_available()
     local = int(os.environ.get("LOCAL_RANK", "0"))
     if cuda and local >= torch.cuda.device_count():
@@ -70,10 +71,9 @@ def join(processes: Processes) -> tuple[ProcessGroup, torch.device]:
     device = torch.device("cuda", local) if cuda else torch.device("cpu")
     if size == 1:
         return ProcessGroup(), device
-    if cuda:
-        torch.cuda.set_device(device)
-    if not dist.is_initialized():
-        dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=timedelta(hours=1))
-    if dist.get_world_size() != size:
-        raise UserError(f"processes: {size} asked for, {dist.get_world_size()} came")
-    return ProcessGroup(dist.get_rank(), size), device
+    # without cpu=True, and without CUDA, each process would be a group of its own
+    how = {"backend": "cpu:gloo,cuda:nccl"} if cuda else {"cpu": True}
+    state = PartialState(**how, timeout=timedelta(hours=1))
+    if state.num_processes != size:
+        raise UserError(f"processes: {size} asked for, {state.num_processes} came")
+    return ProcessGroup(state.process_index, size), device

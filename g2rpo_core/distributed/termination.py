@@ -6,7 +6,6 @@ import threading
 import time
 
 STATUS = 128 + signal.SIGTERM
-LIMIT = 25.0  # seconds; the one who asks commonly waits for 30
 
 
 class Terminated(Exception):
@@ -14,9 +13,9 @@ class Terminated(Exception):
 
 
 class Termination:
-    """`requested` after SIGTERM. A thread sees it even while a long call holds up Python's own handlers."""
+    """`requested` after SIGTERM; `limit` seconds later the process ends in any case. A thread sees it even while a long call holds up Python's own handlers."""
 
-    def __init__(self, limit: float = LIMIT):
+    def __init__(self, limit: float = 25.0):
         self.requested, self._limit = False, limit
 
     def watch(self) -> "Termination":

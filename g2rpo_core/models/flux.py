@@ -1,6 +1,8 @@
 """FLUX as a velocity field: load, evaluate under a batch of prompts, decode to images, save."""
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -10,10 +12,11 @@ from diffusers.utils.peft_utils import scale_lora_layers, unscale_lora_layers
 from peft import LoraConfig, get_peft_model_state_dict
 from torch.distributed.tensor import DTensor
 
-from g2rpo_core.common.seeding import seed_of
+from g2rpo_core.common.seeding import generator
 from g2rpo_core.data.embeddings import Conditioning
 from g2rpo_core.distributed.process_group import ProcessGroup
-from g2rpo_core.models.parallelize import parallelize, refresh
+from g2rpo_core.models.loading import allocate, draw_lora, empty_transformer, load_transformer
+from g2rpo_core.models.parallelize import apply_compile, parallelize, refresh, reshard
 from g2rpo_core.models.settings import LoraSettings, ParallelSettings
 from g2rpo_core.rollout.rollout import Velocity
 
@@ -24,6 +27,21 @@ SNAPSHOTS = "snapshots"  # the folder in a run's that has the weights of iterati
 def snapshot(run: Path, checkpoint: str | int) -> Path:
     """The folder of a run that has the weights of a checkpoint, `final` or the number of an iteration; for `Policy.load`."""
     return run if checkpoint == "final" else run / SNAPSHOTS / f"{checkpoint:06d}"
+
+
+@contextmanager
+def exact_times(transformer: FluxTransformer2DModel, sigma: torch.Tensor, guidance: torch.Tensor | None) -> Iterator[None]:
+    """Calls of the transformer in it embed sigma [N] and guidance [N] as float32.
+
+    diffusers multiplies both by 1000 in the dtype of the hidden states: in bfloat16 the model would see 976 for a sigma of
+    0.97826, and 3504 for a guidance of 3.5 (`FluxTransformer2DModel.forward`).
+    """
+    times = (1000 * sigma,) if guidance is None else (1000 * sigma, 1000 * guidance)
+    hook = transformer.time_text_embed.register_forward_pre_hook(lambda _, given: (*times, given[-1]))
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 class Policy:
@@ -43,7 +61,7 @@ class Policy:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ):
-        self.transformer, self.vae = transformer.to(device), vae.to(device).eval().requires_grad_(False)
+        self.transformer, self.vae = transformer, vae.to(device).eval().requires_grad_(False)
         self.height, self.width, self.guidance, self.dtype, self.device = height, width, guidance, dtype, torch.device(device)
         self.vae_factor = 2 ** (len(vae.config.block_out_channels) - 1)
         if height % (2 * self.vae_factor) or width % (2 * self.vae_factor):
@@ -56,43 +74,58 @@ class Policy:
         self._image_ids = FluxPipeline._prepare_latent_image_ids(1, rows // 2, columns // 2, device, torch.float32)
 
     @classmethod
-    def load(
-        cls, pipeline: Path, run: Path | None = None, lora: LoraSettings | None = None, seed: int = 0, **settings
-    ) -> "Policy":
-        """From a FluxPipeline folder.
+    def load(cls, pipeline: Path, run: Path | None = None, **settings) -> "Policy":
+        """To sample from: weights without gradients, in the dtype of the computation.
 
-        run: folder that `save` wrote, whose weights replace the base's or whose LoRA is laid over them; lora: a new one, which
-        alone is then trained, and whose first values depend on `seed` alone. With a LoRA the base's weights are frozen and kept in
-        the computation's dtype.
+        pipeline: a FluxPipeline folder; run: folder that `save` wrote, whose weights replace the base's or whose LoRA is laid over
+        them; settings: those of Policy. UserError where the files do not hold the model's weights.
         """
+        device, dtype = torch.device(settings.get("device", "cpu")), settings.get("dtype", torch.float32)
         saved_lora = run / "lora" if run and (run / "lora").exists() else None
-        dtype = settings.get("dtype", torch.float32) if saved_lora or lora else torch.float32
-        weights_folder = run / "transformer" if run and not saved_lora else pipeline / "transformer"
-        transformer = FluxTransformer2DModel.from_pretrained(weights_folder, dtype=dtype)
-        vae = AutoencoderKL.from_pretrained(pipeline / "vae", dtype=torch.float32)
+        weights = run / "transformer" if run and not saved_lora else pipeline / "transformer"
+        transformer = load_transformer(weights, device, dtype, trained=False)
         if saved_lora:
             transformer.load_lora_adapter(saved_lora, weight_name=LORA_FILE, prefix="transformer")
-        elif lora:
-            transformer.requires_grad_(False)
-            config = LoraConfig(
-                r=lora.rank, lora_alpha=lora.alpha, target_modules=list(lora.target_modules), init_lora_weights="gaussian"
-            )
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(seed_of("adapter", seed))
-                transformer.add_adapter(config)
-        for name, parameter in transformer.named_parameters():
-            if ".lora_" in name:
-                parameter.data = parameter.data.float()
-        return cls(transformer, vae, **settings)
+            _lora_in_float32(transformer)
+        return cls(transformer, _vae(pipeline), **settings)
 
-    def parallelize(self, settings: ParallelSettings, processes: ProcessGroup, keep_base: bool = False) -> None:
-        """Spreads the transformer over the processes; before an optimizer is made. keep_base: as the method of that name."""
-        if keep_base:
-            self.keep_base()
-        if settings.replica and processes.size > 1:
-            self._replica = copy.deepcopy(self.transformer).to(self.dtype).requires_grad_(False)
-        for transformer in filter(None, (self.transformer, self._base)):
-            parallelize(transformer, settings, self.dtype, processes)
+    @classmethod
+    def load_to_train(
+        cls,
+        pipeline: Path,
+        lora: LoraSettings | None = None,
+        seed: int = 0,
+        parallel: ParallelSettings = ParallelSettings(),  # noqa: B008
+        processes: ProcessGroup = ProcessGroup(),  # noqa: B008
+        base: bool = False,
+        **settings,
+    ) -> "Policy":
+        """To train, spread over the processes as `parallel` says; collective.
+
+        All weights are float32 and trained; with a LoRA it alone is, its first values depend on `seed` alone, and the base's weights
+        are kept in the computation's dtype. base: keep the model before training, too, for `base_velocity`: a second set of weights
+        in the computation's dtype, but for a LoRA.
+        """
+        device, dtype = torch.device(settings.get("device", "cpu")), settings.get("dtype", torch.float32)
+        folder = pipeline / "transformer"
+        spread = lambda transformer: parallelize(transformer, parallel, dtype, processes, device)
+        adapter = lora and LoraConfig(
+            r=lora.rank, lora_alpha=lora.alpha, target_modules=list(lora.target_modules), init_lora_weights=False
+        )
+        transformer = load_transformer(folder, device, dtype if lora else torch.float32, True, adapter, spread)
+        if lora:
+            draw_lora(transformer, lora.rank, generator("adapter", seed))
+        policy = cls(transformer, _vae(pipeline), **settings)
+        if base and not lora:
+            policy._base = load_transformer(folder, device, dtype, trained=False, spread=spread).eval()
+        if parallel.replica and processes.size > 1:
+            replica = empty_transformer(folder, dtype, trained=False, lora=adapter).to(dtype).requires_grad_(False)
+            if parallel.compile:
+                apply_compile(replica)
+            allocate(replica, device)
+            policy._replica = replica
+            policy.refresh()
+        return policy
 
     @property
     def has_lora(self) -> bool:
@@ -108,6 +141,7 @@ class Policy:
         Collective: the first process writes, the others only help to gather what is sharded.
         """
         weights = {}
+        reshard(self.transformer)
         rank = dist.get_rank() if dist.is_initialized() else 0
         for name, parameter in self.trained_parameters().items():
             whole = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
@@ -139,18 +173,17 @@ class Policy:
         return max(1, tokens // (self.image_tokens + conditioning.context.shape[1]))
 
     def keep_base(self) -> None:
-        """Keeps a copy of the transformer as it is now, for `base_velocity`: a second set of weights, but for a LoRA."""
+        """Keeps a copy of the transformer as it is now, for `base_velocity`, if there is none; nothing for a LoRA."""
         if self._base is None and not self.has_lora:
             self._base = copy.deepcopy(self.transformer).eval().requires_grad_(False)
 
     def use_base(self, pipeline: Path) -> None:
         """Has the base of a FluxPipeline folder for `base_velocity`, where trained weights were loaded; nothing for a LoRA."""
         if not self.has_lora:
-            base = FluxTransformer2DModel.from_pretrained(pipeline / "transformer", dtype=torch.float32).to(self.device)
-            self._base = base.eval().requires_grad_(False)
+            self._base = load_transformer(pipeline / "transformer", self.device, self.dtype, trained=False).eval()
 
     def base_velocity(self, conditioning: Conditioning) -> Velocity:
-        """The velocity field of the model that `keep_base` kept or `use_base` loaded; a LoRA's base is the same weights with the LoRA at zero."""
+        """The velocity field of the model before training; a LoRA's base is the same weights with the LoRA at zero."""
         if not self.has_lora:
             return self._velocity(self._base, conditioning)
         adapted = self.velocity(conditioning)
@@ -174,7 +207,7 @@ class Policy:
         return self._velocity(self._replica if self._replica is not None else self.transformer, conditioning)
 
     def velocity(self, conditioning: Conditioning) -> Velocity:
-        """The velocity field under P encoded prompts; sigma is not rounded to 1/1000 (in bfloat16 the model itself rounds it)."""
+        """The velocity field under P encoded prompts, at sigmas that reach the model as they are."""
         return self._velocity(self.transformer, conditioning)
 
     def _velocity(self, transformer: FluxTransformer2DModel, conditioning: Conditioning) -> Velocity:
@@ -182,11 +215,13 @@ class Policy:
         text_ids = torch.zeros(context.shape[1], 3, device=self.device)
 
         def velocity(latents: torch.Tensor, sigma: torch.Tensor, prompt: torch.Tensor) -> torch.Tensor:
-            with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
+            guidance = torch.full_like(sigma, self.guidance) if transformer.config.guidance_embeds else None
+            autocast = torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32)
+            with autocast, exact_times(transformer, sigma, guidance):
                 output = transformer(
                     hidden_states=latents,
                     timestep=sigma,  # the model multiplies by 1000 itself
-                    guidance=torch.full_like(sigma, self.guidance) if transformer.config.guidance_embeds else None,
+                    guidance=guidance,
                     pooled_projections=pooled[prompt],
                     encoder_hidden_states=context[prompt],
                     txt_ids=text_ids,
@@ -204,3 +239,13 @@ class Policy:
         latents = latents / self.vae.config.scaling_factor + self.vae.config.shift_factor
         images = [self.vae.decode(part, return_dict=False)[0] for part in latents.split(max_batch)]
         return (torch.cat(images) / 2 + 0.5).clamp(0, 1)
+
+
+def _vae(pipeline: Path) -> AutoencoderKL:
+    return AutoencoderKL.from_pretrained(pipeline / "vae", dtype=torch.float32)
+
+
+def _lora_in_float32(transformer: torch.nn.Module) -> None:
+    for name, parameter in transformer.named_parameters():
+        if ".lora_" in name:
+            parameter.data = parameter.data.float()

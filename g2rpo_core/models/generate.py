@@ -1,15 +1,40 @@
 """Images of prompts by a policy, by deterministic sampling: what training monitors and evaluation scores."""
 
 from collections.abc import Iterable, Iterator
+from math import exp
+from pathlib import Path
 
 import torch
+from diffusers import FlowMatchEulerDiscreteScheduler
+from diffusers.pipelines.flux.pipeline_flux import calculate_shift
 
 from g2rpo_core.common.seeding import generator
 from g2rpo_core.data.embeddings import EmbeddingStore
 from g2rpo_core.data.prompts import Prompt
+from g2rpo_core.errors import UserError
 from g2rpo_core.models.flux import Policy
 from g2rpo_core.rollout.rollout import sample
 from g2rpo_core.sampling.schedule import sigma_at
+
+
+def published_shift(pipeline: Path, image_tokens: int) -> float:
+    """The shift of the sigmas with which FluxPipeline itself samples images of so many tokens.
+
+    Its scheduler's own, or, where that shifts by resolution, exp(mu) of `calculate_shift`: 3.158 for FLUX.1-dev at 1024². UserError
+    for a scheduler whose sigmas are not `sigma_at` of any shift.
+    """
+    config = FlowMatchEulerDiscreteScheduler(**FlowMatchEulerDiscreteScheduler.load_config(pipeline / "scheduler")).config
+    others = ("use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas", "shift_terminal", "invert_sigmas")
+    if strange := [name for name in others if config[name]]:
+        raise UserError(f"{pipeline / 'scheduler'}: {strange[0]} is not sampled here; use a scheduler without it")
+    if not config.use_dynamic_shifting:
+        return config.shift
+    if config.time_shift_type != "exponential":
+        raise UserError(
+            f"{pipeline / 'scheduler'}: time_shift_type {config.time_shift_type} is not sampled here, only exponential"
+        )
+    lengths = (config.base_image_seq_len, config.max_image_seq_len)
+    return exp(calculate_shift(image_tokens, *lengths, config.base_shift, config.max_shift))
 
 
 @torch.no_grad()

@@ -3,7 +3,7 @@
 import torch
 from diffusers import FluxTransformer2DModel
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from g2rpo_core.distributed.process_group import ProcessGroup
@@ -12,21 +12,25 @@ from g2rpo_core.models.settings import ParallelSettings
 
 
 def parallelize(
-    transformer: FluxTransformer2DModel, settings: ParallelSettings, dtype: torch.dtype, processes: ProcessGroup
+    transformer: FluxTransformer2DModel,
+    settings: ParallelSettings,
+    dtype: torch.dtype,
+    processes: ProcessGroup,
+    device: torch.device,
 ) -> None:
-    """Compiles and shards as the section `training.parallel` says, in place; on its device, before its optimizer is made.
+    """Compiles and shards as the section `training.parallel` says, in place; while it has no data yet, or on its device.
 
-    dtype: of the computation and of what is gathered; masters and gradients keep the parameters' dtype. UserError if their number is
-    no multiple of `shard_size`.
+    dtype: of the computation and of what is gathered; masters and gradients keep the parameters' dtype; device: where its weights
+    will be. UserError if the number of processes is no multiple of `shard_size`.
     """
     if settings.compile:
         apply_compile(transformer)
     if processes.size > 1:
-        if settings.shard_size and processes.size % settings.shard_size:
+        if settings.shard_size and processes.size > settings.shard_size and processes.size % settings.shard_size:
             raise UserError(
                 f"training.parallel.shard_size: {processes.size} processes cannot be divided into groups of {settings.shard_size}"
             )
-        apply_fsdp(transformer, dtype, settings.shard_size)
+        apply_fsdp(transformer, dtype, device, settings.shard_size)
 
 
 def blocks_of(transformer: FluxTransformer2DModel) -> list[torch.nn.Module]:
@@ -45,26 +49,47 @@ def apply_compile(transformer: FluxTransformer2DModel) -> None:
         block.compile()
 
 
-def apply_fsdp(transformer: FluxTransformer2DModel, dtype: torch.dtype, shard_size: int | None = None) -> None:
+def apply_fsdp(
+    transformer: FluxTransformer2DModel, dtype: torch.dtype, device: torch.device, shard_size: int | None = None
+) -> None:
     """Shards every block and what is around them over all processes, or over groups of `shard_size` that hold copies (hybrid).
 
     Gradients are means over all processes, summed in float32. Inputs are not cast: sigma comes to the model in float32, and
     autocast decides what is computed in `dtype`.
     """
-    size, device = torch.distributed.get_world_size(), next(transformer.parameters()).device.type
+    size = torch.distributed.get_world_size()
     shape: tuple[int, ...] = (size,)
     names: tuple[str, ...] = ("shard",)
     if shard_size and shard_size < size:
         shape, names = ((size // shard_size, shard_size), ("replicate", "shard"))
-    mesh = init_device_mesh(device, shape, mesh_dim_names=names)
+    mesh = init_device_mesh(device.type, shape, mesh_dim_names=names)
     precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
     for block in blocks_of(transformer):
         fully_shard(block, mesh=mesh, mp_policy=precision)
     fully_shard(transformer, mesh=mesh, mp_policy=precision)
 
 
+def reduce_gradients(transformer: torch.nn.Module, now: bool) -> None:
+    """Whether the next backward pass sums its gradients over the processes, or keeps them whole on each until one that does."""
+    if isinstance(transformer, FSDPModule):
+        transformer.set_requires_gradient_sync(now)
+
+
+def reshard(transformer: torch.nn.Module) -> None:
+    """Leaves every process its part of the weights alone.
+
+    FSDP2 keeps what it gathered for the root module after a forward without gradients; its parameters are then copies in the
+    dtype of the computation, which must not be saved in the place of the masters.
+    """
+    if isinstance(transformer, FSDPModule):
+        for module in transformer.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+
+
 @torch.no_grad()
 def refresh(replica: torch.nn.Module, transformer: torch.nn.Module) -> None:
     """Copies sharded weights into an unsharded replica of the same layout, gathering one at a time; collective."""
+    reshard(transformer)
     for copy, parameter in zip(replica.parameters(), transformer.parameters()):
         copy.copy_(parameter.full_tensor() if isinstance(parameter, DTensor) else parameter)

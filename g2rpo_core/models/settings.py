@@ -1,5 +1,7 @@
 """What of the section `training` is about the model: its LoRA, and how it is spread over GPUs."""
 
+from typing import Literal
+
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from g2rpo_core.settings import Settings
@@ -22,6 +24,11 @@ class ParallelSettings(Settings):
 
     compile: bool = Field(False, description="compile every block")
     shard_size: PositiveInt | None = Field(
-        None, description="processes over which weights are sharded, with a copy in each such group; null: all"
+        None,
+        description="processes over which weights are sharded, with a copy in each such group; null, or more than there are: all",
     )
     replica: bool = Field(False, description="a whole copy of the weights for rollouts, in the dtype of the computation")
+    reduce: Literal["update", "call"] = Field(
+        "update",
+        description="sum gradients over the processes once an update, which keeps whole float32 gradients on every GPU meanwhile, or in every call",
+    )

@@ -68,19 +68,23 @@ def score_rollout(
     decode_batch: int,
     iteration: int,
     processes: ProcessGroup = ProcessGroup(),  # noqa: B008
+    before_call: Callable[[], None] = lambda: None,
 ) -> torch.Tensor:
     """[R, P, B, J, G] float32: R rewards of every image of a rollout: P prompts, B branches, J granularities, G members.
 
-    texts: the P prompts; decode_batch: images in one call of the VAE. Collective; NonFiniteError names prompt and reward.
+    texts: the P prompts; decode_batch: images in one call of the VAE; before_call: called before a prompt's images are decoded, and
+    before they are scored. Collective; NonFiniteError names prompt and reward.
 
     One prompt's images at a time: those of the paper's 16 prompts on one GPU would be 59 GiB.
     """
     shape = sampled.clean.shape[:4]  # P, B, J, G
     images_per_prompt = math.prod(shape[1:])
-    scored = [
-        score_all(rewards, policy.decode(clean.flatten(0, 2), decode_batch), [text] * images_per_prompt)
-        for clean, text in zip(sampled.clean, texts)
-    ]
+    scored = []
+    for clean, text in zip(sampled.clean, texts):
+        before_call()
+        images = policy.decode(clean.flatten(0, 2), decode_batch)
+        before_call()
+        scored.append(score_all(rewards, images, [text] * images_per_prompt))
     prompts = [text for text in texts for _ in range(images_per_prompt)]
     scores = torch.cat([part.values for part in scored], 1)  # [R, P * B * J * G]
     reasons = [[reason for part in of_reward for reason in part] for of_reward in zip(*(part.reasons for part in scored))]

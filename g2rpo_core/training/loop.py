@@ -1,6 +1,7 @@
 """A training run that resumes where it was: the trainer's iterations, what is measured between them, and its checkpoints."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from g2rpo_core.distributed import checkpoint
@@ -19,20 +20,20 @@ def train(trainer: Trainer, folder: Path, heldout: Callable[[], dict], progress:
     weights and records (but for their seconds) end the same.
     """
     settings, processes = trainer.training, trainer.processes
+    kept = checkpoint.Checkpoints(folder, settings.checkpoints.keep, processes)
     if written := checkpoint.checkpoints(folder):
-        state = checkpoint.load(written[-1], processes)
-        records = state.pop("records")
-        trainer.restore(state)
+        records = checkpoint.load_records(written[-1], processes)
+        trainer.restore(partial(checkpoint.load_state, written[-1], processes=processes), updated=records[-1]["iteration"] > 0)
     else:
         records = [{**START, **heldout()}]
     progress(records[-1])
 
     def save() -> None:
-        state = {"records": records, **trainer.state()}
-        checkpoint.save(folder, records[-1]["iteration"], state, settings.checkpoints.keep, processes)
+        kept.save(records[-1]["iteration"], trainer.state(), records)
 
     try:
         for record in trainer.run(records[-1]):
+            kept.publish()
             iteration = record["iteration"]
             if iteration % settings.monitor.every == 0 or iteration == settings.iterations:
                 record |= heldout()
@@ -42,9 +43,11 @@ def train(trainer: Trainer, folder: Path, heldout: Callable[[], dict], progress:
                 keep_snapshot(trainer, folder, iteration)
             if iteration % settings.checkpoints.every == 0 or iteration == settings.iterations:
                 save()
+        kept.finish()
     except (Terminated, NonFiniteError) as error:
         if trainer.weights_unchanged:  # otherwise the checkpoint before stands: everything after it comes again to the same bits
             save()
+        kept.finish()
         if isinstance(error, NonFiniteError):
             again = f"the same command starts before it again, from {folder}"
             raise NonFiniteError(f"{error}; nothing was kept of that iteration, {again}") from None

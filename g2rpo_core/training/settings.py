@@ -22,6 +22,9 @@ class CheckpointSettings(Settings):
 
     every: PositiveInt = Field(10, description="iterations")
     keep: PositiveInt = Field(1, description="how many of the newest stay on disk; all go when the run is finished")
+    grace: PositiveFloat = Field(
+        25.0, description="seconds from SIGTERM until the process ends in any case; whoever asks commonly waits for 30"
+    )
 
 
 class TrainingSettings(Settings):
@@ -44,11 +47,13 @@ class TrainingSettings(Settings):
     lora: LoraSettings | None = Field(None, description="train a LoRA beside frozen weights; null: all weights")
     gradient_checkpointing: bool = Field(False, description="recompute activations in the backward pass instead of keeping them")
     max_old_policy_ratio_error: PositiveFloat = Field(
-        1.0e-2, description="largest |ratio - 1| before an iteration's first update that is no error"
+        1.0,
+        description="largest |ratio - 1| before an iteration's first update that is no error, in clip ranges: by 1, nothing may be clipped"
+        " before anything was learned",
     )
     checkpoints: CheckpointSettings = CheckpointSettings()
     snapshots: tuple[PositiveInt, ...] = Field(
         (), description="iterations whose weights are kept beside the last, for evaluation"
     )
     parallel: ParallelSettings = ParallelSettings()
-    processes: Processes = Field(1, description="of torchrun, on all nodes together; auto: one for each GPU")
+    processes: Processes = Field(1, description="on all nodes together; auto: one for each GPU")

@@ -25,7 +25,7 @@ from g2rpo_core.data.prompts import prompt_order
 from g2rpo_core.distributed.process_group import ProcessGroup
 from g2rpo_core.distributed.termination import Terminated, Termination
 from g2rpo_core.models.flux import Policy
-from g2rpo_core.models.parallelize import apply_gradient_checkpointing
+from g2rpo_core.models.parallelize import apply_gradient_checkpointing, reduce_gradients, reshard
 from g2rpo_core.rewards.spec import Reward
 from g2rpo_core.rollout.rollout import Rollout, SampledTransition, Velocity
 from g2rpo_core.sampling.schedule import shifted_sigmas
@@ -111,7 +111,9 @@ class Trainer:
         conditioning = self.prompts.conditioning(indices)
 
         sampled = self.sampler(conditioning, iteration, mine.start, before_call=self._stop_if_asked)
-        rewards = score_rollout(self.policy, self.rewards, sampled, texts, self.sampling.decode_batch, iteration, processes)
+        rewards = score_rollout(
+            self.policy, self.rewards, sampled, texts, self.sampling.decode_batch, iteration, processes, self._stop_if_asked
+        )
         advantages = branch_advantages(rewards, list(training.rewards.values()), training.adv_clip_max)
 
         chosen = self.method.trained(len(sampled.transitions), random.Random(seed_of("trained", self.seed, iteration)))
@@ -148,7 +150,10 @@ class Trainer:
         base = self.policy.base_velocity(conditioning) if self.method.kl_coef else None
         sums = []  # of every batch: loss, KL, clipped transitions, largest |ratio - 1|
         self.optimizer.zero_grad()
-        for batch in (part for whole in batches for part in whole.split(size)):
+        parts = [part for whole in batches for part in whole.split(size)]
+        for number, batch in enumerate(parts):
+            self._stop_if_asked()
+            reduce_gradients(self.policy.transformer, self.training.parallel.reduce == "call" or number == len(parts) - 1)
             r, loss = self._policy_loss(current := self._transition(velocity, batch), batch)
             kl = torch.zeros_like(loss)
             if base:
@@ -178,10 +183,11 @@ class Trainer:
     def _check_update(self, loss: float, norm: float, ratio_error: float, steps: list[int]) -> None:
         if not (math.isfinite(loss) and math.isfinite(norm)):
             raise NonFiniteError(f"loss {loss} with gradient norm {norm} at the SDE steps {steps}; nothing was updated")
-        if self.weights_unchanged and ratio_error > self.training.max_old_policy_ratio_error:
+        allowed = self.training.max_old_policy_ratio_error * self.training.clip_range
+        if self.weights_unchanged and ratio_error > allowed:
             raise NonFiniteError(
-                f"|ratio - 1| is {ratio_error:.2g} before the first update, over training.max_old_policy_ratio_error = "
-                f"{self.training.max_old_policy_ratio_error}: rollout and training do not compute the same"
+                f"|ratio - 1| is {ratio_error:.2g} before the first update, over {allowed:.2g} (training.max_old_policy_ratio_error clip "
+                "ranges): rollout and training do not compute the same"
             )
 
     def _transition(self, velocity: Velocity, batch: TransitionBatch) -> Transition:
@@ -203,33 +209,25 @@ class Trainer:
         ]  # GRPO-Guard evens out the steps' gradients by it
         return r, clipped_loss(r, batch.advantages, self.training.clip_range) / length
 
-    def state(self) -> dict:
-        """This process's part of what the iterations change: weights that are trained, and the optimizer's moments."""
-        moments = [self.optimizer.state.get(parameter, {}) for parameter in self.parameters]
-        return {
-            "weights": [local(parameter.detach()) for parameter in self.parameters],
-            "moments": [{name: local(value) for name, value in of_parameter.items()} for of_parameter in moments],
+    def state(self) -> dict[str, dict]:
+        """What the iterations change, by name: the weights that are trained, and the optimizer's moments once it has any."""
+        reshard(self.policy.transformer)
+        parameters = self.policy.trained_parameters()
+        moments = {
+            name: self.optimizer.state[parameter] for name, parameter in parameters.items() if parameter in self.optimizer.state
         }
+        return {"weights": {name: parameter.detach() for name, parameter in parameters.items()}, "moments": moments}
 
-    @torch.no_grad()
-    def restore(self, state: dict) -> None:
-        """Puts a `state` back, bit for bit."""
-        for parameter, weight, moments in zip(self.parameters, state["weights"], state["moments"]):
-            local(parameter).copy_(weight)
-            for name, value in moments.items():
-                if value.dim():  # the count of steps is a number on the CPU; the others are laid out as the parameter
-                    local(moment := torch.zeros_like(parameter)).copy_(value)
-                    self.optimizer.state[parameter][name] = moment
-                else:
-                    self.optimizer.state[parameter][name] = value.clone()
+    def restore(self, load: Callable[[dict], None], updated: bool) -> None:
+        """Puts back a state that `load` reads into the tensors that it is given; updated: whether the optimizer had made a step."""
+        if updated:
+            for parameter in self.parameters:  # as AdamW lays them out
+                moments = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
+                self.optimizer.state[parameter] = {"step": torch.tensor(0.0), **moments}
+        load(self.state())
         self.policy.refresh()
 
     def _stop_if_asked(self) -> None:
         """Where nothing of the iteration has changed the weights yet, so that a checkpoint can be written."""
         if self.processes.first("asked" if self.termination.requested else None):
             raise Terminated
-
-
-def local(tensor: torch.Tensor) -> torch.Tensor:
-    """This process's part of a tensor that is sharded, or the tensor itself."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -3,8 +3,10 @@
 import json
 import os
 import random
+import resource
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -40,6 +42,29 @@ def test_a_run_killed_at_any_moment_ends_as_an_uninterrupted_one(processes, kill
         assert same(*ends)
 
 
+@pytest.mark.pipeline
+def test_a_run_goes_on_with_another_number_of_processes(models, embeddings_folder, tmp_path):
+    """Two began, SIGTERM ended them, one goes on: what two would have computed, to rounding."""
+    (tmp_path / "models").symlink_to(models)
+    (tmp_path / "embeddings").symlink_to(embeddings_folder)
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.fixtures.killed", tmp_path, "2", "term", "alone"],
+        cwd=ROOT, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    _, terminated, resumed = json.loads(done.stdout.splitlines()[-1])
+    assert terminated["ended"] == [143] and resumed["ended"] == [0]
+    two, one = (torch.load(tmp_path / f"end-{name}-0.pt", weights_only=True) for name in ("uninterrupted", "resumed"))
+    stopped = int(terminated["left"][-1].removeprefix("iteration-"))
+    for number, (record, other) in enumerate(zip(two["records"], one["records"], strict=True)):
+        for key in record.keys() - {"seconds"}:
+            exact = number <= stopped  # read from the checkpoint
+            assert other[key] == pytest.approx(record[key], rel=0 if exact else 1e-3, abs=0 if exact else 1e-4), (number, key)
+    moved = torch.cat([(a - b).flatten() for a, b in zip(two["weights"], one["weights"], strict=True)])
+    assert moved.abs().mean() < 1e-5
+    assert not (tmp_path / "end-resumed-1.pt").exists()
+
+
 def same(a, b) -> bool:
     if isinstance(a, torch.Tensor):
         return torch.equal(a, b)
@@ -50,28 +75,70 @@ def same(a, b) -> bool:
     return a == b
 
 
-@pytest.mark.parametrize("harm", ["truncated", "missing", "manifest"])
+def state(value: float) -> dict:
+    weight = torch.full((9, 3), value)
+    return {"weights": {"one": weight}, "moments": {"one": {"exp_avg": weight / 2, "step": torch.tensor(value)}}}
+
+
+def written(folder, iterations, keep=1) -> Path:
+    """The newest of the checkpoints that were written."""
+    kept = checkpoint.Checkpoints(folder, keep)
+    for iteration in iterations:
+        kept.save(iteration, state(iteration), [{"iteration": iteration}])
+    kept.finish()
+    return checkpoint.checkpoints(folder)[-1]
+
+
+@pytest.mark.parametrize("harm", ["truncated", "missing", "flipped", "records", "manifest"])
 def test_a_damaged_checkpoint_is_refused_in_words(tmp_path, harm):
-    path = checkpoint.save(tmp_path, 3, {"weights": [torch.zeros(9)]}, keep=1)
-    part = path / (checkpoint.MANIFEST if harm == "manifest" else "rank-0.pt")
-    part.unlink() if harm == "missing" else part.write_bytes(part.read_bytes()[:-1])
+    path = written(tmp_path, [3])
+    part = path / {"records": checkpoint.RECORDS, "manifest": checkpoint.MANIFEST}.get(harm, "__0_0.distcp")
+    data = part.read_bytes()
+    match harm:
+        case "missing":
+            part.unlink()
+        case "flipped":  # in the midst of the tensors
+            part.write_bytes(data[:-20] + bytes([data[-20] ^ 1]) + data[-19:])
+        case _:
+            part.write_bytes(data[:-1])
     with pytest.raises(UserError, match="iteration-000003 is damaged .*: delete .*iteration-000003 to go on from the one before"):
-        checkpoint.load(path)
-
-
-def test_a_checkpoint_of_another_process_group_is_refused_in_words(tmp_path):
-    path = checkpoint.save(tmp_path, 1, {}, keep=1)
-    with pytest.raises(UserError, match="was written by 1 processes, this run has 2"):
-        checkpoint.load(path, ProcessGroup(0, 2))
+        checkpoint.load_records(path)
 
 
 def test_retention_keeps_the_newest(tmp_path):
-    for iteration in range(1, 6):
-        checkpoint.save(tmp_path, iteration, {"iteration": iteration}, keep=2)
-    assert [checkpoint.load(path) for path in checkpoint.checkpoints(tmp_path)] == [{"iteration": 4}, {"iteration": 5}]
+    written(tmp_path, range(1, 6), keep=2)
+    kept = checkpoint.checkpoints(tmp_path)
+    assert [checkpoint.load_records(path) for path in kept] == [[{"iteration": 4}], [{"iteration": 5}]]
+    for path, value in zip(kept, (4.0, 5.0)):
+        checkpoint.load_state(path, found := state(0.0))
+        assert same(found, state(value))
 
 
-def test_another_setting_input_or_process_group_never_continues(tmp_path, tiny, monkeypatch, capsys):
+def test_what_is_written_is_the_state_when_it_was_asked_for(tmp_path):
+    """Training goes on while a checkpoint is written."""
+    kept, moving = checkpoint.Checkpoints(tmp_path, 1), {"weights": {"one": torch.zeros(2_000_000)}}
+    kept.save(1, moving, [{"iteration": 1}])
+    moving["weights"]["one"].add_(1)
+    kept.finish()
+    checkpoint.load_state(tmp_path / "iteration-000001", found := {"weights": {"one": torch.ones(2_000_000)}})
+    assert not found["weights"]["one"].any()
+
+
+def test_a_checkpoint_that_cannot_be_written_ends_in_one_line_and_the_one_before_stands(tmp_path):
+    """The system takes no more than 100 kB a file, as a full disk would."""
+    before, kept = written(tmp_path, [1]), checkpoint.Checkpoints(tmp_path, 1)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+    try:
+        kept.save(2, {"weights": {"one": torch.zeros(1000, 1000)}}, [])
+        with pytest.raises(UserError, match="iteration-000002.tmp cannot be written: .*; the checkpoint before it stands"):
+            kept.finish()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert checkpoint.checkpoints(tmp_path) == [before] and checkpoint.load_records(before) == [{"iteration": 1}]
+
+
+def test_another_setting_or_input_never_continues_and_another_number_of_processes_does(tmp_path, tiny, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     file = tmp_path / "models.lock.json"
     file.write_text("1")
@@ -88,8 +155,44 @@ def test_another_setting_input_or_process_group_never_continues(tmp_path, tiny, 
     assert f"content of {file}" in capsys.readouterr().err
     file.write_text("1")
     monkeypatch.setattr(ProcessGroup, "gather", lambda self, value: [value] * self.size)
-    assert checkpoint.scratch("train", "tiny/g2rpo-1", {"training": tiny.training}, [file], ProcessGroup(0, 2)) != first
-    assert "is not continued: other processes; it can be deleted" in capsys.readouterr().err
+    again = checkpoint.scratch("train", "tiny/g2rpo-1", {"training": tiny.training}, [file], ProcessGroup(0, 2))
+    assert again == first  # another number of processes goes on
+
+
+NODE = """
+import os, sys
+from datetime import timedelta
+import torch.distributed as dist
+from g2rpo_core.distributed import checkpoint
+from g2rpo_core.distributed.process_group import ProcessGroup
+from stages.common import ends_in_one_line
+
+rank, meet, checkpoint.VISIBLE_WITHIN = int(sys.argv[1]), sys.argv[2], 1.0
+dist.init_process_group("gloo", init_method=f"file://{meet}", rank=rank, world_size=2, timeout=timedelta(minutes=2))
+ends_in_one_line(lambda: print(checkpoint.scratch("train", "run", {}, [], ProcessGroup(rank, 2)).resolve()))()
+"""
+
+
+@pytest.mark.pipeline
+@pytest.mark.parametrize("shared", [True, False])
+def test_nodes_without_a_shared_disk_are_told_so_at_the_start(tmp_path, shared):
+    """Two processes in two folders, as on two nodes: each its own, or both the same by a link."""
+    (tmp_path / "node0").mkdir()
+    (tmp_path / "node1").symlink_to("node0") if shared else (tmp_path / "node1").mkdir()
+    children = [
+        subprocess.Popen(
+            [sys.executable, "-c", NODE, str(rank), str(tmp_path / "meet")], cwd=tmp_path / f"node{rank}", text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    for child in children:
+        out, err = child.communicate(timeout=200)
+        if shared:
+            assert child.returncode == 0 and out.startswith(str(tmp_path / "node0")), err
+        else:
+            assert child.returncode == 1 and err.startswith("error: ") and err.count("\n") == 1
+            assert "the project's folder must lie on a disk that all nodes share" in err
 
 
 @pytest.fixture

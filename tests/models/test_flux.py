@@ -49,6 +49,19 @@ def test_noise_is_drawn_as_diffusers_draws_it(policy):
     assert policy.noise(torch.Generator().manual_seed(3)).shape == (16, 32)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_sigma_and_guidance_reach_the_time_embedding_as_they_are(models, embeddings, dtype):
+    """diffusers alone rounds them to the dtype of the hidden states: 976 for 978.26, and 3504 for 3500, in bfloat16."""
+    policy = Policy.load(models / "pipeline", height=32, width=32, guidance=3.5, dtype=dtype)
+    seen = []
+    policy.transformer.time_text_embed.time_proj.register_forward_hook(lambda module, given, _: seen.append(given[0]))
+    sigmas = torch.tensor([45 / 46, 0.9545454, 0.8333333, 0.7941176])
+    latents = policy.noise(torch.Generator().manual_seed(1), 4)
+    policy.velocity(embeddings.conditioning([0]))(latents, sigmas, torch.zeros(4, dtype=torch.int64))
+    times, guidances = seen
+    assert torch.equal(times, 1000 * sigmas) and torch.equal(guidances, torch.full((4,), 3500.0))
+
+
 def test_sizes_must_fit_the_patches(policy):
     with pytest.raises(ValueError, match="divisible by 8"):
         Policy(policy.transformer, policy.vae, height=36, width=32, guidance=3.5)
@@ -69,7 +82,7 @@ def adapted(models, policy, tmp_path):
     )
     pipeline.save_pretrained(tmp_path / "pipeline")
     lora = LoraSettings(rank=3, alpha=6.0)
-    adapted = Policy.load(tmp_path / "pipeline", lora=lora, height=32, width=32, guidance=3.5)
+    adapted = Policy.load_to_train(tmp_path / "pipeline", lora, height=32, width=32, guidance=3.5)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in adapted.trained_parameters().values():
@@ -78,7 +91,7 @@ def adapted(models, policy, tmp_path):
 
 
 def test_a_lora_alone_is_trained_and_starts_as_the_base(models, policy, embeddings):
-    adapted = Policy.load(models / "pipeline", lora=LoraSettings(rank=2, alpha=2.0), height=32, width=32, guidance=3.5)
+    adapted = Policy.load_to_train(models / "pipeline", LoraSettings(rank=2, alpha=2.0), height=32, width=32, guidance=3.5)
     names = adapted.trained_parameters()
     assert names and all("lora_" in name for name in names)
     assert sum(parameter.numel() for parameter in names.values()) < sum(p.numel() for p in policy.transformer.parameters()) / 20

@@ -1,13 +1,64 @@
-"""Images of test prompts: who samples which steps."""
+"""Images of test prompts: by which sigmas, and who samples which steps."""
+
+import json
 
 import pytest
 import torch
+from diffusers import FlowMatchEulerDiscreteScheduler, FluxPipeline
+from diffusers.pipelines.flux.pipeline_flux import calculate_shift, retrieve_timesteps
 
 from g2rpo_core.common.seeding import generator
+from g2rpo_core.errors import UserError
 from g2rpo_core.models.flux import Policy
-from g2rpo_core.models.generate import generate_images
+from g2rpo_core.models.generate import generate_images, published_shift
 from g2rpo_core.rollout.rollout import sample
 from g2rpo_core.sampling.schedule import shifted_sigmas
+
+FLUX_SCHEDULER = {  # scheduler/scheduler_config.json of FLUX.1-dev
+    "_class_name": "FlowMatchEulerDiscreteScheduler", "base_image_seq_len": 256, "base_shift": 0.5, "max_image_seq_len": 4096,
+    "max_shift": 1.15, "num_train_timesteps": 1000, "shift": 3.0, "use_dynamic_shifting": True,
+}  # fmt: skip
+
+
+def with_scheduler(folder, **changes):
+    (folder / "scheduler").mkdir()
+    (folder / "scheduler" / "scheduler_config.json").write_text(json.dumps(FLUX_SCHEDULER | changes))
+    return folder
+
+
+@pytest.mark.parametrize("tokens, shift", [(4096, 3.158), (2025, None), (256, 1.6487)])
+def test_sigmas_are_those_of_the_published_scheduler_at_any_size(tmp_path, tokens, shift):
+    """As FluxPipeline.__call__ asks its scheduler for them; 4096 tokens are 1024 x 1024 pixels."""
+    ours = published_shift(with_scheduler(tmp_path), tokens)
+    assert shift is None or ours == pytest.approx(shift, abs=1e-3)
+    scheduler = FlowMatchEulerDiscreteScheduler.from_config(FLUX_SCHEDULER)
+    retrieve_timesteps(scheduler, sigmas=[1 - step / 50 for step in range(50)], mu=calculate_shift(tokens, 256, 4096, 0.5, 1.15))
+    torch.testing.assert_close(shifted_sigmas(50, ours), scheduler.sigmas, rtol=1e-6, atol=1e-6)
+
+
+def test_a_scheduler_without_resolution_has_its_own_shift(models, tmp_path):
+    assert published_shift(models / "pipeline", 64) == 3.0
+    assert published_shift(with_scheduler(tmp_path, use_dynamic_shifting=False, shift=1.5), 4096) == 1.5
+
+
+@pytest.mark.parametrize("strange", [{"use_karras_sigmas": True}, {"time_shift_type": "linear"}])
+def test_a_scheduler_whose_sigmas_are_of_another_kind_is_refused_in_words(tmp_path, strange):
+    with pytest.raises(UserError, match=f"scheduler: {next(iter(strange))} .*is not sampled here"):
+        published_shift(with_scheduler(tmp_path, **strange), 4096)
+
+
+def test_images_under_the_resolutions_shift_are_those_of_plain_diffusers(policy, models, embeddings, tmp_path):
+    """FLUX.1-dev's scheduler, tiny weights: the same prompts and noise give the pictures of FluxPipeline itself."""
+    scheduler = FlowMatchEulerDiscreteScheduler.from_config(FLUX_SCHEDULER)
+    pipeline = FluxPipeline.from_pretrained(models / "pipeline", transformer=policy.transformer, scheduler=scheduler)
+    pipeline.set_progress_bar_config(disable=True)
+    (prompts, ours), *_ = generate_images(
+        policy, embeddings, 3, 6, published_shift(with_scheduler(tmp_path), policy.image_tokens), 9, 3
+    )
+    noise = torch.stack([policy.noise(generator("evaluation", 9, prompt.id)) for prompt in prompts])
+    how = {"height": 32, "width": 32, "num_inference_steps": 6, "guidance_scale": 3.5, "max_sequence_length": 16}
+    theirs = pipeline([prompt.text for prompt in prompts], latents=noise, output_type="pt", **how).images
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
 @pytest.fixture

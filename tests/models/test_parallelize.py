@@ -13,9 +13,13 @@ from diffusers import FluxTransformer2DModel
 from g2rpo_core.estimate.tracing import transformer_inputs
 from g2rpo_core.models.parallelize import apply_compile
 from tests.conftest import ROOT
-from tests.fixtures.killed import HYBRID, LORA, WHOLE
+from tests.fixtures.killed import BFLOAT16, HYBRID, LORA, WHOLE
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+
+
+SIZES = [(WHOLE, 1), (WHOLE, 2), (WHOLE, 4), (HYBRID, 4), (LORA, 1), (LORA, 2)]
+MANY = [(mode, size) for mode, size in SIZES if size > 1]
 
 
 @pytest.fixture(scope="module")
@@ -24,17 +28,22 @@ def ends(models, embeddings_folder, tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     (folder / "models").symlink_to(models)
     (folder / "embeddings").symlink_to(embeddings_folder)
-    runs = [(WHOLE, 1), (WHOLE, 2), (WHOLE, 4), (HYBRID, 4), (LORA, 1), (LORA, 2)]
+    runs = [(mode + dtype, size) for dtype in ("", BFLOAT16) for mode, size in SIZES]
     command = [sys.executable, "-m", "tests.fixtures.killed", folder, *(f"{mode}-{size}" for mode, size in runs)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=ENVIRONMENT)
     assert done.returncode == 0, done.stderr[-2000:]
     assert [attempt["ended"] for attempt in json.loads(done.stdout.splitlines()[-1])] == [[0]] * len(runs), done.stderr[-2000:]
     ends = {(mode, size): torch.load(folder / f"end-{mode}-{size}-0.pt", weights_only=True) for mode, size in runs}
+    for mode, size in runs:
+        if not mode.startswith(LORA):
+            ends[mode, size]["saved"] = FluxTransformer2DModel.from_pretrained(
+                folder / f"saved-{mode}-{size}" / "transformer"
+            ).state_dict()
     return ends
 
 
 @pytest.mark.pipeline
-@pytest.mark.parametrize("mode, size", [(WHOLE, 2), (WHOLE, 4), (HYBRID, 4), (LORA, 2)])
+@pytest.mark.parametrize("mode, size", MANY)
 def test_process_groups_of_any_size_compute_the_same(ends, mode, size):
     alone, many = ends[LORA if mode == LORA else WHOLE, 1], ends[mode, size]
     for record, other in zip(alone["records"], many["records"], strict=True):
@@ -47,6 +56,26 @@ def test_process_groups_of_any_size_compute_the_same(ends, mode, size):
     )
     assert moved.abs().mean() < 1e-6  # Adam's first steps are signs: where a gradient is rounding alone, so is its step
     torch.testing.assert_close(alone["images"], many["images"], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.pipeline
+@pytest.mark.parametrize("mode, size", MANY)
+def test_process_groups_of_any_size_compute_the_same_in_bfloat16_to_its_rounding(ends, mode, size):
+    alone, many = ends[(LORA if mode == LORA else WHOLE) + BFLOAT16, 1], ends[mode + BFLOAT16, size]
+    for record, other in zip(alone["records"], many["records"], strict=True):
+        for key in record.keys() - {"seconds", "old_policy_ratio_error", "clip_ratio", "loss", "kl"}:
+            assert other[key] == pytest.approx(record[key], rel=0.05, abs=1e-2), key
+    torch.testing.assert_close(alone["images"], many["images"], rtol=0, atol=0.05)
+
+
+@pytest.mark.pipeline
+@pytest.mark.parametrize("mode, size", [(mode + dtype, size) for dtype in ("", BFLOAT16) for mode, size in SIZES if mode != LORA])
+def test_what_is_saved_after_a_forward_without_gradients_are_the_masters(ends, mode, size):
+    """FSDP2 leaves the root module's weights gathered, in the dtype of the computation."""
+    end = ends[mode, size]
+    assert {value.dtype for value in end["saved"].values()} == {torch.float32}
+    assert all(torch.equal(one, other) for one, other in zip(end["weights"], end["saved"].values(), strict=True))
+    assert any(not torch.equal(one, one.bfloat16().float()) for one in end["saved"].values())
 
 
 @pytest.mark.pipeline
@@ -83,7 +112,7 @@ def test_a_process_group_that_is_not_the_one_asked_for_is_an_error(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env={**ENVIRONMENT, "WORLD_SIZE": "2", "RANK": "0"}
     )
-    assert done.returncode == 1 and "processes: 4 asked for, but torchrun started 2" in done.stderr
+    assert done.returncode == 1 and "processes: 4 asked for, but 2 were started" in done.stderr
 
 
 @pytest.mark.pipeline

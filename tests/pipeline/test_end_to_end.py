@@ -244,6 +244,30 @@ def test_nothing_runs_again_without_a_change(project):
     assert (project / "reports" / "report.html").read_bytes() == before
 
 
+def test_a_run_that_was_made_beside_dvc_is_adopted_and_stays(project):
+    """As a cluster's job makes it: the stages by hand, then `dvc repro`, which runs neither of them again."""
+    params = project / "params.yaml"
+    before = params.read_text()
+    params.write_text("profile: seconds\nmethods: [g2rpo, g2rpo_two]\nseeds: [7, 8]\n")
+    words = ["--profile", "seconds", "--method", "g2rpo", "--seed", "8"]
+    try:
+        trained = run([sys.executable, "-m", "stages.train", *words], project)
+        assert trained.returncode == 0 and "dvc status knows this run as train@g2rpo-8" in trained.stdout, trained.stderr
+        evaluated = run([sys.executable, "-m", "stages.evaluate", *words], project)
+        assert evaluated.returncode == 0 and "dvc status knows this run as evaluate@g2rpo-8" in evaluated.stdout, evaluated.stderr
+        records = project / "runs" / "seconds" / "g2rpo-8" / "records.parquet"
+        made = records.stat().st_mtime_ns
+        said = dvc(project, "repro", "evaluate@g2rpo-8")
+        assert "Running stage" not in said and records.stat().st_mtime_ns == made, said
+    finally:
+        params.write_text(before)
+        run(["git", "checkout", "--quiet", "--", "dvc.lock", "reports"], project)
+        for made_of in ("runs", "evaluations"):
+            shutil.rmtree(project / made_of / "seconds" / "g2rpo-8", ignore_errors=True)
+        for file in ("curves", "metrics"):
+            (project / "reports" / file / "g2rpo-8.json").unlink(missing_ok=True)
+
+
 STUDY = """
 study: small
 profile: seconds

@@ -1,4 +1,4 @@
-"""Stages as a user starts them, with several processes (torchrun underneath) and killed: the same results."""
+"""Stages as a user starts them, with several processes (accelerate underneath) and killed: the same results."""
 
 import os
 import signal
@@ -112,7 +112,7 @@ def test_two_processes_train_and_evaluate_as_one(folder):
 
 
 def test_one_process_that_fails_ends_all_with_its_own_error_and_status(folder):
-    """A server that does not answer one of two processes: 75, which flows try again after, and not torchrun's 1."""
+    """A server that does not answer one of two processes: 75, which flows try again after, and not accelerate's 1."""
     profile = YAML(typ="safe").load(folder / "profiles" / "two.yaml")
     profile["rewards"]["redness"]["class"] = "away:Away"
     with (folder / "profiles" / "away.yaml").open("w") as file:

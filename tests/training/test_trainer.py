@@ -167,7 +167,7 @@ def test_recomputing_activations_changes_no_gradient(make_trainer, policy, embed
 
 
 def test_a_lora_learns_and_leaves_the_base_as_it_was(make_trainer, models):
-    policy = Policy.load(models / "pipeline", lora=LoraSettings(rank=4, alpha=8.0), height=32, width=32, guidance=3.5)
+    policy = Policy.load_to_train(models / "pipeline", LoraSettings(rank=4, alpha=8.0), height=32, width=32, guidance=3.5)
     with torch.no_grad():
         policy.transformer.proj_out.weight.copy_(0.1 * torch.randn(policy.transformer.proj_out.weight.shape))
     before = {name: value.clone() for name, value in policy.transformer.state_dict().items()}

@@ -1,0 +1,93 @@
+"""Reads a transformer so that no process ever holds more than its part: built without data, sharded, and filled from the files.
+
+Every process reads only its own slices of the safetensors, and casts them as it copies. One process alone is the same case.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed.checkpoint as dcp
+from diffusers import FluxTransformer2DModel
+from peft import LoraConfig
+from safetensors import safe_open
+from torch.distributed.checkpoint import HuggingFaceStorageReader
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from g2rpo_core.distributed.checkpoint import quiet
+from g2rpo_core.errors import UserError
+
+Spread = Callable[[FluxTransformer2DModel], None]
+
+
+def load_transformer(
+    folder: Path,
+    device: torch.device,
+    dtype: torch.dtype,
+    trained: bool,
+    lora: LoraConfig | None = None,
+    spread: Spread | None = None,
+) -> FluxTransformer2DModel:
+    """The transformer of a diffusers folder on `device`.
+
+    dtype: of its parameters; trained: whether they have gradients; lora: an adapter to add, in float32, which alone then has
+    gradients and whose values `draw_lora` gives; spread: compiles and shards the model while it has no data. UserError where the
+    files do not hold exactly the model's weights.
+    """
+    transformer = empty_transformer(folder, dtype, trained, lora)
+    if spread:
+        spread(transformer)
+    allocate(transformer, device)
+    read_weights(transformer, folder)
+    return transformer
+
+
+def empty_transformer(folder: Path, dtype: torch.dtype, trained: bool, lora: LoraConfig | None = None) -> FluxTransformer2DModel:
+    """On the meta device: shapes without data. ValueError for a class with buffers that no file holds: they would have no values."""
+    with torch.device("meta"):
+        transformer = FluxTransformer2DModel.from_config(FluxTransformer2DModel.load_config(folder))
+        transformer.requires_grad_(trained and lora is None)
+        if lora:
+            transformer.add_adapter(lora)
+    if lost := {name for name, _ in transformer.named_buffers()} - transformer.state_dict().keys():
+        raise ValueError(f"{type(transformer).__name__} computes {', '.join(lost)} when it is built")
+    for name, parameter in transformer.named_parameters():
+        parameter.data = parameter.data.to(torch.float32 if ".lora_" in name else dtype)
+    return transformer
+
+
+def allocate(transformer: torch.nn.Module, device: torch.device) -> None:
+    """Memory for every parameter, or for this process's part of it, with no values yet."""
+    transformer._apply(lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor.to(device))
+
+
+def read_weights(transformer: torch.nn.Module, folder: Path) -> None:
+    """Fills all but an adapter's weights from the folder's safetensors; each process reads its own slices."""
+    state = {name.replace(".base_layer.", "."): value for name, value in transformer.state_dict().items() if ".lora_" not in name}
+    stored = set()
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, "pt") as opened:
+            stored |= set(opened.keys())
+    if wrong := sorted(stored ^ state.keys()):
+        which = "lacks" if wrong[0] in state else "has, beside the model's weights,"
+        raise UserError(
+            f"{folder}: {which} {wrong[0]} ({len(wrong)} such differences): its weights are of another model, or incomplete"
+        )
+    with quiet():
+        dcp.load(state, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)  # each process reads for itself
+
+
+@torch.no_grad()
+def draw_lora(transformer: FluxTransformer2DModel, rank: int, generator: torch.Generator) -> None:
+    """A new adapter's values: normal with a deviation of 1 / rank, and zero behind it, so that it changes nothing yet.
+
+    They depend on the generator alone, whatever the number of processes.
+    """
+    for name, parameter in transformer.named_parameters():
+        if ".lora_" not in name:
+            continue
+        whole = torch.randn(parameter.shape, generator=generator) / rank if ".lora_A." in name else torch.zeros(parameter.shape)
+        whole = whole.to(parameter.device)
+        if isinstance(parameter, DTensor):  # None: nothing is sent, each process takes its part
+            whole = distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)
+        parameter.copy_(whole)

@@ -1,0 +1,215 @@
+"""A machine with GPUs, pretended on one without: tensors have shapes, dtypes and devices, and no data. Import it before torch.
+
+Device `cuda` works so on a CPU build of torch, with autograd, autocast, FSDP2 and AdamW, because of
+
+- a stub of CUDA's hooks and of its device guard, which do nothing (`stub.cpp`, compiled once, loaded before torch);
+- stand-ins for the streams, events and queries of `torch.cuda`; a number that is read from a tensor is 0, 1 or true;
+- attention and RMSNorm as CUDA's kernels have them: a CPU build takes other formulas, which keep more memory;
+- torch.distributed's `fake` backend: one process of many, whose collectives return at once.
+
+What it cannot show: workspaces of kernels and of NCCL, fragmentation, speed, overlap, numerics, a collective that hangs.
+"""
+
+import contextlib
+import ctypes
+import hashlib
+import importlib.metadata
+import os
+import subprocess
+import tempfile
+import types
+from pathlib import Path
+from typing import Any, Self
+
+GIB = 2**30
+
+
+def _load_stub() -> None:
+    source = Path(__file__).with_name("stub.cpp")
+    home = str(importlib.metadata.distribution("torch").locate_file("torch"))
+    name = hashlib.sha256(source.read_bytes() + home.encode()).hexdigest()[:16]
+    built = Path(tempfile.gettempdir(), f"g2rpo-{os.getuid()}-{name}.so")
+    if not built.exists():
+        with tempfile.TemporaryDirectory() as folder:
+            aside = Path(folder, "stub.so")
+            include = [f"-I{home}/include", f"-I{home}/include/torch/csrc/api/include"]
+            command = ["g++", "-std=c++20", "-O1", "-fPIC", "-shared", str(source), "-o", str(aside), *include]
+            subprocess.run([*command, f"-L{home}/lib", "-lc10", "-ltorch_cpu"], check=True)
+            aside.rename(built)
+    ctypes.CDLL(f"{home}/lib/libtorch_global_deps.so", mode=ctypes.RTLD_GLOBAL)
+    ctypes.CDLL(f"{home}/lib/libtorch_cpu.so")
+    ctypes.CDLL(str(built))
+
+
+_load_stub()
+
+import torch
+import torch._dynamo
+import torch.distributed as dist
+import torch.distributed._tools.fake_collectives
+import torch.nn.functional as F
+from torch._subclasses import fake_impls
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+aten = torch.ops.aten
+
+
+class WithoutData(FakeTensorMode):
+    """Every tensor that is made under it has no data; small real ones (token ids, encoded prompts) lose theirs at their first use."""
+
+    avoid_device_init = True  # torch.tensor(..., device="cuda") would allocate
+
+    def __init__(self) -> None:
+        super().__init__(allow_non_fake_inputs=True)
+
+
+def _number(_mode, _operation, tensor: torch.Tensor) -> bool | float | int:
+    """What `.item()` gives of a tensor without data."""
+    if tensor.constant is not None:
+        return tensor.constant.item()
+    return True if tensor.dtype == torch.bool else 0.0 if tensor.dtype.is_floating_point else 1
+
+
+class _RMSNorm(torch.autograd.Function):
+    """Keeps what CUDA's fused kernel keeps: input, weight, and one float32 a row."""
+
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(x, weight, x.new_empty((*x.shape[:-1], 1), dtype=torch.float32))
+        return torch.empty_like(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, weight, _ = ctx.saved_tensors
+        return torch.empty_like(x), None if weight is None else torch.empty_like(weight)
+
+
+class _Nothing:
+    """A stream or an event."""
+
+    device = torch.device("cuda", 0)
+
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+
+    def record(self, *_: Any) -> "_Nothing":
+        return self
+
+    def record_event(self, event: "_Nothing | None" = None) -> "_Nothing":
+        return event or _Nothing()
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_, **__: None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+def gpus(count: int, local: int, memory: float) -> None:
+    """torch.cuda looks like `count` GPUs of `memory` GiB, of which this process has number `local`."""
+    for operation in (aten.item.default, aten._local_scalar_dense.default):
+        fake_impls.op_implementations_dict[operation] = _number
+    torch.autograd.set_multithreading_enabled(False)  # no thread of the autograd engine for a device that is not there
+    _Nothing.device = torch.device("cuda", local)
+    one, nothing, total = _Nothing(), lambda *_, **__: None, int(memory * GIB)
+    about = types.SimpleNamespace(name="pretended", major=9, minor=0, total_memory=total, multi_processor_count=132)
+    stand_ins: dict[str, object] = {
+        **dict.fromkeys(("set_device", "init", "_lazy_init", "synchronize", "empty_cache", "manual_seed_all"), nothing),
+        **dict.fromkeys(("Stream", "Event"), _Nothing),
+        **dict.fromkeys(("current_stream", "default_stream"), lambda *_: one),
+        "is_available": lambda: True,
+        "device_count": lambda: count,
+        "current_device": lambda: local,
+        "stream": lambda _: contextlib.nullcontext(),
+        "is_bf16_supported": lambda *_, **__: True,
+        "get_device_capability": lambda *_: (9, 0),
+        "is_current_stream_capturing": lambda: False,
+        "get_device_name": lambda *_: "pretended",
+        "get_device_properties": lambda *_: about,
+        "mem_get_info": lambda *_: (total, total),
+    }
+    for name, value in stand_ins.items():
+        setattr(torch.cuda, name, value)
+    torch.accelerator.is_available = lambda: False
+    torch.accelerator.current_stream = lambda *_: one
+    F.scaled_dot_product_attention = _attention(F.scaled_dot_product_attention)
+    F.rms_norm = _rms_norm(F.rms_norm)
+    torch.nn.Module._apply = _apply
+    torch.Tensor.numpy = _numpy
+
+
+def _attention(plain):
+    def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
+        if query.device.type != "cuda" or attn_mask is not None:
+            return plain(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+        qkv = [query, key, value]
+        if torch.is_autocast_enabled("cuda"):
+            qkv = [tensor.to(torch.get_autocast_dtype("cuda")) for tensor in qkv]
+        if qkv[0].dtype in (torch.bfloat16, torch.float16):
+            return aten._scaled_dot_product_flash_attention(*qkv, dropout_p, is_causal, scale=scale)[0]
+        keep = torch.is_grad_enabled() and query.requires_grad
+        return aten._scaled_dot_product_efficient_attention(*qkv, None, keep, dropout_p, is_causal, scale=scale)[0]
+
+    return attention
+
+
+def _rms_norm(plain):
+    def rms_norm(input, normalized_shape, weight=None, eps=None):
+        if input.device.type != "cuda":
+            return plain(input, normalized_shape, weight, eps)
+        if torch.is_autocast_enabled("cuda"):  # in the float32 list of CUDA's autocast, and not in the CPU's
+            input, weight = input.float(), None if weight is None else weight.float()
+        return _RMSNorm.apply(input, weight)
+
+    return rms_norm
+
+
+def _apply(self: torch.nn.Module, fn, recurse: bool = True) -> torch.nn.Module:
+    """Module._apply a parameter at a time, ties kept: torch's own swaps tensors, and those without data cannot be swapped."""
+    for child in self.children() if recurse else ():
+        child._apply(fn)
+    for key, parameter in self._parameters.items():
+        if parameter is None:
+            continue
+        new = getattr(parameter, "_became", None)
+        if new is None:
+            with torch.no_grad():
+                made = fn(parameter)
+            if made is parameter:
+                continue
+            new = made if isinstance(made, torch.nn.Parameter) else torch.nn.Parameter(made, parameter.requires_grad)
+            parameter._became = new
+        self._parameters[key] = new
+    for key, buffer in self._buffers.items():
+        self._buffers[key] = None if buffer is None else fn(buffer)
+    return self
+
+
+_plain_numpy = torch.Tensor.numpy
+
+
+def _numpy(self: torch.Tensor, *, force: bool = False):
+    import numpy
+
+    if not isinstance(self, FakeTensor):
+        return _plain_numpy(self, force=force)
+    return numpy.zeros(
+        tuple(self.shape), {torch.uint8: "uint8", torch.int64: "int64", torch.bool: "bool"}.get(self.dtype, "float32")
+    )
+
+
+def process_of(rank: int, size: int) -> None:
+    """This process is number `rank` of `size`; meshes are made outside of the mode without data."""
+    from g2rpo_core.models import parallelize
+
+    with unset_fake_temporarily():
+        dist.init_process_group("fake", rank=rank, world_size=size, store=FakeStore())
+    made = parallelize.init_device_mesh
+
+    def outside(*arguments, **more):
+        with unset_fake_temporarily():
+            return made(*arguments, **more)
+
+    parallelize.init_device_mesh = outside

@@ -1,0 +1,269 @@
+"""A profile rehearsed: the real stages at true size, as one of many pretended processes on pretended GPUs, on any machine.
+
+Each stage runs in a process of its own (`stages.rehearsal.part`). What it takes is measured operation by operation: memory of GPU and
+host by phase, floating-point operations, what is sent between processes, and what would be on disk.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+
+from ruamel.yaml import YAML
+from tqdm import tqdm
+
+from g2rpo_core.config import load_profile, profile_path, resolve, training_of
+from g2rpo_core.config.profile import Profile
+from g2rpo_core.errors import UserError
+from g2rpo_core.estimate.plan import ASSUMED_TFLOPS, DECODE_SLOWER, RESERVE_GIB, SCORE_SLOWER
+from stages.common import ends_in_one_line
+from stages.rehearsal.inputs import make_inputs
+
+GIB = 2**30
+HOME = Path(".cache", "rehearsal")
+# of a phase: the stage's parts that are run for it, and the measured phases that it is the most of
+PHASES: dict[str, tuple[str, ...]] = {
+    "load": ("load", "start"),
+    "embed": ("embed",),
+    "rollout": ("rollout", "decode", "score", "monitor"),
+    "update": ("update", "optimizer"),
+    "save": ("save", "resume"),
+    "evaluate": ("evaluate",),
+}
+SLOWER = {"decode": DECODE_SLOWER, "score": SCORE_SLOWER}  # than products in bfloat16
+LAST = "train, last process"
+ITERATIONS = 2  # AdamW has its moments from the second on
+
+
+@dataclass(frozen=True)
+class Machines:
+    """memory: GiB of a GPU; inside, between: GB/s from a GPU to the others of its node, and to those of other nodes."""
+
+    gpus: int
+    nodes: int
+    memory: float
+    inside: float
+    between: float
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """What a method takes: the last line of --json. Memory is without the reserve, which `fits` counts.
+
+    collectives: by phase, calls, GB that a GPU sends, and seconds that this takes alone; seconds_per_iteration: computation at the
+    assumed rate and all collectives, none overlapped.
+    """
+
+    profile: str
+    method: str
+    fits: bool
+    peak_gib: dict[str, float]
+    collectives: dict[str, dict[str, float]]
+    host_gib: float
+    disk_gib: float
+    seconds_per_iteration: float
+    problems: list[str]
+
+
+@ends_in_one_line
+def main() -> None:
+    args = parsed(sys.argv[1:])
+    profile = load_profile(profile_path(args.profile))
+    if args.gpus % args.nodes:
+        raise UserError(f"rehearse: --gpus {args.gpus} are not as many on each of {args.nodes} nodes")
+    if unknown := [method for method in args.method or [] if method not in profile.methods]:
+        raise UserError(f"profiles/{args.profile}.yaml: methods: there is no {unknown[0]!r}, only {', '.join(profile.methods)}")
+    machines = Machines(args.gpus, args.nodes, args.memory, args.inside, args.between)
+    phases = args.phase or list(PHASES)
+    done = []
+    for method in args.method or list(profile.methods)[:1]:
+        done.append(rehearsed(profile, args.profile, method, machines, phases))
+        if args.json:
+            print(json.dumps(asdict(done[-1])), flush=True)
+        else:
+            print("\n".join(lines(done[-1], machines)), flush=True)
+    sys.exit(0 if all(one.fits for one in done) else 1)
+
+
+def parsed(words: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="g2rpo rehearse", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--profile", required=True)
+    parser.add_argument("--gpus", type=int, required=True, help="of all nodes together")
+    parser.add_argument("--nodes", type=int, default=1)
+    parser.add_argument("--memory", type=float, required=True, help="GiB of one GPU")
+    parser.add_argument("--method", action="append", help="of the profile; the first one by default; may be repeated")
+    parser.add_argument("--phase", action="append", choices=PHASES, help="only these; may be repeated")
+    parser.add_argument("--inside", type=float, default=400, metavar="GB/S", help="from a GPU to the others of its node")
+    parser.add_argument("--between", type=float, default=50, metavar="GB/S", help="from a GPU to those of other nodes")
+    parser.add_argument("--json", action="store_true", help="one line a method")
+    return parser.parse_args(words)
+
+
+def rehearsed(profile: Profile, name: str, method: str, machines: Machines, phases: Sequence[str]) -> Rehearsal:
+    """Runs the parts that the phases need, one after the other, until one does not fit."""
+    problems = [*starts(profile, method, machines)]
+    home = write_profile(name, method)
+    make_inputs(home, name, profile)
+    reports: dict[str, dict] = {}
+    wanted = list(parts(phases))
+    with tqdm(wanted, desc=f"rehearse {name}, {method}", unit="part", file=sys.stderr, disable=not sys.stderr.isatty()) as bar:
+        for title, stage, who in bar:
+            bar.set_postfix_str(title)
+            run = partial(run_part, home, name, method if who == "trained" else who, stage, machines)
+            with ThreadPoolExecutor() as pool:  # the last process beside the first: they must call the same collectives
+                ranks = (0, machines.gpus - 1) if stage == "train" and machines.gpus > 1 else (0,)
+                of_ranks = list(pool.map(run, ranks))
+            reports[title] = of_ranks[0]
+            if of_ranks[-1]["order"] != of_ranks[0]["order"]:
+                problems.append(
+                    f"{title}: process {machines.gpus - 1} calls other collectives than process 0: GPUs would wait for ever"
+                )
+            if stage == "train":
+                reports[LAST] = of_ranks[-1]
+            if problem := next((one["ended"] for one in of_ranks if one["ended"]), None):
+                problems.append(f"{title}: {problem}")
+                break
+    return summary(profile, name, method, machines, phases, reports, problems)
+
+
+def parts(phases: Sequence[str]) -> Iterator[tuple[str, str, str]]:
+    """What is run: its title, the stage, and whose."""
+    if "embed" in phases:
+        yield "embed", "embed", "trained"
+    if {"load", "rollout", "update", "save"} & set(phases):
+        yield "train", "train", "trained"
+    if "save" in phases:
+        yield "resume", "resume", "trained"
+    if "evaluate" in phases:
+        yield "evaluate base", "evaluate", "base"
+        yield "evaluate", "evaluate", "trained"
+
+
+def starts(profile: Profile, method: str, machines: Machines) -> Iterator[str]:
+    """What would end before any tensor is made: the number of processes that would be started is not that of the GPUs."""
+    sections = {
+        "training": training_of(profile.training, profile.methods, method).processes,
+        "evaluation": profile.evaluation.processes,
+    }
+    for section, processes in sections.items():
+        if processes not in ("auto", machines.gpus):
+            yield f"start: {section}.processes is {processes}, and there are {machines.gpus} GPUs: write auto, or {machines.gpus}"
+
+
+def write_profile(name: str, method: str) -> Path:
+    """The profile as it is, but for two iterations with everything in them; the folder for the rehearsal's files."""
+    data = resolve(profile_path(name)).data
+    data["training"] |= {"iterations": ITERATIONS, "snapshots": []}
+    data["training"]["monitor"] |= {"every": 1, "prompts": min(8, data["training"]["monitor"]["prompts"])}
+    data["training"]["checkpoints"] = {**data["training"].get("checkpoints", {}), "every": 1}
+    data["evaluation"] |= {"steps": data["evaluation"]["steps"][:1], "checkpoints": ["final"]}
+    if data["evaluation"].get("diversity"):
+        data["evaluation"]["diversity"] = {"prompts": data["evaluation"]["batch"], "noises": 2}
+    entry = data["methods"][method] or {}
+    for key in ("iterations", "snapshots", "monitor"):
+        entry.get("training", {}).pop(key, None)
+    data["methods"] = {method: entry}
+    home = HOME / f"{name}-{method}"
+    (home / "profiles").mkdir(parents=True, exist_ok=True)
+    with (home / "profiles" / f"{name}.yaml").open("w") as file:
+        YAML().dump(data, file)
+    return home
+
+
+def run_part(home: Path, profile: str, method: str, stage: str, machines: Machines, rank: int) -> dict:
+    gpus, nodes = (
+        (machines.gpus, machines.nodes) if stage in ("train", "resume") else (1, 1)
+    )  # an evaluation's processes are alone
+    command = [
+        sys.executable, "-m", "stages.rehearsal.part", stage, "--home", str(home.resolve()), "--profile", profile, "--method", method,
+        "--gpus", str(gpus), "--nodes", str(nodes), "--memory", str(machines.memory - RESERVE_GIB), "--rank", str(rank),
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True)
+    log = home / f"{stage}-{method}-{rank}.log"
+    log.write_text(done.stderr)
+    last = done.stdout.strip().split("\n")[-1]
+    if not last.startswith("{"):
+        raise UserError(f"rehearse: {stage} ended with {done.returncode} and no figures; see {log}")
+    return json.loads(last)
+
+
+def summary(
+    profile: Profile,
+    name: str,
+    method: str,
+    machines: Machines,
+    phases: Sequence[str],
+    reports: dict[str, dict],
+    problems: list[str],
+) -> Rehearsal:
+    peak: dict[str, float] = {}
+    for title, report in reports.items():
+        if title == LAST:
+            continue
+        for phase in ("evaluate",) if title.startswith("evaluate") else ("embed",) if title == "embed" else tuple(PHASES):
+            own = PHASES[phase] if title in ("train", "resume") else tuple(report["phases"])
+            measured = [report["phases"][one]["gpu"] / GIB for one in own if one in report["phases"]]
+            peak[phase] = max([peak.get(phase, 0.0), *measured])
+    peak = {phase: round(peak[phase], 2) for phase in phases if phase in peak}
+    per_node = machines.gpus // machines.nodes
+    first, others = reports.get("train"), reports.get(LAST)
+    host = max((phase["host"] for report in reports.values() for phase in report["phases"].values()), default=0)
+    if first and others:  # the first process of a node may hold more than the others
+        both = [(phase["host"], others["phases"].get(name, phase)["host"]) for name, phase in first["phases"].items()]
+        host = max(host, *(one + (per_node - 1) * other for one, other in both))
+    train = reports.get("train", {"phases": {}, "collectives": [], "written": {}})
+    seconds = Counter(
+        {
+            one: phase["flops"] * SLOWER.get(one, 1) / ITERATIONS / (ASSUMED_TFLOPS * 1e12)
+            for one, phase in train["phases"].items()
+            if one != "monitor"
+        }
+    )
+    sent: dict[str, Counter] = {}
+    for one in train["collectives"]:
+        rate = (machines.between if one["between_nodes"] else machines.inside) * 1e9
+        found = sent.setdefault(one["phase"], Counter())
+        found.update(
+            {"calls": one["calls"] / ITERATIONS, "gb": one["sent"] / 1e9 / ITERATIONS, "seconds": one["sent"] / rate / ITERATIONS}
+        )
+    seconds.update({phase: found["seconds"] for phase, found in sent.items() if phase in ("rollout", "update", "optimizer")})
+    training = training_of(profile.training, profile.methods, method)
+    groups = training.parallel.shard_size or machines.gpus
+    written = train["written"]
+    disk = written.get("checkpoint", 0) * min(groups, machines.gpus) * (training.checkpoints.keep + 1)
+    disk += written.get("weights", 0) * (1 + len(training.snapshots))
+    worst = max(peak.values(), default=0.0)
+    return Rehearsal(
+        name, method, not problems and worst + RESERVE_GIB <= machines.memory, peak,
+        {phase: {key: round(value, 2) for key, value in found.items()} for phase, found in sent.items()},
+        round(host / GIB, 1), round(disk / GIB, 1), round(sum(seconds.values()), 1), problems,
+    )  # fmt: skip
+
+
+def lines(found: Rehearsal, machines: Machines) -> Iterator[str]:
+    verdict = "fits" if found.fits else "DOES NOT FIT"
+    nodes = f" on {machines.nodes} nodes" if machines.nodes > 1 else ""
+    yield f"{found.profile}, {found.method}, {machines.gpus} GPUs of {machines.memory:g} GiB{nodes}: {verdict}"
+    yield f"  GiB of a GPU, beside {RESERVE_GIB:g} kept in reserve: " + ", ".join(
+        f"{phase} {gib:.1f}" for phase, gib in found.peak_gib.items()
+    )
+    yield f"  host {found.host_gib:.0f} GiB a node; disk {found.disk_gib:.0f} GiB for the run"
+    if not found.seconds_per_iteration:
+        yield from (f"  {problem}" for problem in found.problems)
+        return
+    yield f"  an iteration {found.seconds_per_iteration:.0f} s at {ASSUMED_TFLOPS:.0f} TFLOP/s, with nothing overlapped; a GPU sends:"
+    for phase, one in found.collectives.items():
+        yield f"    {phase}: {one['gb']:.0f} GB in {one['calls']:.0f} calls, {one['seconds']:.1f} s"
+    yield from (f"  {problem}" for problem in found.problems)
+
+
+if __name__ == "__main__":
+    main()
