@@ -6,7 +6,7 @@ PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 export DVC_NO_ANALYTICS = 1
 export DO_NOT_TRACK = 1
 
-.PHONY: help reproduce verify compare check format test test-slow clean
+.PHONY: help reproduce verify compare check format rehearse test test-slow clean
 
 help: ## what there is
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | while IFS="$$(printf '\t')" read -r name text; do printf 'make %-10s %s\n' "$$name" "$$text"; done
@@ -33,6 +33,9 @@ check: .venv/ready ## before every commit: format, lint, types, import contracts
 format: .venv/ready ## puts the code into its form
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+rehearse: .venv/ready ## every flux profile and method at true size on the GPUs that its comment names, pretended (3 minutes each)
+	@grep -hoE 'g2rpo rehearse --profile [^`]*' profiles/flux_*.yaml | while read -r line; do $(BIN)/$$line --method all || exit 1; done
 
 test: .venv/ready ## the tests, but for the slow ones
 	$(PYTEST) -m "not slow"

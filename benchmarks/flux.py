@@ -19,12 +19,11 @@ from functools import partial
 import torch
 from diffusers import AutoencoderKL, FluxTransformer2DModel
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
 
 from g2rpo_core.algorithm.methods import METHODS
 from g2rpo_core.data.embeddings import Conditioning
 from g2rpo_core.estimate.published import TRANSFORMER, VAE
-from g2rpo_core.estimate.tracing import seconds_of
+from g2rpo_core.estimate.tracing import Measured, seconds_of
 from g2rpo_core.models.flux import Policy
 from g2rpo_core.rollout.rollout import Velocity, rollout, sample
 from g2rpo_core.rollout.tree import build
@@ -48,9 +47,9 @@ BACKENDS = {
 }
 
 
-def matrix_peak(device: torch.device, side: int) -> float:
-    """bf16 FLOP/s of a square matrix product on random data."""
-    a, b = (torch.randn(side, side, device=device, dtype=torch.bfloat16) for _ in range(2))
+def matrix_peak(device: torch.device, side: int, dtype: torch.dtype = torch.bfloat16) -> float:
+    """FLOP/s of a square matrix product on random data."""
+    a, b = (torch.randn(side, side, device=device, dtype=dtype) for _ in range(2))
     return 2 * side**3 / seconds_of(lambda: a @ b, device)
 
 
@@ -133,9 +132,9 @@ def main() -> None:
     peak = matrix_peak(device, 8192 if device.type == "cuda" else 512)
     policy, conditioning = make_policy(args.size, device)
     velocity = policy.velocity(conditioning)
-    with FlopCounterMode(display=False) as counter:
+    with Measured() as measured:
         velocity(*inputs(policy, 1))
-    flops = counter.get_total_flops()
+    flops = measured.flops
     result = {"device": name, "matrix_tflops": peak / 1e12, "tflop_per_evaluation": flops / 1e12, "variants": {}}
     print(
         f"{name}: {peak / 1e12:.0f} TFLOP/s bf16; {flops / 1e12:.2f} TFLOP a forward evaluation, {policy.image_tokens} + {conditioning.context.shape[1]} tokens"

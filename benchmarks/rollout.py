@@ -20,11 +20,13 @@ from statistics import median
 import psutil
 import torch
 
+from benchmarks.flux import matrix_peak
 from g2rpo_core.common.model_store import write_lock
 from g2rpo_core.common.seeding import generator
 from g2rpo_core.config import load_profile, method_of
 from g2rpo_core.data.embeddings import EmbeddingStore, encode, write
 from g2rpo_core.data.prompts import shape_prompts
+from g2rpo_core.estimate.tracing import Measured
 from g2rpo_core.models.flux import Policy
 from g2rpo_core.models.settings import ParallelSettings
 from g2rpo_core.rewards import registry
@@ -42,6 +44,7 @@ from reference.published_loops import PublishedIteration
 SIZES = {"tiny": (32, 144, 16, ""), "compute": (176, 12, 1, "_500_tokens")}
 METHODS = ("g2rpo", "dance_grpo", "mix_grpo")
 STEPS, PLAIN_BATCH = 16, 12
+PEAK_SIDE = 2048  # of the square matrices whose product is the machine's peak
 PROMPTS = 4  # of a second rollout where one prompt's group leaves a call half empty, as MixGRPO's and DanceGRPO's do
 
 
@@ -164,7 +167,7 @@ def compare(name: str, policy: Policy, store: EmbeddingStore, models: Path, samp
     unfilled = method.branching == "all" and policy.batch_size(sampling.batch_tokens, conditioning) > training.num_generations
     if unfilled:
         trainer.sampler(several, 0)
-    results, runs, plain, wide = {}, {"published": [], "ours": []}, [], []
+    results, runs, plain, wide, peaks = {}, {"published": [], "ours": []}, [], [], []
     for _ in range(repeats):
         for label, loop in (("published", theirs), ("ours", ours)):
             with Peak(policy.device) as peak:
@@ -173,6 +176,7 @@ def compare(name: str, policy: Policy, store: EmbeddingStore, models: Path, samp
                 {"evaluations": num_forward_evals, "seconds": sum(parts.values()), "parts": parts, "peak_gib": peak.gib}
             )
         plain.append(plain_rate(policy, store))
+        peaks.append(matrix_peak(policy.device, PEAK_SIDE, policy.dtype))
         if unfilled:
             sampled, seconds = timed(policy.device, lambda: trainer.sampler(several, 0))
             wide.append(sampled.num_forward_evals / seconds)
@@ -187,16 +191,23 @@ def compare(name: str, policy: Policy, store: EmbeddingStore, models: Path, samp
         }
 
     published, our = entry("published"), entry("ours")
+    rates = {"rollout": our["evaluations"] / our["seconds_by_part"]["sampling"], "plain_batches": median(plain)}
+    if wide:
+        rates[f"rollout_of_{PROMPTS}_prompts"] = median(wide)
+    flops = flops_of_an_evaluation(policy, store)
     ratios = sorted(theirs["seconds"] / ours["seconds"] for theirs, ours in zip(runs["published"], runs["ours"]))
     latents, rewards, gradient = ((a - b).abs().max().item() for a, b in zip(results["ours"], results["published"]))
     return {
         "published": published,
         "ours": {
             **our,
-            "evaluations_per_second": our["evaluations"] / our["seconds_by_part"]["sampling"],
+            "evaluations_per_second": rates["rollout"],
             f"evaluations_per_second_of_{PROMPTS}_prompts": median(wide) if wide else None,
         },
         "plain_batches_evaluations_per_second": median(plain),
+        "matrix_gflops": median(peaks) / 1e9,
+        "gflop_per_evaluation": flops / 1e9,
+        "share_of_peak": {name: rate * flops / median(peaks) for name, rate in rates.items()},
         "speedup": published["seconds"] / our["seconds"],
         "speedup_range": [ratios[0], ratios[-1]],
         "max_difference": {
@@ -205,6 +216,17 @@ def compare(name: str, policy: Policy, store: EmbeddingStore, models: Path, samp
             "gradients_relative": gradient / results["published"][2].abs().max().item(),
         },
     }
+
+
+@torch.no_grad()
+@torch.compiler.set_stance("force_eager")
+def flops_of_an_evaluation(policy: Policy, store: EmbeddingStore) -> float:
+    """Floating-point operations of the transformer for one of the latents in a call."""
+    latents = policy.noise(torch.Generator().manual_seed(0), PLAIN_BATCH)
+    prompt = torch.zeros(PLAIN_BATCH, dtype=torch.int64, device=policy.device)
+    with Measured() as measured:
+        policy.velocity(store.conditioning([0]))(latents, latents.new_full((PLAIN_BATCH,), 0.7), prompt)
+    return measured.flops / PLAIN_BATCH
 
 
 @torch.no_grad()
@@ -264,6 +286,8 @@ def main() -> None:
                     + (f", of {PROMPTS} prompts {wide:.0f}" if wide else "")
                     + f", bare transformer in batches of {PLAIN_BATCH} {result['plain_batches_evaluations_per_second']:.0f}"
                 )
+                shares = ", ".join(f"{key.replace('_', ' ')} {share:.0%}" for key, share in result["share_of_peak"].items())
+                print(f"{name:12} share of the matrix peak, {result['matrix_gflops']:.0f} GFLOP/s: {shares}")
     if args.json:
         print(json.dumps(results))
 

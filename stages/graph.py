@@ -29,7 +29,7 @@ class FlowMeta(Settings):
 class Stage:
     """One stage with a command: its name (`train@g2rpo-1`), the stages before it, how to run it, and whether it has changed.
 
-    project: the folder of its DVC project, in which it is run.
+    project: the folder of its DVC project, in which it is run; command: as DVC runs it.
     """
 
     name: str
@@ -37,6 +37,7 @@ class Stage:
     meta: FlowMeta
     changed: bool
     project: Path
+    command: str
 
     @property
     def group(self) -> str:
@@ -67,7 +68,7 @@ def read_graph(project: Path = Path(".")) -> dict[str, Stage]:
         # a source that was put under version control by `dvc add` has no command to run
         if node.cmd:
             names = tuple(other.name for other in needs if other.cmd)
-            stages[node.name] = Stage(node.name, names, _meta(node), node.addressing in changed, project)
+            stages[node.name] = Stage(node.name, names, _meta(node), node.addressing in changed, project, str(node.cmd))
 
     for node in sorted(graph.nodes, key=lambda node: node.addressing):
         add(node)

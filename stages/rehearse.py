@@ -6,13 +6,13 @@ host by phase, floating-point operations, what is sent between processes, and wh
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 
 from ruamel.yaml import YAML
@@ -21,7 +21,7 @@ from tqdm import tqdm
 from g2rpo_core.config import load_profile, profile_path, resolve, training_of
 from g2rpo_core.config.profile import Profile
 from g2rpo_core.errors import UserError
-from g2rpo_core.estimate.plan import ASSUMED_TFLOPS, DECODE_SLOWER, RESERVE_GIB, SCORE_SLOWER
+from g2rpo_core.estimate.machines import ASSUMED_TFLOPS, BETWEEN, DECODE_SLOWER, INSIDE, RESERVE_GIB, SCORE_SLOWER, Machines
 from stages.common import ends_in_one_line
 from stages.rehearsal.inputs import make_inputs
 
@@ -42,22 +42,12 @@ ITERATIONS = 2  # AdamW has its moments from the second on
 
 
 @dataclass(frozen=True)
-class Machines:
-    """memory: GiB of a GPU; inside, between: GB/s from a GPU to the others of its node, and to those of other nodes."""
-
-    gpus: int
-    nodes: int
-    memory: float
-    inside: float
-    between: float
-
-
-@dataclass(frozen=True)
 class Rehearsal:
     """What a method takes: the last line of --json. Memory is without the reserve, which `fits` counts.
 
     collectives: by phase, calls, GB that a GPU sends, and seconds that this takes alone; seconds_per_iteration: computation at the
-    assumed rate and all collectives, none overlapped.
+    assumed rate and all collectives, none overlapped; hours: of all iterations; disk_gib: of the run's checkpoints and weights;
+    grace_seconds: from SIGTERM to a written checkpoint, at most.
     """
 
     profile: str
@@ -68,6 +58,8 @@ class Rehearsal:
     host_gib: float
     disk_gib: float
     seconds_per_iteration: float
+    hours: float
+    grace_seconds: float
     problems: list[str]
 
 
@@ -77,13 +69,14 @@ def main() -> None:
     profile = load_profile(profile_path(args.profile))
     if args.gpus % args.nodes:
         raise UserError(f"rehearse: --gpus {args.gpus} are not as many on each of {args.nodes} nodes")
-    if unknown := [method for method in args.method or [] if method not in profile.methods]:
+    methods = list(profile.methods) if args.method == ["all"] else args.method or list(profile.methods)[:1]
+    if unknown := [method for method in methods if method not in profile.methods]:
         raise UserError(f"profiles/{args.profile}.yaml: methods: there is no {unknown[0]!r}, only {', '.join(profile.methods)}")
-    machines = Machines(args.gpus, args.nodes, args.memory, args.inside, args.between)
+    machines = Machines(args.gpus, args.memory, args.nodes, args.inside, args.between)
     phases = args.phase or list(PHASES)
     done = []
-    for method in args.method or list(profile.methods)[:1]:
-        done.append(rehearsed(profile, args.profile, method, machines, phases))
+    for method in methods:
+        done.append(rehearsed(profile, args.profile, method, machines, phases, args.disk))
         if args.json:
             print(json.dumps(asdict(done[-1])), flush=True)
         else:
@@ -99,52 +92,72 @@ def parsed(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--gpus", type=int, required=True, help="of all nodes together")
     parser.add_argument("--nodes", type=int, default=1)
     parser.add_argument("--memory", type=float, required=True, help="GiB of one GPU")
-    parser.add_argument("--method", action="append", help="of the profile; the first one by default; may be repeated")
+    parser.add_argument(
+        "--method", action="append", help="of the profile, or all of them; the first one by default; may be repeated"
+    )
     parser.add_argument("--phase", action="append", choices=PHASES, help="only these; may be repeated")
-    parser.add_argument("--inside", type=float, default=400, metavar="GB/S", help="from a GPU to the others of its node")
-    parser.add_argument("--between", type=float, default=50, metavar="GB/S", help="from a GPU to those of other nodes")
+    parser.add_argument(
+        "--inside", type=float, default=INSIDE, metavar="GB/S", help=f"from a GPU to the others of its node ({INSIDE:g})"
+    )
+    parser.add_argument(
+        "--between", type=float, default=BETWEEN, metavar="GB/S", help=f"from a GPU to those of other nodes ({BETWEEN:g})"
+    )
+    parser.add_argument("--disk", type=float, default=2, metavar="GB/S", help="that a node writes (2)")
     parser.add_argument("--json", action="store_true", help="one line a method")
     return parser.parse_args(words)
 
 
-def rehearsed(profile: Profile, name: str, method: str, machines: Machines, phases: Sequence[str]) -> Rehearsal:
-    """Runs the parts that the phases need, one after the other, until one does not fit."""
+def rehearsed(profile: Profile, name: str, method: str, machines: Machines, phases: Sequence[str], disk_rate: float) -> Rehearsal:
+    """Runs the parts that the phases need, side by side but for the resumed run, which needs what the first one left."""
     problems = [*starts(profile, method, machines)]
     home = write_profile(name, method)
     make_inputs(home, name, profile)
-    reports: dict[str, dict] = {}
-    wanted = list(parts(phases))
-    with tqdm(wanted, desc=f"rehearse {name}, {method}", unit="part", file=sys.stderr, disable=not sys.stderr.isatty()) as bar:
-        for title, stage, who in bar:
-            bar.set_postfix_str(title)
-            run = partial(run_part, home, name, method if who == "trained" else who, stage, machines)
-            with ThreadPoolExecutor() as pool:  # the last process beside the first: they must call the same collectives
-                ranks = (0, machines.gpus - 1) if stage == "train" and machines.gpus > 1 else (0,)
-                of_ranks = list(pool.map(run, ranks))
-            reports[title] = of_ranks[0]
-            if of_ranks[-1]["order"] != of_ranks[0]["order"]:
-                problems.append(
-                    f"{title}: process {machines.gpus - 1} calls other collectives than process 0: GPUs would wait for ever"
-                )
-            if stage == "train":
-                reports[LAST] = of_ranks[-1]
-            if problem := next((one["ended"] for one in of_ranks if one["ended"]), None):
-                problems.append(f"{title}: {problem}")
+    wanted = list(parts(phases, machines))
+    done: dict[str, dict] = {}
+    with (
+        tqdm(
+            total=len(wanted), desc=f"rehearse {name}, {method}", unit="part", file=sys.stderr, disable=not sys.stderr.isatty()
+        ) as bar,
+        ThreadPoolExecutor(os.cpu_count()) as pool,
+    ):
+        for at_once in ([part for part in wanted if part.title != "resume"], [part for part in wanted if part.title == "resume"]):
+            if any(report["ended"] for report in done.values()):
                 break
-    return summary(profile, name, method, machines, phases, reports, problems)
+            running = {pool.submit(run_part, home, name, method, part, machines): part for part in at_once}
+            for future in as_completed(running):
+                done[running[future].title] = future.result()
+                bar.update()
+                bar.set_postfix_str(running[future].title)
+    reports = {part.title: done[part.title] for part in wanted if part.title in done}
+    problems += [f"{title}: {report['ended']}" for title, report in reports.items() if report["ended"]]
+    if LAST in reports and not problems and reports[LAST]["order"] != reports["train"]["order"]:
+        problems.append(f"train: process {machines.gpus - 1} calls other collectives than process 0: GPUs would wait for ever")
+    return summary(profile, name, method, machines, phases, reports, problems, disk_rate)
 
 
-def parts(phases: Sequence[str]) -> Iterator[tuple[str, str, str]]:
-    """What is run: its title, the stage, and whose."""
-    if "embed" in phases:
-        yield "embed", "embed", "trained"
+@dataclass(frozen=True)
+class Part:
+    """A stage as one process: of the method that is rehearsed, or of the base."""
+
+    title: str
+    stage: str
+    rank: int = 0
+    base: bool = False
+
+
+def parts(phases: Sequence[str], machines: Machines) -> Iterator[Part]:
+    """What is run, the longest first."""
     if {"load", "rollout", "update", "save"} & set(phases):
-        yield "train", "train", "trained"
-    if "save" in phases:
-        yield "resume", "resume", "trained"
+        yield Part("train", "train")
+        if machines.gpus > 1:  # the last process must call the same collectives
+            yield Part(LAST, "train", machines.gpus - 1)
     if "evaluate" in phases:
-        yield "evaluate base", "evaluate", "base"
-        yield "evaluate", "evaluate", "trained"
+        yield Part("evaluate base", "evaluate", base=True)
+        yield Part("evaluate", "evaluate")
+    if "embed" in phases:
+        yield Part("embed", "embed")
+    if "save" in phases:
+        yield Part("resume", "resume")
 
 
 def starts(profile: Profile, method: str, machines: Machines) -> Iterator[str]:
@@ -178,20 +191,22 @@ def write_profile(name: str, method: str) -> Path:
     return home
 
 
-def run_part(home: Path, profile: str, method: str, stage: str, machines: Machines, rank: int) -> dict:
+def run_part(home: Path, profile: str, method: str, part: Part, machines: Machines) -> dict:
+    """The figures of one part; UserError where it ended without any."""
     gpus, nodes = (
-        (machines.gpus, machines.nodes) if stage in ("train", "resume") else (1, 1)
-    )  # an evaluation's processes are alone
+        (machines.gpus, machines.nodes) if part.stage in ("train", "resume") else (1, 1)
+    )  # others never wait for each other
+    whose = "base" if part.base else method
     command = [
-        sys.executable, "-m", "stages.rehearsal.part", stage, "--home", str(home.resolve()), "--profile", profile, "--method", method,
-        "--gpus", str(gpus), "--nodes", str(nodes), "--memory", str(machines.memory - RESERVE_GIB), "--rank", str(rank),
+        sys.executable, "-m", "stages.rehearsal.part", part.stage, "--home", str(home.resolve()), "--profile", profile, "--method", whose,
+        "--gpus", str(gpus), "--nodes", str(nodes), "--memory", str(machines.memory - RESERVE_GIB), "--rank", str(part.rank),
     ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True)
-    log = home / f"{stage}-{method}-{rank}.log"
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    log = home / f"{part.stage}-{whose}-{part.rank}.log"
     log.write_text(done.stderr)
     last = done.stdout.strip().split("\n")[-1]
     if not last.startswith("{"):
-        raise UserError(f"rehearse: {stage} ended with {done.returncode} and no figures; see {log}")
+        raise UserError(f"rehearse: {part.stage} ended with {done.returncode} and no figures; see {log}")
     return json.loads(last)
 
 
@@ -203,6 +218,7 @@ def summary(
     phases: Sequence[str],
     reports: dict[str, dict],
     problems: list[str],
+    disk_rate: float,
 ) -> Rehearsal:
     peak: dict[str, float] = {}
     for title, report in reports.items():
@@ -213,13 +229,12 @@ def summary(
             measured = [report["phases"][one]["gpu"] / GIB for one in own if one in report["phases"]]
             peak[phase] = max([peak.get(phase, 0.0), *measured])
     peak = {phase: round(peak[phase], 2) for phase in phases if phase in peak}
-    per_node = machines.gpus // machines.nodes
     first, others = reports.get("train"), reports.get(LAST)
     host = max((phase["host"] for report in reports.values() for phase in report["phases"].values()), default=0)
     if first and others:  # the first process of a node may hold more than the others
         both = [(phase["host"], others["phases"].get(name, phase)["host"]) for name, phase in first["phases"].items()]
-        host = max(host, *(one + (per_node - 1) * other for one, other in both))
-    train = reports.get("train", {"phases": {}, "collectives": [], "written": {}})
+        host = max(host, *(one + (machines.per_node - 1) * other for one, other in both))
+    train = reports.get("train", {"phases": {}, "collectives": [], "written": {}, "updates": 0})
     seconds = Counter(
         {
             one: phase["flops"] * SLOWER.get(one, 1) / ITERATIONS / (ASSUMED_TFLOPS * 1e12)
@@ -229,7 +244,7 @@ def summary(
     )
     sent: dict[str, Counter] = {}
     for one in train["collectives"]:
-        rate = (machines.between if one["between_nodes"] else machines.inside) * 1e9
+        rate = machines.rate(one["between_nodes"])
         found = sent.setdefault(one["phase"], Counter())
         found.update(
             {"calls": one["calls"] / ITERATIONS, "gb": one["sent"] / 1e9 / ITERATIONS, "seconds": one["sent"] / rate / ITERATIONS}
@@ -238,13 +253,21 @@ def summary(
     training = training_of(profile.training, profile.methods, method)
     groups = training.parallel.shard_size or machines.gpus
     written = train["written"]
-    disk = written.get("checkpoint", 0) * min(groups, machines.gpus) * (training.checkpoints.keep + 1)
-    disk += written.get("weights", 0) * (1 + len(training.snapshots))
+    whole = written.get("checkpoint", 0) * min(groups, machines.gpus)  # one copy of the weights
+    disk = whole * (training.checkpoints.keep + 1) + written.get("weights", 0) * (1 + len(training.snapshots))
+    grace = whole / (disk_rate * 1e9 * machines.nodes) + seconds["update"] / max(1, train["updates"] / ITERATIONS)
+    if grace > training.checkpoints.grace:
+        problems.append(
+            f"SIGTERM: a call and a checkpoint of {whole / GIB:.0f} GiB take {grace:.0f} s at {disk_rate:g} GB/s a node: set "
+            f"training.checkpoints.grace, now {training.checkpoints.grace:g}, to more"
+        )
     worst = max(peak.values(), default=0.0)
+    iteration = sum(seconds.values())
     return Rehearsal(
         name, method, not problems and worst + RESERVE_GIB <= machines.memory, peak,
         {phase: {key: round(value, 2) for key, value in found.items()} for phase, found in sent.items()},
-        round(host / GIB, 1), round(disk / GIB, 1), round(sum(seconds.values()), 1), problems,
+        round(host / GIB, 1), round(disk / GIB, 1), round(iteration, 1), round(iteration * training.iterations / 3600, 1), round(grace, 1),
+        problems,
     )  # fmt: skip
 
 
@@ -255,11 +278,12 @@ def lines(found: Rehearsal, machines: Machines) -> Iterator[str]:
     yield f"  GiB of a GPU, beside {RESERVE_GIB:g} kept in reserve: " + ", ".join(
         f"{phase} {gib:.1f}" for phase, gib in found.peak_gib.items()
     )
-    yield f"  host {found.host_gib:.0f} GiB a node; disk {found.disk_gib:.0f} GiB for the run"
+    if "save" in found.peak_gib:
+        yield f"  host {found.host_gib:.0f} GiB a node; disk {found.disk_gib:.0f} GiB for the run, and its models; SIGTERM {found.grace_seconds:.0f} s"
     if not found.seconds_per_iteration:
         yield from (f"  {problem}" for problem in found.problems)
         return
-    yield f"  an iteration {found.seconds_per_iteration:.0f} s at {ASSUMED_TFLOPS:.0f} TFLOP/s, with nothing overlapped; a GPU sends:"
+    yield f"  {found.hours:.0f} hours, an iteration {found.seconds_per_iteration:.0f} s at {ASSUMED_TFLOPS:.0f} TFLOP/s, with nothing overlapped; a GPU sends:"
     for phase, one in found.collectives.items():
         yield f"    {phase}: {one['gb']:.0f} GB in {one['calls']:.0f} calls, {one['seconds']:.1f} s"
     yield from (f"  {problem}" for problem in found.problems)

@@ -3,14 +3,14 @@
 import argparse
 import sys
 
-from g2rpo_core.cli import plan, profile, rehearse, score
+from g2rpo_core.cli import of_the_checkout, plan, profile, score
 from g2rpo_core.errors import UserError
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="g2rpo", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="command")
-    for command in (profile, plan, rehearse, score):
+    for command in (profile, plan, of_the_checkout, score):
         command.add_parser(commands)
     arguments, more = parser.parse_known_args()
     if more and not getattr(arguments, "takes_more", False):

@@ -1,13 +1,16 @@
 """`g2rpo plan`: what a profile needs before anybody rents it."""
 
 import json
+import sys
 from argparse import ArgumentParser, Namespace
 from dataclasses import asdict
 
-from g2rpo_core.config import Profile, load_profile, profile_path
+from g2rpo_core.config import Profile, load_profile, profile_path, training_of
 from g2rpo_core.errors import UserError
 from g2rpo_core.estimate import plan as estimate
-from g2rpo_core.estimate.plan import ASSUMED_TFLOPS, Plan, changes, make_plan, measured_rate
+from g2rpo_core.estimate.budget import Way, cheapest
+from g2rpo_core.estimate.machines import ASSUMED_TFLOPS, BETWEEN, INSIDE, Machines, nodes_of
+from g2rpo_core.estimate.plan import Plan, changes, make_plan, measured_rate
 
 
 def add_parser(commands) -> None:
@@ -17,9 +20,17 @@ def add_parser(commands) -> None:
     )
     parser.add_argument("--profile", required=True)
     parser.add_argument("--method", default="g2rpo", help="an entry of the profile's methods (g2rpo)")
-    parser.add_argument("--gpus", type=int, default=1)
+    parser.add_argument("--gpus", type=int, default=1, help="of all nodes together (1)")
+    parser.add_argument("--nodes", type=int, help="(as few as hold 8 GPUs each)")
     parser.add_argument("--memory", type=float, default=80, help="GiB of one GPU (80)")
-    parser.add_argument("--shard", type=int, help="GPUs that share one model, a divisor of --gpus (all)")
+    parser.add_argument("--hours", type=float, help="look for the cheapest way, on no more than --gpus, that takes no longer")
+    parser.add_argument("--shard", type=int, help="GPUs that share one model, a divisor of --gpus (as the profile says)")
+    parser.add_argument(
+        "--inside", type=float, default=INSIDE, metavar="GB/S", help=f"from a GPU to the others of its node ({INSIDE:g})"
+    )
+    parser.add_argument(
+        "--between", type=float, default=BETWEEN, metavar="GB/S", help=f"from a GPU to those of other nodes ({BETWEEN:g})"
+    )
     parser.add_argument(
         "--rate", help="milliseconds per forward evaluation, or `measured`: on this machine's GPU (assumed if left out)"
     )
@@ -35,15 +46,35 @@ def run(args: Namespace) -> None:
         )
     if args.method not in profile.methods:
         raise UserError(f"plan: --method {args.method}: profile {args.profile} has only {', '.join(profile.methods)}")
-    if args.gpus < 1 or args.memory <= 0:
-        raise UserError("plan: --gpus and --memory must be above 0")
+    for option in ("gpus", "nodes", "memory", "hours", "inside", "between"):
+        if (value := getattr(args, option)) is not None and not 0 < value < float("inf"):
+            raise UserError(f"plan: --{option} {value} must be above 0")
+    machines = Machines(args.gpus, args.memory, args.nodes or nodes_of(args.gpus), args.inside, args.between)
+    if args.gpus % machines.nodes:
+        raise UserError(f"plan: --gpus {args.gpus} are not as many on each of {machines.nodes} nodes")
     if args.shard is not None and (args.shard < 1 or args.gpus % args.shard):
         raise UserError(f"plan: --shard {args.shard} must divide --gpus {args.gpus}")
     rate, source = _rate(args.rate, profile, args.method)
-    plan = make_plan(profile, args.method, args.gpus, args.memory, args.shard, rate)
-    what = [] if plan.fits else changes(profile, args.method, args.gpus, args.memory, args.shard)
+    if args.hours:
+        way, fastest = cheapest(profile, args.method, machines, args.hours, rate)
+        if args.json:
+            print(
+                json.dumps(
+                    {"cheapest": asdict(way) if way else None, "fastest": asdict(fastest) if fastest else None, "rate": source}
+                )
+            )
+        else:
+            print(
+                "\n".join(
+                    _lines_of_ways(args, training_of(profile.training, profile.methods, args.method).iterations, way, fastest)
+                )
+            )
+        sys.exit(0 if way else 1)
+    plan = make_plan(profile, args.method, machines, args.shard, rate)
+    what = changes(profile, args.method, machines, plan.fits, args.shard)
     if args.json:
-        rows = [{"change": label, "memory_total_gib": gib, "fits": fits} for label, gib, fits in what]
+        keys = ("memory_total_gib", "fits", "hours", "gpu_hours")
+        rows = [{"change": label} | {key: getattr(changed, key) for key in keys} for label, changed in what]
         print(json.dumps(asdict(plan) | {"rate": source, "changes": rows}))
         return
     print("\n".join(_lines(args, plan, source, what)))
@@ -63,21 +94,50 @@ def _rate(given: str | None, profile: Profile, method: str) -> tuple[float | Non
     return rate, "given"
 
 
-def _lines(args: Namespace, plan: Plan, source: str, what: list) -> list[str]:
+def _lines_of_ways(args: Namespace, iterations: int, way: Way | None, fastest: Way | None) -> list[str]:
+    title = f"{args.profile}, {args.method}, at most {args.gpus} GPUs of {args.memory:g} GiB and {args.hours:g} hours"
+    if fastest is None:
+        return [f"{title}: no way fits into {args.memory:g} GiB, nor does a LoRA of rank 32"]
+    if way is None:
+        part = int(args.hours / fastest.plan.hours * iterations)
+        return [f"{title}: no way is that fast; {part} of the {iterations} iterations by the fastest, {_way(fastest)}"]
+    return [f"{title}: the cheapest way is {_way(way)}"]
+
+
+def _way(way: Way) -> str:
+    settings = [f"{name}: {_setting(value)}" for name, value in way.settings.items()]
+    return (
+        f"{way.gpus} GPUs for {way.plan.hours:.1f} hours, {way.plan.gpu_hours:.0f} GPU-hours, {way.plan.memory_total_gib:.1f} GiB a GPU"
+        + (", with training." + ", training.".join(settings) if settings else ", with the profile's settings")
+    )
+
+
+def _setting(value: object) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {one:g}" for key, one in value.items() if isinstance(one, int | float)) + "}"
+    return str(value).lower()
+
+
+def _lines(args: Namespace, plan: Plan, source: str, what: list[tuple[str, Plan]]) -> list[str]:
     calls = ", ".join(f"{count} latents in a call of the {phase}" for phase, count in plan.latents_per_call.items())
     lines = [
         f"{args.profile}, {args.method}, {args.gpus} GPUs of {args.memory:g} GiB, {plan.gpus_per_model} to a model",
         f"forward evaluations: {plan.evaluations_per_prompt} a prompt, {plan.evaluations_per_iteration} an iteration; {calls}",
         f"memory per GPU: {plan.memory_total_gib:.1f} GiB: {'fits' if plan.fits else 'DOES NOT FIT'}",
         *(f"  {part:12} {gib:9.2f}" for part, gib in plan.memory_gib.items()),
-        "  (activations: the most of " + ", ".join(f"{key} {gib:.1f}" for key, gib in plan.activations_gib.items()) + ")",
-        f"time: {plan.seconds_per_iteration:.0f} s an iteration at {plan.ms_per_evaluation:.1f} ms a forward evaluation ({source}), communication aside: "
-        + ", ".join(f"{key} {value:.0f}" for key, value in plan.seconds.items()),
-        "disk, GiB: " + ", ".join(f"{key} {gib:.1f}" for key, gib in plan.disk_gib.items()),
+        "  (by phase: " + ", ".join(f"{key} {gib:.1f}" for key, gib in plan.phases_gib.items()) + ")",
+        f"time: {plan.seconds_per_iteration:.0f} s an iteration at {plan.ms_per_evaluation:.1f} ms a forward evaluation ({source}): "
+        + ", ".join(f"{key} {value:.0f}" for key, value in plan.seconds.items())
+        + "".join(f", communication of the {key} {value:.1f}" for key, value in plan.communication_seconds.items() if value),
+        f"the whole run: {plan.hours:.1f} hours, {plan.gpu_hours:.0f} GPU-hours",
+        f"disk: {sum(plan.disk_gib.values()):.0f} GiB: " + ", ".join(f"{key} {gib:.1f}" for key, gib in plan.disk_gib.items()),
     ]
     if plan.not_counted:
         lines.append(f"not counted: the models of {', '.join(plan.not_counted)}, which run elsewhere or are your own")
     if what:
-        lines.append("what to change:")
-        lines += [f"  {label}: {gib:.1f} GiB, {'fits' if fits else 'does not fit'}" for label, gib, fits in what]
+        lines.append("what would change:")
+        lines += [
+            f"  {label}: {one.memory_total_gib:.1f} GiB, {'fits' if one.fits else 'does not fit'}, {one.gpu_hours:.0f} GPU-hours"
+            for label, one in what
+        ]
     return lines

@@ -1,35 +1,47 @@
-"""What a profile needs before anybody rents it: forward evaluations, memory per GPU by part, seconds an iteration, disk.
+"""What a profile needs before anybody rents it, by arithmetic: forward evaluations, memory per GPU by part, hours, GPU-hours, disk.
 
-Assumed, and said in the output: all GPUs but those of other shards hold one model (fully sharded); weights, gradients and AdamW's
-states are float32, gathered blocks bfloat16; with a LoRA the frozen weights are bfloat16. Time for communication is not counted.
+Weights, gradients and AdamW's states are float32, gathered blocks bfloat16; with a LoRA the frozen weights are bfloat16. Computation
+and communication are added up, though a part of them overlaps; monitors and checkpoints between iterations are not counted. Loading,
+embedding, saving, evaluation and the host are `g2rpo rehearse`'s, which runs the stages themselves; a test holds the two together.
 """
 
 import random
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
+import numpy as np
+
+from g2rpo_core.algorithm.methods import Method
 from g2rpo_core.config import Profile, method_of, sampling_of, training_of
 from g2rpo_core.errors import UserError
 from g2rpo_core.estimate import published as flux
+from g2rpo_core.estimate.communication import Sharding, sent
+from g2rpo_core.estimate.machines import (
+    ASSUMED_TFLOPS,
+    DECODE_SLOWER,
+    RESERVE_GIB,
+    SCORE_SLOWER,
+    Machines,
+    nodes_of,
+)
 from g2rpo_core.models.settings import LoraSettings
 from g2rpo_core.rewards.registry import REWARDS
 from g2rpo_core.rewards.spec import ModelSize
+from g2rpo_core.rollout.rollout import num_calls
 from g2rpo_core.sampling.settings import SamplingSettings
 from g2rpo_core.training.settings import TrainingSettings
 
 GIB = 2**30
-RESERVE_GIB = 3.0  # CUDA context, communication buffers, and what the allocator cannot fill
-ASSUMED_TFLOPS = 400.0  # of a transformer in bfloat16: 40 % of the 989 dense TFLOP/s in the data sheets of H100 SXM and H200
-DECODE_SLOWER, SCORE_SLOWER = 2, 15  # against bfloat16, by the same data sheets: TF32 convolutions, float32 products
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What one profile, method and number of GPUs need. memory_gib: per GPU, by part; they add up to `memory_total_gib`.
-
-    `activations` is the most of the phases in `activations_gib`, as these follow each other; seconds: of one iteration, by phase;
-    evaluations (forward evaluations of the transformer, NFE): means over the run's iterations; not_counted: rewards whose size is not known here.
+    """What one profile, method and number of GPUs need. phases_gib: per GPU, of the phases of an iteration, which follow each other; memory_gib: of the
+    largest, `memory_total_gib`, by part; seconds: an iteration's computation, by
+    phase; sent_gb: what a GPU sends in it, and communication_seconds: how long that takes by itself; hours, gpu_hours: of all
+    iterations; evaluations (forward evaluations of the transformer, NFE): means over the run's iterations; not_counted: rewards whose
+    size is not known here.
     """
 
     evaluations_per_prompt: float
@@ -39,17 +51,21 @@ class Plan:
     latents_per_call: dict[str, int]
     memory_gib: dict[str, float]
     memory_total_gib: float
-    activations_gib: dict[str, float]
+    phases_gib: dict[str, float]
     fits: bool
     ms_per_evaluation: float
     seconds: dict[str, float]
+    sent_gb: dict[str, float]
+    communication_seconds: dict[str, float]
     seconds_per_iteration: float
+    hours: float
+    gpu_hours: float
     disk_gib: dict[str, float]
     not_counted: list[str]
 
 
-def make_plan(profile: Profile, name: str, gpus: int, memory: float, shard: int | None = None, rate: float | None = None) -> Plan:
-    """The plan of method `name` on `gpus` GPUs of `memory` GiB, each model sharded over `shard` of them (all).
+def make_plan(profile: Profile, name: str, machines: Machines, shard: int | None = None, rate: float | None = None) -> Plan:
+    """The plan of method `name`, each model sharded over `shard` of the GPUs (as the profile says, or all).
 
     rate: milliseconds per forward evaluation of the transformer on one GPU; without it, ASSUMED_TFLOPS. UserError where the GPUs cannot share the
     prompts of an iteration evenly.
@@ -61,6 +77,7 @@ def make_plan(profile: Profile, name: str, gpus: int, memory: float, shard: int 
     sampling = sampling_of(profile.sampling, profile.methods, name)
     training = training_of(profile.training, profile.methods, name)
     lora, group = training.lora, training.num_generations
+    gpus = machines.gpus
     shard = shard or min(training.parallel.shard_size or gpus, gpus)
     if training.prompts_per_iteration % gpus:
         raise UserError(
@@ -72,12 +89,17 @@ def make_plan(profile: Profile, name: str, gpus: int, memory: float, shard: int 
     prompts = training.prompts_per_iteration // gpus
 
     tokens = _tokens(profile, sampling)
-    states = len(method.trained(len(widest.sde_steps), random.Random(0)))
-    if method.branching == "all":  # all but the first SDE step have a state for every member
-        states = 1 + (states - 1) * group
-    latents = {
+    trained = len(method.trained(len(widest.sde_steps), random.Random(0)))
+    shared = 1 if method.branching == "all" else trained  # all but the first SDE step have a state for every member
+    states = shared + (trained - shared) * group
+    at_once = {
         "rollout": max(1, sampling.batch_tokens // sum(tokens)),
-        "update": min(prompts * states, max(1, training.batch_tokens // sum(tokens))),
+        "update": max(1, training.batch_tokens // sum(tokens)),
+    }
+    updates = _update_calls(method, prompts, shared, trained - shared, group, at_once["update"])
+    latents = {
+        "rollout": at_once["rollout"],
+        "update": min(prompts * (max(shared, (trained - shared) * group)), at_once["update"]),
     }
     call = partial(Call, image_tokens=tokens[0], text_tokens=tokens[1], dtype=DTYPES[sampling.dtype])
     train = partial(call, training=True, lora=lora, checkpointing=training.gradient_checkpointing)
@@ -91,28 +113,41 @@ def make_plan(profile: Profile, name: str, gpus: int, memory: float, shard: int 
 
     frozen = counts.all - counts.trained
     width = DTYPES[sampling.dtype].itemsize
-    whole = counts.all * width if width < 4 and not lora else 0  # unsharded: autocast's copies
-    gathered = (2 * counts.block + counts.rest) * width + (0 if lora else counts.block * 4)  # one computes, the next is fetched
-    phases = {
+    if shard > 1:  # one block computes, the next is fetched, and what was read of a block in float32 is cast
+        gathered = (2 * counts.block + counts.rest) * width + (0 if lora else counts.block * 4)
+    else:
+        gathered = counts.all * width if width < 4 and not lora else 0  # autocast's copies
+    activations = {
         "rollout": cost(call(latents["rollout"], training=False)).bytes,
-        "decoding": decode.bytes + 2 * images * image,  # the parts, and what they are put together to
+        "decoding": images * image
+        + max(decode.bytes, images * image),  # the parts, and the last call or what they are put together to
         "scoring": images * image + max((min(256, images) * size.bytes_per_image for size in sizes.values()), default=0),
         "update": cost(train(latents["update"])).bytes,
         "optimizer": 4 * counts.trained / shard,  # AdamW's square roots of all second moments at once
     }
-    parts = {
+    lasting = {
         "weights": (4 * counts.trained + width * frozen) / shard,
         "base": 4 * counts.all / shard if method.kl_coef and not lora else 0,
-        "gradients": 4 * counts.trained / shard,
         "optimizer": 8 * counts.trained / shard,
-        "gathered": gathered if shard > 1 else whole,
         "replica": width * counts.all if training.parallel.replica and shard > 1 else 0,
-        "activations": max(phases.values()),
         "rewards": sum(4 * size.parameters for size in sizes.values()),
         "vae": 4 * _vae_parameters(),
         "reserve": RESERVE_GIB * GIB,
     }
-    total = sum(parts.values()) / GIB
+    # of one call they come as activations go; of several they are kept, whole where the last call alone sums them
+    kept = 4 * counts.trained / (1 if training.parallel.reduce == "update" else shard) if max(updates) > 1 else 0
+    gradients = {"update": kept, "optimizer": 4 * counts.trained / shard}
+    passing = {
+        phase: {
+            "activations": size,
+            "gradients": gradients.get(phase, 0),
+            "gathered": gathered if phase in ("rollout", "update") else 0,
+        }
+        for phase, size in activations.items()
+    }
+    phases = {phase: sum(lasting.values()) + sum(parts.values()) for phase, parts in passing.items()}
+    largest = max(phases, key=lambda phase: phases[phase])
+    parts = lasting | passing[largest]
 
     flops = cost(call(1, training=False)).flops
     ms = rate or flops / (ASSUMED_TFLOPS * 1e9)
@@ -127,7 +162,17 @@ def make_plan(profile: Profile, name: str, gpus: int, memory: float, shard: int 
         * SCORE_SLOWER,
         "update": prompts * states * (cost(train(1)).flops + (flops if method.kl_coef else 0)) * per_flop,
     }
+    different = {id(tree): tree for tree in trees}
+    calls_of = {key: num_calls(tree, prompts, group, at_once["rollout"]) for key, tree in different.items()}
+    calls = sum(calls_of[id(tree)] for tree in trees) / len(trees)
+    parallel, kl = training.parallel, bool(method.kl_coef) and not lora
+    gigabytes, communication = sent(
+        Sharding(machines, shard), counts, width, calls, updates, kl, parallel.replica, parallel.reduce == "call"
+    )
+    iteration = sum(seconds.values()) + sum(communication.values())
+    hours = iteration * training.iterations / 3600
     gib = lambda values: {key: round(value / GIB, 3) for key, value in values.items()}
+    rounded = lambda values: {key: round(value, 3) for key, value in values.items()}
     return Plan(
         evaluations_per_prompt=_whole(evaluations),
         evaluations_per_iteration=_whole(evaluations * training.prompts_per_iteration),
@@ -135,15 +180,29 @@ def make_plan(profile: Profile, name: str, gpus: int, memory: float, shard: int 
         gpus_per_model=shard,
         latents_per_call=latents,
         memory_gib=gib(parts),
-        memory_total_gib=round(total, 3),
-        activations_gib=gib(phases),
-        fits=total <= memory,
+        memory_total_gib=round(phases[largest] / GIB, 3),
+        phases_gib=gib(phases),
+        fits=phases[largest] / GIB <= machines.memory,
         ms_per_evaluation=round(ms, 3),
-        seconds={key: round(value, 3) for key, value in seconds.items()},
-        seconds_per_iteration=round(sum(seconds.values()), 3),
+        seconds=rounded(seconds),
+        sent_gb=rounded(gigabytes),
+        communication_seconds=rounded(communication),
+        seconds_per_iteration=round(iteration, 3),
+        hours=round(hours, 2),
+        gpu_hours=round(hours * gpus, 1),
         disk_gib=gib(_disk(profile, training, counts)),
         not_counted=[name for name in scorers if name not in sizes],
     )
+
+
+def _update_calls(method: Method, prompts: int, shared: int, apart: int, group: int, size: int) -> list[int]:
+    """The calls of each optimizer step of an iteration; shared, apart: trained transitions whose group has one state, or one a member."""
+    updates = method.updates_per_rollout
+    calls = lambda rows: -(-prompts * rows // size)
+    if updates == "step":
+        return [calls(1)] * shared + [calls(group)] * apart
+    parts = [group] if updates == "iteration" else [len(part) for part in np.array_split(range(group), updates) if len(part)]
+    return [calls(shared) + calls(apart * part) for part in parts]
 
 
 def measured_rate(profile: Profile, name: str) -> float:
@@ -212,39 +271,49 @@ def _disk(profile: Profile, training: TrainingSettings, counts) -> dict[str, flo
     }
 
 
-def changes(profile: Profile, name: str, gpus: int, memory: float, shard: int | None = None) -> list[tuple[str, float, bool]]:
-    """What to change for less memory: the change, GiB per GPU with it, whether that fits. Each is planned as a whole."""
+def changes(profile: Profile, name: str, machines: Machines, fits: bool, shard: int | None = None) -> list[tuple[str, Plan]]:
+    """What changes memory and time most: each change with the plan of the whole; several at once only if the plan does not fit."""
     training = training_of(profile.training, profile.methods, name)
-    lora = {"lora": LoraSettings(rank=32, alpha=32.0).model_dump(mode="json")} if training.lora is None else {}
-    checkpointing = {} if training.gradient_checkpointing else {"gradient_checkpointing": True}
-    smallest = {"batch_tokens": 1}
+    lora: dict = {"lora": LoraSettings(rank=32, alpha=32.0).model_dump(mode="json")} if training.lora is None else {}
+    checkpointing: dict = {} if training.gradient_checkpointing else {"gradient_checkpointing": True}
+    smallest: dict = {"batch_tokens": 1}
+    replica: dict = (
+        {"parallel": training.parallel.model_dump() | {"replica": not training.parallel.replica}} if machines.gpus > 1 else {}
+    )
     options: list[tuple[str, dict]] = [
         ("training.gradient_checkpointing: true", checkpointing),
-        ("training.batch_tokens for one latent a call", smallest),
-        ("both", checkpointing | smallest if checkpointing else {}),
+        ("training.gradient_checkpointing: false", {} if checkpointing else {"gradient_checkpointing": False}),
         ("training.lora: LoRA of rank 32", lora),
-        ("LoRA and training.gradient_checkpointing: true", lora | checkpointing if lora and checkpointing else {}),
-        ("LoRA, checkpointing and one latent a call", lora | checkpointing | smallest if lora else {}),
+        (f"training.parallel.replica: {str(not training.parallel.replica).lower()}", replica),
     ]
-    planned = []
-    for label, change in options:
-        if change:
-            plan = make_plan(_changed(profile, name, change), name, gpus, memory, shard)
-            planned.append((label, plan.memory_total_gib, plan.fits))
-    if shard and shard < gpus:
-        plan = make_plan(profile, name, gpus, memory)
-        planned.append((f"--shard {gpus}: one model over all GPUs", plan.memory_total_gib, plan.fits))
+    if not fits:
+        options += [
+            ("training.batch_tokens for one latent a call", smallest),
+            ("checkpointing and one latent a call", checkpointing | smallest if checkpointing else {}),
+            ("LoRA and training.gradient_checkpointing: true", lora | checkpointing if lora and checkpointing else {}),
+            ("LoRA, checkpointing and one latent a call", lora | checkpointing | smallest if lora else {}),
+        ]
+    planned = [(label, make_plan(changed(profile, name, change), name, machines, shard)) for label, change in options if change]
+    now = shard or min(training.parallel.shard_size or machines.gpus, machines.gpus)
+    for size in divisors(machines.gpus):
+        if size != now:
+            planned.append((f"training.parallel.shard_size: {size}", make_plan(profile, name, machines, size)))
     best = checkpointing | smallest
-    for more in (2, 4, 8, 16, 32):
-        if more > (shard or gpus):
-            plan = make_plan(_changed(profile, name, best), name, max(more, gpus), memory, more)
+    for more in () if fits else (2, 4, 8, 16, 32):
+        if more > machines.gpus and training.prompts_per_iteration % more == 0:
+            plan = make_plan(changed(profile, name, best), name, replace(machines, gpus=more, nodes=nodes_of(more)), more)
             if plan.fits:
-                planned.append((f"{more} GPUs to a model, checkpointing, one latent a call", plan.memory_total_gib, True))
+                planned.append((f"{more} GPUs to a model, checkpointing, one latent a call", plan))
                 break
     return planned
 
 
-def _changed(profile: Profile, name: str, training: dict) -> Profile:
+def divisors(number: int) -> list[int]:
+    return [one for one in range(1, number + 1) if number % one == 0]
+
+
+def changed(profile: Profile, name: str, training: dict) -> Profile:
+    """The profile with other settings of `training` for a method."""
     run = profile.methods[name]
     run = run.model_copy(update={"training": run.training | training})
     return profile.model_copy(update={"methods": {**profile.methods, name: run}})

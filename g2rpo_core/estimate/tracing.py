@@ -19,30 +19,34 @@ from peft import LoraConfig
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
+from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 from g2rpo_core.errors import UserError
 from g2rpo_core.models.settings import LoraSettings
 
 # PyTorch counts the operations of attention on a GPU; on the CPU, where models are traced, they are the same
 ATTENTION = {
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: lambda q, k, v, *_, **__: sdpa_flop_count(q, k, v),
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: lambda q, k, v, *_, **__: sdpa_flop_count(
+        q.shape, k.shape, v.shape
+    ),
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: lambda out, q, k, v, *_, **__: sdpa_backward_flop_count(
-        out, q, k, v
+        out.shape, q.shape, k.shape, v.shape
     ),
 }
 
 
-class Memory(TorchDispatchMode):
-    """Bytes of the tensors that operations under it make, fake or real: those alive now, and most ever at once."""
+class Measured(TorchDispatchMode):
+    """Of the operations under it, fake or real: their floating-point operations, bytes of the tensors alive now, and most ever at once."""
 
     def __init__(self):
         super().__init__()
-        self.alive = self.peak = 0
+        self.alive = self.peak = self.flops = 0
         self._known = weakref.WeakSet()
 
     def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
         result = operation(*args, **(kwargs or {}))
+        if count := ATTENTION.get(operation.overloadpacket) or flop_registry.get(operation.overloadpacket):
+            self.flops += count(*args, **(kwargs or {}), out_val=result)
         given = {id(tensor.untyped_storage()) for tensor in tree_leaves((args, kwargs)) if isinstance(tensor, torch.Tensor)}
         for tensor in tree_leaves(result):
             if isinstance(tensor, torch.Tensor):
@@ -58,13 +62,48 @@ class Memory(TorchDispatchMode):
         self.alive -= size
 
 
+class FusedRMSNorm(torch.autograd.Function):
+    """Shapes of RMSNorm, keeping what CUDA's fused kernel keeps: input, weight, and one float32 a row; a CPU build keeps more."""
+
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(x, weight, x.new_empty((*x.shape[:-1], 1), dtype=torch.float32))
+        return torch.empty_like(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, weight, _ = ctx.saved_tensors
+        return torch.empty_like(x), None if weight is None else torch.empty_like(weight)
+
+
+def rms_norm_under_autocast(input, normalized_shape, weight=None, eps=None):
+    """torch.nn.functional.rms_norm as CUDA's autocast has it: in float32; the CPU's has no rule for it."""
+    return FusedRMSNorm.apply(input.float(), None if weight is None else weight.float())
+
+
+def flash_attention(query, key, value, dropout_p=0.0, is_causal=False, scale=None):
+    """Attention without a mask by CUDA's flash kernel, in bfloat16 as autocast has it there; a CPU build takes another, which keeps more."""
+    qkv = (tensor.to(torch.bfloat16) for tensor in (query, key, value))
+    return torch.ops.aten._scaled_dot_product_flash_attention(*qkv, dropout_p, is_causal, scale=scale)[0]
+
+
 @contextmanager
 def as_on_cuda(dtype: torch.dtype) -> Iterator[None]:
-    """Autocast with CUDA's rules on the CPU: there, layer_norm computes in float32 where the CPU's stays in bfloat16."""
-    original = torch.nn.functional.layer_norm
-    wide = lambda x, *args, **kwargs: original(x.float(), *args, **kwargs)
-    lower = dtype != torch.float32
-    with torch.autocast("cpu", dtype, enabled=lower), patch("torch.nn.functional.layer_norm", wide if lower else original):
+    """Autocast with CUDA's rules on the CPU, on tensors without data: there, norms compute in float32 where the CPU's stay in bfloat16."""
+    if dtype == torch.float32:
+        yield
+        return
+    layer_norm = torch.nn.functional.layer_norm
+    wide = lambda x, *args, **kwargs: layer_norm(x.float(), *args, **kwargs)
+    attention = lambda query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False: (
+        flash_attention(query, key, value, dropout_p, is_causal, scale)
+    )
+    with (
+        torch.autocast("cpu", dtype),
+        patch("torch.nn.functional.layer_norm", wide),
+        patch("torch.nn.functional.rms_norm", rms_norm_under_autocast),
+        patch("torch.nn.functional.scaled_dot_product_attention", attention),
+    ):
         yield
 
 
@@ -181,11 +220,9 @@ def traced_cost(config: dict, call: Call) -> Cost:
                 if call.training:
                     output.sum().backward()
 
-        with Memory() as memory:
+        with Measured() as measured:
             work()
-        with FlopCounterMode(display=False, custom_mapping=ATTENTION) as counter:  # apart, as its hooks keep recomputed tensors
-            work()
-    return Cost(memory.peak, counter.get_total_flops())
+    return Cost(measured.peak, measured.flops)
 
 
 @cache
@@ -196,9 +233,9 @@ def vae_cost(config: tuple[tuple[str, Any], ...], batch: int, height: int, width
     with FakeTensorMode(), torch.no_grad():
         vae = AutoencoderKL(**shape)
         latents = torch.zeros(batch, shape["latent_channels"], height // factor, width // factor)
-        with FlopCounterMode(display=False) as counter, Memory() as memory:
+        with Measured() as measured:
             vae.decode(latents, return_dict=False)
-    return Cost(memory.peak, counter.get_total_flops())
+    return Cost(measured.peak, measured.flops)
 
 
 def seconds_of(work: Callable[[], object], device: torch.device, repeats: int = 5) -> float:

@@ -238,7 +238,7 @@ class Policy:
         latents = FluxPipeline._unpack_latents(latents, self.height, self.width, self.vae_factor)
         latents = latents / self.vae.config.scaling_factor + self.vae.config.shift_factor
         images = [self.vae.decode(part, return_dict=False)[0] for part in latents.split(max_batch)]
-        return (torch.cat(images) / 2 + 0.5).clamp(0, 1)
+        return torch.cat(images).div_(2).add_(0.5).clamp_(0, 1)  # in place: those of a prompt are 1.7 GiB at 720 x 720
 
 
 def _vae(pipeline: Path) -> AutoencoderKL:

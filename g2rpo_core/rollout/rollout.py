@@ -78,9 +78,7 @@ def rollout(
     """
     prompts, group_size = noises[0].shape[:2]
     shape = initial.shape[1:]
-    children = defaultdict(list)
-    for index, node in enumerate(tree.nodes):
-        children[node.parent].append(index)
+    children = children_of(tree)
     leaf_nodes = {leaf for ends in tree.leaves for leaf in ends}
     states = {root: initial.float()[:, None] for root in children[None]}  # node -> [P, 1 or G, ...]
     predicted: dict[int, torch.Tensor] = {}  # node -> its clean prediction, kept where a second-order step follows
@@ -122,6 +120,27 @@ def rollout(
     finished = torch.stack([torch.stack([clean[leaf] for leaf in ends], 1) for ends in tree.leaves], 1)  # [P, B, J, G, ...]
     sampled = [transitions[index] for index in range(len(tree.sde_steps))]
     return Rollout(finished, sampled, num_forward_evals, tree.granularities)
+
+
+def num_calls(tree: Tree, prompts: int, group_size: int, max_batch: int) -> int:
+    """How often `rollout` calls the model, found without it."""
+    size = lambda index: prompts * (group_size if tree.nodes[index].per_member else 1)
+    children = children_of(tree)
+    ready = {root: size(root) for root in children[None]}
+    calls = 0
+    while ready:
+        chosen = _next_call(ready, tree, max_batch)
+        calls += -(-sum(ready.pop(index) for index in chosen) // max_batch)
+        ready |= {child: size(child) for index in chosen for child in children[index]}
+    return calls
+
+
+def children_of(tree: Tree) -> defaultdict[int | None, list[int]]:
+    """Node -> the nodes that come from it; None -> the roots."""
+    children: defaultdict[int | None, list[int]] = defaultdict(list)
+    for index, node in enumerate(tree.nodes):
+        children[node.parent].append(index)
+    return children
 
 
 def _next_call(ready: dict[int, int], tree: Tree, max_batch: int) -> list[int]:

@@ -127,6 +127,7 @@ class Trainer:
         except NonFiniteError as error:
             prompts = ", ".join(map(repr, texts))
             raise NonFiniteError(f"iteration {iteration + 1}: {error}; the prompts are {prompts}") from None
+        self.optimizer.zero_grad()  # their memory is the next rollout's
         self.policy.refresh()
 
         means = reward_metrics(list(self.rewards), rewards, advantages, sampled.granularities, training.adv_clip_max)

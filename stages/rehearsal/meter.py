@@ -43,8 +43,9 @@ class Collective:
 
 @dataclass
 class Repeated:
-    """What a call took, for those that are not made again."""
+    """What a call took, for those that are not made again; bytes: of a GPU, more than before it, at most at once."""
 
+    bytes: int
     flops: int
     collectives: list[Collective]
 
@@ -79,7 +80,7 @@ class Meter(TorchDispatchMode):
         self.phases: dict[str, Phase] = {}
         self.alive: Counter = Counter()
         self.collectives: list[Collective] = []
-        self.paused = 0
+        self.paused = self.high = 0  # high: most bytes of a GPU at once, since it was last set
         self._known: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
         self._costs: dict[object, Repeated] = {}
         self._calls: Counter = Counter()
@@ -126,12 +127,17 @@ class Meter(TorchDispatchMode):
         """Equal calls without gradients: the first two are made, the others cost the same and give something of the shape."""
         self._calls[key] += 1
         if self._calls[key] > 2:
-            self._of(self.phase).flops += self._costs[key].flops
-            self.collectives += self._costs[key].collectives
+            cost = self._costs[key]
+            self._of(self.phase).flops += cost.flops
+            self.collectives += cost.collectives
+            self._add("cuda", cost.bytes)
+            self._add("cuda", -cost.bytes)
             return instead()
-        flops, count = self._of(self.phase).flops, len(self.collectives)
+        flops, count, alive, high = self._of(self.phase).flops, len(self.collectives), self.alive["cuda"], self.high
+        self.high = alive
         result = really()
-        self._costs[key] = Repeated(self._of(self.phase).flops - flops, self.collectives[count:])
+        self._costs[key] = Repeated(self.high - alive, self._of(self.phase).flops - flops, self.collectives[count:])
+        self.high = max(self.high, high)
         return result
 
     def so_far(self) -> tuple[int, int]:
@@ -153,6 +159,8 @@ class Meter(TorchDispatchMode):
             raise torch.OutOfMemoryError(
                 f"{self.alive[device] / GIB:.1f} GiB of {limit / GIB:.1f} in use in the phase {self.phase!r}"
             )
+        if device == "cuda":
+            self.high = max(self.high, self.alive[device])
         peak = self._of(self.phase).peak
         peak[device] = max(peak[device], self.alive[device])
 

@@ -42,6 +42,7 @@ from stages.rehearsal.meter import GIB, Meter
 
 STAGES = {"embed": stages.embed, "train": stages.train, "resume": stages.train, "evaluate": stages.evaluate}
 written: Counter = Counter()  # bytes that would be on disk, by what they are
+calls = [0]  # forward and backward passes of all updates, with those that are left out
 
 
 def main() -> None:
@@ -100,15 +101,18 @@ def report(args: argparse.Namespace, meter: Meter, ended: str | None) -> dict:
     order = [(one.phase, one.name, one.group, one.bytes) for one in meter.collectives]
     return {
         "stage": args.stage, "rank": args.rank, "ended": ended, "phases": phases, "collectives": collectives,
-        "order": hashlib.sha256(repr(order).encode()).hexdigest(), "written": dict(written),
+        "order": hashlib.sha256(repr(order).encode()).hexdigest(), "written": dict(written), "updates": calls[0],
     }  # fmt: skip
 
 
 def prepare(args: argparse.Namespace) -> None:
     """A folder for this process in which the stage runs, with what earlier stages would have made (`inputs`)."""
     profile = load_profile(args.home / "profiles" / f"{args.profile}.yaml")
-    cwd = args.home / f"process-{args.rank}"
-    cwd.mkdir(exist_ok=True)
+    own = f"train-{args.method}" if args.stage == "resume" else f"{args.stage}-{args.method}"
+    cwd = args.home / f"{own}-{args.rank}"
+    if args.stage != "resume":
+        shutil.rmtree(cwd, ignore_errors=True)
+        cwd.mkdir()
     for source in [args.home / "profiles", *(args.home / "inputs").glob("*/*")]:
         link = cwd / source.relative_to(args.home if source.name == "profiles" else args.home / "inputs")
         link.parent.mkdir(exist_ok=True)
@@ -116,8 +120,6 @@ def prepare(args: argparse.Namespace) -> None:
             link.symlink_to(source.resolve())
     os.chdir(cwd)
     run = Path("runs", args.profile, f"{args.method}-0")
-    if args.stage == "train":
-        shutil.rmtree(Path(".cache"), ignore_errors=True)
     if args.stage == "evaluate" and args.method != "base":
         lora = training_of(profile.training, profile.methods, args.method).lora
         weights = run / ("lora" if lora else "transformer")
@@ -227,9 +229,8 @@ def replace_files(meter: Meter) -> None:
             written["checkpoint"] = size_of(state)
             tensors = [one.to_local() if isinstance(one, DTensor) else one for one in tree_leaves(state)]
             self.copies = [torch.empty(one.shape, dtype=one.dtype) for one in tensors if isinstance(one, torch.Tensor)]
-            if iteration == 1:
-                (self.folder / "iteration-000001").mkdir(parents=True, exist_ok=True)
-                (self.folder / "iteration-000001" / checkpoint.RECORDS).write_text(json.dumps(records))
+            (last := self.folder / f"iteration-{iteration:06}").mkdir(parents=True, exist_ok=True)
+            (last / checkpoint.RECORDS).write_text(json.dumps(records))
 
         def publish(self) -> None: ...
 
@@ -251,6 +252,7 @@ def shorten_updates(meter: Meter) -> None:
     def split(whole, size):
         parts = list(plain_split(whole, size))
         left_out[0] += max(0, len(parts) - 3)
+        calls[0] += len(parts)
         return parts if len(parts) <= 3 else [*parts[:2], parts[-1]]
 
     def reduce_gradients(*arguments):  # called before every call

@@ -244,28 +244,63 @@ def test_nothing_runs_again_without_a_change(project):
     assert (project / "reports" / "report.html").read_bytes() == before
 
 
-def test_a_run_that_was_made_beside_dvc_is_adopted_and_stays(project):
-    """As a cluster's job makes it: the stages by hand, then `dvc repro`, which runs neither of them again."""
+SRUN = """#!/usr/bin/env bash
+# Slurm's, for two nodes that are this machine
+shift
+SLURM_NODEID=0 "$@" & first=$!
+SLURM_NODEID=1 "$@" & wait $!
+wait $first
+"""
+
+
+def test_a_job_on_two_nodes_leaves_a_run_that_dvc_knows(project, tmp_path):
+    """Made beside DVC, by the file for Slurm; then `dvc repro`, which runs no stage of it again and deletes nothing."""
     params = project / "params.yaml"
     before = params.read_text()
+    profile = project / "profiles" / "seconds.yaml"
+    alone = profile.read_text()
     params.write_text("profile: seconds\nmethods: [g2rpo, g2rpo_two]\nseeds: [7, 8]\n")
-    words = ["--profile", "seconds", "--method", "g2rpo", "--seed", "8"]
+    profile.write_text(
+        alone.replace("training:", "training:\n  processes: auto\n  prompts_per_iteration: 2").replace(
+            "evaluation:", "evaluation:\n  processes: auto"
+        )
+    )
+    (tmp_path / "srun").write_text(SRUN)
+    (tmp_path / "srun").chmod(0o755)
+    words = ["--profile", "seconds", "--method", "g2rpo", "--seed", "8", "--nodes", "2", "--gpus-per-node", "1"]
     try:
-        trained = run([sys.executable, "-m", "stages.train", *words], project)
-        assert trained.returncode == 0 and "dvc status knows this run as train@g2rpo-8" in trained.stdout, trained.stderr
-        evaluated = run([sys.executable, "-m", "stages.evaluate", *words], project)
-        assert evaluated.returncode == 0 and "dvc status knows this run as evaluate@g2rpo-8" in evaluated.stdout, evaluated.stderr
+        written = run([sys.executable, "-m", "g2rpo_core.cli", "launch", *words], project)
+        assert written.returncode == 0, written.stderr
+        job = written.stdout.strip()
+        assert job == ".cache/jobs/seconds-g2rpo-8.sbatch" and "#SBATCH --nodes=2\n" in (project / job).read_text()
+        done = run(["bash", job], project, PATH=f"{tmp_path}:{os.environ['PATH']}", OMP_NUM_THREADS="1")
+        assert done.returncode == 0, done.stdout + done.stderr
+        for stage in ("train", "evaluate"):
+            assert done.stdout.count(f"dvc status knows this run as {stage}@g2rpo-8") == 1, done.stdout + done.stderr
         records = project / "runs" / "seconds" / "g2rpo-8" / "records.parquet"
         made = records.stat().st_mtime_ns
         said = dvc(project, "repro", "evaluate@g2rpo-8")
         assert "Running stage" not in said and records.stat().st_mtime_ns == made, said
     finally:
         params.write_text(before)
+        profile.write_text(alone)
         run(["git", "checkout", "--quiet", "--", "dvc.lock", "reports"], project)
         for made_of in ("runs", "evaluations"):
             shutil.rmtree(project / made_of / "seconds" / "g2rpo-8", ignore_errors=True)
         for file in ("curves", "metrics"):
             (project / "reports" / file / "g2rpo-8.json").unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize(
+    "words, complaint",
+    [
+        (["--seed", "9"], "dvc repro has no train@g2rpo-9 of seconds: name profile, method and seed in params.yaml"),
+        (["--seed", "7", "--nodes", "2"], "training.processes is 1, and the job has 16 GPUs: write auto"),
+    ],
+)
+def test_a_job_that_could_not_start_is_not_written(project, words, complaint):
+    done = run([sys.executable, "-m", "g2rpo_core.cli", "launch", "--profile", "seconds", "--method", "g2rpo", *words], project)
+    assert done.returncode == 1 and done.stderr == f"error: launch: {complaint}\n"
 
 
 STUDY = """

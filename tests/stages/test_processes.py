@@ -2,12 +2,15 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
+import psutil
 import pytest
 import torch
 from diffusers import FluxTransformer2DModel
@@ -149,6 +152,67 @@ def test_an_evaluation_that_was_killed_scores_nothing_twice(folder):
     numbers = list(map(int, scored.read_text().split()))
     assert len(numbers) in (6, 7) and set(numbers) == {4}  # the batch that was being scored is the only one that may come again
     same_evaluation(folder / "whole" / "base-0", whole)
+
+
+def node(folder: Path, rank: int, port: int) -> subprocess.Popen:
+    """One of two machines with a process each, by the committed configuration."""
+    launcher = [
+        sys.executable,
+        "-m",
+        "accelerate.commands.launch",
+        "--config_file",
+        str(ROOT / "stages/accelerate/two_nodes.yaml"),
+    ]
+    where = ["--num_processes", "2", "--machine_rank", str(rank), "--main_process_port", str(port), "--max_restarts", "3"]
+    stage = ["-m", "stages.train", "--profile", "again", "--method", "g2rpo", "--seed", "1"]
+    environment = {**os.environ, "PYTHONPATH": f"{folder}:{ROOT}", "OMP_NUM_THREADS": "1"}
+    with (folder / f"node-{rank}.log").open("a") as log:
+        return subprocess.Popen([*launcher, *where, *stage], cwd=folder, env=environment, stdout=log, stderr=log)
+
+
+def dies(machine: subprocess.Popen) -> None:
+    """With all that runs on it, at once."""
+    for process in [*psutil.Process(machine.pid).children(recursive=True), psutil.Process(machine.pid)]:
+        process.kill()
+    machine.wait()
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_by_itself_when_one_of_two_nodes_died_and_came_back(folder):
+    """From the last checkpoint, on both nodes, to the bits of a run that was left alone; node 0's command is never given again."""
+    profile = YAML(typ="safe").load(folder / "profiles" / "two.yaml")
+    profile["training"] |= {"iterations": 6, "checkpoints": {"every": 1}}
+    YAML().dump(profile, folder / "profiles" / "again.yaml")
+    for made in ("models", "embeddings"):
+        (folder / made / "again").symlink_to(folder / made / "two")
+    run(folder, "again", "train")
+    made = folder / "runs" / "again" / "g2rpo-1"
+    made.rename(folder / "left-alone")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    nodes = [node(folder, rank, port) for rank in range(2)]
+    try:
+        until(lambda: any((folder / ".cache/resume/train/again").glob("**/iteration-000002")), nodes)
+        dies(nodes[1])
+        nodes[1] = node(folder, 1, port)
+        assert [machine.wait(300) for machine in nodes] == [0, 0], (folder / "node-0.log").read_text()[-3000:]
+    finally:
+        for machine in nodes:
+            if machine.poll() is None:
+                dies(machine)
+    alone, resumed = (pd.read_parquet(run / "records.parquet") for run in (folder / "left-alone", made))
+    pd.testing.assert_frame_equal(alone, resumed, check_exact=True)
+    alone, resumed = (
+        FluxTransformer2DModel.from_pretrained(run / "transformer").state_dict() for run in (folder / "left-alone", made)
+    )
+    assert all(torch.equal(alone[name], resumed[name]) for name in alone)
+
+
+def until(happened: Callable[[], bool], running: list[subprocess.Popen]) -> None:
+    end = time.monotonic() + 180
+    while not happened():
+        assert all(one.poll() is None for one in running) and time.monotonic() < end
+        time.sleep(0.05)
 
 
 def same_evaluation(first: Path, second: Path) -> None:

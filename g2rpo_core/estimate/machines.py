@@ -1,0 +1,33 @@
+"""The machines that a run is planned or rehearsed for, and how long they need for what processes send each other."""
+
+from dataclasses import dataclass
+
+ASSUMED_TFLOPS = 400.0  # of a transformer in bfloat16: 40 % of the 989 dense TFLOP/s in the data sheets of H100 SXM and H200
+DECODE_SLOWER, SCORE_SLOWER = 2, 15  # against bfloat16, by the same data sheets: TF32 convolutions, float32 products
+RESERVE_GIB = 3.0  # CUDA context, communication buffers, and what the allocator cannot fill
+INSIDE, BETWEEN = 400.0, 50.0  # GB/s of a GPU: NVLink of an H100, and a network card of 400 Gbit/s for each GPU
+GPUS_OF_A_NODE = 8
+
+
+@dataclass(frozen=True)
+class Machines:
+    """gpus: of all nodes together; memory: GiB of a GPU; inside, between: GB/s from a GPU to the others of its node, and of other nodes."""
+
+    gpus: int
+    memory: float
+    nodes: int = 1
+    inside: float = INSIDE
+    between: float = BETWEEN
+
+    @property
+    def per_node(self) -> int:
+        return self.gpus // self.nodes
+
+    def rate(self, between_nodes: bool) -> float:
+        """Bytes a second that a GPU sends."""
+        return (self.between if between_nodes else self.inside) * 1e9
+
+
+def nodes_of(gpus: int) -> int:
+    """As few nodes as hold so many GPUs."""
+    return -(-gpus // GPUS_OF_A_NODE)

@@ -1,0 +1,85 @@
+"""A run as one job of a Slurm cluster: writes the file that `sbatch` takes. DVC knows the run when the job has ended.
+
+The job makes what comes before the run, then starts training and evaluation on all nodes at once.
+"""
+
+import argparse
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from jinja2 import Environment, StrictUndefined
+
+from g2rpo_core.common.runs import BASE, run_name
+from g2rpo_core.config import load_profile, profile_path, training_of
+from g2rpo_core.errors import UserError
+from stages.common import ends_in_one_line
+from stages.graph import read_graph
+from stages.launch import CONFIGURATIONS
+
+TEMPLATE = CONFIGURATIONS / "job.sbatch.j2"
+JOBS = Path(".cache", "jobs")
+
+
+@ends_in_one_line
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="g2rpo launch", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--profile", required=True)
+    parser.add_argument("--method", required=True, help="of params.yaml, or base, which is only evaluated")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--nodes", type=int, default=1)
+    parser.add_argument("--gpus-per-node", type=int, default=8)
+    parser.add_argument("--time", default="24:00:00", help="limit of the job (24:00:00)")
+    parser.add_argument("--option", action="append", default=[], metavar="--PARTITION=NAME", help="of sbatch; may be repeated")
+    parser.add_argument("--submit", action="store_true", help="call sbatch as well")
+    file = write_job(parser.parse_args())
+    print(file)
+
+
+def write_job(args: argparse.Namespace) -> Path:
+    """The file; UserError where the job could not start."""
+    profile, run = load_profile(profile_path(args.profile)), run_name(args.method, args.seed)
+    if args.nodes < 1 or args.gpus_per_node < 1:
+        raise UserError("launch: --nodes and --gpus-per-node must be above 0")
+    base = args.method == BASE[0]
+    names = ["evaluate_base"] if base else [f"train@{run}", f"evaluate@{run}"]
+    graph = read_graph()
+    if names[0] not in graph or f"--profile {args.profile} " not in (graph[names[0]].command + " "):
+        raise UserError(f"launch: dvc repro has no {names[0]} of {args.profile}: name profile, method and seed in params.yaml")
+    training = training_of(profile.training, profile.methods, args.method) if not base else profile.training
+    asked = ({} if base else {"training": training.processes}) | {"evaluation": profile.evaluation.processes}
+    count = args.nodes * args.gpus_per_node
+    for section, processes in asked.items():
+        if processes not in ("auto", count):
+            raise UserError(f"launch: {section}.processes is {processes}, and the job has {count} GPUs: write auto")
+    if not base and training.prompts_per_iteration % count:
+        raise UserError(f"launch: {training.prompts_per_iteration} prompts an iteration cannot be shared evenly by {count} GPUs")
+    file = JOBS / f"{args.profile}-{run}.sbatch"
+    template = Environment(undefined=StrictUndefined, keep_trailing_newline=True).from_string(TEMPLATE.read_text())
+    text = template.render(
+        file=file, profile=args.profile, method=args.method, seed=args.seed, run=run, names=names, nodes=args.nodes,
+        gpus=args.gpus_per_node, processes=args.gpus_per_node, time=args.time, grace=round(training.checkpoints.grace),
+        options=args.option, checkout=Path.cwd(), python=sys.executable, here=CONFIGURATIONS, before="embed",
+        stages=["evaluate"] if base else ["train", "evaluate"],
+    )  # fmt: skip
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+    if args.submit:
+        submit(file)
+    return file
+
+
+def submit(file: Path) -> None:
+    if not shutil.which("sbatch"):
+        raise UserError(f"launch: there is no sbatch on this machine; the file is {file}")
+    done = subprocess.run(["sbatch", str(file)], capture_output=True, text=True)
+    if done.returncode:
+        raise UserError(f"launch: sbatch {file}: {done.stderr.strip()}")
+    print(done.stdout.strip())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""Every profile of published weights at true size on the machines that its comment names, which are pretended."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+
+from g2rpo_core.config import load_profile, resolve
+from g2rpo_core.estimate.machines import RESERVE_GIB, Machines, nodes_of
+from g2rpo_core.estimate.plan import make_plan
+from tests.conftest import ROOT
+
+PHASES = ["load", "embed", "rollout", "update", "save", "evaluate"]
+TRAINING = [word for phase in ("load", "rollout", "update", "save") for word in ("--phase", phase)]
+
+
+def machines_of(profile: str) -> list[str]:
+    """The words of the command that the profile's comment gives."""
+    text = (ROOT / "profiles" / f"{profile}.yaml").read_text()
+    return re.search(rf"`g2rpo rehearse --profile {profile} (--gpus \d+(?: --nodes \d+)? --memory \d+)`", text)[1].split()
+
+
+PROFILES = {path.stem: machines_of(path.stem) for path in sorted((ROOT / "profiles").glob("flux_*.yaml"))}
+
+
+def rehearse(profile: str, words: list[str], folder: Path) -> tuple[dict, subprocess.CompletedProcess]:
+    """The command with --json in a folder of its own, with the project's profiles unless there are others."""
+    if not (folder / "profiles").exists():
+        (folder / "profiles").symlink_to(ROOT / "profiles")
+    command = [sys.executable, "-m", "stages.rehearse", "--profile", profile, "--json", *words]
+    done = subprocess.run(command, cwd=folder, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    last = done.stdout.strip().split("\n")[-1]
+    return json.loads(last) if last.startswith("{") else {}, done
+
+
+@pytest.mark.pipeline
+@pytest.mark.parametrize("name", PROFILES)
+def test_every_method_is_planned_and_fits(name):
+    """By arithmetic; `make rehearse` runs them all."""
+    profile = load_profile(ROOT / "profiles" / f"{name}.yaml")
+    words = dict(zip(PROFILES[name][::2], PROFILES[name][1::2]))
+    gpus = int(words["--gpus"])
+    machines = Machines(gpus, float(words["--memory"]), int(words.get("--nodes", nodes_of(gpus))))
+    assert profile.training.processes == profile.evaluation.processes == "auto"
+    for method in profile.methods:
+        assert make_plan(profile, method, machines).fits, method
+
+
+@pytest.mark.pipeline
+def test_a_phase_alone_is_rehearsed_and_what_could_not_start_is_said(tmp_path):
+    data = resolve(ROOT / "profiles" / "flux_lora_1gpu.yaml").data
+    data["training"]["processes"] = 4
+    (tmp_path / "profiles").mkdir()
+    YAML().dump(data, tmp_path / "profiles" / "four.yaml")
+    found, done = rehearse("four", ["--gpus", "1", "--memory", "80", "--phase", "embed"], tmp_path)
+    assert done.returncode == 1, done.stderr
+    assert found["problems"] == ["start: training.processes is 4, and there are 1 GPUs: write auto, or 1"]
+    assert list(found["peak_gib"]) == ["embed"] and 9.0 < found["peak_gib"]["embed"] < 12.0  # T5 has 8.9 GiB in bfloat16
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PROFILES)
+def test_a_profiles_own_method_fits_the_machines_it_names(name, tmp_path):
+    """All stages of the two that differ in them; and the plan's arithmetic is within a tenth of what the stages take."""
+    whole = name in ("flux_hps_clip", "flux_lora_1gpu")
+    found, done = rehearse(name, PROFILES[name] + ([] if whole else TRAINING), tmp_path)
+    assert done.returncode == 0 and found["fits"] and not found["problems"], done.stderr + str(found)
+    assert list(found["peak_gib"]) == [phase for phase in PHASES if whole or phase not in ("embed", "evaluate")]
+    words = dict(zip(PROFILES[name][::2], PROFILES[name][1::2]))
+    machines = Machines(int(words["--gpus"]), float(words["--memory"]), int(words.get("--nodes", 1)))
+    plan = make_plan(load_profile(ROOT / "profiles" / f"{name}.yaml"), "g2rpo", machines)
+    planned = {"rollout": ("rollout", "decoding", "scoring"), "update": ("update", "optimizer")}
+    for phase, parts in planned.items():
+        gib = max(plan.phases_gib[part] for part in parts) - RESERVE_GIB
+        assert gib == pytest.approx(found["peak_gib"][phase], rel=0.1), phase
+        if machines.gpus > 1:
+            assert plan.sent_gb[phase] == pytest.approx(found["collectives"][phase]["gb"], rel=0.1), phase
+    assert plan.seconds_per_iteration == pytest.approx(found["seconds_per_iteration"], rel=0.1)
+
+
+@pytest.mark.slow
+def test_without_gradient_checkpointing_the_papers_setting_does_not_fit(tmp_path):
+    data = resolve(ROOT / "profiles" / "flux_hps.yaml").data
+    data["training"]["gradient_checkpointing"] = False
+    (tmp_path / "profiles").mkdir()
+    YAML().dump(data, tmp_path / "profiles" / "keeps_all.yaml")
+    found, done = rehearse("keeps_all", [*PROFILES["flux_hps"], "--phase", "update"], tmp_path)
+    assert done.returncode == 1 and not found["fits"]
+    assert found["problems"][0].startswith("train: OutOfMemoryError: ") and "in the phase 'update'" in found["problems"][0]
