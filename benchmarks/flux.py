@@ -3,7 +3,7 @@
     python -m benchmarks.flux [--batches 1 2 4 8 12] [--iteration] [--json]
 
 Prints the bf16 matrix peak measured in the same run, milliseconds per forward evaluation against batch size and their share of that peak,
-what compiling each block, attention backends and fp8 linear layers give and how far they move velocities, log-probabilities and
+what a call allocates beside what `g2rpo plan` says, what compiling each block, attention backends and fp8 linear layers give and how far they move velocities, log-probabilities and
 latents, and the seconds of a G2RPO iteration at the paper's setting (720x720, T = 16, 12 members): by the measured rate, or with
 --iteration by running its rollout. `--size tiny --device cpu` runs the same code on any machine.
 """
@@ -23,7 +23,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from g2rpo_core.algorithm.methods import METHODS
 from g2rpo_core.data.embeddings import Conditioning
 from g2rpo_core.estimate.published import TRANSFORMER, VAE
-from g2rpo_core.estimate.tracing import Measured, seconds_of
+from g2rpo_core.estimate.tracing import Call, Measured, seconds_of, transformer_cost
 from g2rpo_core.models.flux import Policy
 from g2rpo_core.rollout.rollout import Velocity, rollout, sample
 from g2rpo_core.rollout.tree import build
@@ -147,6 +147,14 @@ def main() -> None:
             with context():
                 seconds = seconds_of(partial(field, *arguments), device) / batch
             rows[batch] = {"ms_per_evaluation": 1e3 * seconds, "share_of_peak": flops / seconds / peak}
+            if device.type == "cuda":
+                torch.cuda.reset_peak_memory_stats()
+                before = torch.cuda.memory_allocated()
+                with context():
+                    field(*arguments)
+                call = Call(batch, policy.image_tokens, conditioning.context.shape[1], policy.dtype, training=False)
+                traced = transformer_cost(tuple(SIZES[args.size][0].items()), call).bytes
+                rows[batch] |= {"allocated_gib": (torch.cuda.max_memory_allocated() - before) / 2**30, "planned_gib": traced / 2**30}
             print(
                 f"{label:12} batch {batch:3}: {1e3 * seconds:8.2f} ms a forward evaluation, {100 * flops / seconds / peak:5.1f} % of the peak",
                 flush=True,

@@ -12,7 +12,8 @@ from diffusers import AutoencoderKL, FluxTransformer2DModel
 from g2rpo_core.cli.main import main
 from g2rpo_core.config import load_profile
 from g2rpo_core.errors import UserError
-from g2rpo_core.estimate import tracing
+from g2rpo_core.estimate import communication, tracing
+from g2rpo_core.estimate.budget import cheapest, ways
 from g2rpo_core.estimate.machines import Machines
 from g2rpo_core.estimate.plan import changes, make_plan
 from g2rpo_core.estimate.published import TRANSFORMER, VAE
@@ -162,6 +163,41 @@ def test_the_profile_for_one_card_fits_it():
 
 
 @pytest.mark.pipeline
+def test_what_does_not_fit_gets_changes_that_the_prompts_allow():
+    """16 prompts an iteration are not for 32 GPUs, so none of the changes asks for as many."""
+    profile = load_profile(ROOT / "profiles" / "flux_hps.yaml")
+    planned = changes(profile, "g2rpo", Machines(16, 40, nodes=2), fits=False)
+    assert any(plan.fits for _, plan in planned) and not any("32" in change and "GPUs" in change for change, _ in planned)
+
+
+def test_what_processes_send_is_what_rings_send():
+    """Two processes with half of the weights each: a gather moves the other half, an update gathers twice and sums once."""
+    counts = tracing.Parameters(all=100, trained=100, block=10, rest=5)
+    calls = {"width": 2, "rollout_calls": 3, "updates": [4], "kl": False, "replica": False, "every_call": False}
+    one_node, two_nodes = (Machines(4, 80, nodes, inside=1e-9, between=1e-10) for nodes in (1, 2))
+    gigabytes, seconds = communication.sent(communication.Sharding(one_node, 4), counts, **calls)
+    assert gigabytes["rollout"] * 1e9 == seconds["rollout"] == 3 * 200 * 3 / 4
+    assert gigabytes["update"] * 1e9 == 4 * 2 * 200 * 3 / 4 + 400 * 3 / 4
+    pairs, slower = communication.sent(communication.Sharding(two_nodes, 2), counts, **calls)
+    assert pairs["rollout"] * 1e9 == slower["rollout"] == 3 * 200 / 2  # inside a node
+    assert slower["update"] == pytest.approx(
+        4 * 2 * 200 / 2 + 400 / 2 + 10 * 2 * (400 / 2) / 2
+    )  # its parts are summed between nodes
+    assert communication.sent(communication.Sharding(Machines(1, 80), 1), counts, **calls) == ({}, {})
+
+
+@pytest.mark.pipeline
+def test_the_cheapest_way_fits_memory_and_hours_or_is_none():
+    profile = load_profile(ROOT / "profiles" / "flux_lora_1gpu.yaml")
+    way, fastest = cheapest(profile, "g2rpo", Machines(1, 80), hours=100.0)
+    assert way.plan.fits and way.plan.hours <= 100 and fastest.plan.hours <= way.plan.hours
+    found = list(ways(profile, "g2rpo", Machines(1, 80), lora=False))
+    assert way.plan.gpu_hours == min(one.plan.gpu_hours for one in found)
+    assert cheapest(profile, "g2rpo", Machines(1, 80), hours=fastest.plan.hours / 2) == (None, fastest)
+    assert cheapest(profile, "g2rpo", Machines(1, 8), hours=100.0) == (None, None)
+
+
+@pytest.mark.pipeline
 def test_the_command_speaks_to_machines_and_says_what_is_wrong():
     command = [sys.executable, "-m", "g2rpo_core.cli", "plan", "--profile", "flux_hps_clip", "--memory", "141", "--gpus"]
     done = subprocess.run([*command, "16", "--json"], cwd=ROOT, capture_output=True, text=True)
@@ -171,6 +207,8 @@ def test_the_command_speaks_to_machines_and_says_what_is_wrong():
         make_plan(load_profile(ROOT / "profiles" / "flux_hps_clip.yaml"), "g2rpo", Machines(5, 141))
     for words, message in (
         (["16", "--rate", "fast"], "error: plan: --rate fast: give milliseconds per forward evaluation"),
+        (["16", "--nodes", "3"], "error: plan: --gpus 16 are not as many on each of 3 nodes"),
+        (["16", "--hours", "0"], "error: plan: --hours 0.0 must be above 0"),
         (["16", "--shard", "5"], "error: plan: --shard 5 must divide --gpus 16"),
     ):
         done = run_here(main, *command[3:], *words, folder=ROOT)

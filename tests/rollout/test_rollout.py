@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from g2rpo_core.algorithm.methods import METHODS, Method
-from g2rpo_core.rollout.rollout import rollout, sample
+from g2rpo_core.rollout.rollout import num_calls, rollout, sample
 from g2rpo_core.rollout.tree import build
 from g2rpo_core.sampling.ode import dpm2
 from g2rpo_core.sampling.schedule import shifted_sigmas, tail
@@ -17,11 +17,12 @@ class Counting:
     """Counts the latents that go through a velocity field."""
 
     def __init__(self, velocity):
-        self.velocity, self.num_forward_evals, self.largest = velocity, 0, 0
+        self.velocity, self.num_forward_evals, self.largest, self.calls = velocity, 0, 0, 0
 
     def __call__(self, latents, sigma, prompt):
         assert len(latents) == len(sigma) == len(prompt)
         self.num_forward_evals += len(latents)
+        self.calls += 1
         self.largest = max(self.largest, len(latents))
         return self.velocity(latents, sigma, prompt)
 
@@ -82,7 +83,7 @@ def test_the_model_is_called_exactly_as_often_as_counted(name, num_forward_evals
     counting = Counting(field)
     result = rollout(counting, tree, sigma_of(16), method.transition(sigmas), initial, noises, max_batch=100)
     assert counting.num_forward_evals == result.num_forward_evals == num_forward_evals
-    assert counting.largest <= 100
+    assert counting.largest <= 100 and counting.calls == num_calls(tree, 1, 12, 100)
 
 
 @pytest.mark.parametrize("max_batch", [1, 7, 10_000])
@@ -94,7 +95,9 @@ def test_batched_tree_equals_the_naive_loop(name, grid, max_batch):
         method = method.model_copy(update={"sde_steps": tuple(range(6)) if method.branching == "each" else "all"})
     tree = build(method.branches(10), method.granularities, 10, method.grid)
     initial, noises = noise(tree)
-    ours = rollout(field, tree, sigma_of(10), method.transition(sigmas), initial, noises, max_batch, method.solver)
+    counting = Counting(field)
+    ours = rollout(counting, tree, sigma_of(10), method.transition(sigmas), initial, noises, max_batch, method.solver)
+    assert counting.calls == num_calls(tree, PROMPTS, GROUP, max_batch)
     clean, log_probs = one_by_one(field, method, sigmas, initial, noises)
     torch.testing.assert_close(ours.clean, clean, rtol=1e-4, atol=1e-5)
     assert len(log_probs) == len(ours.transitions) * PROMPTS * GROUP
