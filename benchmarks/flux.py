@@ -154,7 +154,10 @@ def main() -> None:
                     field(*arguments)
                 call = Call(batch, policy.image_tokens, conditioning.context.shape[1], policy.dtype, training=False)
                 traced = transformer_cost(tuple(SIZES[args.size][0].items()), call).bytes
-                rows[batch] |= {"allocated_gib": (torch.cuda.max_memory_allocated() - before) / 2**30, "planned_gib": traced / 2**30}
+                rows[batch] |= {
+                    "allocated_gib": (torch.cuda.max_memory_allocated() - before) / 2**30,
+                    "planned_gib": traced / 2**30,
+                }
             print(
                 f"{label:12} batch {batch:3}: {1e3 * seconds:8.2f} ms a forward evaluation, {100 * flops / seconds / peak:5.1f} % of the peak",
                 flush=True,

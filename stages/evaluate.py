@@ -44,7 +44,7 @@ def main() -> None:
         *([run / "transformer", run / "lora", run / SNAPSHOTS] if run else []),
     ]
     decides = {"evaluation": evaluation, "rewards": settings.rewards, "sampling": sampling}
-    folder = checkpoint.scratch("evaluate", f"{paths.name}/{name}", decides, dependencies)
+    folder = checkpoint.scratch("evaluate", f"{paths.name}/{name}", decides, dependencies, processes)
     parts = range(-(-len(store) // evaluation.batch))
     missing, reasons = registry.max_missing(evaluation.rewards, settings.rewards), pd.DataFrame()
     variants = [(kept, steps) for kept in checkpoints for steps in evaluation.steps]

@@ -7,7 +7,6 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
-from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -23,10 +22,10 @@ from g2rpo_core.errors import made_by
 from g2rpo_core.evaluation.image_stats import LABELS as IMAGE_STATS
 from g2rpo_core.evaluation.results import chosen, image_folder, reported
 from g2rpo_core.reporting.charts import curves, inline
+from g2rpo_core.reporting.paper import paper_rows
 from g2rpo_core.reporting.tables import (
     Row,
     Run,
-    Weights,
     cells,
     main_table,
     method_pairs,
@@ -43,7 +42,6 @@ from g2rpo_core.training.settings import TrainingSettings
 
 PACKAGES = ("torch", "diffusers", "transformers", "open_clip_torch", "dvc", "pyarrow", "numpy")
 IMAGES, WORST = 12, 6
-PAPER = Path(__file__).with_name("paper.yaml")
 NOTICE = {
     "shapes": "Profile {} is synthetic: images of coloured shapes by small models that were trained on this machine. Nothing on this page is a result of the paper.",
     "hub": "Profile {}: published weights, trained and evaluated as stated below.",
@@ -122,6 +120,7 @@ def build_context(
         {"iteration": "iteration", "num_forward_evals": "forward evaluations (NFE) in rollouts"},
         labels,
     )
+    paper = paper_rows(variants, settings, entries, trained_on)
     return {
         "profile": profile,
         "notice": NOTICE[settings.models.source].format(profile),
@@ -154,7 +153,8 @@ def build_context(
             if row.trained
         ],
         "styles": style_table(results, BASE, runs, trained_on),
-        "paper": paper_rows(variants, settings, entries, trained_on),
+        "paper": paper,
+        "beside_paper": [line for line in paper if not line["unlike"]],
         "costs": {
             run: table.iloc[-1].to_dict() | {"ratio_error": table.old_policy_ratio_error.max()} for run, table in records.items()
         },
@@ -179,26 +179,6 @@ def granularity_lines(records: dict[Run, pd.DataFrame]) -> list[dict]:
             lines.append(
                 {"run": run, "reward": reward, "granularity": granularity, "gap": gap, "correlation": table[column].mean()}
             )
-    return lines
-
-
-def paper_rows(
-    variants: list[tuple[str | int, int, list[Row]]], settings: SimpleNamespace, entries: Mapping[str, Entry], trained_on: Weights
-) -> list[dict]:
-    """What the paper published for our runs' methods with the same rewards: columns as `evaluation.rewards`, None where it has none."""
-    published = YAML(typ="safe", pure=True).load(PAPER.read_text())
-    ours = set(settings.evaluation.steps) if len(settings.evaluation.steps) > 1 else set()
-    named = {name for table in published["tables"] for name in table["rows"]}
-    lines = []
-    for number, (_, steps, rows) in enumerate(variants):
-        beside = {steps} & ours | ({50} - ours if number == 0 else set())
-        tables = [one for one in published["tables"] if one["steps"] in beside]
-        for row, table in product(rows, tables):
-            key = row.method if row.method in named or row.method not in entries else entries[row.method].method
-            if key in table["rows"] and set(table["trained_on"]) == set(trained_on.get(row.method, {})):
-                values = dict(zip(published["rewards"], table["rows"][key]))
-                pairs = [(row.cells[reward].mean, values.get(reward)) for reward in settings.evaluation.rewards]
-                lines.append({"table": f"{table['name']}, {table['steps']} steps", "row": row, "pairs": pairs})
     return lines
 
 

@@ -19,23 +19,12 @@ from transformers import (
     T5EncoderModel,
 )
 
-from g2rpo_core.estimate.published import TRANSFORMER
+from g2rpo_core.estimate.published import PICKSCORE, TRANSFORMER
 from g2rpo_core.rewards.image_reward import from_checkpoint
 from reference.upstream_scorers import image_reward_model
 
 pytestmark = pytest.mark.pipeline
 
-CLIP_H = {  # yuvalkirstain/PickScore_v1, which is laion/CLIP-ViT-H-14-laion2B-s32B-b79K trained on
-    "projection_dim": 1024,
-    "text_config": {
-        "hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 16, "num_hidden_layers": 24, "hidden_act": "gelu",
-        "projection_dim": 1024,
-    },
-    "vision_config": {
-        "hidden_size": 1280, "intermediate_size": 5120, "num_attention_heads": 16, "num_hidden_layers": 32, "hidden_act": "gelu",
-        "patch_size": 14, "projection_dim": 1024,
-    },
-}  # fmt: skip
 CLIP_L = {  # text_encoder/config.json of FLUX.1-dev: openai/clip-vit-large-patch14's text
     "hidden_size": 768, "intermediate_size": 3072, "num_attention_heads": 12, "num_hidden_layers": 12, "projection_dim": 768,
 }  # fmt: skip
@@ -72,7 +61,7 @@ def count(model: torch.nn.Module) -> int:
 
 
 def test_pickscore():
-    model = CLIPModel(CLIPConfig(**CLIP_H))
+    model = CLIPModel(CLIPConfig(**PICKSCORE))
     assert count(model) == 986_109_441  # 3.94 GB in float32
     images = model.get_image_features(torch.empty(2, 3, 224, 224)).pooler_output
     texts = model.get_text_features(torch.zeros(2, 77, dtype=torch.int64)).pooler_output

@@ -2,7 +2,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from g2rpo_core.reporting.context import headline, paper_rows
+from g2rpo_core.reporting.context import headline
+from g2rpo_core.reporting.paper import PAPER, paper_rows
 from g2rpo_core.reporting.tables import main_table
 
 
@@ -24,12 +25,17 @@ def test_the_papers_number_stands_beside_the_run_that_it_belongs_to(results, nam
     for shift in steps:
         shifted = results.assign(score=results.score + shift)
         variants.append(("final", shift, main_table(shifted, ("base", 0), [(name, 1)], ["hps"], trained_on)))
-    entries = {name: SimpleNamespace(method=method)}
-    settings = SimpleNamespace(evaluation=SimpleNamespace(steps=steps, rewards=["hps"]))
+    theirs = {section: SimpleNamespace(**values) for section, values in PAPER["settings"].items()}
+    entries = {name: SimpleNamespace(method=method, sampling=theirs["sampling"], training=theirs["training"])}
+    evaluation = SimpleNamespace(**PAPER["settings"]["evaluation"], steps=steps, rewards=["hps"])
+    settings = SimpleNamespace(evaluation=evaluation, models=theirs["models"], prompts=theirs["prompts"])
     lines = [line for line in paper_rows(variants, settings, entries, trained_on) if line["row"].trained]
     ours = {rows[1].cells["hps"].mean: number for _, number, rows in variants}
     compared = [(ours[line["pairs"][0][0]], line["table"], line["pairs"][0][1]) for line in lines]
     assert sorted(compared) == sorted(expected)
+    theirs["training"].iterations = 200
+    for line in paper_rows(variants, settings, entries, trained_on):
+        assert ("training.iterations 200 (the paper's 300)" in line["unlike"]) == bool(line["row"].trained)
 
 
 def test_the_headline_has_every_mean_and_the_gain_in_the_training_reward(results):
