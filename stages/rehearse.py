@@ -174,7 +174,7 @@ def starts(profile: Profile, method: str, machines: Machines) -> Iterator[str]:
 def write_profile(name: str, method: str) -> Path:
     """The profile as it is, but for two iterations with everything in them; the folder for the rehearsal's files."""
     data = resolve(profile_path(name)).data
-    data["training"] |= {"iterations": ITERATIONS, "snapshots": []}
+    data["training"] |= {"iterations": ITERATIONS, "snapshots": [], "tracking": {"to": []}}
     data["training"]["monitor"] |= {"every": 1, "prompts": min(8, data["training"]["monitor"]["prompts"])}
     data["training"]["checkpoints"] = {**data["training"].get("checkpoints", {}), "every": 1}
     data["evaluation"] |= {"steps": data["evaluation"]["steps"][:1], "checkpoints": ["final"]}

@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 import pandas as pd
+import torch
 from tqdm import tqdm
 
 from g2rpo_core.common.model_store import LOCK, ModelStore
@@ -14,9 +15,11 @@ from g2rpo_core.distributed import checkpoint
 from g2rpo_core.distributed.termination import STATUS, Terminated, Termination
 from g2rpo_core.errors import UserError
 from g2rpo_core.models.flux import SNAPSHOTS, Policy
+from g2rpo_core.models.generate import generate_images
 from g2rpo_core.rewards import registry
 from g2rpo_core.training.loop import train
 from g2rpo_core.training.monitor import heldout_means
+from g2rpo_core.training.tracking import Tracking
 from g2rpo_core.training.trainer import Trainer
 from stages.common import RunPaths, arguments, declared_code, ends_in_one_line, run_paths, sections, write_json
 from stages.launch import adopt, how_to_sample, join_processes, machine
@@ -50,6 +53,14 @@ def main() -> None:
     decides = {"seed": args.seed, "sampling": sampling, "rewards": settings.rewards, "training": training, "method": method}
     dependencies = [*declared_code("train"), models / LOCK, embeddings]
     folder = checkpoint.scratch("train", f"{paths.name}/{name}", decides, dependencies, processes)
+    first = max((int(path.name.split("-")[1]) for path in checkpoint.checkpoints(folder)), default=0)
+    tracking = Tracking(f"{paths.name}/{name}", training.tracking, first) if processes.rank == 0 else None
+
+    def show_group(iteration: int, prompt: str, images: torch.Tensor, scores: torch.Tensor) -> None:
+        if tracking and training.tracking.samples_due(iteration):
+            tracking.group(iteration, images, dict(zip(trained_on, scores.tolist())), prompt)
+
+    trainer.watch = show_group
     bar = tqdm(total=training.iterations, desc=name, unit="iteration", mininterval=2, disable=processes.rank > 0)
 
     def progress(record: dict) -> None:
@@ -59,6 +70,15 @@ def main() -> None:
                 | {"NFE/s": round(record["num_forward_evals"] / record["seconds"])}
             )
         bar.update(record["iteration"] - bar.n)
+        if tracking:
+            tracking.record(record)
+        if (samples := training.tracking.samples) and training.tracking.samples_due(record["iteration"]):
+            # by all processes, as sharded weights need them in every call
+            how = (samples.prompts, sampling.steps, sampling.shift, 0, sampling.decode_batch)
+            batches = list(generate_images(policy, stores["test"], *how))
+            if tracking:
+                texts = [prompt.text for part, _ in batches for prompt in part]
+                tracking.samples(record["iteration"], torch.cat([images for _, images in batches]), texts)
 
     try:
         records = train(
@@ -69,6 +89,9 @@ def main() -> None:
         )
     except Terminated:
         sys.exit(STATUS)
+    finally:
+        if tracking:
+            tracking.finish()
     bar.close()
 
     run = paths.runs / name

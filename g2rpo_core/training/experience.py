@@ -69,11 +69,12 @@ def score_rollout(
     iteration: int,
     processes: ProcessGroup = ProcessGroup(),  # noqa: B008
     before_call: Callable[[], None] = lambda: None,
+    watch: Callable[[torch.Tensor, torch.Tensor], None] | None = None,
 ) -> torch.Tensor:
     """[R, P, B, J, G] float32: R rewards of every image of a rollout: P prompts, B branches, J granularities, G members.
 
     texts: the P prompts; decode_batch: images in one call of the VAE; before_call: called before a prompt's images are decoded, and
-    before they are scored. Collective; NonFiniteError names prompt and reward.
+    before they are scored; watch: called with the images [G, 3, H, W] and scores [R, G] of the first prompt's first group. Collective; NonFiniteError names prompt and reward.
 
     One prompt's images at a time: those of the paper's 16 prompts on one GPU would be 59 GiB.
     """
@@ -85,6 +86,8 @@ def score_rollout(
         images = policy.decode(clean.flatten(0, 2), decode_batch)
         before_call()
         scored.append(score_all(rewards, images, [text] * images_per_prompt))
+        if watch and len(scored) == 1:
+            watch(images[: shape[3]], scored[0].values[:, : shape[3]])
     prompts = [text for text in texts for _ in range(images_per_prompt)]
     scores = torch.cat([part.values for part in scored], 1)  # [R, P * B * J * G]
     reasons = [[reason for part in of_reward for reason in part] for of_reward in zip(*(part.reasons for part in scored))]

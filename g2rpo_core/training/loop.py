@@ -1,5 +1,6 @@
 """A training run that resumes where it was: the trainer's iterations, what is measured between them, and its checkpoints."""
 
+import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -10,6 +11,8 @@ from g2rpo_core.models.flux import snapshot
 from g2rpo_core.training.experience import NonFiniteError
 from g2rpo_core.training.metrics import START
 from g2rpo_core.training.trainer import Trainer
+
+CURVE = "records.jsonl"  # in the scratch folder: every iteration as it ends, so that a killed run has its curve
 
 
 def train(trainer: Trainer, folder: Path, heldout: Callable[[], dict], progress: Callable[[dict], None]) -> list[dict]:
@@ -26,6 +29,8 @@ def train(trainer: Trainer, folder: Path, heldout: Callable[[], dict], progress:
         trainer.restore(partial(checkpoint.load_state, written[-1], processes=processes), updated=records[-1]["iteration"] > 0)
     else:
         records = [{**START, **heldout()}]
+    lines = folder / CURVE
+    checkpoint.write_whole(lines, "".join(map(_line, records)).encode()) if processes.rank == 0 else None
     progress(records[-1])
 
     def save() -> None:
@@ -38,6 +43,9 @@ def train(trainer: Trainer, folder: Path, heldout: Callable[[], dict], progress:
             if iteration % settings.monitor.every == 0 or iteration == settings.iterations:
                 record |= heldout()
             records.append(record)
+            if processes.rank == 0:
+                with lines.open("a") as file:
+                    file.write(_line(record))
             progress(record)
             if iteration in settings.snapshots:
                 keep_snapshot(trainer, folder, iteration)
@@ -53,6 +61,10 @@ def train(trainer: Trainer, folder: Path, heldout: Callable[[], dict], progress:
             raise NonFiniteError(f"{error}; nothing was kept of that iteration, {again}") from None
         raise
     return records
+
+
+def _line(record: dict) -> str:
+    return json.dumps(record) + "\n"
 
 
 def keep_snapshot(trainer: Trainer, folder: Path, iteration: int) -> None:

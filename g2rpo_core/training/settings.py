@@ -27,10 +27,28 @@ class CheckpointSettings(Settings):
     )
 
 
+class SampleSettings(Settings):
+    """Pictures of fixed test prompts and noise, and of one group with its rewards."""
+
+    every: PositiveInt = Field(25, description="iterations")
+    prompts: PositiveInt = Field(4, description="of the test prompts, the first ones")
+
+
+class TrackingSettings(Settings):
+    """Where a run can be watched while it trains: `tensorboard --logdir .cache/live`, or another tracker that is installed."""
+
+    to: tuple[Literal["tensorboard", "wandb", "trackio", "mlflow", "dvclive"], ...] = ("tensorboard",)
+    samples: SampleSettings | None = SampleSettings()
+
+    def samples_due(self, iteration: int) -> bool:
+        """Whether pictures are shown after this iteration; before the first one, too, to compare with."""
+        return self.samples is not None and bool(self.to) and iteration % self.samples.every == 0
+
+
 class TrainingSettings(Settings):
     """One run of online RL; names are those of the published training scripts where they mean the same."""
 
-    how = frozenset({"checkpoints", "processes"})
+    how = frozenset({"checkpoints", "processes", "tracking"})
 
     iterations: PositiveInt
     prompts_per_iteration: PositiveInt
@@ -55,5 +73,6 @@ class TrainingSettings(Settings):
     snapshots: tuple[PositiveInt, ...] = Field(
         (), description="iterations whose weights are kept beside the last, for evaluation"
     )
+    tracking: TrackingSettings = TrackingSettings()
     parallel: ParallelSettings = ParallelSettings()
     processes: Processes = Field(1, description="on all nodes together; auto: one for each GPU")

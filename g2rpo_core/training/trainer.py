@@ -12,6 +12,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 
 import torch
@@ -71,6 +72,9 @@ class Trainer:
         self.prompts, self.rewards, self.seed = prompts, rewards, seed
         self.processes, self.termination = processes, termination or Termination()
         self.sampler = sampler or RolloutSampler(policy, method, sampling, training.num_generations, seed)
+        self.watch: Callable[[int, str, torch.Tensor, torch.Tensor], None] | None = (
+            None  # an iteration's first group, see score_rollout
+        )
         self.weights_unchanged = True  # whether the weights are those with which the iteration began
         self.sigmas = shifted_sigmas(sampling.steps, sampling.shift).to(policy.device)
         self.transition = method.transition(self.sigmas)
@@ -112,8 +116,9 @@ class Trainer:
 
         sampled = self.sampler(conditioning, iteration, mine.start, before_call=self._stop_if_asked)
         rewards = score_rollout(
-            self.policy, self.rewards, sampled, texts, self.sampling.decode_batch, iteration, processes, self._stop_if_asked
-        )
+            self.policy, self.rewards, sampled, texts, self.sampling.decode_batch, iteration, processes, self._stop_if_asked,
+            partial(self.watch, iteration + 1, texts[0]) if self.watch else None,
+        )  # fmt: skip
         advantages = branch_advantages(rewards, list(training.rewards.values()), training.adv_clip_max)
 
         chosen = self.method.trained(len(sampled.transitions), random.Random(seed_of("trained", self.seed, iteration)))

@@ -1,11 +1,13 @@
 """Numbers that stop a run: what is said, and that the checkpoint which is left comes to the same state again."""
 
+import json
+
 import pytest
 import torch
 
 from g2rpo_core.distributed import checkpoint
 from g2rpo_core.training.experience import NonFiniteError
-from g2rpo_core.training.loop import train
+from g2rpo_core.training.loop import CURVE, train
 from tests.fixtures.rollouts import redness, small_method
 
 
@@ -23,6 +25,8 @@ def test_a_number_that_stops_a_run_is_named_and_comes_again(make_trainer, policy
             train(trainer, tmp_path, dict, lambda record: None)
         messages.append(str(caught.value))
         assert [path.name for path in checkpoint.checkpoints(tmp_path)] == ["iteration-000001"]
+        curve = [json.loads(line) for line in (tmp_path / CURVE).read_text().splitlines()]  # also of a run that was stopped
+        assert [record["iteration"] for record in curve] == [0, 1] and curve[1]["reward_redness"] == pytest.approx(0, abs=1)
     assert messages[0] == messages[1] and str(tmp_path) in messages[0]
 
 

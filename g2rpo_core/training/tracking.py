@@ -1,0 +1,131 @@
+"""A run as it goes: its curves and sample pictures in TensorBoard or another tracker, by accelerate's interface.
+
+Nothing here decides what a run makes, and no stage reads it. It lies in LIVE, outside of what DVC hashes.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+import psutil
+import torch
+from accelerate import PartialState
+from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker
+from PIL import Image, ImageDraw
+from torchvision.transforms.functional import to_pil_image, to_tensor
+from torchvision.utils import make_grid
+
+from g2rpo_core.errors import UserError
+from g2rpo_core.training.settings import TrackingSettings
+
+LIVE = Path(".cache", "live")
+CAPTION = 14  # pixels under a picture
+MODULES = {"tensorboard": "tensorboard", "wandb": "wandb", "trackio": "trackio", "mlflow": "mlflow", "dvclive": "dvclive"}
+PICTURES = ("tensorboard", "wandb", "trackio")  # the trackers whose pictures accelerate knows
+
+
+class Tracking:
+    """Tells every tracker of the run `name` what each iteration measured; by the first process alone.
+
+    first: the iteration that a resumed run begins after; what was told of later ones is taken back where the tracker can.
+    UserError where a tracker is not installed.
+    """
+
+    def __init__(self, name: str, settings: TrackingSettings, first: int = 0, folder: Path = LIVE):
+        if missing := [one for one in settings.to if find_spec(MODULES[one]) is None]:
+            raise UserError(f"training.tracking.to: {missing[0]} is not installed: pip install {missing[0]}, or leave it out")
+        PartialState()  # accelerate's trackers ask it which process this is
+        self.folder = folder / name
+        self.before: Mapping | None = None  # the record before
+        self.trackers = [_tracker(one, name, folder, first) for one in settings.to]
+        for tracker in self.trackers:
+            tracker.start()
+
+    def record(self, record: Mapping) -> None:
+        """An iteration's record as curves by topic, with its speed and memory."""
+        values = {f"{topic(key)}/{key}": value for key, value in record.items() if key != "iteration" and math.isfinite(value)}
+        if self.before:
+            seconds = record["seconds"] - self.before["seconds"]
+            values["speed/seconds_per_iteration"] = seconds
+            values["speed/nfe_per_second"] = (record["num_forward_evals"] - self.before["num_forward_evals"]) / seconds
+        values["memory/host_gib"] = psutil.Process().memory_info().rss / 2**30
+        if torch.cuda.is_available():
+            values["memory/gpu_peak_gib"] = torch.cuda.max_memory_allocated() / 2**30
+        for tracker in self.trackers:
+            tracker.log(values, step=record["iteration"])
+        self.before = record
+
+    def samples(self, iteration: int, images: torch.Tensor, prompts: Sequence[str]) -> None:
+        """images [N, 3, H, W] of fixed prompts and noise: each below that of the model before training, which iteration 0 brings."""
+        base = self.folder / "base.png"
+        now = _row(images, prompts)
+        if iteration == 0:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            now.save(base)
+        self._show("samples: the base, and now", iteration, [Image.open(base), now] if base.exists() else [now])
+
+    def group(self, iteration: int, images: torch.Tensor, rewards: Mapping[str, Sequence[float]], prompt: str) -> None:
+        """images [G, 3, H, W] of one group, each with its rewards, and the prompt under all."""
+        captions = [" ".join(f"{values[index]:.3f}" for values in rewards.values()) for index in range(len(images))]
+        self._show(f"a group's {', '.join(rewards)}", iteration, [_row(images, captions), _text(prompt, 400)])
+
+    def finish(self) -> None:
+        for tracker in self.trackers:
+            tracker.finish()
+
+    def _show(self, title: str, iteration: int, rows: list[Image.Image]) -> None:
+        whole = Image.new("RGB", (max(row.width for row in rows), sum(row.height for row in rows)), "white")
+        top = 0
+        for row in rows:
+            whole.paste(row, (0, top))
+            top += row.height
+        self.folder.mkdir(parents=True, exist_ok=True)
+        whole.save(self.folder / f"{title.split(':')[0].split(' ')[0]}-{iteration:06d}.png")
+        for tracker in self.trackers:
+            if tracker.name == "tensorboard":
+                tracker.log_images({title: to_tensor(whole)[None]}, step=iteration)
+            elif tracker.name in PICTURES:
+                tracker.log_images({title: [whole]}, step=iteration)
+
+
+def topic(key: str) -> str:
+    """The group of curves that a record's column stands in."""
+    for start, name in (
+        ("heldout_", "held out"),
+        ("reward_", "rewards"),
+        ("gap_", "granularities"),
+        ("correlation_", "granularities"),
+    ):
+        if key.startswith(start):
+            return name
+    return "cost" if key.startswith("num_") or key == "seconds" else "training"
+
+
+def _tracker(kind: str, name: str, folder: Path, first: int) -> GeneralTracker:
+    if kind == "tensorboard":
+        return LOGGER_TYPE_TO_CLASS[kind](name, logging_dir=folder, purge_step=first or None)
+    if kind == "dvclive":  # by default it would rewrite dvc.yaml
+        return LOGGER_TYPE_TO_CLASS[kind](name, dir=str(folder / name / "dvclive"), dvcyaml=None, save_dvc_exp=False)
+    if kind == "mlflow":
+        return LOGGER_TYPE_TO_CLASS[kind](name, logging_dir=folder / name)
+    return LOGGER_TYPE_TO_CLASS[kind](name)
+
+
+def _row(images: torch.Tensor, captions: Sequence[str]) -> Image.Image:
+    """Pictures side by side, small ones enlarged, each with a caption."""
+    scale = max(1, 128 // images.shape[-1])
+    large = images.detach().float().cpu().repeat_interleave(scale, 2).repeat_interleave(scale, 3)
+    row = to_pil_image(make_grid(large, nrow=len(images), padding=2, pad_value=1.0))
+    whole = Image.new("RGB", (row.width, row.height + CAPTION), "white")
+    whole.paste(row)
+    for index, caption in enumerate(captions):
+        width = large.shape[-1] + 2
+        whole.paste(_text(caption, width - 4), (2 + index * width, row.height))
+    return whole
+
+
+def _text(text: str, width: int) -> Image.Image:
+    image = Image.new("RGB", (width, CAPTION), "white")
+    ImageDraw.Draw(image).text((0, 1), text, fill="black")
+    return image

@@ -1,0 +1,129 @@
+"""A run as it is watched: real event files, and TensorBoard's own page."""
+
+import json
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+
+import pytest
+import torch
+from PIL import Image
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from g2rpo_core.errors import UserError
+from g2rpo_core.training import tracking
+from g2rpo_core.training.settings import SampleSettings, TrackingSettings
+from g2rpo_core.training.tracking import Tracking
+from tests.fixtures.browser import open_page
+
+SETTINGS = TrackingSettings(samples=SampleSettings(every=2, prompts=2))
+
+
+def record(iteration: int, reward: float) -> dict:
+    about = {"iteration": iteration, "num_forward_evals": 10 * iteration, "seconds": 2.0 * iteration}
+    return about | {"reward_hps": reward, "heldout_hps": reward / 2, "kl": float("nan"), "grad_norm": 1.0}
+
+
+def events_of(folder):
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    return events
+
+
+def test_every_finite_column_is_a_curve_with_speed_and_memory(tmp_path):
+    run = Tracking("tiny/g2rpo-1", SETTINGS, folder=tmp_path)
+    for iteration in range(3):
+        run.record(record(iteration, iteration / 10))
+    run.finish()
+    events = events_of(tmp_path / "tiny" / "g2rpo-1")
+    curves = set(events.Tags()["scalars"])
+    assert {"rewards/reward_hps", "held out/heldout_hps", "training/grad_norm", "memory/host_gib"} <= curves
+    assert "training/kl" not in curves  # it was no number
+    assert [(event.step, round(event.value, 6)) for event in events.Scalars("rewards/reward_hps")] == [
+        (0, 0.0),
+        (1, 0.1),
+        (2, 0.2),
+    ]
+    assert [(event.step, event.value) for event in events.Scalars("speed/nfe_per_second")] == [(1, 5.0), (2, 5.0)]
+
+
+def test_a_resumed_run_takes_back_what_was_told_after_its_checkpoint(tmp_path):
+    killed = Tracking("run", SETTINGS, folder=tmp_path)
+    for iteration in range(5):
+        killed.record(record(iteration, 0.5))
+    killed.finish()
+    time.sleep(1.1)  # files of events are named by the second and read in their order
+    resumed = Tracking("run", SETTINGS, first=2, folder=tmp_path)
+    for iteration in (2, 3):
+        resumed.record(record(iteration, 0.25))
+    resumed.finish()
+    told = {event.step: event.value for event in events_of(tmp_path / "run").Scalars("rewards/reward_hps")}
+    assert told == {0: 0.5, 1: 0.5, 2: 0.25, 3: 0.25}
+
+
+def test_pictures_stand_below_those_of_the_model_before_training(tmp_path):
+    dark, bright = torch.zeros(2, 3, 32, 32), torch.ones(2, 3, 32, 32)
+    run = Tracking("run", SETTINGS, folder=tmp_path)
+    run.samples(0, dark, ["a circle", "a cross"])
+    run.samples(2, bright, ["a circle", "a cross"])
+    run.group(2, torch.rand(3, 3, 32, 32), {"hps": [0.1, 0.2, 0.3]}, "a circle")
+    run.finish()
+    shown = Image.open(tmp_path / "run" / "samples-000002.png")
+    row = shown.height // 2
+    assert shown.getpixel((64, 64)) == (0, 0, 0) and shown.getpixel((64, row + 64)) == (255, 255, 255)
+    events = events_of(tmp_path / "run")
+    assert [event.step for event in events.Images("samples: the base, and now")] == [0, 2]
+    assert [event.step for event in events.Images("a group's hps")] == [2]
+    assert [SETTINGS.samples_due(iteration) for iteration in range(4)] == [True, False, True, False]
+    assert not TrackingSettings(to=()).samples_due(0)
+
+
+def test_a_tracker_that_is_not_installed_ends_in_one_line(tmp_path, monkeypatch):
+    monkeypatch.setitem(tracking.MODULES, "wandb", "no_such_package")
+    with pytest.raises(UserError, match="training.tracking.to: wandb is not installed: pip install wandb, or leave it out"):
+        Tracking("run", TrackingSettings(to=("wandb",)), folder=tmp_path)
+
+
+@pytest.mark.pipeline
+def test_tensorboards_page_shows_the_curves(tmp_path):
+    run = Tracking("tiny/g2rpo-1", SETTINGS, folder=tmp_path / "live")
+    for iteration in range(3):
+        run.record(record(iteration, 0.1))
+    run.finish()
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [
+        sys.executable,
+        "-m",
+        "tensorboard.main",
+        "--logdir",
+        str(tmp_path / "live"),
+        "--port",
+        str(port),
+        "--load_fast",
+        "false",
+    ]
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        page_of = f"http://127.0.0.1:{port}"
+        until(lambda: "tiny/g2rpo-1" in json.load(urllib.request.urlopen(f"{page_of}/data/runs")))
+        with open_page(page_of, tmp_path / "chromium") as page:
+            texts = "Array.from(document.querySelectorAll('*')).map(one => one.textContent.trim())"
+            until(lambda: {"held out", "rewards", "memory"} <= set(page.evaluate(texts)))  # the groups of curves
+    finally:
+        server.terminate()
+        server.wait(timeout=20)
+
+
+def until(happened) -> None:
+    end = time.monotonic() + 120
+    while True:
+        try:
+            if happened():
+                return
+        except OSError:  # the server is not up yet
+            pass
+        assert time.monotonic() < end
+        time.sleep(0.3)
