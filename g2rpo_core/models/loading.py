@@ -46,6 +46,7 @@ def empty_transformer(folder: Path, dtype: torch.dtype, trained: bool, lora: Lor
     """On the meta device: shapes without data. ValueError for a class with buffers that no file holds: they would have no values."""
     with torch.device("meta"):
         transformer = FluxTransformer2DModel.from_config(FluxTransformer2DModel.load_config(folder))
+        transformer.register_to_config(_name_or_path=str(folder))  # as from_pretrained notes it, for whoever reads what is saved
         transformer.requires_grad_(trained and lora is None)
         if lora:
             transformer.add_adapter(lora)
