@@ -63,25 +63,25 @@ class Tracking:
         if iteration == 0:
             self.folder.mkdir(parents=True, exist_ok=True)
             now.save(base)
-        self._show("samples: the base, and now", iteration, [Image.open(base), now] if base.exists() else [now])
+        self._show("samples", "samples: the base, and now", iteration, [Image.open(base), now] if base.exists() else [now])
 
     def group(self, iteration: int, images: torch.Tensor, rewards: Mapping[str, Sequence[float]], prompt: str) -> None:
         """images [G, 3, H, W] of one group, each with its rewards, and the prompt under all."""
         captions = [" ".join(f"{values[index]:.3f}" for values in rewards.values()) for index in range(len(images))]
-        self._show(f"a group's {', '.join(rewards)}", iteration, [_row(images, captions), _text(prompt, 400)])
+        self._show("group", f"a group's {', '.join(rewards)}", iteration, [_row(images, captions), _text(prompt, 400)])
 
     def finish(self) -> None:
         for tracker in self.trackers:
             tracker.finish()
 
-    def _show(self, title: str, iteration: int, rows: list[Image.Image]) -> None:
+    def _show(self, name: str, title: str, iteration: int, rows: list[Image.Image]) -> None:
         whole = Image.new("RGB", (max(row.width for row in rows), sum(row.height for row in rows)), "white")
         top = 0
         for row in rows:
             whole.paste(row, (0, top))
             top += row.height
         self.folder.mkdir(parents=True, exist_ok=True)
-        whole.save(self.folder / f"{title.split(':')[0].split(' ')[0]}-{iteration:06d}.png")
+        whole.save(self.folder / f"{name}-{iteration:06d}.png")
         for tracker in self.trackers:
             if tracker.name == "tensorboard":
                 tracker.log_images({title: to_tensor(whole)[None]}, step=iteration)
