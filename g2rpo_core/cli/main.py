@@ -1,22 +1,37 @@
-"""The command `g2rpo`: what is asked without running the pipeline."""
+"""The command `g2rpo`: what is asked without running the pipeline.
 
-import argparse
+Exit status: 0 done, 1 a mistake that the line on stderr explains, 2 words that the command does not have, 75 what may work later.
+"""
+
 import sys
 
-from g2rpo_core.cli import of_the_checkout, plan, profile, score
-from g2rpo_core.errors import UserError
+import typer
+
+from g2rpo_core.cli import doctor, generate, of_the_checkout, plan, profile, score
+from g2rpo_core.errors import TRANSIENT_STATUS, TransientError, UserError
+
+app = typer.Typer(
+    name="g2rpo",
+    help="Align flow text-to-image models by online RL: what is asked without running the pipeline, which is `dvc repro`.",
+    epilog="Exit status: 0 done, 1 a mistake that one line explains, 2 unknown words, 75 what may work later.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich" if sys.stdout.isatty() else None,
+)
+app.command("doctor")(doctor.doctor)
+app.add_typer(profile.app)
+app.command("plan")(plan.plan)
+for name, (module, about, example) in of_the_checkout.COMMANDS.items():
+    app.command(name, help=f"{about}\n\nExample: g2rpo {name} {example}", context_settings=of_the_checkout.TAKES_ALL)(
+        of_the_checkout.command(name, module)
+    )
+app.command("generate")(generate.generate)
+app.command("score")(score.score)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="g2rpo", description=__doc__)
-    commands = parser.add_subparsers(required=True, metavar="command")
-    for command in (profile, plan, of_the_checkout, score):
-        command.add_parser(commands)
-    arguments, more = parser.parse_known_args()
-    if more and not getattr(arguments, "takes_more", False):
-        parser.error(f"unrecognized arguments: {' '.join(more)}")
-    arguments.more = more
     try:
-        arguments.run(arguments)
+        app()
     except UserError as error:
-        sys.exit(f"error: {error}")
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(TRANSIENT_STATUS if isinstance(error, TransientError) else 1)

@@ -2,25 +2,26 @@
 
 import subprocess
 import sys
-from argparse import Namespace
+from collections.abc import Callable
 from pathlib import Path
+
+import typer
 
 from g2rpo_core.errors import UserError
 
-COMMANDS = {  # its module and its help
-    "rehearse": ("stages.rehearse", "the stages at true size, on GPUs that are pretended"),
-    "launch": ("stages.job", "a run as one job of a Slurm cluster"),
-}
+COMMANDS = {  # its module, its help, and an example of its words
+    "rehearse": ("stages.rehearse", "The stages at true size, on GPUs that are pretended.", "--profile flux_hps --gpus 16 --nodes 2 --memory 141"),
+    "launch": ("stages.job", "A run as one job of a Slurm cluster.", "--profile flux_hps --method g2rpo --seed 1 --nodes 2 --submit"),
+}  # fmt: skip
+TAKES_ALL = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
 
-def add_parser(commands) -> None:
-    """Adds them to the commands of g2rpo."""
-    for name, (module, about) in COMMANDS.items():
-        parser = commands.add_parser(name, help=about, add_help=False)
-        parser.set_defaults(run=run, takes_more=True, command=name, module=module)
+def command(name: str, module: str) -> Callable[[typer.Context], None]:
+    """A command that hands its words, --help as well, to `python -m module`."""
 
+    def run(context: typer.Context) -> None:
+        if not Path(*module.split(".")).with_suffix(".py").exists():
+            raise UserError(f"{name}: run it in the project's checkout, where the folder `stages` is")
+        sys.exit(subprocess.run([sys.executable, "-m", module, *context.args]).returncode)
 
-def run(args: Namespace) -> None:
-    if not Path(*args.module.split(".")).with_suffix(".py").exists():
-        raise UserError(f"{args.command}: run it in the project's checkout, where the folder `stages` is")
-    sys.exit(subprocess.run([sys.executable, "-m", args.module, *args.more]).returncode)
+    return run

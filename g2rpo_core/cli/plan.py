@@ -2,43 +2,50 @@
 
 import json
 import sys
-from argparse import ArgumentParser, Namespace
 from dataclasses import asdict
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from g2rpo_core.config import Profile, load_profile, profile_path, training_of
 from g2rpo_core.errors import UserError
-from g2rpo_core.estimate import plan as estimate
-from g2rpo_core.estimate.budget import Way, cheapest
 from g2rpo_core.estimate.machines import ASSUMED_TFLOPS, BETWEEN, INSIDE, Machines, nodes_of
-from g2rpo_core.estimate.plan import Plan, changes, make_plan, measured_rate
+
+if TYPE_CHECKING:  # they import torch and diffusers, which --help need not wait for
+    from g2rpo_core.estimate.budget import Way
+    from g2rpo_core.estimate.plan import Plan
 
 
-def add_parser(commands) -> None:
-    """Adds `plan` to the commands of g2rpo."""
-    parser: ArgumentParser = commands.add_parser(
-        "plan", help="what a profile needs: memory, time, disk", description=estimate.__doc__
-    )
-    parser.add_argument("--profile", required=True)
-    parser.add_argument("--method", default="g2rpo", help="an entry of the profile's methods (g2rpo)")
-    parser.add_argument("--gpus", type=int, default=1, help="of all nodes together (1)")
-    parser.add_argument("--nodes", type=int, help="(as few as hold 8 GPUs each)")
-    parser.add_argument("--memory", type=float, default=80, help="GiB of one GPU (80)")
-    parser.add_argument("--hours", type=float, help="look for the cheapest way, on no more than --gpus, that takes no longer")
-    parser.add_argument("--shard", type=int, help="GPUs that share one model, a divisor of --gpus (as the profile says)")
-    parser.add_argument(
-        "--inside", type=float, default=INSIDE, metavar="GB/S", help=f"from a GPU to the others of its node ({INSIDE:g})"
-    )
-    parser.add_argument(
-        "--between", type=float, default=BETWEEN, metavar="GB/S", help=f"from a GPU to those of other nodes ({BETWEEN:g})"
-    )
-    parser.add_argument(
-        "--rate", help="milliseconds per forward evaluation, or `measured`: on this machine's GPU (assumed if left out)"
-    )
-    parser.add_argument("--json", action="store_true")
-    parser.set_defaults(run=run)
+def plan(
+    profile: Annotated[str, typer.Option(help="a file of profiles/")],
+    method: Annotated[str, typer.Option(help="an entry of the profile's methods")] = "g2rpo",
+    gpus: Annotated[int, typer.Option(help="of all nodes together")] = 1,
+    nodes: Annotated[int | None, typer.Option(help="as few as hold 8 GPUs each, if it is left out")] = None,
+    memory: Annotated[float, typer.Option(help="GiB of one GPU")] = 80,
+    hours: Annotated[
+        float | None, typer.Option(help="look for the cheapest way, on no more than --gpus, that takes no longer")
+    ] = None,
+    shard: Annotated[int | None, typer.Option(help="GPUs that share one model, a divisor of --gpus; as the profile says")] = None,
+    inside: Annotated[float, typer.Option(help="GB/s from a GPU to the others of its node")] = INSIDE,
+    between: Annotated[float, typer.Option(help="GB/s from a GPU to those of other nodes")] = BETWEEN,
+    rate: Annotated[
+        str | None,
+        typer.Option(help="milliseconds per forward evaluation, or `measured`: on this machine's GPU; assumed if left out"),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="one object on the last line")] = False,
+) -> None:
+    """What a profile needs before anybody rents it: memory, hours, GPU-hours, disk.
+
+    Example: g2rpo plan --profile flux_hps_clip --gpus 16 --memory 141
+    """
+    run(SimpleNamespace(**locals()))
 
 
-def run(args: Namespace) -> None:
+def run(args: SimpleNamespace) -> None:
+    from g2rpo_core.estimate.budget import cheapest
+    from g2rpo_core.estimate.plan import changes, make_plan
+
     profile = load_profile(profile_path(args.profile))
     if profile.models.source != "hub":
         raise UserError(
@@ -84,6 +91,8 @@ def _rate(given: str | None, profile: Profile, method: str) -> tuple[float | Non
     if given is None:
         return None, f"assumed: {ASSUMED_TFLOPS:.0f} TFLOP/s in bfloat16; not measured"
     if given == "measured":
+        from g2rpo_core.estimate.plan import measured_rate
+
         return measured_rate(profile, method), "measured on this machine"
     try:
         rate = float(given)
@@ -94,7 +103,7 @@ def _rate(given: str | None, profile: Profile, method: str) -> tuple[float | Non
     return rate, "given"
 
 
-def _lines_of_ways(args: Namespace, iterations: int, way: Way | None, fastest: Way | None) -> list[str]:
+def _lines_of_ways(args: SimpleNamespace, iterations: int, way: "Way | None", fastest: "Way | None") -> list[str]:
     title = f"{args.profile}, {args.method}, at most {args.gpus} GPUs of {args.memory:g} GiB and {args.hours:g} hours"
     if fastest is None:
         return [f"{title}: no way fits into {args.memory:g} GiB, nor does a LoRA of rank 32"]
@@ -104,7 +113,7 @@ def _lines_of_ways(args: Namespace, iterations: int, way: Way | None, fastest: W
     return [f"{title}: the cheapest way is {_way(way)}"]
 
 
-def _way(way: Way) -> str:
+def _way(way: "Way") -> str:
     settings = [f"{name}: {_setting(value)}" for name, value in way.settings.items()]
     return (
         f"{way.gpus} GPUs for {way.plan.hours:.1f} hours, {way.plan.gpu_hours:.0f} GPU-hours, {way.plan.memory_total_gib:.1f} GiB a GPU"
@@ -118,7 +127,7 @@ def _setting(value: object) -> str:
     return str(value).lower()
 
 
-def _lines(args: Namespace, plan: Plan, source: str, what: list[tuple[str, Plan]]) -> list[str]:
+def _lines(args: SimpleNamespace, plan: "Plan", source: str, what: "list[tuple[str, Plan]]") -> list[str]:
     calls = ", ".join(f"{count} latents in a call of the {phase}" for phase, count in plan.latents_per_call.items())
     lines = [
         f"{args.profile}, {args.method}, {args.gpus} GPUs of {args.memory:g} GiB, {plan.gpus_per_model} to a model",

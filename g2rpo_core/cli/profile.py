@@ -1,8 +1,12 @@
-"""`g2rpo profile show`: a profile as it is put together, with where each value comes from."""
+"""`g2rpo profile`: which there are, one as it is put together, with where each value comes from, and how two differ."""
 
 import sys
-from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
+from itertools import takewhile
+from pathlib import Path
+from typing import Annotated
 
+import typer
 from pydantic import BaseModel
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
@@ -13,17 +17,31 @@ from g2rpo_core.config.profile import Profile
 WIDTH = 130
 
 
-def add_parser(commands) -> None:
-    """Adds `profile` to the commands of g2rpo."""
-    parser: ArgumentParser = commands.add_parser("profile", help="a profile, resolved", description=__doc__)
-    actions = parser.add_subparsers(required=True, metavar="action")
-    show = actions.add_parser("show", help="print the whole profile, with where each value comes from", description=__doc__)
-    show.add_argument("name", help="a file of profiles/")
-    show.set_defaults(run=run)
+app = typer.Typer(
+    name="profile", help="Profiles: which there are, one as it is put together, and how two differ.", no_args_is_help=True
+)
 
 
-def run(args: Namespace) -> None:
-    path = profile_path(args.name)
+@app.command("list")
+def list_profiles() -> None:
+    """The profiles of this folder, each with the first sentence of its comment.
+
+    Example: g2rpo profile list
+    """
+    for path in sorted(Path("profiles").glob("*.yaml")):
+        comment = " ".join(
+            line[1:].strip() for line in takewhile(lambda line: line.startswith("#"), path.read_text().splitlines())
+        )
+        print(f"{path.stem:16} {comment.split('. ')[0].rstrip('.')}")
+
+
+@app.command("show")
+def show(name: Annotated[str, typer.Argument(help="a file of profiles/")]) -> None:
+    """The whole profile, with where each value comes from.
+
+    Example: g2rpo profile show flux_hps
+    """
+    path = profile_path(name)
     shown = annotated(load_profile(path), resolve(path).origin)
     yaml = YAML(typ="rt", pure=True)
     yaml.width = WIDTH
@@ -31,14 +49,48 @@ def run(args: Namespace) -> None:
     yaml.dump(shown, sys.stdout)
 
 
+@app.command("diff")
+def diff(
+    first: Annotated[str, typer.Argument(help="a file of profiles/")], second: Annotated[str, typer.Argument(help="another")]
+) -> None:
+    """The settings in which two profiles differ, one a line: key, the first's, the second's.
+
+    Example: g2rpo profile diff flux_hps flux_fast
+    """
+    both = [_settings(load_profile(profile_path(name))) for name in (first, second)]
+    for name in dict.fromkeys([*both[0]["methods"], *both[1]["methods"]]):
+        if sum(name in one["methods"] for one in both) == 1:  # whole, not setting by setting
+            for one in both:
+                one["methods"][name] = "there" if name in one["methods"] else "not there"
+    values = [dict(_leaves(one)) for one in both]
+    for key in dict.fromkeys([*values[0], *values[1]]):
+        before, after = (str(one[key]) if key in one else "-" for one in values)
+        if before != after:
+            print(f"{key}: {before} -> {after}")
+
+
+def _leaves(value: dict, prefix: str = "") -> Iterator[tuple[str, object]]:
+    for key, field in value.items():
+        inner = field.model_dump(mode="json") if isinstance(field, BaseModel) else field
+        if isinstance(inner, dict) and inner:
+            yield from _leaves(inner, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", inner
+
+
 def annotated(profile: Profile, origin: dict[str, str]) -> CommentedMap:
     """Every setting of the profile, those of methods with their published values, each with a comment on where it comes from."""
+    return _annotated(_settings(profile), "", origin)
+
+
+def _settings(profile: Profile) -> dict:
+    """Every section, the methods with their published settings."""
     data = {name: getattr(profile, name) for name in type(profile).model_fields}
     data["methods"] = {
         name: {**run.model_dump(mode="json", exclude={"settings"}), "settings": method_of(profile.methods, name)}
         for name, run in profile.methods.items()
     }
-    return _annotated(data, "", origin)
+    return data
 
 
 def _annotated(value: BaseModel | dict, prefix: str, origin: dict[str, str]) -> CommentedMap:

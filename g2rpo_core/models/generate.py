@@ -9,7 +9,7 @@ from diffusers import FlowMatchEulerDiscreteScheduler
 from diffusers.pipelines.flux.pipeline_flux import calculate_shift
 
 from g2rpo_core.common.seeding import generator
-from g2rpo_core.data.embeddings import EmbeddingStore
+from g2rpo_core.data.embeddings import Conditioning, EmbeddingStore
 from g2rpo_core.data.prompts import Prompt
 from g2rpo_core.errors import UserError
 from g2rpo_core.models.flux import Policy
@@ -56,8 +56,6 @@ def generate_images(
 
     The noise depends on the seed and the prompt's id alone, so that any batch size or number of processes gives the same.
     """
-    sigmas = [sigma_at(step, steps, shift) for step in range(steps + 1)]
-    handed_over = round(trained_share * steps)
     training = policy.transformer.training
     policy.transformer.eval()
     starts = range(0, min(count, len(prompts)), batch)
@@ -65,9 +63,24 @@ def generate_images(
         indices = range(start, min(start + batch, count, len(prompts)))
         part = [prompts.prompts[index] for index in indices]
         initial = torch.stack([policy.noise(generator("evaluation", seed, prompt.id)) for prompt in part])
-        conditioning = prompts.conditioning(indices)
-        latents = sample(policy.sampling_velocity(conditioning), initial, sigmas[: handed_over + 1], batch)
-        if handed_over < steps:
-            latents = sample(policy.base_velocity(conditioning), latents, sigmas[handed_over:], batch)
-        yield part, policy.decode(latents, batch)
+        yield part, draw(policy, prompts.conditioning(indices), initial, steps, shift, batch, trained_share)
     policy.transformer.train(training)
+
+
+@torch.no_grad()
+def draw(
+    policy: Policy,
+    conditioning: Conditioning,
+    initial: torch.Tensor,
+    steps: int,
+    shift: float,
+    batch: int,
+    trained_share: float = 1.0,
+) -> torch.Tensor:
+    """Images [n, 3, H, W] from packed initial noise [n, tokens, channels], one of each encoded prompt; see `generate_images`."""
+    sigmas = [sigma_at(step, steps, shift) for step in range(steps + 1)]
+    handed_over = round(trained_share * steps)
+    latents = sample(policy.sampling_velocity(conditioning), initial, sigmas[: handed_over + 1], batch)
+    if handed_over < steps:
+        latents = sample(policy.base_velocity(conditioning), latents, sigmas[handed_over:], batch)
+    return policy.decode(latents, batch)

@@ -1,0 +1,113 @@
+"""The commands that ask nothing of the pipeline but its models, as a user runs them."""
+
+import json
+import re
+import shutil
+
+import numpy as np
+import pytest
+from PIL import Image
+from ruamel.yaml import YAML
+
+from g2rpo_core.cli.main import main
+from tests.conftest import ROOT
+from tests.fixtures.commands import run_here
+
+pytestmark = pytest.mark.pipeline
+COMMANDS = ("doctor", "plan", "generate", "score", "profile list", "profile show", "profile diff")
+
+
+@pytest.fixture(scope="module")
+def project(models, tmp_path_factory):
+    """A folder with the profiles, the tiny models, and a run whose weights are the base's but for one layer."""
+    folder = tmp_path_factory.mktemp("commands")
+    shutil.copytree(ROOT / "profiles", folder / "profiles")
+    (folder / "params.yaml").write_text("profile: tiny\nmethods: [g2rpo]\nseeds: [1]\n")
+    (folder / "models").mkdir()
+    (folder / "models" / "tiny").symlink_to(models)
+    profile = YAML(typ="safe").load(ROOT / "profiles" / "tiny.yaml")
+    profile["evaluation"]["steps"] = [3]
+    YAML().dump(profile, folder / "profiles" / "tiny.yaml")
+    from diffusers import FluxTransformer2DModel
+
+    from tests.fixtures.weights import randomize
+
+    trained = FluxTransformer2DModel.from_pretrained(models / "pipeline" / "transformer")
+    randomize(trained)
+    trained.save_pretrained(folder / "runs" / "tiny" / "g2rpo-1" / "transformer")
+    return folder
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_helps_with_an_example(command):
+    done = run_here(main, *command.split(), "--help", folder=ROOT)
+    assert done.returncode == 0 and f"Example: g2rpo {command}" in re.sub(r"\s+", " ", done.stdout)
+
+
+def test_pictures_depend_on_prompt_seed_and_weights_and_say_what_made_them(project):
+    def pictures(*words):
+        done = run_here(main, "generate", "a small red circle", "--out", "out", "--seeds", "1,3", *words, folder=project)
+        assert done.returncode == 0, done.stderr
+        return [np.asarray(Image.open(project / file)) for file in done.stdout.split()]
+
+    base, again, trained = pictures(), pictures(), pictures("--run", "g2rpo-1")
+    half = pictures("--run", "g2rpo-1", "--trained-share", "0.5")
+    assert len(base) == 2 and all(one.shape == (32, 32, 3) for one in base)
+    assert all(np.array_equal(one, other) for one, other in zip(base, again))
+    assert not np.array_equal(base[0], base[1])
+    assert not np.array_equal(base[0], trained[0]) and not np.array_equal(trained[0], half[0])
+    about = json.loads(Image.open(project / "out" / "g2rpo-1-0000-3.png").text["g2rpo"])
+    assert (about["prompt"], about["seed"], about["steps"], about["run"]) == ("a small red circle", 3, 3, "g2rpo-1")
+
+
+def test_a_grid_has_a_row_a_prompt_and_a_column_a_seed(project):
+    (project / "prompts.txt").write_text("a small red circle\na large blue square\n")
+    words = ["--file", "prompts.txt", "--seeds", "1-3", "--grid", "--out", "grid"]
+    done = run_here(main, "generate", *words, folder=project)
+    assert done.returncode == 0 and len(done.stdout.split()) == 7, done.stderr
+    assert Image.open(project / "grid" / "base-grid.png").size == (3 * 34 + 2, 2 * 34 + 2)
+
+
+@pytest.mark.parametrize(
+    "words, complaint",
+    [
+        (["a circle " * 20], "prompt 0000 has 41 tokens, over the profile's embed.max_sequence_length = 16: shorten it or raise"),
+        ([], "generate: give prompts, or a file of them by --file"),
+        (["a circle", "--seeds", "1-x"], "generate: --seeds 1-x: give whole numbers from 0"),
+        (["a circle", "--run", "g2rpo-9"], "generate: --run g2rpo-9: no trained weights; of tiny there are base, g2rpo-1"),
+        (["a circle", "--steps", "0"], "generate: --steps must be at least 1"),
+        (["a circle", "--out", "params.yaml"], "generate: --out params.yaml is no folder"),
+        (["--file", "nothing.txt"], "nothing.txt: no such prompt file"),
+    ],
+)
+def test_what_cannot_be_drawn_is_said_in_one_line(project, words, complaint):
+    done = run_here(main, "generate", *words, folder=project)
+    assert done.returncode == 1 and done.stderr.startswith(f"error: {complaint}"), done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_the_doctor_names_what_is_missing_and_never_shows_a_token(project, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    done = run_here(main, "doctor", folder=project)
+    assert done.returncode == 0 and "hf_secret" not in done.stdout
+    lines = dict(line.split(": ", 1) for line in done.stdout.splitlines() if ": " in line)
+    assert "HF_TOKEN" in lines["tokens"] and lines["profile tiny"] == "nothing is missing"
+    assert "the training prompts data/hpsv2_train.txt" in lines["profile flux_hps"]
+    unknown = run_here(main, "doctor", "--profile", "tinny", folder=project)
+    assert unknown.returncode == 1 and unknown.stderr.startswith("error: profiles/tinny.yaml: no such profile")
+
+
+def test_profiles_are_listed_and_their_differences_shown():
+    listed = run_here(main, "profile", "list", folder=ROOT)
+    assert [line.split()[0] for line in listed.stdout.splitlines()] == sorted(
+        path.stem for path in (ROOT / "profiles").glob("*.yaml")
+    )
+    shown = run_here(main, "profile", "diff", "flux_hps_clip", "flux_hps", folder=ROOT)
+    assert shown.stdout == "training.rewards.clip_score: 1.0 -> -\n"
+    fast = run_here(main, "profile", "diff", "flux_hps_clip", "flux_fast", folder=ROOT).stdout.splitlines()
+    assert "methods.g2rpo_no_mgai: there -> not there" in fast and "training.iterations: 300 -> 1800" in fast
+
+
+def test_a_word_that_no_command_has_ends_with_status_two():
+    done = run_here(main, "plan", "--gpu", "3", folder=ROOT)
+    assert done.returncode == 2 and "No such option: --gpu" in done.stderr
