@@ -59,7 +59,7 @@ def num_processes(processes: Processes) -> int:
 def join(processes: Processes) -> tuple[ProcessGroup, torch.device]:
     """Joins the process group that `accelerate launch` or torchrun started; the device is this process's own GPU, or the CPU.
 
-    UserError if it is not the group that was asked for: never a silent run alone.
+    UserError if it is not the group that was asked for: never a silent run alone; and where processes that died could not be replaced.
     """
     asked, size = num_processes(processes), int(os.environ.get("WORLD_SIZE", "1"))
     if size != asked:
@@ -71,6 +71,12 @@ def join(processes: Processes) -> tuple[ProcessGroup, torch.device]:
     device = torch.device("cuda", local) if cuda else torch.device("cpu")
     if size == 1:
         return ProcessGroup(), device
+    restarts = int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0"))
+    if restarts and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        # the launcher's store outlives the processes: those that are started again would read the addresses of the dead in it, and wait
+        raise UserError(
+            "processes: --max_restarts needs --rdzv_backend c10d, and TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in the environment, on every node"
+        )
     # without cpu=True, and without CUDA, each process would be a group of its own
     how = {"backend": "cpu:gloo,cuda:nccl"} if cuda else {"cpu": True}
     state = PartialState(**how, timeout=timedelta(hours=1))

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from g2rpo_core.distributed import checkpoint
-from g2rpo_core.distributed.process_group import ProcessGroup
+from g2rpo_core.distributed.process_group import ProcessGroup, join
 from g2rpo_core.errors import UserError
 from tests.conftest import ROOT
 
@@ -174,6 +174,15 @@ ends_in_one_line(lambda: print(checkpoint.scratch("train", "run", {}, [], Proces
 
 
 @pytest.mark.pipeline
+def test_processes_that_could_not_be_replaced_are_not_started(monkeypatch):
+    """With the launcher's own store, those that are started again find the addresses of the dead, and wait."""
+    launched = {"WORLD_SIZE": "2", "TORCHELASTIC_MAX_RESTARTS": "3", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    for name, value in launched.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match="--max_restarts needs --rdzv_backend c10d, and TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"):
+        join("auto")
+
+
 @pytest.mark.parametrize("shared", [True, False])
 def test_nodes_without_a_shared_disk_are_told_so_at_the_start(tmp_path, shared):
     """Two processes in two folders, as on two nodes: each its own, or both the same by a link."""

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-import torch
 from diffusers import FluxPipeline, FluxTransformer2DModel
 from ruamel.yaml import YAML
 
@@ -442,7 +441,7 @@ def test_dvc_repro_goes_on_after_a_kill_to_the_same_bits(project):
         child.wait()
         assert not (trained / "records.parquet").exists()
         written = max(project.glob(".cache/resume/train/seconds/g2rpo-7/*/iteration-0000??"))
-        so_far = [record["seconds"] for record in torch.load(written / "rank-0.pt", weights_only=True)["records"]]
+        so_far = [record["seconds"] for record in json.loads((written / "records.json").read_text())]
         dvc(project, "repro", "train@g2rpo-7")
         weights = FluxTransformer2DModel.from_pretrained(trained / "transformer").state_dict()
         records = pd.read_parquet(trained / "records.parquet")

@@ -154,7 +154,7 @@ def test_an_evaluation_that_was_killed_scores_nothing_twice(folder):
     same_evaluation(folder / "whole" / "base-0", whole)
 
 
-def node(folder: Path, rank: int, port: int) -> subprocess.Popen:
+def node(folder: Path, rank: int, port: int, **environ: str) -> subprocess.Popen:
     """One of two machines with a process each, by the committed configuration."""
     launcher = [
         sys.executable,
@@ -163,11 +163,15 @@ def node(folder: Path, rank: int, port: int) -> subprocess.Popen:
         "--config_file",
         str(ROOT / "stages/accelerate/two_nodes.yaml"),
     ]
-    where = ["--num_processes", "2", "--machine_rank", str(rank), "--main_process_port", str(port), "--max_restarts", "3"]
+    where = ["--num_processes", "2", "--machine_rank", str(rank), "--main_process_port", str(port), "--rdzv_backend", "c10d"]
+    again = ["--max_restarts", "3"]
     stage = ["-m", "stages.train", "--profile", "again", "--method", "g2rpo", "--seed", "1"]
-    environment = {**os.environ, "PYTHONPATH": f"{folder}:{ROOT}", "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": f"{folder}:{ROOT}", "OMP_NUM_THREADS": "1"} | environ
     with (folder / f"node-{rank}.log").open("a") as log:
-        return subprocess.Popen([*launcher, *where, *stage], cwd=folder, env=environment, stdout=log, stderr=log)
+        return subprocess.Popen([*launcher, *where, *again, *stage], cwd=folder, env=environment, stdout=log, stderr=log)
+
+
+RESTARTS = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 
 def dies(machine: subprocess.Popen) -> None:
@@ -190,11 +194,11 @@ def test_a_run_goes_on_by_itself_when_one_of_two_nodes_died_and_came_back(folder
     made.rename(folder / "left-alone")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    nodes = [node(folder, rank, port) for rank in range(2)]
+    nodes = [node(folder, rank, port, **RESTARTS) for rank in range(2)]
     try:
         until(lambda: any((folder / ".cache/resume/train/again").glob("**/iteration-000002")), nodes)
         dies(nodes[1])
-        nodes[1] = node(folder, 1, port)
+        nodes[1] = node(folder, 1, port, **RESTARTS)
         assert [machine.wait(300) for machine in nodes] == [0, 0], (folder / "node-0.log").read_text()[-3000:]
     finally:
         for machine in nodes:
