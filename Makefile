@@ -6,7 +6,7 @@ PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 export DVC_NO_ANALYTICS = 1
 export DO_NOT_TRACK = 1
 
-.PHONY: help reproduce verify compare check format rehearse test test-slow clean
+.PHONY: help reproduce verify compare check format rehearse test test-slow test-rest clean
 
 help: ## what there is
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | while IFS="$$(printf '\t')" read -r name text; do printf 'make %-10s %s\n' "$$name" "$$text"; done
@@ -55,6 +55,9 @@ test-slow: .venv/ready ## kills, load, rehearsals, long draws of generated input
 	$(BIN)/python tools/fit_torchvision.py
 	$(BIN)/python tools/activate_environment.py
 	@touch $@
+
+test-rest: .venv/ready ## all that `make check` leaves out, in one go
+	$(PYTEST) -m "pipeline or slow"
 
 clean: ## removes the environment and everything that the pipeline makes
 	rm -rf .venv .cache/resume models prompts embeddings runs evaluations studies/*/runs studies/*/evaluations

@@ -10,12 +10,11 @@ from stages.prompts import chosen_prompts
 def main() -> None:
     run = load_run()
     profile = load_profile(profile_path(run.profile))
-    for testing in (False, True):
-        prompts = chosen_prompts(profile.prompts, testing=testing)
-        if profile.models.source == "shapes":
-            from g2rpo_core.tiny_models.tokenizers import t5_tokenizer
+    train, test, _ = chosen_prompts(profile.prompts)
+    if profile.models.source == "shapes":
+        from g2rpo_core.tiny_models.tokenizers import t5_tokenizer
 
-            check_lengths(prompts, t5_tokenizer(), profile.embed.max_sequence_length)
+        check_lengths([*train, *test], t5_tokenizer(), profile.embed.max_sequence_length)
     print(f"profile {run.profile}: {', '.join(run.methods)} with seeds {', '.join(map(str, run.seeds))}")
 
 

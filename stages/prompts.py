@@ -2,31 +2,35 @@
 
 from pathlib import Path
 
-from g2rpo_core.data.prompts import Prompt, choose, read_prompts, shape_prompts, write_prompts
+from g2rpo_core.data.prompts import Prompt, choose, held_out, read_prompts, shape_prompts, write_prompts
 from g2rpo_core.data.settings import PromptSettings
 from stages.common import arguments, ends_in_one_line, sections
 
 SECTIONS = ("prompts",)
 
 
-def chosen_prompts(settings: PromptSettings, *, testing: bool) -> list[Prompt]:
-    """The prompts of one of the two sets; UserError if its file is missing, empty or malformed."""
+def all_prompts(settings: PromptSettings, *, testing: bool) -> list[Prompt]:
+    """What one of the two sets is chosen from; UserError if its file is missing, empty or malformed."""
     source, count = (settings.test, settings.test_count) if testing else (settings.train, settings.train_count)
-    if source == "shapes":
-        return shape_prompts(count, settings.seed, testing=testing)
-    return choose(read_prompts(Path(source)), count, settings.seed)
+    return shape_prompts(count, settings.seed, testing=testing) if source == "shapes" else read_prompts(Path(source))
+
+
+def chosen_prompts(settings: PromptSettings) -> tuple[list[Prompt], list[Prompt], int]:
+    """The training prompts, the test prompts, and how many were left out of training as they are test prompts."""
+    test = choose(all_prompts(settings, testing=True), settings.test_count, settings.seed)
+    train, left_out = held_out(all_prompts(settings, testing=False), test)
+    return choose(train, settings.train_count, settings.seed), test, left_out
 
 
 @ends_in_one_line
 def main() -> None:
     args = arguments(__doc__, "profile")
     settings = sections(args, *SECTIONS).prompts
-    counts = {}
-    for name in ("train", "test"):
-        prompts = chosen_prompts(settings, testing=name == "test")
+    train, test, left_out = chosen_prompts(settings)
+    for name, prompts in (("train", train), ("test", test)):
         write_prompts(Path("prompts", args.profile, f"{name}.parquet"), prompts)
-        counts[name] = len(prompts)
-    print(", ".join(f"{count} {name} prompts" for name, count in counts.items()))
+    also = f"; {left_out} more were left out of training, as they are test prompts" if left_out else ""
+    print(f"{len(train)} train prompts, {len(test)} test prompts{also}")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,9 @@
 
 import csv
 import json
+import math
 import random
+import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,8 +37,9 @@ def shape_prompts(count: int, seed: int, *, testing: bool) -> list[Prompt]:
 def read_prompts(path: Path) -> list[Prompt]:
     """Prompts of a file: txt (one a line), csv, jsonl or parquet with a column `prompt` and perhaps `style`.
 
-    Blank prompts are passed over; ids are the file's name and the line or row number. UserError, naming the file and what
-    to do, for a missing, unreadable or empty file, an unknown format, or a missing column.
+    Texts are in Unicode's NFC with single spaces. Blank prompts are passed over, and one that came before; ids are the file's name and
+    the line or row number. UserError, naming the file, up to three rows and what to do, for a missing, unreadable or empty file, an
+    unknown format, a missing column, and a row whose prompt is no text.
     """
     if path.suffix not in FORMATS:
         raise UserError(f"{path}: prompts are read from {', '.join(FORMATS)}, not from {path.suffix or 'a file without ending'}")
@@ -44,18 +47,45 @@ def read_prompts(path: Path) -> list[Prompt]:
         rows = list(_rows(path))
     except FileNotFoundError:
         raise UserError(f"{path}: no such prompt file; give an existing one in the profile's section `prompts`") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError, csv.Error) as error:
         raise UserError(f"{path}: cannot be read as {path.suffix}: {str(error).splitlines()[0]}") from None
-    if rows and "prompt" not in rows[0]:
+    if rows and isinstance(rows[0], dict) and "prompt" not in rows[0]:
         raise UserError(f"{path}: has no column `prompt`, only {', '.join(map(str, rows[0]))}")
-    prompts = [
-        Prompt(f"{path.stem}-{number:06d}", str(row["prompt"]).strip(), str(row.get("style") or ""))
-        for number, row in enumerate(rows)
-        if str(row["prompt"] or "").strip()
-    ]
+    if wrong := [f"row {number} {problem}" for number, row in enumerate(rows, 1) if (problem := _problem(row))]:
+        more = f", and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+        raise UserError(f"{path}: {'; '.join(wrong[:3])}{more}: each needs a text in `prompt`")
+    prompts: dict[str, Prompt] = {}
+    for number, row in enumerate(rows):
+        if text := normalized(row["prompt"] if isinstance(row["prompt"], str) else ""):
+            prompts.setdefault(text, Prompt(f"{path.stem}-{number:06d}", text, str(row.get("style") or "")))
     if not prompts:
         raise UserError(f"{path}: holds no prompt; put one on each line")
-    return prompts
+    return list(prompts.values())
+
+
+def normalized(text: str) -> str:
+    """A prompt's text as it is compared and encoded: Unicode's NFC, single spaces, none around it."""
+    return " ".join(unicodedata.normalize("NFC", text).split())
+
+
+def _problem(row: object) -> str | None:
+    """What is wrong with a row; nothing with one whose prompt is empty."""
+    if not isinstance(row, dict):
+        return f"is {_kind(row)}, not an object with a `prompt`"
+    if "prompt" not in row:
+        return "has no prompt"
+    prompt = row["prompt"]
+    if prompt is None or (isinstance(prompt, float) and math.isnan(prompt)):  # a missing value, as pandas has it
+        return None
+    if not isinstance(prompt, str):
+        return f"has {_kind(prompt)} as its prompt"
+    return "has a NUL character" if "\0" in prompt else None
+
+
+def _kind(value: object) -> str:
+    return {dict: "an object", list: "a list", str: "a text", bool: "true or false", type(None): "null"}.get(
+        type(value), "a number"
+    )
 
 
 def _rows(path: Path) -> Iterable[dict]:
@@ -65,8 +95,20 @@ def _rows(path: Path) -> Iterable[dict]:
         if path.suffix == ".txt":
             return [{"prompt": line} for line in file]
         if path.suffix == ".csv":
+            csv.field_size_limit(2**30)  # 128 KiB by default; the text encoders' limit is checked later
             return list(csv.DictReader(file))
         return [json.loads(line) for line in file if line.strip()]
+
+
+def held_out(train: list[Prompt], test: list[Prompt]) -> tuple[list[Prompt], int]:
+    """The training prompts that are no test prompts, and how many were left out; UserError if none is left."""
+    tested = {normalized(prompt.text).casefold() for prompt in test}
+    kept = [prompt for prompt in train if normalized(prompt.text).casefold() not in tested]
+    if not kept:
+        raise UserError(
+            f"prompts: all {len(train)} training prompts are test prompts, too: nothing would be held out; give other files"
+        )
+    return kept, len(train) - len(kept)
 
 
 def choose(prompts: list[Prompt], count: int, seed: int) -> list[Prompt]:

@@ -3,7 +3,16 @@ import json
 import pandas as pd
 import pytest
 
-from g2rpo_core.data.prompts import Prompt, choose, load_prompts, prompt_order, read_prompts, shape_prompts, write_prompts
+from g2rpo_core.data.prompts import (
+    Prompt,
+    choose,
+    held_out,
+    load_prompts,
+    prompt_order,
+    read_prompts,
+    shape_prompts,
+    write_prompts,
+)
 from g2rpo_core.errors import UserError
 
 ROWS = [{"prompt": "a cat, sitting", "style": "photo"}, {"prompt": " ", "style": ""}, {"prompt": "ein Hund 🐕", "style": "anime"}]
@@ -41,6 +50,15 @@ def test_every_format_gives_the_same_prompts(tmp_path, suffix):
         ("x.jsonl", '{"prompt": "a"}\n{oops\n', "cannot be read as .jsonl"),
         ("x.parquet", "not parquet", "cannot be read as .parquet"),
         ("x.docx", "a", "not from .docx"),
+        ("n.jsonl", '1\n"a"\n["b"]\n{"prompt": "a"}\n', "row 1 is a number, not an object with a `prompt`; row 2 is a text, not"),
+        (
+            "l.jsonl",
+            '{"prompt": "a"}\n{"prompt": ["a", "b"]}\n{"text": "c"}\n',
+            "row 2 has a list as its prompt; row 3 has no prompt: each",
+        ),
+        ("m.jsonl", '{"prompt": 1}\n' * 9, "row 3 has a number as its prompt, and 6 more: each needs a text in `prompt`"),
+        ("deep.jsonl", "[" * 100_000 + "]" * 100_000, "cannot be read as .jsonl"),
+        ("nul.txt", "a\nb\0c\n", "row 2 has a NUL character"),
     ],
 )
 def test_bad_files_are_named_with_what_is_wrong(tmp_path, name, content, message):
@@ -50,6 +68,24 @@ def test_bad_files_are_named_with_what_is_wrong(tmp_path, name, content, message
     with pytest.raises(UserError) as error:
         read_prompts(path)
     assert message in str(error.value) and name in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_long_field_of_a_csv_is_a_prompt_and_a_short_row_has_none(tmp_path):
+    (tmp_path / "long.csv").write_text("style,prompt\nphoto," + "a " * 100_000 + "\nanime\n,b\n")
+    assert [len(prompt.text) for prompt in read_prompts(tmp_path / "long.csv")] == [199_999, 1]
+
+
+def test_a_text_that_differs_in_spaces_or_unicode_form_alone_is_one_prompt(tmp_path):
+    (tmp_path / "same.txt").write_text("caf\u00e9  noir\n cafe\u0301 noir\t\nthe\n", encoding="utf-8")
+    assert [prompt.text for prompt in read_prompts(tmp_path / "same.txt")] == ["caf\u00e9 noir", "the"]
+
+
+def test_what_is_tested_is_not_trained_on():
+    train = [Prompt("0", "A  Cat", ""), Prompt("1", "a dog", "")]
+    kept, left_out = held_out(train, [Prompt("2", "a cat", "")])
+    assert ([prompt.id for prompt in kept], left_out) == (["1"], 1)
+    with pytest.raises(UserError, match="all 2 training prompts are test prompts, too"):
+        held_out(train, train)
 
 
 def test_prompts_survive_the_file(tmp_path):

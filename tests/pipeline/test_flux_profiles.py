@@ -142,7 +142,7 @@ def sigterm_as_before():
 def run_stages(name: str, profile: dict, hub, folder: Path, home: Path, monkeypatch) -> None:
     """`models` with the hub's true client in a process of its own, then every other stage here."""
     small = {"height": 32, "width": 32}
-    profile["prompts"] |= {"train": "prompts.txt", "test": "prompts.txt", "train_count": 2, "test_count": 2}
+    profile["prompts"] |= {"train": "prompts.txt", "test": "test.txt", "train_count": 2, "test_count": 2}
     profile["embed"] |= {"max_sequence_length": 16}
     profile["sampling"] |= small
     profile["training"] |= {"iterations": 1, "prompts_per_iteration": 1, "num_generations": 2}
@@ -152,6 +152,7 @@ def run_stages(name: str, profile: dict, hub, folder: Path, home: Path, monkeypa
     YAML().dump(profile, folder / "profiles" / f"{name}.yaml")
     (folder / "params.yaml").write_text(f"profile: {name}\nmethods: [g2rpo]\nseeds: [42]\n")
     (folder / "prompts.txt").write_text("a large red circle\na small blue square\n")
+    (folder / "test.txt").write_text("a small red circle\na large blue square\n")
 
     environment = {key: value for key, value in os.environ.items() if key != "HF_HUB_OFFLINE"}
     environment |= {
