@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from g2rpo_core.data.embeddings import DTYPES
-from g2rpo_core.distributed.process_group import Processes, ProcessGroup, join, num_processes
+from g2rpo_core.distributed.process_group import Processes, ProcessGroup, die_with_parent, join, num_processes
 from g2rpo_core.distributed.termination import STATUS
 from g2rpo_core.sampling.settings import SamplingSettings
 from stages.common import STATUS_FOLDER, RunPaths
@@ -37,7 +37,8 @@ def _launch(count: int) -> int:
     command = [sys.executable, "-m", "accelerate.commands.launch", *how, "-m", module]
     terminated = []
     with tempfile.TemporaryDirectory() as folder:  # accelerate's own status is 1 whatever a process ended by
-        child = subprocess.Popen([*command, *sys.argv[1:]], env={**os.environ, STATUS_FOLDER: folder})
+        environment = {**os.environ, STATUS_FOLDER: folder}
+        child = subprocess.Popen([*command, *sys.argv[1:]], env=environment, preexec_fn=die_with_parent)  # noqa: PLW1509 - no thread yet
 
         def hand_on(*_) -> None:
             terminated.append(True)

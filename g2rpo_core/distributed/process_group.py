@@ -1,9 +1,13 @@
 """The processes of a run: how many there are, what each does, and what they tell each other. One process is a group, too."""
 
+import ctypes
 import os
+import signal
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -13,6 +17,7 @@ from pydantic import PositiveInt
 
 from g2rpo_core.errors import UserError
 
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
 Processes = PositiveInt | Literal["auto"]  # as a setting: how many, or one for each GPU
 
 
@@ -56,12 +61,23 @@ def num_processes(processes: Processes) -> int:
     return int(os.environ.get("WORLD_SIZE", "0")) or max(1, torch.cuda.device_count())
 
 
+def die_with_parent() -> None:
+    """On Linux, this process is killed when the one that started it ends, however that ends: else it would live on, hung, with its memory."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        parent = Path("/proc", str(os.getppid()), "cmdline").read_bytes()
+        if not any(launcher in parent for launcher in (b"accelerate", b"torch", b"stages", b"python")):
+            os._exit(1)  # it ended before this could be asked for
+
+
 def join(processes: Processes) -> tuple[ProcessGroup, torch.device]:
     """Joins the process group that `accelerate launch` or torchrun started; the device is this process's own GPU, or the CPU.
 
     UserError if it is not the group that was asked for: never a silent run alone; and where processes that died could not be replaced.
     """
     asked, size = num_processes(processes), int(os.environ.get("WORLD_SIZE", "1"))
+    if "WORLD_SIZE" in os.environ:
+        die_with_parent()
     if size != asked:
         raise UserError(f"processes: {asked} asked for, but {size} were started: give both the same number")
     cuda = torch.cuda.is_available()

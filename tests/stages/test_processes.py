@@ -130,6 +130,24 @@ def test_one_process_that_fails_ends_all_with_its_own_error_and_status(folder):
     assert time.monotonic() - started < 90  # process 0 would sleep for ten minutes
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's signal at a parent's death is Linux's")
+def test_no_process_outlives_the_stage_that_was_killed(folder):
+    """SIGKILL to the stage alone, while its processes train."""
+    child = start(folder, "two", "train", seed=2)
+    started: list[psutil.Process] = []
+
+    def working() -> bool:
+        started[:] = psutil.Process(child.pid).children(recursive=True)
+        return sum("stages.train" in one.cmdline() for one in started) == 3 and any(
+            one.memory_info().rss > 300e6 for one in started
+        )
+
+    until(working, [child])
+    os.kill(child.pid, signal.SIGKILL)
+    child.wait()
+    assert psutil.wait_procs(started, timeout=60)[1] == []
+
+
 @pytest.mark.slow
 def test_an_evaluation_that_was_killed_scores_nothing_twice(folder):
     """SIGKILL while the third batch or a later one is scored; the same command ends with the bits of one that was left alone."""
