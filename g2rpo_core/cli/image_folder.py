@@ -31,6 +31,8 @@ def pair(folder: Path, prompts: Path) -> pd.DataFrame:
             table = pd.DataFrame({"prompt": prompts.read_text(encoding="utf-8").splitlines()})
     except FileNotFoundError:
         raise UserError(f"{prompts}: no such file") from None
+    except OSError as error:
+        raise UserError(f"{prompts}: cannot be read: {error.strerror}") from None
     except ValueError as error:  # not UTF-8, not a csv, or empty
         raise UserError(f"{prompts}: cannot be read: {' '.join(str(error).split())}") from None
     if prompts.suffix == ".csv":
@@ -60,7 +62,7 @@ def score(folder: Path, table: pd.DataFrame, names: list[str], models: Path, sec
             try:
                 with Image.open(folder / file) as image:
                     image.load()
-            except (UnidentifiedImageError, OSError, SyntaxError) as error:
+            except (UnidentifiedImageError, OSError, SyntaxError, Image.DecompressionBombError) as error:
                 raise UserError(f"{folder / file}: not an image that can be read ({' '.join(str(error).split())[:99]})") from None
             images.append(image)
         for name, scorer in scorers.items():

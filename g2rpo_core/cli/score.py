@@ -1,5 +1,6 @@
 """`g2rpo score`: scores a folder of images with any of the rewards."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -59,19 +60,37 @@ def run(args: SimpleNamespace) -> None:
     if profile or args.models is None:
         profile = profile or load_run().profile
         section = load_profile(profile_path(profile)).rewards
-    columns = score_images(args.folder, table, names, args.models or Path("models", str(profile)), section)
+    models = args.models or Path("models", str(profile))
+    columns = score_images(args.folder, table, names, models, section)
     for name, values in columns.items():
         table[name] = values
+    if note := of_tiny_models(names, models):
+        table["models"] = note
     aside = args.out.with_name(f".{args.out.name}")
-    aside.parent.mkdir(parents=True, exist_ok=True)
-    if args.out.suffix == ".csv":
-        table.to_csv(aside, index=False)
-    else:
-        table.to_parquet(aside, index=False)
-    aside.replace(args.out)
+    try:
+        aside.parent.mkdir(parents=True, exist_ok=True)
+        if args.out.suffix == ".csv":
+            table.to_csv(aside, index=False)
+        else:
+            table.to_parquet(aside, index=False)
+        aside.replace(args.out)
+    except OSError as error:
+        raise UserError(f"--out {args.out}: cannot be written ({error.strerror})") from None
     means = ", ".join(f"{name} {table[name].mean():.4f}" for name in names)
-    print(f"{args.out}: {len(table)} images, mean {means}")
+    print(f"{args.out}: {len(table)} images, mean {means}{' (' + note + ')' if note else ''}")
     _check_missing(table, names, section)
+
+
+def of_tiny_models(names: list[str], models: Path) -> str | None:
+    """What says that scores are those of small models that were trained here, and of none that was published; None if they are not."""
+    from g2rpo_core.common.model_store import LOCK
+    from g2rpo_core.rewards.registry import REWARDS
+
+    if not (models / LOCK).exists():  # rewards that a server computes need none
+        return None
+    entries = json.loads((models / LOCK).read_text())
+    tiny = [REWARDS[name].label for name in names if "folder" in entries.get(name, {})]
+    return f"tiny models, not {', '.join(tiny)}" if tiny else None
 
 
 def _check_missing(table: "pd.DataFrame", names: list[str], section: Mapping) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from PIL import Image
 
 from g2rpo_core.cli.image_folder import pair
 from g2rpo_core.cli.main import main
@@ -43,7 +44,10 @@ def test_line_n_belongs_to_the_nth_image_by_name(models, folder, tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
     assert done.returncode == 0, done.stderr
     table = pd.read_parquet(out)
-    assert table.columns.tolist() == ["file", "prompt", "hps", "pickscore"]
+    assert table.columns.tolist() == ["file", "prompt", "hps", "pickscore", "models"]
+    assert (
+        set(table.models) == {"tiny models, not HPS-v2.1, PickScore"} and "(tiny models, not HPS-v2.1, PickScore)" in done.stdout
+    )
     assert table.file.tolist() == sorted(f"{name}.png" for name in IMAGES) and table.prompt.tolist() == PROMPTS
     images = [IMAGES[name] for name in sorted(IMAGES)]
     expected = rewards.load(["hps"], models)["hps"](images, PROMPTS)
@@ -81,6 +85,16 @@ def test_mistakes_end_in_one_line_and_leave_no_file(models, folder, tmp_path):
     done = g2rpo("score", "--reward", "clip_score", *prompts, folder)
     assert done.returncode == 1 and done.stderr.strip().split("\n")[-1].startswith(f"error: {folder / 'wide.png'}: not an image")
     assert "Traceback" not in done.stderr and not (tmp_path / "s.csv").exists()
+    Image.new("1", (20_000, 20_000)).save(folder / "wide.png")  # 50 KiB of file, a gigabyte of picture
+    done = g2rpo("score", "--reward", "clip_score", *prompts, folder)
+    assert done.returncode == 1 and "exceeds limit" in done.stderr.strip().split("\n")[-1] and "Traceback" not in done.stderr
+    IMAGES["wide"].save(folder / "wide.png")
+    for words, message in (
+        (["--prompts", folder, "--out", tmp_path / "s.csv"], f"error: {folder}: cannot be read: Is a directory"),
+        (["--prompts", tmp_path / "prompts.txt", "--out", folder / "notes.txt" / "s.csv"], "cannot be written (File exists)"),
+    ):
+        done = g2rpo("score", "--reward", "clip_score", "--models", models, *words, folder)
+        assert done.returncode == 1 and message in done.stderr.strip().split("\n")[-1]
     done = g2rpo("score", "--reward", "beauty", *prompts, folder)
     assert done.stderr == (
         "error: --reward beauty: unknown; there are hps, clip_score, pickscore, image_reward, unified_reward, hps_v2_1, hps-v2.1\n"
