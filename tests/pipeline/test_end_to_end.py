@@ -244,11 +244,12 @@ def test_nothing_runs_again_without_a_change(project):
 
 
 SRUN = """#!/usr/bin/env bash
-# Slurm's, for two nodes that are this machine
+# Slurm's, for two nodes that are this machine: the first must have the port before the second looks for it (bash -c SCRIPT HOST PORT ...)
 shift
 SLURM_NODEID=0 "$@" & first=$!
-SLURM_NODEID=1 "$@" & wait $!
-wait $first
+until (exec 3<>"/dev/tcp/$4/$5") 2>/dev/null; do kill -0 $first || exit 1; sleep 0.2; done
+SLURM_NODEID=1 "$@" & second=$!
+wait $first && wait $second
 """
 
 

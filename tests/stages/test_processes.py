@@ -212,8 +212,12 @@ def test_a_run_goes_on_by_itself_when_one_of_two_nodes_died_and_came_back(folder
     made.rename(folder / "left-alone")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    nodes = [node(folder, rank, port, **RESTARTS) for rank in range(2)]
+    nodes = [node(folder, 0, port, **RESTARTS)]
     try:
+        until(
+            lambda: answers(port), nodes
+        )  # as both are this machine, the first must have the port before the second looks for it
+        nodes.append(node(folder, 1, port, **RESTARTS))
         until(lambda: any((folder / ".cache/resume/train/again").glob("**/iteration-000002")), nodes)
         dies(nodes[1])
         nodes[1] = node(folder, 1, port, **RESTARTS)
@@ -228,6 +232,11 @@ def test_a_run_goes_on_by_itself_when_one_of_two_nodes_died_and_came_back(folder
         FluxTransformer2DModel.from_pretrained(run / "transformer").state_dict() for run in (folder / "left-alone", made)
     )
     assert all(torch.equal(alone[name], resumed[name]) for name in alone)
+
+
+def answers(port: int) -> bool:
+    with socket.socket() as asking:
+        return asking.connect_ex(("127.0.0.1", port)) == 0
 
 
 def until(happened: Callable[[], bool], running: list[subprocess.Popen]) -> None:
