@@ -21,7 +21,16 @@ from tqdm import tqdm
 from g2rpo_core.config import load_profile, profile_path, resolve, training_of
 from g2rpo_core.config.profile import Profile
 from g2rpo_core.errors import UserError
-from g2rpo_core.estimate.machines import ASSUMED_TFLOPS, BETWEEN, DECODE_SLOWER, INSIDE, RESERVE_GIB, SCORE_SLOWER, Machines
+from g2rpo_core.estimate.machines import (
+    ASSUMED_TFLOPS,
+    BETWEEN,
+    DECODE_SLOWER,
+    INSIDE,
+    RESERVE_GIB,
+    SCORE_SLOWER,
+    Machines,
+    checked_machines,
+)
 from stages.common import ends_in_one_line
 from stages.rehearsal.inputs import make_inputs
 
@@ -67,12 +76,10 @@ class Rehearsal:
 def main() -> None:
     args = parsed(sys.argv[1:])
     profile = load_profile(profile_path(args.profile))
-    if args.gpus % args.nodes:
-        raise UserError(f"rehearse: --gpus {args.gpus} are not as many on each of {args.nodes} nodes")
+    machines = checked_machines("rehearse", args.gpus, args.memory, args.nodes, args.inside, args.between)
     methods = list(profile.methods) if args.method == ["all"] else args.method or list(profile.methods)[:1]
     if unknown := [method for method in methods if method not in profile.methods]:
         raise UserError(f"profiles/{args.profile}.yaml: methods: there is no {unknown[0]!r}, only {', '.join(profile.methods)}")
-    machines = Machines(args.gpus, args.memory, args.nodes, args.inside, args.between)
     phases = args.phase or list(PHASES)
     done = []
     for method in methods:

@@ -10,7 +10,7 @@ import typer
 
 from g2rpo_core.config import Profile, load_profile, profile_path, training_of
 from g2rpo_core.errors import UserError
-from g2rpo_core.estimate.machines import ASSUMED_TFLOPS, BETWEEN, INSIDE, Machines, nodes_of
+from g2rpo_core.estimate.machines import ASSUMED_TFLOPS, BETWEEN, INSIDE, checked_machines
 
 if TYPE_CHECKING:  # they import torch and diffusers, which --help need not wait for
     from g2rpo_core.estimate.budget import Way
@@ -53,12 +53,9 @@ def run(args: SimpleNamespace) -> None:
         )
     if args.method not in profile.methods:
         raise UserError(f"plan: --method {args.method}: profile {args.profile} has only {', '.join(profile.methods)}")
-    for option in ("gpus", "nodes", "memory", "hours", "inside", "between"):
-        if (value := getattr(args, option)) is not None and not 0 < value < float("inf"):
-            raise UserError(f"plan: --{option} {value} must be above 0")
-    machines = Machines(args.gpus, args.memory, args.nodes or nodes_of(args.gpus), args.inside, args.between)
-    if args.gpus % machines.nodes:
-        raise UserError(f"plan: --gpus {args.gpus} are not as many on each of {machines.nodes} nodes")
+    machines = checked_machines("plan", args.gpus, args.memory, args.nodes, args.inside, args.between)
+    if args.hours is not None and not 0 < args.hours < float("inf"):
+        raise UserError(f"plan: --hours {args.hours} must be above 0")
     if args.shard is not None and (args.shard < 1 or args.gpus % args.shard):
         raise UserError(f"plan: --shard {args.shard} must divide --gpus {args.gpus}")
     rate, source = _rate(args.rate, profile, args.method)

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import reduce
+from itertools import product
 
 from g2rpo_core.config import Profile, training_of
 from g2rpo_core.estimate.machines import Machines
-from g2rpo_core.estimate.plan import Plan, changed, divisors, make_plan
-from g2rpo_core.models.settings import LoraSettings
-
-LORA = LoraSettings(rank=32, alpha=32.0)
+from g2rpo_core.estimate.plan import LORA, Plan, changed, divisors, make_plan
+from g2rpo_core.training.settings import TrainingSettings
 
 
 @dataclass(frozen=True)
@@ -26,39 +26,30 @@ def ways(profile: Profile, name: str, machines: Machines, lora: bool, rate: floa
     lora: a LoRA of rank 32 in the place of all weights. Of the numbers of latents in a call only the largest that fits is given.
     """
     training = training_of(profile.training, profile.methods, name)
-    first: dict = {"lora": LORA.model_dump(mode="json")} if lora else {}
     for gpus in divisors(training.prompts_per_iteration):
         if gpus > machines.gpus:
             break
         used = replace(machines, gpus=gpus, nodes=-(-gpus // machines.per_node))
         if gpus % used.nodes:
             continue
-        for shard in divisors(gpus):
-            for replica in (False, True) if shard > 1 else (False,):
-                for checkpointing in (False, True):
-                    for share in (1, 4, training.batch_tokens):
-                        parallel = training.parallel.model_copy(update={"shard_size": shard, "replica": replica})
-                        settings = first | {
-                            "gradient_checkpointing": checkpointing,
-                            "batch_tokens": training.batch_tokens // share,
-                            "parallel": parallel.model_dump(),
-                        }
-                        plan = make_plan(changed(profile, name, settings), name, used, shard, rate)
-                        if plan.fits:
-                            yield Way(gpus, _differing(training, shard, replica, settings), plan)
-                            break
+        for shard, replica, checkpointing in product(divisors(gpus), (False, True), (False, True)):
+            if replica and shard == 1:
+                continue
+            parallel = {"shard_size": shard, "replica": replica}
+            chosen: dict = {"gradient_checkpointing": checkpointing} | ({"lora": LORA.model_dump(mode="json")} if lora else {})
+            for share in (1, 4, training.batch_tokens):
+                chosen["batch_tokens"] = training.batch_tokens // share
+                settings = chosen | {"parallel": training.parallel.model_dump() | parallel}
+                plan = make_plan(changed(profile, name, settings), name, used, rate=rate)
+                if plan.fits:
+                    named = chosen | {f"parallel.{key}": value for key, value in parallel.items()}
+                    yield Way(gpus, {key: value for key, value in named.items() if value != _now(training, key)}, plan)
+                    break
 
 
-def _differing(training, shard: int, replica: bool, settings: dict) -> dict[str, object]:
-    now = {
-        "parallel.shard_size": training.parallel.shard_size,
-        "parallel.replica": training.parallel.replica,
-        "gradient_checkpointing": training.gradient_checkpointing,
-        "batch_tokens": training.batch_tokens,
-        "lora": None,
-    }
-    new = {**now, **settings, "parallel.shard_size": shard, "parallel.replica": replica}
-    return {key: value for key, value in new.items() if key in now and value != now[key]}
+def _now(training: TrainingSettings, key: str) -> object:
+    """A setting of the profile by its name, such as `parallel.replica`."""
+    return reduce(getattr, key.split("."), training)
 
 
 def cheapest(

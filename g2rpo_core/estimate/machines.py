@@ -1,6 +1,9 @@
 """The machines that a run is planned or rehearsed for, and how long they need for what processes send each other."""
 
 from dataclasses import dataclass
+from math import inf
+
+from g2rpo_core.errors import UserError
 
 ASSUMED_TFLOPS = 400.0  # of a transformer in bfloat16: 40 % of the 989 dense TFLOP/s in the data sheets of H100 SXM and H200
 DECODE_SLOWER, SCORE_SLOWER = 2, 15  # against bfloat16, by the same data sheets: TF32 convolutions, float32 products
@@ -26,6 +29,18 @@ class Machines:
     def rate(self, between_nodes: bool) -> float:
         """Bytes a second that a GPU sends."""
         return (self.between if between_nodes else self.inside) * 1e9
+
+
+def checked_machines(command: str, gpus: int, memory: float, nodes: int | None, inside: float, between: float) -> Machines:
+    """The machines that a command's options say, as few nodes as hold the GPUs if they do not; UserError for what cannot be."""
+    options = {"gpus": gpus, "nodes": nodes, "memory": memory, "inside": inside, "between": between}
+    for option, value in options.items():
+        if value is not None and not 0 < value < inf:
+            raise UserError(f"{command}: --{option} {value} must be above 0")
+    machines = Machines(gpus, memory, nodes or nodes_of(gpus), inside, between)
+    if gpus % machines.nodes:
+        raise UserError(f"{command}: --gpus {gpus} are not as many on each of {machines.nodes} nodes")
+    return machines
 
 
 def nodes_of(gpus: int) -> int:

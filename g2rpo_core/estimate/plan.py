@@ -33,6 +33,7 @@ from g2rpo_core.sampling.settings import SamplingSettings
 from g2rpo_core.training.settings import TrainingSettings
 
 GIB = 2**30
+LORA = LoraSettings(rank=32, alpha=32.0)  # what is tried where all weights do not fit
 
 
 @dataclass(frozen=True)
@@ -274,7 +275,7 @@ def _disk(profile: Profile, training: TrainingSettings, counts) -> dict[str, flo
 def changes(profile: Profile, name: str, machines: Machines, fits: bool, shard: int | None = None) -> list[tuple[str, Plan]]:
     """What changes memory and time most: each change with the plan of the whole; several at once only if the plan does not fit."""
     training = training_of(profile.training, profile.methods, name)
-    lora: dict = {"lora": LoraSettings(rank=32, alpha=32.0).model_dump(mode="json")} if training.lora is None else {}
+    lora: dict = {"lora": LORA.model_dump(mode="json")} if training.lora is None else {}
     checkpointing: dict = {} if training.gradient_checkpointing else {"gradient_checkpointing": True}
     smallest: dict = {"batch_tokens": 1}
     replica: dict = (
