@@ -60,4 +60,4 @@ test-rest: .venv/ready ## all that `make check` leaves out, in one go
 	$(PYTEST) -m "pipeline or slow"
 
 clean: ## removes the environment and everything that the pipeline makes
-	rm -rf .venv .cache/resume models prompts embeddings runs evaluations studies/*/runs studies/*/evaluations
+	rm -rf .venv .cache/resume models prompts published embeddings runs evaluations studies/*/runs studies/*/evaluations

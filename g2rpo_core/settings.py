@@ -2,7 +2,7 @@
 
 from typing import ClassVar, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Tag, ValidationError
 
 
 class Settings(BaseModel):
@@ -44,7 +44,7 @@ def _describe(schema, loc: tuple[str | int, ...]) -> tuple[list[str], list[str]]
             continue
         tagged = [option for option in get_args(schema) if part in _tags(option)]
         if tagged:  # a union that its tag decides, which is no key of the file
-            schema = tagged[0]
+            schema = getattr(tagged[0], "__origin__", tagged[0])
         else:
             schema = get_args(schema)[-1] if get_args(schema) else None
             keys.append(str(part))
@@ -52,5 +52,7 @@ def _describe(schema, loc: tuple[str | int, ...]) -> tuple[list[str], list[str]]
 
 
 def _tags(option) -> tuple:
+    if tags := [each.tag for each in getattr(option, "__metadata__", ()) if isinstance(each, Tag)]:
+        return tuple(tags)
     fields = getattr(option, "model_fields", {})
     return get_args(fields["source"].annotation) if "source" in fields else ()

@@ -1,6 +1,6 @@
 """The stages of the pipeline: thin modules that read parameters, call g2rpo_core and write outputs.
 
-No stage but `models` with a hub profile may reach for a hub, so all of them start offline.
+No stage but `models` and `prompts` may reach for a hub, where the profile names one, so all of them start offline.
 """
 
 import os

@@ -10,7 +10,8 @@ from stages.prompts import chosen_prompts
 def main() -> None:
     run = load_run()
     profile = load_profile(profile_path(run.profile))
-    train, test, _ = chosen_prompts(profile.prompts)
+    on_disk = all(isinstance(source, str) for source in (profile.prompts.train, profile.prompts.test))
+    train, test = chosen_prompts(profile.prompts)[:2] if on_disk else ([], [])  # a data set is for the stage `prompts` to fetch
     if profile.models.source == "shapes":
         from g2rpo_core.tiny_models.tokenizers import t5_tokenizer
 

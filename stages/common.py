@@ -18,6 +18,7 @@ from g2rpo_core.errors import TRANSIENT_STATUS, TransientError, UserError
 
 ROOT = Path(__file__).parents[1]  # of the code; data are in the working directory
 REPORTS = Path("reports")
+REVISIONS = REPORTS / "revisions"  # committed: what was looked up on the hub, of models and of prompts
 # the environment variable with the folder in which a process that accelerate started leaves a file named by its exit status
 STATUS_FOLDER = "G2RPO_STATUS_FOLDER"
 

@@ -1,4 +1,4 @@
-"""Stage `evaluate`: images of the test prompts by one run or by the base model, and their scores."""
+"""Stage `evaluate`: images of the test prompts by one run, by the base model or by published weights, and their scores."""
 
 from pathlib import Path
 
@@ -30,8 +30,11 @@ def main() -> None:
     evaluation, sampling = settings.evaluation, settings.sampling
     processes, device = join_processes(evaluation.processes)
     models, name = Path("models", args.profile), run_name(args.method, args.seed)
-    run, checkpoints = None, ("final",)  # of the base, too, which has no others
-    if args.method != BASE[0]:
+    run, checkpoints = None, ("final",)  # of the base and of published weights, too, which have no others
+    published = Path("published", args.profile, args.method)
+    if (published / LOCK).exists():
+        run = ModelStore(published).folder(args.method)
+    elif args.method != BASE[0]:
         run = made_by(f"train@{name}", paths.runs / name / "records.parquet", paths.repro).parent
         checkpoints = evaluation.checkpoints
     store = EmbeddingStore(Path("embeddings", args.profile, "test"))
@@ -41,7 +44,13 @@ def main() -> None:
         *declared_code("evaluate"),
         models / LOCK,
         Path("embeddings", args.profile, "test"),
-        *([run / "transformer", run / "lora", run / SNAPSHOTS] if run else []),
+        *(
+            [published / LOCK]
+            if (published / LOCK).exists()
+            else [run / "transformer", run / "lora", run / SNAPSHOTS]
+            if run
+            else []
+        ),
     ]
     decides = {"evaluation": evaluation, "rewards": settings.rewards, "sampling": sampling}
     folder = checkpoint.scratch("evaluate", f"{paths.name}/{name}", decides, dependencies, processes)
@@ -97,7 +106,8 @@ def main() -> None:
     write_json(paths.reports / "metrics" / f"{name}.json", {reward: float(means[reward]) for reward in evaluation.rewards})
     checkpoint.publish(out, paths.evaluations / name)
     checkpoint.discard(folder)
-    adopt("evaluate_base" if args.method == BASE[0] else f"evaluate@{name}", paths)
+    stage = f"evaluate_published@{args.method}" if (published / LOCK).exists() else f"evaluate@{name}"
+    adopt("evaluate_base" if args.method == BASE[0] else stage, paths)
 
 
 def complete(file: Path) -> bool:

@@ -4,8 +4,9 @@ import os
 from pathlib import Path
 
 from g2rpo_core.common.model_store import write_lock
+from g2rpo_core.hub.revisions import Revisions
 from stages import HUB_OFFLINE_BY_USER
-from stages.common import REPORTS, arguments, ends_in_one_line, fresh, sections, write_json
+from stages.common import REPORTS, REVISIONS, arguments, ends_in_one_line, fresh, sections, write_json
 
 SECTIONS = ("models",)
 
@@ -15,6 +16,7 @@ def main() -> None:
     args = arguments(__doc__, "profile")
     settings = sections(args, *SECTIONS).models
     root = fresh(Path("models", args.profile))
+    revisions = Revisions(REVISIONS / "models.json")
     if settings.source == "shapes":
         from g2rpo_core.tiny_models.build import build_models
 
@@ -24,7 +26,7 @@ def main() -> None:
             os.environ["HF_HUB_OFFLINE"] = "0"
         from g2rpo_core.hub.download import download_models
 
-        entries, quality = download_models(settings), {}
+        entries, quality = download_models(settings, revisions), {}
     write_lock(root, entries)
     write_json(REPORTS / "models.json", quality)
 

@@ -21,7 +21,8 @@ def main() -> None:
 
 
 def write_profile(out: Path, data: dict, source: Path) -> None:
-    """The data as YAML, in the order of the files they come from."""
+    """The data as YAML, in the order of the files they come from; a section that stages depend on is there also where it is empty."""
+    data = data | {section: {} for section in ("rewards", "published") if section not in data}
     out.parent.mkdir(parents=True, exist_ok=True)
     yaml = YAML(typ="safe", pure=True)
     yaml.default_flow_style, yaml.sort_base_mapping_type_on_output, yaml.allow_unicode, yaml.width = None, False, True, 130

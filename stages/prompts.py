@@ -1,10 +1,14 @@
 """Stage `prompts`: the training and test prompts of a run, as Parquet."""
 
+import os
 from pathlib import Path
 
+from g2rpo_core.data.hub_prompts import fetch_prompts
 from g2rpo_core.data.prompts import Prompt, choose, held_out, read_prompts, shape_prompts, write_prompts
 from g2rpo_core.data.settings import PromptSettings
-from stages.common import arguments, ends_in_one_line, sections
+from g2rpo_core.hub.revisions import Revisions
+from stages import HUB_OFFLINE_BY_USER
+from stages.common import REVISIONS, arguments, ends_in_one_line, sections
 
 SECTIONS = ("prompts",)
 
@@ -12,6 +16,10 @@ SECTIONS = ("prompts",)
 def all_prompts(settings: PromptSettings, *, testing: bool) -> list[Prompt]:
     """What one of the two sets is chosen from; UserError if its file is missing, empty or malformed."""
     source, count = (settings.test, settings.test_count) if testing else (settings.train, settings.train_count)
+    if not isinstance(source, str):
+        if HUB_OFFLINE_BY_USER is None:
+            os.environ["HF_HUB_OFFLINE"] = "0"
+        return fetch_prompts(f"prompts.{'test' if testing else 'train'}", source, Revisions(REVISIONS / "prompts.json"))
     return shape_prompts(count, settings.seed, testing=testing) if source == "shapes" else read_prompts(Path(source))
 
 
@@ -26,6 +34,7 @@ def chosen_prompts(settings: PromptSettings) -> tuple[list[Prompt], list[Prompt]
 def main() -> None:
     args = arguments(__doc__, "profile")
     settings = sections(args, *SECTIONS).prompts
+    Revisions(REVISIONS / "prompts.json")  # DVC expects the file, also of a profile without data sets
     train, test, left_out = chosen_prompts(settings)
     for name, prompts in (("train", train), ("test", test)):
         write_prompts(Path("prompts", args.profile, f"{name}.parquet"), prompts)

@@ -3,12 +3,12 @@
 from pathlib import Path
 from types import SimpleNamespace
 
-from g2rpo_core.config import Run, Study, load_run, load_study, method_of, sampling_of, training_of
+from g2rpo_core.config import MainRun, Run, Study, load_run, load_study, method_of, sampling_of, training_of
 from g2rpo_core.reporting.context import Entry, Sources, build_context, headline
 from g2rpo_core.reporting.render import render
 from stages.common import REPORTS, arguments, ends_in_one_line, run_paths, sections, write_json
 
-SECTIONS = ("models", "prompts", "sampling", "rewards", "training", "methods", "evaluation")
+SECTIONS = ("models", "prompts", "sampling", "rewards", "training", "methods", "evaluation", "published")
 
 
 @ends_in_one_line
@@ -20,7 +20,8 @@ def main() -> None:
     locks = (Path("dvc.lock"), paths.lock)
     prompts = Path("prompts", args.profile)
     sources = Sources(paths.runs, paths.evaluations, prompts, REPORTS / "models.json", locks, paths.repro)
-    context = build_context(args.profile, sources, settings, entries_of(settings), runs)
+    published = asked.published if isinstance(asked, MainRun) else ()
+    context = build_context(args.profile, sources, settings, entries_of(settings), runs, published)
     title = {"title": "G²RPO and its baselines", "about": ""}
     if isinstance(asked, Study):
         title = {"title": asked.title, "about": asked.about}

@@ -75,7 +75,8 @@ def main() -> None:
         if (samples := training.tracking.samples) and training.tracking.samples_due(record["iteration"]):
             # by all processes, as sharded weights need them in every call
             how = (samples.prompts, sampling.steps, sampling.shift, 0, sampling.decode_batch)
-            batches = list(generate_images(policy, stores["test"], *how))
+            with trainer.result():
+                batches = list(generate_images(policy, stores["test"], *how))
             if tracking:
                 texts = [prompt.text for part, _ in batches for prompt in part]
                 tracking.samples(record["iteration"], torch.cat([images for _, images in batches]), texts)
@@ -95,7 +96,8 @@ def main() -> None:
     bar.close()
 
     run = paths.runs / name
-    policy.save(run)
+    with trainer.result():
+        policy.save(run)
     if processes.rank == 0:
         if training.snapshots:
             checkpoint.publish(folder / SNAPSHOTS, run / SNAPSHOTS)

@@ -88,10 +88,12 @@ def missing(name: str, profile) -> Iterator[str]:
 
     if profile.models.source == "hub" and not get_token():
         yield "a token for its gated weights (hf auth login)"
-    for part in ("train", "test"):
-        file = getattr(profile.prompts, part, None)
-        if isinstance(file, str) and file != "shapes" and not Path(file).exists():
-            yield f"the {part}ing prompts {file}" if part == "train" else f"the test prompts {file}"
+    for part, named in (("train", "training"), ("test", "test")):
+        source = getattr(profile.prompts, part)
+        if isinstance(source, str) and source != "shapes" and not Path(source).exists():
+            yield f"the {named} prompts {source}"
+        if not isinstance(source, str) and not Path("prompts", name, f"{part}.parquet").exists():
+            yield f"the {named} prompts of {source.repo}, which dvc repro fetches"
     if not Path("models", name, "models.lock.json").exists():
         yield "its models, which dvc repro makes or fetches"
 

@@ -1,6 +1,7 @@
 """Profiles as they are put together: `load_profile`, `load_run`, `load_study`. Owns no setting."""
 
 from g2rpo_core.config.load import (
+    MainRun,
     Resolved,
     Run,
     Study,
@@ -14,6 +15,7 @@ from g2rpo_core.config.load import (
 from g2rpo_core.config.profile import MethodRun, Profile, method_of, sampling_of, training_of
 
 __all__ = [
+    "MainRun",
     "MethodRun",
     "Profile",
     "Resolved",

@@ -20,11 +20,17 @@ from g2rpo_core.settings import Settings, first_problem
 
 
 class Run(Settings):
-    """`params.yaml`: which profile, methods and seeds `dvc repro` runs."""
+    """Which profile, methods and seeds `dvc repro` runs."""
 
     profile: str
     methods: tuple[str, ...] = Field(min_length=1)
     seeds: tuple[Annotated[int, Field(ge=0)], ...] = Field(min_length=1)
+
+
+class MainRun(Run):
+    """`params.yaml`: also which of the profile's published models are evaluated."""
+
+    published: tuple[str, ...] = ()
 
 
 class Study(Run):
@@ -152,14 +158,20 @@ def _parsed(path: Path, kind: Literal["rt", "safe"]):
         raise UserError(f"{path}: not YAML: {' '.join(str(error).split())[:200]}") from None
 
 
-def load_run(path: Path = Path("params.yaml")) -> Run:
+def load_run(path: Path = Path("params.yaml")) -> MainRun:
     """`params.yaml`, checked against the profile that it names; UserError as `load_profile`."""
-    run = _load(path, Run)
+    run = _load(path, MainRun)
     profile = load_profile(profile_path(run.profile))
     for method in run.methods:
         if method not in profile.methods:
             raise UserError(
                 f"{path}: methods: {method!r} is not in profiles/{run.profile}.yaml; allowed are {', '.join(profile.methods)}"
+            )
+    for name in run.published:
+        if name not in profile.published:
+            known = ", ".join(profile.published) or "none"
+            raise UserError(
+                f"{path}: published: {name!r} is not in section published of profiles/{run.profile}.yaml; there are: {known}"
             )
     return run
 

@@ -1,15 +1,17 @@
 """A whole profile: the sections together, checked across each other. Each section's settings live beside what they set."""
 
 import json
+import re
 from typing import Annotated, TypeVar
 
 from pydantic import Field, ValidationError, model_validator
 
 from g2rpo_core.algorithm.methods import METHODS, Method
+from g2rpo_core.common.runs import BASE
 from g2rpo_core.data.settings import EmbedSettings, PromptSettings
 from g2rpo_core.evaluation.image_stats import LABELS as IMAGE_STATS
 from g2rpo_core.evaluation.settings import EvaluationSettings
-from g2rpo_core.hub.settings import HubModels
+from g2rpo_core.hub.settings import HubModels, HubPrompts, PublishedModel
 from g2rpo_core.rewards.registry import REWARDS, models_of, settings_of
 from g2rpo_core.sampling.settings import SamplingSettings
 from g2rpo_core.settings import Settings, first_problem
@@ -43,6 +45,7 @@ class Profile(Settings):
     training: TrainingSettings
     methods: dict[str, MethodRun] = Field(min_length=1)
     evaluation: EvaluationSettings
+    published: dict[str, PublishedModel] = Field({}, description="weights of others, evaluated where params.yaml names them")
 
     @model_validator(mode="after")
     def _fits_together(self):
@@ -61,7 +64,18 @@ class Profile(Settings):
         ):
             for reward in rewards:
                 self._check_reward(f"{section}.rewards", reward, source)
+        for name, model in self.published.items():
+            self._check_published(name, model)
         return self
+
+    def _check_published(self, name: str, model: PublishedModel) -> None:
+        where = f"published.{name}"
+        if name in self.methods or name == BASE[0] or not re.fullmatch(r"[A-Za-z]\w*", name):
+            raise ValueError(f"{where}: give it a name of letters, digits and _ that no method has")
+        if strange := [reward for reward in model.trained_on if reward not in self.evaluation.rewards]:
+            raise ValueError(f"{where}.trained_on: {strange[0]!r} is not among evaluation.rewards")
+        if model.method is not None and model.method not in METHODS:
+            raise ValueError(f"{where}.method: unknown method {model.method!r}; allowed are {', '.join(METHODS)}")
 
     def _check_method(self, name: str) -> None:
         training = training_of(self.training, self.methods, name)
@@ -79,12 +93,13 @@ class Profile(Settings):
                 f"deterministic (got {steps})"
             )
 
-    def _check_reward(self, where: str, reward: str, source: str) -> None:
+    def _check_reward(self, where: str, reward: str, source: str | HubPrompts) -> None:
         known = dict.fromkeys([*REWARDS, *self.rewards])
         if reward not in known:
             raise ValueError(f"{where}: unknown reward {reward!r}; allowed are {', '.join(known)}")
         if reward in REWARDS and REWARDS[reward].shapes_only and source != "shapes":
-            raise ValueError(f"{where}: the {reward} knows captions of the shapes task alone, not {source}")
+            named = source if isinstance(source, str) else source.repo
+            raise ValueError(f"{where}: the {reward} knows captions of the shapes task alone, not {named}")
         if self.models.source != "hub":
             return
         if lacking := [model for model in models_of(self.rewards, reward) if model not in self.models.repos]:

@@ -15,7 +15,7 @@ from g2rpo_core.common.seeding import seed_of
 from g2rpo_core.errors import UserError, made_by
 from g2rpo_core.shapes.scenes import distinct_scenes
 
-FORMATS = (".txt", ".csv", ".jsonl", ".parquet")
+FORMATS = (".txt", ".csv", ".jsonl", ".json", ".parquet")
 
 
 @dataclass(frozen=True)
@@ -35,12 +35,24 @@ def shape_prompts(count: int, seed: int, *, testing: bool) -> list[Prompt]:
 
 
 def read_prompts(path: Path) -> list[Prompt]:
-    """Prompts of a file: txt (one a line), csv, jsonl or parquet with a column `prompt` and perhaps `style`.
+    """Prompts of a file: txt (one a line), json (a list of texts or objects), csv, jsonl or parquet with `prompt` and perhaps `style`.
 
     Texts are in Unicode's NFC with single spaces. Blank prompts are passed over, and one that came before; ids are the file's name and
     the line or row number. UserError, naming the file, up to three rows and what to do, for a missing, unreadable or empty file, an
     unknown format, a missing column, and a row whose prompt is no text.
     """
+    rows = read_rows(path)
+    prompts: dict[str, Prompt] = {}
+    for number, row in enumerate(rows):
+        if text := normalized(row["prompt"] if isinstance(row["prompt"], str) else ""):
+            prompts.setdefault(text, Prompt(f"{path.stem}-{number:06d}", text, str(row.get("style") or "")))
+    if not prompts:
+        raise UserError(f"{path}: holds no prompt; put one on each line")
+    return list(prompts.values())
+
+
+def read_rows(path: Path) -> list[dict]:
+    """The rows of a prompt file as they stand there, each with a `prompt` that is a text or missing; UserError as `read_prompts`."""
     if path.suffix not in FORMATS:
         raise UserError(f"{path}: prompts are read from {', '.join(FORMATS)}, not from {path.suffix or 'a file without ending'}")
     try:
@@ -54,13 +66,7 @@ def read_prompts(path: Path) -> list[Prompt]:
     if wrong := [f"row {number} {problem}" for number, row in enumerate(rows, 1) if (problem := _problem(row))]:
         more = f", and {len(wrong) - 3} more" if len(wrong) > 3 else ""
         raise UserError(f"{path}: {'; '.join(wrong[:3])}{more}: each needs a text in `prompt`")
-    prompts: dict[str, Prompt] = {}
-    for number, row in enumerate(rows):
-        if text := normalized(row["prompt"] if isinstance(row["prompt"], str) else ""):
-            prompts.setdefault(text, Prompt(f"{path.stem}-{number:06d}", text, str(row.get("style") or "")))
-    if not prompts:
-        raise UserError(f"{path}: holds no prompt; put one on each line")
-    return list(prompts.values())
+    return rows
 
 
 def normalized(text: str) -> str:
@@ -97,6 +103,11 @@ def _rows(path: Path) -> Iterable[dict]:
         if path.suffix == ".csv":
             csv.field_size_limit(2**30)  # 128 KiB by default; the text encoders' limit is checked later
             return list(csv.DictReader(file))
+        if path.suffix == ".json":
+            rows = json.load(file)
+            if not isinstance(rows, list):
+                raise ValueError("must be a list of texts, or of objects with a `prompt`")
+            return [{"prompt": row} if isinstance(row, str) else row for row in rows]
         return [json.loads(line) for line in file if line.strip()]
 
 

@@ -1,18 +1,24 @@
 """The sections `prompts` and `embed` of a profile."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, PositiveInt
+from pydantic import Discriminator, Field, PositiveInt, Tag
 
+from g2rpo_core.hub.settings import HubPrompts
 from g2rpo_core.settings import Settings
+
+Source = Annotated[
+    Annotated[str, Tag("file")] | Annotated[HubPrompts, Tag("data set")],
+    Discriminator(lambda value: "data set" if isinstance(value, dict | HubPrompts) else "file"),
+]
 
 
 class PromptSettings(Settings):
-    """Where prompts come from; `shapes` or a file of txt, csv, jsonl or parquet, for each of the two sets."""
+    """Where prompts come from: `shapes`, a file of txt, csv, json, jsonl or parquet, or a data set of the hub, for each of the two sets."""
 
-    train: str
+    train: Source
     train_count: PositiveInt
-    test: str
+    test: Source
     test_count: PositiveInt
     seed: int
 

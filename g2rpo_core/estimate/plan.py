@@ -122,7 +122,7 @@ def make_plan(profile: Profile, name: str, machines: Machines, shard: int | None
         "rollout": cost(call(latents["rollout"], training=False)).bytes,
         "decoding": images * image
         + max(decode.bytes, images * image),  # the parts, and the last call or what they are put together to
-        "scoring": images * image + max((min(256, images) * size.bytes_per_image for size in sizes.values()), default=0),
+        "scoring": images * image + max((min(size.at_once, images) * size.bytes_per_image for size in sizes.values()), default=0),
         "update": cost(train(latents["update"])).bytes,
         "optimizer": 4 * counts.trained / shard,  # AdamW's square roots of all second moments at once
     }
@@ -130,8 +130,9 @@ def make_plan(profile: Profile, name: str, machines: Machines, shard: int | None
         "weights": (4 * counts.trained + width * frozen) / shard,
         "base": 4 * counts.all / shard if method.kl_coef and not lora else 0,
         "optimizer": 8 * counts.trained / shard,
+        "ema": 4 * counts.trained / shard if training.ema else 0,
         "replica": width * counts.all if training.parallel.replica and shard > 1 else 0,
-        "rewards": sum(4 * size.parameters for size in sizes.values()),
+        "rewards": sum(size.bytes for size in sizes.values()),
         "vae": 4 * _vae_parameters(),
         "reserve": RESERVE_GIB * GIB,
     }
@@ -265,10 +266,12 @@ def _disk(profile: Profile, training: TrainingSettings, counts) -> dict[str, flo
     sizes = _sizes(used).values()
     return {
         "flux": 2 * (published + encoders + _vae_parameters()),  # published in bfloat16
-        "rewards": sum(2 * 4 * size.parameters for size in sizes),  # pickled, and converted to safetensors
+        "rewards": sum(2 * size.bytes for size in sizes),  # most are pickled, and converted to safetensors
         "embeddings": prompts * row * DTYPES[profile.embed.dtype].itemsize,
         "trained": 4 * counts.trained * (1 + len(training.snapshots)),
-        "checkpoints": 12 * counts.trained * (training.checkpoints.keep + 1),  # one more while it is written
+        "checkpoints": (16 if training.ema else 12)
+        * counts.trained
+        * (training.checkpoints.keep + 1),  # one more while it is written
     }
 
 

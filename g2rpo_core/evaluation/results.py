@@ -13,8 +13,10 @@ def image_folder(checkpoint: str | int, steps: int) -> str:
 
 
 def chosen(results: pd.DataFrame, checkpoint: str | int, steps: int) -> pd.DataFrame:
-    """The rows of a checkpoint and number of steps; the base, which has no checkpoints, stands beside each."""
-    return results[((results.checkpoint == str(checkpoint)) | (results.method == "base")) & (results.steps == steps)]
+    """The rows of a checkpoint and number of steps; a model without that checkpoint, as the base, stands beside each with what it has."""
+    rows = results[results.steps == steps]
+    there = rows.checkpoint == str(checkpoint)
+    return rows[there | ~rows.method.isin(rows.method[there])]
 
 
 def reported(results: pd.DataFrame, settings: EvaluationSettings) -> pd.DataFrame:

@@ -1,53 +1,73 @@
-"""Published models: downloaded by repo and full revision into the Hugging Face cache, checked, and free of pickles."""
+"""Published models and data: downloaded by repo and full revision into the Hugging Face cache, checked, and free of pickles."""
 
 import errno
 import hashlib
 import re
 import shutil
+from fnmatch import fnmatch
+from functools import partial
 from pathlib import Path
+from typing import Literal
 
 from g2rpo_core.common.model_store import describe_files, safe_folder
 from g2rpo_core.errors import TransientError, UserError
 from g2rpo_core.hub.conversion import PICKLED, without_pickles
-from g2rpo_core.hub.settings import HubModel, HubModels
+from g2rpo_core.hub.revisions import Revisions
+from g2rpo_core.hub.settings import HubFiles, HubModel, HubModels
 
 INSTEAD = "or use profile tiny"
 
 
-def download_models(settings: HubModels) -> dict[str, dict]:
+def download_models(settings: HubModels, revisions: Revisions) -> dict[str, dict]:
     """Brings every model into the cache (what is there is not loaded again) and returns the lock entries.
 
     UserError, saying what to do, where a licence is not accepted, a repo or revision does not exist, the disk is too small, or a
     file is not the published one; TransientError where the hub cannot be reached or breaks off.
     """
-    return {name: _download(f"models.repos.{name}: {model.repo}", model) for name, model in settings.repos.items()}
+    return {name: _model(f"models.repos.{name}: {model.repo}", model, revisions) for name, model in settings.repos.items()}
 
 
-def _download(what: str, model: HubModel) -> dict:
-    from httpx2 import HTTPError
-    from huggingface_hub import constants, snapshot_download
-
-    patterns = list(model.files)
-    try:
-        if not constants.HF_HUB_OFFLINE:
-            _check_disk(what, snapshot_download(model.repo, revision=model.revision, allow_patterns=patterns, dry_run=True))
-        folder = Path(snapshot_download(model.repo, revision=model.revision, allow_patterns=patterns))
-    except (OSError, HTTPError) as error:
-        raise explained(what, model, error) from None
-    files = describe_files(folder)
-    for pattern in model.files:
-        if not any(Path(file).match(pattern) for file in files):
-            raise UserError(f"{what} has no file {pattern} at revision {model.revision}")
-    for file, known in files.items():
-        _check_content(what, folder / file, known["sha256"], model.sha256.get(file))
-    entry: dict[str, object] = {"repo": model.repo, "revision": model.revision, "files": files}
+def _model(what: str, model: HubModel, revisions: Revisions) -> dict:
+    folder, revision, files = download(what, model, revisions)
+    entry: dict[str, object] = {"repo": model.repo, "revision": revision, "files": files}
     if any(Path(file).suffix in PICKLED for file in files):
         entry["without_pickles"] = True
         without_pickles(folder, safe_folder(entry))
     return entry | ({"architecture": model.architecture} if model.architecture else {})
 
 
-def explained(what: str, model: HubModel, error: Exception) -> UserError:
+def download(
+    what: str, wanted: HubFiles, revisions: Revisions, repo_type: Literal["model", "dataset"] = "model"
+) -> tuple[Path, str, dict[str, dict]]:
+    """The folder in the cache with the files of a repository, its commit, and each file's size and hash; errors as `download_models`.
+
+    what: the setting and the repository, as messages begin.
+    """
+    from httpx2 import HTTPError
+    from huggingface_hub import HfApi, constants, snapshot_download
+
+    patterns = list(wanted.files)
+    try:
+        newest = lambda: str(HfApi(endpoint=constants.ENDPOINT).repo_info(wanted.repo, repo_type=repo_type).sha)
+        revision = wanted.revision or revisions.of(wanted.repo, newest)
+        wanted = wanted.model_copy(update={"revision": revision})
+        snapshot = partial(snapshot_download, wanted.repo, repo_type=repo_type, revision=revision, allow_patterns=patterns)
+        if not constants.HF_HUB_OFFLINE:
+            _check_disk(what, list(snapshot(dry_run=True)))
+        folder = Path(snapshot())
+    except (OSError, HTTPError) as error:
+        raise explained(what, wanted, error, repo_type) from None
+    files = describe_files(folder)
+    files = {file: about for file, about in files.items() if any(fnmatch(file, pattern) for pattern in patterns)}
+    for pattern in patterns:
+        if not any(fnmatch(file, pattern) for file in files):
+            raise UserError(f"{what} has no file {pattern} at revision {revision}")
+    for file, known in files.items():
+        _check_content(what, folder / file, known["sha256"], wanted.sha256.get(file))
+    return folder, revision, files
+
+
+def explained(what: str, wanted: HubFiles, error: Exception, repo_type: str = "model") -> UserError:
     """What an error of the hub's client means and what to do, in one line."""
     from huggingface_hub import constants
     from huggingface_hub.errors import (
@@ -65,11 +85,11 @@ def explained(what: str, model: HubModel, error: Exception) -> UserError:
     while isinstance(cause, DryRunError | LocalEntryNotFoundError) and cause.__cause__ is not None:
         cause = cause.__cause__  # the client wraps what really happened
     status = cause.response.status_code if isinstance(cause, HfHubHTTPError) else None
-    page = f"{constants.ENDPOINT}/{model.repo}"
+    page = f"{constants.ENDPOINT}/{'datasets/' if repo_type == 'dataset' else ''}{wanted.repo}"
     if isinstance(cause, GatedRepoError):
         return UserError(f"{what} is gated: accept its licence at {page}, then `hf auth login` or set HF_TOKEN; {INSTEAD}")
     if isinstance(cause, RevisionNotFoundError):
-        return UserError(f"{what} has no revision {model.revision}: put a commit of {page}/commits/main into the profile")
+        return UserError(f"{what} has no revision {wanted.revision}: put a commit of {page}/commits/main into the profile")
     if isinstance(cause, RepositoryNotFoundError) or status in (401, 403):
         return UserError(f"{what} does not exist, or is private: `hf auth login` or set HF_TOKEN of an account that sees {page}")
     if isinstance(cause, OSError) and cause.errno == errno.ENOSPC:

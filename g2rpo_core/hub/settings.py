@@ -1,20 +1,66 @@
-"""The section `models` of a profile that uses published models."""
+"""What of the Hugging Face hub a profile names: its section `models` with published models, and data sets of prompts."""
 
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, PositiveInt, model_validator
 
 from g2rpo_core.settings import Settings
 
 
-class HubModel(Settings):
-    """One published model. files: patterns of the files to have; sha256: of those whose content must be the known one."""
+class HubFiles(Settings):
+    """Files of a repository. files: patterns of the files to have; sha256: of those whose content must be the known one.
 
-    repo: str = Field(pattern=r"^[^/\s]+/[^/\s]+$")
-    revision: str = Field(pattern=r"^[0-9a-f]{40}$", description="a full commit, as branches move")
+    Without a revision the first download looks it up and writes it into the committed lock (`Revisions`).
+    """
+
+    repo: str = Field(pattern=r"^[\w.-]+/[\w.-]+$")
+    revision: str | None = Field(None, pattern=r"^[0-9a-f]{40}$", description="a full commit, as branches move")
     files: tuple[str, ...] = Field(min_length=1)
     sha256: dict[str, str] = {}
+
+
+class HubModel(HubFiles):
+    """One published model."""
+
     architecture: str | None = Field(None, description="open_clip's name of the architecture, for checkpoints without one")
+
+
+class HubStyles(Settings):
+    """The style of prompts: that of the list which has them. files: style -> JSON file with its prompts."""
+
+    repo: str = Field(pattern=r"^[\w.-]+/[\w.-]+$")
+    revision: str | None = Field(None, pattern=r"^[0-9a-f]{40}$")
+    files: dict[str, str] = Field(min_length=1)
+
+
+class HubPrompts(HubFiles):
+    """Prompts in a data set: files as a profile may name them on disk. distinct: how many different texts they must have."""
+
+    distinct: PositiveInt | None = None
+    styles: HubStyles | None = None
+
+
+class PublishedModel(Settings):
+    """Weights that others published, or that were exported: a diffusers transformer or a LoRA, evaluated beside the runs.
+
+    In a repository of the hub (repo, files), or in a folder. trained_on: name -> weight of the rewards that it was trained on, if
+    that is known; method: the method whose numbers in the paper belong beside it; label: in reports.
+    """
+
+    folder: str | None = None
+    repo: str | None = Field(None, pattern=r"^[\w.-]+/[\w.-]+$")
+    revision: str | None = Field(None, pattern=r"^[0-9a-f]{40}$", description="as in models.repos")
+    files: tuple[str, ...] = ("*.safetensors", "config.json")
+    sha256: dict[str, str] = {}
+    trained_on: dict[str, float] = {}
+    method: str | None = None
+    label: str | None = None
+
+    @model_validator(mode="after")
+    def _has_one_place(self):
+        if (self.folder is None) == (self.repo is None):
+            raise ValueError("needs either `repo` or `folder`")
+        return self
 
 
 class HubModels(Settings):

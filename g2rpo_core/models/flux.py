@@ -15,12 +15,11 @@ from torch.distributed.tensor import DTensor
 from g2rpo_core.common.seeding import generator
 from g2rpo_core.data.embeddings import Conditioning
 from g2rpo_core.distributed.process_group import ProcessGroup
-from g2rpo_core.models.loading import allocate, draw_lora, empty_transformer, load_transformer
+from g2rpo_core.models.loading import LORA_FILE, allocate, draw_lora, empty_transformer, load_lora, load_transformer, weights_in
 from g2rpo_core.models.parallelize import apply_compile, parallelize, refresh, reshard
 from g2rpo_core.models.settings import LoraSettings, ParallelSettings
 from g2rpo_core.rollout.rollout import Velocity
 
-LORA_FILE = "pytorch_lora_weights.safetensors"  # diffusers' name
 SNAPSHOTS = "snapshots"  # the folder in a run's that has the weights of iterations
 
 
@@ -77,16 +76,17 @@ class Policy:
     def load(cls, pipeline: Path, run: Path | None = None, **settings) -> "Policy":
         """To sample from: weights without gradients, in the dtype of the computation.
 
-        pipeline: a FluxPipeline folder; run: folder that `save` wrote, whose weights replace the base's or whose LoRA is laid over
+        pipeline: a FluxPipeline folder; run: a folder as of `weights_in`, whose weights replace the base's or whose LoRA is laid over
         them; settings: those of Policy. UserError where the files do not hold the model's weights.
         """
         device, dtype = torch.device(settings.get("device", "cpu")), settings.get("dtype", torch.float32)
-        saved_lora = run / "lora" if run and (run / "lora").exists() else None
-        weights = run / "transformer" if run and not saved_lora else pipeline / "transformer"
-        transformer = load_transformer(weights, device, dtype, trained=False)
-        if saved_lora:
-            transformer.load_lora_adapter(saved_lora, weight_name=LORA_FILE, prefix="transformer")
-            _lora_in_float32(transformer)
+        base = pipeline / "transformer"
+        folder, lora = weights_in(run) if run else (base, None)
+        weights = base if lora else folder
+        config = weights if (weights / "config.json").exists() else base
+        transformer = load_transformer(weights, device, dtype, trained=False, config=config)
+        if lora:
+            load_lora(transformer, folder, lora)
         return cls(transformer, _vae(pipeline), **settings)
 
     @classmethod
@@ -243,9 +243,3 @@ class Policy:
 
 def _vae(pipeline: Path) -> AutoencoderKL:
     return AutoencoderKL.from_pretrained(pipeline / "vae", dtype=torch.float32)
-
-
-def _lora_in_float32(transformer: torch.nn.Module) -> None:
-    for name, parameter in transformer.named_parameters():
-        if ".lora_" in name:
-            parameter.data = parameter.data.float()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed.checkpoint as dcp
-from diffusers import FluxTransformer2DModel
+from diffusers import FluxPipeline, FluxTransformer2DModel
 from peft import LoraConfig
 from safetensors import safe_open
 from torch.distributed.checkpoint import HuggingFaceStorageReader
@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from g2rpo_core.distributed.checkpoint import quiet
 from g2rpo_core.errors import UserError
 
+LORA_FILE = "pytorch_lora_weights.safetensors"  # diffusers' name
 Spread = Callable[[FluxTransformer2DModel], None]
 
 
@@ -27,14 +28,15 @@ def load_transformer(
     trained: bool,
     lora: LoraConfig | None = None,
     spread: Spread | None = None,
+    config: Path | None = None,
 ) -> FluxTransformer2DModel:
     """The transformer of a diffusers folder on `device`.
 
     dtype: of its parameters; trained: whether they have gradients; lora: an adapter to add, in float32, which alone then has
     gradients and whose values `draw_lora` gives; spread: compiles and shards the model while it has no data. UserError where the
-    files do not hold exactly the model's weights.
+    files do not hold exactly the model's weights. config: the folder with the model's configuration, where that is another one.
     """
-    transformer = empty_transformer(folder, dtype, trained, lora)
+    transformer = empty_transformer(config or folder, dtype, trained, lora)
     if spread:
         spread(transformer)
     allocate(transformer, device)
@@ -76,6 +78,47 @@ def read_weights(transformer: torch.nn.Module, folder: Path) -> None:
         )
     with quiet():
         dcp.load(state, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)  # each process reads for itself
+
+
+def weights_in(run: Path) -> tuple[Path, str | None]:
+    """The folder with the weights of a run, and the name of its file if they are a LoRA's.
+
+    run: what `Policy.save` wrote, or any folder with the safetensors of a transformer (diffusers' names) or of a LoRA, anywhere below
+    it. UserError where there are none, or of several models.
+    """
+    for name, file in (("lora", LORA_FILE), ("transformer", None)):
+        if (run / name).exists():
+            return run / name, file
+    files = sorted(run.rglob("*.safetensors"))
+    folders = sorted({file.parent for file in files})
+    if len(folders) != 1:
+        found = (
+            f"weights in {len(folders)} folders ({', '.join(map(str, folders[:3]))}): name one" if folders else "no safetensors"
+        )
+        raise UserError(f"{run}: {found}; a transformer or a LoRA in diffusers' layout is read")
+    with safe_open(files[0], "pt") as opened:
+        adapter = any(".lora_" in name or ".lora." in name for name in opened.keys())  # noqa: SIM118 - not iterable itself
+    if adapter and len(files) > 1:
+        raise UserError(f"{run}: holds {len(files)} LoRAs ({', '.join(file.name for file in files[:3])}): name one")
+    return folders[0], files[0].name if adapter else None
+
+
+def load_lora(transformer: FluxTransformer2DModel, folder: Path, file: str) -> None:
+    """Lays a LoRA over the transformer, in float32: of diffusers' layout, or of another that diffusers converts.
+
+    UserError where nothing of it is for a transformer of FLUX.
+    """
+    weights, alphas, metadata = FluxPipeline.lora_state_dict(
+        folder, weight_name=file, return_alphas=True, return_lora_metadata=True, local_files_only=True
+    )
+    if not any(name.startswith("transformer.") for name in weights):
+        raise UserError(
+            f"{folder / file}: no weight of it is named transformer.…, as diffusers names a LoRA for FLUX's transformer"
+        )
+    FluxPipeline.load_lora_into_transformer(weights, alphas, transformer, metadata=metadata)
+    for name, parameter in transformer.named_parameters():
+        if ".lora_" in name:
+            parameter.data = parameter.data.float()
 
 
 @torch.no_grad()

@@ -4,7 +4,7 @@ import base64
 import json
 import platform
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -74,14 +74,30 @@ class Entry:
     training: TrainingSettings
 
 
+@dataclass(frozen=True)
+class Published:
+    """Published weights beside the paper: the method whose row is theirs; how they were trained is not known here."""
+
+    method: str
+    sampling: None = None
+    training: None = None
+
+
 def build_context(
-    profile: str, sources: Sources, settings: SimpleNamespace, entries: Mapping[str, Entry], runs: list[Run]
+    profile: str,
+    sources: Sources,
+    settings: SimpleNamespace,
+    entries: Mapping[str, Entry],
+    runs: list[Run],
+    published: Sequence[str] = (),
 ) -> dict:
     """Everything that the templates show.
 
-    settings: the sections of the profile; entries: those of its methods by name; runs: (entry, seed) in the report's order.
+    settings: the sections of the profile; entries: those of its methods by name; runs: (entry, seed) in the report's order;
+    published: names of the section `published`, which stand in what is about evaluations and not in what is about training.
     """
-    evaluated = {run: sources.evaluations / run_name(*run) for run in [BASE, *runs]}
+    others = [(name, 0) for name in published]
+    evaluated = {run: sources.evaluations / run_name(*run) for run in [BASE, *runs, *others]}
     tables = [pd.read_parquet(made_by("evaluate", folder / "results.parquet", sources.repro)) for folder in evaluated.values()]
     everything = pd.concat(tables, ignore_index=True)
     results = reported(everything, settings.evaluation)
@@ -92,9 +108,11 @@ def build_context(
     names = list(dict.fromkeys(method for method, _ in runs))
     labels = {BASE[0]: "base model"} | {name: entries[name].label or METHOD_LABELS.get(name, name) for name in names}
     trained_on = {name: entries[name].training.rewards for name in names}
+    weights = trained_on | {name: settings.published[name].trained_on for name in published}
+    labels |= {name: settings.published[name].label or name for name in published}
     evaluation = settings.evaluation
     variants = [
-        (checkpoint, steps, main_table(chosen(everything, checkpoint, steps), BASE, runs, rewards, trained_on))
+        (checkpoint, steps, main_table(chosen(everything, checkpoint, steps), BASE, [*runs, *others], rewards, weights))
         for checkpoint in evaluation.checkpoints
         for steps in evaluation.steps
     ]
@@ -120,7 +138,8 @@ def build_context(
         {"iteration": "iteration", "num_forward_evals": "forward evaluations (NFE) in rollouts"},
         labels,
     )
-    paper = paper_rows(variants, settings, entries, trained_on)
+    theirs = {name: Published(settings.published[name].method or name) for name in published}
+    paper = paper_rows(variants, settings, {**entries, **theirs}, weights)
     return {
         "profile": profile,
         "notice": NOTICE[settings.models.source].format(profile),
@@ -147,12 +166,13 @@ def build_context(
             (
                 row,
                 cells(results, BASE, (row.method, row.seed), measured_stats),
-                {name: None if name in trained_on[row.method] else cell.difference for name, cell in row.cells.items()},
+                {name: None if name in weights[row.method] else cell.difference for name, cell in row.cells.items()},
             )
             for row in rows
             if row.trained
         ],
-        "styles": style_table(results, BASE, runs, trained_on),
+        "styles": style_table(results, BASE, [run for run in [*runs, *others] if weights[run[0]]], weights),
+        "names": names,
         "paper": paper,
         "beside_paper": [line for line in paper if not line["unlike"]],
         "costs": {
@@ -165,7 +185,7 @@ def build_context(
         **image_grids(sources.prompts, evaluated, results, settings, trained_on[names[0]], labels),
         **settings_table([entries[name] for name in names], [labels[name] for name in names]),
         "models": model_lines(sources.quality),
-        "provenance": provenance(sources.locks, runs, settings),
+        "provenance": provenance(sources.locks, runs, published, settings),
     }
 
 
@@ -189,7 +209,7 @@ def image_grids(
     prompts = {prompt.id: prompt.text for prompt in load_prompts(prompt_folder / "test.parquet")}
     columns: dict[str, Path] = {}
     for (method, _), folder in evaluated.items():
-        checkpoint = "final" if method == BASE[0] else settings.evaluation.checkpoints[0]
+        checkpoint = settings.evaluation.checkpoints[0] if method in settings.methods else "final"
         columns.setdefault(method, folder / image_folder(checkpoint, settings.evaluation.steps[0]))
     encode = lambda path: base64.b64encode(path.read_bytes()).decode()
 
@@ -248,7 +268,9 @@ def model_lines(file: Path) -> list[tuple[str, str]]:
     ]
 
 
-def provenance(locks: tuple[Path, ...], runs: list[Run], settings: SimpleNamespace) -> list[tuple[str, str]]:
+def provenance(
+    locks: tuple[Path, ...], runs: list[Run], published: Sequence[str], settings: SimpleNamespace
+) -> list[tuple[str, str]]:
     """Versions, seeds, and the hashes that DVC's locks have of every stage's code and outputs; the same again for the same inputs."""
     lines = [
         ("versions", ", ".join([f"Python {platform.python_version()}", *(f"{name} {version(name)}" for name in PACKAGES)])),
@@ -260,6 +282,7 @@ def provenance(locks: tuple[Path, ...], runs: list[Run], settings: SimpleNamespa
         stages |= YAML(typ="safe", pure=True).load(lock.read_text())["stages"]
     wanted = ["models", "prompts", "embed", "evaluate_base"]
     wanted += [f"{stage}@{run_name(*run)}" for stage in ("train", "evaluate") for run in runs]
+    wanted += ["published", *(f"evaluate_published@{name}" for name in published)] if published else []
     listed = lambda entries: ", ".join(f"{entry['path'].removeprefix('../../')} {entry['md5']}" for entry in entries)
     code: list[dict] = next((stages[name].get("deps", []) for name in wanted if name.startswith("train@") and name in stages), [])
     lines.append(("code of training", listed(entry for entry in code if "g2rpo_core/" in entry["path"]) or "not in dvc.lock"))

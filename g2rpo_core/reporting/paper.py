@@ -43,7 +43,7 @@ def paper_rows(
 def unlike(settings: SimpleNamespace, entry: SimpleNamespace | None) -> list[str]:
     """The settings of a run, or of the base (None), that are not the paper's: `training.iterations 200 (the paper's 300)`."""
     sections = {"models": settings.models, "prompts": settings.prompts, "evaluation": settings.evaluation}
-    if entry:
+    if entry and entry.training:  # how published weights were trained is not known here
         sections |= {"sampling": entry.sampling, "training": entry.training}
     return [
         f"{section}.{key} {_shown(value)} (the paper's {_shown(theirs)})"

@@ -85,13 +85,15 @@ def difference(results: pd.DataFrame, treated: Run, control: Run, weights: Mappi
 def main_table(results: pd.DataFrame, base: Run, runs: list[Run], rewards: list[str], trained_on: Weights) -> list[Row]:
     """The paper's Table 1: the base and every run against every reward, differences to the base paired by prompt.
 
+    trained_on: of the base, and of published weights of which it is not known, nothing.
+
     results: columns method, seed, prompt_id, reward, score, as the stage `evaluate` writes them.
     """
     return [
         Row(
             *run,
             cells(results, base, run, rewards),
-            None if run == base else difference(results, run, base, trained_on[run[0]]),
+            difference(results, run, base, trained_on[run[0]]) if trained_on.get(run[0]) else None,
         )
         for run in [base, *runs]
     ]

@@ -56,11 +56,20 @@ class ScorerSettings(RewardSettings):
 
 @dataclass(frozen=True)
 class ModelSize:
-    """Of the published model, for `g2rpo plan`: parameters; peak bytes of activations and operations for one image."""
+    """Of the published model, for `g2rpo plan`: parameters; peak bytes of activations and operations for one image.
+
+    width: bytes of a parameter; at_once: images in one call, at most.
+    """
 
     parameters: int
     bytes_per_image: int
     flops_per_image: float
+    width: int = 4
+    at_once: int = 256
+
+    @property
+    def bytes(self) -> int:
+        return self.width * self.parameters
 
 
 # ViT-H-14: open_clip's parameters; twelve float32 of its 257 x 1280 states at once (residual, norm, MLP, ...)

@@ -11,7 +11,7 @@ from g2rpo_core.common.model_store import ModelStore
 from g2rpo_core.errors import UserError
 from g2rpo_core.rewards.chat_server import ChatServer, ServerSettings
 from g2rpo_core.rewards.preprocess import Images, check_pairs
-from g2rpo_core.rewards.spec import RewardSettings, RewardSpec
+from g2rpo_core.rewards.spec import ModelSize, RewardSettings, RewardSpec
 from g2rpo_core.rewards.templates import parse, question
 
 FAMILIES = ("qwen2_5_vl", "llava_onevision")
@@ -33,6 +33,9 @@ class UnifiedRewardSettings(RewardSettings):
     @property
     def remote(self) -> bool:
         return self.server is not None
+
+
+DEFAULT = UnifiedRewardSettings()
 
 
 def conversation(text: str) -> list[dict]:
@@ -126,4 +129,10 @@ def _build(models: ModelStore, device: torch.device, settings: UnifiedRewardSett
     return unified_reward(lambda: models.folder("unified_reward"), device, settings)
 
 
-SPEC = RewardSpec("unified_reward", "UnifiedReward", _build, settings=UnifiedRewardSettings, models=("unified_reward",))
+# Qwen2.5-VL-7B in bfloat16, as the files are. One image of 1024² is 1,369 tokens beside some 900 of question and answer: keys and values of
+# 28 layers (57 KB a token) and, in the prefill, two states of its MLP (76 KB a token). Two operations a parameter for each token.
+QWEN_7B = ModelSize(8_292_166_656, 2_270 * (57_344 + 75_776), 2 * 8.29e9 * 2_270, width=2, at_once=DEFAULT.micro_batch)
+
+SPEC = RewardSpec(
+    "unified_reward", "UnifiedReward", _build, settings=UnifiedRewardSettings, models=("unified_reward",), size=QWEN_7B
+)  # fmt: skip

@@ -28,7 +28,7 @@ def train(trainer: Trainer, folder: Path, heldout: Callable[[], dict], progress:
         records = checkpoint.load_records(written[-1], processes)
         trainer.restore(partial(checkpoint.load_state, written[-1], processes=processes), updated=records[-1]["iteration"] > 0)
     else:
-        records = [{**START, **heldout()}]
+        records = [{**START, **heldout()}]  # an EMA begins as the weights
     lines = folder / CURVE
     checkpoint.write_whole(lines, "".join(map(_line, records)).encode()) if processes.rank == 0 else None
     progress(records[-1])
@@ -41,7 +41,8 @@ def train(trainer: Trainer, folder: Path, heldout: Callable[[], dict], progress:
             kept.publish()
             iteration = record["iteration"]
             if iteration % settings.monitor.every == 0 or iteration == settings.iterations:
-                record |= heldout()
+                with trainer.result():
+                    record |= heldout()
             records.append(record)
             if processes.rank == 0:
                 with lines.open("a") as file:
@@ -71,6 +72,7 @@ def keep_snapshot(trainer: Trainer, folder: Path, iteration: int) -> None:
     """The weights as they are now, beside the checkpoints; collective. Written aside, as an earlier attempt may have left it half."""
     final = snapshot(folder, iteration)
     aside = final.with_suffix(".tmp")
-    trainer.policy.save(aside)
+    with trainer.result():
+        trainer.policy.save(aside)
     if trainer.processes.rank == 0:
         checkpoint.publish(aside, final)

@@ -11,6 +11,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
@@ -33,6 +34,7 @@ from g2rpo_core.sampling.schedule import shifted_sigmas
 from g2rpo_core.sampling.settings import SamplingSettings
 from g2rpo_core.sampling.transitions import Transition
 from g2rpo_core.training.batch import TransitionBatch, branch_advantages, split_updates, transition_batches
+from g2rpo_core.training.ema import Ema
 from g2rpo_core.training.experience import NonFiniteError, RolloutSampler, score_rollout
 from g2rpo_core.training.metrics import START, reward_metrics, update_metrics
 from g2rpo_core.training.settings import TrainingSettings
@@ -85,6 +87,7 @@ class Trainer:
             apply_gradient_checkpointing(policy.transformer)
         if method.kl_coef:
             policy.keep_base()
+        self.ema = Ema(policy, training.ema) if training.ema else None
 
     def run(self, last: Mapping = MappingProxyType(START)) -> Iterator[dict]:
         """The record of each iteration after that of the record `last`, after its updates; docs/metrics.md lists its columns.
@@ -177,6 +180,8 @@ class Trainer:
         self._check_update(loss_mean, norm, ratio_error, [transition.sde_step.step for transition in transitions])
         self.weights_unchanged = False
         self.optimizer.step()
+        if self.ema:
+            self.ema.update(int(next(iter(self.optimizer.state.values()))["step"]) - 1)
         return {
             "loss": loss_mean,
             "kl": kl_mean,
@@ -216,13 +221,18 @@ class Trainer:
         return r, clipped_loss(r, batch.advantages, self.training.clip_range) / length
 
     def state(self) -> dict[str, dict]:
-        """What the iterations change, by name: the weights that are trained, and the optimizer's moments once it has any."""
+        """What the iterations change, by name: the weights that are trained, the optimizer's moments once it has any, and the EMA."""
         reshard(self.policy.transformer)
+        ema = {"ema": self.ema.values} if self.ema else {}
         parameters = self.policy.trained_parameters()
         moments = {
             name: self.optimizer.state[parameter] for name, parameter in parameters.items() if parameter in self.optimizer.state
         }
-        return {"weights": {name: parameter.detach() for name, parameter in parameters.items()}, "moments": moments}
+        return {"weights": {name: parameter.detach() for name, parameter in parameters.items()}, "moments": moments, **ema}
+
+    def result(self) -> AbstractContextManager:
+        """The policy has in it the weights that are evaluated and kept: the EMA's where there is one. Collective."""
+        return self.ema.in_place() if self.ema else nullcontext()
 
     def restore(self, load: Callable[[dict], None], updated: bool) -> None:
         """Puts back a state that `load` reads into the tensors that it is given; updated: whether the optimizer had made a step."""

@@ -15,6 +15,7 @@ import sys
 import traceback
 import warnings
 from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ from g2rpo_core.distributed.process_group import ProcessGroup
 from g2rpo_core.estimate import published
 from g2rpo_core.models import flux, loading
 from g2rpo_core.rewards import image_reward, registry
+from g2rpo_core.rewards.spec import ModelSize
 from g2rpo_core.training import batch, experience, trainer
 from stages.rehearsal.meter import GIB, Meter
 
@@ -129,7 +131,14 @@ def prepare(args: argparse.Namespace) -> None:
         if lora:
             modules = list(lora.target_modules)
             config = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=modules, init_lora_weights=False)
-            FluxTransformer2DModel.load_lora_adapter = lambda transformer, *_, **__: transformer.add_adapter(config)
+
+            def load_lora(transformer: FluxTransformer2DModel, *_) -> None:
+                transformer.add_adapter(config)
+                for name, parameter in transformer.named_parameters():
+                    if ".lora_" in name:
+                        parameter.data = parameter.data.float()
+
+            flux.load_lora = load_lora
 
 
 def replace_machine(args: argparse.Namespace, meter: Meter) -> None:
@@ -175,6 +184,17 @@ def replace_machine(args: argparse.Namespace, meter: Meter) -> None:
     flux.Policy._velocity, AutoencoderKL.decode = velocity_of, decode
 
 
+def counted(size: ModelSize, device: torch.device) -> Callable[..., torch.Tensor]:
+    """UnifiedReward by its model's size: how long it answers depends on what it reads, and here is nothing to read."""
+    weights = torch.empty(size.bytes, dtype=torch.uint8, device=device)
+
+    def score(images: torch.Tensor, prompts: Sequence[str]) -> torch.Tensor:
+        torch.empty(min(size.at_once, len(images)) * size.bytes_per_image, dtype=torch.uint8, device=weights.device)
+        return torch.zeros(len(prompts))
+
+    return score
+
+
 def replace_files(meter: Meter) -> None:
     """Weights are made by their configuration and read from no file; those that are written are counted."""
 
@@ -199,10 +219,11 @@ def replace_files(meter: Meter) -> None:
     image_reward.load_file, image_reward.from_checkpoint = (lambda *_: {}), model_of_image_reward
     plain_build = registry._build
 
-    def build(name, *arguments):
-        if name in registry.REWARDS and registry.REWARDS[name].size is not None:
-            return plain_build(name, *arguments)
-        return lambda images, prompts: torch.zeros(len(prompts))  # a server's, or the user's own: takes nothing here
+    def build(name, models, device, section):
+        spec = registry.REWARDS.get(name)
+        if spec is None or spec.size is None or registry.settings_of(section, name).remote:
+            return lambda images, prompts: torch.zeros(len(prompts))  # a server's, or the user's own: takes nothing here
+        return counted(spec.size, device) if name == "unified_reward" else plain_build(name, models, device, section)
 
     registry._build = build
 

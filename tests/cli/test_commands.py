@@ -88,11 +88,13 @@ def test_what_cannot_be_drawn_is_said_in_one_line(project, words, complaint):
 
 def test_the_doctor_names_what_is_missing_and_never_shows_a_token(project, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    (project / "profiles" / "own.yaml").write_text("extends: flux_hps\nprompts: {train: data/own.txt}\n")
     done = run_here(main, "doctor", folder=project)
     assert done.returncode == 0 and "hf_secret" not in done.stdout
     lines = dict(line.split(": ", 1) for line in done.stdout.splitlines() if ": " in line)
     assert "HF_TOKEN" in lines["tokens"] and lines["profile tiny"] == "nothing is missing"
-    assert "the training prompts data/hpsv2_train.txt" in lines["profile flux_hps"]
+    assert "the training prompts data/own.txt" in lines["profile own"]
+    assert "the training prompts of ymhao/HPDv2, which dvc repro fetches" in lines["profile flux_hps"]
     unknown = run_here(main, "doctor", "--profile", "tinny", folder=project)
     assert unknown.returncode == 1 and unknown.stderr.startswith("error: profiles/tinny.yaml: no such profile")
 

@@ -16,8 +16,8 @@ from g2rpo_core.common.model_store import ModelStore, write_lock
 from g2rpo_core.errors import TransientError, UserError
 from g2rpo_core.hub import download as hub_module
 from g2rpo_core.hub.download import download_models
+from g2rpo_core.hub.revisions import Revisions
 from g2rpo_core.hub.settings import HubModels
-from tests.fixtures.small_hub import small_hub
 
 REVISION = "0123456789abcdef0123456789abcdef01234567"
 REPO = "somebody/images"
@@ -25,7 +25,7 @@ TENSORS = {"weight": torch.arange(30000.0).reshape(100, 300), "bias": torch.ones
 
 
 @pytest.fixture
-def hub(tmp_path, monkeypatch):
+def hub(hub, tmp_path):
     """A hub with one model: a small file, safetensors in a folder, a pickled checkpoint and one that nobody asks for."""
     folder = tmp_path / "published"
     (folder / "vae").mkdir(parents=True)
@@ -34,22 +34,13 @@ def hub(tmp_path, monkeypatch):
     save_file(TENSORS, folder / "vae" / "model.safetensors")
     shared = {"weight": TENSORS["weight"], "tied": TENSORS["weight"][:50].T}
     torch.save({"state_dict": shared, "epoch": 3}, folder / "scorer.pt")
-    with small_hub() as hub:
-        hub.add(REPO, REVISION, folder)
-        for name, value in {
-            "ENDPOINT": hub.url,
-            "HUGGINGFACE_CO_URL_TEMPLATE": hub.url + "/{repo_id}/resolve/{revision}/{filename}",
-            "HF_HUB_OFFLINE": False,
-            "HF_HOME": str(tmp_path / "home"),
-            "HF_HUB_CACHE": str(tmp_path / "home" / "hub"),
-            "HF_TOKEN_PATH": str(tmp_path / "home" / "token"),
-            "HF_HUB_DISABLE_XET": True,
-            "DOWNLOAD_CHUNK_SIZE": 10_000,  # what is kept of a broken answer comes in whole chunks
-        }.items():
-            monkeypatch.setattr(constants, name, value)
-        monkeypatch.delenv("HF_TOKEN", raising=False)
-        hub.folder = folder
-        yield hub
+    hub.add(REPO, REVISION, folder)
+    hub.folder = folder
+    return hub
+
+
+def fetch(settings: HubModels) -> dict[str, dict]:
+    return download_models(settings, Revisions(Path(constants.HF_HOME, "revisions.json")))
 
 
 def models(**changes) -> HubModels:
@@ -59,7 +50,7 @@ def models(**changes) -> HubModels:
 
 def refusal(settings: HubModels, error_type: type[UserError] = UserError) -> str:
     with pytest.raises(error_type) as error:
-        download_models(settings)
+        fetch(settings)
     assert type(error.value) is error_type
     message = str(error.value)
     assert message.startswith(f"models.repos.pipeline: {settings.repos['pipeline'].repo}") and "\n" not in message
@@ -67,7 +58,7 @@ def refusal(settings: HubModels, error_type: type[UserError] = UserError) -> str
 
 
 def test_a_model_is_downloaded_locked_and_read_offline(hub, tmp_path, monkeypatch):
-    entry = download_models(models())["pipeline"]
+    entry = fetch(models())["pipeline"]
     assert set(entry["files"]) == {"config.json", "vae/model.safetensors", "scorer.pt"}
     assert entry["files"]["scorer.pt"]["sha256"] == hashlib.sha256((hub.folder / "scorer.pt").read_bytes()).hexdigest()
     write_lock(tmp_path / "models", {"pipeline": entry})
@@ -76,18 +67,18 @@ def test_a_model_is_downloaded_locked_and_read_offline(hub, tmp_path, monkeypatc
     assert (folder / "config.json").read_text() == '{"layers": 2}'
     assert torch.equal(load_file(folder / "vae" / "model.safetensors")["weight"], TENSORS["weight"])
     downloads = len(hub.ranges)
-    assert download_models(models())["pipeline"] == entry and len(hub.ranges) == downloads
+    assert fetch(models())["pipeline"] == entry and len(hub.ranges) == downloads
 
 
 def test_a_pickled_checkpoint_becomes_safetensors_once(hub, tmp_path):
-    entry = download_models(models())["pipeline"]
+    entry = fetch(models())["pipeline"]
     write_lock(tmp_path / "models", {"pipeline": entry})
     folder = ModelStore(tmp_path / "models").folder("pipeline")
     assert not (folder / "scorer.pt").exists()
     weights = load_file(folder / "scorer.safetensors")
     assert torch.equal(weights["weight"], TENSORS["weight"]) and torch.equal(weights["tied"], TENSORS["weight"][:50].T)
     made = os.stat(folder / "scorer.safetensors")
-    download_models(models())
+    fetch(models())
     assert os.stat(folder / "scorer.safetensors") == made
     shutil.rmtree(folder)
     with pytest.raises(UserError, match="is gone: make it again by `dvc repro --force --single-item models`"):
@@ -111,7 +102,7 @@ class Payload:
 def test_a_checkpoint_that_is_more_than_weights_is_refused_by_name(hub, content, message):
     torch.save(content, hub.folder / "scorer.pt")
     with pytest.raises(UserError, match=message):
-        download_models(models())
+        fetch(models())
     assert not os.path.exists("/tmp/this-must-not-be-made-by-reading-a-checkpoint")
 
 
@@ -129,7 +120,7 @@ def test_a_gated_repo_says_where_its_licence_is(hub, monkeypatch, token):
 def test_a_token_with_the_licence_opens_a_gated_repo(hub, monkeypatch):
     hub.repos[REPO].licensed = "right"
     monkeypatch.setenv("HF_TOKEN", "right")
-    assert set(download_models(models())["pipeline"]["files"]) == {"config.json", "vae/model.safetensors", "scorer.pt"}
+    assert set(fetch(models())["pipeline"]["files"]) == {"config.json", "vae/model.safetensors", "scorer.pt"}
 
 
 def test_wrong_revisions_repos_and_files_are_named(hub):
@@ -140,7 +131,7 @@ def test_wrong_revisions_repos_and_files_are_named(hub):
 
 def test_a_cut_download_goes_on_from_where_it_stopped(hub):
     hub.cuts["vae/model.safetensors"] = [60_000]
-    download_models(models())
+    fetch(models())
     ranges = [byte_range for path, byte_range in hub.ranges if path == "vae/model.safetensors"]
     assert ranges == [None, "bytes=60000-"]
 
@@ -150,7 +141,7 @@ def test_a_download_that_keeps_breaking_can_be_taken_up_later(hub, monkeypatch):
     hub.cuts["vae/model.safetensors"] = [50_000] + [0] * 5
     assert "run again, what is complete is kept" in refusal(models(), TransientError)
     hub.ranges.clear()
-    download_models(models())
+    fetch(models())
     assert [path for path, _ in hub.ranges if path != "scorer.pt"] == ["vae/model.safetensors"]
 
 
@@ -179,15 +170,38 @@ def test_offline_without_a_cache_says_how_to_get_one(hub, monkeypatch):
     "harm", [lambda data: data[:-5], lambda data: data[:-1] + bytes([data[-1] ^ 1])], ids=["truncated", "tampered"]
 )
 def test_a_file_that_was_changed_in_the_cache_is_refused_by_name(hub, file, harm):
-    download_models(models())
+    fetch(models())
     cached = next(Path(constants.HF_HUB_CACHE).glob(f"*/snapshots/*/{file}")).resolve()
     cached.write_bytes(harm(cached.read_bytes()))
     message = refusal(models())
     assert file in message and "is damaged or not the published file" in message and f"delete {cached} and run again" in message
     cached.unlink()
-    download_models(models())
+    fetch(models())
 
 
 def test_a_published_file_that_is_not_the_pinned_one_is_refused(hub):
     message = refusal(models(sha256={"vae/model.safetensors": "0" * 64}))
     assert "vae/model.safetensors is damaged or not the published file" in message and "0" * 64 in message
+
+
+def test_a_revision_that_is_not_pinned_is_looked_up_once_and_kept(hub, capsys):
+    unpinned = models(revision=None)
+    lock = Path(constants.HF_HOME, "revisions.json")
+    entry = fetch(unpinned)["pipeline"]
+    assert entry["revision"] == REVISION and json.loads(lock.read_text()) == {REPO: REVISION}
+    assert str(lock) in capsys.readouterr().out
+    hub.head = "f" * 40  # the branch moves on
+    assert fetch(unpinned)["pipeline"] == entry and capsys.readouterr().out == ""
+    lock.write_text("{}")
+    assert "has no revision ffff" in refusal(unpinned)  # looked up again; this hub has the files of one revision alone
+
+
+def test_without_a_hub_and_a_known_revision_a_model_is_not_guessed(hub, monkeypatch):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert "is not in the cache" in refusal(models(revision=None))
+
+
+def test_a_damaged_file_of_revisions_ends_in_one_line(tmp_path):
+    (tmp_path / "revisions.json").write_text('{"a/b": ')
+    with pytest.raises(UserError, match="revisions.json is not JSON: take it back by `git checkout"):
+        Revisions(tmp_path / "revisions.json")

@@ -73,7 +73,7 @@ def project(tmp_path_factory) -> Path:
     YAML().dump(profile, folder / "profiles" / "seconds.yaml")
     # another profile than tiny, a prompt file of the user's own, and text that would harm a page
     (folder / "mine.txt").write_text("a red circle\na <b> & red\na blue cross\nein Hund\n\na square\n")
-    (folder / "params.yaml").write_text("profile: seconds\nmethods: [g2rpo, g2rpo_two]\nseeds: [7]\n")
+    (folder / "params.yaml").write_text("profile: seconds\nmethods: [g2rpo, g2rpo_two]\nseeds: [7]\npublished: []\n")
     run(["git", "init", "--quiet"], folder)
     checked = run([sys.executable, "-m", "stages.check"], folder)
     assert checked.returncode == 0, checked.stderr
@@ -259,7 +259,7 @@ def test_a_job_on_two_nodes_leaves_a_run_that_dvc_knows(project, tmp_path):
     before = params.read_text()
     profile = project / "profiles" / "seconds.yaml"
     alone = profile.read_text()
-    params.write_text("profile: seconds\nmethods: [g2rpo, g2rpo_two]\nseeds: [7, 8]\n")
+    params.write_text("profile: seconds\nmethods: [g2rpo, g2rpo_two]\nseeds: [7, 8]\npublished: []\n")
     profile.write_text(
         alone.replace("training:", "training:\n  processes: auto\n  prompts_per_iteration: 2").replace(
             "evaluation:", "evaluation:\n  processes: auto"

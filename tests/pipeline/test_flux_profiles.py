@@ -26,7 +26,7 @@ from g2rpo_core.rewards import registry as rewards
 from g2rpo_core.rewards.cosine import CosineScore
 from g2rpo_core.rewards.preprocess import Preprocess
 from g2rpo_core.sampling.schedule import shifted_sigmas
-from stages import embed, evaluate, prompts, report, train
+from stages import embed, evaluate, report, train
 from tests.conftest import ROOT
 from tests.fixtures.chat_server import completion, serve
 from tests.fixtures.layouts import as_bert, as_qwen
@@ -35,9 +35,8 @@ from tests.fixtures.small_hub import small_hub
 pytestmark = pytest.mark.pipeline
 
 PROFILES = sorted(path.stem for path in (ROOT / "profiles").glob("flux_*.yaml"))
-JUDGE = {  # a user's own pin: no commit of it is known here, so this one is made up
-    "repo": "CodeGoat24/UnifiedReward-2.0-qwen-7b", "revision": "0" * 40, "files": ["*.json", "*.safetensors"],
-}  # fmt: skip
+MAIN = "0" * 40  # the commit of repositories that the profiles do not pin: a made-up one
+STYLES = {"anime": ["a small red circle"], "concept-art": [], "paintings": [], "photo": ["a large blue square"]}
 FLUX_VAE = {  # vae/config.json of FLUX.1-dev
     "down_block_types": ["DownEncoderBlock2D"] * 4, "up_block_types": ["UpDecoderBlock2D"] * 4, "block_out_channels": [128, 256, 512, 512],
     "layers_per_block": 2, "latent_channels": 16, "scaling_factor": 0.3611, "shift_factor": 0.1159, "use_quant_conv": False,
@@ -116,13 +115,21 @@ def layouts(models, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def hub(layouts):
-    """FLUX.1-dev is gated."""
+def hub(layouts, tmp_path_factory):
+    """FLUX.1-dev is gated; the data sets of prompts have two texts each."""
+    annotations, lists = tmp_path_factory.mktemp("annotations"), tmp_path_factory.mktemp("lists")
+    rows = lambda *texts: json.dumps([{"prompt": text, "human_preference": [1, 0]} for text in texts])
+    (annotations / "train.json").write_text(rows(*["a large red circle"] * 3, "a small blue square"))
+    (annotations / "test.json").write_text(rows("a small red circle", "a large blue square"))
+    (lists / "benchmark").mkdir()
+    for style, texts in STYLES.items():
+        (lists / "benchmark" / f"{style}.json").write_text(json.dumps([*texts, f"one more of {style}"]))
     with small_hub() as hub:
         for profile in PROFILES:
             for name, model in load_profile(ROOT / "profiles" / f"{profile}.yaml").models.repos.items():
-                hub.add(model.repo, model.revision, layouts / name, "token" if name == "pipeline" else None)
-        hub.add(JUDGE["repo"], JUDGE["revision"], layouts / "unified_reward")
+                hub.add(model.repo, model.revision or MAIN, layouts / name, "token" if name == "pipeline" else None)
+        hub.add("ymhao/HPDv2", MAIN, annotations)
+        hub.add("zhwang/HPDv2", MAIN, lists)
         yield hub
 
 
@@ -140,9 +147,10 @@ def sigterm_as_before():
 
 
 def run_stages(name: str, profile: dict, hub, folder: Path, home: Path, monkeypatch) -> None:
-    """`models` with the hub's true client in a process of its own, then every other stage here."""
+    """`models` and `prompts` with the hub's true client in processes of their own, then every other stage here."""
     small = {"height": 32, "width": 32}
-    profile["prompts"] |= {"train": "prompts.txt", "test": "test.txt", "train_count": 2, "test_count": 2}
+    for part in ("train", "test"):
+        profile["prompts"][part]["distinct"] = 2
     profile["embed"] |= {"max_sequence_length": 16}
     profile["sampling"] |= small
     profile["training"] |= {"iterations": 1, "prompts_per_iteration": 1, "num_generations": 2}
@@ -151,8 +159,6 @@ def run_stages(name: str, profile: dict, hub, folder: Path, home: Path, monkeypa
     (folder / "profiles").mkdir()
     YAML().dump(profile, folder / "profiles" / f"{name}.yaml")
     (folder / "params.yaml").write_text(f"profile: {name}\nmethods: [g2rpo]\nseeds: [42]\n")
-    (folder / "prompts.txt").write_text("a large red circle\na small blue square\n")
-    (folder / "test.txt").write_text("a small red circle\na large blue square\n")
 
     environment = {key: value for key, value in os.environ.items() if key != "HF_HUB_OFFLINE"}
     environment |= {
@@ -162,19 +168,23 @@ def run_stages(name: str, profile: dict, hub, folder: Path, home: Path, monkeypa
         "HF_HUB_DISABLE_XET": "1",
         "PYTHONPATH": str(ROOT),
     }
-    command = [sys.executable, "-m", "stages.models", "--profile", name]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    for stage in ("models", "prompts"):
+        command = [sys.executable, "-m", f"stages.{stage}", "--profile", name]
+        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        looked_up = json.loads((folder / "reports" / "revisions" / f"{stage}.json").read_text())
+        assert set(looked_up.values()) == {MAIN}
+    test = pd.read_parquet(folder / "prompts" / name / "test.parquet")
+    assert list(test["style"]) == ["anime", "photo"]
     lock = json.loads((folder / "models" / name / "models.lock.json").read_text())
     assert {key: (entry["repo"], entry["revision"]) for key, entry in lock.items()} == {
-        key: (model["repo"], model["revision"]) for key, model in profile["models"]["repos"].items()
+        key: (model["repo"], model.get("revision", MAIN)) for key, model in profile["models"]["repos"].items()
     }
 
     monkeypatch.chdir(folder)
     monkeypatch.setattr(constants, "HF_HOME", str(home))
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(home / "hub"))
     for stage, words in (
-        (prompts, []),
         (embed, []),
         (train, ["--method", "g2rpo", "--seed", "42"]),
         (evaluate, ["--method", "base", "--seed", "0"]),
@@ -188,18 +198,17 @@ def run_stages(name: str, profile: dict, hub, folder: Path, home: Path, monkeypa
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PROFILES)
 def test_every_stage_runs_from_the_hub(name, hub, layouts, models, tmp_path, tmp_path_factory, monkeypatch, sigterm_as_before):
-    """With UnifiedReward as well, from a server as the profiles have it; and from a repository, as a user may pin it."""
+    """With UnifiedReward from a server, as the tiny one answers in no template's words; its repository is fetched and read all the same."""
     home = tmp_path_factory.getbasetemp() / "flux_home"  # one cache for all profiles
     profile = resolve(ROOT / "profiles" / f"{name}.yaml").data
-    profile["evaluation"]["rewards"].append("unified_reward")
-    profile["models"]["repos"]["unified_reward"] = dict(JUDGE)
+    assert len(profile["evaluation"]["rewards"]) == 5
     for key, model in profile["models"]["repos"].items():
         served = describe_files(layouts / key)
         model["sha256"] = {file: served[file]["sha256"] for file in served if file in model.get("sha256", {})}
     architectures = [path.name for path in (layouts / "hps").glob("*.json")]
     profile["models"]["repos"]["hps"] |= {"architecture": architectures[0], "files": ["HPS_v2.1_compressed.pt", *architectures]}
     with serve(ready) as server:
-        profile["rewards"]["unified_reward"]["server"]["url"] = server.url
+        profile["rewards"]["unified_reward"]["server"] = {"url": server.url, "model": "UnifiedReward"}
         run_stages(name, profile, hub, tmp_path, home, monkeypatch)
     records = pd.read_parquet(Path("runs", name, "g2rpo-42", "records.parquet"))
     assert records.num_forward_evals.tolist()[-1] > 0

@@ -66,7 +66,7 @@ def test_a_stage_sees_no_section_but_its_own(stage):
 
 
 def test_a_study_has_the_stages_of_the_main_graph_that_are_not_shared():
-    shared = {"models", "prompts", "embed"}
+    shared = {"models", "prompts", "embed", "published", "evaluate_published"}
     main, study = (
         {stage.removeprefix("study: ") for stage in STAGES if stage.startswith("study: ") == own} for own in (False, True)
     )
@@ -94,7 +94,7 @@ def checkout(tmp_path_factory) -> Path:
     for name in ("dvc.yaml", "g2rpo_core", "stages", "profiles"):
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
         copy(ROOT / name, folder / name)
-    (folder / "params.yaml").write_text("profile: tiny_fast\nmethods: [g2rpo, mix_grpo]\nseeds: [1]\n")
+    (folder / "params.yaml").write_text("profile: tiny_fast\nmethods: [g2rpo, mix_grpo]\nseeds: [1]\npublished: []\n")
     (folder / ".dvc").mkdir()
     shutil.copy(ROOT / ".dvc" / "config", folder / ".dvc" / "config")
     shutil.copy(ROOT / ".dvcignore", folder / ".dvcignore")

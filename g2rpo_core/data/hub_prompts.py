@@ -1,0 +1,49 @@
+"""Prompts of a data set of the Hugging Face hub, with their styles."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from g2rpo_core.data.prompts import Prompt, normalized, read_prompts, read_rows
+from g2rpo_core.errors import UserError
+from g2rpo_core.hub.download import download
+from g2rpo_core.hub.revisions import Revisions
+from g2rpo_core.hub.settings import HubFiles, HubPrompts, HubStyles
+
+
+def fetch_prompts(where: str, settings: HubPrompts, revisions: Revisions) -> list[Prompt]:
+    """The different prompts of the data set's files, in their order; UserError as `read_prompts` and `download`, or for another count.
+
+    where: the setting's name, as messages begin. What the count is compared with are the texts as they are published, before
+    `normalized`.
+    """
+    what = f"{where}: {settings.repo}"
+    folder, revision, files = download(what, settings, revisions, "dataset")
+    paths = [folder / file for file in files]
+    if len({path.stem for path in paths}) < len(paths):
+        raise UserError(f"{what}: two of the files have the same name, {', '.join(files)}: prompts are named by their file")
+    prompts: dict[str, Prompt] = {}
+    for path in paths:
+        for prompt in read_prompts(path):
+            prompts.setdefault(prompt.text, prompt)
+    if settings.distinct is not None:
+        texts = (row["prompt"] for path in paths for row in read_rows(path))
+        found = len({text for text in texts if isinstance(text, str) and text.strip()})
+        if found != settings.distinct:
+            raise UserError(
+                f"{what} has {found} different prompts at {revision}, not {settings.distinct} as {where}.distinct says: "
+                "another revision, or another set of prompts; correct the number to use these"
+            )
+    found_prompts = list(prompts.values())
+    return _with_styles(where, found_prompts, settings.styles, revisions) if settings.styles else found_prompts
+
+
+def _with_styles(where: str, prompts: list[Prompt], settings: HubStyles, revisions: Revisions) -> list[Prompt]:
+    wanted = HubFiles(repo=settings.repo, revision=settings.revision, files=tuple(settings.files.values()))
+    folder, _, _ = download(f"{where}.styles: {settings.repo}", wanted, revisions, "dataset")
+    styles = {
+        normalized(prompt.text): style for style, file in settings.files.items() for prompt in read_prompts(Path(folder, file))
+    }
+    styled = [replace(prompt, style=styles.get(prompt.text, prompt.style)) for prompt in prompts]
+    if unknown := sum(prompt.text not in styles for prompt in prompts):
+        print(f"{where}: {unknown} of {len(prompts)} prompts are in none of the lists of styles; reports have them without one")
+    return styled

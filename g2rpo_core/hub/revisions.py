@@ -1,0 +1,37 @@
+"""The commits of repositories that a profile does not pin: asked for once, and kept in a file under version control."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from g2rpo_core.errors import UserError
+
+
+class Revisions:
+    """Repository -> full commit, as the committed file `file` has them (JSON; none if it is not there).
+
+    A repository that it does not have is looked up on the hub at its first use, and written into the file at once: whoever runs
+    the same checkout afterwards, here or elsewhere, gets the same files. Delete its line to go to a newer commit.
+    """
+
+    def __init__(self, file: Path):
+        self.file = file
+        try:
+            self.known: dict[str, str] = json.loads(file.read_text()) if file.exists() else {}
+        except ValueError:
+            raise UserError(
+                f"{file} is not JSON: take it back by `git checkout {file}`, or delete it to look its commits up anew"
+            ) from None
+        self._write()
+
+    def of(self, repo: str, newest: Callable[[], str]) -> str:
+        """The commit of a repository; newest: asks the hub for that of its main branch."""
+        if repo not in self.known:
+            self.known[repo] = newest()
+            print(f"{repo}: no revision in the profile; {self.known[repo]} is written into {self.file}, commit it")
+            self._write()
+        return self.known[repo]
+
+    def _write(self) -> None:
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        self.file.write_text(json.dumps(self.known, indent=1, sort_keys=True) + "\n")

@@ -1,0 +1,28 @@
+"""Stage `published`: the published or exported weights that params.yaml asks for, each with a lock file."""
+
+import os
+from pathlib import Path
+
+from g2rpo_core.config import load_run
+from g2rpo_core.hub.published import fetch_published
+from g2rpo_core.hub.revisions import Revisions
+from stages import HUB_OFFLINE_BY_USER
+from stages.common import REVISIONS, arguments, ends_in_one_line, fresh, sections
+
+SECTIONS = ("published",)
+
+
+@ends_in_one_line
+def main() -> None:
+    args = arguments(__doc__, "profile")
+    settings = sections(args, *SECTIONS).published
+    root = fresh(Path("published", args.profile))
+    revisions = Revisions(REVISIONS / "published.json")
+    if HUB_OFFLINE_BY_USER is None:
+        os.environ["HF_HUB_OFFLINE"] = "0"
+    for name in load_run().published:
+        fetch_published(name, settings[name], root / name, revisions)
+
+
+if __name__ == "__main__":
+    main()

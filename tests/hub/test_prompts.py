@@ -1,0 +1,68 @@
+"""Prompts of a data set on a hub: as HPSv2's annotations hold them, with styles from lists of their own."""
+
+import json
+
+import pytest
+
+from g2rpo_core.data.hub_prompts import fetch_prompts
+from g2rpo_core.errors import UserError
+from g2rpo_core.hub.revisions import Revisions
+from g2rpo_core.hub.settings import HubPrompts
+
+REVISION = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.fixture
+def prompts(hub, tmp_path):
+    """prompts(**changes) -> those of a data set in which every prompt stands as often as it was compared."""
+    annotations, lists = tmp_path / "annotations", tmp_path / "lists"
+    annotations.mkdir()
+    (lists / "benchmark").mkdir(parents=True)
+    rows = [{"prompt": f"a cat, {number // 3}", "human_preference": [1, 0]} for number in range(9)]
+    rows.append({"prompt": "a  cat, 0 ", "human_preference": [0, 1]})  # another text, and the same prompt
+    (annotations / "train.json").write_text(json.dumps(rows))
+    (annotations / "images.tar.gz").write_bytes(b"not asked for")
+    (lists / "benchmark" / "anime.json").write_text(json.dumps(["a cat, 0", "a dog"]))
+    (lists / "benchmark" / "photo.json").write_text(json.dumps(["a cat, 2"]))
+    hub.add("somebody/annotations", REVISION, annotations)
+    hub.add("somebody/lists", REVISION, lists)
+
+    def fetch(**changes):
+        settings = {"repo": "somebody/annotations", "files": ["train.json"], **changes}
+        return fetch_prompts(
+            "prompts.train", HubPrompts.model_validate_json(json.dumps(settings)), Revisions(tmp_path / "revisions.json")
+        )
+
+    return fetch
+
+
+def test_each_prompt_comes_once_at_the_revision_of_the_lock(prompts, hub, tmp_path):
+    assert [(one.id, one.text) for one in prompts(distinct=4)] == [(f"train-00000{3 * n}", f"a cat, {n}") for n in range(3)]
+    assert json.loads((tmp_path / "revisions.json").read_text()) == {"somebody/annotations": REVISION}
+    assert [file for file, _ in hub.ranges] == ["train.json"]
+
+
+def test_styles_come_from_the_lists_that_have_the_prompts(prompts, capsys):
+    files = {"anime": "benchmark/anime.json", "photo": "benchmark/photo.json"}
+    styled = prompts(styles={"repo": "somebody/lists", "revision": REVISION, "files": files})
+    assert [one.style for one in styled] == ["anime", "", "photo"]
+    assert "1 of 3 prompts are in none of the lists of styles" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        (
+            {"distinct": 5},
+            "has 4 different prompts at 0123456789abcdef0123456789abcdef01234567, not 5 as prompts.train.distinct says",
+        ),
+        ({"files": ["test.json"]}, "has no file test.json"),
+        ({"files": ["*.gz"]}, "prompts are read from .txt, .csv, .jsonl, .json, .parquet, not from .gz"),
+        ({"repo": "somebody/nothing"}, "does not exist, or is private"),
+        ({"revision": "f" * 40}, "has no revision ffff"),
+    ],
+)
+def test_what_is_not_as_the_profile_says_ends_in_one_line(prompts, changes, message):
+    with pytest.raises(UserError) as error:
+        prompts(**changes)
+    assert message in str(error.value) and "\n" not in str(error.value)
