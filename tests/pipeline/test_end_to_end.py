@@ -15,6 +15,7 @@ import pytest
 from diffusers import FluxPipeline, FluxTransformer2DModel
 from ruamel.yaml import YAML
 
+from g2rpo_core.cli.main import main
 from g2rpo_core.rollout.tree import build
 from stages import check
 from studies import __main__ as studies
@@ -92,7 +93,7 @@ def commit(folder: Path, message: str) -> None:
 def test_every_stage_left_its_outputs_in_the_lock(project):
     stages = YAML(typ="safe").load(project / "dvc.lock")["stages"]
     runs = ("g2rpo-7", "g2rpo_two-7")
-    shared = {"profile", "models", "prompts", "embed", "evaluate_base", "report"}
+    shared = {"profile", "models", "prompts", "embed", "published", "evaluate_base", "report"}
     assert set(stages) == shared | {f"{stage}@{run}" for stage in ("train", "evaluate") for run in runs}
 
 
@@ -241,6 +242,31 @@ def test_nothing_runs_again_without_a_change(project):
     assert "Data and pipelines are up to date." in dvc(project, "repro")
     dvc(project, "repro", "--force", "--single-item", "report")
     assert (project / "reports" / "report.html").read_bytes() == before
+
+
+def test_an_exported_run_is_a_row_of_the_report_with_the_runs_scores(project):
+    """Weights from elsewhere: nothing is trained again, and what is drawn is what the run itself draws."""
+    exported = run_here(main, "export", "g2rpo-7", "--form", "diffusers", "--out", "elsewhere", folder=project)
+    assert exported.returncode == 0, exported.stderr
+    profile = YAML(typ="safe").load(project / "profiles" / "seconds.yaml")
+    profile["published"] = {"taken_along": {"folder": "elsewhere", "label": "exported", "trained_on": {"hps": 1.0}}}
+    YAML().dump(profile, project / "profiles" / "seconds.yaml")
+    params = (project / "params.yaml").read_text()
+    (project / "params.yaml").write_text(params.replace("published: []", "published: [taken_along]"))
+    try:
+        ran = re.findall(r"^Running stage '(.*)'", dvc(project, "repro"), flags=re.MULTILINE)
+        assert ran == ["profile", "published", "evaluate_published@taken_along", "report"]
+        report = json.loads((project / "reports" / "report.json").read_text())
+        rewards = ["hps", "clip_score", "pickscore", "image_reward", "verifier"]
+        taken, own = (report[run] for run in ("taken_along-0", "g2rpo-7"))
+        assert [taken[reward] for reward in rewards] == [own[reward] for reward in rewards] and taken["training_reward_gain"]
+        assert "| exported |" in (project / "reports" / "report.md").read_text()
+        shutil.rmtree(project / "elsewhere")
+        refused = run([sys.executable, "-m", "stages.published", "--profile", "seconds"], project)
+        assert refused.returncode == 1 and "published.taken_along.folder: elsewhere is no folder" in refused.stderr
+    finally:
+        assert run(["git", "checkout", "--quiet", "--", "."], project).returncode == 0
+        dvc(project, "checkout")
 
 
 SRUN = """#!/usr/bin/env bash

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -130,6 +131,9 @@ def hub(layouts, tmp_path_factory):
                 hub.add(model.repo, model.revision or MAIN, layouts / name, "token" if name == "pipeline" else None)
         hub.add("ymhao/HPDv2", MAIN, annotations)
         hub.add("zhwang/HPDv2", MAIN, lists)
+        published = tmp_path_factory.mktemp("published")  # as yujieouo/G2RPO: weights without a configuration
+        shutil.copy(layouts / "pipeline" / "transformer" / "diffusion_pytorch_model.safetensors", published)
+        hub.add("yujieouo/G2RPO", MAIN, published)
         yield hub
 
 
@@ -158,7 +162,7 @@ def run_stages(name: str, profile: dict, hub, folder: Path, home: Path, monkeypa
     profile["evaluation"] |= small | {"steps": [2]}
     (folder / "profiles").mkdir()
     YAML().dump(profile, folder / "profiles" / f"{name}.yaml")
-    (folder / "params.yaml").write_text(f"profile: {name}\nmethods: [g2rpo]\nseeds: [42]\n")
+    (folder / "params.yaml").write_text(f"profile: {name}\nmethods: [g2rpo]\nseeds: [42]\npublished: [g2rpo_published]\n")
 
     environment = {key: value for key, value in os.environ.items() if key != "HF_HUB_OFFLINE"}
     environment |= {
@@ -168,7 +172,7 @@ def run_stages(name: str, profile: dict, hub, folder: Path, home: Path, monkeypa
         "HF_HUB_DISABLE_XET": "1",
         "PYTHONPATH": str(ROOT),
     }
-    for stage in ("models", "prompts"):
+    for stage in ("models", "prompts", "published"):
         command = [sys.executable, "-m", f"stages.{stage}", "--profile", name]
         done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
@@ -189,6 +193,7 @@ def run_stages(name: str, profile: dict, hub, folder: Path, home: Path, monkeypa
         (train, ["--method", "g2rpo", "--seed", "42"]),
         (evaluate, ["--method", "base", "--seed", "0"]),
         (evaluate, ["--method", "g2rpo", "--seed", "42"]),
+        (evaluate, ["--method", "g2rpo_published", "--seed", "0"]),
         (report, []),
     ):
         monkeypatch.setattr(sys, "argv", [stage.__name__, "--profile", name, *words])
@@ -219,4 +224,7 @@ def test_every_stage_runs_from_the_hub(name, hub, layouts, models, tmp_path, tmp
     scorers = [rewards.load(["unified_reward"], folder)["unified_reward"] for folder in (Path("models", name), models)]
     published, ours = (scorer.score_with_reasons(images, texts)[1] for scorer in scorers)
     assert published == ours and "the answer was" in ours[0]  # hardly trained, it answers in no template's words, but the same
-    assert "published weights" in Path("reports", "report.md").read_text().split("\n")[0]
+    text = Path("reports", "report.md").read_text()
+    assert "published weights" in text.split("\n")[0] and "| G²RPO, published |" in text
+    report = json.loads(Path("reports", "report.json").read_text())
+    assert report["g2rpo_published-0"]["hps"] == report["base-0"]["hps"] != report["g2rpo-42"]["hps"]
