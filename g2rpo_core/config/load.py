@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
@@ -28,9 +28,16 @@ class Run(Settings):
 
 
 class MainRun(Run):
-    """`params.yaml`: also which of the profile's published models are evaluated."""
+    """`params.yaml`: also which of the profile's published models are evaluated, with runs of one's own or without."""
 
+    methods: tuple[str, ...]
     published: tuple[str, ...] = ()
+
+    @model_validator(mode="after")
+    def _names_something(self):
+        if not (self.methods or self.published):
+            raise ValueError("methods: name at least one, or a published model by `published`")
+        return self
 
 
 class Study(Run):

@@ -63,7 +63,8 @@ def curves(
             figure.legend(*lines, loc="lower center", ncols=3, fontsize=7, frameon=False)
             figure.tight_layout(rect=(0, 0.16 * -(-len(methods) // 3) / figure.get_figheight() + 0.01, 1, 1))
         else:
-            panels[0][0].legend(fontsize=7, frameon=False)
+            if runs:
+                panels[0][0].legend(fontsize=7, frameon=False)
             figure.tight_layout()
         buffer = io.StringIO()
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})

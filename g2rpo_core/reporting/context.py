@@ -149,7 +149,7 @@ def build_context(
         "labels": labels,
         "reward_labels": reward_labels(settings.rewards),
         "rewards": rewards,
-        "trained_on": trained_on,
+        "trained_on": trained_on or {name: weights[name] for name in published if weights[name]},
         "mixed": len(together) > 1,
         "outside": [reward for reward in rewards if not all(reward in trained_on[name] for name in names)],
         "rows": rows,
@@ -182,7 +182,7 @@ def build_context(
         "monitored": monitor.prompts,
         "chart": inline(plot),
         "plot": plot,
-        **image_grids(sources.prompts, evaluated, results, settings, trained_on[names[0]], labels),
+        **image_grids(sources.prompts, evaluated, results, settings, next(iter(weights.values())), labels),
         **settings_table([entries[name] for name in names], [labels[name] for name in names]),
         "models": model_lines(sources.quality),
         "provenance": provenance(sources.locks, runs, published, settings),
@@ -219,7 +219,7 @@ def image_grids(
 
     drawn = random.Random(seed_of("report")).sample(sorted(prompts), min(IMAGES, len(prompts)))
     first = next(run for run in evaluated if run != BASE)
-    worst = most_changed(results, first, BASE, weights, WORST)
+    worst = most_changed(results, first, BASE, weights or settings.training.rewards, WORST)
     return {
         "chosen": f"{len(drawn)} prompts drawn at random from the test set, not selected; first seed of every method.",
         "pixelated": settings.evaluation.height < 128,
@@ -236,7 +236,7 @@ def settings_table(entries: list[Entry], labels: list[str]) -> dict:
         {**entry.settings.model_dump(), **entry.training.model_dump(exclude={"monitor"}), **entry.sampling.model_dump()}
         for entry in entries
     ]
-    values = {key: [shown(settings[key]) for settings in resolved] for key in resolved[0]}
+    values = {key: [shown(settings[key]) for settings in resolved] for key in resolved[0]} if resolved else {}
     return {
         "setting_columns": labels,
         "settings": [{"name": key, "values": row, "differs": len(set(row)) > 1} for key, row in values.items()],

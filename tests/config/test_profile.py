@@ -148,6 +148,20 @@ PIPELINE = section_of("pipeline")
             "",
             "evaluation.rewards: image_reward needs image_reward and image_reward_tokenizer in models.repos",
         ),
+        ("train: {repo: ymhao/HPDv2,", "train: {repo: HPDv2,", "prompts.train.repo: String should match pattern"),
+        (
+            "files: [test.json]",
+            "file: test.json",
+            "prompts.test.file: unknown key; allowed are repo, revision, files, sha256, distinct, styles",
+        ),
+        ("  g2rpo_published:", "  g2rpo:", "published.g2rpo: give it a name of letters, digits and _ that no method has"),
+        ("    method: mix_grpo\n", "    method: mix\n", "published.mix_grpo_published.method: unknown method 'mix'"),
+        ("repo: tulvgengenr/MixGRPO", "sha256: {}", "needs either `repo` or `folder`"),
+        (
+            "trained_on: {hps: 1.0}",
+            "trained_on: {verifier: 1.0}",
+            "dance_grpo_published.trained_on: 'verifier' is not among evaluation.rewards",
+        ),
     ],
 )
 def test_mistakes_in_a_hub_profile_end_in_one_line(tmp_path, old, new, message):
@@ -171,6 +185,12 @@ def test_params_are_checked_against_their_profile(tmp_path, monkeypatch):
     path = tmp_path / "params.yaml"
     path.write_text("profile: tiny\nmethods: [g2rpo, ppo]\nseeds: [1]\n")
     with pytest.raises(UserError, match="'ppo' is not in profiles/tiny.yaml; allowed are g2rpo, "):
+        load_run(path)
+    path.write_text("profile: tiny\nmethods: [g2rpo]\nseeds: [1]\npublished: [theirs]\n")
+    with pytest.raises(UserError, match="published: 'theirs' is not in section published of profiles/tiny.yaml; there are: none"):
+        load_run(path)
+    path.write_text("profile: tiny\nmethods: []\nseeds: [1]\n")
+    with pytest.raises(UserError, match="methods: name at least one, or a published model"):
         load_run(path)
     path.write_text("profile: tiny\nmethods: [g2rpo]\nseeds: []\n")
     with pytest.raises(UserError, match="seeds: .*at least 1 item"):

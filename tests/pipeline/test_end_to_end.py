@@ -261,6 +261,14 @@ def test_an_exported_run_is_a_row_of_the_report_with_the_runs_scores(project):
         taken, own = (report[run] for run in ("taken_along-0", "g2rpo-7"))
         assert [taken[reward] for reward in rewards] == [own[reward] for reward in rewards] and taken["training_reward_gain"]
         assert "| exported |" in (project / "reports" / "report.md").read_text()
+        alone = params.replace("published: []", "published: [taken_along]").replace("[g2rpo, g2rpo_two]", "[]")
+        (project / "params.yaml").write_text(alone)  # a report without any training
+        assert re.findall(r"^Running stage '(.*)'", dvc(project, "repro"), flags=re.MULTILINE) == [
+            "profile",
+            "published",
+            "report",
+        ]
+        assert set(json.loads((project / "reports" / "report.json").read_text())) == {"base-0", "taken_along-0"}
         shutil.rmtree(project / "elsewhere")
         refused = run([sys.executable, "-m", "stages.published", "--profile", "seconds"], project)
         assert refused.returncode == 1 and "published.taken_along.folder: elsewhere is no folder" in refused.stderr

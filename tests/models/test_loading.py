@@ -1,0 +1,60 @@
+"""Weights wherever they lie: runs, exported folders, and what others publish."""
+
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from g2rpo_core.errors import UserError
+from g2rpo_core.models.flux import Policy
+from g2rpo_core.models.settings import LoraSettings
+
+HOW = {"height": 32, "width": 32, "guidance": 3.5}
+
+
+def velocity(policy, embeddings):
+    arguments = policy.noise(torch.Generator().manual_seed(1), 2), torch.tensor([0.9, 0.4]), torch.tensor([0, 1])
+    return policy.velocity(embeddings.conditioning([0, 1]))(*arguments)
+
+
+def test_a_transformer_without_a_configuration_has_the_pipelines(policy, models, embeddings, tmp_path):
+    """As yujieouo/G2RPO publishes its weights; and in a folder below, as DanceGRPO's."""
+    policy.save(tmp_path / "run")
+    (tmp_path / "published" / "checkpoint").mkdir(parents=True)
+    shutil.copy(tmp_path / "run" / "transformer" / "diffusion_pytorch_model.safetensors", tmp_path / "published" / "checkpoint")
+    loaded = Policy.load(models / "pipeline", tmp_path / "published", **HOW)
+    assert torch.equal(velocity(loaded, embeddings), velocity(policy, embeddings))
+
+
+def test_a_lora_is_known_by_its_weights(models, embeddings, tmp_path):
+    adapted = Policy.load_to_train(models / "pipeline", LoraSettings(rank=3, alpha=6.0), **HOW)
+    with torch.no_grad():
+        for parameter in adapted.trained_parameters().values():
+            parameter.copy_(0.2 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0)))
+    adapted.save(tmp_path / "run")
+    (tmp_path / "published").mkdir()
+    shutil.copy(
+        tmp_path / "run" / "lora" / "pytorch_lora_weights.safetensors", tmp_path / "published" / "by_somebody.safetensors"
+    )
+    loaded = Policy.load(models / "pipeline", tmp_path / "published", **HOW)
+    assert torch.equal(velocity(loaded, embeddings), velocity(adapted, embeddings))
+
+
+@pytest.mark.parametrize(
+    "files, message",
+    [
+        ({}, "no safetensors; a transformer or a LoRA in diffusers' layout is read"),
+        ({"one/a": "weight", "two/a": "weight"}, "weights in 2 folders"),
+        ({"a": "x.lora_A.weight", "b": "x.lora_A.weight"}, r"holds 2 LoRAs \(a.safetensors, b.safetensors\): name one"),
+        ({"a": "unet.x.lora_A.weight"}, "no weight of it is named transformer.…, as diffusers names a LoRA"),
+        ({"a": "double_blocks.0.img_attn.qkv.weight"}, "its weights are of another model, or incomplete"),
+    ],
+)
+def test_weights_that_cannot_be_read_are_named(models, tmp_path, files, message):
+    for name, key in files.items():
+        path = tmp_path / f"{name}.safetensors"
+        path.parent.mkdir(exist_ok=True)
+        save_file({key: torch.zeros(2, 2)}, path)
+    with pytest.raises(UserError, match=message):
+        Policy.load(models / "pipeline", tmp_path, **HOW)
