@@ -15,7 +15,7 @@ from g2rpo_core.errors import UserError
 from g2rpo_core.estimate import communication, tracing
 from g2rpo_core.estimate.budget import cheapest, ways
 from g2rpo_core.estimate.machines import Machines
-from g2rpo_core.estimate.plan import changes, make_plan
+from g2rpo_core.estimate.plan import changed, changes, make_plan
 from g2rpo_core.estimate.published import TRANSFORMER, VAE
 from g2rpo_core.models.settings import LoraSettings
 from tests.conftest import ROOT
@@ -132,6 +132,17 @@ def test_decoding_is_what_a_small_vae_really_takes():
 
 
 @pytest.mark.pipeline
+def test_an_average_of_the_weights_takes_four_bytes_of_each():
+    plain, averaged = (
+        make_plan(changed(load_profile(ROOT / "profiles" / "flux_hps.yaml"), "g2rpo", change), "g2rpo", Machines(16, 141, 2))
+        for change in ({}, {"ema": {"decay": 0.9}})
+    )
+    assert (
+        averaged.memory_gib["ema"] == pytest.approx(plain.memory_gib["optimizer"] / 2, abs=1e-3) and not plain.memory_gib["ema"]
+    )
+    assert averaged.disk_gib["checkpoints"] == pytest.approx(plain.disk_gib["checkpoints"] * 4 / 3, abs=0.01)
+
+
 def test_the_papers_setting():
     profile = load_profile(ROOT / "profiles" / "flux_hps_clip.yaml")
     made = make_plan(profile, "g2rpo", Machines(16, 141, nodes=2), shard=16)
