@@ -1,9 +1,10 @@
-"""Stage `report`: one self-contained report.html, report.md beside it, their numbers as JSON, and the curves as an image."""
+"""Stage `report`: one self-contained report.html, report.md beside it, their numbers as JSON, and its charts as images."""
 
 from pathlib import Path
 from types import SimpleNamespace
 
 from g2rpo_core.config import MainRun, Run, Study, load_run, load_study, method_of, sampling_of, training_of
+from g2rpo_core.reporting.charts import svg
 from g2rpo_core.reporting.context import Entry, Sources, build_context, headline
 from g2rpo_core.reporting.render import render
 from stages.common import REPORTS, arguments, ends_in_one_line, run_paths, sections, write_json
@@ -19,7 +20,7 @@ def main() -> None:
     runs = [(method, seed) for method in asked.methods for seed in asked.seeds]
     locks = (Path("dvc.lock"), paths.lock)
     prompts = Path("prompts", args.profile)
-    sources = Sources(paths.runs, paths.evaluations, prompts, REPORTS / "models.json", locks, paths.repro)
+    sources = Sources(paths.runs, paths.evaluations, prompts, REPORTS / "models.json", paths.reports, locks, paths.repro)
     published = asked.published if isinstance(asked, MainRun) else ()
     context = build_context(args.profile, sources, settings, entries_of(settings), runs, published)
     title = {"title": "G²RPO and its baselines", "about": ""}
@@ -28,7 +29,8 @@ def main() -> None:
     paths.reports.mkdir(parents=True, exist_ok=True)
     for name, text in render(context | title).items():
         (paths.reports / name).write_text(text, encoding="utf-8")
-    (paths.reports / "curves.svg").write_text(context["plot"], encoding="utf-8")
+    for name in ("forest", "curves"):
+        (paths.reports / f"{name}.svg").write_text(svg(context[name]), encoding="utf-8")
     write_json(paths.reports / "report.json", headline(context["rows"]))
     print(f"wrote {paths.reports / 'report.html'}")
 

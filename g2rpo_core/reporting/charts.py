@@ -1,77 +1,166 @@
-"""Charts as SVG files: no fonts or files from elsewhere, the same bytes for the same numbers."""
+"""The report's charts: Vega-Lite by altair, drawn in the page by its own library, or as an SVG where no script runs.
 
-import io
-import re
+In the page they answer to the pointer: values appear, and a click on a name in the legend hides the others. The page's style gives the
+colours of text and lines (`svg text`), so that they are readable on light and on dark.
+"""
 
-import matplotlib
+import json
+import warnings
+from collections.abc import Mapping, Sequence
+
+import altair as alt
 import pandas as pd
+import vl_convert
 
-matplotlib.use("svg")
-import matplotlib.pyplot as plt
-from matplotlib.colors import to_hex
+from g2rpo_core.reporting.tables import Gain, Run
 
-INK = "#808590"  # readable on light and on dark
-FEW = 8  # lines that a legend in a panel names one by one
-COLORS = (
-    "#3b7dd8",
-    "#d9822b",
-    "#3d9970",
-    "#a05fc0",
-    "#c04f5f",
-    "#6b7785",
-    "#1fa2b8",
-    "#b5a027",
-    "#8a5a44",
-    "#e377c2",
-)  # one a method
-STYLES = ("-", "--", ":", "-.")  # one a seed
+INK = "#6f7683"  # of an SVG that stands by itself: readable on light and on dark
+PALETTE = ("#3b7dd8", "#d9822b", "#2f9e6e", "#a05fc0", "#c04f5f", "#6b7785", "#1fa2b8", "#b5a027", "#8a5a44", "#e377c2")  # fmt: skip
+VERSION = "6.1"  # of Vega-Lite, as altair writes it
+PANELS = 3  # beside each other
+WIDTH, HEIGHT = 290, 150  # of a panel
+
+
+def _methods(names: Sequence[str]) -> alt.Scale:
+    colors = PALETTE if len(names) <= len(PALETTE) else None
+    return (
+        alt.Scale(domain=list(names), range=list(colors[: len(names)]))
+        if colors
+        else alt.Scale(domain=list(names), scheme="tableau20")
+    )
+
+
+def forest(gains: Sequence[Gain], labels: Mapping[str, str], columns: Mapping[str | None, str]) -> dict | None:
+    """Gains over the base, a row a method and a panel a column: the mean over seeds with its interval, and every seed as a dot.
+
+    gains: of every method and column; labels: of methods; columns: reward (None: what was trained on) -> the panel's title. Where
+    there are fewer than three seeds, an interval is that of the seed, over prompts. None where there is nothing to show.
+    """
+    names = [labels[name] for name in dict.fromkeys(gain.method for gain in gains)]
+    seeds, means = [], []
+    for gain in gains:
+        about = {"method": labels[gain.method], "column": columns[gain.reward]}
+        for seed, found in gain.seeds.items():
+            seeds.append({**about, "seed": str(seed), "gain": found.mean, "low": found.low, "high": found.high})
+        if gain.over_seeds:
+            means.append({**about, "gain": gain.over_seeds.mean, "low": gain.over_seeds.low, "high": gain.over_seeds.high})
+    if not seeds:
+        return None
+    intervals = means or seeds
+    order = list(dict.fromkeys(columns[gain.reward] for gain in gains))
+
+    def panel(title: str) -> alt.LayerChart:
+        rows = lambda table: alt.Data(values=[row for row in table if row["column"] == title])
+        x = alt.X("gain:Q", title=None, axis=alt.Axis(format="+~g", tickCount=4))
+        y = alt.Y("method:N", sort=names, title=None, axis=alt.Axis(labels=title == order[0], ticks=False, labelLimit=210))
+        color = alt.Color("method:N", scale=_methods(names), legend=None)
+        shown = [
+            alt.Tooltip("method:N"),
+            alt.Tooltip("gain:Q", format="+.4f"),
+            alt.Tooltip("low:Q", format="+.4f"),
+            alt.Tooltip("high:Q", format="+.4f"),
+        ]
+        each = [*shown, alt.Tooltip("seed:N")]
+        zero = alt.Chart(alt.Data(values=[{"gain": 0}])).mark_rule(strokeDash=[3, 3], color=INK).encode(x="gain:Q")
+        bars = (
+            alt.Chart(rows(intervals))
+            .mark_rule(strokeWidth=2)
+            .encode(x=alt.X("low:Q", title=None), x2="high:Q", y=y, color=color, tooltip=shown)
+        )
+        dots = alt.Chart(rows(seeds)).mark_circle(size=34, opacity=0.55).encode(x=x, y=y, color=color, tooltip=each)
+        if not means:  # seeds have intervals of their own: one below the other
+            bars, dots = (layer.encode(yOffset="seed:N") for layer in (bars, dots))
+        layers = [zero, bars, dots]
+        if means:
+            layers.append(
+                alt.Chart(rows(means))
+                .mark_point(shape="diamond", filled=True, size=90, opacity=1)
+                .encode(x=x, y=y, color=color, tooltip=shown)
+            )
+        size = {"width": 220, "height": max(60, 22 * len(names))}
+        return alt.layer(*layers).properties(title=alt.Title(title, anchor="start", fontSize=12), **size)
+
+    return _spec(alt.concat(*map(panel, order), columns=4, spacing=14))
 
 
 def curves(
-    runs: dict[tuple[str, int], pd.DataFrame], columns: dict[str, str], axes: dict[str, str], labels: dict[str, str]
-) -> str:
-    """Lines of every run, a row of panels for each column and a panel in it for each axis.
+    runs: Mapping[Run, pd.DataFrame], columns: Mapping[str, str], axes: Mapping[str, str], labels: Mapping[str, str]
+) -> dict | None:
+    """Lines of every run, faint, and of every method their mean and the band between its lowest and its highest seed.
 
-    runs: (method, seed) -> records; columns: column -> title; axes: column -> label of the x axis; labels: of methods.
+    runs: (method, seed) -> records; columns: column -> title of its panel; axes: column -> label, between which the page switches;
+    labels: of methods. None without runs.
     """
-    methods, seeds = (list(dict.fromkeys(run[index] for run in runs)) for index in (0, 1))
-    colors = COLORS if len(methods) <= len(COLORS) else [to_hex(color) for color in plt.get_cmap("tab20").colors]
-    many = len(runs) > FEW
-    name = lambda method, seed: f"{labels[method]}, seed {seed}" if not many else labels[method] if seed == seeds[0] else None
-    settings = {
-        "svg.hashsalt": "g2rpo", "svg.fonttype": "none", "font.family": "sans-serif", "font.size": 9,
-        "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": INK, "xtick.color": INK, "ytick.color": INK,
-        "axes.spines.top": False, "axes.spines.right": False,
-    }  # fmt: skip
-    with plt.rc_context(settings):
-        figure, panels = plt.subplots(len(columns), len(axes), figsize=(4.6 * len(axes), 2.5 * len(columns)), squeeze=False)
-        for row, (column, title) in zip(panels, columns.items()):
-            for panel, (axis, label) in zip(row, axes.items()):
-                for (method, seed), records in runs.items():
-                    if column not in records:  # not every run measures every reward
-                        continue
-                    style = {
-                        "color": colors[methods.index(method) % len(colors)],
-                        "linestyle": STYLES[seeds.index(seed) % len(STYLES)],
-                    }
-                    panel.plot(records[axis], records[column], label=name(method, seed), linewidth=1.0 if many else 1.6, **style)
-                panel.set_title(title, loc="left", fontsize=9)
-                panel.set_xlabel(label)
-                panel.grid(alpha=0.2, color=INK)
-        if many:  # below the panels, a method once
-            lines = panels[0][0].get_legend_handles_labels()
-            figure.legend(*lines, loc="lower center", ncols=3, fontsize=7, frameon=False)
-            figure.tight_layout(rect=(0, 0.16 * -(-len(methods) // 3) / figure.get_figheight() + 0.01, 1, 1))
-        else:
-            if runs:
-                panels[0][0].legend(fontsize=7, frameon=False)
-            figure.tight_layout()
-        buffer = io.StringIO()
-        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
-        plt.close(figure)
-    return buffer.getvalue()
+    points = [
+        {"method": labels[method], "seed": str(seed), "panel": title, "value": row[column]}
+        | {label: row[axis] for axis, label in axes.items()}
+        for (method, seed), records in runs.items()
+        for column, title in columns.items()
+        if column in records
+        for row in records.to_dict("records")
+    ]
+    if not points:
+        return None
+    names = [labels[name] for name in dict.fromkeys(method for method, _ in runs)]
+    first = next(iter(axes.values()))
+    axis = alt.param("axis", value=first, bind=alt.binding_radio(options=list(axes.values()), name="against "))
+    chosen = alt.selection_point("chosen", fields=["method"], bind="legend")
+    position = alt.X("position:Q", title=None, axis=alt.Axis(tickCount=6, format="~s"))
+    color = alt.Color(
+        "method:N",
+        scale=_methods(names),
+        sort=names,
+        legend=alt.Legend(
+            title=None, orient="bottom", columns=4, labelLimit=260, symbolOpacity=1, symbolType="stroke", symbolStrokeWidth=3
+        ),
+    )
+    when = lambda on, off: alt.when(chosen).then(alt.value(on)).otherwise(alt.value(off))
+
+    def panel(title: str) -> alt.LayerChart:
+        data = alt.Data(values=[point for point in points if point["panel"] == title])
+        base = alt.Chart(data).transform_calculate(position="datum[axis]")
+        y = alt.Y("value:Q", title=None, scale=alt.Scale(zero=False), axis=alt.Axis(tickCount=5))
+        shown = [alt.Tooltip("method:N"), alt.Tooltip("position:Q", title="at", format=",")]
+        faint = base.mark_line(strokeWidth=1).encode(x=position, y=y, color=color, detail="seed:N", opacity=when(0.3, 0.03))
+        over = base.transform_aggregate(mean="mean(value)", low="min(value)", high="max(value)", groupby=["method", "position"])
+        band = over.mark_area().encode(
+            x=position, y=alt.Y("low:Q", title=None), y2="high:Q", color=color, opacity=when(0.12, 0.01)
+        )
+        line = over.mark_line(strokeWidth=2.2, point=alt.OverlayMarkDef(size=18)).encode(
+            x=position,
+            y=alt.Y("mean:Q", title=None, scale=alt.Scale(zero=False)),
+            color=color,
+            opacity=when(1, 0.06),
+            tooltip=[*shown, *(alt.Tooltip(f"{what}:Q", format=".4f") for what in ("mean", "low", "high"))],
+        )
+        return alt.layer(band, faint, line).properties(
+            title=alt.Title(title, anchor="start", fontSize=12), width=WIDTH, height=HEIGHT
+        )
+
+    with warnings.catch_warnings():  # one choice for all panels is what is meant
+        warnings.filterwarnings("ignore", "Automatically deduplicated selection parameter")
+        return _spec(alt.concat(*map(panel, columns.values()), columns=PANELS, spacing=18).add_params(axis, chosen))
 
 
-def inline(svg: str) -> str:
-    """An SVG file's text as an element that takes the width of its page."""
-    return re.sub(r'width="[\d.]+pt" height="[\d.]+pt"', 'class="chart" role="img"', svg[svg.index("<svg") :], count=1)
+def _spec(chart: alt.Chart) -> dict:
+    """Vega-Lite's specification as JSON values; the same for the same numbers."""
+    return json.loads(
+        chart.configure(background="transparent", font="system-ui, sans-serif")
+        .configure_view(stroke=None)
+        .configure_axis(labelColor=INK, titleColor=INK, gridColor=INK, gridOpacity=0.2, domainColor=INK, tickColor=INK)
+        .configure_legend(labelColor=INK, titleColor=INK)
+        .configure_title(color=INK)
+        .to_json(indent=None)
+    )
+
+
+def svg(spec: dict | None) -> str:
+    """The chart as an SVG file's text; an empty one for none."""
+    if spec is None:
+        return '<svg xmlns="http://www.w3.org/2000/svg" width="1" height="1"/>\n'
+    return vl_convert.vegalite_to_svg(spec, vl_version=VERSION)
+
+
+def library() -> str:
+    """The JavaScript of vega-embed, Vega-Lite and Vega, for a page that asks nobody for it."""
+    return vl_convert.javascript_bundle(vl_version=VERSION)

@@ -1,6 +1,5 @@
 """Everything that the report shows, from the files that the stages before it made."""
 
-import base64
 import json
 import platform
 import random
@@ -21,12 +20,15 @@ from g2rpo_core.data.prompts import load_prompts
 from g2rpo_core.errors import made_by
 from g2rpo_core.evaluation.image_stats import LABELS as IMAGE_STATS
 from g2rpo_core.evaluation.results import chosen, image_folder, reported
-from g2rpo_core.reporting.charts import curves, inline
+from g2rpo_core.reporting import charts
 from g2rpo_core.reporting.paper import paper_rows
+from g2rpo_core.reporting.pictures import picture
 from g2rpo_core.reporting.tables import (
+    Gain,
     Row,
     Run,
     cells,
+    gains,
     main_table,
     method_pairs,
     missing_table,
@@ -34,6 +36,7 @@ from g2rpo_core.reporting.tables import (
     standings,
     style_table,
     summary,
+    verdict,
     win_rates,
 )
 from g2rpo_core.rewards.registry import labels as reward_labels
@@ -41,7 +44,8 @@ from g2rpo_core.sampling.settings import SamplingSettings
 from g2rpo_core.training.settings import TrainingSettings
 
 PACKAGES = ("torch", "diffusers", "transformers", "open_clip_torch", "dvc", "pyarrow", "numpy")
-IMAGES, WORST = 12, 6
+IMAGES, FIRST, WORST = 12, 6, 6  # prompts drawn for the page, those of them on its first screen, and those that fell most
+SHOWN = 4  # methods on the first screen beside the base
 NOTICE = {
     "shapes": "Profile {} is synthetic: images of coloured shapes by small models that were trained on this machine. Nothing on this page is a result of the paper.",
     "hub": "Profile {}: published weights, trained and evaluated as stated below.",
@@ -52,13 +56,14 @@ NOTICE = {
 class Sources:
     """Where the report's numbers are: folders of runs, evaluations and prompts, the models' quality, DVC's locks.
 
-    repro: the command that makes a stage of them.
+    page: the folder of the report, from which links go; repro: the command that makes a stage of them.
     """
 
     runs: Path
     evaluations: Path
     prompts: Path
     quality: Path
+    page: Path
     locks: tuple[Path, ...]
     repro: str
 
@@ -125,19 +130,24 @@ def build_context(
         together.setdefault(json.dumps(trained_on[name], sort_keys=True), []).append(name)
     verifier = [name for name in rewards if name == "verifier"]
     ranked = [(trained_on[group[0]], found) for group in together.values() if (found := standings(rows, group, verifier))]
-    gains = [  # over seeds, of every method in each variant
+    variant_gains = [  # over seeds, of every method in each variant
         (trained_on[group[0]], [{one.method: one.gain for one in standings(found, group, [])} for _, _, found in variants])
         for group in together.values()
     ]
     groups = [[run for run in runs if run[0] in group] for group in together.values()]
     monitored = [name.removeprefix("heldout_") for table in records.values() for name in table.filter(like="heldout_")]
     measured = list(dict.fromkeys([*settings.training.rewards, *monitored]))
-    plot = curves(
+    named = reward_labels(settings.rewards)
+    plot = charts.curves(
         {run: table[table.filter(like="heldout_").notna().all(axis=1)] for run, table in records.items()},
-        {f"heldout_{name}": reward_labels(settings.rewards)[name] for name in measured},
-        {"iteration": "iteration", "num_forward_evals": "forward evaluations (NFE) in rollouts"},
+        {f"heldout_{name}": named[name] for name in measured},
+        {"iteration": "iterations", "num_forward_evals": "forward evaluations (NFE) in rollouts"},
         labels,
     )
+    gained = gains(rows, list(rewards))
+    titles = {None: "training reward"} | {name: f"{named[name]}, {_whose(name, weights)}" for name in rewards}
+    outside = [reward for reward in rewards if not any(reward in of_method for of_method in weights.values())]
+    best = _best_seeds(gained)
     theirs = {name: Published(settings.published[name].method or name) for name in published}
     paper = paper_rows(variants, settings, {**entries, **theirs}, weights)
     return {
@@ -151,7 +161,7 @@ def build_context(
         "rewards": rewards,
         "trained_on": trained_on or {name: weights[name] for name in published if weights[name]},
         "mixed": len(together) > 1,
-        "outside": [reward for reward in rewards if not all(reward in trained_on[name] for name in names)],
+        "outside": [reward for reward in rewards if not names or not all(reward in trained_on[name] for name in names)],
         "rows": rows,
         "pairs": pairs,
         "matrices": [
@@ -160,7 +170,7 @@ def build_context(
         "standings": ranked,
         "missing": missing_table(everything),
         "variants": variants,
-        "variant_gains": [(weights, found) for weights, found in gains if len(found) > 1 and found[0]],
+        "variant_gains": [(weights, found) for weights, found in variant_gains if len(found) > 1 and found[0]],
         "image_stat_labels": {name: IMAGE_STATS[name] for name in measured_stats},
         "image_stats": [
             (
@@ -180,9 +190,15 @@ def build_context(
         },
         "granularities": granularity_lines(records),
         "monitored": monitor.prompts,
-        "chart": inline(plot),
-        "plot": plot,
-        **image_grids(sources.prompts, evaluated, results, settings, next(iter(weights.values())), labels),
+        "verdict": verdict(gained, ranked[0][1] if ranked else [], pairs, labels, {name: named[name] for name in outside}),
+        "by_method": [
+            (method, {one.reward: one for one in gained if one.method == method})
+            for method in dict.fromkeys(one.method for one in gained)
+        ],
+        "titles": titles,
+        "forest": charts.forest(gained, labels, titles),
+        "curves": plot,
+        **image_grids(sources, evaluated, results, settings, next(iter(weights.values())), labels, best),
         **settings_table([entries[name] for name in names], [labels[name] for name in names]),
         "models": model_lines(sources.quality),
         "provenance": provenance(sources.locks, runs, published, settings),
@@ -202,31 +218,55 @@ def granularity_lines(records: dict[Run, pd.DataFrame]) -> list[dict]:
     return lines
 
 
-def image_grids(
-    prompt_folder: Path, evaluated: dict[Run, Path], results: pd.DataFrame, settings: SimpleNamespace, weights: dict, labels: dict
-) -> dict:
-    """Test prompts with the images of the base and of every method's first seed: a seeded draw, and the worst cases."""
-    prompts = {prompt.id: prompt.text for prompt in load_prompts(prompt_folder / "test.parquet")}
-    columns: dict[str, Path] = {}
-    for (method, _), folder in evaluated.items():
-        checkpoint = settings.evaluation.checkpoints[0] if method in settings.methods else "final"
-        columns.setdefault(method, folder / image_folder(checkpoint, settings.evaluation.steps[0]))
-    encode = lambda path: base64.b64encode(path.read_bytes()).decode()
+def _whose(reward: str, weights: Mapping[str, Mapping[str, float]]) -> str:
+    """Whether a reward was trained on, by all or by some, or is held out."""
+    trained = [reward in of_method for of_method in weights.values()]
+    return "trained on" if all(trained) else "trained on by some" if any(trained) else "held out"
 
-    def grid(ids: list[str]) -> list[dict]:
-        images = {key: [encode(file / f"{key}.png") for file in columns.values()] for key in ids}
-        return [{"prompt": prompts[key], "sources": sources} for key, sources in images.items()]
+
+def _best_seeds(gained: Sequence[Gain]) -> dict[str, int]:
+    """Of every method the seed that gained most in what it was trained on; the methods that gained most come first."""
+    own = sorted((one for one in gained if one.reward is None), key=lambda one: -one.by)
+    return {one.method: max(one.seeds, key=lambda seed: one.seeds[seed].mean) for one in own}
+
+
+def image_grids(
+    sources: Sources,
+    evaluated: dict[Run, Path],
+    results: pd.DataFrame,
+    settings: SimpleNamespace,
+    weights: Mapping[str, float],
+    labels: Mapping[str, str],
+    best: Mapping[str, int],
+) -> dict:
+    """Test prompts with the images of the base and of every method's best seed: a seeded draw, and the worst cases."""
+    prompts = {prompt.id: prompt.text for prompt in load_prompts(sources.prompts / "test.parquet")}
+    columns: dict[Run, Path] = {}
+    for (method, seed), folder in evaluated.items():
+        if best.get(method, seed) == seed:
+            checkpoint = settings.evaluation.checkpoints[0] if method in settings.methods else "final"
+            columns[method, seed] = folder / image_folder(checkpoint, settings.evaluation.steps[0])
+
+    def grid(ids: Sequence[str], runs: Sequence[Run]) -> list[dict]:
+        return [
+            {"prompt": prompts[key], "pictures": [picture(columns[run] / f"{key}.png", sources.page) for run in runs]}
+            for key in ids
+        ]
 
     drawn = random.Random(seed_of("report")).sample(sorted(prompts), min(IMAGES, len(prompts)))
     first = next(run for run in evaluated if run != BASE)
     worst = most_changed(results, first, BASE, weights or settings.training.rewards, WORST)
+    label = lambda run: labels[run[0]] + (f", seed {run[1]}" if run[0] in settings.methods else "")
+    few = [BASE, *[(method, seed) for method, seed in best.items() if (method, seed) in columns][:SHOWN]]
+    everyone = list(columns)
     return {
-        "chosen": f"{len(drawn)} prompts drawn at random from the test set, not selected; first seed of every method.",
         "pixelated": settings.evaluation.height < 128,
-        "image_columns": [labels[method] for method in columns],
-        "image_rows": grid(drawn),
-        "worst_of": f"{labels[first[0]]}, seed {first[1]}",
-        "worst_rows": [line | {"fall": fall} for line, (_, fall) in zip(grid([key for key, _ in worst]), worst)],
+        "first_columns": [label(run) for run in few],
+        "first_pictures": grid(drawn[:FIRST], few),
+        "image_columns": [label(run) for run in everyone],
+        "image_rows": grid(drawn[FIRST:], everyone),
+        "worst_of": label(first),
+        "worst_rows": [line | {"fall": fall} for line, (_, fall) in zip(grid([key for key, _ in worst], everyone), worst)],
     }
 
 

@@ -1,7 +1,11 @@
 """The report's two forms from one context: Jinja templates beside this file."""
 
-from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
+import json
 
+from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
+from markupsafe import Markup
+
+from g2rpo_core.reporting.charts import library, svg
 from g2rpo_core.reporting.tables import tone
 
 
@@ -13,5 +17,11 @@ def render(context: dict) -> dict[str, str]:
         undefined=StrictUndefined,
         keep_trailing_newline=True,
     )
-    environment.filters["tone"] = tone
+    environment.filters |= {"tone": tone, "svg": lambda spec: Markup(svg(spec)), "script": _in_script}
+    environment.globals["library"] = library
     return {name: environment.get_template(f"{name}.j2").render(context) for name in ("report.html", "report.md")}
+
+
+def _in_script(value: object) -> Markup:
+    """JSON that ends no script element, whatever text is in it."""
+    return Markup(json.dumps(value, ensure_ascii=False).replace("<", "\\u003c"))

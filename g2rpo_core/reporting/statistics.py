@@ -1,13 +1,14 @@
-"""Paired comparisons over prompts: mean differences, bootstrap intervals, win rates."""
+"""Comparisons with their intervals: paired over prompts (bootstrap), and over seeds (Student's t); both are scipy's."""
 
 from dataclasses import dataclass
 
 import numpy as np
+from scipy import stats
 
 from g2rpo_core.common.seeding import seed_of
 
 RESAMPLES = 10_000
-T_975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)  # Student's t for 1, 2, ... degrees of freedom
+CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Difference:
 
 
 def paired_difference(treated: np.ndarray, control: np.ndarray, name: str = "") -> Difference:
-    """treated - control over pairs [N], N >= 2, by the percentile bootstrap over pairs; `name` seeds the resampling.
+    """treated - control over pairs [N], N >= 2, by the bootstrap over pairs (BCa); `name` seeds the resampling.
 
     Pairs in which either value is missing (NaN) are left out. ValueError if fewer than two are left.
     """
@@ -36,14 +37,17 @@ def paired_difference(treated: np.ndarray, control: np.ndarray, name: str = "") 
     difference = difference[~np.isnan(difference)]
     if len(difference) < 2:
         raise ValueError(f"need at least two pairs, got {len(difference)}")
-    rng = np.random.default_rng(seed_of("bootstrap", name))
-    means = difference[rng.integers(len(difference), size=(RESAMPLES, len(difference)))].mean(1)
-    low, high = np.percentile(means, [2.5, 97.5])
+    mean = float(difference.mean())
+    low = high = mean
+    if np.ptp(difference) > 0:  # of equal differences every resample is the same
+        how = {"n_resamples": RESAMPLES, "confidence_level": CONFIDENCE, "method": "BCa"}
+        found = stats.bootstrap((difference,), np.mean, **how, rng=np.random.default_rng(seed_of("bootstrap", name)))
+        low, high = map(float, found.confidence_interval)
     return Difference(
-        mean=float(difference.mean()),
-        low=float(low),
-        high=float(high),
-        standard_error=float(difference.std(ddof=1) / np.sqrt(len(difference))),
+        mean=mean,
+        low=low,
+        high=high,
+        standard_error=float(stats.sem(difference)),
         win_rate=float(((difference > 0) + 0.5 * (difference == 0)).mean()),
         pairs=len(difference),
     )
@@ -60,9 +64,7 @@ class Spread:
 
 
 def spread(values: list[float]) -> Spread:
-    """Two values or more; above ten the interval is that of nine degrees of freedom, a little too wide."""
-    mean, half = (
-        float(np.mean(values)),
-        T_975[min(len(values) - 1, len(T_975)) - 1] * float(np.std(values, ddof=1)) / len(values) ** 0.5,
-    )
+    """Of two values or more."""
+    mean = float(np.mean(values))
+    half = float(stats.t.ppf((1 + CONFIDENCE) / 2, len(values) - 1) * stats.sem(values))
     return Spread(tuple(sorted(values)), mean, mean - half, mean + half)

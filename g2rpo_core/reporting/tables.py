@@ -32,6 +32,31 @@ class Row:
 
 
 @dataclass(frozen=True)
+class Gain:
+    """One method above the base in one reward, or (None) in the weighted sum that its training maximizes.
+
+    seeds: each one's difference over prompts; over_seeds: their mean with its interval, from three seeds on; mean: of the reward itself.
+    """
+
+    method: str
+    reward: str | None
+    seeds: dict[int, Difference]
+    over_seeds: Spread | None
+    mean: float | None
+
+    @property
+    def by(self) -> float:
+        """The mean over seeds."""
+        return sum(one.mean for one in self.seeds.values()) / len(self.seeds)
+
+    @property
+    def tone(self) -> str:
+        """`up` or `down` where it is more than chance: the interval over seeds, or of every seed, leaves out zero; else empty."""
+        tones = {tone(one) for one in ([self.over_seeds] if self.over_seeds else self.seeds.values())}
+        return tones.pop() if len(tones) == 1 else ""
+
+
+@dataclass(frozen=True)
 class Pair:
     """Two methods with the same seed; reward None stands for the weighted sum that the training maximizes."""
 
@@ -124,6 +149,21 @@ def method_pairs(results: pd.DataFrame, runs: list[Run], rewards: list[str], tra
     ]
 
 
+def gains(rows: list[Row], rewards: list[str]) -> list[Gain]:
+    """Of every method in the rows' order, in what it was trained on and in every reward."""
+    found = []
+    for method in dict.fromkeys(row.method for row in rows):
+        of_method = [row for row in rows if row.method == method]
+        for reward in (None, *rewards):
+            all_seeds = {row.seed: row.trained if reward is None else row.cells[reward].difference for row in of_method}
+            seeds = {seed: one for seed, one in all_seeds.items() if one is not None}
+            if seeds:
+                over = spread([one.mean for one in seeds.values()]) if len(seeds) > 2 else None
+                mean = None if reward is None else sum(row.cells[reward].mean for row in of_method) / len(of_method)
+                found.append(Gain(method, reward, seeds, over, mean))
+    return found
+
+
 def standings(rows: list[Row], methods: list[str], held_out: list[str]) -> list[Standing]:
     """Methods that share a training reward, the one that gained most first; methods with fewer than three seeds are left out.
 
@@ -187,7 +227,67 @@ def most_changed(results: pd.DataFrame, run: Run, base: Run, weights: Mapping[st
     return list((total(run) - total(base)).dropna().nsmallest(count).items())
 
 
-def tone(difference: Difference | None) -> str:
+def verdict(
+    found: list[Gain], standing: list[Standing], pairs: list[Pair], labels: Mapping[str, str], held_out: Mapping[str, str]
+) -> str:
+    """What a reader tells a colleague: who raised the training reward, who is ahead, and whether what no training saw rose with it.
+
+    found: of `gains`; standing: of methods that share a reward, empty below three seeds; held_out: reward -> name in reports.
+    """
+    trained = sorted((one for one in found if one.reward is None), key=lambda one: -one.by)
+    if not trained:
+        return "Nothing here was trained on a reward that is measured."
+    risen = [one for one in trained if one.tone == "up"]
+    name = lambda one: f"{labels[one.method]} ({one.by:+.3f})"
+    several = "Both methods raise" if len(trained) == 2 else f"All {len(trained)} methods raise"
+    if len(trained) == 1:
+        verb = {"up": "raises", "down": "lowers", "": "does not change, by more than chance,"}[trained[0].tone]
+        sentences = [f"{labels[trained[0].method]} {verb} the reward that it was trained on ({trained[0].by:+.3f})."]
+    elif len(risen) == len(trained):
+        ends = f"{name(risen[0])} most and {name(risen[-1])} least" if len(risen) > 2 else " and ".join(map(name, risen))
+        sentences = [f"{several} the reward that they were trained on: {ends}."]
+    else:
+        rest = ", ".join(name(one) for one in trained if one not in risen)
+        which = (
+            f"{', '.join(map(name, risen))} raise"
+            if len(risen) > 1
+            else f"{name(risen[0])} raises"
+            if risen
+            else "No method raises"
+        )
+        sentences = [
+            f"{which} the reward that {'they were' if len(risen) != 1 else 'it was'} trained on by more than chance; not so {rest}."
+        ]
+    if len(standing) > 1:
+        below = [labels[other] for other, gained in standing[0].above.items() if tone(gained) == "up"]
+        first = labels[standing[0].method]
+        sentences.append(
+            f"{first} is above {', '.join(below)} by more than chance."
+            if below
+            else f"No method is below {first} by more than chance."
+        )
+    elif own := [pair for pair in pairs if pair.reward is None]:
+        apart = {(pair.first, pair.second) for pair in own if tone(pair.difference)}
+        several = "any two methods" if len(trained) > 2 else "them"
+        if not apart:
+            sentences.append(f"Between {several} no seed shows a difference of more than chance.")
+        else:
+            sentences.append(
+                "Apart by more than chance on some seed: "
+                + ", ".join(f"{labels[a]} and {labels[b]}" for a, b in sorted(apart))
+                + "."
+            )
+    other = [one for one in found if one.reward in held_out]
+    if other and all(one.tone == "up" for one in other):
+        sentences.append(
+            f"What no training saw rises with it: {', '.join(dict.fromkeys(held_out[one.reward] for one in other))}."
+        )
+    elif fallen := [f"{held_out[one.reward]} of {labels[one.method]}" for one in other if one.tone == "down"]:
+        sentences.append(f"What no training saw falls in places: {', '.join(fallen[:4])}{', …' if len(fallen) > 4 else ''}.")
+    return " ".join(sentences)
+
+
+def tone(difference: Difference | Spread | None) -> str:
     """`up` or `down` for a difference whose interval leaves out zero, else empty."""
     if difference is None or difference.low <= 0 <= difference.high:
         return ""

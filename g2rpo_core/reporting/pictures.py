@@ -1,0 +1,38 @@
+"""Pictures in the page: small ones as they are, large ones as thumbnails that lead to the lossless file."""
+
+import base64
+import io
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from PIL import Image
+
+LARGE = 512  # pixels, from which a picture goes in as a thumbnail
+THUMBNAIL = 320
+QUALITY = 80  # of WebP
+
+
+@dataclass(frozen=True)
+class Picture:
+    """source: a data URI; link: from the page's folder to the file, None where the source is the file itself."""
+
+    source: str
+    link: str | None
+
+
+def picture(file: Path, page: Path) -> Picture:
+    """A PNG for a page in the folder `page`."""
+    data = file.read_bytes()
+    with Image.open(io.BytesIO(data)) as image:
+        if max(image.size) <= LARGE:
+            return Picture(_uri("png", data), None)
+        small = image.convert("RGB")
+        small.thumbnail((THUMBNAIL, THUMBNAIL))
+        buffer = io.BytesIO()
+        small.save(buffer, "WEBP", quality=QUALITY)
+    return Picture(_uri("webp", buffer.getvalue()), Path(os.path.relpath(file, page)).as_posix())
+
+
+def _uri(kind: str, data: bytes) -> str:
+    return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
