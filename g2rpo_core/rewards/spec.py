@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import torch
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveInt, model_validator
 
 from g2rpo_core.common.model_store import ModelStore
 from g2rpo_core.settings import Settings
@@ -52,6 +52,21 @@ class ScorerSettings(RewardSettings):
 
     micro_batch: PositiveInt = 256
     dtype: Literal["float32", "bfloat16"] = "float32"
+
+
+class BackendSettings(ScorerSettings):
+    """Of a reward that a package which people cite can compute in the place of our own code, `native`.
+
+    Equal to 1e-5 and slower: a package takes one image at a time, whatever the micro_batch. It gets images as files hold them, 8 bits.
+    """
+
+    backend: str = "native"
+
+    @model_validator(mode="after")
+    def _packages_compute_in_float32(self):
+        if self.backend != "native" and self.dtype != "float32":
+            raise ValueError(f"backend: {self.backend} computes in float32 alone; leave out dtype: {self.dtype}, or take native")
+        return self
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from pydantic import PositiveInt
 from g2rpo_core.common.model_store import ModelStore
 from g2rpo_core.errors import UserError
 from g2rpo_core.rewards.chat_server import ChatServer, ServerSettings
-from g2rpo_core.rewards.preprocess import Images, check_pairs
+from g2rpo_core.rewards.preprocess import Images, check_pairs, eight_bit
 from g2rpo_core.rewards.spec import RewardSettings, RewardSpec
 from g2rpo_core.rewards.templates import parse, question
 
@@ -66,16 +66,6 @@ class UnifiedReward:
             return parse(self.template, answer), None
         except ValueError as error:
             return float("nan"), f"not a score: {error}; the answer was {answer!r}"
-
-
-def eight_bit(images: Images) -> list[torch.Tensor]:
-    """Each image [3, H, W] uint8 on the CPU; transparency is dropped, as by the published client's `convert("RGB")`."""
-    from torchvision.transforms.v2 import functional as TF
-
-    if isinstance(images, torch.Tensor):
-        # one at a time, so that each stays in the processor's cache
-        return [image.float().clamp(0, 1).mul_(255).round_().byte().cpu() for image in images]
-    return [TF.pil_to_tensor(image.convert("RGB")) for image in images]
 
 
 class InProcess:
