@@ -8,6 +8,7 @@ import torch
 from pydantic import Field, PositiveInt, model_validator
 
 from g2rpo_core.common.model_store import ModelStore
+from g2rpo_core.rewards.server_settings import RewardServerSettings
 from g2rpo_core.settings import Settings
 
 if TYPE_CHECKING:
@@ -34,14 +35,23 @@ class RewardWithReasons(Protocol):
 
 
 class RewardSettings(Settings):
-    """Of every reward. max_missing: the share of images without a score from which an evaluation stops."""
+    """Of every reward.
+
+    max_missing: the share of images without a score from which an evaluation stops; server: scores come from there.
+    """
 
     max_missing: float = Field(0.05, ge=0, lt=1)
+    server: RewardServerSettings | None = None
 
     @property
     def remote(self) -> bool:
         """Whether scores come from a server, so that no model is needed here."""
-        return False
+        return self.server is not None
+
+    @property
+    def score_server(self) -> RewardServerSettings | None:
+        """The server if it answers with scores, as docs/reward_servers.md has it."""
+        return self.server
 
 
 class ScorerSettings(RewardSettings):
