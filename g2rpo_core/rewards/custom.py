@@ -16,9 +16,7 @@ class CustomRewardSettings(RewardSettings):
     version: to be raised when its code changes, so that DVC runs again what uses it; label: its name in reports.
     """
 
-    class_: str | None = Field(
-        None, alias="class", pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$", description="package.module:Class"
-    )
+    class_: str | None = Field(None, alias="class", pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$", description="package.module:Class")
     settings: dict[str, object] = {}
     version: int = 1
     label: str | None = None

@@ -199,9 +199,11 @@ def replace_files(meter: Meter) -> None:
     image_reward.load_file, image_reward.from_checkpoint = (lambda *_: {}), model_of_image_reward
     plain_build = registry._build
 
-    def build(name, *arguments):
-        if name in registry.REWARDS and registry.REWARDS[name].size is not None:
-            return plain_build(name, *arguments)
+    def build(name, models, device, section):
+        remote = registry.settings_of(section, name).remote
+        if name in registry.REWARDS and registry.REWARDS[name].size is not None and not remote:
+            own = {key: value for key, value in section.get(name, {}).items() if key != "backend"}  # a package is as large
+            return plain_build(name, models, device, {name: own})
         return lambda images, prompts: torch.zeros(len(prompts))  # a server's, or the user's own: takes nothing here
 
     registry._build = build
