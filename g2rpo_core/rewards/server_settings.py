@@ -30,6 +30,7 @@ class RewardServerSettings(ServerSettings):
     float32 exactly as they are or png rounded to 8 bits, as files hold them.
     """
 
+    concurrency: PositiveInt = 4  # it scores one request after the other; each holds its images in memory
     reward: str | None = None
     version: str | None = None
     max_images_per_request: PositiveInt = 8

@@ -26,6 +26,7 @@ class UnifiedRewardServerSettings(RewardServerSettings):
     """
 
     model: str | None = None
+    concurrency: PositiveInt = 16  # such servers compute what comes together in one batch
 
     @model_validator(mode="after")
     def _of_one_kind(self):
