@@ -8,9 +8,11 @@ from the files of the profile's models. They compute in float32 and get images a
 import importlib.metadata
 import importlib.util
 import json
+import logging
 import os
 import shutil
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import groupby
@@ -30,7 +32,7 @@ Score = Callable[[str, Sequence[Image.Image]], Sequence[float]]  # of images tha
 
 
 class PackageReward:
-    """A package's score behind the interface of all rewards, [N] float32. Tensors are rounded to 8 bits, as saving them does.
+    """A package's score behind the interface of all rewards, [N] float32. Tensors are rounded to 8 bits.
 
     rgb_first: images are converted before the package gets them (hpsv2 fails on a fourth channel).
     """
@@ -106,6 +108,21 @@ def image_reward(folder: Path, tokenizer: Path, device: torch.device) -> Score:
     return score
 
 
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Puts back what importing the packages changes for the whole process (no warnings, every log), and shows no warnings of theirs."""
+    root = logging.getLogger()
+    level, handlers = root.level, [*root.handlers]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            yield
+        finally:
+            root.setLevel(level)
+            root.handlers[:] = handlers
+
+
+@_undisturbed()
 def hpsv2_model(folder: Path, architecture: str):
     """(model, preprocess, tokenize) of hpsv2 with the weights of `HPS_v2.1_compressed`; architecture: a name, or a file there."""
     _place_vocabulary()
@@ -131,6 +148,7 @@ def hpsv2_model(folder: Path, architecture: str):
     return model.eval(), preprocess, lambda texts: tokenize(texts)[:, :length]
 
 
+@_undisturbed()
 def image_reward_model(med_config: Path, tokenizer, vision: dict, hidden: int):
     """ImageReward's own model, its image tower of the sizes `vision` (VisionTransformer's) and its text of `hidden`."""
     from transformers import modeling_utils, pytorch_utils

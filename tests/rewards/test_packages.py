@@ -1,6 +1,8 @@
 """Scores by the packages that people cite, chosen by `backend`: through the registry and through `g2rpo score`."""
 
 import importlib.util
+import logging
+import warnings
 
 import pandas as pd
 import pytest
@@ -23,8 +25,10 @@ SECTION = {name: {"backend": backend} for name, backend in BACKENDS.items()}
 @pytest.mark.parametrize("name", BACKENDS)
 def test_the_package_and_our_own_code_give_one_score(models, name):
     native = rewards.load([name], models)[name]
-    package = rewards.load([name], models, section=SECTION)[name]
     files = list(IMAGES.values())
+    before = [*warnings.filters], logging.getLogger().level, [*logging.getLogger().handlers]
+    package = rewards.load([name], models, section=SECTION)[name]
+    assert ([*warnings.filters], logging.getLogger().level, [*logging.getLogger().handlers]) == before
     theirs = package(files, PROMPTS)
     assert theirs.shape == (8,) and theirs.dtype == torch.float32 and theirs.std() > 1e-4
     torch.testing.assert_close(theirs, native(files, PROMPTS), rtol=0, atol=1e-5)

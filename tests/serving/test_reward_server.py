@@ -3,8 +3,10 @@
 import base64
 import io
 import json
+import re
 import signal
 import socket
+import subprocess
 import sys
 
 import httpx
@@ -252,3 +254,21 @@ def test_what_it_says_of_an_image_is_the_data_it_was_sent(hps):
     asked = {"prompts": [PROMPTS[0]] * 2, "images": [url, url]}
     scores = httpx.post(f"{hps.url}/score", json=asked, trust_env=False, timeout=60).json()["scores"]
     assert scores[0] == pytest.approx(scores[1], abs=1e-6)
+
+
+def test_the_server_of_the_documentation_answers(tmp_path):
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "reward_servers.md").read_text(), re.DOTALL)
+    (tmp_path / "my_server.py").write_text(code)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        command = [sys.executable, "-m", "uvicorn", "my_server:app", "--fd", str(listener.fileno()), "--log-level", "warning"]
+        process = subprocess.Popen(command, cwd=tmp_path, pass_fds=[listener.fileno()])
+        try:
+            entry = {"server": {"url": f"http://127.0.0.1:{listener.getsockname()[1]}", "images": "png"}}
+            reward = registry.load(["brightness"], tmp_path, section={"brightness": entry})["brightness"]
+            scores, reasons = reward.score_with_reasons(TENSORS, PROMPTS)
+        finally:
+            process.terminate()
+            process.wait(timeout=60)
+    luminance = torch.tensor([0.299, 0.587, 0.114])[:, None, None]  # of PIL's "L"
+    torch.testing.assert_close(scores, (TENSORS * luminance).sum(1).mean((1, 2)), rtol=0, atol=0.005)
+    assert reasons == [None] * 8
