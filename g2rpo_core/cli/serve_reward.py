@@ -95,9 +95,12 @@ def served_of(args: SimpleNamespace, key: str | None) -> "Served":
     own = {key: value for key, value in section.get(name, {}).items() if key != "server"}
     if name not in registry.REWARDS and "class" not in own:
         raise UserError(f"--reward {name}: the profile has it from a server alone; `class` in rewards.{name} would be its code")
-    device = torch.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise UserError(f"--device {args.device}: torch finds no GPU here")
+    try:
+        device = torch.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    except RuntimeError as error:
+        raise UserError(f"--device {args.device}: {str(error).splitlines()[0]}") from None
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UserError(f"--device {args.device}: torch finds {torch.cuda.device_count() or 'no'} GPU here")
     sys.path.insert(0, os.getcwd())  # where a class of the user's own is looked for
     models = args.models or Path("models", str(profile))
     settings = registry.settings_of({name: own}, name)

@@ -6,6 +6,7 @@ import io
 import json
 import math
 from collections.abc import Sequence
+from tokenize import TokenError
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -110,7 +111,10 @@ def _of_npy(data: bytes, most_pixels: int) -> Sent:
     version = np.lib.format.read_magic(buffer)
     if version != (1, 0):
         raise ValueError(f"a .npy of version {version}; 1.0 is read")
-    shape, by_columns, dtype = np.lib.format.read_array_header_1_0(buffer)
+    try:
+        shape, by_columns, dtype = np.lib.format.read_array_header_1_0(buffer)
+    except (SyntaxError, TokenError) as error:  # of the header, which NumPy reads as Python writes it
+        raise ValueError(f"not a .npy that can be read ({error})") from None
     if len(shape) != 3 or shape[0] != 3 or min(shape) < 1 or by_columns or dtype != FLOAT32:
         raise ValueError(f"a .npy of {dtype} {list(shape)}; [3, H, W] of little-endian float32, by rows, is read")
     pixels = _checked(shape[1] * shape[2], most_pixels)

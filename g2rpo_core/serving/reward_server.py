@@ -75,6 +75,10 @@ def make_app(served: Served) -> FastAPI:
     async def refused(request: Request, error: Refused) -> JSONResponse:
         return JSONResponse({"detail": str(error)}, error.status)
 
+    @app.exception_handler(Exception)
+    async def failed(request: Request, error: Exception) -> JSONResponse:
+        return JSONResponse({"detail": f"the server failed: {type(error).__name__}"}, 500)  # its log has more
+
     return app
 
 

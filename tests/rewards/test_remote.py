@@ -1,9 +1,13 @@
 """Rewards by server: what the client makes of answers of every kind. The server itself is tested in tests/serving."""
 
+import base64
+import io
 import json
 import math
+import random
 import threading
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -231,12 +235,25 @@ def test_what_is_no_image_is_refused(url, message):
         decode(url, MOST)
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_bytes_that_were_damaged_are_an_image_or_refused():
+    draw = random.Random(0)
+    whole = [encode([Image.new(mode, (9, 7))], "png")[0] for mode in ("1", "P", "RGBA")] + encode(IMAGES_8[:1], "float32")
+    refused = 0
+    for _ in range(2000):
+        head, _, text = draw.choice(whole).partition(",")
+        data = bytearray(base64.b64decode(text))
+        for _ in range(draw.randint(1, 4)):
+            place = draw.randrange(len(data))
+            data[place : place + draw.randint(0, 3)] = draw.randbytes(draw.randint(0, 3))
+        try:
+            decode(f"{head},{base64.b64encode(data).decode()}", 10**6)
+        except ValueError:
+            refused += 1
+    assert refused > 1000
+
+
 def test_an_array_that_is_no_image_or_larger_than_it_says_is_refused():
-    import base64
-    import io
-
-    import numpy as np
-
     def url_of(array) -> str:
         buffer = io.BytesIO()
         np.save(buffer, array)

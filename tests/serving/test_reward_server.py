@@ -240,6 +240,8 @@ def test_words_that_do_not_fit_end_in_one_line_before_a_model_is_loaded(profile,
             (["--reward", "hps", "--models", models, "--host", "nowhere.invalid"], "--host nowhere.invalid"),
             (["--reward", "hps", "--models", models, "--port", 0, "--key-variable", "NOT_SET"], "NOT_SET: is not set in the env"),
             (["--reward", "hps", "--models", profile, "--port", 0], "dvc repro models"),
+            (["--reward", "hps", "--models", models, "--port", 0, "--device", "cuda:99"], "--device cuda:99: torch finds "),
+            (["--reward", "hps", "--models", models, "--port", 0, "--device", "tpu9"], "--device tpu9: "),
         ):  # fmt: skip
             done = run_here(main, "serve-reward", *words, folder=profile)
             assert done.returncode == 1 and done.stderr.startswith("error: ") and done.stderr.count("\n") == 1, done.stderr
