@@ -5,13 +5,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pandas as pd
-import torch
 from PIL import Image, UnidentifiedImageError
 from tqdm import tqdm
 
 from g2rpo_core.errors import UserError
-from g2rpo_core.rewards.registry import load
-from g2rpo_core.rewards.spec import RewardWithReasons
+from g2rpo_core.rewards.spec import Reward, RewardWithReasons
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".gif")
 BATCH = 64  # images that are open at a time
@@ -51,9 +49,8 @@ def pair(folder: Path, prompts: Path) -> pd.DataFrame:
     return table
 
 
-def score(folder: Path, table: pd.DataFrame, names: list[str], models: Path, section: Mapping) -> dict[str, list]:
-    """Columns: each reward's scores of the table's images and prompts, and why scores are missing; section: a profile's `rewards`."""
-    scorers = load(names, models, "cuda" if torch.cuda.is_available() else "cpu", section)
+def score(folder: Path, table: pd.DataFrame, scorers: Mapping[str, Reward]) -> dict[str, list]:
+    """Columns: each reward's scores of the table's images and prompts, and why scores are missing."""
     scores: dict[str, list] = defaultdict(list)
     for start in tqdm(range(0, len(table), BATCH), desc="score", unit_scale=BATCH, unit="image"):
         part = table.iloc[start : start + BATCH]

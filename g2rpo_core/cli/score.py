@@ -19,7 +19,10 @@ def score(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="images")],
     reward: Annotated[
         list[str],
-        typer.Option(help="hps, clip_score, pickscore, image_reward, unified_reward (hps_v2_1 is hps); may be repeated"),
+        typer.Option(
+            help="hps, clip_score, pickscore, image_reward, unified_reward (hps_v2_1 is hps), or one that the profile has from a "
+            "server; may be repeated"
+        ),
     ],
     prompts: Annotated[Path, typer.Option(help="a text, line n for the n-th image by name; or a csv with columns file,prompt")],
     out: Annotated[Path, typer.Option(help=".csv or .parquet")] = Path("scores.csv"),
@@ -42,12 +45,21 @@ def score(
 
 def run(args: SimpleNamespace) -> None:
     """UserError before any scoring where something is missing, and after it where more scores are than the reward's `max_missing`."""
+    import torch
+
     from g2rpo_core.cli.image_folder import pair
     from g2rpo_core.cli.image_folder import score as score_images
-    from g2rpo_core.rewards.registry import SPECS
+    from g2rpo_core.rewards.registry import REWARDS, SPECS, load, settings_of
+    from g2rpo_core.rewards.remote import RemoteReward
 
+    profile: str | None = args.profile
+    section: Mapping = {}
+    if profile or args.models is None:
+        profile = profile or load_run().profile
+        section = load_profile(profile_path(profile)).rewards
     aliases = {alias: spec.name for spec in SPECS for alias in spec.aliases}
-    any_image = tuple(spec.name for spec in SPECS if not spec.shapes_only)
+    any_image = [spec.name for spec in SPECS if not spec.shapes_only]
+    any_image += [name for name in section if name not in REWARDS and settings_of(section, name).remote]
     names = [aliases.get(name, name) for name in args.reward]
     for given, name in zip(args.reward, names):
         if name not in any_image:
@@ -55,16 +67,13 @@ def run(args: SimpleNamespace) -> None:
     if args.out.suffix not in (".csv", ".parquet"):
         raise UserError(f"--out {args.out}: must end in .csv or .parquet")
     table = pair(args.folder, args.prompts)
-    profile: str | None = args.profile
-    section: Mapping = {}
-    if profile or args.models is None:
-        profile = profile or load_run().profile
-        section = load_profile(profile_path(profile)).rewards
     models = args.models or Path("models", str(profile))
-    columns = score_images(args.folder, table, names, models, section)
-    for name, values in columns.items():
+    scorers = load(names, models, "cuda" if torch.cuda.is_available() else "cpu", section)
+    for name, values in score_images(args.folder, table, scorers).items():
         table[name] = values
-    if note := of_tiny_models(names, models):
+    here = of_tiny_models([name for name in names if not settings_of(section, name).remote], models)
+    there = [scorer.health.note for scorer in scorers.values() if isinstance(scorer, RemoteReward)]
+    if note := "; ".join(filter(None, [here, *there])):
         table["models"] = note
     aside = args.out.with_name(f".{args.out.name}")
     try:
@@ -89,7 +98,7 @@ def of_tiny_models(names: list[str], models: Path) -> str | None:
     if not (models / LOCK).exists():  # rewards that a server computes need none
         return None
     entries = json.loads((models / LOCK).read_text())
-    tiny = [REWARDS[name].label for name in names if "folder" in entries.get(name, {})]
+    tiny = [REWARDS[name].label for name in names if name in REWARDS and "folder" in entries.get(name, {})]
     return f"tiny models, not {', '.join(tiny)}" if tiny else None
 
 

@@ -26,7 +26,7 @@ from g2rpo_core.estimate.machines import (
     nodes_of,
 )
 from g2rpo_core.models.settings import LoraSettings
-from g2rpo_core.rewards.registry import REWARDS
+from g2rpo_core.rewards.registry import REWARDS, settings_of
 from g2rpo_core.rewards.spec import ModelSize
 from g2rpo_core.rollout.rollout import num_calls
 from g2rpo_core.sampling.settings import SamplingSettings
@@ -110,7 +110,7 @@ def make_plan(profile: Profile, name: str, machines: Machines, shard: int | None
     image = 3 * sampling.height * sampling.width * 4
     decode = vae_cost(tuple(flux.VAE.items()), min(sampling.decode_batch, images), sampling.height, sampling.width)
     scorers = dict.fromkeys([*training.rewards, *training.monitor.rewards])
-    sizes = _sizes(scorers)
+    sizes = _sizes(profile, scorers)
 
     frozen = counts.all - counts.trained
     width = DTYPES[sampling.dtype].itemsize
@@ -232,9 +232,9 @@ def _trees(method, steps: int, iterations: int) -> list:
     return [built[each] for each in branches]
 
 
-def _sizes(rewards: Iterable[str]) -> dict[str, ModelSize]:
-    """Of the rewards whose model's size is known."""
-    specs = [REWARDS[name] for name in rewards if name in REWARDS]
+def _sizes(profile: Profile, rewards: Iterable[str]) -> dict[str, ModelSize]:
+    """Of the rewards that are computed here and whose model's size is known."""
+    specs = [REWARDS[name] for name in rewards if name in REWARDS and not settings_of(profile.rewards, name).remote]
     return {spec.name: spec.size for spec in specs if spec.size is not None}
 
 
@@ -263,7 +263,7 @@ def _disk(profile: Profile, training: TrainingSettings, counts) -> dict[str, flo
     row = profile.embed.max_sequence_length * flux.TRANSFORMER["joint_attention_dim"] + flux.TRANSFORMER["pooled_projection_dim"]
     prompts = profile.prompts.train_count + profile.prompts.test_count
     used = dict.fromkeys([*training.rewards, *training.monitor.rewards, *profile.evaluation.rewards])
-    sizes = _sizes(used).values()
+    sizes = _sizes(profile, used).values()
     return {
         "flux": 2 * (published + encoders + _vae_parameters()),  # published in bfloat16
         "rewards": sum(2 * size.bytes for size in sizes),  # most are pickled, and converted to safetensors

@@ -1,147 +1,54 @@
 """Questions about images to a server that speaks OpenAI's chat completions, such as vLLM or SGLang."""
 
-import base64
-import io
-import os
-import random
-import time
+import json
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 
-import httpx
 import torch
-from pydantic import Field, PositiveInt
 
-from g2rpo_core.errors import UserError
-from g2rpo_core.settings import Settings
-
-LONGEST_WAIT = 60.0  # seconds between two tries
-PASSING = {408, 409, 425, 429, 500, 502, 503, 504}  # HTTP statuses after which the same request may succeed
-
-
-class ServerSettings(Settings):
-    """A server that speaks OpenAI's chat completions.
-
-    url: up to and with its version, such as http://localhost:8000/v1; timeout: seconds for one try; tries: of each image;
-    backoff: seconds before the second try, doubled before each further one; key_variable: the environment variable that
-    holds the server's key.
-    """
-
-    url: str = Field(pattern=r"^https?://\S+$")
-    model: str
-    timeout: float = Field(120, gt=0)
-    tries: PositiveInt = 5
-    backoff: float = Field(1.0, ge=0)
-    concurrency: PositiveInt = 16
-    key_variable: str | None = None
-
-
-class Unanswered(Exception):
-    """No answer was had; the text says why."""
+from g2rpo_core.rewards.http_client import HttpClient, Unanswered
+from g2rpo_core.rewards.reward_protocol import as_png
+from g2rpo_core.rewards.server_settings import ServerSettings
 
 
 class ChatServer:
     """ask(N images [3, H, W] uint8, N questions) -> N answers, or Unanswered where every try failed; never another's answer.
 
-    At most `concurrency` requests are under way; what may pass (busy, failing, silent, cut off) is tried again after twice
-    the wait each time, or after as long as the server asks for. UserError where the server refuses every request alike:
-    wrong key, model or address.
+    UserError where the server refuses every request alike: wrong key, model or address.
     """
 
-    def __init__(self, settings: ServerSettings, max_new_tokens: int):
-        self.settings, self.max_new_tokens = settings, max_new_tokens
-        headers = {}
-        if settings.key_variable:
-            if settings.key_variable not in os.environ:
-                raise UserError(
-                    f"rewards.unified_reward.server.key_variable: {settings.key_variable} is not set in the environment"
-                )
-            headers["Authorization"] = f"Bearer {os.environ[settings.key_variable]}"
-        limits = httpx.Limits(max_connections=settings.concurrency, max_keepalive_connections=settings.concurrency)
-        self.client = httpx.Client(headers=headers, timeout=settings.timeout, limits=limits, trust_env=False)
-        self.address = settings.url.rstrip("/") + "/chat/completions"
+    def __init__(self, settings: ServerSettings, model: str, max_new_tokens: int):
+        self.model, self.max_new_tokens = model, max_new_tokens
+        self.client = HttpClient(settings, "rewards.unified_reward.server", f" with model {model!r}")
 
     def __call__(self, images: Sequence[torch.Tensor], questions: Sequence[str]) -> list[str | Exception]:
-        with ThreadPoolExecutor(self.settings.concurrency) as pool:
-            return list(pool.map(self._ask, images, questions))
+        return self.client.together(self._ask, images, questions)
 
     def _ask(self, image: torch.Tensor, question: str) -> str | Exception:
-        content = [{"type": "image_url", "image_url": {"url": png_url(image)}}, {"type": "text", "text": question}]
+        from torchvision.transforms.v2 import functional as TF
+
+        content = [
+            {"type": "image_url", "image_url": {"url": as_png(TF.to_pil_image(image))}},
+            {"type": "text", "text": question},
+        ]
         body = {
-            "model": self.settings.model,
+            "model": self.model,
             "messages": [{"role": "user", "content": content}],
             "temperature": 0,
             "max_tokens": self.max_new_tokens,
         }
-        for attempt in range(self.settings.tries):
-            try:
-                return self._request(body)
-            except Passing as error:
-                reason = error
-                if attempt + 1 < self.settings.tries:
-                    wait = (
-                        self.settings.backoff * 2**attempt * random.uniform(0.5, 1.0)
-                    )  # so that requests do not return together
-                    time.sleep(min(max(wait, error.retry_after), LONGEST_WAIT))
-            except Unanswered as error:
-                return error
-        return Unanswered(f"{reason} ({self.settings.tries} tries)")
+        try:
+            return self._read(self.client.request("/chat/completions", body))
+        except Unanswered as error:
+            return error
 
-    def _request(self, body: dict) -> str:
-        """One try, within `timeout` seconds as a whole however slowly the server sends."""
-        end = time.monotonic() + self.settings.timeout
+    def _read(self, data: bytes) -> str:
         try:
-            with self.client.stream("POST", self.address, json=body) as response:
-                data = b""
-                for chunk in response.iter_bytes():
-                    data += chunk
-                    if time.monotonic() > end:
-                        raise Passing(f"no whole answer within {self.settings.timeout:g} s")
-        except httpx.TimeoutException:
-            raise Passing(f"no answer within {self.settings.timeout:g} s") from None
-        except httpx.TransportError as error:
-            raise Passing(f"{type(error).__name__}: {error}") from None
-        said = f"status {response.status_code}: {data[:200].decode(errors='replace')!r}"
-        if response.status_code in PASSING:
-            raise Passing(said, seconds(response.headers.get("retry-after")))
-        if response.status_code in (401, 403, 404):
-            raise UserError(
-                f"rewards.unified_reward.server: {self.address} with model {self.settings.model!r} answers with {said}"
-            )
-        if response.status_code != 200:
-            raise Unanswered(said)
-        try:
-            choice = httpx.Response(200, content=data).json()["choices"][0]
+            choice = json.loads(data)["choices"][0]
             text, finished = choice["message"]["content"], choice.get("finish_reason")
-        except (ValueError, LookupError, TypeError):
+        except (ValueError, LookupError, TypeError, AttributeError):
             raise Unanswered(f"not a chat completion: {data[:200].decode(errors='replace')!r}") from None
         if not isinstance(text, str):
             raise Unanswered("an answer without text")
         if finished == "length":
             raise Unanswered(f"cut at max_new_tokens {self.max_new_tokens}: {text[-200:]!r}")
         return text
-
-
-class Passing(Exception):
-    """A failure that may pass. retry_after: seconds that the server asks to wait."""
-
-    def __init__(self, text: str, retry_after: float = 0.0):
-        super().__init__(text)
-        self.retry_after = retry_after
-
-
-def seconds(retry_after: str | None) -> float:
-    """Of the header Retry-After; 0 where there is none or it names a date."""
-    try:
-        return max(0.0, float(retry_after or 0))
-    except ValueError:
-        return 0.0
-
-
-def png_url(image: torch.Tensor) -> str:
-    """An image [3, H, W] uint8 as a data URL, lossless."""
-    from torchvision.transforms.v2 import functional as TF
-
-    buffer = io.BytesIO()
-    TF.to_pil_image(image).save(buffer, "PNG")
-    return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"

@@ -1,4 +1,4 @@
-"""A reward of the user's own: a class with `score(images, prompts) -> tensor [N]`, found by its import path."""
+"""A reward of the user's own: a class with `score(images, prompts) -> tensor [N]`, found by its import path, or a server's."""
 
 import importlib
 from collections.abc import Sequence
@@ -11,12 +11,12 @@ from g2rpo_core.rewards.spec import RewardSettings
 
 
 class CustomRewardSettings(RewardSettings):
-    """A class by import path, and what it is made with.
+    """A class by import path, and what it is made with; or a server, which may have the class instead.
 
     version: to be raised when its code changes, so that DVC runs again what uses it; label: its name in reports.
     """
 
-    class_: str = Field(alias="class", pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$", description="package.module:Class")
+    class_: str | None = Field(None, alias="class", pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$", description="package.module:Class")
     settings: dict[str, object] = {}
     version: int = 1
     label: str | None = None
@@ -27,7 +27,7 @@ class CustomReward:
 
     def __init__(self, name: str, settings: CustomRewardSettings):
         self.where = f"rewards.{name}.class: {settings.class_}"
-        module, _, attribute = settings.class_.partition(":")
+        module, _, attribute = (settings.class_ or "").partition(":")
         try:
             make = getattr(importlib.import_module(module), attribute)
         except ModuleNotFoundError as error:

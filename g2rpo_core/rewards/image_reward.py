@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from safetensors.torch import load_file
@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from transformers import BlipTextConfig, BlipVisionConfig
 
 from g2rpo_core.common.model_store import ModelStore
+from g2rpo_core.rewards import packages
 from g2rpo_core.rewards.preprocess import Images, Preprocess, check_pairs
-from g2rpo_core.rewards.spec import ModelSize, RewardSpec, ScorerSettings
+from g2rpo_core.rewards.spec import BackendSettings, ModelSize, Reward, RewardSpec, ScorerSettings
 
 MEAN, STD = 0.16717362830052426, 1.0333394966054072  # of the raw scores, in the published code
 TEXT_LENGTH = 35  # tokens; longer prompts are cut
@@ -41,6 +42,12 @@ UNUSED = (
     "blip.text_proj.",
     "blip.text_encoder.embeddings.position_ids",
 )  # of BLIP's training, and a constant
+
+
+class ImageRewardSettings(BackendSettings):
+    """backend: image-reward is the package itself."""
+
+    backend: Literal["native", "image-reward"] = "native"
 
 
 class ImageRewardModel(nn.Module):
@@ -147,12 +154,16 @@ def image_reward(folder: Path, tokenizer: Path, device: torch.device, settings: 
     return ImageReward(model, AutoTokenizer.from_pretrained(tokenizer), device, settings)
 
 
-def _build(models: ModelStore, device: torch.device, settings: ScorerSettings) -> ImageReward:
-    return image_reward(models.folder("image_reward"), models.folder("image_reward_tokenizer"), device, settings)
+def _build(models: ModelStore, device: torch.device, settings: ImageRewardSettings) -> Reward:
+    folder, tokenizer = models.folder("image_reward"), models.folder("image_reward_tokenizer")
+    if settings.backend == "image-reward":
+        packages.check_installed("image-reward", "rewards.image_reward.backend")
+        return packages.PackageReward(packages.image_reward(folder, tokenizer, device))
+    return image_reward(folder, tokenizer, device, settings)
 
 
 # a ViT-L/16 with BLIP's text encoder
 SPEC = RewardSpec(
-    "image_reward", "ImageReward", _build, models=("image_reward", "image_reward_tokenizer"),
+    "image_reward", "ImageReward", _build, settings=ImageRewardSettings, models=("image_reward", "image_reward_tokenizer"),
     size=ModelSize(446_720_000, 12 * 197 * 1024 * 4, 0.15e12),
 )  # fmt: skip

@@ -96,6 +96,16 @@ def _to_tensor(image: Image.Image) -> torch.Tensor:
     return TF.to_dtype(TF.pil_to_tensor(image), torch.float32, scale=True)[None]
 
 
+def eight_bit(images: Images) -> list[torch.Tensor]:
+    """Each image [3, H, W] uint8 on the CPU, as files hold them; transparency is dropped, as `convert("RGB")` does."""
+    from torchvision.transforms.v2 import functional as TF
+
+    if isinstance(images, torch.Tensor):
+        # one at a time, so that each stays in the processor's cache
+        return [image.float().clamp(0, 1).mul_(255).round_().byte().cpu() for image in images]
+    return [TF.pil_to_tensor(image.convert("RGB")) for image in images]
+
+
 def check_pairs(images: Images, prompts: Sequence[str]) -> None:
     """ValueError unless there is one prompt an image."""
     if len(images) != len(prompts):

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from g2rpo_core.common.model_store import ModelStore
 from g2rpo_core.rewards import clip_score, hps, image_reward, pickscore, unified_reward, verifier
 from g2rpo_core.rewards.custom import CustomReward, CustomRewardSettings
+from g2rpo_core.rewards.remote import RemoteReward
 from g2rpo_core.rewards.spec import Reward, RewardSettings, RewardSpec, Section
 from g2rpo_core.settings import first_problem
 
@@ -27,9 +28,9 @@ REWARDS: dict[str, RewardSpec] = {spec.name: spec for spec in SPECS}
 def settings_of(section: Section, name: str) -> RewardSettings:
     """The typed settings of one reward, those that the section leaves out at their defaults; ValueError for what does not fit."""
     schema = REWARDS[name].settings if name in REWARDS else CustomRewardSettings
-    if schema is CustomRewardSettings and "class" not in section.get(name, {}):
+    if schema is CustomRewardSettings and not {"class", "server"} & section.get(name, {}).keys():
         raise ValueError(
-            f"rewards.{name}: one of your own needs `class: package.module:Class`; built in are {', '.join(REWARDS)}"
+            f"rewards.{name}: one of your own needs `class: package.module:Class`, or `server:`; built in are {', '.join(REWARDS)}"
         )
     try:
         return schema.model_validate_json(json.dumps(section.get(name, {})))
@@ -63,6 +64,8 @@ def load(
 
 def _build(name: str, models: ModelStore, device: torch.device, section: Section) -> Reward:
     settings = settings_of(section, name)
+    if settings.score_server is not None:
+        return RemoteReward(name, settings.score_server)
     if isinstance(settings, CustomRewardSettings):
         return CustomReward(name, settings)
     return REWARDS[name].build(models, device, settings)

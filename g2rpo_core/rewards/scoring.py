@@ -22,12 +22,13 @@ class Scores(NamedTuple):
 
 def score_all(rewards: Mapping[str, Reward], images: torch.Tensor, prompts: Sequence[str]) -> Scores:
     """Every reward of every image [N, 3, H, W]; a `RewardWithReasons` says itself why a score is missing."""
-    values, reasons = zip(*(_score(reward, images, prompts) for reward in rewards.values()))
+    values, reasons = zip(*(score_one(reward, images, prompts) for reward in rewards.values()))
     stacked = torch.stack([scores.float().to(images.device) for scores in values])
     return Scores(stacked.masked_fill(~stacked.isfinite(), math.nan), list(reasons))
 
 
-def _score(reward: Reward, images: Images, prompts: Sequence[str]) -> tuple[torch.Tensor, list[str | None]]:
+def score_one(reward: Reward, images: Images, prompts: Sequence[str]) -> tuple[torch.Tensor, list[str | None]]:
+    """Scores [N] of any reward, and for each that is not finite the reason."""
     if isinstance(reward, RewardWithReasons):
         return reward.score_with_reasons(images, prompts)
     scores = reward(images, prompts)

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import torch
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveInt, model_validator
 
 from g2rpo_core.common.model_store import ModelStore
+from g2rpo_core.rewards.server_settings import RewardServerSettings
 from g2rpo_core.settings import Settings
 
 if TYPE_CHECKING:
@@ -34,14 +35,23 @@ class RewardWithReasons(Protocol):
 
 
 class RewardSettings(Settings):
-    """Of every reward. max_missing: the share of images without a score from which an evaluation stops."""
+    """Of every reward.
+
+    max_missing: the share of images without a score from which an evaluation stops; server: scores come from there.
+    """
 
     max_missing: float = Field(0.05, ge=0, lt=1)
+    server: RewardServerSettings | None = None
 
     @property
     def remote(self) -> bool:
         """Whether scores come from a server, so that no model is needed here."""
-        return False
+        return self.server is not None
+
+    @property
+    def score_server(self) -> RewardServerSettings | None:
+        """The server if it answers with scores, as docs/reward_servers.md has it."""
+        return self.server
 
 
 class ScorerSettings(RewardSettings):
@@ -52,6 +62,21 @@ class ScorerSettings(RewardSettings):
 
     micro_batch: PositiveInt = 256
     dtype: Literal["float32", "bfloat16"] = "float32"
+
+
+class BackendSettings(ScorerSettings):
+    """Of a reward that a package which people cite can compute in the place of our own code, `native`.
+
+    Equal to 1e-5 and slower: a package takes one image at a time, whatever the micro_batch. It gets images as files hold them, 8 bits.
+    """
+
+    backend: str = "native"
+
+    @model_validator(mode="after")
+    def _packages_compute_in_float32(self):
+        if self.backend != "native" and self.dtype != "float32":
+            raise ValueError(f"backend: {self.backend} computes in float32 alone; leave out dtype: {self.dtype}, or take native")
+        return self
 
 
 @dataclass(frozen=True)

@@ -5,17 +5,35 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from pydantic import PositiveInt
+from pydantic import PositiveInt, model_validator
 
 from g2rpo_core.common.model_store import ModelStore
 from g2rpo_core.errors import UserError
-from g2rpo_core.rewards.chat_server import ChatServer, ServerSettings
-from g2rpo_core.rewards.preprocess import Images, check_pairs
+from g2rpo_core.rewards.chat_server import ChatServer
+from g2rpo_core.rewards.preprocess import Images, check_pairs, eight_bit
+from g2rpo_core.rewards.server_settings import RewardServerSettings, ServerSettings
 from g2rpo_core.rewards.spec import ModelSize, RewardSettings, RewardSpec
 from g2rpo_core.rewards.templates import parse, question
 
 FAMILIES = ("qwen2_5_vl", "llava_onevision")
 Answers = list[str | Exception]  # an answer, or why there is none
+
+
+class UnifiedRewardServerSettings(RewardServerSettings):
+    """model: of a server that speaks OpenAI's chat completions, whose url ends in its version, as http://localhost:8000/v1.
+
+    Without a model it is a server of scores.
+    """
+
+    model: str | None = None
+    concurrency: PositiveInt = 16  # such servers compute what comes together in one batch
+
+    @model_validator(mode="after")
+    def _of_one_kind(self):
+        of_scores = RewardServerSettings.model_fields.keys() - ServerSettings.model_fields.keys()
+        if self.model is not None and (wrong := sorted(of_scores & self.model_fields_set)):
+            raise ValueError(f"{wrong[0]} is of a server of scores; one of chat completions, which has a model, does not take it")
+        return self
 
 
 class UnifiedRewardSettings(RewardSettings):
@@ -28,11 +46,11 @@ class UnifiedRewardSettings(RewardSettings):
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     template: Literal["final_score.v1", "word_axes.v1", "axes.v1"] = "final_score.v1"
     max_new_tokens: PositiveInt = 512
-    server: ServerSettings | None = None
+    server: UnifiedRewardServerSettings | None = None
 
     @property
-    def remote(self) -> bool:
-        return self.server is not None
+    def score_server(self) -> RewardServerSettings | None:
+        return self.server if self.server is not None and self.server.model is None else None
 
 
 DEFAULT = UnifiedRewardSettings()
@@ -69,16 +87,6 @@ class UnifiedReward:
             return parse(self.template, answer), None
         except ValueError as error:
             return float("nan"), f"not a score: {error}; the answer was {answer!r}"
-
-
-def eight_bit(images: Images) -> list[torch.Tensor]:
-    """Each image [3, H, W] uint8 on the CPU; transparency is dropped, as by the published client's `convert("RGB")`."""
-    from torchvision.transforms.v2 import functional as TF
-
-    if isinstance(images, torch.Tensor):
-        # one at a time, so that each stays in the processor's cache
-        return [image.float().clamp(0, 1).mul_(255).round_().byte().cpu() for image in images]
-    return [TF.pil_to_tensor(image.convert("RGB")) for image in images]
 
 
 class InProcess:
@@ -118,9 +126,9 @@ class InProcess:
 
 
 def unified_reward(folder: Callable[[], Path], device: torch.device, settings: UnifiedRewardSettings) -> UnifiedReward:
-    """UnifiedReward from the folder of its model, or from the server of the settings (then no folder is asked for)."""
-    if settings.server is not None:
-        return UnifiedReward(ChatServer(settings.server, settings.max_new_tokens), settings.template)
+    """UnifiedReward from the folder of its model, or from the chat server of the settings (then no folder is asked for)."""
+    if settings.server is not None and settings.server.model is not None:
+        return UnifiedReward(ChatServer(settings.server, settings.server.model, settings.max_new_tokens), settings.template)
     ask = InProcess(folder(), device, settings.micro_batch, settings.max_new_tokens, settings.dtype)
     return UnifiedReward(ask, settings.template)
 

@@ -223,7 +223,8 @@ def replace_files(meter: Meter) -> None:
         spec = registry.REWARDS.get(name)
         if spec is None or spec.size is None or registry.settings_of(section, name).remote:
             return lambda images, prompts: torch.zeros(len(prompts))  # a server's, or the user's own: takes nothing here
-        return counted(spec.size, device) if name == "unified_reward" else plain_build(name, models, device, section)
+        own = {key: value for key, value in section.get(name, {}).items() if key != "backend"}  # a package is as large
+        return counted(spec.size, device) if name == "unified_reward" else plain_build(name, models, device, {name: own})
 
     registry._build = build
 

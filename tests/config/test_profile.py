@@ -68,7 +68,7 @@ def test_every_profile_of_the_project_is_valid(path):
         (
             REWARDS,
             "hps: {microbatch: 2}",
-            "rewards.hps.microbatch: unknown key; allowed are max_missing, micro_batch, dtype",
+            "rewards.hps.microbatch: unknown key; allowed are max_missing, server, micro_batch, dtype, backend",
         ),
         (
             REWARDS,

@@ -21,7 +21,7 @@ from transformers import (
 
 from g2rpo_core.estimate.published import PICKSCORE, TRANSFORMER
 from g2rpo_core.rewards.image_reward import from_checkpoint
-from reference.upstream_scorers import image_reward_model
+from g2rpo_core.rewards.packages import image_reward_model
 
 pytestmark = pytest.mark.pipeline
 

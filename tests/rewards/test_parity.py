@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from g2rpo_core.common.model_store import ModelStore
+from g2rpo_core.rewards import packages
 from g2rpo_core.rewards import registry as rewards
 from g2rpo_core.rewards.image_reward import image_reward
-from reference import upstream_scorers as upstream
 from tests.fixtures.images import IMAGES, PROMPTS
 
 pytestmark = pytest.mark.pipeline
@@ -16,7 +16,7 @@ CPU = torch.device("cpu")
 
 def test_hps_equals_hpsv2(models):
     store = ModelStore(models)
-    published = upstream.load("hps", store, CPU)
+    published = packages.hpsv2(store.folder("hps"), store.entry("hps")["architecture"], CPU)
     images = IMAGES | {"transparent": IMAGES["transparent"].convert("RGB")}
     theirs = torch.tensor([published(prompt, [image])[0] for image, prompt in zip(images.values(), PROMPTS)])
     ours = rewards.load(["hps"], models)["hps"](list(IMAGES.values()), PROMPTS)
@@ -37,7 +37,7 @@ def test_image_reward_equals_image_reward(models, tmp_path):
     torch.save(weights, tmp_path / "ImageReward.pt")
     (tmp_path / "med_config.json").write_text(med_config.read_text())
 
-    published = upstream.image_reward(tmp_path, tokenizer, CPU)
+    published = packages.image_reward(tmp_path, tokenizer, CPU)
     theirs = torch.tensor([published(prompt, [image])[0] for image, prompt in zip(IMAGES.values(), PROMPTS)])
     ours = image_reward(tmp_path, tokenizer, CPU)
     scores = ours(list(IMAGES.values()), PROMPTS)

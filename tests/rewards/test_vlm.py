@@ -17,8 +17,9 @@ from transformers import (
 
 from g2rpo_core.errors import UserError
 from g2rpo_core.rewards import registry as rewards
+from g2rpo_core.rewards.preprocess import eight_bit
 from g2rpo_core.rewards.templates import parse, question
-from g2rpo_core.rewards.unified_reward import InProcess, conversation, eight_bit
+from g2rpo_core.rewards.unified_reward import InProcess, conversation
 from g2rpo_core.shapes.scenes import parse_caption
 from g2rpo_core.tiny_models.settings import FitSettings
 from g2rpo_core.tiny_models.unified_reward import TEMPLATE, answer, elements, processor, tokenizer, train_vlm

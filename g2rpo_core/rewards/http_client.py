@@ -1,0 +1,116 @@
+"""Requests to a server that computes rewards: so many at once, and again where the same may pass."""
+
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import httpx
+from tenacity import RetryCallState, RetryError, Retrying, retry_if_exception_type, stop_after_attempt, wait_exponential_jitter
+
+from g2rpo_core.errors import UserError
+from g2rpo_core.rewards.server_settings import ServerSettings
+
+LONGEST_WAIT = 60.0  # seconds between two tries
+PASSING = {408, 409, 425, 429, 500, 502, 503, 504}  # HTTP statuses after which the same request may succeed
+REFUSED = {401, 403, 404}  # those of a wrong key, model or address: every request fails alike
+
+T = TypeVar("T")
+
+
+class Unanswered(Exception):
+    """No answer was had; the text says why. passing: whether the same request may succeed later."""
+
+    passing = False
+
+
+class Passing(Unanswered):
+    """retry_after: seconds that the server asks to wait."""
+
+    passing = True
+
+    def __init__(self, text: str, retry_after: float = 0.0):
+        super().__init__(text)
+        self.retry_after = retry_after
+
+
+class HttpClient:
+    """request(path) -> the body of an answer of status 200; Unanswered where every try failed.
+
+    What may pass (busy, failing, silent, cut off) is tried again after twice the wait each time, or after as long as the
+    server asks for. UserError where the server refuses every request alike; `where` (a setting) and `hint` stand in its text.
+    """
+
+    def __init__(self, settings: ServerSettings, where: str, hint: str = ""):
+        self.settings, self.where, self.hint = settings, where, hint
+        self.url = settings.url.rstrip("/")
+        headers = {"Content-Type": "application/json"}
+        if settings.key_variable:
+            if settings.key_variable not in os.environ:
+                raise UserError(f"{where}.key_variable: {settings.key_variable} is not set in the environment")
+            headers["Authorization"] = f"Bearer {os.environ[settings.key_variable]}"
+        limits = httpx.Limits(max_connections=settings.concurrency, max_keepalive_connections=settings.concurrency)
+        self.client = httpx.Client(headers=headers, timeout=settings.timeout, limits=limits, trust_env=False)
+        # at random, so that requests do not return together
+        longer = wait_exponential_jitter(initial=settings.backoff, max=LONGEST_WAIT, jitter=settings.backoff)
+        self.retrying = Retrying(
+            stop=stop_after_attempt(settings.tries),
+            wait=lambda state: min(max(longer(state), _asked_to_wait(state)), LONGEST_WAIT),
+            retry=retry_if_exception_type(Passing),
+        )
+
+    def together(self, ask: Callable[..., T], *items: Sequence) -> list[T]:
+        """`ask` of the first of all items, the second of all, ...: at most `concurrency` at once, the answers in order."""
+        with ThreadPoolExecutor(self.settings.concurrency) as pool:
+            return list(pool.map(ask, *items))
+
+    def request(self, path: str, body: object = None) -> bytes:
+        """The answer to a POST of `body` as JSON, or to a GET where it is None."""
+        data = None if body is None else json.dumps(body).encode()
+        try:
+            return self.retrying(self._once, path, data)
+        except RetryError as failed:
+            last = failed.last_attempt.exception()
+            error = Unanswered(f"{last} ({self.settings.tries} tries)")
+            error.passing = True
+            raise error from None
+
+    def _once(self, path: str, body: bytes | None) -> bytes:
+        """One try, within `timeout` seconds as a whole however slowly the server sends."""
+        address, end = self.url + path, time.monotonic() + self.settings.timeout
+        try:
+            with self.client.stream("GET" if body is None else "POST", address, content=body) as response:
+                data = b""
+                for chunk in response.iter_bytes():
+                    data += chunk
+                    if time.monotonic() > end:
+                        raise Passing(f"no whole answer within {self.settings.timeout:g} s")
+        except httpx.TimeoutException:
+            raise Passing(f"no answer within {self.settings.timeout:g} s") from None
+        except httpx.TransportError as error:
+            raise Passing(f"{type(error).__name__}: {error}") from None
+        except (httpx.DecodingError, httpx.InvalidURL) as error:
+            raise Unanswered(f"{type(error).__name__}: {error}") from None
+        said = f"status {response.status_code}: {data[:200].decode(errors='replace')!r}"
+        if response.status_code in PASSING:
+            raise Passing(said, seconds(response.headers.get("retry-after")))
+        if response.status_code in REFUSED:
+            raise UserError(f"{self.where}: {address}{self.hint} answers with {said}")
+        if response.status_code != 200:
+            raise Unanswered(said)
+        return data
+
+
+def _asked_to_wait(state: RetryCallState) -> float:
+    failed = state.outcome.exception() if state.outcome else None
+    return failed.retry_after if isinstance(failed, Passing) else 0.0
+
+
+def seconds(retry_after: str | None) -> float:
+    """Of the header Retry-After; 0 where there is none or it names a date."""
+    try:
+        return max(0.0, float(retry_after or 0))
+    except ValueError:
+        return 0.0

@@ -1,0 +1,230 @@
+"""The published packages hpsv2 1.2.0 and image-reward 1.5, made to score beside today's torch, timm and transformers.
+
+Nothing here touches what computes a score: put right are packages that only their training or other scorers import, names that
+transformers 5 has moved, and a file that hpsv2's wheel lacks. Their hubs are never asked: models are built by their own classes
+from the files of the profile's models. They compute in float32 and get images as files hold them, 8 bits.
+"""
+
+import importlib.metadata
+import importlib.util
+import json
+import logging
+import os
+import shutil
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import groupby
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from PIL import Image
+
+from g2rpo_core.errors import UserError
+from g2rpo_core.rewards.preprocess import Images, check_pairs, eight_bit
+
+VERSIONS = {"hpsv2": "1.2.0", "image-reward": "1.5"}  # those that the code below fits, as in requirements-parity.lock
+VOCABULARY = "bpe_simple_vocab_16e6.txt.gz"
+Score = Callable[[str, Sequence[Image.Image]], Sequence[float]]  # of images that were made for one prompt
+
+
+class PackageReward:
+    """A package's score behind the interface of all rewards, [N] float32. Tensors are rounded to 8 bits.
+
+    rgb_first: images are converted before the package gets them (hpsv2 fails on a fourth channel).
+    """
+
+    def __init__(self, score: Score, rgb_first: bool = False):
+        self.score, self.rgb_first = score, rgb_first
+
+    def __call__(self, images: Images, prompts: Sequence[str]) -> torch.Tensor:
+        from torchvision.transforms.v2 import functional as TF
+
+        check_pairs(images, prompts)
+        if isinstance(images, torch.Tensor):
+            images = [TF.to_pil_image(image) for image in eight_bit(images)]
+        if self.rgb_first:
+            images = [image.convert("RGB") for image in images]
+        scores: list[float] = []
+        for prompt, part in groupby(zip(prompts, images), key=lambda pair: pair[0]):
+            scores += self.score(prompt, [image for _, image in part])
+        return torch.tensor(scores)
+
+
+def check_installed(package: str, where: str) -> None:
+    """UserError, with the command that installs it, unless the package is here in the version that this file fits."""
+    wanted = f"{package}=={VERSIONS[package]}"
+    try:
+        found = importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        found = None
+    if found != VERSIONS[package]:
+        has = f"version {found} is installed" if found else "it is not installed"
+        raise UserError(f"{where}: {package} needs {wanted}, {has}: pip install --no-deps {wanted}")
+
+
+def hpsv2(folder: Path, architecture: str, device: torch.device) -> Score:
+    """The loop of hpsv2.img_score.score, in full precision and without its reading the weights anew at every call."""
+    model, preprocess, tokenize = hpsv2_model(folder, architecture)
+    model.to(device)
+
+    @torch.no_grad()
+    def score(prompt, images):
+        scores = []
+        for image in images:
+            outputs = model(preprocess(image)[None].to(device), tokenize([prompt]).to(device))
+            scores.append(torch.diagonal(outputs["image_features"] @ outputs["text_features"].T).item())
+        return scores
+
+    return score
+
+
+def image_reward(folder: Path, tokenizer: Path, device: torch.device) -> Score:
+    """ImageReward.score, which takes the images of a prompt one at a time and tokenizes the prompt once."""
+    from transformers import AutoTokenizer
+
+    (file,) = folder.glob("ImageReward.*")
+    weights = _weights(file)
+    patch = weights["blip.visual_encoder.patch_embed.proj.weight"]  # [width, 3, patch, patch]
+    positions = weights["blip.visual_encoder.pos_embed"].shape[1] - 1
+    vision = {
+        "img_size": round(positions**0.5) * patch.shape[-1], "patch_size": patch.shape[-1], "embed_dim": patch.shape[0],
+        "depth": sum(name.startswith("blip.visual_encoder.") and name.endswith("attn.qkv.weight") for name in weights),
+        "num_heads": patch.shape[0] // 64,  # as wide as in BLIP's base and large size
+    }  # fmt: skip
+    hidden = weights["mlp.layers.0.weight"].shape[1]
+    model = image_reward_model(folder / "med_config.json", AutoTokenizer.from_pretrained(tokenizer), vision, hidden)
+    model.load_state_dict(weights)
+    model.to(device).device = device
+
+    @torch.no_grad()
+    def score(prompt, images):
+        scores = model.score(prompt, list(images))
+        return scores if isinstance(scores, list) else [scores]  # one image's is no list
+
+    return score
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Puts back what importing the packages changes for the whole process (no warnings, every log), and shows no warnings of theirs."""
+    root = logging.getLogger()
+    level, handlers = root.level, [*root.handlers]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            yield
+        finally:
+            root.setLevel(level)
+            root.handlers[:] = handlers
+
+
+@_undisturbed()
+def hpsv2_model(folder: Path, architecture: str):
+    """(model, preprocess, tokenize) of hpsv2 with the weights of `HPS_v2.1_compressed`; architecture: a name, or a file there."""
+    _place_vocabulary()
+    with _stood_in("clint", "clint.textui", progress=None):
+        from hpsv2.src.open_clip import create_model_and_transforms, factory, get_tokenizer
+
+    published = factory._MODEL_CONFIGS["ViT-H-14"]
+    if architecture.endswith(".json"):
+        factory._MODEL_CONFIGS["ViT-H-14"] = json.loads((folder / architecture).read_text())
+    length = factory._MODEL_CONFIGS["ViT-H-14"]["text_cfg"]["context_length"]
+    try:  # the arguments of hpsv2.img_score, in full precision
+        model, _, preprocess = create_model_and_transforms(
+            "ViT-H-14", None, precision="fp32", device="cpu", jit=False, force_quick_gelu=False, force_custom_text=False,
+            force_patch_dropout=False, force_image_size=None, pretrained_image=False, image_mean=None, image_std=None,
+            light_augmentation=True, aug_cfg={}, output_dict=True, with_score_predictor=False, with_region_predictor=False,
+        )  # fmt: skip
+        tokenize = get_tokenizer("ViT-H-14")
+    finally:
+        factory._MODEL_CONFIGS["ViT-H-14"] = published
+    (file,) = folder.glob("HPS_v2.1_compressed.*")
+    weights = _weights(file)
+    model.load_state_dict(weights.get("state_dict", weights))
+    return model.eval(), preprocess, lambda texts: tokenize(texts)[:, :length]
+
+
+@_undisturbed()
+def image_reward_model(med_config: Path, tokenizer, vision: dict, hidden: int):
+    """ImageReward's own model, its image tower of the sizes `vision` (VisionTransformer's) and its text of `hidden`."""
+    from transformers import modeling_utils, pytorch_utils
+
+    for name in ("apply_chunking_to_forward", "prune_linear_layer"):
+        setattr(modeling_utils, name, getattr(pytorch_utils, name))
+    modeling_utils.find_pruneable_heads_and_indices = None
+    with (
+        _stood_in("clip"),
+        _stood_in("datasets", load_dataset=None),
+        _stood_in("fairscale", "fairscale.nn", "fairscale.nn.checkpoint"),
+        _stood_in("fairscale.nn.checkpoint.checkpoint_activations", checkpoint_wrapper=None),
+    ):
+        import ImageReward  # noqa: F401, its modules are reached by name, as its classes hide them
+        from ImageReward.models.BLIP import blip_pretrain, med
+        from ImageReward.models.BLIP.vit import VisionTransformer
+
+    base = med.BertPreTrainedModel
+    base.all_tied_weights_keys = {}
+    base.get_head_mask = lambda self, mask, layers, *rest: [None] * layers
+    base.invert_attention_mask = lambda self, mask: (1 - mask[:, None, None].float()) * torch.finfo(torch.float32).min
+    blip_pretrain.init_tokenizer = lambda: tokenizer
+    blip_pretrain.create_vit = lambda *published_sizes: (VisionTransformer(**vision), vision["embed_dim"])
+    module: Any = sys.modules["ImageReward.ImageReward"]
+    head = module.MLP
+    module.MLP = lambda published_width: head(hidden)
+    try:
+        model = module.ImageReward(str(med_config))
+    finally:
+        module.MLP = head
+    model.preprocess = module._transform(vision["img_size"])
+    return model.eval()
+
+
+def _weights(file: Path) -> dict:
+    if file.suffix == ".safetensors":
+        from safetensors.torch import load_file
+
+        return load_file(file)
+    return torch.load(file, map_location="cpu", weights_only=True)
+
+
+@contextmanager
+def _stood_in(*names: str, **attributes) -> Iterator[None]:
+    """Empty modules for packages that are not installed, while what imports and never uses them is imported.
+
+    They go again: other libraries ask whether, say, `datasets` is installed.
+    """
+    absent = []
+    for name in names:
+        if name not in sys.modules and importlib.util.find_spec(name) is None:
+            absent.append(name)
+            sys.modules[name] = ModuleType(name)
+            sys.modules[name].__path__ = []
+    if names[-1] in absent:
+        vars(sys.modules[names[-1]]).update(attributes)
+    try:
+        yield
+    finally:
+        for name in absent:
+            del sys.modules[name]
+
+
+def _place_vocabulary() -> None:
+    """Puts open_clip's copy of the vocabulary, which is the same, where hpsv2 looks for it."""
+    import open_clip
+
+    spec = importlib.util.find_spec("hpsv2")
+    file = Path(str(spec and spec.origin)).parent / "src" / "open_clip" / VOCABULARY
+    if file.exists():
+        return
+    aside = file.with_name(f"{VOCABULARY}.{os.getpid()}")  # another process may do the same
+    try:
+        shutil.copy(Path(open_clip.__file__).parent / VOCABULARY, aside)
+        aside.replace(file)
+    except OSError as error:
+        raise UserError(
+            f"{file}: hpsv2 needs this file, which its wheel lacks, and it cannot be written: {error.strerror}"
+        ) from None

@@ -1,0 +1,173 @@
+"""What client and server of scores send each other, as docs/reward_servers.md describes it."""
+
+import base64
+import binascii
+import io
+import json
+import math
+from collections.abc import Sequence
+from tokenize import TokenError
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image
+from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
+
+from g2rpo_core.rewards.preprocess import Images, eight_bit
+
+PNG, NPY = "image/png", "application/x-npy"
+PNG_MODES = {"1", "L", "LA", "P", "RGB", "RGBA", "I;16"}
+FLOAT32 = np.dtype("<f4")
+LARGEST = torch.finfo(torch.float32).max  # what scores are kept in
+Scored = tuple[float, str | None]  # a score, or NaN and the reason why there is none
+
+
+class Health(BaseModel):
+    """The answer to GET /health. images: the media types that the server reads; max_images: of a request; note: about its models."""
+
+    model_config = ConfigDict(strict=True, frozen=True)
+
+    protocol: Literal[1] = 1
+    reward: str
+    label: str
+    version: str
+    images: list[str] = [PNG]
+    max_images: PositiveInt | None = None
+    note: str | None = None
+
+
+class ScoreRequest(BaseModel):
+    """The body of POST /score: images as data URLs, a prompt each."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
+
+    prompts: list[str]
+    images: list[str]
+
+
+class Sent(NamedTuple):
+    """An image as it was sent: [3, H, W] float32, or a PIL image; and its pixels."""
+
+    image: torch.Tensor | Image.Image
+    pixels: int
+
+
+def encode(images: Images, form: Literal["float32", "png"]) -> list[str]:
+    """Data URLs of N images: tensors [N, 3, H, W] in [0, 1] in that form, PIL images as PNG of their own mode, so nothing is lost.
+
+    Modes that PNG does not have, such as CMYK, are sent as RGB.
+    """
+    from torchvision.transforms.v2 import functional as TF
+
+    if not isinstance(images, torch.Tensor):
+        return [as_png(image if image.mode in PNG_MODES else image.convert("RGB")) for image in images]
+    if form == "png":
+        return [as_png(TF.to_pil_image(image)) for image in eight_bit(images)]
+    return [_as_npy(image) for image in images.detach().to("cpu", torch.float32)]
+
+
+def as_png(image: Image.Image) -> str:
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG")
+    return _data_url(PNG, buffer.getvalue())
+
+
+def _as_npy(image: torch.Tensor) -> str:
+    buffer = io.BytesIO()
+    np.save(buffer, image.contiguous().numpy().astype(FLOAT32, copy=False), allow_pickle=False)
+    return _data_url(NPY, buffer.getvalue())
+
+
+def _data_url(media: str, data: bytes) -> str:
+    return f"data:{media};base64,{base64.b64encode(data).decode()}"
+
+
+def decode(url: str, most_pixels: int) -> Sent:
+    """The image of a data URL; ValueError, before anything large is made of it, for what is none or has more pixels."""
+    head, _, text = url.partition(",")
+    media = head.removeprefix("data:").removesuffix(";base64")
+    if head != f"data:{media};base64" or media not in (PNG, NPY):
+        raise ValueError(f"not a data URL of {PNG} or {NPY} in base64: {url[:40]!r}")
+    try:
+        data = base64.b64decode(text, validate=True)
+    except binascii.Error as error:
+        raise ValueError(f"not base64: {error}") from None
+    return _of_png(data, most_pixels) if media == PNG else _of_npy(data, most_pixels)
+
+
+def _of_png(data: bytes, most_pixels: int) -> Sent:
+    try:
+        image = Image.open(io.BytesIO(data), formats=["PNG"])
+        pixels = _checked(image.width * image.height, most_pixels)
+        image.load()
+    except (OSError, SyntaxError, Image.DecompressionBombError) as error:
+        raise ValueError(f"not a PNG that can be read ({' '.join(str(error).split())[:99]})") from None
+    return Sent(image, pixels)
+
+
+def _of_npy(data: bytes, most_pixels: int) -> Sent:
+    buffer = io.BytesIO(data)
+    version = np.lib.format.read_magic(buffer)
+    if version != (1, 0):
+        raise ValueError(f"a .npy of version {version}; 1.0 is read")
+    try:
+        shape, by_columns, dtype = np.lib.format.read_array_header_1_0(buffer)
+    except (SyntaxError, TokenError) as error:  # of the header, which NumPy reads as Python writes it
+        raise ValueError(f"not a .npy that can be read ({error})") from None
+    if len(shape) != 3 or shape[0] != 3 or min(shape) < 1 or by_columns or dtype != FLOAT32:
+        raise ValueError(f"a .npy of {dtype} {list(shape)}; [3, H, W] of little-endian float32, by rows, is read")
+    pixels = _checked(shape[1] * shape[2], most_pixels)
+    if len(data) - buffer.tell() != 3 * pixels * FLOAT32.itemsize:
+        raise ValueError(f"a .npy of {list(shape)} with {len(data) - buffer.tell()} bytes of values")
+    values = np.frombuffer(data, FLOAT32, offset=buffer.tell()).reshape(shape)
+    return Sent(torch.from_numpy(values.astype(np.float32)), pixels)
+
+
+def _checked(pixels: int, most: int) -> int:
+    if pixels > most:
+        raise ValueError(f"{pixels} pixels; the images of a request may have {most} together")
+    return pixels
+
+
+def answer(scores: Sequence[Scored]) -> dict[str, list]:
+    """The body of an answer to POST /score: what is not finite is null, with a reason."""
+    return {
+        "scores": [score if math.isfinite(score) else None for score, _ in scores],
+        "reasons": [
+            None if math.isfinite(score) else why or f"the reward is {score}" for score, why in scores
+        ],
+    }  # fmt: skip
+
+
+def read_answer(data: bytes, count: int) -> list[Scored]:
+    """Scores of `count` images; ValueError where the answer as a whole is none, a reason where one score is not a finite number."""
+    try:
+        body = json.loads(data)
+        scores, reasons = body["scores"], body.get("reasons") or [None] * count
+    except (ValueError, LookupError, TypeError, AttributeError):
+        raise ValueError(f"not an answer with scores: {data[:200].decode(errors='replace')!r}") from None
+    if not isinstance(scores, list) or len(scores) != count or not isinstance(reasons, list) or len(reasons) != count:
+        had = [len(part) if isinstance(part, list) else type(part).__name__ for part in (scores, reasons)]
+        raise ValueError(f"{had[0]} scores and {had[1]} reasons for {count} images")
+    return [_read_score(score, why) for score, why in zip(scores, reasons)]
+
+
+def _read_score(score: object, why: object) -> Scored:
+    if score is None:
+        return math.nan, f"the server: {why}" if why else "the server has no score, and no reason"
+    if isinstance(score, bool) or not isinstance(score, int | float):
+        return math.nan, f"not a number: {str(score)[:60]!r}"
+    if not abs(score) <= LARGEST:
+        return math.nan, f"the score is {str(score)[:60]}"
+    return float(score), None
+
+
+def read_health(data: bytes) -> Health:
+    """ValueError, in words, for what is not the answer of a server of scores."""
+    try:
+        return Health.model_validate_json(data)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        key = ".".join(map(str, problem["loc"]))
+        raise ValueError(f"{key + ': ' if key else ''}{problem['msg']}: {data[:200].decode(errors='replace')!r}") from None

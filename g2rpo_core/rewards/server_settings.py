@@ -1,0 +1,37 @@
+"""How a server is asked: one of chat completions, or one of scores."""
+
+from typing import Literal
+
+from pydantic import Field, PositiveInt
+
+from g2rpo_core.settings import Settings
+
+
+class ServerSettings(Settings):
+    """A server that a reward asks.
+
+    timeout: seconds for one try; tries: of each request; backoff: seconds before the second try, doubled before each further
+    one, and up to as many more at random; concurrency: requests under way at once; key_variable: the environment variable that
+    holds the server's key.
+    """
+
+    url: str = Field(pattern=r"^https?://\S+$")
+    timeout: float = Field(120, gt=0)
+    tries: PositiveInt = 5
+    backoff: float = Field(1.0, ge=0)
+    concurrency: PositiveInt = 16
+    key_variable: str | None = None
+
+
+class RewardServerSettings(ServerSettings):
+    """A server of scores, such as `g2rpo serve-reward` (docs/reward_servers.md); url: what /health and /score are added to.
+
+    reward: its name there, None: the name here; version: the one that it must have, None: any; images: how tensors are sent,
+    float32 exactly as they are or png rounded to 8 bits, as files hold them.
+    """
+
+    concurrency: PositiveInt = 4  # it scores one request after the other; each holds its images in memory
+    reward: str | None = None
+    version: str | None = None
+    max_images_per_request: PositiveInt = 8
+    images: Literal["float32", "png"] = "float32"

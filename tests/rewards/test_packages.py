@@ -1,0 +1,92 @@
+"""Scores by the packages that people cite, chosen by `backend`: through the registry and through `g2rpo score`."""
+
+import importlib.util
+import logging
+import warnings
+
+import pandas as pd
+import pytest
+import torch
+from torchvision.transforms.v2 import functional as TF
+
+from g2rpo_core.cli.main import main
+from g2rpo_core.errors import UserError
+from g2rpo_core.rewards import packages
+from g2rpo_core.rewards import registry as rewards
+from tests.conftest import ROOT
+from tests.fixtures.commands import run_here
+from tests.fixtures.images import IMAGES, PROMPTS, photograph
+
+BACKENDS = {"hps": "hpsv2", "image_reward": "image-reward"}
+SECTION = {name: {"backend": backend} for name, backend in BACKENDS.items()}
+
+
+@pytest.mark.pipeline
+@pytest.mark.parametrize("name", BACKENDS)
+def test_the_package_and_our_own_code_give_one_score(models, name):
+    native = rewards.load([name], models)[name]
+    files = list(IMAGES.values())
+    before = [*warnings.filters], logging.getLogger().level, [*logging.getLogger().handlers]
+    package = rewards.load([name], models, section=SECTION)[name]
+    assert ([*warnings.filters], logging.getLogger().level, [*logging.getLogger().handlers]) == before
+    theirs = package(files, PROMPTS)
+    assert theirs.shape == (8,) and theirs.dtype == torch.float32 and theirs.std() > 1e-4
+    torch.testing.assert_close(theirs, native(files, PROMPTS), rtol=0, atol=1e-5)
+    group = [PROMPTS[0]] * 3 + PROMPTS[:5]  # the images of a prompt come together, as from a rollout
+    torch.testing.assert_close(package(files, group), native(files, group), rtol=0, atol=1e-5)
+    for absent in ("clip", "clint", "datasets", "fairscale"):
+        assert importlib.util.find_spec(absent) is None  # what stood in for them is gone
+
+
+@pytest.mark.pipeline
+@pytest.mark.parametrize("name", BACKENDS)
+def test_a_package_gets_tensors_as_files_of_8_bits(models, name):
+    package = rewards.load([name], models, section=SECTION)[name]
+    files = [photograph(32, 32, seed) for seed in range(4)]
+    exact = torch.stack([TF.to_dtype(TF.pil_to_tensor(file), torch.float32, scale=True) for file in files])
+    between = (exact + 0.4 / 255).clamp(0, 1)  # what a decoder makes is no multiple of 1/255
+    torch.testing.assert_close(package(between, PROMPTS[:4]), package(files, PROMPTS[:4]), rtol=0, atol=0)
+    native = rewards.load([name], models)[name](between, PROMPTS[:4])
+    assert 1e-7 < (package(between, PROMPTS[:4]) - native).abs().max() < 0.05
+    with pytest.raises(ValueError, match="4 images and 8 prompts"):
+        package(files, PROMPTS)
+
+
+def test_a_package_in_bfloat16_is_refused():
+    with pytest.raises(ValueError, match="rewards.hps.backend: hpsv2 computes in float32 alone; leave out dtype: bfloat16"):
+        rewards.settings_of({"hps": {"backend": "hpsv2", "dtype": "bfloat16"}}, "hps")
+    with pytest.raises(ValueError, match="rewards.image_reward.backend: Input should be 'native' or 'image-reward'"):
+        rewards.settings_of({"image_reward": {"backend": "hpsv2"}}, "image_reward")
+
+
+def test_the_versions_are_those_that_make_installs():
+    lines = (ROOT / "requirements-parity.lock").read_text().splitlines()
+    assert {f"{name}=={version}" for name, version in packages.VERSIONS.items()} == {line for line in lines if "==" in line}
+
+
+def test_a_package_that_is_not_there_or_another_says_what_to_install(models, monkeypatch):
+    monkeypatch.setitem(packages.VERSIONS, "hpsv2", "9.9")
+    with pytest.raises(UserError, match=r"rewards.hps.backend: .* version 1.2.0 is installed: pip install --no-deps hpsv2==9.9$"):
+        rewards.load(["hps"], models, section=SECTION)
+    monkeypatch.setitem(packages.VERSIONS, "not-to-be-found", "1.0")
+    with pytest.raises(UserError, match=r"it is not installed: pip install --no-deps not-to-be-found==1.0$"):
+        packages.check_installed("not-to-be-found", "here")
+
+
+@pytest.mark.pipeline
+def test_g2rpo_score_by_the_packages(models, tmp_path):
+    (tmp_path / "images").mkdir()
+    for name in sorted(IMAGES):
+        IMAGES[name].save(tmp_path / "images" / f"{name}.png")
+    (tmp_path / "prompts.txt").write_text("".join(f"{prompt}\n" for prompt in PROMPTS))
+    (tmp_path / "profiles").mkdir()
+    (tmp_path / "profiles" / "tiny.yaml").symlink_to(ROOT / "profiles" / "tiny.yaml")
+    backends = "rewards: {hps: {backend: hpsv2}, image_reward: {backend: image-reward}}"
+    (tmp_path / "profiles" / "cited.yaml").write_text(f"extends: tiny\n{backends}\n")
+    for name in ("tiny", "cited"):
+        words = ["--profile", name, "--models", models, "--prompts", "prompts.txt", "--out", f"{name}.parquet", "images"]
+        done = run_here(main, "score", "--reward", "hps", "--reward", "image_reward", *words, folder=tmp_path)
+        assert done.returncode == 0, done.stderr
+    ours, cited = (pd.read_parquet(tmp_path / f"{name}.parquet") for name in ("tiny", "cited"))
+    for name in BACKENDS:
+        assert cited[name].tolist() == pytest.approx(ours[name].tolist(), abs=1e-5) and cited[name].notna().all()
