@@ -163,4 +163,4 @@ def svg(spec: dict | None) -> str:
 
 def library() -> str:
     """The JavaScript of vega-embed, Vega-Lite and Vega, for a page that asks nobody for it."""
-    return vl_convert.javascript_bundle(vl_version=VERSION)
+    return vl_convert.javascript_bundle(vl_version=VERSION)  # type: ignore[call-arg]  # its stub wants more

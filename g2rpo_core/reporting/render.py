@@ -17,7 +17,9 @@ def render(context: dict) -> dict[str, str]:
         undefined=StrictUndefined,
         keep_trailing_newline=True,
     )
-    environment.filters |= {"tone": tone, "svg": lambda spec: Markup(svg(spec)), "script": _in_script}
+    environment.filters["tone"] = tone
+    environment.filters["svg"] = lambda spec: Markup(svg(spec))
+    environment.filters["script"] = _in_script
     environment.globals["library"] = library
     return {name: environment.get_template(f"{name}.j2").render(context) for name in ("report.html", "report.md")}
 

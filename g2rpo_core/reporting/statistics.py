@@ -39,7 +39,7 @@ def paired_difference(treated: np.ndarray, control: np.ndarray, name: str = "") 
         raise ValueError(f"need at least two pairs, got {len(difference)}")
     mean = float(difference.mean())
     low = high = mean
-    if np.ptp(difference) > 0:  # of equal differences every resample is the same
+    if np.ptp(difference) > 1e-9 * np.abs(difference).max():  # of equal differences every resample is the same
         how = {"n_resamples": RESAMPLES, "confidence_level": CONFIDENCE, "method": "BCa"}
         found = stats.bootstrap((difference,), np.mean, **how, rng=np.random.default_rng(seed_of("bootstrap", name)))
         low, high = map(float, found.confidence_interval)

@@ -277,12 +277,10 @@ def verdict(
                 + ", ".join(f"{labels[a]} and {labels[b]}" for a, b in sorted(apart))
                 + "."
             )
-    other = [one for one in found if one.reward in held_out]
-    if other and all(one.tone == "up" for one in other):
-        sentences.append(
-            f"What no training saw rises with it: {', '.join(dict.fromkeys(held_out[one.reward] for one in other))}."
-        )
-    elif fallen := [f"{held_out[one.reward]} of {labels[one.method]}" for one in other if one.tone == "down"]:
+    other = [(held_out[one.reward], one) for one in found if one.reward is not None and one.reward in held_out]
+    if other and all(one.tone == "up" for _, one in other):
+        sentences.append(f"What no training saw rises with it: {', '.join(dict.fromkeys(reward for reward, _ in other))}.")
+    elif fallen := [f"{reward} of {labels[one.method]}" for reward, one in other if one.tone == "down"]:
         sentences.append(f"What no training saw falls in places: {', '.join(fallen[:4])}{', …' if len(fallen) > 4 else ''}.")
     return " ".join(sentences)
 

@@ -1,41 +1,66 @@
-import re
-
 import pandas as pd
 
 from g2rpo_core.algorithm.methods import LABELS
-from g2rpo_core.reporting.charts import curves, inline
+from g2rpo_core.reporting.charts import curves, forest, library, svg
+from g2rpo_core.reporting.statistics import Difference, spread
+from g2rpo_core.reporting.tables import Gain
+
+RECORDS = pd.DataFrame({"iteration": [0, 1, 2], "num_forward_evals": [0, 10, 20], "heldout_hps": [0.1, 0.2, 0.3]})
+COLUMNS = {"heldout_hps": "HPS", "heldout_verifier": "Verifier"}
+AXES = {"iteration": "iterations", "num_forward_evals": "forward evaluations"}
 
 
-def test_a_chart_has_a_line_for_every_run_and_the_same_bytes_every_time():
-    records = pd.DataFrame({"iteration": [0, 1, 2], "num_forward_evals": [0, 10, 20], "heldout_hps": [0.1, 0.2, 0.3]})
-    runs = {("g2rpo", 1): records, ("g2rpo", 2): records, ("dance_grpo", 1): records}
-    arguments = (
-        {"heldout_hps": "HPS"},
-        {"iteration": "iteration", "num_forward_evals": "forward evaluations"},
-        {"g2rpo": "G²RPO", "dance_grpo": "Dance"},
-    )
-    svg = curves(runs, *arguments)
-    assert svg == curves(runs, *arguments)
-    assert svg.startswith("<?xml") and svg.rstrip().endswith("</svg>")
-    for label in ("G²RPO, seed 1", "G²RPO, seed 2", "Dance, seed 1"):
-        assert svg.count(label) >= 1
+def points(spec: dict) -> list[dict]:
+    return [row for table in spec["datasets"].values() for row in table] if "datasets" in spec else values(spec)
 
 
-def test_a_chart_of_many_runs_names_a_method_once_and_leaves_out_what_a_run_did_not_measure():
-    records = pd.DataFrame({"iteration": [0, 1], "heldout_hps": [0.1, 0.2], "heldout_verifier": [0.4, 0.5]})
-    runs = {(method, seed): records for method in ("g2rpo", "dance_grpo", "mix_grpo") for seed in (1, 2, 3)}
-    columns = {"heldout_hps": "HPS", "heldout_verifier": "Verifier"}
-    whole = curves(runs, columns, {"iteration": "iteration"}, LABELS)
-    assert whole.count(">DanceGRPO<") == 1 and "seed 1" not in whole
-    runs["mix_grpo", 3] = records.drop(columns="heldout_verifier")
-    assert curves(runs, columns, {"iteration": "iteration"}, LABELS).count("<path") < whole.count("<path")
+def values(part) -> list[dict]:
+    """The data of every panel, each table once."""
+    found = []
+    if isinstance(part, dict):
+        if "values" in part and isinstance(part["values"], list) and part["values"] and isinstance(part["values"][0], dict):
+            return part["values"]
+        for each in part.values():
+            found += values(each)
+    if isinstance(part, list):
+        for each in part:
+            found += values(each)
+    return found
 
 
-def test_a_chart_stands_in_a_page_as_an_element_that_takes_its_width():
-    records = pd.DataFrame({"iteration": [0, 1], "heldout_hps": [0.1, 0.2]})
-    svg = curves({("g2rpo", 1): records}, {"heldout_hps": "HPS"}, {"iteration": "iteration"}, LABELS)
-    element = inline(svg)
-    assert element.startswith("<svg") and element.rstrip().endswith("</svg>")
-    opening, in_page = svg[svg.index("<svg") :].partition(">")[0], element.partition(">")[0]
-    assert re.search(r'width="[\d.]+pt" height=', opening) and "width=" not in in_page and 'class="chart"' in in_page
-    assert element.partition(">")[2] == svg[svg.index("<svg") :].partition(">")[2]
+def gain(method: str, *means: float) -> Gain:
+    seeds = {seed: Difference(mean, mean - 0.1, mean + 0.1, 0.05, 0.6, 10) for seed, mean in enumerate(means, 1)}
+    return Gain(method, None, seeds, spread(list(means)) if len(means) > 2 else None, None)
+
+
+def test_curves_hold_every_run_at_every_axis_and_are_the_same_every_time():
+    runs = {("g2rpo", 1): RECORDS, ("g2rpo", 2): RECORDS, ("dance_grpo", 1): RECORDS}
+    spec = curves(runs, COLUMNS, AXES, LABELS)
+    assert spec == curves(runs, COLUMNS, AXES, LABELS)
+    told = {(row["method"], row["seed"], row["iterations"], row["forward evaluations"], row["value"]) for row in points(spec)}
+    expected = {
+        (LABELS[method], str(seed), *row)
+        for method, seed in runs
+        for row in RECORDS[["iteration", "num_forward_evals", "heldout_hps"]].itertuples(index=False, name=None)
+    }
+    assert told == expected  # no run measured the verifier
+    assert svg(spec) == svg(spec) and svg(spec).startswith("<svg")
+
+
+def test_a_forest_has_intervals_over_seeds_from_three_seeds_on_and_else_of_each_seed():
+    few = points(forest([gain("g2rpo", 0.1, 0.3)], LABELS, {None: "training reward"}))
+    assert [(row["low"], row["high"]) for row in few if "low" in row][:2] == [(0.0, 0.2), (0.3 - 0.1, 0.3 + 0.1)]
+    many = points(forest([gain("g2rpo", 0.1, 0.2, 0.3)], LABELS, {None: "training reward"}))
+    expected = spread([0.1, 0.2, 0.3])
+    assert (expected.low, expected.high) in [(row["low"], row["high"]) for row in many if "low" in row and "seed" not in row]
+    assert sorted(row["gain"] for row in many if "seed" in row) == [0.1, 0.2, 0.3]
+
+
+def test_what_nothing_is_known_of_has_no_chart_and_an_empty_image():
+    assert forest([], LABELS, {}) is None and curves({}, COLUMNS, AXES, LABELS) is None
+    assert svg(None).startswith("<svg")
+
+
+def test_the_library_of_the_page_ends_no_script_element_and_asks_nobody():
+    text = library()
+    assert "vegaEmbed" in text and "</script" not in text and "https://cdn" not in text

@@ -5,6 +5,7 @@ import pytest
 from g2rpo_core.algorithm.methods import LABELS
 from g2rpo_core.reporting.tables import (
     difference,
+    gains,
     main_table,
     method_pairs,
     missing_table,
@@ -13,6 +14,7 @@ from g2rpo_core.reporting.tables import (
     style_table,
     summary,
     tone,
+    verdict,
     win_rates,
 )
 
@@ -41,7 +43,7 @@ def test_seeds_are_values_of_their_own_and_two_say_nothing_of_a_spread(results):
     (standing,) = standings(rows, ["g2rpo"], ["clip_score"])
     assert standing.method == "g2rpo" and standing.above == {}
     assert standing.gain.values == pytest.approx((0.22, 0.24, 0.26)) and standing.gain.mean == pytest.approx(0.24)
-    assert standing.gain.high - standing.gain.mean == pytest.approx(4.303 * 0.02 / 3**0.5)
+    assert standing.gain.high - standing.gain.mean == pytest.approx(4.302653 * 0.02 / 3**0.5)
     assert standing.held_out["clip_score"].mean == pytest.approx(0)
     assert standings(rows[:-1], ["g2rpo"], []) == []
 
@@ -131,6 +133,35 @@ def test_the_summary_says_what_the_intervals_say(results):
     assert between.startswith("G²RPO is significantly above DanceGRPO with 1 of 1 seeds: ")
     nothing = difference(results, ("g2rpo", 1), ("g2rpo", 1), {"hps": 1.0})
     assert tone(nothing) == "" and tone(None) == ""
+
+
+def test_the_verdict_says_who_rose_who_is_ahead_and_what_follows(results):
+    rows = main_table(results, ("base", 0), RUNS, ["hps", "clip_score"], TRAINED_ON)
+    pairs = method_pairs(results, RUNS, [], TRAINED_ON)
+    found = gains(rows, ["hps", "clip_score"])
+    assert [(one.method, one.reward, one.tone) for one in found[:2]] == [("g2rpo", None, "up"), ("g2rpo", "hps", "up")]
+    assert found[0].by == pytest.approx(0.2) and found[0].over_seeds is None
+    sentence = verdict(found, [], pairs, LABELS, {"hps": "HPS-v2.1"})
+    assert sentence == (
+        "G²RPO (+0.200) raises the reward that it was trained on by more than chance; not so DanceGRPO (-0.400). "
+        "Apart by more than chance on some seed: G²RPO and DanceGRPO. What no training saw falls in places: HPS-v2.1 of DanceGRPO."
+    )
+    alone = verdict(gains(rows[:2], ["hps"]), [], [], LABELS, {"hps": "HPS-v2.1"})
+    assert alone == "G²RPO raises the reward that it was trained on (+0.200). What no training saw rises with it: HPS-v2.1."
+
+
+def test_from_three_seeds_on_the_verdict_is_that_of_the_interval_over_seeds(results):
+    seeds = [results.assign(seed=results.seed.where(results.method == "base", seed)) for seed in (1, 2, 3)]
+    shifts = {1: 0.0, 2: 0.02, 3: -0.02}
+    table = pd.concat(
+        part.assign(score=part.score + (part.method != "base") * shifts[seed]) for seed, part in zip(shifts, seeds)
+    ).drop_duplicates(["method", "seed", "prompt_id", "reward"])
+    runs = [(method, seed) for method, _ in RUNS for seed in shifts]
+    rows = main_table(table, ("base", 0), runs, ["hps"], TRAINED_ON)
+    found = gains(rows, ["hps"])
+    assert found[0].over_seeds.mean == pytest.approx(0.2) and found[0].tone == "up"
+    sentence = verdict(found, standings(rows, ["g2rpo", "dance_grpo"], []), [], LABELS, {})
+    assert sentence.endswith("G²RPO is above DanceGRPO by more than chance.")
 
 
 def test_a_difference_whose_interval_holds_zero_is_called_not_significant(results):
