@@ -16,7 +16,7 @@ from g2rpo_core.reporting.tables import Gain, Run
 
 INK = "#6f7683"  # of an SVG that stands by itself: readable on light and on dark
 PALETTE = ("#3b7dd8", "#d9822b", "#2f9e6e", "#a05fc0", "#c04f5f", "#6b7785", "#1fa2b8", "#b5a027", "#8a5a44", "#e377c2")  # fmt: skip
-VERSION = "6.1"  # of Vega-Lite, as altair writes it
+VERSION = "6.4"  # of Vega-Lite, as altair writes it
 PANELS = 3  # beside each other
 WIDTH, HEIGHT = 290, 150  # of a panel
 

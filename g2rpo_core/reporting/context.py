@@ -35,10 +35,9 @@ from g2rpo_core.reporting.tables import (
     most_changed,
     standings,
     style_table,
-    summary,
-    verdict,
     win_rates,
 )
+from g2rpo_core.reporting.verdict import summary, verdict
 from g2rpo_core.rewards.registry import labels as reward_labels
 from g2rpo_core.sampling.settings import SamplingSettings
 from g2rpo_core.training.settings import TrainingSettings
@@ -190,7 +189,7 @@ def build_context(
         },
         "granularities": granularity_lines(records),
         "monitored": monitor.prompts,
-        "verdict": verdict(gained, ranked[0][1] if ranked else [], pairs, labels, {name: named[name] for name in outside}),
+        "verdict": verdict(gained, ranked, pairs, labels, named, outside),
         "by_method": [
             (method, {one.reward: one for one in gained if one.method == method})
             for method in dict.fromkeys(one.method for one in gained)

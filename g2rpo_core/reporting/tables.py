@@ -227,85 +227,8 @@ def most_changed(results: pd.DataFrame, run: Run, base: Run, weights: Mapping[st
     return list((total(run) - total(base)).dropna().nsmallest(count).items())
 
 
-def verdict(
-    found: list[Gain], standing: list[Standing], pairs: list[Pair], labels: Mapping[str, str], held_out: Mapping[str, str]
-) -> str:
-    """What a reader tells a colleague: who raised the training reward, who is ahead, and whether what no training saw rose with it.
-
-    found: of `gains`; standing: of methods that share a reward, empty below three seeds; held_out: reward -> name in reports.
-    """
-    trained = sorted((one for one in found if one.reward is None), key=lambda one: -one.by)
-    if not trained:
-        return "Nothing here was trained on a reward that is measured."
-    risen = [one for one in trained if one.tone == "up"]
-    name = lambda one: f"{labels[one.method]} ({one.by:+.3f})"
-    several = "Both methods raise" if len(trained) == 2 else f"All {len(trained)} methods raise"
-    if len(trained) == 1:
-        verb = {"up": "raises", "down": "lowers", "": "does not change, by more than chance,"}[trained[0].tone]
-        sentences = [f"{labels[trained[0].method]} {verb} the reward that it was trained on ({trained[0].by:+.3f})."]
-    elif len(risen) == len(trained):
-        ends = f"{name(risen[0])} most and {name(risen[-1])} least" if len(risen) > 2 else " and ".join(map(name, risen))
-        sentences = [f"{several} the reward that they were trained on: {ends}."]
-    else:
-        rest = ", ".join(name(one) for one in trained if one not in risen)
-        which = (
-            f"{', '.join(map(name, risen))} raise"
-            if len(risen) > 1
-            else f"{name(risen[0])} raises"
-            if risen
-            else "No method raises"
-        )
-        sentences = [
-            f"{which} the reward that {'they were' if len(risen) != 1 else 'it was'} trained on by more than chance; not so {rest}."
-        ]
-    if len(standing) > 1:
-        below = [labels[other] for other, gained in standing[0].above.items() if tone(gained) == "up"]
-        first = labels[standing[0].method]
-        sentences.append(
-            f"{first} is above {', '.join(below)} by more than chance."
-            if below
-            else f"No method is below {first} by more than chance."
-        )
-    elif own := [pair for pair in pairs if pair.reward is None]:
-        apart = {(pair.first, pair.second) for pair in own if tone(pair.difference)}
-        several = "any two methods" if len(trained) > 2 else "them"
-        if not apart:
-            sentences.append(f"Between {several} no seed shows a difference of more than chance.")
-        else:
-            sentences.append(
-                "Apart by more than chance on some seed: "
-                + ", ".join(f"{labels[a]} and {labels[b]}" for a, b in sorted(apart))
-                + "."
-            )
-    other = [(held_out[one.reward], one) for one in found if one.reward is not None and one.reward in held_out]
-    if other and all(one.tone == "up" for _, one in other):
-        sentences.append(f"What no training saw rises with it: {', '.join(dict.fromkeys(reward for reward, _ in other))}.")
-    elif fallen := [f"{reward} of {labels[one.method]}" for reward, one in other if one.tone == "down"]:
-        sentences.append(f"What no training saw falls in places: {', '.join(fallen[:4])}{', …' if len(fallen) > 4 else ''}.")
-    return " ".join(sentences)
-
-
 def tone(difference: Difference | Spread | None) -> str:
     """`up` or `down` for a difference whose interval leaves out zero, else empty."""
     if difference is None or difference.low <= 0 <= difference.high:
         return ""
     return "up" if difference.mean > 0 else "down"
-
-
-def summary(rows: list[Row], pairs: list[Pair], labels: Mapping[str, str]) -> list[str]:
-    """What happened, in sentences: each method against the base, then the methods against each other, on the training reward."""
-    against = [(labels[row.method], "the base", row.trained) for row in rows if row.trained]
-    against += [(labels[pair.first], labels[pair.second], pair.difference) for pair in pairs if pair.reward is None]
-    sentences = []
-    for first, second in dict.fromkeys(entry[:2] for entry in against):
-        seeds = [difference for *who, difference in against if who == [first, second]]
-        tones = [tone(difference) for difference in seeds]
-        words = {
-            "up": f"significantly above {second}",
-            "down": f"significantly below {second}",
-            "": f"not significantly different from {second}",
-        }
-        verdict = ", ".join(f"{words[each]} with {tones.count(each)} of {len(tones)} seeds" for each in words if each in tones)
-        values = ", ".join(f"{each.mean:+.3f} [{each.low:+.3f}, {each.high:+.3f}]" for each in seeds)
-        sentences.append(f"{first} is {verdict}: {values}.")
-    return sentences

@@ -12,14 +12,14 @@ from g2rpo_core.reporting.tables import (
     most_changed,
     standings,
     style_table,
-    summary,
     tone,
-    verdict,
     win_rates,
 )
+from g2rpo_core.reporting.verdict import summary, verdict
 
 RUNS = [("g2rpo", 1), ("dance_grpo", 1)]
 WEIGHTS = {"hps": 2.0, "clip_score": 1.0}
+NAMES = {"hps": "HPS-v2.1", "clip_score": "CLIP Score"}
 TRAINED_ON = {method: WEIGHTS for method, _ in RUNS}
 
 
@@ -141,12 +141,12 @@ def test_the_verdict_says_who_rose_who_is_ahead_and_what_follows(results):
     found = gains(rows, ["hps", "clip_score"])
     assert [(one.method, one.reward, one.tone) for one in found[:2]] == [("g2rpo", None, "up"), ("g2rpo", "hps", "up")]
     assert found[0].by == pytest.approx(0.2) and found[0].over_seeds is None
-    sentence = verdict(found, [], pairs, LABELS, {"hps": "HPS-v2.1"})
+    sentence = verdict(found, [], pairs, LABELS, NAMES, ["hps"])
     assert sentence == (
-        "G²RPO (+0.200) raises the reward that it was trained on by more than chance; not so DanceGRPO (-0.400). "
+        "G²RPO (+0.200) raises the reward of the training by more than chance; not so DanceGRPO (-0.400). "
         "Apart by more than chance on some seed: G²RPO and DanceGRPO. What no training saw falls in places: HPS-v2.1 of DanceGRPO."
     )
-    alone = verdict(gains(rows[:2], ["hps"]), [], [], LABELS, {"hps": "HPS-v2.1"})
+    alone = verdict(gains(rows[:2], ["hps"]), [], [], LABELS, NAMES, ["hps"])
     assert alone == "G²RPO raises the reward that it was trained on (+0.200). What no training saw rises with it: HPS-v2.1."
 
 
@@ -160,8 +160,8 @@ def test_from_three_seeds_on_the_verdict_is_that_of_the_interval_over_seeds(resu
     rows = main_table(table, ("base", 0), runs, ["hps"], TRAINED_ON)
     found = gains(rows, ["hps"])
     assert found[0].over_seeds.mean == pytest.approx(0.2) and found[0].tone == "up"
-    sentence = verdict(found, standings(rows, ["g2rpo", "dance_grpo"], []), [], LABELS, {})
-    assert sentence.endswith("G²RPO is above DanceGRPO by more than chance.")
+    sentence = verdict(found, [(WEIGHTS, standings(rows, ["g2rpo", "dance_grpo"], []))], [], LABELS, NAMES, [])
+    assert sentence.endswith("G²RPO gains most (+0.200) and is above DanceGRPO by more than chance.")
 
 
 def test_a_difference_whose_interval_holds_zero_is_called_not_significant(results):
