@@ -473,6 +473,12 @@ def test_a_changed_parameter_runs_what_reads_it_and_can_be_compared_and_taken_ba
     assert set(json.loads(dvc(project, "exp", "diff", "HEAD", "other-seed", "--json"))["metrics"]) == runs
     assert set(json.loads(dvc(project, "metrics", "diff", "HEAD", "--json"))) == runs
     assert "evaluation.seed" in dvc(project, "params", "diff", "HEAD")
+    compared = run([sys.executable, "-m", "stages.compare", "HEAD", "now"], project)
+    assert compared.returncode == 0, compared.stderr
+    assert "| `evaluation.seed` | 1223627 | 5 |" in compared.stdout and "| g2rpo | HPS-v2.1 |" in compared.stdout
+    assert run([sys.executable, "-m", "stages.compare", "HEAD~9", "now"], project).stderr.startswith(
+        "error: compare: HEAD~9: no commit"
+    )
     assert run(["git", "checkout", "--quiet", "--", "."], project).returncode == 0
     dvc(project, "checkout")
     assert "Data and pipelines are up to date." in dvc(project, "status")

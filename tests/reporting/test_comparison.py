@@ -1,0 +1,46 @@
+import pandas as pd
+import pytest
+
+from g2rpo_core.errors import UserError
+from g2rpo_core.reporting.comparison import Side, changed_settings, changes
+
+PROFILE = {
+    "training": {"learning_rate": 1e-3, "rewards": {"hps": 1.0}},
+    "methods": {"g2rpo": {}, "dance_grpo": {"settings": {"eta": 1}}},
+}
+
+
+def shifted(results, method: str, by: float) -> pd.DataFrame:
+    return results.assign(score=results.score + by * (results.method == method))
+
+
+def test_runs_are_paired_by_prompt_and_told_apart_where_it_is_more_than_chance(results):
+    before, after = Side("a", PROFILE, results), Side("b", PROFILE, shifted(results, "g2rpo", 0.1).sample(frac=1, random_state=0))
+    found = {(one.method, one.reward): one for one in changes(before, after)}
+    assert set(found) == {(method, reward) for method in ("g2rpo", "base", "dance_grpo") for reward in ("hps", "clip_score")}
+    assert found["g2rpo", "hps"].tone == "up" and found["g2rpo", "hps"].seeds[1].mean == pytest.approx(0.1)
+    assert found["dance_grpo", "hps"].tone == found["base", "hps"].tone == ""
+    assert found["g2rpo", "hps"].after - found["g2rpo", "hps"].before == pytest.approx(0.1)
+
+
+def test_from_three_seeds_on_a_change_is_that_of_their_mean(results):
+    seeds = pd.concat(results.assign(seed=seed) for seed in (1, 2, 3))
+    moved = pd.concat(shifted(results.assign(seed=seed), "g2rpo", by) for seed, by in {1: 0.3, 2: -0.3, 3: 0.01}.items())
+    one = next(one for one in changes(Side("a", {}, seeds), Side("b", {}, moved)) if one.method == "g2rpo")
+    assert one.over_seeds.mean == pytest.approx(0.01 / 3) and one.tone == ""
+
+
+def test_settings_that_differ_are_those_of_methods_that_both_have(results):
+    other = {"training": {"learning_rate": 2e-3, "rewards": {"hps": 1.0}, "lora": None}, "methods": {"g2rpo": {"label": "x"}}}
+    without = results[results.method != "dance_grpo"]
+    assert changed_settings(Side("a", PROFILE, results), Side("b", other, without)) == [
+        ("training.learning_rate", 1e-3, 2e-3),
+        ("methods.g2rpo.label", None, "x"),
+    ]
+
+
+def test_what_cannot_be_paired_is_refused_in_words(results):
+    with pytest.raises(UserError, match="a and b have no run in common: .*g2rpo-1.* against elsewhere-1"):
+        changes(Side("a", {}, results), Side("b", {}, results[results.method == "g2rpo"].assign(method="elsewhere")))
+    with pytest.raises(UserError, match="were evaluated on other prompts"):
+        changes(Side("a", {}, results), Side("b", {}, results.assign(prompt_id="other-" + results.prompt_id)))
