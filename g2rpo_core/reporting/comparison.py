@@ -82,7 +82,8 @@ def changes(before: Side, after: Side) -> list[Change]:
                     means.append((float(first.mean()), float(second.mean())))
             if seeds:
                 over = spread([one.mean for one in seeds.values()]) if len(seeds) > 2 else None
-                found.append(Change(method, reward, *(sum(column) / len(means) for column in zip(*means)), seeds, over))
+                was, now = (sum(column) / len(means) for column in zip(*means))
+                found.append(Change(method, reward, was, now, seeds, over))
     return found
 
 
