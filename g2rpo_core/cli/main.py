@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from g2rpo_core.cli import doctor, export, generate, of_the_checkout, plan, profile, score
+from g2rpo_core.cli import demo, doctor, export, generate, of_the_checkout, plan, profile, score
 from g2rpo_core.errors import TRANSIENT_STATUS, TransientError, UserError
 
 app = typer.Typer(
@@ -27,6 +27,7 @@ for name, (module, about, example) in of_the_checkout.COMMANDS.items():
     )
 app.command("generate")(generate.generate)
 app.command("score")(score.score)
+app.command("demo")(demo.demo)
 app.command("export")(export.export)
 
 

@@ -1,6 +1,5 @@
 """`g2rpo score`: scores a folder of images with any of the rewards."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +9,7 @@ import typer
 
 from g2rpo_core.config import load_profile, load_run, profile_path
 from g2rpo_core.errors import UserError
+from g2rpo_core.inference.runs import tiny_rewards
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -64,7 +64,7 @@ def run(args: SimpleNamespace) -> None:
     columns = score_images(args.folder, table, names, models, section)
     for name, values in columns.items():
         table[name] = values
-    if note := of_tiny_models(names, models):
+    if note := tiny_rewards(names, models):
         table["models"] = note
     aside = args.out.with_name(f".{args.out.name}")
     try:
@@ -79,18 +79,6 @@ def run(args: SimpleNamespace) -> None:
     means = ", ".join(f"{name} {table[name].mean():.4f}" for name in names)
     print(f"{args.out}: {len(table)} images, mean {means}{' (' + note + ')' if note else ''}")
     _check_missing(table, names, section)
-
-
-def of_tiny_models(names: list[str], models: Path) -> str | None:
-    """What says that scores are those of small models that were trained here, and of none that was published; None if they are not."""
-    from g2rpo_core.common.model_store import LOCK
-    from g2rpo_core.rewards.registry import REWARDS
-
-    if not (models / LOCK).exists():  # rewards that a server computes need none
-        return None
-    entries = json.loads((models / LOCK).read_text())
-    tiny = [REWARDS[name].label for name in names if "folder" in entries.get(name, {})]
-    return f"tiny models, not {', '.join(tiny)}" if tiny else None
 
 
 def _check_missing(table: "pd.DataFrame", names: list[str], section: Mapping) -> None:
