@@ -7,17 +7,19 @@ from typing import Annotated
 import typer
 
 from g2rpo_core.config import load_profile, load_run, profile_path
-from g2rpo_core.errors import UserError
 from g2rpo_core.inference.runs import folder_of, trained_runs
 
 
 def demo(
     profile: Annotated[str | None, typer.Option(help="whose models, runs and image size; the one that params.yaml names")] = None,
     run: Annotated[
-        list[str] | None, typer.Option(help="a folder that has `transformer` or `lora`, beside the profile's runs; may be repeated")
+        list[str] | None,
+        typer.Option(help="a folder that has `transformer` or `lora`, beside the profile's runs; may be repeated"),
     ] = None,
     port: Annotated[int, typer.Option(min=1, max=65535)] = 7860,
-    host: Annotated[str, typer.Option(help="an address of this machine, for others to reach it; there is no password")] = "127.0.0.1",
+    host: Annotated[
+        str, typer.Option(help="an address of this machine, for others to reach it; there is no password")
+    ] = "127.0.0.1",
     device: Annotated[str | None, typer.Option(help="cuda or cpu; a GPU if there is one")] = None,
     open: Annotated[bool, typer.Option("--open", help="open it in the browser")] = False,
 ) -> None:
@@ -32,7 +34,8 @@ def demo(
         folder_of(one, profile)
     runs_of = lambda: [*trained_runs(profile), *others]
 
-    from g2rpo_core.demo.page import OPEN_TO_ALL, make_page, serve
+    from g2rpo_core.demo.page import make_page, serve
+    from g2rpo_core.demo.views import OPEN_TO_ALL
     from g2rpo_core.inference.pictures import Painter
 
     painter = Painter(settings, Path("models", profile), device)

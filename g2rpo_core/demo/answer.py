@@ -3,6 +3,7 @@
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import parse_qs, urlencode
 
 from pydantic import Field, ValidationError, field_validator
@@ -48,7 +49,7 @@ class Drawn:
     seconds: float
 
 
-def defaults(profile: Profile, runs: Sequence[str]) -> dict[str, object]:
+def defaults(profile: Profile, runs: Sequence[str]) -> dict[str, Any]:
     """What the page shows first: the evaluation's steps, the first of the runs, and the rewards of training."""
     return {
         "prompt": "",
@@ -68,9 +69,9 @@ def rewards_of(profile: Profile) -> list[str]:
 
 
 def checked(values: Mapping[str, object]) -> Asked:
-    """UserError, in one line, for what does not fit."""
+    """Of the page's inputs or a link's words; UserError, in one line, for what does not fit."""
     try:
-        return Asked.model_validate(values)
+        return Asked.model_validate(values, strict=False)
     except ValidationError as error:
         raise UserError(first_problem(error, Asked)) from None
 
@@ -84,12 +85,8 @@ def link(asked: Asked) -> str:
 def from_link(query: str, usual: Mapping[str, object]) -> Asked:
     """What a link asks; `usual` for what it leaves out. UserError for what does not fit."""
     given = parse_qs(query.removeprefix("?"), keep_blank_values=True)
-    values = {key: str(value) for key, value in usual.items() if key not in MANY} | {key: usual[key] for key in MANY}
-    values |= {key: tuple(filter(None, texts)) if key in MANY else texts[-1] for key, texts in given.items() if key in usual}
-    try:
-        return Asked.model_validate_strings(values)
-    except ValidationError as error:
-        raise UserError(f"the link: {first_problem(error, Asked)}") from None
+    values = {key: tuple(filter(None, texts)) if key in MANY else texts[-1] for key, texts in given.items() if key in usual}
+    return checked({**usual, **values})
 
 
 def answer(painter: Painter, profile: str, offered: Sequence[str], asked: Asked) -> list[Drawn]:
@@ -101,7 +98,7 @@ def answer(painter: Painter, profile: str, offered: Sequence[str], asked: Asked)
         if unknown := [name for name in names if name not in known]:
             raise UserError(f"there is no {kind} {unknown[0]!r} here, only {', '.join(known) or 'none'}")
     (conditioning,) = painter.encode([Prompt("of the page", asked.prompt, "")])
-    how = {"steps": asked.steps, "guidance": asked.guidance, "trained_share": asked.trained_share, "lora_scale": asked.lora_scale}
+    how: dict[str, Any] = asked.model_dump(include={"steps", "guidance", "trained_share", "lora_scale"})
     drawn = []
     for run in (BASE[0], *asked.runs):
         folder = folder_of(run, profile)

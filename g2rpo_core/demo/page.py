@@ -1,32 +1,30 @@
-"""The page itself, in Gradio: its inputs, what they ask of `answer`, the history, and the reports' pictures.
+"""The page itself, in Gradio: its inputs, what they ask of `answer`, and where `views` are shown.
 
 Nothing of it is fetched from elsewhere, and nothing is told to anybody: fonts are the system's, Gradio's analytics are off.
 """
 
-import base64
-import re
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 
 import gradio as gr
 import torch
-from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from g2rpo_core.demo import views
 from g2rpo_core.demo.answer import Asked, answer, checked, defaults, from_link, link, rewards_of
 from g2rpo_core.errors import UserError
 from g2rpo_core.inference.pictures import Painter
-from g2rpo_core.inference.runs import kind_of, tiny_rewards
+from g2rpo_core.inference.runs import folder_of, kind_of, tiny_rewards
 from g2rpo_core.rewards.registry import labels
 
 KEPT = 30  # in the history
 FIELDS = tuple(Asked.model_fields)
-PAIRS = re.compile(r'<h2 id="(?:images|worst)">.*?</table></div>', re.DOTALL)  # of reporting/templates/report.html.j2
-THEME = gr.themes.Base(font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"])
-OPEN_TO_ALL = "Anybody who reaches this address can use the page: it asks for no password."
-
-environment = Environment(loader=PackageLoader("g2rpo_core.demo"), autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-environment.filters["b64"] = lambda data: base64.b64encode(data).decode()
+THEME = gr.themes.Base(font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"]).set(
+    body_text_color_subdued="*neutral_500", body_text_color_subdued_dark="*neutral_400"
+)
+HIDDEN = {"api_visibility": "private"}
+ALONE = {**HIDDEN, "concurrency_limit": 1, "concurrency_id": "draw"}  # one picture at a time
+REMEMBER = "link => { if (link) history.replaceState(null, '', link) }"  # the page's address brings its pictures back
 
 
 def make_page(painter: Painter, profile: str, runs_of: Callable[[], list[str]], open_to_all: bool) -> gr.Blocks:
@@ -36,107 +34,94 @@ def make_page(painter: Painter, profile: str, runs_of: Callable[[], list[str]], 
     """
     usual = defaults(painter.profile, runs_of())
     names = labels(painter.profile.rewards)
-    any_lora = any(kind_of(Path("runs", profile, run)) == "lora" or kind_of(Path(run)) == "lora" for run in runs_of())
 
     def draw(saved: list[str], *values) -> tuple:
         """The message, the pictures, the history and its list, and the link of what was drawn."""
         try:
-            asked = checked(_typed(dict(zip(FIELDS, values))))
+            asked = checked(dict(zip(FIELDS, values)))
             drawn = answer(painter, profile, runs_of(), asked)
-        except Exception as error:
-            return _message(_words(error)), gr.skip(), gr.skip(), gr.skip(), ""
-        size = painter.profile.evaluation
-        shown = {
-            "drawn": drawn, "asked": asked, "link": link(asked), "labels": names, "pixelated": size.height < 128,
-            "width": size.width, "height": size.height, "note": tiny_rewards(list(asked.rewards), painter.models),
-        }  # fmt: skip
+        except Exception as error:  # noqa: BLE001 - the page shows one sentence, whatever happened
+            return views.message(_words(error)), gr.skip(), gr.skip(), gr.skip(), ""
+        note = tiny_rewards(list(asked.rewards), painter.models)
         kept = [link(asked), *(one for one in saved if one != link(asked))][:KEPT]
-        return "", environment.get_template("pictures.html.j2").render(shown), kept, past_of(kept), link(asked)
+        pictures = views.pictures(asked, drawn, names, painter.profile.evaluation, note)
+        return "", pictures, kept, views.history(kept, usual), link(asked)
 
-    def past_of(saved: list[str]) -> str:
-        """The list of what was drawn before; the browser keeps it, so what does not fit is left out."""
-        past = []
-        for one in saved if isinstance(saved, list) else []:
-            try:
-                past.append((asked := from_link(str(one), usual), link(asked)))
-            except UserError:
-                continue
-        return environment.get_template("history.html.j2").render(past=past)
+    def draw_if_linked(linked: bool, *values) -> tuple:
+        return draw(*values) if linked else (*[gr.skip()] * 4, "")
 
     def restore(saved: list[str], request: gr.Request) -> tuple:
         """The history, whether a link was followed, a message where it does not fit, and the inputs as the link has them."""
-        runs, query = runs_of(), str(request.query_params)
-        message, linked, values = "", False, dict(usual)
-        if "prompt" in request.query_params:
+        message, linked, values = "", "prompt" in request.query_params, dict(usual)
+        if linked:
             try:
-                values, linked = from_link(query, usual).model_dump(), True
+                values = from_link(str(request.query_params), usual).model_dump()
             except UserError as error:
-                message = _message(str(error))
-        choices = {"runs": [one for one in values["runs"] if one in runs], "rewards": values["rewards"]}
-        shown = [gr.update(value=choices.get(name, values[name])) for name in FIELDS]
-        shown[FIELDS.index("runs")] = gr.CheckboxGroup(choices=runs, value=choices["runs"])
-        return past_of(saved), linked, message, *shown
-
-    def draw_if_linked(linked: bool, *values) -> tuple:
-        return draw(*values) if linked else (gr.skip(),) * 4 + ("",)
+                message, linked = views.message(f"the link does not fit: {error}"), False
+        runs = list(dict.fromkeys([*runs_of(), *values["runs"]]))
+        shown = {name: gr.update(value=values[name]) for name in FIELDS}
+        shown["runs"] = gr.CheckboxGroup(choices=runs, value=list(values["runs"]))
+        shown["rewards"] = gr.update(value=list(values["rewards"]))
+        return views.history(saved, usual), linked, message, *shown.values()
 
     with gr.Blocks(title=f"g2rpo demo: {profile}", analytics_enabled=False) as page:
-        gr.HTML(_head(profile, open_to_all), elem_classes="g2-head")
-        with gr.Tab("Draw"):
-            with gr.Row():
-                with gr.Column(scale=2, min_width=280):
-                    prompt = gr.Textbox(label="Prompt", lines=2, placeholder=_example(painter), autofocus=True, elem_id="prompt")
-                    press = gr.Button("Draw", variant="primary", elem_id="draw")
-                    runs = gr.CheckboxGroup(runs_of(), value=usual["runs"], label="Trained runs, beside the base", elem_id="runs")
-                    rewards = gr.CheckboxGroup(
-                        [(names[name], name) for name in rewards_of(painter.profile)],
-                        value=usual["rewards"], label="Scores by", elem_id="rewards",
-                    )  # fmt: skip
-                    seed = gr.Number(usual["seed"], label="Seed of the noise", precision=0, minimum=0, maximum=2**32 - 1, elem_id="seed")
-                    with gr.Accordion("Sampling", open=True):
-                        steps = gr.Slider(1, 100, usual["steps"], step=1, label="Steps", elem_id="steps")
-                        guidance = gr.Slider(0, 20, usual["guidance"], step=0.1, label="Guidance", elem_id="guidance")
-                        scale = gr.Slider(
-                            0, 2, 1.0, step=0.05, label="LoRA scale", interactive=any_lora, elem_id="lora_scale",
-                            info="strength of runs that are a LoRA" + ("" if any_lora else "; none of these is"),
-                        )  # fmt: skip
-                        share = gr.Slider(
-                            0.05, 1, 1.0, step=0.05, label="Trained share", elem_id="trained_share",
-                            info="of the steps, from the noisy end; the base does the others",
-                        )  # fmt: skip
-                with gr.Column(scale=5, min_width=280):
-                    message = gr.HTML(elem_id="message")
-                    pictures = gr.HTML(elem_id="pictures")
-                    gr.Markdown("### History")
-                    past = gr.HTML(past_of([]), elem_id="history")
+        gr.HTML(views.head(profile, open_to_all), elem_classes="g2-head", apply_default_css=False)
+        with gr.Tab("Draw"), gr.Row():
+            with gr.Column(scale=2, min_width=280):
+                inputs, press = _inputs(painter, names, usual, runs_of(), any(_is_lora(run, profile) for run in runs_of()))
+            with gr.Column(scale=5, min_width=280):
+                message = gr.HTML(elem_id="message", apply_default_css=False)
+                pictures = gr.HTML(elem_id="pictures", apply_default_css=False)
+                gr.Markdown("### History")
+                past = gr.HTML(views.history([], usual), elem_id="history", apply_default_css=False)
         with gr.Tab("Pictures of the report") as tab:
-            found = _reports()
+            found = views.reports()
             which = gr.Dropdown(list(found), value=next(iter(found), None), label="Report", visible=len(found) > 1)
-            pairs = gr.HTML(elem_classes="g2-report", elem_id="pairs")
-            show = lambda name: _pairs(found.get(name))
-            tab.select(show, which, pairs, api_visibility="private")
-            which.change(show, which, pairs, api_visibility="private")
+            pairs = gr.HTML(elem_classes="g2-report", elem_id="pairs", apply_default_css=False)
+            for event in (tab.select, which.change):
+                event(lambda name: views.pairs(found.get(name)), which, pairs, **HIDDEN)
         saved = gr.BrowserState([], storage_key=f"g2rpo-{profile}", secret="not-a-secret")
-        address, linked = gr.State(""), gr.State(False)
-        inputs = dict(zip(FIELDS, (prompt, seed, steps, guidance, scale, share, runs, rewards)))
-        given = [saved, *inputs.values()]
-        shown = [message, pictures, saved, past, address]
-        alone = {"concurrency_limit": 1, "concurrency_id": "draw", "api_visibility": "private"}  # one picture at a time
-        for event in (press.click, prompt.submit):
-            event(draw, given, shown, show_progress_on=[pictures], **alone)
-        page.load(restore, saved, [past, linked, message, *inputs.values()], api_visibility="private").then(
-            draw_if_linked, [linked, *given], shown, show_progress_on=[pictures], **alone
+        address, linked = gr.Textbox(visible=False), gr.State(False)
+        given, shown = [saved, *inputs.values()], [message, pictures, saved, past, address]
+        for event in (press.click, inputs["prompt"].submit):
+            event(draw, given, shown, show_progress_on=[pictures], scroll_to_output=True, **ALONE).then(
+                None, address, js=REMEMBER
+            )
+        page.load(restore, saved, [past, linked, message, *inputs.values()], **HIDDEN).then(
+            draw_if_linked, [linked, *given], shown, show_progress_on=[pictures], **ALONE
         )
     return page
 
 
-def _typed(values: dict) -> dict:
-    """Gradio's numbers and lists as the types of `Asked`; what is empty stays so and is refused."""
-    whole = lambda value: int(value) if isinstance(value, float) and value.is_integer() else value
-    kinds = {"seed": whole, "steps": whole, "runs": tuple, "rewards": tuple}
-    number = lambda value: float(value) if isinstance(value, int) else value
-    kinds |= dict.fromkeys(("guidance", "lora_scale", "trained_share"), number)
-    return {name: kinds.get(name, lambda value: value)(value) for name, value in values.items()}
+def _inputs(painter: Painter, names: dict[str, str], usual: dict, runs: list[str], any_lora: bool) -> tuple[dict, gr.Button]:
+    """A component for each field of `Asked`, in their order, and the button."""
+    example = (
+        "a large red circle above a small blue square" if painter.profile.prompts.test == "shapes" else "what is to be drawn"
+    )
+    made = {"prompt": gr.Textbox(label="Prompt", lines=2, max_lines=6, placeholder=example, elem_id="prompt")}
+    press = gr.Button("Draw", variant="primary", elem_id="draw")
+    made["runs"] = gr.CheckboxGroup(runs, value=list(usual["runs"]), label="Trained runs, beside the base", elem_id="runs")
+    offered = [(names[name], name) for name in rewards_of(painter.profile)]
+    made["rewards"] = gr.CheckboxGroup(offered, value=list(usual["rewards"]), label="Scores by", elem_id="rewards")
+    whole = {"precision": 0, "minimum": 0, "maximum": 2**32 - 1}
+    made["seed"] = gr.Number(usual["seed"], label="Seed of the noise", elem_id="seed", **whole)
+    of_lora = "strength of runs that are a LoRA" + ("" if any_lora else "; none of these is")
+    sliders = {
+        "steps": (1, 100, 1, "Steps", None),
+        "guidance": (0, 20, 0.1, "Guidance", None),
+        "lora_scale": (0, 2, 0.05, "LoRA scale", of_lora),
+        "trained_share": (0.05, 1, 0.05, "Trained share", "of the steps, from the noisy end; the base does the others"),
+    }
+    with gr.Accordion("Sampling"):
+        for name, (low, high, step, label, info) in sliders.items():
+            usable = None if any_lora or name != "lora_scale" else False
+            made[name] = gr.Slider(low, high, usual[name], step=step, label=label, info=info, interactive=usable, elem_id=name)
+    return {name: made[name] for name in FIELDS}, press
+
+
+def _is_lora(run: str, profile: str) -> bool:
+    folder = folder_of(run, profile)
+    return folder is not None and kind_of(folder) == "lora"
 
 
 def _words(error: Exception) -> str:
@@ -149,47 +134,17 @@ def _words(error: Exception) -> str:
     return f"this failed by a mistake in the program ({type(error).__name__}); the console of `g2rpo demo` says where"
 
 
-def _message(text: str) -> str:
-    return environment.from_string('<p class="g2-error" role="alert">{{ text }}</p>').render(text=text)
-
-
-def _head(profile: str, open_to_all: bool) -> str:
-    source = """<h1>G²RPO, profile {{ profile }}</h1>
-<p class="g2-soft">One prompt and one noise, drawn by the model before training and by trained runs, and what the rewards say of each picture.</p>
-{% if warning %}<p class="g2-warning">{{ warning }}</p>{% endif %}"""
-    return environment.from_string(source).render(profile=profile, warning=OPEN_TO_ALL if open_to_all else "")
-
-
-def _example(painter: Painter) -> str:
-    return "a large red circle above a small blue square" if painter.profile.prompts.test == "shapes" else "what is to be drawn"
-
-
-def _reports() -> dict[str, Path]:
-    """The reports of this checkout by name: of params.yaml, and of the studies."""
-    found = {"params.yaml": Path("reports", "report.html")}
-    found |= {f"study {path.parts[1]}": path for path in sorted(Path("studies").glob("*/reports/report.html"))}
-    return {name: path for name, path in found.items() if path.exists()}
-
-
-def _pairs(report: Path | None) -> str:
-    """The pictures of a report, each prompt by every method."""
-    if report is None or not report.exists():
-        return _message("there is no report here: `dvc repro` makes it")
-    return "\n".join(PAIRS.findall(report.read_text(encoding="utf-8"))) or _message(f"{report} has no pictures")
-
-
 def serve(page: gr.Blocks, host: str, port: int, browser: bool) -> str:
     """Starts the server in threads of this process; its address. UserError where it cannot listen there."""
+    style = Path(__file__).parent / "templates" / "page.css"
+    looks = {"theme": THEME, "css_paths": style, "footer_links": [], "inbrowser": browser, "quiet": True}
+    without = dict.fromkeys(("share", "run_history", "enable_monitoring", "mcp_server", "ssr_mode", "pwa"), False)
     try:
         _, address, _ = page.queue(max_size=20).launch(
-            server_name=host, server_port=port, inbrowser=browser, share=False, quiet=True, prevent_thread_lock=True, theme=THEME,
-            css_paths=Path(__file__).parent / "templates" / "page.css", footer_links=[], run_history=False, enable_monitoring=False,
-            mcp_server=False, ssr_mode=False, pwa=False, node_port=None,
-        )  # fmt: skip
+            server_name=host, server_port=port, prevent_thread_lock=True, **looks, **without
+        )
     except OSError as error:
-        raise UserError(f"demo: cannot listen at {host}, port {port}: {_reason(error)}; give another --port") from None
+        raise UserError(
+            f"demo: port {port} of {host} cannot be had ({error.strerror or 'it is taken'}): give another --port"
+        ) from None
     return address
-
-
-def _reason(error: OSError) -> str:
-    return error.strerror or "the port is taken"

@@ -111,7 +111,10 @@ class Painter:
             except ValueError:  # no caption of the shapes task
                 if name not in registry.REWARDS or not registry.REWARDS[name].shapes_only:
                     raise
-                values, reasons = torch.full((1, len(images)), torch.nan), ["knows captions of the shapes task alone"] * len(images)
+                values, reasons = (
+                    torch.full((1, len(images)), torch.nan),
+                    ["knows captions of the shapes task alone"] * len(images),
+                )
             for scores, value, reason in zip(found, values[0].tolist(), reasons):
                 scores[name] = value if reason is None else reason
         return found
