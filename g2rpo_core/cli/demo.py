@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 
-from g2rpo_core.config import load_profile, load_run, profile_path
 from g2rpo_core.inference.runs import folder_of, trained_runs
 
 
@@ -27,6 +26,8 @@ def demo(
 
     Example: g2rpo demo --open
     """
+    from g2rpo_core.config import load_profile, load_run, profile_path
+
     profile = profile or load_run().profile
     settings = load_profile(profile_path(profile))
     others = run or []

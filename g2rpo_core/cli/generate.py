@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from g2rpo_core.common.runs import BASE
-from g2rpo_core.config import load_profile, load_run, profile_path
 from g2rpo_core.errors import UserError
 from g2rpo_core.inference.runs import folder_of
 
@@ -44,6 +43,8 @@ def generate(
 
 def draw(args: SimpleNamespace) -> None:
     """UserError before any model is loaded where the words say something that is not there."""
+    from g2rpo_core.config import load_profile, load_run, profile_path
+
     profile = args.profile or load_run().profile
     settings = load_profile(profile_path(profile))
     seeds, folder = seeds_of(args.seeds), folder_of(args.run, profile)

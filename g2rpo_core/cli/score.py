@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from g2rpo_core.config import load_profile, load_run, profile_path
 from g2rpo_core.errors import UserError
 from g2rpo_core.inference.runs import tiny_rewards
 
@@ -44,6 +43,7 @@ def run(args: SimpleNamespace) -> None:
     """UserError before any scoring where something is missing, and after it where more scores are than the reward's `max_missing`."""
     from g2rpo_core.cli.image_folder import pair
     from g2rpo_core.cli.image_folder import score as score_images
+    from g2rpo_core.config import load_profile, load_run, profile_path
     from g2rpo_core.rewards.registry import SPECS
 
     aliases = {alias: spec.name for spec in SPECS for alias in spec.aliases}
