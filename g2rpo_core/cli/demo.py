@@ -44,7 +44,7 @@ def demo(
     painter.policy(None)
     painter.encoders  # noqa: B018 - loads them
     painter.load_rewards(list(settings.training.rewards))
-    public = not _loopback(host)
+    public = not loopback(host)
     serving = serve(make_page(painter, profile, runs_of, public), host, port, open)
     if public:
         print(OPEN_TO_ALL)
@@ -52,7 +52,8 @@ def demo(
     _wait()
 
 
-def _loopback(host: str) -> bool:
+def loopback(host: str) -> bool:
+    """Whether an address reaches this machine alone."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

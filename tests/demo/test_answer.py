@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from g2rpo_core.cli.demo import loopback
 from g2rpo_core.cli.main import main
 from g2rpo_core.config import load_profile, profile_path
 from g2rpo_core.demo import views
@@ -76,6 +77,14 @@ def test_the_pictures_of_the_committed_report_are_found():
     shown = views.pairs(ROOT / "reports" / "report.html")
     assert shown.count('<h2 id="') == 2 and shown.count("data:image/png") > 30 and "<script" not in shown
     assert "there is no report here" in views.pairs(None)
+
+
+def test_who_lets_others_in_is_told_so():
+    assert views.OPEN_TO_ALL in views.head("tiny", open_to_all=True) and views.OPEN_TO_ALL not in views.head(
+        "tiny", open_to_all=False
+    )
+    hosts = ("127.0.0.1", "127.0.0.2", "::1", "localhost", "0.0.0.0", "192.168.1.5", "::", "myhost")
+    assert [loopback(host) for host in hosts] == [True] * 4 + [False] * 4
 
 
 @pytest.fixture(scope="module")
