@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+import re
 from pathlib import Path
 
 import httpx
@@ -45,19 +46,38 @@ def results(root: Path) -> list[dict]:
 def reward_curve(root: Path) -> str | None:
     """Every held-out reward of every run against its iterations, as the URL of an image; None without a run."""
     curves = {file.stem: json.loads(file.read_text()) for file in sorted((root / "reports" / "curves").glob("*.json"))}
-    rewards = list(dict.fromkeys(name for curve in curves.values() for name in curve[0] if name.startswith("heldout_")))
+    return curve_image(curves, ("heldout_",))
+
+
+def curve_image(curves: dict[str, list[dict]], prefixes: tuple[str, ...]) -> str | None:
+    """The columns that begin so, of every run, against the iteration, as the URL of an image: a chart a reward, a line a run and prefix.
+
+    None without such a column.
+    """
+    columns = {name for curve in curves.values() for row in curve for name in row if name.startswith(prefixes)}
+    columns -= {name for name in columns if name.startswith("reward_std_")}
+    bare = lambda name: next(name.removeprefix(prefix) for prefix in prefixes if name.startswith(prefix))
+    rewards = list(dict.fromkeys(bare(name) for curve in curves.values() for row in curve for name in row if name in columns))
     if not rewards:
         return None
     figure = Figure(figsize=(4 * len(rewards), 3), layout="constrained")
     for axes, reward in zip(figure.subplots(1, len(rewards), squeeze=False)[0], rewards):
         for run, curve in curves.items():
-            if reward in curve[0]:
-                axes.plot([row["iteration"] for row in curve], [row[reward] for row in curve], label=run)
-        axes.set(title=reward.removeprefix("heldout_"), xlabel="iteration")
+            for prefix in prefixes:
+                points = [(row["iteration"], row[f"{prefix}{reward}"]) for row in curve if f"{prefix}{reward}" in row]
+                if points:
+                    label = run if len(prefixes) == 1 else f"{run}, {prefix.rstrip('_')}"
+                    axes.plot(*zip(*points), label=label)
+        axes.set(title=reward, xlabel="iteration")
     axes.legend(fontsize="small")
     file = io.BytesIO()
     figure.savefig(file, format="png", dpi=80)
     return image_url(file)
+
+
+def key_of(*words: str) -> str:
+    """An artifact's key: lower-case letters, digits and dashes."""
+    return re.sub(r"[^a-z0-9]+", "-", " ".join(words).lower()).strip("-")
 
 
 def image_grid(root: Path, runs: list[str]) -> str | None:

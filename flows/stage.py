@@ -15,6 +15,8 @@ from prefect.logging import get_run_logger
 from prefect.states import Cancelled, Completed, Failed, State
 from prefect.tasks import exponential_backoff
 
+from flows.artifacts import key_of
+from flows.live import Live
 from g2rpo_core.errors import TRANSIENT_STATUS
 from stages.graph import Stage
 from stages.process import Ended, Text
@@ -32,6 +34,7 @@ class Output:
     """What a stage has printed so far, on its way to Prefect's log and to its live progress artifact."""
 
     stage: str
+    live: Live
     tail: deque = field(default_factory=lambda: deque(maxlen=LAST_LINES))
     bar_logged: float = -BAR_LOGGED_EVERY
     bar_shown: float = -BAR_SHOWN_EVERY
@@ -52,23 +55,19 @@ class Output:
         get_run_logger().info("%s", text.text)
 
     def show(self, percent: float, line: str) -> None:
-        """Brings the live progress artifact to `percent`; a server that is away gets the next one."""
+        """Brings the live progress artifact to `percent`, and the others along; a server that is away gets the next one."""
         try:
             if self.artifact is None:
                 self.artifact = create_progress_artifact(percent, key_of("progress", self.stage), line)
             else:
                 update_progress_artifact(self.artifact, percent, line)
+            self.live.update()
         except httpx.HTTPError as error:
             get_run_logger().debug("no progress shown: %s", error)
 
     def says(self, pattern: str) -> re.Match | None:
         """The last match among the last lines."""
         return next((match for line in reversed(self.tail) if (match := re.search(pattern, line))), None)
-
-
-def key_of(*words: str) -> str:
-    """An artifact's key: lower-case letters, digits and dashes."""
-    return re.sub(r"[^a-z0-9]+", "-", " ".join(words).lower()).strip("-")
 
 
 def stage_task(stage: Stage, stop: threading.Event) -> Task:
@@ -95,7 +94,7 @@ def stage_task(stage: Stage, stop: threading.Event) -> Task:
 
 def reproduce_stage(stage: Stage, stop: threading.Event) -> State:
     """`dvc repro --single-item` of a stage; the state that says how it ended."""
-    output = Output(stage.name)
+    output = Output(stage.name, Live(stage))
     busy = lambda: get_run_logger().warning("another run works on the same files: waiting for it")
     ended = repro(stage, output, stop=stop, time_limit=stage.meta.time_limit, on_busy=busy)
     return state_of(stage, ended, output)

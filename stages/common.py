@@ -13,7 +13,6 @@ from types import SimpleNamespace
 
 from ruamel.yaml import YAML
 
-from g2rpo_core.config import load_profile, load_study, profile_path
 from g2rpo_core.errors import TRANSIENT_STATUS, TransientError, UserError
 
 ROOT = Path(__file__).parents[1]  # of the code; data are in the working directory
@@ -68,6 +67,8 @@ def declared_code(stage: str) -> list[Path]:
 
 def sections(args: SimpleNamespace, *names: str) -> SimpleNamespace:
     """The named sections of a profile that was checked as a whole, as the study has them; a stage sees no other."""
+    from g2rpo_core.config import load_profile, load_study, profile_path  # they import torch, which --help need not wait for
+
     loaded = load_profile(profile_path(args.profile), load_study(args.study) if args.study else None)
     return SimpleNamespace(**{name: getattr(loaded, name) for name in names})
 

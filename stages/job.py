@@ -12,13 +12,10 @@ from pathlib import Path
 from jinja2 import Environment, StrictUndefined
 
 from g2rpo_core.common.runs import BASE, run_name
-from g2rpo_core.config import load_profile, profile_path, training_of
 from g2rpo_core.errors import UserError
 from stages.common import ends_in_one_line
-from stages.graph import read_graph
-from stages.launch import CONFIGURATIONS
 
-TEMPLATE = CONFIGURATIONS / "job.sbatch.j2"
+CONFIGURATIONS = Path(__file__).parent / "accelerate"
 JOBS = Path(".cache", "jobs")
 
 
@@ -41,6 +38,9 @@ def main() -> None:
 
 def write_job(args: argparse.Namespace) -> Path:
     """The file; UserError where the job could not start."""
+    from g2rpo_core.config import load_profile, profile_path, training_of  # with torch, which --help need not wait for
+    from stages.graph import read_graph
+
     profile, run = load_profile(profile_path(args.profile)), run_name(args.method, args.seed)
     if args.nodes < 1 or args.gpus_per_node < 1:
         raise UserError("launch: --nodes and --gpus-per-node must be above 0")
@@ -58,7 +58,9 @@ def write_job(args: argparse.Namespace) -> Path:
     if not base and training.prompts_per_iteration % count:
         raise UserError(f"launch: {training.prompts_per_iteration} prompts an iteration cannot be shared evenly by {count} GPUs")
     file = JOBS / f"{args.profile}-{run}.sbatch"
-    template = Environment(undefined=StrictUndefined, keep_trailing_newline=True).from_string(TEMPLATE.read_text())
+    template = Environment(undefined=StrictUndefined, keep_trailing_newline=True).from_string(
+        (CONFIGURATIONS / "job.sbatch.j2").read_text()
+    )
     text = template.render(
         file=file, profile=args.profile, method=args.method, seed=args.seed, run=run, names=names, nodes=args.nodes,
         gpus=args.gpus_per_node, processes=args.gpus_per_node, time=args.time, grace=round(training.checkpoints.grace),

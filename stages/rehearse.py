@@ -14,12 +14,11 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ruamel.yaml import YAML
 from tqdm import tqdm
 
-from g2rpo_core.config import load_profile, profile_path, resolve, training_of
-from g2rpo_core.config.profile import Profile
 from g2rpo_core.errors import UserError
 from g2rpo_core.estimate.machines import (
     ASSUMED_TFLOPS,
@@ -32,7 +31,9 @@ from g2rpo_core.estimate.machines import (
     checked_machines,
 )
 from stages.common import ends_in_one_line
-from stages.rehearsal.inputs import make_inputs
+
+if TYPE_CHECKING:  # with torch and diffusers, which --help need not wait for
+    from g2rpo_core.config import Profile
 
 GIB = 2**30
 HOME = Path(".cache", "rehearsal")
@@ -75,6 +76,8 @@ class Rehearsal:
 @ends_in_one_line
 def main() -> None:
     args = parsed(sys.argv[1:])
+    from g2rpo_core.config import load_profile, profile_path
+
     profile = load_profile(profile_path(args.profile))
     machines = checked_machines("rehearse", args.gpus, args.memory, args.nodes, args.inside, args.between)
     methods = list(profile.methods) if args.method == ["all"] else args.method or list(profile.methods)[:1]
@@ -114,8 +117,12 @@ def parsed(words: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
-def rehearsed(profile: Profile, name: str, method: str, machines: Machines, phases: Sequence[str], disk_rate: float) -> Rehearsal:
+def rehearsed(
+    profile: "Profile", name: str, method: str, machines: Machines, phases: Sequence[str], disk_rate: float
+) -> Rehearsal:
     """Runs the parts that the phases need, side by side but for the resumed run, which needs what the first one left."""
+    from stages.rehearsal.inputs import make_inputs
+
     problems = [*starts(profile, method, machines)]
     home = write_profile(name, method)
     make_inputs(home, name, profile)
@@ -167,8 +174,10 @@ def parts(phases: Sequence[str], machines: Machines) -> Iterator[Part]:
         yield Part("resume", "resume")
 
 
-def starts(profile: Profile, method: str, machines: Machines) -> Iterator[str]:
+def starts(profile: "Profile", method: str, machines: Machines) -> Iterator[str]:
     """What would end before any tensor is made: the number of processes that would be started is not that of the GPUs."""
+    from g2rpo_core.config import training_of
+
     sections = {
         "training": training_of(profile.training, profile.methods, method).processes,
         "evaluation": profile.evaluation.processes,
@@ -180,6 +189,8 @@ def starts(profile: Profile, method: str, machines: Machines) -> Iterator[str]:
 
 def write_profile(name: str, method: str) -> Path:
     """The profile as it is, but for two iterations with everything in them; the folder for the rehearsal's files."""
+    from g2rpo_core.config import profile_path, resolve
+
     data = resolve(profile_path(name)).data
     data["training"] |= {"iterations": ITERATIONS, "snapshots": [], "tracking": {"to": []}}
     data["training"]["monitor"] |= {"every": 1, "prompts": min(8, data["training"]["monitor"]["prompts"])}
@@ -218,7 +229,7 @@ def run_part(home: Path, profile: str, method: str, part: Part, machines: Machin
 
 
 def summary(
-    profile: Profile,
+    profile: "Profile",
     name: str,
     method: str,
     machines: Machines,
@@ -227,6 +238,8 @@ def summary(
     problems: list[str],
     disk_rate: float,
 ) -> Rehearsal:
+    from g2rpo_core.config import training_of
+
     peak: dict[str, float] = {}
     for title, report in reports.items():
         if title == LAST:

@@ -21,6 +21,7 @@ from stages.process import Ended, Text, run_group
 
 CPUS = os.cpu_count() or 1
 BUSY_WAIT = 5.0  # seconds
+BAR = re.compile(r"\|\s*(\d[\d.]*\w?/\d[\d.]*\w?) \[")  # tqdm's
 T = TypeVar("T")
 
 
@@ -93,26 +94,30 @@ def repro(
 def run_with_bar(stages: dict[str, Stage], side_by_side: int, logs: Path, stop: threading.Event) -> None:
     """Every stage that has changed or comes after one, under one progress bar; UserError for the first that fails, or for `stop`.
 
-    logs: the folder for every stage's output.
+    The bar says how far each running stage is by its own bar. logs: the folder for every stage's output.
     """
     logs.mkdir(parents=True, exist_ok=True)
-    names: dict[str, None] = {}  # of those that run
+    print(f"{logs.name}: the output of each stage is in {logs}/<stage>.log", file=sys.stderr)
+    running: dict[str, str] = {}  # how far each is
     with ThreadPoolExecutor(side_by_side) as pool, tqdm(total=len(stages), unit="stage", desc=logs.name) as bar:
+
+        def show(name: str, how_far: str) -> None:
+            running[name] = f"{name} {how_far}".rstrip()
+            bar.set_postfix_str(", ".join(list(running.values())))
 
         def start(stage: Stage, needs_to_run: bool, done: Callable[[], None]) -> Future | None:
             if not needs_to_run:
                 done()
                 return None
-            names[stage.name] = None
-            bar.set_postfix_str(", ".join(names))
-            future = pool.submit(run_logged, stage, CPUS // side_by_side or 1, logs, stop)
+            show(stage.name, "")
+            future = pool.submit(run_logged, stage, CPUS // side_by_side or 1, logs, stop, partial(show, stage.name))
             future.add_done_callback(lambda _: done())
             return future
 
         def end(name: str, future: Future | None) -> bool:
-            names.pop(name, None)
+            running.pop(name, None)
             bar.update()
-            bar.set_postfix_str(", ".join(names))
+            bar.set_postfix_str(", ".join(list(running.values())))
             if future:
                 future.result()
             return future is not None
@@ -124,8 +129,13 @@ def run_with_bar(stages: dict[str, Stage], side_by_side: int, logs: Path, stop: 
             raise
 
 
-def run_logged(stage: Stage, threads: int, logs: Path, stop: threading.Event) -> None:
-    """One stage, its output in a file of `logs`; UserError with its last error where it fails."""
+def run_logged(
+    stage: Stage, threads: int, logs: Path, stop: threading.Event, on_bar: Callable[[str], None] = lambda how_far: None
+) -> None:
+    """One stage, its output in a file of `logs`; UserError with its last error where it fails.
+
+    on_bar: called with `12/200` when the stage's own bar has moved.
+    """
     log = logs / f"{stage.name}.log"
     errors: list[str] = []
     with log.open("w") as file:
@@ -133,6 +143,8 @@ def run_logged(stage: Stage, threads: int, logs: Path, stop: threading.Event) ->
         def write(text: Text) -> None:
             file.write(f"{text.text}\n")
             file.flush()
+            if bar := BAR.search(text.text):
+                on_bar(bar[1])
             if text.text.startswith("error: "):
                 errors.append(text.text.removeprefix("error: "))
 

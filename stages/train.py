@@ -71,7 +71,7 @@ def main() -> None:
             )
         bar.update(record["iteration"] - bar.n)
         if tracking:
-            tracking.record(record)
+            tracking.record(record, trainer.num_images)
         if (samples := training.tracking.samples) and training.tracking.samples_due(record["iteration"]):
             # by all processes, as sharded weights need them in every call
             how = (samples.prompts, sampling.steps, sampling.shift, 0, sampling.decode_batch)

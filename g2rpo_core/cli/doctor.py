@@ -22,6 +22,7 @@ PACKAGES = (
     "open_clip_torch",
     "pyarrow",
     "tensorboard",
+    "gradio",
 )
 TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "WANDB_API_KEY", "OPENAI_API_KEY")
 GIB = 2**30

@@ -1,21 +1,19 @@
-"""`g2rpo export`: a run's weights as other programs read them, with a card that says what they are."""
+"""`g2rpo export`: a run's weights as other programs read them, with a card that says what they are, on a hub if asked."""
 
-import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Annotated, Literal
 
 import typer
 
-from g2rpo_core.config import load_profile, load_run, method_of, profile_path, training_of
 from g2rpo_core.errors import UserError
-
-Form = Literal["diffusers", "original", "lora", "kohya"]
+from g2rpo_core.inference.runs import folder_of, kind_of
 
 
 def export(
-    run: Annotated[str, typer.Argument(help="as g2rpo-1")],
+    run: Annotated[str, typer.Argument(help="as g2rpo-1, or a run's folder")],
     form: Annotated[
-        Form,
+        Literal["diffusers", "original", "lora", "kohya"],
         typer.Option(
             help="diffusers: a folder for from_pretrained; original: one file in Black Forest Labs' names, as ComfyUI's diffusion_models; "
             "of a LoRA: lora, for diffusers and ComfyUI, or kohya, for what reads sd-scripts' names"
@@ -26,101 +24,46 @@ def export(
     dtype: Annotated[
         Literal["float32", "bfloat16"], typer.Option(help="float32 is what was trained, bfloat16 half of it")
     ] = "float32",
+    push: Annotated[
+        str | None,
+        typer.Option(metavar="REPO", help="upload the folder to this repository of the hub, as user/name; private if it is new"),
+    ] = None,
+    public: Annotated[bool, typer.Option("--public", help="with --push: for everybody to see")] = False,
 ) -> None:
     """A run's trained weights in the names that other programs read, and a model card.
 
     Example: g2rpo export g2rpo-1 --form original --out my_model
     """
-    profile = profile or load_run().profile
-    folder = Path("runs", profile, run)
-    trained = "lora" if (folder / "lora").exists() else "transformer"
-    if not (folder / trained).exists():
-        there = ", ".join(sorted(path.name for path in folder.parent.glob("*") if path.is_dir())) or "none"
-        raise UserError(f"export: {folder} has no trained weights; of {profile} there are {there}")
-    if (form in ("lora", "kohya")) != (trained == "lora"):
+    draw_up(SimpleNamespace(**locals()))
+
+
+def draw_up(args: SimpleNamespace) -> None:
+    """UserError before anything is written where something does not fit."""
+    from g2rpo_core.config import load_run
+    from g2rpo_core.export.push import check_repo, push
+
+    profile = args.profile or load_run().profile
+    folder = folder_of(args.run, profile)
+    if folder is None:
+        raise UserError("export: the base is there already: models/<profile>/pipeline, or the hub")
+    trained = kind_of(folder)
+    if (args.form in ("lora", "kohya")) != (trained == "lora"):
         raise UserError(
-            f"export: {run} was trained as {'a LoRA: --form lora or kohya' if trained == 'lora' else 'whole weights: --form diffusers or original'}"
+            f"export: {args.run} was trained as {'a LoRA: --form lora or kohya' if trained == 'lora' else 'whole weights: --form diffusers or original'}"
         )
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"export: --out {out} is there already; name a new folder")
-    out.mkdir(parents=True, exist_ok=True)
-    file = write(profile, folder / trained, form, out, dtype)
-    (out / "README.md").write_text(card(profile, run, form, file))
+    if args.out.exists() and (not args.out.is_dir() or any(args.out.iterdir())):
+        raise UserError(f"export: --out {args.out} is there already; name a new folder")
+    if args.public and not args.push:
+        raise UserError("export: --public is about --push")
+    if args.push:
+        check_repo(args.push)
+
+    from g2rpo_core.export.card import write_card
+    from g2rpo_core.export.write import write
+
+    args.out.mkdir(parents=True, exist_ok=True)
+    file = write(Path("models", profile), folder / str(trained), args.form, args.out, args.dtype)
+    write_card(args.out, profile, folder, args.form, file, args.push)
     print(file)
-
-
-def write(profile: str, folder: Path, form: Form, out: Path, dtype: str) -> Path:
-    """The weights in `out`: the file or folder."""
-    import torch
-    from diffusers import FluxTransformer2DModel
-    from safetensors.torch import load_file, save_file
-
-    from g2rpo_core.common.model_store import ModelStore
-    from g2rpo_core.export import layouts
-    from g2rpo_core.models.flux import LORA_FILE
-
-    kind = getattr(torch, dtype)
-    if form == "diffusers":
-        FluxTransformer2DModel.from_pretrained(folder, dtype=kind).save_pretrained(out / "transformer")
-        return out / "transformer"
-    base = folder if form == "original" else ModelStore(Path("models", profile)).folder("pipeline") / "transformer"
-    config = FluxTransformer2DModel.load_config(base)
-    depth = (config["num_layers"], config["num_single_layers"])
-    if form == "original":
-        weights = layouts.original(FluxTransformer2DModel.from_pretrained(folder).state_dict(), *depth)
-    else:
-        from safetensors import safe_open
-
-        lora = load_file(folder / LORA_FILE)
-        with safe_open(folder / LORA_FILE, "pt") as opened:
-            alpha = float(json.loads(opened.metadata()["lora_adapter_metadata"])["transformer.lora_alpha"])
-        if form == "lora":
-            weights = layouts.with_alpha(lora, alpha)
-        else:
-            with torch.device("meta"):
-                shapes = {name: value.shape for name, value in FluxTransformer2DModel.from_config(config).state_dict().items()}
-            weights = layouts.kohya(lora, shapes, alpha, *depth)
-    cast = {key: value if key.endswith(".alpha") else value.to(kind) for key, value in weights.items()}
-    file = out / (LORA_FILE if form == "lora" else f"{folder.parent.name}.safetensors")
-    save_file({key: value.contiguous() for key, value in cast.items()}, file, metadata={"format": "pt"})
-    return file
-
-
-def card(profile: str, run: str, form: Form, file: Path) -> str:
-    """The model card: what it was made from and how, and its scores beside the base's."""
-    settings = load_profile(profile_path(profile))
-    method = run.rsplit("-", 1)[0]
-    training = training_of(settings.training, settings.methods, method)
-    repos = getattr(settings.models, "repos", {})
-    hub = bool(repos)
-    base = repos["pipeline"].repo if hub else "small models of profile tiny"
-    lines = [
-        "---",
-        *([f"base_model: {base}"] if hub else []),
-        "library_name: diffusers",
-        "tags: [g2rpo, text-to-image, flux, reinforcement-learning]",
-    ]
-    lines += [
-        "---",
-        f"# {run}",
-        "",
-        f"{base}, trained by {method} ({method_of(settings.methods, method).branching} branching) with",
-    ]
-    lines += [f"[g2rpo](https://arxiv.org/abs/2510.01982) on {', '.join(training.rewards)}: {training.iterations} iterations,"]
-    lines += [
-        f"learning rate {training.learning_rate:g}{', LoRA of rank ' + str(training.lora.rank) if training.lora else ''}. Form: `{form}`, `{file.name}`."
-    ]
-    lines += [
-        "",
-        "The base model's licence holds for it, and for what is made with it." if hub else "Nothing of it is a published model.",
-    ]
-    scores = {name: Path("reports", "metrics", f"{name}.json") for name in ("base-0", run)}
-    if all(path.exists() for path in scores.values()):
-        read = {name: json.loads(path.read_text()) for name, path in scores.items()}
-        lines += ["", "| reward, mean over the test prompts | base | trained |", "|---|---|---|"]
-        lines += [
-            f"| {reward} | {value:.4f} | {read[run][reward]:.4f} |"
-            for reward, value in read["base-0"].items()
-            if reward in read[run]
-        ]
-    return "\n".join(lines) + "\n"
+    if args.push:
+        print(push(args.out, args.push, args.public))

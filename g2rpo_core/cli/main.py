@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from g2rpo_core.cli import doctor, export, generate, of_the_checkout, plan, profile, score, serve_reward
+from g2rpo_core.cli import demo, doctor, export, fetch, generate, of_the_checkout, plan, profile, report, score, serve_reward
 from g2rpo_core.errors import TRANSIENT_STATUS, TransientError, UserError
 
 app = typer.Typer(
@@ -25,10 +25,14 @@ for name, (module, about, example) in of_the_checkout.COMMANDS.items():
     app.command(name, help=f"{about}\n\nExample: g2rpo {name} {example}", context_settings=of_the_checkout.TAKES_ALL)(
         of_the_checkout.command(name, module)
     )
+app.command("models")(fetch.models)
+app.command("prompts")(fetch.prompts)
 app.command("generate")(generate.generate)
 app.command("score")(score.score)
+app.command("demo")(demo.demo)
 app.command("serve-reward")(serve_reward.serve_reward)
 app.command("export")(export.export)
+app.command("report")(report.report)
 
 
 def main() -> None:

@@ -22,6 +22,9 @@ def command(name: str, module: str) -> Callable[[typer.Context], None]:
     def run(context: typer.Context) -> None:
         if not Path(*module.split(".")).with_suffix(".py").exists():
             raise UserError(f"{name}: run it in the project's checkout, where the folder `stages` is")
-        sys.exit(subprocess.run([sys.executable, "-m", module, *context.args]).returncode)
+        status = subprocess.run([sys.executable, "-m", module, *context.args]).returncode
+        if "--help" in context.args:
+            print(f"\nExample: g2rpo {name} {COMMANDS[name][2]}")
+        sys.exit(status)
 
     return run

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from g2rpo_core.config import Profile, load_profile, profile_path, training_of
 from g2rpo_core.errors import UserError
 from g2rpo_core.estimate.machines import ASSUMED_TFLOPS, BETWEEN, INSIDE, checked_machines
 
 if TYPE_CHECKING:  # they import torch and diffusers, which --help need not wait for
+    from g2rpo_core.config import Profile
     from g2rpo_core.estimate.budget import Way
     from g2rpo_core.estimate.plan import Plan
 
@@ -43,6 +43,7 @@ def plan(
 
 
 def run(args: SimpleNamespace) -> None:
+    from g2rpo_core.config import load_profile, profile_path, training_of
     from g2rpo_core.estimate.budget import cheapest
     from g2rpo_core.estimate.plan import changes, make_plan
 
@@ -84,7 +85,7 @@ def run(args: SimpleNamespace) -> None:
     print("\n".join(_lines(args, plan, source, what)))
 
 
-def _rate(given: str | None, profile: Profile, method: str) -> tuple[float | None, str]:
+def _rate(given: str | None, profile: "Profile", method: str) -> tuple[float | None, str]:
     if given is None:
         return None, f"assumed: {ASSUMED_TFLOPS:.0f} TFLOP/s in bfloat16; not measured"
     if given == "measured":

@@ -4,15 +4,15 @@ import sys
 from collections.abc import Iterator
 from itertools import takewhile
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from pydantic import BaseModel
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
 
-from g2rpo_core.config import load_profile, method_of, profile_path, resolve
-from g2rpo_core.config.profile import Profile
+if TYPE_CHECKING:  # with torch, which --help need not wait for
+    from g2rpo_core.config import Profile
 
 WIDTH = 130
 
@@ -41,6 +41,8 @@ def show(name: Annotated[str, typer.Argument(help="a file of profiles/")]) -> No
 
     Example: g2rpo profile show flux_hps
     """
+    from g2rpo_core.config import load_profile, profile_path, resolve
+
     path = profile_path(name)
     shown = annotated(load_profile(path), resolve(path).origin)
     yaml = YAML(typ="rt", pure=True)
@@ -57,6 +59,8 @@ def diff(
 
     Example: g2rpo profile diff flux_hps flux_fast
     """
+    from g2rpo_core.config import load_profile, profile_path
+
     both = [_settings(load_profile(profile_path(name))) for name in (first, second)]
     for name in dict.fromkeys([*both[0]["methods"], *both[1]["methods"]]):
         if sum(name in one["methods"] for one in both) == 1:  # whole, not setting by setting
@@ -78,13 +82,15 @@ def _leaves(value: dict, prefix: str = "") -> Iterator[tuple[str, object]]:
             yield f"{prefix}{key}", inner
 
 
-def annotated(profile: Profile, origin: dict[str, str]) -> CommentedMap:
+def annotated(profile: "Profile", origin: dict[str, str]) -> CommentedMap:
     """Every setting of the profile, those of methods with their published values, each with a comment on where it comes from."""
     return _annotated(_settings(profile), "", origin)
 
 
-def _settings(profile: Profile) -> dict:
+def _settings(profile: "Profile") -> dict:
     """Every section, the methods with their published settings."""
+    from g2rpo_core.config import method_of
+
     data = {name: getattr(profile, name) for name in type(profile).model_fields}
     data["methods"] = {
         name: {**run.model_dump(mode="json", exclude={"settings"}), "settings": method_of(profile.methods, name)}

@@ -1,6 +1,5 @@
 """`g2rpo score`: scores a folder of images with any of the rewards."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from g2rpo_core.config import load_profile, load_run, profile_path
 from g2rpo_core.errors import UserError
+from g2rpo_core.inference.runs import tiny_rewards
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -49,6 +48,7 @@ def run(args: SimpleNamespace) -> None:
 
     from g2rpo_core.cli.image_folder import pair
     from g2rpo_core.cli.image_folder import score as score_images
+    from g2rpo_core.config import load_profile, load_run, profile_path
     from g2rpo_core.rewards.registry import REWARDS, SPECS, load, settings_of
     from g2rpo_core.rewards.remote import RemoteReward
 
@@ -71,7 +71,7 @@ def run(args: SimpleNamespace) -> None:
     scorers = load(names, models, "cuda" if torch.cuda.is_available() else "cpu", section)
     for name, values in score_images(args.folder, table, scorers).items():
         table[name] = values
-    here = of_tiny_models([name for name in names if not settings_of(section, name).remote], models)
+    here = tiny_rewards([name for name in names if not settings_of(section, name).remote], models)
     there = [scorer.health.note for scorer in scorers.values() if isinstance(scorer, RemoteReward)]
     if note := "; ".join(filter(None, [here, *there])):
         table["models"] = note
@@ -88,18 +88,6 @@ def run(args: SimpleNamespace) -> None:
     means = ", ".join(f"{name} {table[name].mean():.4f}" for name in names)
     print(f"{args.out}: {len(table)} images, mean {means}{' (' + note + ')' if note else ''}")
     _check_missing(table, names, section)
-
-
-def of_tiny_models(names: list[str], models: Path) -> str | None:
-    """What says that scores are those of small models that were trained here, and of none that was published; None if they are not."""
-    from g2rpo_core.common.model_store import LOCK
-    from g2rpo_core.rewards.registry import REWARDS
-
-    if not (models / LOCK).exists():  # rewards that a server computes need none
-        return None
-    entries = json.loads((models / LOCK).read_text())
-    tiny = [REWARDS[name].label for name in names if name in REWARDS and "folder" in entries.get(name, {})]
-    return f"tiny models, not {', '.join(tiny)}" if tiny else None
 
 
 def _check_missing(table: "pd.DataFrame", names: list[str], section: Mapping) -> None:

@@ -177,10 +177,16 @@ class Policy:
         if self._base is None and not self.has_lora:
             self._base = copy.deepcopy(self.transformer).eval().requires_grad_(False)
 
-    def use_base(self, pipeline: Path) -> None:
-        """Has the base of a FluxPipeline folder for `base_velocity`, where trained weights were loaded; nothing for a LoRA."""
+    def use_base(self, base: "Path | Policy") -> None:
+        """Has the base of a FluxPipeline folder, or one that is loaded, for `base_velocity`, where trained weights were loaded.
+
+        Nothing for a LoRA.
+        """
         if not self.has_lora:
-            self._base = load_transformer(pipeline / "transformer", self.device, self.dtype, trained=False).eval()
+            if isinstance(base, Path):
+                self._base = load_transformer(base / "transformer", self.device, self.dtype, trained=False).eval()
+            else:
+                self._base = base.transformer
 
     def base_velocity(self, conditioning: Conditioning) -> Velocity:
         """The velocity field of the model before training; a LoRA's base is the same weights with the LoRA at zero."""

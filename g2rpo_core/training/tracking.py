@@ -4,7 +4,9 @@ Nothing here decides what a run makes, and no stage reads it. It lies in LIVE, o
 """
 
 import math
+import os
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -22,7 +24,6 @@ from g2rpo_core.training.settings import TrackingSettings
 LIVE = Path(".cache", "live")
 CAPTION = 14  # pixels under a picture
 MODULES = {"tensorboard": "tensorboard", "wandb": "wandb", "trackio": "trackio", "mlflow": "mlflow", "dvclive": "dvclive"}
-PICTURES = ("tensorboard", "wandb", "trackio")  # the trackers whose pictures accelerate knows
 
 
 class Tracking:
@@ -42,12 +43,13 @@ class Tracking:
         for tracker in self.trackers:
             tracker.start()
 
-    def record(self, record: Mapping) -> None:
-        """An iteration's record as curves by topic, with its speed and memory."""
+    def record(self, record: Mapping, num_images: int) -> None:
+        """An iteration's record as curves by topic, with its speed and memory; num_images: that it sampled."""
         values = {f"{topic(key)}/{key}": value for key, value in record.items() if key != "iteration" and math.isfinite(value)}
         if self.before:
             seconds = record["seconds"] - self.before["seconds"]
             values["speed/seconds_per_iteration"] = seconds
+            values["speed/images_per_second"] = num_images / seconds
             values["speed/nfe_per_second"] = (record["num_forward_evals"] - self.before["num_forward_evals"]) / seconds
         values["memory/host_gib"] = psutil.Process().memory_info().rss / 2**30
         if torch.cuda.is_available():
@@ -83,10 +85,7 @@ class Tracking:
         self.folder.mkdir(parents=True, exist_ok=True)
         whole.save(self.folder / f"{name}-{iteration:06d}.png")
         for tracker in self.trackers:
-            if tracker.name == "tensorboard":
-                tracker.log_images({title: to_tensor(whole)[None]}, step=iteration)
-            elif tracker.name in PICTURES:
-                tracker.log_images({title: [whole]}, step=iteration)
+            _show_picture(tracker, name, title, whole, iteration)
 
 
 def topic(key: str) -> str:
@@ -103,13 +102,36 @@ def topic(key: str) -> str:
 
 
 def _tracker(kind: str, name: str, folder: Path, first: int) -> GeneralTracker:
+    """A tracker of the run `tiny/g2rpo-1`: for those with projects, of the run g2rpo-1 in the project g2rpo-tiny.
+
+    Only TensorBoard can take back what was told after a checkpoint; elsewhere a resumed run stands beside the one before.
+    """
+    make = LOGGER_TYPE_TO_CLASS[kind]
     if kind == "tensorboard":
-        return LOGGER_TYPE_TO_CLASS[kind](name, logging_dir=folder, purge_step=first or None)
+        return make(name, logging_dir=folder, purge_step=first or None)
     if kind == "dvclive":  # by default it would rewrite dvc.yaml
-        return LOGGER_TYPE_TO_CLASS[kind](name, dir=str(folder / name / "dvclive"), dvcyaml=None, save_dvc_exp=False)
-    if kind == "mlflow":
-        return LOGGER_TYPE_TO_CLASS[kind](name, logging_dir=folder / name)
-    return LOGGER_TYPE_TO_CLASS[kind](name)
+        return make(name, dir=str(folder / name / "dvclive"), dvcyaml=None, save_dvc_exp=False)
+    above, _, run = name.rpartition("/")
+    project = "-".join(filter(None, ["g2rpo", *above.split("/")]))
+    (folder / name).mkdir(parents=True, exist_ok=True)
+    if kind == "mlflow":  # by default its database would be in the checkout
+        os.environ.setdefault("MLFLOW_TRACKING_URI", f"sqlite:///{folder.resolve() / 'mlflow.db'}")
+        return make(project, logging_dir=(folder / name / "mlflow").resolve().as_uri(), run_name=run)
+    return make(project, name=run, **({"dir": str(folder / name)} if kind == "wandb" else {}))
+
+
+def _show_picture(tracker: GeneralTracker, name: str, title: str, image: Image.Image, step: int) -> None:
+    """By the tracker's own interface where accelerate has none for pictures."""
+    if tracker.name == "tensorboard":
+        tracker.log_images({title: to_tensor(image)[None]}, step=step)
+    elif tracker.name == "wandb":
+        tracker.log_images({title: [image]}, step=step)
+    elif tracker.name == "trackio":
+        tracker.log({title: import_module("trackio").Image(image)}, step=step)
+    elif tracker.name == "mlflow":
+        import_module("mlflow").log_image(image, key=name, step=step)
+    elif tracker.name == "dvclive":
+        tracker.live.log_image(f"{name}.png", image)
 
 
 def _row(images: torch.Tensor, captions: Sequence[str]) -> Image.Image:

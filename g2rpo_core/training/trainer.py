@@ -77,6 +77,7 @@ class Trainer:
         self.watch: Callable[[int, str, torch.Tensor, torch.Tensor], None] | None = (
             None  # an iteration's first group, see score_rollout
         )
+        self.num_images = 0  # that the last iteration sampled, of all processes
         self.weights_unchanged = True  # whether the weights are those with which the iteration began
         self.sigmas = shifted_sigmas(sampling.steps, sampling.shift).to(policy.device)
         self.transition = method.transition(self.sigmas)
@@ -122,6 +123,7 @@ class Trainer:
             self.policy, self.rewards, sampled, texts, self.sampling.decode_batch, iteration, processes, self._stop_if_asked,
             partial(self.watch, iteration + 1, texts[0]) if self.watch else None,
         )  # fmt: skip
+        self.num_images = rewards[0].numel() * processes.size
         advantages = branch_advantages(rewards, list(training.rewards.values()), training.adv_clip_max)
 
         chosen = self.method.trained(len(sampled.transitions), random.Random(seed_of("trained", self.seed, iteration)))

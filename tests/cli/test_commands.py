@@ -3,6 +3,8 @@
 import json
 import re
 import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -14,7 +16,12 @@ from tests.conftest import ROOT
 from tests.fixtures.commands import run_here
 
 pytestmark = pytest.mark.pipeline
-COMMANDS = ("doctor", "plan", "generate", "score", "profile list", "profile show", "profile diff")
+COMMANDS = (
+    *("doctor", "plan", "models", "prompts", "generate", "score", "demo", "export", "report"),
+    *("profile list", "profile show", "profile diff"),
+)
+# of the commands that hand their words to a module, what `--help` loads
+MODULES = ("stages.rehearse", "stages.job")
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +49,17 @@ def project(models, tmp_path_factory):
 def test_every_command_helps_with_an_example(command):
     done = run_here(main, *command.split(), "--help", folder=ROOT)
     assert done.returncode == 0 and f"Example: g2rpo {command}" in re.sub(r"\s+", " ", done.stdout)
+
+
+def test_help_waits_for_no_torch():
+    script = (
+        "import sys; from importlib import import_module; from typer.testing import CliRunner; from g2rpo_core.cli.main import app\n"
+        f"for command in {COMMANDS}: assert CliRunner().invoke(app, [*command.split(), '--help']).exit_code == 0, command\n"
+        f"for module in {MODULES}: import_module(module)\n"
+        "print(sorted({'torch', 'diffusers', 'transformers', 'gradio'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
 
 
 def test_pictures_depend_on_prompt_seed_and_weights_and_say_what_made_them(project):
@@ -74,7 +92,7 @@ def test_a_grid_has_a_row_a_prompt_and_a_column_a_seed(project):
         (["a circle " * 20], "prompt 0000 has 41 tokens, over the profile's embed.max_sequence_length = 16: shorten it or raise"),
         ([], "generate: give prompts, or a file of them by --file"),
         (["a circle", "--seeds", "1-x"], "generate: --seeds 1-x: give whole numbers from 0"),
-        (["a circle", "--run", "g2rpo-9"], "generate: --run g2rpo-9: no trained weights; of tiny there are base, g2rpo-1"),
+        (["a circle", "--run", "g2rpo-9"], "g2rpo-9: no trained weights; of tiny there are base, g2rpo-1"),
         (["a circle", "--steps", "0"], "generate: --steps must be at least 1"),
         (["a circle", "--out", "params.yaml"], "generate: --out params.yaml is no folder"),
         (["--file", "nothing.txt"], "nothing.txt: no such prompt file"),
@@ -113,3 +131,34 @@ def test_profiles_are_listed_and_their_differences_shown():
 def test_a_word_that_no_command_has_ends_with_status_two():
     done = run_here(main, "plan", "--gpu", "3", folder=ROOT)
     assert done.returncode == 2 and "No such option: --gpu" in done.stderr
+
+
+def test_the_report_is_found_and_a_study_that_is_not_there_named():
+    done = run_here(main, "report", "--study", "compare", folder=ROOT)
+    assert done.stdout == f"{ROOT / 'studies' / 'compare' / 'reports' / 'report.html'}\n"
+    unknown = run_here(main, "report", "--study", "nope", folder=ROOT)
+    assert unknown.returncode == 1 and unknown.stderr == "error: report: --study nope: there are compare, granularities, steps\n"
+
+
+def test_open_hands_the_report_to_the_browser(tmp_path, monkeypatch):
+    opened = tmp_path / "opened"
+    browser = tmp_path / "browser"
+    browser.write_text(f'#!/bin/sh\necho "$1" > {opened}\n')
+    browser.chmod(0o755)
+    monkeypatch.setenv("BROWSER", str(browser))
+    command = [sys.executable, "-m", "g2rpo_core.cli", "report", "--open"]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    assert opened.read_text() == f"{(ROOT / 'reports' / 'report.html').as_uri()}\n"
+
+
+def test_prompts_of_another_profile_are_fetched_by_the_stage_and_a_mistake_ends_in_one_line(tmp_path):
+    for name in ("stages", "g2rpo_core"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    shutil.copytree(ROOT / "profiles", tmp_path / "profiles")
+    shutil.copy(ROOT / "params.yaml", tmp_path)
+    command = [sys.executable, "-m", "g2rpo_core.cli", "prompts", "--profile"]
+    done = subprocess.run([*command, "tiny_fast"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout == "256 train prompts, 256 test prompts\n", done.stderr
+    assert (tmp_path / "prompts" / "tiny_fast" / "train.parquet").exists()
+    missing = subprocess.run([*command, "flux_hps"], cwd=tmp_path, capture_output=True, text=True)
+    assert missing.returncode == 1 and missing.stderr.startswith("error: data/hpsv2_test.txt: no such prompt file")

@@ -10,35 +10,16 @@ from safetensors.torch import load_file
 from g2rpo_core.cli.main import main
 from g2rpo_core.export import layouts
 from g2rpo_core.models.flux import Policy
-from g2rpo_core.models.settings import LoraSettings
-from tests.conftest import ROOT
 from tests.fixtures.commands import run_here
+from tests.fixtures.projects import ALPHA, RANK, small_project
 from tests.fixtures.weights import randomize
 
 pytestmark = pytest.mark.pipeline
-RANK, ALPHA = 4, 12.0
-TARGETS = ("to_q", "to_v", "to_out.0", "add_k_proj", "proj_mlp", "ff.net.2")  # of a fused module some, and all
 
 
 @pytest.fixture(scope="module")
 def project(models, tmp_path_factory):
-    """Profile tiny with a run of whole weights, `g2rpo-1`, and one of a LoRA whose weights are not zero, `g2rpo-2`."""
-    folder = tmp_path_factory.mktemp("export")
-    (folder / "profiles").symlink_to(ROOT / "profiles")
-    (folder / "params.yaml").write_text("profile: tiny\nmethods: [g2rpo]\nseeds: [1]\n")
-    (folder / "models").mkdir()
-    (folder / "models" / "tiny").symlink_to(models)
-    how = {"height": 32, "width": 32, "guidance": 3.5}
-    whole = Policy.load_to_train(models / "pipeline", **how)
-    randomize(whole.transformer)
-    whole.save(folder / "runs" / "tiny" / "g2rpo-1")
-    adapted = Policy.load_to_train(models / "pipeline", LoraSettings(rank=RANK, alpha=ALPHA, target_modules=TARGETS), 0, **how)
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for parameter in adapted.trained_parameters().values():
-            parameter.copy_(0.1 * torch.randn(parameter.shape, generator=generator))
-    adapted.save(folder / "runs" / "tiny" / "g2rpo-2")
-    return folder
+    return small_project(tmp_path_factory.mktemp("export"), models)
 
 
 def export(project, run, form, *words):
@@ -135,7 +116,7 @@ def test_kohyas_form_merges_to_the_same_weights(project, models):
 @pytest.mark.parametrize(
     "words, complaint",
     [
-        (["g2rpo-9", "--form", "original", "--out", "new"], "export: runs/tiny/g2rpo-9 has no trained weights; of tiny there are g2rpo-1, g2rpo-2"),
+        (["g2rpo-9", "--form", "original", "--out", "new"], "g2rpo-9: no trained weights; of tiny there are base, g2rpo-1, g2rpo-2"),
         (["g2rpo-1", "--form", "kohya", "--out", "new"], "export: g2rpo-1 was trained as whole weights: --form diffusers or original"),
         (["g2rpo-2", "--form", "original", "--out", "new"], "export: g2rpo-2 was trained as a LoRA: --form lora or kohya"),
         (["g2rpo-1", "--form", "original", "--out", "models"], "export: --out models is there already; name a new folder"),

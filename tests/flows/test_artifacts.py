@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from flows.artifacts import GRID_PIXELS, image_grid, results, reward_curve
+from flows.artifacts import GRID_PIXELS, curve_image, image_grid, results, reward_curve
 from tests.conftest import ROOT
 
 
@@ -51,3 +51,29 @@ def test_the_grid_has_one_row_a_model_base_first_and_no_run_of_another_graph(pro
 
 def test_what_is_not_there_is_left_out(tmp_path):
     assert (results(tmp_path), reward_curve(tmp_path), image_grid(tmp_path, ["g2rpo-1"])) == ([], None, None)
+
+
+def test_the_live_view_looks_where_training_writes():
+    from flows import live
+    from g2rpo_core.distributed import checkpoint
+    from g2rpo_core.training import loop, tracking
+
+    assert live.RESUME == checkpoint.ROOT / "train" and live.LIVE == tracking.LIVE and live.RECORDS.endswith(loop.CURVE)
+
+
+def test_a_half_written_record_is_left_for_the_next_look(tmp_path):
+    from flows.live import read_records
+
+    (tmp_path / "records.jsonl").write_text('{"iteration": 0}\n{"iteration": 1}\n{"iter')
+    assert [record["iteration"] for record in read_records(tmp_path / "records.jsonl")] == [0, 1]
+    assert read_records(tmp_path / "gone.jsonl") == []
+
+
+def test_the_curve_so_far_has_training_and_held_out_rewards():
+    records = [
+        {"iteration": i, "reward_hps": i / 10, "reward_std_hps": 1.0, **({"heldout_hps": 0.2} if i % 2 == 0 else {})}
+        for i in range(5)
+    ]
+    both, one = (pixels(curve_image({"g2rpo-1": records}, prefixes)) for prefixes in (("reward_", "heldout_"), ("reward_",)))
+    assert both.shape == one.shape and not np.array_equal(both, one)
+    assert curve_image({"g2rpo-1": [{"iteration": 0}]}, ("reward_",)) is None

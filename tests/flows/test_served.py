@@ -98,6 +98,22 @@ def test_a_second_run_of_a_deployment_is_skipped_and_says_so_while_another_flow_
     assert names(served.tasks(same)) == {"train@g2rpo-1": "Skipped"}
 
 
+def test_a_training_shows_its_rewards_and_its_curve_while_it_runs(served, fresh_training):
+    run = served.start("train")
+    live = lambda key: next((one for one in served.of_run("artifacts", run) if one["key"] == f"{key}-train-g2rpo-1"), None)
+    first = json.loads(until(lambda: live("rewards"))["data"])
+    assert first[0]["iteration"] > 0 or len(first) == 1
+    assert first[0]["reward_hps"] == first[0]["iteration"] / 100 and "kl" not in first[0]  # it was no number
+    later = until(lambda: (rows := json.loads(live("rewards")["data"]))[0]["iteration"] > first[0]["iteration"] and rows)
+    assert [row["iteration"] for row in later] == list(range(later[0]["iteration"], max(-1, later[0]["iteration"] - 12), -1))
+    curve = live("curve")
+    until(lambda: live("curve")["data"] != curve["data"])
+    assert curve["data"].startswith("data:image/png;base64,")
+    assert live("live")["data"] == f"[g2rpo-1]({(served.folder / '.cache' / 'live' / 'tiny' / 'g2rpo-1').as_uri()})"
+    (served.folder / "enough").touch()
+    assert served.ended(run)["type"] == "COMPLETED"
+
+
 @pytest.mark.slow
 def test_a_server_that_dies_and_comes_back_loses_nothing(served, fresh_training):
     run = served.start("reproduce", targets=["evaluate"])

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from tests.conftest import ROOT
 
-# a training as the flows see one: a progress bar, and on SIGTERM a checkpoint and exit status 143
+# a training as the flows see one: a progress bar, records as they come, and on SIGTERM a checkpoint and exit status 143
 TRAIN = """
-import signal, sys, time
+import json, signal, sys, time
 from pathlib import Path
 from tqdm import tqdm
 
@@ -21,8 +21,15 @@ def end(number, frame):
 done = 0
 signal.signal(signal.SIGTERM, end)
 Path("started").touch()
+Path(".cache/live/tiny/g2rpo-1").mkdir(parents=True, exist_ok=True)
+scratch = Path(".cache/resume/train/tiny/g2rpo-1/0123")
+scratch.mkdir(parents=True, exist_ok=True)
+records = (scratch / "records.jsonl").open("w")
 for done in tqdm(range(600), desc="g2rpo-1", mininterval=0):
     time.sleep(0.1)
+    held_out = {"heldout_hps": done / 50} if done % 10 == 0 else {}
+    records.write(json.dumps({"iteration": done, "reward_hps": done / 100, "reward_std_hps": 0.1, "kl": float("nan"), **held_out}) + "\\n")
+    records.flush()
     if Path("enough").exists():
         break
 Path("weights").write_text("w")

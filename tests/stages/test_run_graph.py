@@ -1,6 +1,7 @@
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from ruamel.yaml import YAML
 
 from flows import KNOWN, version_problem
 from g2rpo_core.errors import UserError
+from stages import runner
 from stages.graph import chosen, read_graph
 from tests.conftest import ROOT
 
@@ -113,3 +115,24 @@ def test_a_study_needs_neither_prefect_nor_the_flows():
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_a_studys_bar_says_how_far_each_stage_is_and_where_its_output_goes(tmp_path, monkeypatch, capsys):
+    """A real stage of a real DVC project, whose own bar is tqdm's."""
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "slow.py").write_text(
+        "import sys\nfrom tqdm import tqdm\nfor _ in tqdm(range(7), desc='slow', mininterval=0, unit='iteration'): pass\nopen('out', 'w')\n"
+    )
+    (project / "dvc.yaml").write_text("stages:\n  slow:\n    cmd: python slow.py\n    outs: [out]\n")
+    monkeypatch.chdir(project)
+    monkeypatch.setenv("DVC_NO_ANALYTICS", "1")
+    monkeypatch.setattr(runner.tqdm, "monitor_interval", 0)
+    for command in (["git", "init", "--quiet"], [sys.executable, "-m", "dvc", "init", "--quiet"]):
+        subprocess.run(command, check=True)
+    shown = []
+    monkeypatch.setattr(runner.tqdm, "set_postfix_str", lambda bar, text, refresh=True: shown.append(text))
+    runner.run_with_bar(read_graph(), 1, Path("logs", "study"), threading.Event())
+    assert "slow 0/7" in shown and "slow 7/7" in shown and shown[-1] == ""
+    assert "study: the output of each stage is in logs/study/<stage>.log\n" in capsys.readouterr().err
+    assert "7/7" in Path("logs/study/slow.log").read_text()

@@ -35,7 +35,7 @@ def events_of(folder):
 def test_every_finite_column_is_a_curve_with_speed_and_memory(tmp_path):
     run = Tracking("tiny/g2rpo-1", SETTINGS, folder=tmp_path)
     for iteration in range(3):
-        run.record(record(iteration, iteration / 10))
+        run.record(record(iteration, iteration / 10), 12)
     run.finish()
     events = events_of(tmp_path / "tiny" / "g2rpo-1")
     curves = set(events.Tags()["scalars"])
@@ -47,17 +47,18 @@ def test_every_finite_column_is_a_curve_with_speed_and_memory(tmp_path):
         (2, 0.2),
     ]
     assert [(event.step, event.value) for event in events.Scalars("speed/nfe_per_second")] == [(1, 5.0), (2, 5.0)]
+    assert [(event.step, event.value) for event in events.Scalars("speed/images_per_second")] == [(1, 6.0), (2, 6.0)]
 
 
 def test_a_resumed_run_takes_back_what_was_told_after_its_checkpoint(tmp_path):
     killed = Tracking("run", SETTINGS, folder=tmp_path)
     for iteration in range(5):
-        killed.record(record(iteration, 0.5))
+        killed.record(record(iteration, 0.5), 12)
     killed.finish()
     time.sleep(1.1)  # files of events are named by the second and read in their order
     resumed = Tracking("run", SETTINGS, first=2, folder=tmp_path)
     for iteration in (2, 3):
-        resumed.record(record(iteration, 0.25))
+        resumed.record(record(iteration, 0.25), 12)
     resumed.finish()
     told = {event.step: event.value for event in events_of(tmp_path / "run").Scalars("rewards/reward_hps")}
     assert told == {0: 0.5, 1: 0.5, 2: 0.25, 3: 0.25}
@@ -90,7 +91,7 @@ def test_a_tracker_that_is_not_installed_ends_in_one_line(tmp_path, monkeypatch)
 def test_tensorboards_page_shows_the_curves(tmp_path):
     run = Tracking("tiny/g2rpo-1", SETTINGS, folder=tmp_path / "live")
     for iteration in range(3):
-        run.record(record(iteration, 0.1))
+        run.record(record(iteration, 0.1), 12)
     run.finish()
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -127,3 +128,19 @@ def until(happened) -> None:
             pass
         assert time.monotonic() < end
         time.sleep(0.3)
+
+
+def test_dvclive_has_the_curves_and_the_newest_pictures_and_leaves_the_pipeline_alone(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for words in (["init"], ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "--allow-empty", "-m", "first"]):
+        subprocess.run(["git", *words], check=True, capture_output=True)
+    run = Tracking("tiny/g2rpo-1", TrackingSettings(to=("dvclive",)), folder=tmp_path / "live")
+    for iteration in range(3):
+        run.record(record(iteration, iteration / 10), 12)
+    run.samples(2, torch.ones(2, 3, 32, 32), ["a circle", "a cross"])
+    run.finish()
+    home = tmp_path / "live" / "tiny" / "g2rpo-1" / "dvclive"
+    lines = (home / "plots" / "metrics" / "rewards" / "reward_hps.tsv").read_text().split()
+    assert lines == ["step", "reward_hps", "0", "0.0", "1", "0.1", "2", "0.2"]
+    assert Image.open(home / "plots" / "images" / "samples.png").size[0] > 256
+    assert not (tmp_path / "dvc.yaml").exists()

@@ -183,6 +183,8 @@ def test_an_experiment_may_hook_in_another_sampler(make_trainer, policy):
     samplers = [make_trainer(small_method("g2rpo"), num_generations=size).sampler for size in (2, 4)]
     usual.sampler = lambda conditioning, iteration, *words, **more: samplers[iteration](conditioning, iteration, *words, **more)
     records = list(usual.run())
-    counts = [sampler(usual.prompts.conditioning([0, 1]), 0).num_forward_evals for sampler in samplers]
+    rollouts = [sampler(usual.prompts.conditioning([0, 1]), 0) for sampler in samplers]
+    counts = [one.num_forward_evals for one in rollouts]
+    assert usual.num_images == rollouts[-1].clean.shape[:4].numel()
     assert counts[0] < counts[1] and [record["num_forward_evals"] for record in records] == [counts[0], sum(counts)]
     assert all(record["old_policy_ratio_error"] < 2e-5 for record in records)

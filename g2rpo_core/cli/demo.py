@@ -1,0 +1,69 @@
+"""`g2rpo demo`: a page to try the base and the trained runs, on this machine alone unless --host is given."""
+
+import ipaddress
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from g2rpo_core.inference.runs import folder_of, trained_runs
+
+
+def demo(
+    profile: Annotated[str | None, typer.Option(help="whose models, runs and image size; the one that params.yaml names")] = None,
+    run: Annotated[
+        list[str] | None,
+        typer.Option(help="a folder that has `transformer` or `lora`, beside the profile's runs; may be repeated"),
+    ] = None,
+    port: Annotated[int, typer.Option(min=1, max=65535)] = 7860,
+    host: Annotated[
+        str, typer.Option(help="an address of this machine, for others to reach it; there is no password")
+    ] = "127.0.0.1",
+    device: Annotated[str | None, typer.Option(help="cuda or cpu; a GPU if there is one")] = None,
+    open: Annotated[bool, typer.Option("--open", help="open it in the browser")] = False,
+) -> None:
+    """A page to draw prompts by the base and trained runs side by side, with their scores.
+
+    Example: g2rpo demo --open
+    """
+    from g2rpo_core.config import load_profile, load_run, profile_path
+
+    profile = profile or load_run().profile
+    settings = load_profile(profile_path(profile))
+    others = run or []
+    for one in others:
+        folder_of(one, profile)
+    runs_of = lambda: [*trained_runs(profile), *others]
+
+    from g2rpo_core.demo.page import make_page, serve
+    from g2rpo_core.demo.views import OPEN_TO_ALL
+    from g2rpo_core.inference.pictures import Painter
+
+    painter = Painter(settings, Path("models", profile), device)
+    print(f"loading the models of {profile} ...", flush=True)
+    painter.policy(None)
+    painter.encoders  # noqa: B018 - loads them
+    painter.load_rewards(list(settings.training.rewards))
+    public = not loopback(host)
+    serving = serve(make_page(painter, profile, runs_of, public), host, port, open)
+    if public:
+        print(OPEN_TO_ALL)
+    print(f"the demo of {profile} is at {serving}; Ctrl-C ends it", flush=True)
+    _wait()
+
+
+def loopback(host: str) -> bool:
+    """Whether an address reaches this machine alone."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _wait() -> None:
+    import threading
+
+    try:
+        threading.Event().wait()
+    except KeyboardInterrupt:
+        pass

@@ -1,0 +1,42 @@
+"""`g2rpo report`: where the report is, made first where there is none, and opened in the browser if asked."""
+
+import subprocess
+import sys
+import webbrowser
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from g2rpo_core.errors import UserError
+
+
+def report(
+    study: Annotated[
+        str | None, typer.Option(help="a folder of studies/, such as compare; the runs of params.yaml without")
+    ] = None,
+    make: Annotated[
+        bool, typer.Option("--make", help="bring it up to date first, from the runs and scores that are there")
+    ] = False,
+    open: Annotated[bool, typer.Option("--open", help="open it in the browser")] = False,
+) -> None:
+    """The comparison report of the runs, or of a study: prints where it is, and makes it first where there is none.
+
+    Example: g2rpo report --study compare --open
+    """
+    home = Path("studies", study) if study else Path(".")
+    if not (home / "dvc.yaml").exists():
+        known = ", ".join(sorted(path.parent.name for path in Path("studies").glob("*/dvc.yaml")))
+        raise UserError(
+            f"report: --study {study}: there are {known or 'none here'}" if study else "report: run it in the project's checkout"
+        )
+    file = home / "reports" / "report.html"
+    if make or not file.exists():
+        command = [sys.executable, "-m", "dvc", "repro", "--single-item", "report"]
+        if subprocess.run(command, cwd=home, stdout=sys.stderr).returncode:
+            raise UserError(
+                f"report: {file} could not be made, the lines above say why; `cd {home} && dvc repro` makes all of it"
+            )
+    print(file.resolve())
+    if open and not webbrowser.open(file.resolve().as_uri()):
+        raise UserError(f"report: no browser could be started here: open {file.resolve()} in one")

@@ -1,0 +1,112 @@
+"""What is asked on the page, as a value that fits into a link, and what is drawn and scored for it."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import parse_qs, urlencode
+
+from pydantic import Field, ValidationError, field_validator
+
+from g2rpo_core.common.runs import BASE
+from g2rpo_core.config import Profile
+from g2rpo_core.data.prompts import Prompt, normalized
+from g2rpo_core.errors import UserError
+from g2rpo_core.inference.pictures import Painter, png
+from g2rpo_core.inference.runs import folder_of
+from g2rpo_core.settings import Settings, first_problem
+
+MANY = ("runs", "rewards")  # what a link names several times
+
+
+class Asked(Settings):
+    """One press of the button."""
+
+    prompt: str = Field(max_length=5000)
+    seed: int = Field(ge=0, lt=2**32, description="of the initial noise, as `g2rpo generate --seeds`")
+    steps: int = Field(ge=1, le=100)
+    guidance: float = Field(ge=0, le=20)
+    lora_scale: float = Field(ge=0, le=2)
+    trained_share: float = Field(gt=0, le=1)
+    runs: tuple[str, ...] = Field(description="drawn beside the base")
+    rewards: tuple[str, ...]
+
+    @field_validator("prompt")
+    @classmethod
+    def _some_text(cls, value: str) -> str:
+        if not normalized(value):
+            raise ValueError("write what is to be drawn")
+        return normalized(value)
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A picture as PNG, which run made it, its scores (the reason where there is none), and the seconds to draw it."""
+
+    run: str
+    png: bytes
+    scores: Mapping[str, float | str]
+    seconds: float
+
+
+def defaults(profile: Profile, runs: Sequence[str]) -> dict[str, Any]:
+    """What the page shows first: the evaluation's steps, the first of the runs, and the rewards of training."""
+    return {
+        "prompt": "",
+        "seed": 0,
+        "steps": profile.evaluation.steps[0],
+        "guidance": profile.sampling.guidance,
+        "lora_scale": 1.0,
+        "trained_share": 1.0,
+        "runs": tuple(runs[:1]),
+        "rewards": tuple(profile.training.rewards),
+    }
+
+
+def rewards_of(profile: Profile) -> list[str]:
+    """The rewards that the page offers: of training and of evaluation."""
+    return list(dict.fromkeys([*profile.training.rewards, *profile.evaluation.rewards]))
+
+
+def checked(values: Mapping[str, object]) -> Asked:
+    """Of the page's inputs or a link's words; UserError, in one line, for what does not fit."""
+    try:
+        return Asked.model_validate(values, strict=False)
+    except ValidationError as error:
+        raise UserError(first_problem(error, Asked)) from None
+
+
+def link(asked: Asked) -> str:
+    """The query of an address that asks the same; without a run or reward its name stands there with nothing."""
+    values = asked.model_dump()
+    return "?" + urlencode({name: value if name not in MANY or value else [""] for name, value in values.items()}, doseq=True)
+
+
+def from_link(query: str, usual: Mapping[str, object]) -> Asked:
+    """What a link asks; `usual` for what it leaves out. UserError for what does not fit."""
+    given = parse_qs(query.removeprefix("?"), keep_blank_values=True)
+    values = {key: tuple(filter(None, texts)) if key in MANY else texts[-1] for key, texts in given.items() if key in usual}
+    return checked({**usual, **values})
+
+
+def answer(painter: Painter, profile: str, offered: Sequence[str], asked: Asked) -> list[Drawn]:
+    """The base first, then the runs, with the same noise.
+
+    offered: the runs that may be asked for. UserError for others, for unknown rewards, and for a prompt that the text encoders would cut.
+    """
+    for kind, names, known in (("run", asked.runs, offered), ("reward", asked.rewards, rewards_of(painter.profile))):
+        if unknown := [name for name in names if name not in known]:
+            raise UserError(f"there is no {kind} {unknown[0]!r} here, only {', '.join(known) or 'none'}")
+    (conditioning,) = painter.encode([Prompt("of the page", asked.prompt, "")])
+    how: dict[str, Any] = asked.model_dump(include={"steps", "guidance", "trained_share", "lora_scale"})
+    drawn = []
+    for run in (BASE[0], *asked.runs):
+        folder = folder_of(run, profile)
+        painter.policy(folder)  # loading is no part of the seconds
+        start = time.perf_counter()
+        images = painter.draw(folder, conditioning, [asked.seed], **how)
+        seconds = time.perf_counter() - start
+        (scores,) = painter.score(images, asked.prompt, asked.rewards)
+        about = {"profile": profile, "run": run, "prompt": asked.prompt, "seed": asked.seed, **how}
+        drawn.append(Drawn(run, png(images[0], about), scores, seconds))
+    return drawn

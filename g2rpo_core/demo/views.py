@@ -1,0 +1,59 @@
+"""What the page shows, as HTML: everything that somebody has typed is escaped by the templates."""
+
+import base64
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from g2rpo_core.demo.answer import Asked, Drawn, from_link, link
+from g2rpo_core.errors import UserError
+from g2rpo_core.evaluation.settings import EvaluationSettings
+
+OPEN_TO_ALL = "Anybody who reaches this address can use the page: it asks for no password."
+PAIRS = re.compile(r'<h2 id="(?:images|worst)">.*?</table></div>', re.DOTALL)  # of reporting/templates/report.html.j2
+
+environment = Environment(loader=PackageLoader("g2rpo_core.demo"), autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+environment.filters["b64"] = lambda data: base64.b64encode(data).decode()
+
+
+def head(profile: str, open_to_all: bool) -> str:
+    return environment.get_template("head.html.j2").render(profile=profile, warning=OPEN_TO_ALL if open_to_all else "")
+
+
+def message(text: str) -> str:
+    return environment.from_string('<p class="g2-error" role="alert">{{ text }}</p>').render(text=text)
+
+
+def pictures(asked: Asked, drawn: Sequence[Drawn], labels: Mapping[str, str], size: EvaluationSettings, note: str | None) -> str:
+    """Every picture with its run and its scores, and beside the scores of runs their difference to the base's."""
+    shown = {"asked": asked, "drawn": drawn, "labels": labels, "note": note, "link": link(asked)}
+    return environment.get_template("pictures.html.j2").render(
+        shown, width=size.width, height=size.height, pixelated=size.height < 128
+    )
+
+
+def history(saved: object, usual: Mapping[str, object]) -> str:
+    """The links of what was drawn before. The browser keeps them, so what does not fit is left out."""
+    past = []
+    for one in saved if isinstance(saved, list) else []:
+        try:
+            past.append((asked := from_link(str(one), usual), link(asked)))
+        except UserError:
+            continue
+    return environment.get_template("history.html.j2").render(past=past)
+
+
+def reports() -> dict[str, Path]:
+    """The reports of this checkout by name: of params.yaml, and of the studies."""
+    found = {"params.yaml": Path("reports", "report.html")}
+    found |= {f"study {path.parts[1]}": path for path in sorted(Path("studies").glob("*/reports/report.html"))}
+    return {name: path for name, path in found.items() if path.exists()}
+
+
+def pairs(report: Path | None) -> str:
+    """The pictures of a report, each prompt by every method."""
+    if report is None or not report.exists():
+        return message("there is no report here: `dvc repro` makes it")
+    return "\n".join(PAIRS.findall(report.read_text(encoding="utf-8"))) or message(f"{report} has no pictures")

@@ -1,0 +1,46 @@
+"""A run's weights in one of the forms that other programs read, written to a folder."""
+
+import json
+from pathlib import Path
+from typing import Literal
+
+import torch
+from diffusers import FluxTransformer2DModel
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from g2rpo_core.common.model_store import ModelStore
+from g2rpo_core.export import layouts
+from g2rpo_core.models.flux import LORA_FILE
+
+Form = Literal["diffusers", "original", "lora", "kohya"]
+
+
+def write(models: Path, trained: Path, form: Form, out: Path, dtype: Literal["float32", "bfloat16"]) -> Path:
+    """The file or folder in `out`.
+
+    models: the folder of the stage `models`; trained: a run's `transformer`, or its `lora` for the last two forms.
+    """
+    kind = getattr(torch, dtype)
+    if form == "diffusers":
+        FluxTransformer2DModel.from_pretrained(trained, dtype=kind).save_pretrained(out / "transformer")
+        return out / "transformer"
+    base = trained if form == "original" else ModelStore(models).folder("pipeline") / "transformer"
+    config = FluxTransformer2DModel.load_config(base)
+    depth = (config["num_layers"], config["num_single_layers"])
+    if form == "original":
+        weights = layouts.original(FluxTransformer2DModel.from_pretrained(trained).state_dict(), *depth)
+    else:
+        lora = load_file(trained / LORA_FILE)
+        with safe_open(trained / LORA_FILE, "pt") as opened:
+            alpha = float(json.loads(opened.metadata()["lora_adapter_metadata"])["transformer.lora_alpha"])
+        if form == "lora":
+            weights = layouts.with_alpha(lora, alpha)
+        else:
+            with torch.device("meta"):
+                shapes = {name: value.shape for name, value in FluxTransformer2DModel.from_config(config).state_dict().items()}
+            weights = layouts.kohya(lora, shapes, alpha, *depth)
+    cast = {key: value if key.endswith(".alpha") else value.to(kind) for key, value in weights.items()}
+    file = out / (LORA_FILE if form == "lora" else f"{trained.parent.name}.safetensors")
+    save_file({key: value.contiguous() for key, value in cast.items()}, file, metadata={"format": "pt"})
+    return file

@@ -1,0 +1,145 @@
+"""A profile's models as one draws with them: loaded when they are first needed, and kept."""
+
+import io
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from diffusers import FluxPipeline
+from diffusers.utils.logging import disable_progress_bar
+from peft.tuners.tuners_utils import BaseTunerLayer
+from PIL.PngImagePlugin import PngInfo
+from torchvision.transforms.functional import to_pil_image
+from transformers.utils.logging import disable_progress_bar as disable_progress_bar_of_encoders
+
+from g2rpo_core.common.model_store import ModelStore
+from g2rpo_core.common.seeding import generator
+from g2rpo_core.config import Profile
+from g2rpo_core.data.embeddings import DTYPES, Conditioning, check_lengths, encode
+from g2rpo_core.data.prompts import Prompt
+from g2rpo_core.errors import UserError
+from g2rpo_core.models.flux import Policy
+from g2rpo_core.models.generate import draw, published_shift
+from g2rpo_core.rewards import registry
+from g2rpo_core.rewards.scoring import score_all
+from g2rpo_core.rewards.spec import Reward
+
+
+class Painter:
+    """Draws prompts by the base and by runs of one profile at its evaluation's size, and scores what was drawn.
+
+    models: the folder of the stage `models`; device: a GPU if there is one. UserError where torch finds no such device.
+    """
+
+    def __init__(self, profile: Profile, models: Path, device: str | None = None):
+        self.profile, self.models = profile, models
+        self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        if self.device.type == "cuda" and not torch.cuda.is_available():
+            raise UserError(f"device {device}: torch finds no GPU here")
+        self.pipeline = ModelStore(models).folder("pipeline")
+        self._policies: dict[Path | None, Policy] = {}
+        self._rewards: dict[str, Reward] = {}
+
+    @cached_property
+    def encoders(self) -> FluxPipeline:
+        disable_progress_bar()
+        disable_progress_bar_of_encoders()
+        parts = {"transformer": None, "vae": None, "dtype": DTYPES[self.profile.embed.dtype]}
+        return FluxPipeline.from_pretrained(self.pipeline, **parts).to(self.device)
+
+    def policy(self, folder: Path | None) -> Policy:
+        """The weights in a run's folder, the base for None."""
+        if folder not in self._policies:
+            evaluation, sampling = self.profile.evaluation, self.profile.sampling
+            self._policies[folder] = Policy.load(
+                self.pipeline, folder, height=evaluation.height, width=evaluation.width, guidance=sampling.guidance,
+                dtype=DTYPES[sampling.dtype], device=self.device,
+            )  # fmt: skip
+        return self._policies[folder]
+
+    def encode(self, prompts: Sequence[Prompt]) -> list[Conditioning]:
+        """Each prompt by the text encoders, float32 [1, S, D] and [1, E]; UserError for one that they would cut."""
+        embed = self.profile.embed
+        check_lengths(prompts, self.encoders.tokenizer_2, embed.max_sequence_length)
+        rows = encode(self.encoders, prompts, embed.max_sequence_length, embed.batch)
+        return [Conditioning(one.context.float()[None], one.pooled.float()[None]) for _, one in rows]
+
+    def draw(
+        self,
+        folder: Path | None,
+        prompt: Conditioning,
+        seeds: Sequence[int],
+        steps: int,
+        guidance: float,
+        trained_share: float = 1.0,
+        lora_scale: float = 1.0,
+    ) -> torch.Tensor:
+        """Images [N, 3, H, W] in [0, 1] of one encoded prompt, one a seed: the same noise for every prompt and run.
+
+        trained_share: in (0, 1], of the steps, from the noisy end; the base does the others. lora_scale: of a run that is a LoRA.
+        """
+        policy = self.policy(folder)
+        policy.guidance = guidance
+        share = trained_share if folder else 1.0
+        if share < 1 and not policy.has_lora:
+            policy.use_base(self.policy(None))
+        many = Conditioning(*(part.expand(len(seeds), *part.shape[1:]) for part in (prompt.context, prompt.pooled)))
+        noise = torch.stack([policy.noise(generator("generate", seed)) for seed in seeds])
+        with scaled(policy, lora_scale):
+            images = draw(policy, many, noise, steps, self.shift_of(policy), self.profile.evaluation.batch, share)
+        return images.cpu().clamp(0, 1)
+
+    def shift_of(self, policy: Policy) -> float:
+        """Of the sigmas, as FluxPipeline itself samples images of this size."""
+        return published_shift(self.pipeline, policy.image_tokens)
+
+    def load_rewards(self, names: Sequence[str]) -> dict[str, Reward]:
+        """The rewards of those names."""
+        missing = [name for name in names if name not in self._rewards]
+        self._rewards |= registry.load(missing, self.models, self.device, self.profile.rewards)
+        return {name: self._rewards[name] for name in names}
+
+    def score(self, images: torch.Tensor, prompt: str, names: Sequence[str]) -> list[dict[str, float | str]]:
+        """Of each image its scores by reward; where there is none, the reason instead."""
+        found: list[dict[str, float | str]] = [{} for _ in images]
+        for name, reward in self.load_rewards(names).items():
+            try:
+                values, (reasons,) = score_all({name: reward}, images.to(self.device), [prompt] * len(images))
+            except ValueError:  # no caption of the shapes task
+                if name not in registry.REWARDS or not registry.REWARDS[name].shapes_only:
+                    raise
+                values, reasons = (
+                    torch.full((1, len(images)), torch.nan),
+                    ["knows captions of the shapes task alone"] * len(images),
+                )
+            for scores, value, reason in zip(found, values[0].tolist(), reasons):
+                scores[name] = value if reason is None else reason
+        return found
+
+
+@contextmanager
+def scaled(policy: Policy, scale: float) -> Iterator[None]:
+    """The policy's LoRA, if it has one, with its strength times `scale`."""
+    layers = [module for module in policy.transformer.modules() if isinstance(module, BaseTunerLayer)]
+
+    def put(value: float) -> None:
+        for layer in layers:
+            for adapter in layer.active_adapters:
+                layer.set_scale(adapter, value)
+
+    put(scale)
+    try:
+        yield
+    finally:
+        put(1.0)
+
+
+def png(image: torch.Tensor, about: Mapping[str, object]) -> bytes:
+    """An image [3, H, W] in [0, 1] as PNG, with what it was made by as JSON in its text `g2rpo`."""
+    text, file = PngInfo(), io.BytesIO()
+    text.add_text("g2rpo", json.dumps(about))
+    to_pil_image(image).save(file, "PNG", pnginfo=text)
+    return file.getvalue()

@@ -1,0 +1,46 @@
+"""Which trained runs of a profile are there, and where their weights lie."""
+
+import json
+from pathlib import Path
+from typing import Literal
+
+from g2rpo_core.common.runs import BASE
+from g2rpo_core.errors import UserError
+
+RUNS, METRICS = Path("runs"), Path("reports", "metrics")
+Kind = Literal["transformer", "lora"]
+
+
+def kind_of(folder: Path) -> Kind | None:
+    """What a run's folder holds: whole weights or a LoRA; None for neither."""
+    return next((kind for kind in ("lora", "transformer") if (folder / kind).is_dir()), None)
+
+
+def trained_runs(profile: str) -> list[str]:
+    """The names of the profile's runs that have weights, sorted."""
+    return sorted(path.name for path in (RUNS / profile).glob("*") if kind_of(path))
+
+
+def folder_of(run: str, profile: str) -> Path | None:
+    """The folder with the weights of a run, named as `g2rpo-1` or by its path; None for the base. UserError if there are none."""
+    if run == BASE[0]:
+        return None
+    for folder in (RUNS / profile / run, Path(run)):
+        if kind_of(folder):
+            return folder
+    raise UserError(f"{run}: no trained weights; of {profile} there are {', '.join([BASE[0], *trained_runs(profile)])}")
+
+
+def tiny_rewards(names: list[str], models: Path) -> str | None:
+    """What says that scores are those of small models that were trained here, and of none that was published; None if they are not.
+
+    models: the folder of the stage `models`.
+    """
+    from g2rpo_core.common.model_store import LOCK
+    from g2rpo_core.rewards.registry import REWARDS
+
+    if not (models / LOCK).exists():  # rewards that a server computes need none
+        return None
+    entries = json.loads((models / LOCK).read_text())
+    tiny = [REWARDS[name].label for name in names if "folder" in entries.get(name, {})]
+    return f"tiny models, not {', '.join(tiny)}" if tiny else None

@@ -1,0 +1,184 @@
+"""Every command and snippet of README and docs: what a small checkout can run is run, the others are read by their program's own parser."""
+
+import ast
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+
+from g2rpo_core.cli.main import main
+from g2rpo_core.config import load_profile
+from tests.conftest import ROOT
+from tests.docs.commands import DOCUMENTS, check, commands, snippets
+from tests.fixtures.commands import run_here
+from tests.fixtures.projects import small_project
+
+# Commands that are run in the small checkout, and what their output has.
+RUN = {
+    'g2rpo generate "a large red circle above a small blue square" --run g2rpo-1 --seeds 1-4 --grid': "g2rpo-1-grid.png",
+    "g2rpo export g2rpo-1 --form original --out my_model": "my_model/g2rpo-1.safetensors",
+    "g2rpo export my_lora-1 --form lora --out my_lora": "my_lora/pytorch_lora_weights.safetensors",
+    "g2rpo score --reward hps_v2_1 --prompts prompts.txt DIR": "scores.csv: 2 images",
+    "g2rpo report --study compare": "studies/compare/reports/report.html",
+    "g2rpo profile show my_flux": "iterations: 600 # profiles/my_flux.yaml:4",
+    "g2rpo profile list": "flux_lora_1gpu",
+    "g2rpo doctor": "profile tiny: nothing is missing",
+    "g2rpo --help": "Exit status",
+    "make help": "make reproduce",
+    "python -m studies list": "compare",
+    "python -m studies new my_study": "studies/my_study/params.yaml",
+    "dvc status": "evaluate_base",
+    "dvc metrics show": "base-0.json",
+    "dvc metrics diff HEAD": "",
+    "dvc params diff": "",
+    "dvc dag evaluate@g2rpo-1": "train@g2rpo-1",
+    "dvc dag --collapse-foreach-matrix": "train",
+    "dvc exp show": "",
+}
+# Why the others are only parsed: the first pattern that fits.
+ONLY_PARSED = {
+    r"^(make|dvc (repro|checkout|plots|commit)|python -m (studies run|stages\.train))\b": "whole stages; tests/pipeline and CI run them",
+    r"^g2rpo (rehearse|plan|launch)\b": "FLUX or a cluster; tests/estimate, tests/pipeline/test_rehearsal.py and test_flux_profiles.py run them",
+    r"^g2rpo demo\b": "a server; tests/demo/test_page.py runs it",
+    r"^g2rpo (models|prompts)\b": "of FLUX; tests/hub and tests/cli run them",
+    r"^g2rpo export .*--push": "a hub; tests/export/test_push.py runs it",
+    r"^g2rpo (generate|score|report|profile show NAME|--install-completion)": "named with other words that are run; completion writes into the home folder",
+    r"^(hf|dvc (push|pull|remote))\b": "a hub, or a remote of the reader's",
+    r"^dvc exp\b": "a training; docs/dvc.md says what it does",
+    r"^dvc (dag|metrics show|status)$": "named with other words that are run",
+    r"^python -m (benchmarks|experiments)": "minutes to hours; tests/benchmarks and tests/experiments run small ones",
+    r"^python -m (flows|studies)": "a server, or named without its words; tests/flows and tests/pipeline run them",
+    r"^prefect\b": "a server; tests/flows run what needs no account",
+    r"^tensorboard\b": "a server; tests/training/test_tracking.py runs it",
+}
+NAMED = ("python -m studies", "dvc remote add -d")  # without what they need
+COMMANDS = commands()
+
+
+def test_every_command_is_run_or_has_a_reason_and_no_entry_is_stale():
+    reasons = {command: next((pattern for pattern in ONLY_PARSED if re.search(pattern, command)), None) for command in COMMANDS}
+    assert [command for command, reason in reasons.items() if command not in RUN and not reason] == []
+    assert set(RUN) <= set(COMMANDS), f"no document has {set(RUN) - set(COMMANDS)}"
+    used = {reason for command, reason in reasons.items() if command not in RUN}
+    assert used == set(ONLY_PARSED), f"nothing needs {set(ONLY_PARSED) - used}"
+    assert len(COMMANDS) > 70
+
+
+@pytest.mark.pipeline
+@pytest.mark.parametrize("command", [command for command in COMMANDS if command not in RUN and command not in NAMED])
+def test_a_command_is_one_that_its_program_takes(command, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    if command != "g2rpo --install-completion":  # which installs while it parses
+        check(command)
+
+
+@pytest.mark.pipeline
+@pytest.mark.parametrize(
+    "command",
+    [
+        "g2rpo plan --gpu 3",
+        "g2rpo nope",
+        "dvc reprod",
+        "make reprodce",
+        "python -m flows.serve --gpu x",
+        "g2rpo rehearse --profil x",
+    ],
+)
+def test_a_command_with_a_mistake_is_noticed(command, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    with pytest.raises(Exception):  # noqa: B017 - each parser has its own
+        check(command)
+
+
+@pytest.fixture(scope="module")
+def checkout(models, tmp_path_factory) -> Path:
+    """The committed files with small models and two runs, in a git repository of its own."""
+    folder = tmp_path_factory.mktemp("checkout")
+    files = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\n")
+    for file in filter(None, files):
+        if (ROOT / file).exists() and not file.startswith(("tests/", "profiles/", "params.yaml")):
+            (folder / file).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / file, folder / file)
+    small_project(folder, models)
+    (folder / "profiles").unlink()
+    shutil.copytree(ROOT / "profiles", folder / "profiles")
+    shutil.copy(ROOT / "params.yaml", folder)
+    (folder / "runs" / "tiny" / "g2rpo-2").rename(folder / "runs" / "tiny" / "my_lora-1")
+    (my_flux,) = (one.text for one in snippets() if one.text.startswith("# profiles/my_flux.yaml"))
+    (folder / "profiles" / "my_flux.yaml").write_text(my_flux)
+    (folder / "DIR").mkdir()
+    for number in range(2):
+        shutil.copy(ROOT / "docs" / "report.png", folder / "DIR" / f"{number}.png")
+    (folder / "prompts.txt").write_text("a circle\na square\n")
+    for words in (["init"], ["add", "-A"], ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-m", "first"]):
+        subprocess.run(["git", *words], cwd=folder, check=True, capture_output=True)
+    return folder
+
+
+@pytest.mark.pipeline
+@pytest.mark.parametrize("command", RUN)
+def test_a_command_of_the_documents_runs(command, checkout, monkeypatch):
+    program, *words = shlex.split(command)
+    if program == "g2rpo":
+        done = run_here(main, *words, folder=checkout)
+    else:
+        start = {"python": [sys.executable], "dvc": [sys.executable, "-m", "dvc"]}.get(program, [program])
+        monkeypatch.setenv("DVC_NO_ANALYTICS", "1")
+        done = subprocess.run([*start, *words], cwd=checkout, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert RUN[command] in re.sub(r" +", " ", done.stdout)
+
+
+@pytest.mark.pipeline
+def test_the_python_snippets_run(checkout, monkeypatch):
+    monkeypatch.chdir(checkout)
+    found = {one.text.split("\n")[0].split("(")[0]: one.text for one in snippets() if one.language == "python"}
+    assert set(found) == {"class Redness:", "from diffusers import FluxPipeline, FluxTransformer2DModel"}
+    own: dict = {}
+    exec(found["class Redness:"], own)  # noqa: S102
+    assert own["Redness"](2.0).strength == 2.0
+    code = ast.parse(found["from diffusers import FluxPipeline, FluxTransformer2DModel"])
+    code.body[-1] = ast.Assign([ast.Name("image", ast.Store())], code.body[-1].value)
+    exec(compile(ast.fix_missing_locations(code), "README.md", "exec"), own)  # noqa: S102
+    assert own["image"].size == (32, 32)
+
+
+@pytest.mark.pipeline
+def test_the_prompts_of_hpsv2_are_written_as_the_document_says(tmp_path):
+    """On a data set of two rows in the form that the hub's has."""
+    scripts = [re.findall(r"python - <<'END'\n(.*?)^END", one.text, re.DOTALL | re.MULTILINE) for one in snippets()]
+    found = [script for each in scripts for script in each]
+    if not found:
+        pytest.skip("no document has the script: the stage `prompts` fetches them")
+    (tmp_path / "data" / "hpdv2").mkdir(parents=True)
+    for part in ("train", "test"):
+        (tmp_path / "data" / "hpdv2" / f"{part}.json").write_text(json.dumps([{"prompt": "a  cat"}, {"prompt": "a cat"}]))
+    for script in found:
+        subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True, capture_output=True)
+    assert (tmp_path / "data" / "hpsv2_train.txt").read_text() == "a cat\n"
+
+
+def test_every_yaml_of_the_papers_is_a_profiles(tmp_path):
+    """Each block of docs/papers.md, laid over the profile for FLUX, is one that loads."""
+    blocks = [one for one in snippets() if one.document == "papers.md" and one.language == "yaml"]
+    assert len(blocks) >= 5
+    shutil.copytree(ROOT / "profiles", tmp_path / "profiles")
+    for number, block in enumerate(blocks):
+        file = tmp_path / "profiles" / f"paper_{number}.yaml"
+        read = YAML(typ="safe", pure=True).load(block.text)
+        if not {"extends", "methods", "training"} & set(read):
+            read = {"methods": read}  # entries to paste
+        YAML().dump({"extends": "flux_hps_clip", **{key: value for key, value in read.items() if value}}, file)
+        load_profile(file)
+
+
+def test_links_to_files_lead_somewhere():
+    for document in DOCUMENTS:
+        for target in re.findall(r"\]\((?!https?:)([^)#]+)", document.read_text()):
+            assert (document.parent / target).exists(), f"{document.name}: {target}"
