@@ -77,8 +77,8 @@ def serve(served: "Served", listener: socket.socket) -> None:
 def served_of(args: SimpleNamespace, key: str | None) -> "Served":
     import torch
 
-    from g2rpo_core.cli.score import of_tiny_models
     from g2rpo_core.common.model_store import ModelStore
+    from g2rpo_core.inference.runs import tiny_rewards
     from g2rpo_core.rewards import registry
     from g2rpo_core.rewards.custom import CustomRewardSettings
     from g2rpo_core.serving.reward_server import Served, describe
@@ -107,7 +107,7 @@ def served_of(args: SimpleNamespace, key: str | None) -> "Served":
     decides = settings.model_dump(mode="json", exclude={"micro_batch", "max_missing", "server", "label"})
     reward = registry.load([name], models, device, {name: own})[name]
     entries = {model: ModelStore(models).entry(model)["files"] for model in registry.models_of({name: own}, name)}
-    health = describe(name, registry.labels(section)[name], decides, entries, of_tiny_models([name], models))
+    health = describe(name, registry.labels(section)[name], decides, entries, tiny_rewards([name], models))
     tensors = isinstance(settings, CustomRewardSettings) or registry.REWARDS[name].shapes_only
     return Served(reward, health, device, tensors, args.max_request_mib * 2**20, key)
 
