@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
-from ruamel.yaml import YAML
-
 from g2rpo_core.config import load_profile, load_study, profile_path
 from g2rpo_core.errors import TRANSIENT_STATUS, TransientError, UserError
+from g2rpo_core.files import read_yaml
+from g2rpo_core.settings import checked_name
 
 ROOT = Path(__file__).parents[1]  # of the code; data are in the working directory
 REPORTS = Path("reports")
@@ -27,7 +27,13 @@ def arguments(description: str, *names: str) -> SimpleNamespace:
     parser = ArgumentParser(description=description)
     for name in names:
         parser.add_argument(f"--{name}", required=name != "study")
-    return SimpleNamespace(**{"study": None, **vars(parser.parse_args())})
+    given = SimpleNamespace(**{"study": None, **vars(parser.parse_args())})
+    for name in ("profile", "method", "study"):
+        if (value := getattr(given, name, None)) is not None:
+            checked_name(value, f"--{name}")
+    if (seed := getattr(given, "seed", "0")) and not (seed.isdecimal() and seed.isascii() and int(seed) < 2**64):
+        raise UserError(f"--seed {seed!r}: must be a whole number from 0 and less than 2**64")
+    return given
 
 
 @dataclass(frozen=True)
@@ -61,7 +67,7 @@ def run_paths(profile: str, study: str | None) -> RunPaths:
 
 def declared_code(stage: str) -> list[Path]:
     """The packages and files of code that a stage declares to DVC: a resumed run goes on as long as they stay the same."""
-    stages = YAML(typ="safe", pure=True).load((ROOT / "dvc.yaml").read_text())["stages"]
+    stages = read_yaml(ROOT / "dvc.yaml")["stages"]
     return [ROOT / path for path in stages[stage]["deps"] if path.startswith(("g2rpo_core/", "stages/"))]
 
 

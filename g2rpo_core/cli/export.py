@@ -8,6 +8,7 @@ import typer
 
 from g2rpo_core.config import load_profile, load_run, method_of, profile_path, training_of
 from g2rpo_core.errors import UserError
+from g2rpo_core.settings import checked_name
 
 Form = Literal["diffusers", "original", "lora", "kohya"]
 
@@ -32,7 +33,7 @@ def export(
     Example: g2rpo export g2rpo-1 --form original --out my_model
     """
     profile = profile or load_run().profile
-    folder = Path("runs", profile, run)
+    folder = Path("runs", checked_name(profile, "--profile"), checked_name(run, "export: the run"))
     trained = "lora" if (folder / "lora").exists() else "transformer"
     if not (folder / trained).exists():
         there = ", ".join(sorted(path.name for path in folder.parent.glob("*") if path.is_dir())) or "none"

@@ -2,19 +2,19 @@
 
 from typing import Literal
 
-from pydantic import Field, PositiveInt
+from pydantic import Field
 
-from g2rpo_core.settings import Settings
+from g2rpo_core.settings import Count, Seed, Settings
 
 
 class PromptSettings(Settings):
     """Where prompts come from; `shapes` or a file of txt, csv, jsonl or parquet, for each of the two sets."""
 
     train: str
-    train_count: PositiveInt
+    train_count: Count
     test: str
-    test_count: PositiveInt
-    seed: int
+    test_count: Count
+    seed: Seed
 
 
 class EmbedSettings(Settings):
@@ -22,5 +22,5 @@ class EmbedSettings(Settings):
 
     max_sequence_length: int = Field(ge=1, le=512, description="T5 tokens, padding included: FLUX attends to it")
     dtype: Literal["float32", "bfloat16"]
-    batch: PositiveInt
-    shard_rows: PositiveInt
+    batch: Count
+    shard_rows: Count

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import torch
-from pydantic import Field, PositiveInt
+from pydantic import Field
 
 from g2rpo_core.errors import UserError
 from g2rpo_core.settings import Settings
@@ -29,10 +29,10 @@ class ServerSettings(Settings):
 
     url: str = Field(pattern=r"^https?://\S+$")
     model: str
-    timeout: float = Field(120, gt=0)
-    tries: PositiveInt = 5
-    backoff: float = Field(1.0, ge=0)
-    concurrency: PositiveInt = 16
+    timeout: float = Field(120, gt=0, le=86_400)
+    tries: int = Field(5, gt=0, le=1000)
+    backoff: float = Field(1.0, ge=0, le=3600)
+    concurrency: int = Field(16, gt=0, le=10_000)
     key_variable: str | None = None
 
 

@@ -11,7 +11,7 @@ from g2rpo_core.common.model_store import ModelStore
 from g2rpo_core.rewards import clip_score, hps, image_reward, pickscore, unified_reward, verifier
 from g2rpo_core.rewards.custom import CustomReward, CustomRewardSettings
 from g2rpo_core.rewards.spec import Reward, RewardSettings, RewardSpec, Section
-from g2rpo_core.settings import first_problem
+from g2rpo_core.settings import problems_of
 
 SPECS: tuple[RewardSpec, ...] = (
     hps.SPEC,
@@ -34,7 +34,7 @@ def settings_of(section: Section, name: str) -> RewardSettings:
     try:
         return schema.model_validate_json(json.dumps(section.get(name, {})))
     except ValidationError as error:
-        raise ValueError(f"rewards.{name}.{first_problem(error, schema)}") from None
+        raise ValueError("; ".join(f"rewards.{name}.{problem}" for problem in problems_of(error, schema))) from None
 
 
 def models_of(section: Section, name: str) -> tuple[str, ...]:

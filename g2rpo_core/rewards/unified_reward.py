@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from pydantic import PositiveInt
 
 from g2rpo_core.common.model_store import ModelStore
 from g2rpo_core.errors import UserError
@@ -13,6 +12,7 @@ from g2rpo_core.rewards.chat_server import ChatServer, ServerSettings
 from g2rpo_core.rewards.preprocess import Images, check_pairs
 from g2rpo_core.rewards.spec import RewardSettings, RewardSpec
 from g2rpo_core.rewards.templates import parse, question
+from g2rpo_core.settings import Count
 
 FAMILIES = ("qwen2_5_vl", "llava_onevision")
 Answers = list[str | Exception]  # an answer, or why there is none
@@ -24,10 +24,10 @@ class UnifiedRewardSettings(RewardSettings):
     dtype: auto is that of the model's files.
     """
 
-    micro_batch: PositiveInt = 16
+    micro_batch: Count = 16
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     template: Literal["final_score.v1", "word_axes.v1", "axes.v1"] = "final_score.v1"
-    max_new_tokens: PositiveInt = 512
+    max_new_tokens: Count = 512
     server: ServerSettings | None = None
 
     @property
