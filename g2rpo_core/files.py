@@ -42,9 +42,11 @@ def reading(path: Path, again: str = "") -> Iterator[None]:
     """
     try:
         yield
-    except UserError:
+    except (UserError, ImportError):
         raise
     except Exception as error:
+        if type(error).__name__ == "OutOfMemoryError":  # torch's: nothing is wrong with the file
+            raise
         raise UserError(complaint(path, _reason(error), again)) from error
 
 
@@ -66,7 +68,7 @@ def _reason(error: Exception) -> str:
     if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.EIO, errno.ENOTDIR, errno.ELOOP):
         return f"cannot be read ({error.strerror})"
     words = " ".join(str(error).split())[:LONGEST] or type(error).__name__
-    return f"cannot be read, it is damaged or no such file ({words})"
+    return f"cannot be read, it is damaged or not what its name says ({words})"
 
 
 def whole(path: Path, again: str = "") -> Path:
@@ -87,7 +89,7 @@ def read_text(path: Path, again: str = "") -> str:
 
 def read_json(path: Path, again: str = "", of: type | None = None) -> Any:
     """A JSON file; of: dict or list, what its whole has to be."""
-    text = whole(path, again) and read_text(path, again)
+    text = read_text(whole(path, again), again)
     with reading(path, again):
         data = json.loads(text)
     if of is not None and not isinstance(data, of):
@@ -111,20 +113,24 @@ def read_table(path: Path, columns: Sequence[str] = (), again: str = "") -> "pd.
 
 def read_yaml(path: Path, again: str = "") -> Any:
     """A YAML 1.2 file's plain values; UserError naming up to MANY places with values that are no plain data (see `complaints`)."""
-    return read_yaml_with_lines(path, again)[0]
+    return parsed_yaml(read_text(path, again), path, again)
 
 
 def read_yaml_with_lines(path: Path, again: str = "") -> tuple[Any, dict[str, int]]:
     """As `read_yaml`, and the line of each leaf by its dotted key."""
     text = read_text(path, again)
-    data = _parsed(path, text, "safe", again)
+    data = parsed_yaml(text, path, again)
     lines: dict[str, int] = {}
-    problems = complaints(data)
-    if not problems:
-        _walk_lines(_parsed(path, text, "rt", again), "", lines)
-    if problems:
-        raise UserError(complaint(path, in_one_line(problems), again))
+    _walk_lines(_parsed(path, text, "rt", again), "", lines)
     return data, lines
+
+
+def parsed_yaml(text: str, path: Path, again: str = "") -> Any:
+    """As `read_yaml`, of a file's text."""
+    data = _parsed(path, text, "safe", again)
+    if problems := complaints(data):
+        raise UserError(complaint(path, in_one_line(problems), again))
+    return data
 
 
 def in_one_line(problems: Sequence[str]) -> str:
@@ -203,7 +209,7 @@ def _no_key(key: object) -> str | None:
 def _not_plain(value: Any) -> str | None:
     if isinstance(value, str):
         wrong = steering(value)
-        return f"has the control character {ascii(wrong)}" if wrong else None
+        return f"has the control character {wrong!a}" if wrong else None
     if isinstance(value, bool) or value is None or isinstance(value, dict | list):
         return None
     if isinstance(value, int):

@@ -33,7 +33,7 @@ def name_problem(name: str) -> str | None:
     """What is wrong with a name that becomes one of a file or folder; None if nothing is."""
     if re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}", name) and ".." not in name:
         return None
-    return f"is no name: at most 100 letters, digits, _, - and ., and not .. (got {ascii(name[:60])})"
+    return f"is no name: at most 100 letters, digits, _, - and ., and not .. (got {name[:60]!a})"
 
 
 def checked_name(name: str, where: str) -> str:

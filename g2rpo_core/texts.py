@@ -18,7 +18,12 @@ def _steers(char: str) -> bool:
     return (kind == "Cc" and char not in "\n\t") or kind in ("Cs", "Zl", "Zp") or unicodedata.bidirectional(char) in BIDI
 
 
-def visible(text: str) -> str:
+def unprintable(text: str) -> str | None:
+    """The first control character or half of a surrogate pair, which no text encoder and no file takes for text; None if there is none."""
+    return next((char for char in text if unicodedata.category(char) in ("Cc", "Cs")), None)
+
+
+def visible(text: object) -> str:
     """`text` in one line for a terminal: what steers it as its code, as \\x1b or \\u202e."""
     return "".join(ascii(char)[1:-1] if _steers(char) or char in "\n\t" else char for char in str(text))
 

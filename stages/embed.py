@@ -7,10 +7,11 @@ import torch
 from diffusers import FluxPipeline
 from tqdm import tqdm
 
-from g2rpo_core.common.model_store import LOCK, ModelStore
+from g2rpo_core.common.model_store import AGAIN, LOCK, ModelStore
 from g2rpo_core.data.embeddings import DTYPES, check_lengths, encode, write
 from g2rpo_core.data.prompts import load_prompts
 from g2rpo_core.distributed import checkpoint
+from g2rpo_core.files import reading
 from stages.common import arguments, declared_code, ends_in_one_line, sections
 
 SECTIONS = ("embed",)
@@ -23,9 +24,9 @@ def main() -> None:
     files = {name: Path("prompts", args.profile, f"{name}.parquet") for name in ("train", "test")}
     sets = {name: load_prompts(file) for name, file in files.items()}
     models = Path("models", args.profile)
-    pipeline = FluxPipeline.from_pretrained(
-        ModelStore(models).folder("pipeline"), transformer=None, vae=None, dtype=DTYPES[settings.dtype]
-    )
+    folder = ModelStore(models).folder("pipeline")
+    with reading(folder, AGAIN):
+        pipeline = FluxPipeline.from_pretrained(folder, transformer=None, vae=None, dtype=DTYPES[settings.dtype])
     pipeline.to("cuda" if torch.cuda.is_available() else "cpu")
     for prompts in sets.values():
         check_lengths(prompts, pipeline.tokenizer_2, settings.max_sequence_length)

@@ -8,6 +8,7 @@ import typer
 
 from g2rpo_core.config import load_profile, load_run, method_of, profile_path, training_of
 from g2rpo_core.errors import UserError
+from g2rpo_core.files import read_json, reading, remade_by
 from g2rpo_core.settings import checked_name
 
 Form = Literal["diffusers", "original", "lora", "kohya"]
@@ -61,19 +62,25 @@ def write(profile: str, folder: Path, form: Form, out: Path, dtype: str) -> Path
     from g2rpo_core.models.flux import LORA_FILE
 
     kind = getattr(torch, dtype)
+    again = remade_by(f"train@{folder.parent.name}")
     if form == "diffusers":
-        FluxTransformer2DModel.from_pretrained(folder, dtype=kind).save_pretrained(out / "transformer")
+        with reading(folder, again):
+            transformer = FluxTransformer2DModel.from_pretrained(folder, dtype=kind)
+        transformer.save_pretrained(out / "transformer")
         return out / "transformer"
     base = folder if form == "original" else ModelStore(Path("models", profile)).folder("pipeline") / "transformer"
-    config = FluxTransformer2DModel.load_config(base)
-    depth = (config["num_layers"], config["num_single_layers"])
+    with reading(base / "config.json", again):
+        config = FluxTransformer2DModel.load_config(base)
+        depth = (config["num_layers"], config["num_single_layers"])
     if form == "original":
-        weights = layouts.original(FluxTransformer2DModel.from_pretrained(folder).state_dict(), *depth)
+        with reading(folder, again):
+            state = FluxTransformer2DModel.from_pretrained(folder).state_dict()
+        weights = layouts.original(state, *depth)
     else:
         from safetensors import safe_open
 
-        lora = load_file(folder / LORA_FILE)
-        with safe_open(folder / LORA_FILE, "pt") as opened:
+        with reading(folder / LORA_FILE, again), safe_open(folder / LORA_FILE, "pt") as opened:
+            lora = load_file(folder / LORA_FILE)
             alpha = float(json.loads(opened.metadata()["lora_adapter_metadata"])["transformer.lora_alpha"])
         if form == "lora":
             weights = layouts.with_alpha(lora, alpha)
@@ -116,8 +123,9 @@ def card(profile: str, run: str, form: Form, file: Path) -> str:
         "The base model's licence holds for it, and for what is made with it." if hub else "Nothing of it is a published model.",
     ]
     scores = {name: Path("reports", "metrics", f"{name}.json") for name in ("base-0", run)}
+    stages = ("evaluate_base", f"evaluate@{run}")
     if all(path.exists() for path in scores.values()):
-        read = {name: json.loads(path.read_text()) for name, path in scores.items()}
+        read = {name: read_json(path, remade_by(stage), dict) for (name, path), stage in zip(scores.items(), stages)}
         lines += ["", "| reward, mean over the test prompts | base | trained |", "|---|---|---|"]
         lines += [
             f"| {reward} | {value:.4f} | {read[run][reward]:.4f} |"

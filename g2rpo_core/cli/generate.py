@@ -10,6 +10,7 @@ import typer
 from g2rpo_core.common.runs import BASE
 from g2rpo_core.config import load_profile, load_run, profile_path
 from g2rpo_core.errors import UserError
+from g2rpo_core.files import reading
 
 if TYPE_CHECKING:
     import torch
@@ -158,11 +159,14 @@ def encoded(pipeline: Path, prompts: "list[Prompt]", settings, device: "torch.de
     from diffusers.utils.logging import disable_progress_bar
     from transformers.utils.logging import disable_progress_bar as disable_of_encoders
 
+    from g2rpo_core.common.model_store import AGAIN
     from g2rpo_core.data.embeddings import DTYPES, Conditioning, check_lengths, encode
 
     disable_progress_bar()
     disable_of_encoders()
-    encoders = FluxPipeline.from_pretrained(pipeline, transformer=None, vae=None, dtype=DTYPES[settings.dtype]).to(device)
+    with reading(pipeline, AGAIN):
+        encoders = FluxPipeline.from_pretrained(pipeline, transformer=None, vae=None, dtype=DTYPES[settings.dtype])
+    encoders.to(device)
     check_lengths(prompts, encoders.tokenizer_2, settings.max_sequence_length)
     rows = [one for _, one in encode(encoders, prompts, settings.max_sequence_length, settings.batch)]
     return prompts, Conditioning(

@@ -13,6 +13,9 @@ from ruamel.yaml.comments import CommentedMap, CommentedSeq
 
 from g2rpo_core.config import load_profile, method_of, profile_path, resolve
 from g2rpo_core.config.profile import Profile
+from g2rpo_core.errors import UserError
+from g2rpo_core.files import read_text
+from g2rpo_core.texts import visible
 
 WIDTH = 130
 
@@ -29,10 +32,13 @@ def list_profiles() -> None:
     Example: g2rpo profile list
     """
     for path in sorted(Path("profiles").glob("*.yaml")):
-        comment = " ".join(
-            line[1:].strip() for line in takewhile(lambda line: line.startswith("#"), path.read_text().splitlines())
-        )
-        print(f"{path.stem:16} {comment.split('. ')[0].rstrip('.')}")
+        try:
+            lines = read_text(path).splitlines()
+        except UserError as error:  # the others are listed all the same
+            print(f"{path.stem:16} {error}")
+            continue
+        comment = " ".join(line[1:].strip() for line in takewhile(lambda line: line.startswith("#"), lines))
+        print(f"{path.stem:16} {visible(comment.split('. ')[0].rstrip('.'))}")
 
 
 @app.command("show")

@@ -1,6 +1,5 @@
 """`g2rpo score`: scores a folder of images with any of the rewards."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +9,7 @@ import typer
 
 from g2rpo_core.config import load_profile, load_run, profile_path
 from g2rpo_core.errors import UserError
+from g2rpo_core.files import read_json
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -83,12 +83,12 @@ def run(args: SimpleNamespace) -> None:
 
 def of_tiny_models(names: list[str], models: Path) -> str | None:
     """What says that scores are those of small models that were trained here, and of none that was published; None if they are not."""
-    from g2rpo_core.common.model_store import LOCK
+    from g2rpo_core.common.model_store import AGAIN, LOCK
     from g2rpo_core.rewards.registry import REWARDS
 
     if not (models / LOCK).exists():  # rewards that a server computes need none
         return None
-    entries = json.loads((models / LOCK).read_text())
+    entries = read_json(models / LOCK, AGAIN, dict)
     tiny = [REWARDS[name].label for name in names if "folder" in entries.get(name, {})]
     return f"tiny models, not {', '.join(tiny)}" if tiny else None
 

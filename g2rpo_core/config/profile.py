@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Annotated, TypeVar
 
 from pydantic import Field, ValidationError, model_validator
@@ -62,11 +63,11 @@ class Profile(Settings):
         for reward in self.rewards:
             if reward in IMAGE_STATS:
                 yield f"rewards.{reward}: evaluations measure this of every image already; give it another name"
-            yield from _said(lambda reward=reward: settings_of(self.rewards, reward))
+            yield from _said(partial(settings_of, self.rewards, reward))
         sections = [("training", self.training)]
         for name in self.methods:
             yield from self._problems_of_method(name)
-            if found := _made(lambda name=name: training_of(self.training, self.methods, name)):
+            if found := _made(partial(training_of, self.training, self.methods, name)):
                 sections.append((f"methods.{name}.training", found))
         for where, training in sections:
             yield from self._problems_of_training(where, training)
@@ -77,13 +78,14 @@ class Profile(Settings):
     def _problems_of_method(self, name: str) -> Iterator[str]:
         if name == BASE[0]:
             yield f"methods.{name}: is the name of the model before training; give it another"
-        found = {}
-        for section, make in (("training", training_of), ("sampling", sampling_of)):
-            settings = getattr(self, section)
-            yield from _said(lambda make=make, settings=settings: make(settings, self.methods, name))
-            found[section] = _made(lambda make=make, settings=settings: make(settings, self.methods, name))
-        yield from _said(lambda: method_of(self.methods, name))
-        method, training, sampling = _made(lambda: method_of(self.methods, name)), found["training"], found["sampling"]
+        of_training, of_sampling = (
+            partial(training_of, self.training, self.methods, name),
+            partial(sampling_of, self.sampling, self.methods, name),
+        )
+        yield from _said(of_training)
+        yield from _said(of_sampling)
+        yield from _said(partial(method_of, self.methods, name))
+        method, training, sampling = _made(partial(method_of, self.methods, name)), _made(of_training), _made(of_sampling)
         if training:
             if late := [iteration for iteration in training.snapshots if iteration > training.iterations]:
                 yield f"methods.{name}: training.snapshots: {late[0]} is beyond training.iterations, {training.iterations}"
@@ -126,7 +128,8 @@ class Profile(Settings):
                 continue
             if reward in REWARDS and REWARDS[reward].shapes_only and source != "shapes":
                 yield f"{where}: the {reward} knows captions of the shapes task alone, not {source}"
-            if self.models.source == "hub" and (models := _made(lambda reward=reward: models_of(self.rewards, reward))):
+            if self.models.source == "hub":
+                models = _made(partial(models_of, self.rewards, reward)) or ()
                 if lacking := [model for model in models if model not in self.models.repos]:
                     yield f"{where}: {reward} needs {' and '.join(lacking)} in models.repos"
 

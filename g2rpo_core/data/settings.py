@@ -1,18 +1,30 @@
 """The sections `prompts` and `embed` of a profile."""
 
-from typing import Literal
+from pathlib import Path
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from g2rpo_core.settings import Count, Seed, Settings
+
+FORMATS = (".txt", ".csv", ".jsonl", ".parquet")
+
+
+def _source(value: str) -> str:
+    if value != "shapes" and Path(value).suffix not in FORMATS:
+        raise ValueError(f"prompts are `shapes`, or read from {', '.join(FORMATS)}")
+    return value
+
+
+Source = Annotated[str, AfterValidator(_source)]
 
 
 class PromptSettings(Settings):
     """Where prompts come from; `shapes` or a file of txt, csv, jsonl or parquet, for each of the two sets."""
 
-    train: str
+    train: Source
     train_count: Count
-    test: str
+    test: Source
     test_count: Count
     seed: Seed
 

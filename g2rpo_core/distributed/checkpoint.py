@@ -26,6 +26,7 @@ import torch.distributed.checkpoint as dcp
 from g2rpo_core.common.model_store import sha256
 from g2rpo_core.distributed.process_group import ProcessGroup
 from g2rpo_core.errors import UserError
+from g2rpo_core.files import read_json, reading
 from g2rpo_core.settings import Settings
 
 ROOT = Path(".cache", "resume")
@@ -56,7 +57,7 @@ def scratch(
     folder = home / hashlib.sha256(text.encode()).hexdigest()[:16]
     if not folder.exists():
         for other in sorted(home.glob(f"*/{IDENTITY}")):
-            theirs = json.loads(other.read_text())
+            theirs = _identity_of(other)
             changed = [key for key in {**theirs, **identity} if theirs.get(key) != identity.get(key)]
             more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
             print(f"{other.parent} is not continued: other {', '.join(changed[:3])}{more}; it can be deleted", file=sys.stderr)
@@ -177,18 +178,32 @@ def load_records(path: Path, processes: ProcessGroup = ProcessGroup()) -> list[d
     advice = f"delete {path} to go on from the one before, or from the start"
     problem = None
     try:
-        manifest = json.loads((path / MANIFEST).read_text())
-        mine = sorted(manifest["files"].items())[processes.rank :: processes.size]  # each looks at some
-        problem = next((f"{name} {wrong}" for name, about in mine if (wrong := _damage(path / name, about))), None)
-    except (OSError, ValueError, KeyError):
+        with reading(path / MANIFEST):
+            manifest = read_json(path / MANIFEST, of=dict)
+            mine = sorted(manifest["files"].items())[processes.rank :: processes.size]  # each looks at some
+            if not {RECORDS, ".metadata"} <= manifest["files"].keys():
+                raise UserError(f"{MANIFEST} lists no records")
+            problem = next((f"{name} {wrong}" for name, about in mine if (wrong := _damage(path / name, about))), None)
+    except UserError:
         problem = f"no readable {MANIFEST}"
     if problem := processes.first(problem):
         raise UserError(f"{path} is damaged ({problem}): {advice}")
-    return json.loads((path / RECORDS).read_text())
+    records = read_json(path / RECORDS, advice, list)
+    if not records or not all(isinstance(record, dict) and "iteration" in record for record in records):
+        raise UserError(f"{path / RECORDS}: holds no records of iterations; {advice}")
+    return records
+
+
+def _identity_of(file: Path) -> dict:
+    """What a leftover belongs to; nothing, where that cannot be read: it is only told of."""
+    try:
+        return read_json(file, of=dict)
+    except UserError:
+        return {}
 
 
 def _damage(file: Path, about: dict) -> str | None:
-    size = file.stat().st_size if file.exists() else 0
+    size = file.stat().st_size if file.is_file() else 0
     if size != about["size"]:
         return f"has {size} of {about['size']} bytes"
     return None if sha256(file) == about["sha256"] else "is not what was written"
@@ -196,7 +211,7 @@ def _damage(file: Path, about: dict) -> str | None:
 
 def load_state(path: Path, state: dict, processes: ProcessGroup = ProcessGroup()) -> None:  # noqa: B008
     """Fills the tensors of `state` in place, each process its part; whatever the number of processes that wrote them. Collective."""
-    with quiet():
+    with quiet(), reading(path, f"delete {path} to go on from the one before, or from the start"):
         dcp.load(state, checkpoint_id=path, no_dist=processes.size == 1)
 
 

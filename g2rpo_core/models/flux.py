@@ -12,9 +12,12 @@ from diffusers.utils.peft_utils import scale_lora_layers, unscale_lora_layers
 from peft import LoraConfig, get_peft_model_state_dict
 from torch.distributed.tensor import DTensor
 
+from g2rpo_core.common.model_store import AGAIN
 from g2rpo_core.common.seeding import generator
 from g2rpo_core.data.embeddings import Conditioning
 from g2rpo_core.distributed.process_group import ProcessGroup
+from g2rpo_core.errors import UserError
+from g2rpo_core.files import complaint, reading, whole
 from g2rpo_core.models.loading import allocate, draw_lora, empty_transformer, load_transformer
 from g2rpo_core.models.parallelize import apply_compile, parallelize, refresh, reshard
 from g2rpo_core.models.settings import LoraSettings, ParallelSettings
@@ -47,7 +50,7 @@ def exact_times(transformer: FluxTransformer2DModel, sigma: torch.Tensor, guidan
 class Policy:
     """A FLUX transformer and its VAE at one image size.
 
-    height, width: pixels, divisible by twice the VAE's factor (ValueError otherwise); guidance: FLUX.1-dev's guidance scale;
+    height, width: pixels, divisible by twice the VAE's factor (UserError otherwise); guidance: FLUX.1-dev's guidance scale;
     dtype: of the transformer's computation (autocast), weights, latents and velocities stay float32.
     """
 
@@ -65,7 +68,7 @@ class Policy:
         self.height, self.width, self.guidance, self.dtype, self.device = height, width, guidance, dtype, torch.device(device)
         self.vae_factor = 2 ** (len(vae.config.block_out_channels) - 1)
         if height % (2 * self.vae_factor) or width % (2 * self.vae_factor):
-            raise ValueError(f"height and width must be divisible by {2 * self.vae_factor}, got {height}x{width}")
+            raise UserError(f"height and width of images must be divisible by {2 * self.vae_factor}, got {height}x{width}")
         rows, columns = height // self.vae_factor, width // self.vae_factor
         self.unpacked_shape = (vae.config.latent_channels, rows, columns)
         self.image_tokens = rows * columns // 4
@@ -74,18 +77,22 @@ class Policy:
         self._image_ids = FluxPipeline._prepare_latent_image_ids(1, rows // 2, columns // 2, device, torch.float32)
 
     @classmethod
-    def load(cls, pipeline: Path, run: Path | None = None, **settings) -> "Policy":
+    def load(cls, pipeline: Path, run: Path | None = None, again: str = "", **settings) -> "Policy":
         """To sample from: weights without gradients, in the dtype of the computation.
 
         pipeline: a FluxPipeline folder; run: folder that `save` wrote, whose weights replace the base's or whose LoRA is laid over
-        them; settings: those of Policy. UserError where the files do not hold the model's weights.
+        them; again: what makes the run again; settings: those of Policy. UserError where the files do not hold the model's weights.
         """
         device, dtype = torch.device(settings.get("device", "cpu")), settings.get("dtype", torch.float32)
         saved_lora = run / "lora" if run and (run / "lora").exists() else None
         weights = run / "transformer" if run and not saved_lora else pipeline / "transformer"
-        transformer = load_transformer(weights, device, dtype, trained=False)
+        again_weights = again if weights.parent == run else AGAIN
+        transformer = load_transformer(weights, device, dtype, trained=False, again=again_weights)
         if saved_lora:
-            transformer.load_lora_adapter(saved_lora, weight_name=LORA_FILE, prefix="transformer")
+            with reading(whole(saved_lora / LORA_FILE, again), again):
+                transformer.load_lora_adapter(saved_lora, weight_name=LORA_FILE, prefix="transformer")
+            if not getattr(transformer, "peft_config", None):
+                raise UserError(complaint(saved_lora / LORA_FILE, "holds no LoRA of this model", again))
             _lora_in_float32(transformer)
         return cls(transformer, _vae(pipeline), **settings)
 
@@ -112,12 +119,12 @@ class Policy:
         adapter = lora and LoraConfig(
             r=lora.rank, lora_alpha=lora.alpha, target_modules=list(lora.target_modules), init_lora_weights=False
         )
-        transformer = load_transformer(folder, device, dtype if lora else torch.float32, True, adapter, spread)
+        transformer = load_transformer(folder, device, dtype if lora else torch.float32, True, adapter, spread, AGAIN)
         if lora:
             draw_lora(transformer, lora.rank, generator("adapter", seed))
         policy = cls(transformer, _vae(pipeline), **settings)
         if base and not lora:
-            policy._base = load_transformer(folder, device, dtype, trained=False, spread=spread).eval()
+            policy._base = load_transformer(folder, device, dtype, trained=False, spread=spread, again=AGAIN).eval()
         if parallel.replica and processes.size > 1:
             replica = empty_transformer(folder, dtype, trained=False, lora=adapter).to(dtype).requires_grad_(False)
             if parallel.compile:
@@ -180,7 +187,7 @@ class Policy:
     def use_base(self, pipeline: Path) -> None:
         """Has the base of a FluxPipeline folder for `base_velocity`, where trained weights were loaded; nothing for a LoRA."""
         if not self.has_lora:
-            self._base = load_transformer(pipeline / "transformer", self.device, self.dtype, trained=False).eval()
+            self._base = load_transformer(pipeline / "transformer", self.device, self.dtype, trained=False, again=AGAIN).eval()
 
     def base_velocity(self, conditioning: Conditioning) -> Velocity:
         """The velocity field of the model before training; a LoRA's base is the same weights with the LoRA at zero."""
@@ -242,7 +249,8 @@ class Policy:
 
 
 def _vae(pipeline: Path) -> AutoencoderKL:
-    return AutoencoderKL.from_pretrained(pipeline / "vae", dtype=torch.float32)
+    with reading(pipeline / "vae", AGAIN):
+        return AutoencoderKL.from_pretrained(pipeline / "vae", dtype=torch.float32)
 
 
 def _lora_in_float32(transformer: torch.nn.Module) -> None:

@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from g2rpo_core.distributed.checkpoint import quiet
 from g2rpo_core.errors import UserError
+from g2rpo_core.files import complaint, reading, whole
 
 Spread = Callable[[FluxTransformer2DModel], None]
 
@@ -27,24 +28,28 @@ def load_transformer(
     trained: bool,
     lora: LoraConfig | None = None,
     spread: Spread | None = None,
+    again: str = "",
 ) -> FluxTransformer2DModel:
     """The transformer of a diffusers folder on `device`.
 
     dtype: of its parameters; trained: whether they have gradients; lora: an adapter to add, in float32, which alone then has
-    gradients and whose values `draw_lora` gives; spread: compiles and shards the model while it has no data. UserError where the
-    files do not hold exactly the model's weights.
+    gradients and whose values `draw_lora` gives; spread: compiles and shards the model while it has no data; again: what makes the
+    folder again. UserError where the files do not hold exactly the model's weights.
     """
-    transformer = empty_transformer(folder, dtype, trained, lora)
+    transformer = empty_transformer(folder, dtype, trained, lora, again)
     if spread:
         spread(transformer)
     allocate(transformer, device)
-    read_weights(transformer, folder)
+    read_weights(transformer, folder, again)
     return transformer
 
 
-def empty_transformer(folder: Path, dtype: torch.dtype, trained: bool, lora: LoraConfig | None = None) -> FluxTransformer2DModel:
+def empty_transformer(
+    folder: Path, dtype: torch.dtype, trained: bool, lora: LoraConfig | None = None, again: str = ""
+) -> FluxTransformer2DModel:
     """On the meta device: shapes without data. ValueError for a class with buffers that no file holds: they would have no values."""
-    with torch.device("meta"):
+    config = whole(folder / "config.json", again)
+    with torch.device("meta"), reading(config, again):
         transformer = FluxTransformer2DModel.from_config(FluxTransformer2DModel.load_config(folder))
         transformer.register_to_config(_name_or_path=str(folder))  # as from_pretrained notes it, for whoever reads what is saved
         transformer.requires_grad_(trained and lora is None)
@@ -62,19 +67,23 @@ def allocate(transformer: torch.nn.Module, device: torch.device) -> None:
     transformer._apply(lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor.to(device))
 
 
-def read_weights(transformer: torch.nn.Module, folder: Path) -> None:
+def read_weights(transformer: torch.nn.Module, folder: Path, again: str = "") -> None:
     """Fills all but an adapter's weights from the folder's safetensors; each process reads its own slices."""
     state = {name.replace(".base_layer.", "."): value for name, value in transformer.state_dict().items() if ".lora_" not in name}
     stored = set()
     for file in sorted(folder.glob("*.safetensors")):
-        with safe_open(file, "pt") as opened:
-            stored |= set(opened.keys())
+        with reading(whole(file, again), again), safe_open(file, "pt") as opened:
+            names = list(opened.keys())
+            stored |= set(names)
+            for key in names:
+                shape = opened.get_slice(key).get_shape()
+                if key in state and list(state[key].shape) != shape:
+                    raise UserError(complaint(file, f"{key} is {shape}, the model's is {list(state[key].shape)}", again))
     if wrong := sorted(stored ^ state.keys()):
         which = "lacks" if wrong[0] in state else "has, beside the model's weights,"
-        raise UserError(
-            f"{folder}: {which} {wrong[0]} ({len(wrong)} such differences): its weights are of another model, or incomplete"
-        )
-    with quiet():
+        reason = f"{which} {wrong[0]} ({len(wrong)} such differences): its weights are of another model, or incomplete"
+        raise UserError(complaint(folder, reason, again))
+    with quiet(), reading(folder, again):
         dcp.load(state, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)  # each process reads for itself
 
 

@@ -1,6 +1,7 @@
 """Everything that the report shows, from the files that the stages before it made."""
 
 import base64
+import io
 import json
 import platform
 import random
@@ -11,16 +12,18 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pandas as pd
-from ruamel.yaml import YAML
+from PIL import Image
 
 from g2rpo_core.algorithm.methods import LABELS as METHOD_LABELS
 from g2rpo_core.algorithm.methods import Method
+from g2rpo_core.common.dvc_lock import read_lock
 from g2rpo_core.common.runs import BASE, run_name
 from g2rpo_core.common.seeding import seed_of
 from g2rpo_core.data.prompts import load_prompts
-from g2rpo_core.errors import made_by
+from g2rpo_core.errors import UserError, made_by
 from g2rpo_core.evaluation.image_stats import LABELS as IMAGE_STATS
-from g2rpo_core.evaluation.results import chosen, image_folder, reported
+from g2rpo_core.evaluation.results import SCORES, chosen, image_folder, reported
+from g2rpo_core.files import complaint, read_json, read_table, reading, remade_by, whole
 from g2rpo_core.reporting.charts import curves, inline
 from g2rpo_core.reporting.paper import paper_rows
 from g2rpo_core.reporting.tables import (
@@ -82,12 +85,10 @@ def build_context(
     settings: the sections of the profile; entries: those of its methods by name; runs: (entry, seed) in the report's order.
     """
     evaluated = {run: sources.evaluations / run_name(*run) for run in [BASE, *runs]}
-    tables = [pd.read_parquet(made_by("evaluate", folder / "results.parquet", sources.repro)) for folder in evaluated.values()]
-    everything = pd.concat(tables, ignore_index=True)
+    everything = pd.concat([scores_of(run, folder, sources.repro) for run, folder in evaluated.items()], ignore_index=True)
     results = reported(everything, settings.evaluation)
-    records = {
-        run: pd.read_parquet(made_by("train", sources.runs / run_name(*run) / "records.parquet", sources.repro)) for run in runs
-    }
+    check_whole(everything, evaluated, settings, sources.repro)
+    records = {run: records_of(run, sources.runs / run_name(*run), sources.repro) for run in runs}
     rewards, monitor = settings.evaluation.rewards, settings.training.monitor
     names = list(dict.fromkeys(method for method, _ in runs))
     labels = {BASE[0]: "base model"} | {name: entries[name].label or METHOD_LABELS.get(name, name) for name in names}
@@ -169,6 +170,44 @@ def build_context(
     }
 
 
+def scores_of(run: Run, folder: Path, repro: str) -> pd.DataFrame:
+    """The rows of one evaluation; UserError where its table is gone or damaged, or not of that run."""
+    stage = "evaluate_base" if run == BASE else f"evaluate@{run_name(*run)}"
+    file = made_by("evaluate", folder / "results.parquet", repro)
+    again = remade_by(stage, repro)
+    table = read_table(file, SCORES, again)
+    if not len(table) or set(zip(table.method, table.seed)) != {run}:
+        raise UserError(complaint(file, f"does not hold the scores of {run_name(*run)} alone", again))
+    return table
+
+
+def check_whole(results: pd.DataFrame, evaluated: Mapping[Run, Path], settings: SimpleNamespace, repro: str) -> None:
+    """UserError where an evaluation lacks a reward, a checkpoint or a number of steps that the report is about."""
+    evaluation = settings.evaluation
+    for (method, seed), folder in evaluated.items():
+        table = results[(results.method == method) & (results.seed == seed)]
+        checkpoints = ("final",) if (method, seed) == BASE else evaluation.checkpoints
+        wanted = {
+            (str(kept), steps, reward) for kept in checkpoints for steps in evaluation.steps for reward in evaluation.rewards
+        }
+        there = set(zip(table.checkpoint, table.steps, table.reward))
+        if lacking := sorted(wanted - there):
+            stage = "evaluate_base" if (method, seed) == BASE else f"evaluate@{run_name(method, seed)}"
+            what = f"has no scores of {lacking[0][2]} at {lacking[0][1]} steps of checkpoint {lacking[0][0]}"
+            raise UserError(complaint(folder / "results.parquet", what, remade_by(stage, repro)))
+
+
+def records_of(run: Run, folder: Path, repro: str) -> pd.DataFrame:
+    """The records of a run; UserError where they are gone or damaged."""
+    again = remade_by(f"train@{run_name(*run)}", repro)
+    file = made_by("train", folder / "records.parquet", repro)
+    table = read_table(file, again=again)
+    columns = {"iteration", "num_forward_evals", "num_transitions", "old_policy_ratio_error"}
+    if not len(table) or not columns <= set(table.columns):
+        raise UserError(complaint(file, "holds no records of a training", again))
+    return table
+
+
 def granularity_lines(records: dict[Run, pd.DataFrame]) -> list[dict]:
     """What `granularity_correlation` recorded while training, as means over all iterations: a line for each run, granularity and reward."""
     lines = []
@@ -187,11 +226,21 @@ def image_grids(
 ) -> dict:
     """Test prompts with the images of the base and of every method's first seed: a seeded draw, and the worst cases."""
     prompts = {prompt.id: prompt.text for prompt in load_prompts(prompt_folder / "test.parquet")}
+    if strange := set(results.prompt_id) - prompts.keys():
+        reason = f"lacks the prompt {min(strange)} that was evaluated"
+        raise UserError(complaint(prompt_folder / "test.parquet", reason, remade_by("evaluate")))
     columns: dict[str, Path] = {}
     for (method, _), folder in evaluated.items():
         checkpoint = "final" if method == BASE[0] else settings.evaluation.checkpoints[0]
         columns.setdefault(method, folder / image_folder(checkpoint, settings.evaluation.steps[0]))
-    encode = lambda path: base64.b64encode(path.read_bytes()).decode()
+
+    def encode(path: Path) -> str:
+        again = "the stage `evaluate` makes it again"
+        with reading(whole(path, again), again):
+            data = path.read_bytes()
+            with Image.open(io.BytesIO(data)) as image:
+                image.verify()
+        return base64.b64encode(data).decode()
 
     def grid(ids: list[str]) -> list[dict]:
         images = {key: [encode(file / f"{key}.png") for file in columns.values()] for key in ids}
@@ -231,7 +280,11 @@ def shown(value: object) -> str:
 
 def model_lines(file: Path) -> list[tuple[str, str]]:
     """What the stage `models` measured of each model."""
-    quality = json.loads(made_by("models", file).read_text())
+    again = remade_by("models")
+    quality = read_json(made_by("models", file), again, dict)
+    for values in quality.values():
+        if not isinstance(values, dict) or not all(isinstance(value, int | float) for value in values.values()):
+            raise UserError(complaint(file, "holds no numbers of models", again))
     meaning = {
         "attribute": "right caption against one wrong attribute (chance 0.5)",
         "degraded": "clean against degraded image (chance 0.5)",
@@ -257,7 +310,7 @@ def provenance(locks: tuple[Path, ...], runs: list[Run], settings: SimpleNamespa
     ]
     stages: dict[str, dict] = {}
     for lock in filter(Path.exists, dict.fromkeys(locks)):
-        stages |= YAML(typ="safe", pure=True).load(lock.read_text())["stages"]
+        stages |= read_lock(lock)
     wanted = ["models", "prompts", "embed", "evaluate_base"]
     wanted += [f"{stage}@{run_name(*run)}" for stage in ("train", "evaluate") for run in runs]
     listed = lambda entries: ", ".join(f"{entry['path'].removeprefix('../../')} {entry['md5']}" for entry in entries)

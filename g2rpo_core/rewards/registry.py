@@ -7,7 +7,8 @@ from pathlib import Path
 import torch
 from pydantic import ValidationError
 
-from g2rpo_core.common.model_store import ModelStore
+from g2rpo_core.common.model_store import AGAIN, ModelStore
+from g2rpo_core.files import reading
 from g2rpo_core.rewards import clip_score, hps, image_reward, pickscore, unified_reward, verifier
 from g2rpo_core.rewards.custom import CustomReward, CustomRewardSettings
 from g2rpo_core.rewards.spec import Reward, RewardSettings, RewardSpec, Section
@@ -65,4 +66,7 @@ def _build(name: str, models: ModelStore, device: torch.device, section: Section
     settings = settings_of(section, name)
     if isinstance(settings, CustomRewardSettings):
         return CustomReward(name, settings)
-    return REWARDS[name].build(models, device, settings)
+    for model in () if settings.remote else REWARDS[name].models:
+        models.folder(model)  # whole, or in words
+    with reading(models.root / name, AGAIN):
+        return REWARDS[name].build(models, device, settings)

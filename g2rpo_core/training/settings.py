@@ -23,7 +23,10 @@ class CheckpointSettings(Settings):
     every: Count = Field(10, description="iterations")
     keep: Count = Field(1, description="how many of the newest stay on disk; all go when the run is finished")
     grace: float = Field(
-        25.0, gt=0, le=86_400, description="seconds from SIGTERM until the process ends in any case; whoever asks commonly waits for 30"
+        25.0,
+        gt=0,
+        le=86_400,
+        description="seconds from SIGTERM until the process ends in any case; whoever asks commonly waits for 30",
     )
 
 
@@ -54,7 +57,9 @@ class TrainingSettings(Settings):
     prompts_per_iteration: Count
     num_generations: int = Field(ge=2, le=10_000, description="G, members of a group: samples of one SDE step for one prompt")
     batch_tokens: Count = Field(description="as sampling.batch_tokens, for a forward and backward")
-    rewards: dict[str, Annotated[float, Field(ge=-1e6, le=1e6)]] = Field(min_length=1, description="name: weight of its advantage")
+    rewards: dict[str, Annotated[float, Field(ge=-1e6, le=1e6)]] = Field(
+        min_length=1, description="name: weight of its advantage"
+    )
     learning_rate: Rate
     lr_scheduler: Literal["constant", "linear"] = Field(description="the paper's is constant; linear falls to 0")
     weight_decay: float = Field(ge=0, le=1)
