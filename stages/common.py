@@ -4,12 +4,16 @@ import functools
 import json
 import os
 import shutil
+import signal
 import sys
+import threading
 from argparse import ArgumentParser
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
+
+from tqdm import tqdm
 
 from g2rpo_core.config import load_profile, load_study, profile_path
 from g2rpo_core.errors import TRANSIENT_STATUS, TransientError, UserError
@@ -82,16 +86,28 @@ def ends_in_one_line(main: Callable[[], None]) -> Callable[[], None]:
 
     @functools.wraps(main)
     def run() -> None:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # see stages/__init__.py
         try:
             main()
         except UserError as error:
-            print(f"error: {error}", file=sys.stderr)
+            say(f"error: {error}")
             status = TRANSIENT_STATUS if isinstance(error, TransientError) else 1
             if STATUS_FOLDER in os.environ:
                 Path(os.environ[STATUS_FOLDER], str(status)).touch()
             sys.exit(status)
+        except KeyboardInterrupt:  # Ctrl-C, where no checkpoint is to be written first
+            say("error: stopped; what is finished stands, and the same command goes on from it")
+            sys.exit(128 + signal.SIGINT)
 
     return run
+
+
+def say(line: str) -> None:
+    """One line on stderr, below the progress bars, which it ends."""
+    for bar in list(getattr(tqdm, "_instances", ())):  # nothing public lists them
+        bar.close()
+    print(line, file=sys.stderr)
 
 
 def fresh(folder: Path) -> Path:

@@ -21,6 +21,7 @@ SECTIONS = ("embed",)
 def main() -> None:
     args = arguments(__doc__, "profile")
     settings = sections(args, *SECTIONS).embed
+    checkpoint.claim("embed", args.profile)
     files = {name: Path("prompts", args.profile, f"{name}.parquet") for name in ("train", "test")}
     sets = {name: load_prompts(file) for name, file in files.items()}
     models = Path("models", args.profile)

@@ -32,6 +32,7 @@ def main() -> None:
     evaluation, sampling = settings.evaluation, settings.sampling
     processes, device = join_processes(evaluation.processes)
     models, name = Path("models", args.profile), run_name(args.method, args.seed)
+    checkpoint.claim("evaluate", f"{paths.name}/{name}", processes)
     run, checkpoints = None, ("final",)  # of the base, too, which has no others
     if args.method != BASE[0]:
         run = made_by(f"train@{name}", paths.runs / name / "records.parquet", paths.repro).parent

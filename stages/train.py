@@ -21,7 +21,7 @@ from g2rpo_core.training.loop import train
 from g2rpo_core.training.monitor import heldout_means
 from g2rpo_core.training.tracking import Tracking
 from g2rpo_core.training.trainer import Trainer
-from stages.common import RunPaths, arguments, declared_code, ends_in_one_line, run_paths, sections, write_json
+from stages.common import RunPaths, arguments, declared_code, ends_in_one_line, run_paths, say, sections, write_json
 from stages.launch import adopt, how_to_sample, join_processes, machine
 
 SECTIONS = ("sampling", "rewards", "training", "methods")
@@ -38,6 +38,7 @@ def main() -> None:
     training = training_of(settings.training, settings.methods, args.method)
     sampling, monitor = sampling_of(settings.sampling, settings.methods, args.method), training.monitor
     processes, device = join_processes(training.processes)
+    checkpoint.claim("train", f"{paths.name}/{run_name(args.method, args.seed)}", processes)
     termination = Termination(training.checkpoints.grace).watch()
     models, embeddings, name = Path("models", args.profile), Path("embeddings", args.profile), run_name(args.method, args.seed)
     policy = Policy.load_to_train(
@@ -53,7 +54,7 @@ def main() -> None:
     decides = {"seed": args.seed, "sampling": sampling, "rewards": settings.rewards, "training": training, "method": method}
     dependencies = [*declared_code("train"), models / LOCK, embeddings]
     folder = checkpoint.scratch("train", f"{paths.name}/{name}", decides, dependencies, processes)
-    first = max((int(path.name.split("-")[1]) for path in checkpoint.checkpoints(folder)), default=0)
+    first = checkpoint.last_iteration(folder)
     tracking = Tracking(f"{paths.name}/{name}", training.tracking, first) if processes.rank == 0 else None
 
     def show_group(iteration: int, prompt: str, images: torch.Tensor, scores: torch.Tensor) -> None:
@@ -61,7 +62,7 @@ def main() -> None:
             tracking.group(iteration, images, dict(zip(trained_on, scores.tolist())), prompt)
 
     trainer.watch = show_group
-    bar = tqdm(total=training.iterations, desc=name, unit="iteration", mininterval=2, disable=processes.rank > 0)
+    bar = tqdm(total=training.iterations, initial=first, desc=name, unit="iteration", mininterval=2, disable=processes.rank > 0)
 
     def progress(record: dict) -> None:
         if record["num_forward_evals"]:
@@ -88,6 +89,10 @@ def main() -> None:
             progress,
         )
     except Terminated:
+        if processes.rank == 0:
+            say(
+                f"{name}: stopped as asked after iteration {checkpoint.last_iteration(folder)}; the same command goes on from there"
+            )
         sys.exit(STATUS)
     finally:
         if tracking:
@@ -100,8 +105,8 @@ def main() -> None:
         if training.snapshots:
             checkpoint.publish(folder / SNAPSHOTS, run / SNAPSHOTS)
         write_records(records, run, name, paths)
-        checkpoint.discard(folder)
-        adopt(f"train@{name}", paths)
+        if adopt(f"train@{name}", paths):  # else the next start ends at once with what stands there
+            checkpoint.discard(folder)
 
 
 def write_records(records: list[dict], run: Path, name: str, paths: RunPaths) -> None:

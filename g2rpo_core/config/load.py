@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import Field, ValidationError
 
@@ -17,6 +17,8 @@ from g2rpo_core.config.profile import MethodRun, Profile
 from g2rpo_core.errors import UserError
 from g2rpo_core.files import complaint, in_one_line, read_yaml, read_yaml_with_lines
 from g2rpo_core.settings import Different, Name, Seed, Settings, checked_name, problems_of
+
+S = TypeVar("S", bound=Settings)
 
 
 class Run(Settings):
@@ -52,6 +54,14 @@ def load_profile(path: Path, study: Study | None = None) -> Profile:
     beside = f" with {study_path(study.study)}" if study else ""
     resolved = resolve(path, study)
     return _checked(resolved.data, Profile, f"{path}{beside}", resolved.origin)
+
+
+def section_of(path: Path, name: str, schema: type[S]) -> S | None:
+    """One section alone of a profile whose others may be wrong; None where it cannot be had."""
+    try:
+        return schema.model_validate_json(json.dumps(resolve(path).data.get(name)))
+    except (UserError, ValidationError):
+        return None
 
 
 def resolve(path: Path, study: Study | None = None) -> Resolved:

@@ -127,7 +127,7 @@ class Profile(Settings):
                 yield f"{where}: unknown reward {reward!r}; allowed are {', '.join(known)}"
                 continue
             if reward in REWARDS and REWARDS[reward].shapes_only and source != "shapes":
-                yield f"{where}: the {reward} knows captions of the shapes task alone, not {source}"
+                yield f"{where}: the {reward} knows captions of the shapes task alone, not {source}: take it out"
             if self.models.source == "hub":
                 models = _made(partial(models_of, self.rewards, reward)) or ()
                 if lacking := [model for model in models if model not in self.models.repos]:

@@ -17,8 +17,9 @@ import torch
 from diffusers import FluxPipeline
 
 from g2rpo_core.data.prompts import Prompt
+from g2rpo_core.data.settings import LONGEST
 from g2rpo_core.errors import UserError, made_by
-from g2rpo_core.files import complaint, reading, remade_by, whole
+from g2rpo_core.files import complaint, in_one_line, reading, remade_by, whole
 from g2rpo_core.texts import visible
 
 ROW_GROUP = 4
@@ -36,15 +37,20 @@ class Conditioning:
 
 
 def check_lengths(prompts: Sequence[Prompt], tokenizer, limit: int) -> None:
-    """UserError naming the first prompt with more than `limit` tokens (end token included): encoding would cut it."""
+    """UserError naming the prompts with more than `limit` tokens (end token included), the longest first: encoding would cut them."""
+    lengths: list[tuple[int, Prompt]] = []
     for start in range(0, len(prompts), 1024):
         part = prompts[start : start + 1024]
-        for prompt, ids in zip(part, tokenizer([p.text for p in part], verbose=False).input_ids):
-            if len(ids) > limit:
-                raise UserError(
-                    f"prompt {prompt.id} has {len(ids)} tokens, over the profile's embed.max_sequence_length = {limit}: "
-                    f"shorten it or raise the limit ({visible(prompt.text[:60])!r})"
-                )
+        lengths += [(len(ids), one) for one, ids in zip(part, tokenizer([p.text for p in part], verbose=False).input_ids)]
+    long = sorted([each for each in lengths if each[0] > limit], key=lambda each: -each[0])
+    if not long:
+        return
+    named = in_one_line([f"prompt {one.id} has {length} tokens ({visible(one.text[:60])!r})" for length, one in long])
+    most = long[0][0]
+    raised = f"or set {most}" if most <= LONGEST else f"as no more than {LONGEST} can be encoded"
+    raise UserError(
+        f"{named}: {len(long)} of {len(prompts)} are over the profile's embed.max_sequence_length = {limit}: shorten them, {raised}"
+    )
 
 
 @torch.no_grad()

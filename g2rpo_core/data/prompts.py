@@ -59,9 +59,9 @@ def read_prompts(path: Path) -> list[Prompt]:
     if wrong := [f"row {number} {problem}" for number, row in rows.items() if (problem := _problem(row))]:
         raise UserError(complaint(path, f"{in_one_line(wrong)}: each needs a text in `prompt`"))
     prompts: dict[str, Prompt] = {}
-    for number, row in enumerate(rows.values()):
+    for number, row in rows.items():
         if text := normalized(row["prompt"] if isinstance(row["prompt"], str) else ""):
-            prompts.setdefault(text, Prompt(f"{name_of(path)}-{number:06d}", text, _style(row.get("style"))))
+            prompts.setdefault(text, Prompt(f"{name_of(path)}-{number - 1:06d}", text, _style(row.get("style"))))
     if not prompts:
         raise UserError(f"{path}: holds no prompt; put one on each line")
     return list(prompts.values())

@@ -7,6 +7,7 @@ from pydantic import AfterValidator, Field
 
 from g2rpo_core.settings import Count, Seed, Settings
 
+LONGEST = 512  # tokens that FLUX's text encoder was trained with
 FORMATS = (".txt", ".csv", ".jsonl", ".parquet")
 
 
@@ -32,7 +33,7 @@ class PromptSettings(Settings):
 class EmbedSettings(Settings):
     """How prompts are encoded and stored."""
 
-    max_sequence_length: int = Field(ge=1, le=512, description="T5 tokens, padding included: FLUX attends to it")
+    max_sequence_length: int = Field(ge=1, le=LONGEST, description="T5 tokens, padding included: FLUX attends to it")
     dtype: Literal["float32", "bfloat16"]
     batch: Count
     shard_rows: Count

@@ -4,6 +4,7 @@ The folder is named by a fingerprint of all these, so that a change of any never
 declared outputs, which DVC removes before a run. Everything is written aside and renamed: what has its final name is whole.
 """
 
+import fcntl
 import hashlib
 import json
 import os
@@ -14,9 +15,8 @@ import sys
 import time
 import uuid
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -29,6 +29,8 @@ from g2rpo_core.errors import UserError
 from g2rpo_core.files import read_json, reading
 from g2rpo_core.settings import Settings
 
+# that one process is one process; in the background's threads, too, where a context of warnings would not hold
+warnings.filterwarnings("ignore", "torch.distributed is disabled")
 ROOT = Path(".cache", "resume")
 MANIFEST = "manifest.json"
 RECORDS = "records.json"
@@ -64,6 +66,40 @@ def scratch(
     folder.mkdir(parents=True, exist_ok=True)
     write_whole(folder / IDENTITY, text.encode())
     return _shared(folder, processes)
+
+
+def claim(stage: str, name: str, processes: ProcessGroup = ProcessGroup()) -> None:  # noqa: B008
+    """Makes a run this group's until its last process has ended, however it ends; collective. UserError where another group works on it.
+
+    A lock of the system on a file: the first process asks for it alone, then every process shares it, so that it is free when all are gone.
+    """
+    problem = None
+    path = ROOT / stage / f"{name}.lock"
+    if processes.rank == 0:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(handle, 0)
+            os.write(handle, f"process {os.getpid()} on {platform.node()}".encode())
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            who = path.read_text(errors="replace").strip() or "another process"
+            problem = (
+                f"{stage} of {name} is running already ({who}): wait until it has ended, or end it; two at once would damage it"
+            )
+            os.close(handle)
+        _held.append(handle)
+    if problem := processes.first(problem):
+        raise UserError(problem)
+    if processes.rank > 0:
+        handle = os.open(path, os.O_RDWR)
+        fcntl.flock(handle, fcntl.LOCK_SH)
+        _held.append(handle)
+    processes.barrier()
+
+
+_held: list[int] = []  # file handles of locks, which the system closes with the process
 
 
 def _shared(folder: Path | None, processes: ProcessGroup) -> Path:
@@ -126,8 +162,7 @@ class Checkpoints:
             aside.mkdir(parents=True)
             write_whole(aside / RECORDS, json.dumps(records).encode())
         self.processes.barrier()
-        with quiet():
-            writing = dcp.async_save(state, checkpoint_id=aside, process_group=self._group, no_dist=self.processes.size == 1)
+        writing = dcp.async_save(state, checkpoint_id=aside, process_group=self._group, no_dist=self.processes.size == 1)
         self._unfinished = final, self._background.submit(_hashes_of_part, writing, aside, self.processes.rank)
 
     def publish(self) -> None:
@@ -173,6 +208,11 @@ def checkpoints(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("iteration-*") if re.fullmatch(r"iteration-\d+", path.name))
 
 
+def last_iteration(folder: Path) -> int:
+    """The iteration of the newest checkpoint; 0 without any."""
+    return max((int(path.name.split("-")[1]) for path in checkpoints(folder)), default=0)
+
+
 def load_records(path: Path, processes: ProcessGroup = ProcessGroup()) -> list[dict]:  # noqa: B008
     """The records of a checkpoint, after all of its files were compared with its manifest; UserError where it is damaged. Collective."""
     advice = f"delete {path} to go on from the one before, or from the start"
@@ -211,16 +251,8 @@ def _damage(file: Path, about: dict) -> str | None:
 
 def load_state(path: Path, state: dict, processes: ProcessGroup = ProcessGroup()) -> None:  # noqa: B008
     """Fills the tensors of `state` in place, each process its part; whatever the number of processes that wrote them. Collective."""
-    with quiet(), reading(path, f"delete {path} to go on from the one before, or from the start"):
+    with reading(path, f"delete {path} to go on from the one before, or from the start"):
         dcp.load(state, checkpoint_id=path, no_dist=processes.size == 1)
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Without torch's warnings that one process is one process."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "torch.distributed is disabled")
-        yield
 
 
 def discard(folder: Path) -> None:

@@ -14,7 +14,6 @@ from safetensors import safe_open
 from torch.distributed.checkpoint import HuggingFaceStorageReader
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from g2rpo_core.distributed.checkpoint import quiet
 from g2rpo_core.errors import UserError
 from g2rpo_core.files import complaint, reading, whole
 
@@ -83,7 +82,7 @@ def read_weights(transformer: torch.nn.Module, folder: Path, again: str = "") ->
         which = "lacks" if wrong[0] in state else "has, beside the model's weights,"
         reason = f"{which} {wrong[0]} ({len(wrong)} such differences): its weights are of another model, or incomplete"
         raise UserError(complaint(folder, reason, again))
-    with quiet(), reading(folder, again):
+    with reading(folder, again):
         dcp.load(state, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)  # each process reads for itself
 
 

@@ -36,6 +36,17 @@ class ServerSettings(Settings):
     key_variable: str | None = None
 
 
+def check_key(settings: ServerSettings) -> None:
+    """UserError where the key that the server wants is not in the environment, or cannot be sent."""
+    variable = settings.key_variable
+    if not variable:
+        return
+    key = os.environ.get(variable, "")
+    if not key or not key.isascii() or not key.isprintable():
+        problem = "holds characters that no key has" if key else "is not set in the environment"
+        raise UserError(f"rewards.unified_reward.server.key_variable: {variable} {problem}")
+
+
 class Unanswered(Exception):
     """No answer was had; the text says why."""
 
@@ -52,10 +63,7 @@ class ChatServer:
         self.settings, self.max_new_tokens = settings, max_new_tokens
         headers = {}
         if settings.key_variable:
-            if settings.key_variable not in os.environ:
-                raise UserError(
-                    f"rewards.unified_reward.server.key_variable: {settings.key_variable} is not set in the environment"
-                )
+            check_key(settings)
             headers["Authorization"] = f"Bearer {os.environ[settings.key_variable]}"
         limits = httpx.Limits(max_connections=settings.concurrency, max_keepalive_connections=settings.concurrency)
         self.client = httpx.Client(headers=headers, timeout=settings.timeout, limits=limits, trust_env=False)

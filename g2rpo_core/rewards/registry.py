@@ -10,7 +10,8 @@ from pydantic import ValidationError
 from g2rpo_core.common.model_store import AGAIN, ModelStore
 from g2rpo_core.files import reading
 from g2rpo_core.rewards import clip_score, hps, image_reward, pickscore, unified_reward, verifier
-from g2rpo_core.rewards.custom import CustomReward, CustomRewardSettings
+from g2rpo_core.rewards.chat_server import check_key
+from g2rpo_core.rewards.custom import CustomReward, CustomRewardSettings, found_class
 from g2rpo_core.rewards.spec import Reward, RewardSettings, RewardSpec, Section
 from g2rpo_core.settings import problems_of
 
@@ -60,6 +61,15 @@ def load(
     """The rewards of those names, in their order, from the `models` stage's folder; `section`: that of the profile."""
     store = ModelStore(models)
     return {name: _build(name, store, torch.device(device), section or {}) for name in names}
+
+
+def check(name: str, section: Section) -> None:
+    """UserError for what is wrong with a reward before any model is loaded: a class that is not found, a key that is not set."""
+    settings = settings_of(section, name)
+    if isinstance(settings, CustomRewardSettings):
+        found_class(f"rewards.{name}.class", settings.class_)
+    if isinstance(settings, unified_reward.UnifiedRewardSettings) and settings.server:
+        check_key(settings.server)
 
 
 def _build(name: str, models: ModelStore, device: torch.device, section: Section) -> Reward:

@@ -33,7 +33,7 @@ class Tracking:
     """
 
     def __init__(self, name: str, settings: TrackingSettings, first: int = 0, folder: Path = LIVE):
-        if missing := [one for one in settings.to if find_spec(MODULES[one]) is None]:
+        if missing := [one for one in settings.to if not installed(one)]:
             raise UserError(f"training.tracking.to: {missing[0]} is not installed: pip install {missing[0]}, or leave it out")
         PartialState()  # accelerate's trackers ask it which process this is
         self.folder = folder / name
@@ -87,6 +87,11 @@ class Tracking:
                 tracker.log_images({title: to_tensor(whole)[None]}, step=iteration)
             elif tracker.name in PICTURES:
                 tracker.log_images({title: [whole]}, step=iteration)
+
+
+def installed(tracker: str) -> bool:
+    """Whether a tracker of `TrackingSettings.to` can be used here."""
+    return find_spec(MODULES[tracker]) is not None
 
 
 def topic(key: str) -> str:
