@@ -265,7 +265,25 @@ def discard(folder: Path) -> None:
 
 
 def publish(folder: Path, output: Path) -> None:
-    """Makes what was built in scratch the output, in one rename where both are on one disk."""
+    """Makes what was built in scratch the output, in one rename where both are on one disk.
+
+    It stays in scratch as well (the same files by another name), for a process that is killed before all is finished.
+    """
+    aside = folder.with_name(f"{folder.name}.published")
+    shutil.rmtree(aside, ignore_errors=True)
+    shutil.copytree(folder, aside, copy_function=_link)
+    replace(aside, output)
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # a file system without hard links
+        shutil.copy2(source, target)
+
+
+def replace(folder: Path, output: Path) -> None:
+    """Moves a folder to where another may be."""
     shutil.rmtree(output, ignore_errors=True)
     output.parent.mkdir(parents=True, exist_ok=True)
     shutil.move(folder, output)

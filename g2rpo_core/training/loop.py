@@ -73,4 +73,4 @@ def keep_snapshot(trainer: Trainer, folder: Path, iteration: int) -> None:
     aside = final.with_suffix(".tmp")
     trainer.policy.save(aside)
     if trainer.processes.rank == 0:
-        checkpoint.publish(aside, final)
+        checkpoint.replace(aside, final)
