@@ -50,6 +50,19 @@ def reading(path: Path, again: str = "") -> Iterator[None]:
         raise UserError(complaint(path, _reason(error), again)) from error
 
 
+def is_full(error: BaseException | None) -> bool:
+    """Whether an error, or what it came from, is that a disk or a quota is full; libraries in other languages say so in words alone."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            return True
+        if any(
+            words in str(error) for words in ("No space left on device", "os error 28", "Disk quota exceeded", "File too large")
+        ):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
 def complaint(path: Path | str, reason: str, again: str = "") -> str:
     """One line: the file, what is wrong with it, and what to do."""
     return f"{path}: {reason}{'; ' if again else ''}{again}"
@@ -104,10 +117,13 @@ def read_table(path: Path, columns: Sequence[str] = (), again: str = "") -> "pd.
 
     whole(path, again)
     with reading(path, again):
+        if path.open("rb").read(4) != b"PAR1":  # Arrow looks at the end alone
+            raise UserError(complaint(path, "is no Parquet file, or its beginning is damaged", again))
         there = pq.read_schema(path).names
     if lacking := [column for column in columns if column not in there]:
         raise UserError(complaint(path, f"has no column {lacking[0]!r}, only {', '.join(there[:MANY])}", again))
     with reading(path, again):
+        pq.read_table(path, columns=list(columns) or None).validate(full=True)  # that texts are UTF-8, too
         return pd.read_parquet(path, columns=list(columns) or None)
 
 

@@ -17,8 +17,9 @@ from tqdm import tqdm
 
 from g2rpo_core.config import load_profile, load_study, profile_path
 from g2rpo_core.errors import TRANSIENT_STATUS, TransientError, UserError
-from g2rpo_core.files import read_yaml
+from g2rpo_core.files import is_full, read_yaml
 from g2rpo_core.settings import checked_name
+from g2rpo_core.texts import visible
 
 ROOT = Path(__file__).parents[1]  # of the code; data are in the working directory
 REPORTS = Path("reports")
@@ -96,6 +97,14 @@ def ends_in_one_line(main: Callable[[], None]) -> Callable[[], None]:
             if STATUS_FOLDER in os.environ:
                 Path(os.environ[STATUS_FOLDER], str(status)).touch()
             sys.exit(status)
+        except Exception as error:
+            if not is_full(error):
+                raise
+            where = getattr(error, "filename", None) or Path.cwd()
+            say(
+                f"error: {visible(where)}: the disk is full; what is finished stands: make room, and the same command goes on from it"
+            )
+            sys.exit(1)
         except KeyboardInterrupt:  # Ctrl-C, where no checkpoint is to be written first
             say("error: stopped; what is finished stands, and the same command goes on from it")
             sys.exit(128 + signal.SIGINT)

@@ -34,6 +34,10 @@ def main() -> None:
     folder = checkpoint.scratch(
         "embed", args.profile, {"embed": settings}, [*declared_code("embed"), models / LOCK, *files.values()]
     )
+    width = settings.max_sequence_length * pipeline.text_encoder_2.config.d_model + pipeline.text_encoder.config.hidden_size
+    written = sum(file.stat().st_size for file in folder.rglob("*.parquet"))
+    needed = width * DTYPES[settings.dtype].itemsize * sum(map(len, sets.values())) - written
+    checkpoint.check_room(needed, "encoding the prompts")
     encoded = partial(encode, pipeline, max_length=settings.max_sequence_length, batch=settings.batch)
     for name, prompts in sets.items():
         with tqdm(desc=f"embed {name}", total=len(prompts), unit="prompt", mininterval=2) as bar:

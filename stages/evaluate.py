@@ -58,6 +58,8 @@ def main() -> None:
         ]
         for variant in variants
     }
+    images = sum(map(len, todo.values())) * evaluation.batch * processes.size
+    checkpoint.check_room(3 * evaluation.height * evaluation.width * images, f"evaluating {name}", processes)
     total = len(variants) * len(parts)
     bar = tqdm(
         total=total,

@@ -55,6 +55,10 @@ def main() -> None:
     dependencies = [*declared_code("train"), models / LOCK, embeddings]
     folder = checkpoint.scratch("train", f"{paths.name}/{name}", decides, dependencies, processes)
     first = checkpoint.last_iteration(folder)
+    # a checkpoint is weights and two moments, one more than `keep` while it is written; the run's own, and DVC's copy of it
+    count = sum(parameter.numel() for parameter in policy.trained_parameters().values())
+    coming = training.checkpoints.keep + 1 - len(checkpoint.checkpoints(folder))
+    checkpoint.check_room(4 * count * (3 * max(coming, 0) + 2 + len(training.snapshots)), f"training {name}", processes)
     tracking = Tracking(f"{paths.name}/{name}", training.tracking, first) if processes.rank == 0 else None
 
     def show_group(iteration: int, prompt: str, images: torch.Tensor, scores: torch.Tensor) -> None:

@@ -149,6 +149,8 @@ def _opened(path: Path) -> tuple[pq.ParquetFile, dict, list[Prompt]]:
     """A part of `write`: its file, its metadata and its prompts; UserError where it is not whole."""
     whole(path, AGAIN)
     with reading(path, AGAIN):
+        if path.open("rb").read(4) != b"PAR1":  # Arrow looks at the end alone
+            raise UserError(complaint(path, "is no part of encoded prompts, or its beginning is damaged", AGAIN))
         file = pq.ParquetFile(path, memory_map=True)
         meta = json.loads((file.schema_arrow.metadata or {}).get(b"g2rpo", b"null"))
         if not _is_meta(meta) or not set(COLUMNS) <= set(file.schema_arrow.names):

@@ -126,7 +126,7 @@ def _kind(value: object) -> str:
 def _rows(path: Path) -> dict[int, Any]:
     """The rows by their number, from 1 (of JSON lines, the line's); of a line that is no JSON, the ValueError."""
     if path.suffix == ".parquet":
-        return dict(enumerate(pd.read_parquet(path).to_dict("records"), 1))
+        return dict(enumerate(read_table(path).to_dict("records"), 1))
     with path.open(encoding="utf-8-sig", newline="") as file:
         if path.suffix == ".txt":
             return {number: {"prompt": line} for number, line in enumerate(file, 1)}

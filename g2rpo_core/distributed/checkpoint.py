@@ -26,7 +26,7 @@ import torch.distributed.checkpoint as dcp
 from g2rpo_core.common.model_store import sha256
 from g2rpo_core.distributed.process_group import ProcessGroup
 from g2rpo_core.errors import UserError
-from g2rpo_core.files import read_json, reading
+from g2rpo_core.files import is_full, read_json, reading
 from g2rpo_core.settings import Settings
 
 # that one process is one process; in the background's threads, too, where a context of warnings would not hold
@@ -74,10 +74,12 @@ def claim(stage: str, name: str, processes: ProcessGroup = ProcessGroup()) -> No
     A lock of the system on a file: the first process asks for it alone, then every process shares it, so that it is free when all are gone.
     """
     problem = None
-    path = ROOT / stage / f"{name}.lock"
+    path = (ROOT / stage / f"{name}.lock").absolute()
+    if path in _held:  # by this process's own start before this one
+        os.close(_held.pop(path))
     if processes.rank == 0:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        handle = _held[path] = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.ftruncate(handle, 0)
@@ -88,18 +90,16 @@ def claim(stage: str, name: str, processes: ProcessGroup = ProcessGroup()) -> No
             problem = (
                 f"{stage} of {name} is running already ({who}): wait until it has ended, or end it; two at once would damage it"
             )
-            os.close(handle)
-        _held.append(handle)
+            os.close(_held.pop(path))
     if problem := processes.first(problem):
         raise UserError(problem)
     if processes.rank > 0:
-        handle = os.open(path, os.O_RDWR)
-        fcntl.flock(handle, fcntl.LOCK_SH)
-        _held.append(handle)
+        _held[path] = os.open(path, os.O_RDWR)
+        fcntl.flock(_held[path], fcntl.LOCK_SH)
     processes.barrier()
 
 
-_held: list[int] = []  # file handles of locks, which the system closes with the process
+_held: dict[Path, int] = {}  # file handles of locks, which the system closes with the process
 
 
 def _shared(folder: Path | None, processes: ProcessGroup) -> Path:
@@ -177,8 +177,8 @@ class Checkpoints:
             return
         (final, written), self._unfinished = self._unfinished, None
         aside = final.with_name(f"{final.name}.tmp")
-        problem = f"{aside} cannot be written: {error}" if (error := written.exception()) else None
-        if problem := self.processes.first(problem and " ".join(problem.split())):
+        problem = f"{aside} cannot be written: {_why(error)}" if (error := written.exception()) else None
+        if problem := self.processes.first(problem):
             raise UserError(f"{problem}; the checkpoint before it stands")
         files = {name: about for part in self.processes.gather(written.result()) for name, about in part.items()}
         if self.processes.rank == 0:
@@ -188,6 +188,13 @@ class Checkpoints:
             for old in checkpoints(self.folder)[: -self.keep]:
                 discard(old)
         self.processes.barrier()
+
+
+def _why(error: BaseException) -> str:
+    """Of an error of torch's writer, whose text is a whole traceback, the last line."""
+    if is_full(error) or shutil.disk_usage(Path.cwd()).free < 2**16:
+        return "the disk is full; make room, and the same command goes on"
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1]
 
 
 def _of_iteration(folder: Path, iteration: int) -> Path:
@@ -206,6 +213,20 @@ def _hashes_of_part(writing: Future, folder: Path, rank: int) -> dict[str, dict]
 def checkpoints(folder: Path) -> list[Path]:
     """The whole checkpoints of a folder, oldest first."""
     return sorted(path for path in folder.glob("iteration-*") if re.fullmatch(r"iteration-\d+", path.name))
+
+
+def check_room(needed: float, what: str, processes: ProcessGroup = ProcessGroup()) -> None:  # noqa: B008
+    """UserError where this folder's disk has less room than `needed` bytes; collective. Before the work, not hours into it."""
+    free = shutil.disk_usage(Path.cwd()).free
+    lacks = (
+        f"{what} needs {_size(needed)}, and the disk of {Path.cwd()} has {_size(free)} free: make room, or work on another disk"
+    )
+    if problem := processes.first(lacks if processes.rank == 0 and needed > free else None):
+        raise UserError(problem)
+
+
+def _size(count: float) -> str:
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
 
 
 def last_iteration(folder: Path) -> int:

@@ -242,6 +242,7 @@ def replace_files(meter: Meter) -> None:
     checkpoint.load_state = lambda path, state, processes=None: None
     checkpoint.discard = lambda folder: None
     checkpoint.publish = checkpoint.replace = lambda folder, output: None
+    checkpoint.claim = checkpoint.check_room = lambda *_: None
 
 
 def shorten_updates(meter: Meter) -> None:
