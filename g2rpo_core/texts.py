@@ -28,6 +28,11 @@ def visible(text: object) -> str:
     return "".join(ascii(char)[1:-1] if _steers(char) or char in "\n\t" else char for char in str(text))
 
 
+def unsteered(text: str) -> str:
+    """`text` with its lines, what steers a page as its code."""
+    return "".join(ascii(char)[1:-1] if _steers(char) else char for char in text)
+
+
 def markdown(text: object) -> str:
     """`text` as Markdown shows it literally, in one line, in a cell of a table too."""
     return MARKDOWN.sub(r"\\\1", visible(str(text).replace("\n", " ").replace("\t", " ")))

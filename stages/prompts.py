@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from g2rpo_core.data.prompts import Prompt, choose, held_out, read_prompts, shape_prompts, write_prompts
+from g2rpo_core.data.prompts import Prompt, choose, duplicates, held_out, read_prompts, shape_prompts, write_prompts
 from g2rpo_core.data.settings import PromptSettings
 from stages.common import arguments, ends_in_one_line, sections
 
@@ -26,10 +26,19 @@ def chosen_prompts(settings: PromptSettings) -> tuple[list[Prompt], list[Prompt]
 def main() -> None:
     args = arguments(__doc__, "profile")
     settings = sections(args, *SECTIONS).prompts
-    train, test, left_out = chosen_prompts(settings)
+    train, test, tested = chosen_prompts(settings)
+    twice = {
+        name: duplicates(Path(source))
+        for name, source in (("train", settings.train), ("test", settings.test))
+        if source != "shapes"
+    }
     for name, prompts in (("train", train), ("test", test)):
-        write_prompts(Path("prompts", args.profile, f"{name}.parquet"), prompts)
-    also = f"; {left_out} more were left out of training, as they are test prompts" if left_out else ""
+        counts = {"twice": twice.get(name, 0), "test prompts": tested if name == "train" else 0}
+        write_prompts(
+            Path("prompts", args.profile, f"{name}.parquet"), prompts, {why: count for why, count in counts.items() if count}
+        )
+    also = f"; {tested} more were left out of training, as they are test prompts" if tested else ""
+    also += f"; {sum(twice.values())} stood in the files twice" if sum(twice.values()) else ""
     print(f"{len(train)} train prompts, {len(test)} test prompts{also}")
 
 

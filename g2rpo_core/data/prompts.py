@@ -6,11 +6,14 @@ import math
 import random
 import re
 import unicodedata
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from g2rpo_core.common.seeding import seed_of
 from g2rpo_core.data.settings import FORMATS
@@ -42,9 +45,22 @@ def shape_prompts(count: int, seed: int, *, testing: bool) -> list[Prompt]:
 
 
 def read_prompts(path: Path) -> list[Prompt]:
+    """Those of `read_all`, each text once."""
+    first: dict[str, Prompt] = {}
+    for prompt in read_all(path):
+        first.setdefault(prompt.text, prompt)
+    return list(first.values())
+
+
+def duplicates(path: Path) -> int:
+    """How many prompts of a file have a text that came before."""
+    return len(read_all(path)) - len(read_prompts(path))
+
+
+def read_all(path: Path) -> list[Prompt]:
     """Prompts of a file: txt (one a line), csv, jsonl or parquet with a column `prompt` and perhaps `style`.
 
-    Texts are in Unicode's NFC with single spaces. Blank prompts are passed over, and one that came before; ids are the file's name and
+    Texts are in Unicode's NFC with single spaces. Blank prompts are passed over; ids are the file's name and
     the line or row number. UserError, naming the file, the rows (several, see `in_one_line`) and what to do, for a missing, unreadable
     or empty file, an unknown format, a missing column, and a row whose prompt is no text.
     """
@@ -58,13 +74,13 @@ def read_prompts(path: Path) -> list[Prompt]:
         raise UserError(f"{path}: has no column `prompt`, only {', '.join(visible(name)[:40] for name in list(first)[:12])}")
     if wrong := [f"row {number} {problem}" for number, row in rows.items() if (problem := _problem(row))]:
         raise UserError(complaint(path, f"{in_one_line(wrong)}: each needs a text in `prompt`"))
-    prompts: dict[str, Prompt] = {}
+    prompts: list[Prompt] = []
     for number, row in rows.items():
         if text := normalized(row["prompt"] if isinstance(row["prompt"], str) else ""):
-            prompts.setdefault(text, Prompt(f"{name_of(path)}-{number - 1:06d}", text, _style(row.get("style"))))
+            prompts.append(Prompt(f"{name_of(path)}-{number - 1:06d}", text, _style(row.get("style"))))
     if not prompts:
         raise UserError(f"{path}: holds no prompt; put one on each line")
-    return list(prompts.values())
+    return prompts
 
 
 def normalized(text: str) -> str:
@@ -182,9 +198,23 @@ def prompt_order(iteration: int, per_iteration: int, count: int, seed: int) -> l
     return [orders[position // count][position % count] for position in positions]
 
 
-def write_prompts(path: Path, prompts: list[Prompt]) -> None:
+def write_prompts(path: Path, prompts: list[Prompt], left_out: Mapping[str, int] | None = None) -> None:
+    """left_out: how many prompts are not among them, by the reason; kept in the file's metadata (see `left_out_of`), if there are any."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    pd.DataFrame(prompts, columns=["id", "text", "style"]).rename(columns={"text": "prompt"}).to_parquet(path, index=False)
+    table = pd.DataFrame(prompts, columns=["id", "text", "style"]).rename(columns={"text": "prompt"})
+    if not left_out:
+        table.to_parquet(path, index=False)
+        return
+    arrow = pa.Table.from_pandas(table, preserve_index=False)
+    about = {**(arrow.schema.metadata or {}), b"left_out": json.dumps(left_out).encode()}
+    pq.write_table(arrow.replace_schema_metadata(about), path)
+
+
+def left_out_of(path: Path) -> dict[str, int]:
+    """What `write_prompts` was told of prompts that were left out."""
+    again = remade_by("prompts")
+    with reading(path, again):
+        return json.loads((pq.read_schema(path).metadata or {}).get(b"left_out", b"{}"))
 
 
 def load_prompts(path: Path) -> list[Prompt]:

@@ -19,7 +19,7 @@ from g2rpo_core.algorithm.methods import Method
 from g2rpo_core.common.dvc_lock import read_lock
 from g2rpo_core.common.runs import BASE, run_name
 from g2rpo_core.common.seeding import seed_of
-from g2rpo_core.data.prompts import load_prompts
+from g2rpo_core.data.prompts import left_out_of, load_prompts, normalized
 from g2rpo_core.errors import UserError, made_by
 from g2rpo_core.evaluation.image_stats import LABELS as IMAGE_STATS
 from g2rpo_core.evaluation.results import SCORES, chosen, image_folder, reported
@@ -41,6 +41,7 @@ from g2rpo_core.reporting.tables import (
 )
 from g2rpo_core.rewards.registry import labels as reward_labels
 from g2rpo_core.sampling.settings import SamplingSettings
+from g2rpo_core.training.drift import history
 from g2rpo_core.training.settings import TrainingSettings
 
 PACKAGES = ("torch", "diffusers", "transformers", "open_clip_torch", "dvc", "pyarrow", "numpy")
@@ -127,6 +128,7 @@ def build_context(
         "notice": NOTICE[settings.models.source].format(profile),
         "summary": summary(rows, pairs if few else [], labels),
         "prompts": results.prompt_id.nunique(),
+        "prompt_counts": prompt_counts(sources.prompts),
         "steps": settings.evaluation.steps[0],
         "labels": labels,
         "reward_labels": reward_labels(settings.rewards),
@@ -160,6 +162,11 @@ def build_context(
             run: table.iloc[-1].to_dict() | {"ratio_error": table.old_policy_ratio_error.max()} for run, table in records.items()
         },
         "granularities": granularity_lines(records),
+        "drifted": [
+            (run, iteration, text)
+            for run, table in records.items()
+            for iteration, text in history(table.to_dict("records"), entries[run[0]].training)
+        ],
         "monitored": monitor.prompts,
         "chart": inline(plot),
         "plot": plot,
@@ -206,6 +213,25 @@ def records_of(run: Run, folder: Path, repro: str) -> pd.DataFrame:
     if not len(table) or not columns <= set(table.columns):
         raise UserError(complaint(file, "holds no records of a training", again))
     return table
+
+
+def prompt_counts(folder: Path) -> str:
+    """How many prompts there are for training and for test, and what was left out so that no test prompt is trained on."""
+    files = {name: folder / f"{name}.parquet" for name in ("train", "test")}
+    sets = {name: load_prompts(file) for name, file in files.items()}
+    both = {normalized(prompt.text).casefold() for prompt in sets["train"]} & {
+        normalized(prompt.text).casefold() for prompt in sets["test"]
+    }
+    if both:
+        reason = f"has {len(both)} prompts that are test prompts, too: nothing would be held out"
+        raise UserError(complaint(files["train"], reason, remade_by("prompts")))
+    left_out = {name: left_out_of(file) for name, file in files.items()}
+    twice = sum(counts.get("twice", 0) for counts in left_out.values())
+    tested = left_out["train"].get("test prompts", 0)
+    return (
+        f"{len(sets['train'])} training prompts and {len(sets['test'])} test prompts; no text is in both ({tested} test prompts were left "
+        f"out of training, and {twice} that stood in a file twice)"
+    )
 
 
 def granularity_lines(records: dict[Run, pd.DataFrame]) -> list[dict]:

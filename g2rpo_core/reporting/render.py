@@ -1,8 +1,10 @@
 """The report's two forms from one context: Jinja templates beside this file."""
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
+from markupsafe import Markup
 
 from g2rpo_core.reporting.tables import tone
+from g2rpo_core.texts import markdown, steering, unsteered
 
 
 def render(context: dict) -> dict[str, str]:
@@ -12,6 +14,10 @@ def render(context: dict) -> dict[str, str]:
         autoescape=select_autoescape(["html.j2"]),
         undefined=StrictUndefined,
         keep_trailing_newline=True,
+        finalize=lambda value: (
+            unsteered(value) if isinstance(value, str) and not isinstance(value, Markup) and steering(value) else value
+        ),
     )
     environment.filters["tone"] = tone
+    environment.filters["literal"] = markdown
     return {name: environment.get_template(f"{name}.j2").render(context) for name in ("report.html", "report.md")}

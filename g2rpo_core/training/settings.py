@@ -48,10 +48,20 @@ class TrackingSettings(Settings):
         return self.samples is not None and bool(self.to) and iteration % self.samples.every == 0
 
 
+class DriftSettings(Settings):
+    """When numbers that drift are told (`training/drift.py`), and whether they stop the run."""
+
+    patience: Annotated[int, Field(ge=2, le=10**6)] = Field(
+        20, description="iterations in a row that are clipped, or over which groups' spread is averaged"
+    )
+    measurements: Annotated[int, Field(ge=2, le=1000)] = Field(5, description="times in a row that a held-out reward falls")
+    stop: bool = Field(False, description="end the run, with a checkpoint, at the first")
+
+
 class TrainingSettings(Settings):
     """One run of online RL; names are those of the published training scripts where they mean the same."""
 
-    how = frozenset({"checkpoints", "processes", "tracking"})
+    how = frozenset({"checkpoints", "drift", "processes", "tracking"})
 
     iterations: Count
     prompts_per_iteration: Count
@@ -75,6 +85,7 @@ class TrainingSettings(Settings):
         " before anything was learned",
     )
     checkpoints: CheckpointSettings = CheckpointSettings()
+    drift: DriftSettings = DriftSettings()
     snapshots: Annotated[tuple[Count, ...], Different] = Field(
         (), description="iterations whose weights are kept beside the last, for evaluation"
     )

@@ -48,7 +48,7 @@ def test_every_format_gives_the_same_prompts(tmp_path, suffix):
         ("empty.csv", "prompt,style\n", "holds no prompt"),
         ("x.csv", "text,style\na,b\n", "no column `prompt`, only text, style"),
         ("x.jsonl", '{"prompt": "a"}\n{oops\n', "row 2 cannot be read (no JSON: Expecting property name"),
-        ("x.parquet", "not parquet", "cannot be read, it is damaged or not what its name says"),
+        ("x.parquet", "not parquet", "is no Parquet file, or its beginning is damaged"),
         ("x.docx", "a", "not from .docx"),
         ("n.jsonl", '1\n"a"\n["b"]\n{"prompt": "a"}\n', "row 1 is a number, not an object with a `prompt`; row 2 is a text, not"),
         (
