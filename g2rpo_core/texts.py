@@ -4,7 +4,7 @@ import re
 import unicodedata
 
 BIDI = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}  # Unicode's classes of what turns the direction of a line
-MARKDOWN = re.compile(r"([\\`*_{}\[\]<>()#+!|~$&-])")
+MARKDOWN = re.compile(r"([\\`*_{}\[\]<>|~$])")
 
 
 def steering(text: str) -> str | None:
