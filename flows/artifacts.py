@@ -2,7 +2,6 @@
 
 import base64
 import io
-import json
 import re
 from pathlib import Path
 
@@ -12,6 +11,8 @@ from PIL import Image
 from prefect.artifacts import create_image_artifact, create_link_artifact, create_table_artifact
 from prefect.logging import get_run_logger
 
+from g2rpo_core.errors import UserError
+from g2rpo_core.files import complaint, read_json, reading, remade_by
 from stages.graph import Stage
 
 GRID_PROMPTS = 6
@@ -33,19 +34,25 @@ def publish(root: Path, stages: dict[str, Stage]) -> None:
             create_image_artifact(grid, "grid", "the first test prompts; a row is a model")
     except httpx.HTTPError as error:  # the run's result does not hang on what is shown of it
         get_run_logger().warning("artifacts could not be left with the Prefect server: %s", error)
+    except UserError as error:
+        get_run_logger().warning("artifacts could not be made: %s", error)
 
 
 def results(root: Path) -> list[dict]:
     """One row a model: its name and its mean rewards."""
     files = sorted((root / "reports" / "metrics").glob("*.json"))
-    return [
-        {"model": file.stem, **{name: round(value, 4) for name, value in json.loads(file.read_text()).items()}} for file in files
-    ]
+    rows = []
+    for file in files:
+        again = remade_by("evaluate")
+        means = read_json(file, again, dict)
+        with reading(file, again):
+            rows.append({"model": file.stem, **{name: round(value, 4) for name, value in means.items()}})
+    return rows
 
 
 def reward_curve(root: Path) -> str | None:
     """Every held-out reward of every run against its iterations, as the URL of an image; None without a run."""
-    curves = {file.stem: json.loads(file.read_text()) for file in sorted((root / "reports" / "curves").glob("*.json"))}
+    curves = {file.stem: curve_of(file) for file in sorted((root / "reports" / "curves").glob("*.json"))}
     return curve_image(curves, ("heldout_",))
 
 
@@ -80,6 +87,15 @@ def key_of(*words: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", " ".join(words).lower()).strip("-")
 
 
+def curve_of(file: Path) -> list[dict]:
+    """The rows of a curve; UserError where there are none."""
+    again = remade_by("train")
+    rows = read_json(file, again, list)
+    if not rows or not all(isinstance(row, dict) and row.keys() == rows[0].keys() and "iteration" in row for row in rows):
+        raise UserError(complaint(file, "is no curve of a training", again))
+    return rows
+
+
 def image_grid(root: Path, runs: list[str]) -> str | None:
     """The images of the first test prompts, one row a model (the base first), as the URL of an image; None without images.
 
@@ -95,7 +111,7 @@ def image_grid(root: Path, runs: list[str]) -> str | None:
     for y, folder in enumerate(rows):
         for x, name in enumerate(names):
             if (folder / name).exists():
-                with Image.open(folder / name) as image:
+                with reading(folder / name, remade_by("evaluate")), Image.open(folder / name) as image:
                     small = image.convert("RGB").resize((GRID_PIXELS, GRID_PIXELS), Image.Resampling.BICUBIC)
                     sheet.paste(small, (GRID_PIXELS * x, GRID_PIXELS * y))
     file = io.BytesIO()

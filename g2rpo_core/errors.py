@@ -3,11 +3,19 @@
 import os
 from pathlib import Path
 
+from g2rpo_core.texts import visible
+
 TRANSIENT_STATUS = os.EX_TEMPFAIL  # 75: the exit status of a stage that failed by a TransientError
 
 
 class UserError(Exception):
-    """Something that the user can mend. Its text is one line: what is wrong, where, and what to do."""
+    """Something that the user can mend. Its text is one line: what is wrong, where, and what to do.
+
+    Names and texts from outside stand in it so that they steer no terminal (see `texts.visible`).
+    """
+
+    def __init__(self, text: str):
+        super().__init__(visible(text))
 
 
 class TransientError(UserError):

@@ -1,17 +1,59 @@
-"""The base of every typed setting, and how a mistake in one is put into words."""
+"""The base of every typed setting, their ranges, and how mistakes in them are put into words."""
 
-from typing import ClassVar, get_args
+import re
+from collections.abc import Mapping, Sequence
+from typing import Annotated, ClassVar, get_args
 
-from pydantic import BaseModel, ConfigDict, Tag, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Tag, ValidationError
+from pydantic_core import PydanticCustomError
+
+from g2rpo_core.errors import UserError
+from g2rpo_core.files import in_one_line
+
+Count = Annotated[int, Field(gt=0, le=10**9)]
+Pixels = Annotated[int, Field(gt=0, le=2**14)]
+Seed = Annotated[int, Field(ge=0, lt=2**64)]
+Scale = Annotated[float, Field(gt=0, le=1e9)]
+Rate = Annotated[float, Field(gt=0, le=1.0, description="of learning")]
+
+
+def _named(value: str) -> str:
+    if problem := name_problem(value):
+        raise ValueError(problem)
+    return value
+
+
+def _different(values: Sequence) -> Sequence:
+    if twice := next((value for index, value in enumerate(values) if value in values[:index]), None):
+        raise ValueError(f"must be different from each other ({twice} stands twice)")
+    return values
+
+
+def name_problem(name: str) -> str | None:
+    """What is wrong with a name that becomes one of a file or folder; None if nothing is."""
+    if re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}", name) and ".." not in name:
+        return None
+    return f"is no name: at most 100 letters, digits, _, - and ., and not .. (got {name[:60]!a})"
+
+
+def checked_name(name: str, where: str) -> str:
+    """`name`, if it may name a file; UserError otherwise, so that no name leads out of its folder."""
+    if problem := name_problem(name):
+        raise UserError(f"{where}: {problem}")
+    return name
+
+
+Name = Annotated[str, AfterValidator(_named)]  # of a run, profile, study or reward: names files and columns
+Different = AfterValidator(_different)
 
 
 class Settings(BaseModel):
-    """Frozen and strict: an unknown key or a value of another type is an error.
+    """Frozen and strict: an unknown key, a value of another type, or a number that is not finite is an error.
 
     `how`: names of fields that say how a run is made, not what it makes; a resumed run may change them.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
     how: ClassVar[frozenset[str]] = frozenset()
 
     def deciding(self) -> dict[str, object]:
@@ -19,17 +61,38 @@ class Settings(BaseModel):
         return self.model_dump(mode="json", exclude=set(self.how))
 
 
+def do_not_fit(problems: Sequence[str]) -> PydanticCustomError:
+    """What a validator raises that found several things wrong at once; `problems_of` tells them one by one."""
+    return PydanticCustomError("do_not_fit", "do not fit together", {"problems": list(problems)})
+
+
+def problems_of(error: ValidationError, schema: type[Settings], lines: Mapping[str, str] | None = None) -> list[str]:
+    """Every problem of validating a `schema`, as `key.of.setting: what is wrong (got value)`; unknown keys first, as a misspelt key
+    explains a missing one.
+
+    lines: of the keys, the `file:line` where they stand.
+    """
+    found = []
+    for problem in sorted(error.errors(), key=lambda each: each["type"] != "extra_forbidden"):
+        if problem["type"] == "do_not_fit":
+            found += problem["ctx"]["problems"]
+            continue
+        keys, allowed = _describe(schema, problem["loc"])
+        key = ".".join(keys)
+        where = f" at {lines[key]}" if lines and key in lines else ""
+        if problem["type"] == "extra_forbidden":
+            found.append(f"{key}: unknown key; allowed are {', '.join(allowed)}{where}")
+            continue
+        message = problem["msg"].removeprefix("Value error, ")
+        if problem["type"] not in ("value_error", "missing"):
+            message += f" (got {str(problem['input'])[:60]!r})"
+        found.append(f"{key}: {message}{where}" if keys else message)
+    return found
+
+
 def first_problem(error: ValidationError, schema: type[Settings]) -> str:
-    """The first problem (an unknown key before others) of validating a `schema`, as `key.of.setting: what is wrong (got value)`, one line."""
-    # a misspelt key explains a missing one
-    problem = min(error.errors(), key=lambda each: each["type"] != "extra_forbidden")
-    keys, allowed = _describe(schema, problem["loc"])
-    if problem["type"] == "extra_forbidden":
-        return f"{'.'.join(keys)}: unknown key; allowed are {', '.join(allowed)}"
-    message = problem["msg"].removeprefix("Value error, ")
-    if problem["type"] not in ("value_error", "missing"):
-        message += f" (got {str(problem['input'])[:60]!r})"
-    return f"{'.'.join(keys)}: {message}" if keys else message
+    """All problems of `problems_of` in one line, the first of them first."""
+    return in_one_line(problems_of(error, schema))
 
 
 def _describe(schema, loc: tuple[str | int, ...]) -> tuple[list[str], list[str]]:
@@ -38,7 +101,7 @@ def _describe(schema, loc: tuple[str | int, ...]) -> tuple[list[str], list[str]]
     for part in loc:
         fields = getattr(schema, "model_fields", None)
         if fields is not None:
-            allowed = list(fields)
+            allowed = [field.alias or name for name, field in fields.items()]
             schema = fields[part].annotation if part in fields else None
             keys.append(str(part))
             continue

@@ -1,22 +1,144 @@
-"""Checks params.yaml, its profile and its prompt files before any work; `python -m stages.check`."""
+"""Checks params.yaml, its profile, its prompt files and this machine before any work; `python -m stages.check`.
 
-from g2rpo_core.config import load_profile, load_run, profile_path
+Collects everything that can be known: a line for each complaint, and an exit status of 1 if there is any.
+"""
+
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+from g2rpo_core.config import Profile, load_profile, load_run, profile_path, section_of
 from g2rpo_core.data.embeddings import check_lengths
+from g2rpo_core.data.prompts import Prompt
+from g2rpo_core.data.settings import EmbedSettings, PromptSettings
+from g2rpo_core.errors import UserError
+from g2rpo_core.files import read_yaml
+from g2rpo_core.rewards import registry
+from g2rpo_core.settings import name_problem
+from g2rpo_core.training.tracking import MODULES, installed
 from stages.common import ends_in_one_line
-from stages.prompts import chosen_prompts
+from stages.prompts import all_prompts, chosen_prompts
+
+TINY_GIB = 2.0  # models, runs, evaluations and checkpoints of profile tiny, and room for DVC's cache of them
 
 
 @ends_in_one_line
 def main() -> None:
+    if found := list(dict.fromkeys(complaints())):
+        for complaint in found:
+            print(f"error: {complaint}", file=sys.stderr)
+        print(
+            f"error: {len(found)} to mend before dvc repro" if len(found) > 1 else "",
+            end="\n" * (len(found) > 1),
+            file=sys.stderr,
+        )
+        sys.exit(1)
     run = load_run()
-    profile = load_profile(profile_path(run.profile))
-    on_disk = all(isinstance(source, str) for source in (profile.prompts.train, profile.prompts.test))
-    train, test = chosen_prompts(profile.prompts)[:2] if on_disk else ([], [])  # a data set is for the stage `prompts` to fetch
-    if profile.models.source == "shapes":
-        from g2rpo_core.tiny_models.tokenizers import t5_tokenizer
-
-        check_lengths([*train, *test], t5_tokenizer(), profile.embed.max_sequence_length)
     print(f"profile {run.profile}: {', '.join(run.methods)} with seeds {', '.join(map(str, run.seeds))}")
+
+
+def complaints() -> Iterator[str]:
+    """Everything that is wrong, each once; what hangs on something that is wrong itself is looked at as far as it can be."""
+    yield from _said(load_run)
+    name = _profile_named()
+    if name is None:
+        return
+    path = profile_path(name)
+    yield from _said(lambda: load_profile(path))
+    if prompts := section_of(path, "prompts", PromptSettings):
+        yield from _of_prompts(name, prompts, section_of(path, "embed", EmbedSettings))
+    try:
+        profile = load_profile(path)
+    except UserError:
+        return
+    yield from _of_machine(name, profile)
+
+
+def _profile_named() -> str | None:
+    """The profile that params.yaml names, where that much can be read."""
+    try:
+        data = read_yaml(Path("params.yaml"))
+    except UserError:
+        return None
+    name = data.get("profile") if isinstance(data, dict) else None
+    return name if isinstance(name, str) and not name_problem(name) else None
+
+
+def _of_prompts(name: str, settings: PromptSettings, embed: EmbedSettings | None) -> Iterator[str]:
+    on_disk = {testing: isinstance(settings.test if testing else settings.train, str) for testing in (False, True)}
+    wrong = [
+        text for testing, there in on_disk.items() if there for text in _said(partial(all_prompts, settings, testing=testing))
+    ]
+    yield from wrong
+    if not all(on_disk.values()):  # a data set is for the stage `prompts` to fetch
+        return
+    if wrong or not (chosen := _made(lambda: chosen_prompts(settings))):
+        yield from _said(lambda: chosen_prompts(settings)) if not wrong else ()
+        return
+    tokenizer = _tokenizer(name)
+    if embed and tokenizer:
+        train, test, _ = chosen
+        yield from _said(lambda: check_lengths([*train, *test], tokenizer, embed.max_sequence_length))
+
+
+def _tokenizer(name: str):
+    """T5's: of the profile's models, where they are there; of profiles that build their own, the one that is built."""
+    from transformers import AutoTokenizer
+
+    from g2rpo_core.common.model_store import LOCK, ModelStore
+    from g2rpo_core.tiny_models.tokenizers import t5_tokenizer
+
+    try:
+        if load_profile(profile_path(name)).models.source == "shapes":
+            return t5_tokenizer()
+        models = Path("models", name)
+        return (
+            AutoTokenizer.from_pretrained(ModelStore(models).folder("pipeline") / "tokenizer_2")
+            if (models / LOCK).exists()
+            else None
+        )
+    except (UserError, OSError, ValueError):
+        return None
+
+
+def _of_machine(name: str, profile: Profile) -> Iterator[str]:
+    """What is not installed, not set, not found, or too small here."""
+    for kept in profile.training.tracking.to:
+        if not installed(kept):
+            yield f"profiles/{name}.yaml: training.tracking.to: {kept} is not installed: pip install {MODULES[kept]}, or leave it out"
+    used = dict.fromkeys([*profile.training.rewards, *profile.training.monitor.rewards, *profile.evaluation.rewards])
+    for reward in used:
+        yield from _said(partial(registry.check, reward, profile.rewards))
+    free, needed = shutil.disk_usage(Path.cwd()).free / 2**30, disk_gib(profile)
+    if free < needed:
+        yield f"{Path.cwd()}: has {free:.1f} GiB free, and profile {name} needs about {needed:.1f}: make room, or work on another disk"
+
+
+def disk_gib(profile: Profile) -> float:
+    """What the profile writes in this folder while one run of its first method trains, by `g2rpo plan`."""
+    if profile.models.source == "shapes":
+        return TINY_GIB
+    from g2rpo_core.estimate.machines import Machines
+    from g2rpo_core.estimate.plan import make_plan
+
+    plan = make_plan(profile, next(iter(profile.methods)), Machines(1, 80.0))
+    return sum(plan.disk_gib[part] for part in ("embeddings", "trained", "checkpoints"))  # models lie in the Hugging Face cache
+
+
+def _made(make: Callable[[], tuple[list[Prompt], list[Prompt], int]]):
+    try:
+        return make()
+    except UserError:
+        return None
+
+
+def _said(make: Callable[[], object]) -> Iterator[str]:
+    try:
+        make()
+    except UserError as error:
+        yield str(error)
 
 
 if __name__ == "__main__":

@@ -4,16 +4,21 @@ import functools
 import json
 import os
 import shutil
+import signal
 import sys
+import threading
 from argparse import ArgumentParser
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
-from ruamel.yaml import YAML
+from tqdm import tqdm
 
 from g2rpo_core.errors import TRANSIENT_STATUS, TransientError, UserError
+from g2rpo_core.files import is_full, read_yaml
+from g2rpo_core.settings import checked_name
+from g2rpo_core.texts import visible
 
 ROOT = Path(__file__).parents[1]  # of the code; data are in the working directory
 REPORTS = Path("reports")
@@ -27,7 +32,13 @@ def arguments(description: str, *names: str) -> SimpleNamespace:
     parser = ArgumentParser(description=description)
     for name in names:
         parser.add_argument(f"--{name}", required=name != "study")
-    return SimpleNamespace(**{"study": None, **vars(parser.parse_args())})
+    given = SimpleNamespace(**{"study": None, **vars(parser.parse_args())})
+    for name in ("profile", "method", "study"):
+        if (value := getattr(given, name, None)) is not None:
+            checked_name(value, f"--{name}")
+    if (seed := getattr(given, "seed", "0")) and not (seed.isdecimal() and seed.isascii() and int(seed) < 2**64):
+        raise UserError(f"--seed {seed!r}: must be a whole number from 0 and less than 2**64")
+    return given
 
 
 @dataclass(frozen=True)
@@ -61,7 +72,7 @@ def run_paths(profile: str, study: str | None) -> RunPaths:
 
 def declared_code(stage: str) -> list[Path]:
     """The packages and files of code that a stage declares to DVC: a resumed run goes on as long as they stay the same."""
-    stages = YAML(typ="safe", pure=True).load((ROOT / "dvc.yaml").read_text())["stages"]
+    stages = read_yaml(ROOT / "dvc.yaml")["stages"]
     return [ROOT / path for path in stages[stage]["deps"] if path.startswith(("g2rpo_core/", "stages/"))]
 
 
@@ -78,16 +89,36 @@ def ends_in_one_line(main: Callable[[], None]) -> Callable[[], None]:
 
     @functools.wraps(main)
     def run() -> None:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # see stages/__init__.py
         try:
             main()
         except UserError as error:
-            print(f"error: {error}", file=sys.stderr)
+            say(f"error: {error}")
             status = TRANSIENT_STATUS if isinstance(error, TransientError) else 1
             if STATUS_FOLDER in os.environ:
                 Path(os.environ[STATUS_FOLDER], str(status)).touch()
             sys.exit(status)
+        except Exception as error:
+            if not is_full(error):
+                raise
+            where = getattr(error, "filename", None) or Path.cwd()
+            say(
+                f"error: {visible(where)}: the disk is full; what is finished stands: make room, and the same command goes on from it"
+            )
+            sys.exit(1)
+        except KeyboardInterrupt:  # Ctrl-C, where no checkpoint is to be written first
+            say("error: stopped; what is finished stands, and the same command goes on from it")
+            sys.exit(128 + signal.SIGINT)
 
     return run
+
+
+def say(line: str) -> None:
+    """One line on stderr, below the progress bars, which it ends."""
+    for bar in list(getattr(tqdm, "_instances", ())):  # nothing public lists them
+        bar.close()
+    print(line, file=sys.stderr)
 
 
 def fresh(folder: Path) -> Path:

@@ -17,8 +17,9 @@ from ruamel.yaml import YAML
 
 from g2rpo_core.config import load_profile, load_study, profile_path, resolve
 from g2rpo_core.errors import UserError
-from g2rpo_core.evaluation.results import reported
+from g2rpo_core.evaluation.results import SCORES, reported
 from g2rpo_core.evaluation.settings import EvaluationSettings
+from g2rpo_core.files import read_table
 from g2rpo_core.reporting.comparison import Change, Side, changed_settings, changes
 from g2rpo_core.rewards.registry import labels
 from stages.common import ends_in_one_line
@@ -83,7 +84,7 @@ def of_commit(name: str) -> Side:
 
 
 def tables_in(folder: Path) -> list[pd.DataFrame]:
-    return [pd.read_parquet(file) for file in sorted(folder.glob("*/results.parquet"))]
+    return [read_table(file, SCORES, "`dvc repro evaluate` makes it again") for file in sorted(folder.glob("*/results.parquet"))]
 
 
 def _side(name: str, profile: dict, evaluation: EvaluationSettings, tables: list[pd.DataFrame]) -> Side:

@@ -13,6 +13,7 @@ from g2rpo_core.distributed import checkpoint
 from g2rpo_core.errors import made_by
 from g2rpo_core.evaluation.evaluate import evaluate_batch
 from g2rpo_core.evaluation.results import SCORES, image_folder, reported
+from g2rpo_core.files import read_table, remade_by
 from g2rpo_core.models.flux import SNAPSHOTS, Policy, snapshot
 from g2rpo_core.models.generate import published_shift
 from g2rpo_core.rewards import registry
@@ -21,6 +22,7 @@ from stages.common import arguments, declared_code, ends_in_one_line, run_paths,
 from stages.launch import adopt, how_to_sample, join_processes
 
 SECTIONS = ("evaluation", "rewards", "sampling")
+PART = [column for column in SCORES if column not in ("method", "seed")]  # of a batch's scores
 
 
 @ends_in_one_line
@@ -30,6 +32,7 @@ def main() -> None:
     evaluation, sampling = settings.evaluation, settings.sampling
     processes, device = join_processes(evaluation.processes)
     models, name = Path("models", args.profile), run_name(args.method, args.seed)
+    checkpoint.claim("evaluate", f"{paths.name}/{name}", processes)
     run, checkpoints = None, ("final",)  # of the base and of published weights, too, which have no others
     published = Path("published", args.profile, args.method)
     if (published / LOCK).exists():
@@ -64,6 +67,8 @@ def main() -> None:
         ]
         for variant in variants
     }
+    images = sum(map(len, todo.values())) * evaluation.batch * processes.size
+    checkpoint.check_room(3 * evaluation.height * evaluation.width * images, f"evaluating {name}", processes)
     total = len(variants) * len(parts)
     bar = tqdm(
         total=total,
@@ -74,7 +79,10 @@ def main() -> None:
     )
     for kept in checkpoints:
         size = {"height": evaluation.height, "width": evaluation.width}
-        policy = Policy.load(pipeline, snapshot(run, kept) if run else None, **how_to_sample(sampling, device, **size))
+        weights = snapshot(run, kept) if run else None
+        policy = Policy.load(
+            pipeline, weights, remade_by(f"train@{name}", paths.repro), **how_to_sample(sampling, device, **size)
+        )
         if run and evaluation.trained_share < 1:
             policy.use_base(pipeline)
         share = evaluation.trained_share if run else 1.0
@@ -97,7 +105,8 @@ def main() -> None:
     processes.barrier()
     if processes.rank > 0:
         return
-    table = pd.concat([pd.read_parquet(file_of(variant, number)) for variant in variants for number in parts], ignore_index=True)
+    files = [file_of(variant, number) for variant in variants for number in parts]
+    table = pd.concat([read_table(file, PART, again_of(file)) for file in files], ignore_index=True)
     stop_at_missing(table.dropna(subset="reason"), len(variants) * len(store), missing)
     out = folder / "out"
     table = table.assign(method=args.method, seed=int(args.seed))[SCORES]
@@ -112,7 +121,12 @@ def main() -> None:
 
 def complete(file: Path) -> bool:
     """Whether a part was made and no score in it is missing: what an interrupted run could not have is asked for again."""
-    return file.exists() and pd.read_parquet(file, columns=["reason"]).reason.isna().all()
+    return file.exists() and bool(read_table(file, ["reason"], again_of(file)).reason.isna().all())
+
+
+def again_of(file: Path) -> str:
+    """What to do about a damaged part of an interrupted evaluation."""
+    return f"delete {file} and run the same command again"
 
 
 def stop_at_missing(reasons: pd.DataFrame, total: int, largest: dict[str, float]) -> None:

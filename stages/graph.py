@@ -10,6 +10,7 @@ from dvc.lock import LockError
 from dvc.repo import Repo, lock_repo
 from pydantic import Field, ValidationError
 
+from g2rpo_core.common.dvc_lock import AGAIN
 from g2rpo_core.errors import UserError
 from g2rpo_core.settings import Settings, first_problem
 
@@ -53,8 +54,11 @@ def read_graph(project: Path = Path(".")) -> dict[str, Stage]:
             graph = repo.index.graph
             changed = {node.addressing for node in graph.nodes if _changed(node)}
     except DvcException as error:
-        reason = f"{error} {error.__cause__ or ''}"  # of a YAML error, the line is in its cause alone
-        raise UserError(f"{project.resolve()}: {' '.join(reason.split())}") from None
+        raise UserError(f"{project.resolve()}: {of_dvc(error)}") from None
+    except Exception as error:  # of a lock that is YAML, but no lock: DVC looks keys up in it
+        raise UserError(
+            f"{project.resolve()}: DVC cannot read dvc.yaml or dvc.lock ({type(error).__name__}: {error}): {AGAIN}"
+        ) from error
     stages: dict[str, Stage] = {}
     seen: set[str] = set()
 
@@ -73,6 +77,12 @@ def read_graph(project: Path = Path(".")) -> dict[str, Stage]:
     for node in sorted(graph.nodes, key=lambda node: node.addressing):
         add(node)
     return stages
+
+
+def of_dvc(error: DvcException) -> str:
+    """What DVC says, in one line."""
+    reason = f"{error} {error.__cause__ or ''}"  # of a YAML error, the line is in its cause alone
+    return " ".join(reason.split())
 
 
 def _changed(node) -> bool:

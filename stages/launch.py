@@ -12,7 +12,7 @@ import torch
 
 from g2rpo_core.data.embeddings import DTYPES
 from g2rpo_core.distributed.process_group import Processes, ProcessGroup, die_with_parent, join, num_processes
-from g2rpo_core.distributed.termination import STATUS
+from g2rpo_core.distributed.termination import SIGNALS, STATUS
 from g2rpo_core.sampling.settings import SamplingSettings
 from stages.common import STATUS_FOLDER, RunPaths
 
@@ -34,34 +34,42 @@ def _launch(count: int) -> int:
     spec = sys.modules["__main__"].__spec__
     module = spec.name if spec else ""
     how = ["--config_file", str(CONFIGURATIONS / "eight_gpus.yaml"), "--num_processes", str(count)]
-    command = [sys.executable, "-m", "accelerate.commands.launch", *how, "-m", module]
+    command = [sys.executable, "-m", "stages.launcher", *how, "-m", module]
     terminated = []
     with tempfile.TemporaryDirectory() as folder:  # accelerate's own status is 1 whatever a process ended by
         environment = {**os.environ, STATUS_FOLDER: folder}
-        child = subprocess.Popen([*command, *sys.argv[1:]], env=environment, preexec_fn=die_with_parent)  # noqa: PLW1509 - no thread yet
+        # a session of its own: Ctrl-C comes to this process alone, which hands it on as SIGTERM; no thread has started yet
+        command += sys.argv[1:]
+        child = subprocess.Popen(command, env=environment, preexec_fn=die_with_parent, start_new_session=True)  # noqa: PLW1509
 
         def hand_on(*_) -> None:
             terminated.append(True)
             child.terminate()
 
-        signal.signal(signal.SIGTERM, hand_on)
+        for number in SIGNALS:
+            signal.signal(number, hand_on)
         status = child.wait()
         failed = [int(file.name) for file in Path(folder).iterdir()]
     return STATUS if terminated else min(failed, default=status)
 
 
-def adopt(stage: str, paths: RunPaths) -> None:
-    """Tells DVC of what a stage made that DVC did not start: the next `dvc repro` would delete it and run the stage again."""
+def adopt(stage: str, paths: RunPaths) -> bool:
+    """Tells DVC of what a stage made that DVC did not start: the next `dvc repro` would delete it and run the stage again.
+
+    Whether DVC knows it now, or there is no DVC to know it.
+    """
     project = paths.lock.parent
     if "DVC_STAGE" in os.environ or not (project / ".dvc").exists():
-        return
+        return True
     for words in (["repro", "--quiet", "profile"], ["commit", "--quiet", "--force", stage]):
-        done = subprocess.run([sys.executable, "-m", "dvc", *words], cwd=project, capture_output=True, text=True)
+        command = [sys.executable, "-m", "dvc", "--wait-for-lock", *words]
+        done = subprocess.run(command, cwd=project, capture_output=True, text=True)
         if done.returncode:
             why = done.stderr.strip().split("\n")[-1]
             print(f"DVC could not be told of this run ({why}); before the next dvc repro: dvc commit -f {stage}", file=sys.stderr)
-            return
+            return False
     print(f"dvc status knows this run as {stage}")
+    return True
 
 
 def how_to_sample(sampling: SamplingSettings, device: torch.device, **instead: object) -> dict[str, object]:

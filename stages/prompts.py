@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from g2rpo_core.data.hub_prompts import fetch_prompts
-from g2rpo_core.data.prompts import Prompt, choose, held_out, read_prompts, shape_prompts, write_prompts
+from g2rpo_core.data.prompts import Prompt, choose, duplicates, held_out, read_prompts, shape_prompts, write_prompts
 from g2rpo_core.data.settings import PromptSettings
 from g2rpo_core.hub.revisions import Revisions
 from stages import HUB_OFFLINE_BY_USER
@@ -35,10 +35,19 @@ def main() -> None:
     args = arguments(__doc__, "profile")
     settings = sections(args, *SECTIONS).prompts
     Revisions(REVISIONS / "prompts.json")  # DVC expects the file, also of a profile without data sets
-    train, test, left_out = chosen_prompts(settings)
+    train, test, tested = chosen_prompts(settings)
+    twice = {
+        name: duplicates(Path(source))
+        for name, source in (("train", settings.train), ("test", settings.test))
+        if isinstance(source, str) and source != "shapes"
+    }
     for name, prompts in (("train", train), ("test", test)):
-        write_prompts(Path("prompts", args.profile, f"{name}.parquet"), prompts)
-    also = f"; {left_out} more were left out of training, as they are test prompts" if left_out else ""
+        counts = {"twice": twice.get(name, 0), "test prompts": tested if name == "train" else 0}
+        write_prompts(
+            Path("prompts", args.profile, f"{name}.parquet"), prompts, {why: count for why, count in counts.items() if count}
+        )
+    also = f"; {tested} more were left out of training, as they are test prompts" if tested else ""
+    also += f"; {sum(twice.values())} stood in the files twice" if sum(twice.values()) else ""
     print(f"{len(train)} train prompts, {len(test)} test prompts{also}")
 
 

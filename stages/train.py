@@ -1,6 +1,7 @@
 """Stage `train`: trains one method with one seed and keeps the weights and the records of its iterations."""
 
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pandas as pd
@@ -17,11 +18,12 @@ from g2rpo_core.errors import UserError
 from g2rpo_core.models.flux import SNAPSHOTS, Policy
 from g2rpo_core.models.generate import generate_images
 from g2rpo_core.rewards import registry
+from g2rpo_core.training.drift import history
 from g2rpo_core.training.loop import train
 from g2rpo_core.training.monitor import heldout_means
 from g2rpo_core.training.tracking import Tracking
 from g2rpo_core.training.trainer import Trainer
-from stages.common import RunPaths, arguments, declared_code, ends_in_one_line, run_paths, sections, write_json
+from stages.common import RunPaths, arguments, declared_code, ends_in_one_line, run_paths, say, sections, write_json
 from stages.launch import adopt, how_to_sample, join_processes, machine
 
 SECTIONS = ("sampling", "rewards", "training", "methods")
@@ -38,6 +40,7 @@ def main() -> None:
     training = training_of(settings.training, settings.methods, args.method)
     sampling, monitor = sampling_of(settings.sampling, settings.methods, args.method), training.monitor
     processes, device = join_processes(training.processes)
+    checkpoint.claim("train", f"{paths.name}/{run_name(args.method, args.seed)}", processes)
     termination = Termination(training.checkpoints.grace).watch()
     models, embeddings, name = Path("models", args.profile), Path("embeddings", args.profile), run_name(args.method, args.seed)
     policy = Policy.load_to_train(
@@ -53,7 +56,11 @@ def main() -> None:
     decides = {"seed": args.seed, "sampling": sampling, "rewards": settings.rewards, "training": training, "method": method}
     dependencies = [*declared_code("train"), models / LOCK, embeddings]
     folder = checkpoint.scratch("train", f"{paths.name}/{name}", decides, dependencies, processes)
-    first = max((int(path.name.split("-")[1]) for path in checkpoint.checkpoints(folder)), default=0)
+    first = checkpoint.last_iteration(folder)
+    # a checkpoint is weights and two moments, one more than `keep` while it is written; the run's own, and DVC's copy of it
+    count = sum(parameter.numel() for parameter in policy.trained_parameters().values())
+    coming = training.checkpoints.keep + 1 - len(checkpoint.checkpoints(folder))
+    checkpoint.check_room(4 * count * (3 * max(coming, 0) + 2 + len(training.snapshots)), f"training {name}", processes)
     tracking = Tracking(f"{paths.name}/{name}", training.tracking, first) if processes.rank == 0 else None
 
     def show_group(iteration: int, prompt: str, images: torch.Tensor, scores: torch.Tensor) -> None:
@@ -61,15 +68,16 @@ def main() -> None:
             tracking.group(iteration, images, dict(zip(trained_on, scores.tolist())), prompt)
 
     trainer.watch = show_group
-    bar = tqdm(total=training.iterations, desc=name, unit="iteration", mininterval=2, disable=processes.rank > 0)
+    bar = tqdm(total=training.iterations, initial=first, desc=name, unit="iteration", mininterval=2, disable=processes.rank > 0)
 
     def progress(record: dict) -> None:
-        if record["num_forward_evals"]:
-            bar.set_postfix(
-                {reward: f"{record[f'reward_{reward}']:.3f}" for reward in trained_on}
-                | {"NFE/s": round(record["num_forward_evals"] / record["seconds"])}
-            )
-        bar.update(record["iteration"] - bar.n)
+        with suppress(OSError):  # of a stderr that nobody reads any more: showing progress never ends a training
+            if record["num_forward_evals"]:
+                bar.set_postfix(
+                    {reward: f"{record[f'reward_{reward}']:.3f}" for reward in trained_on}
+                    | {"NFE/s": round(record["num_forward_evals"] / record["seconds"])}
+                )
+            bar.update(record["iteration"] - bar.n)
         if tracking:
             tracking.record(record, trainer.num_images)
         if (samples := training.tracking.samples) and training.tracking.samples_due(record["iteration"]):
@@ -81,19 +89,32 @@ def main() -> None:
                 texts = [prompt.text for part, _ in batches for prompt in part]
                 tracking.samples(record["iteration"], torch.cat([images for _, images in batches]), texts)
 
+    def warn(iteration: int, text: str) -> None:
+        if processes.rank == 0:
+            with suppress(OSError):
+                tqdm.write(f"warning: {name}, iteration {iteration}: {text}", file=sys.stderr)
+            if tracking:
+                tracking.warn(iteration, text)
+
     try:
         records = train(
             trainer,
             folder,
             lambda: heldout_means(policy, stores["test"], monitored, monitor.prompts, sampling, processes, missing),
             progress,
+            warn,
         )
     except Terminated:
+        if processes.rank == 0:
+            say(
+                f"{name}: stopped as asked after iteration {checkpoint.last_iteration(folder)}; the same command goes on from there"
+            )
         sys.exit(STATUS)
     finally:
         if tracking:
             tracking.finish()
-    bar.close()
+    with suppress(OSError):
+        bar.close()
 
     run = paths.runs / name
     with trainer.result():
@@ -101,20 +122,22 @@ def main() -> None:
     if processes.rank == 0:
         if training.snapshots:
             checkpoint.publish(folder / SNAPSHOTS, run / SNAPSHOTS)
-        write_records(records, run, name, paths)
-        checkpoint.discard(folder)
-        adopt(f"train@{name}", paths)
+        write_records(records, run, name, paths, history(records, training))
+        if adopt(f"train@{name}", paths):  # else the next start ends at once with what stands there
+            checkpoint.discard(folder)
 
 
-def write_records(records: list[dict], run: Path, name: str, paths: RunPaths) -> None:
-    """The records as a table, the curve of what was held out, and, outside what DVC hashes, what it took in seconds."""
+def write_records(records: list[dict], run: Path, name: str, paths: RunPaths, warnings: list[tuple[int, str]]) -> None:
+    """The records as a table, the curve of what was held out, and, outside what DVC hashes, what it took in seconds and what drifted."""
     table = pd.DataFrame(records)
     seconds = table.pop("seconds")
     table.to_parquet(run / "records.parquet", index=False)
     measured = table[table.filter(like="heldout_").notna().all(axis=1)]
     columns = ["iteration", "num_forward_evals", "num_transitions", *measured.filter(like="heldout_")]
     write_json(paths.reports / "curves" / f"{name}.json", measured[columns].to_dict("records"))
-    write_json(paths.timings / f"{name}.json", {**machine(), "seconds": dict(zip(table.iteration.tolist(), seconds.round(3)))})
+    drifted = {"warnings": [f"iteration {iteration}: {text}" for iteration, text in warnings]} if warnings else {}
+    took = {"seconds": dict(zip(table.iteration.tolist(), seconds.round(3)))}
+    write_json(paths.timings / f"{name}.json", {**machine(), **drifted, **took})
 
 
 if __name__ == "__main__":

@@ -9,11 +9,13 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+from dvc.exceptions import DvcException
 from dvc.repo import Repo, lock_repo
-from ruamel.yaml import YAML
 
+from g2rpo_core.common.dvc_lock import stages_in
 from g2rpo_core.errors import UserError
 from stages.common import ends_in_one_line
+from stages.graph import of_dvc
 
 
 @ends_in_one_line
@@ -35,16 +37,19 @@ def committed_hashes() -> dict[str, str]:
     done = subprocess.run(["git", "show", "HEAD:./dvc.lock"], capture_output=True, text=True)
     if done.returncode:
         raise UserError(f"{Path.cwd()}: no committed dvc.lock to compare with: {done.stderr.strip()}")
-    stages = YAML(typ="safe", pure=True).load(done.stdout)["stages"].values()
+    stages = stages_in(done.stdout, Path("HEAD:dvc.lock")).values()
     return {out["path"]: out["md5"] for stage in stages for out in stage.get("outs", [])}
 
 
 def current_hashes() -> dict[str, str | None]:
     """The hash of every output of the pipeline as it is on disk; None where it is not."""
-    repo = Repo()
-    with lock_repo(repo):
-        outs = [out for stage in repo.index.stages if stage.cmd for out in stage.outs]
-        return {str(out.def_path): out.get_hash().value if out.exists else None for out in outs}
+    try:
+        repo = Repo()
+        with lock_repo(repo):
+            outs = [out for stage in repo.index.stages if stage.cmd for out in stage.outs]
+            return {str(out.def_path): out.get_hash().value if out.exists else None for out in outs}
+    except DvcException as error:
+        raise UserError(of_dvc(error)) from None
 
 
 if __name__ == "__main__":

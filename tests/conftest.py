@@ -26,6 +26,7 @@ def once(tmp_path_factory, worker_id) -> Callable[[str, Callable[[Path], None]],
     """once(name, make) -> a folder that `make` has filled, the same one in all workers of the session."""
     base = tmp_path_factory.getbasetemp()
     home = base if worker_id == "master" else base.parent
+    home = Path(os.environ.get("G2RPO_ONCE", home))  # of several sessions (tools/mutants.py)
 
     def folder_of(name: str, make: Callable[[Path], None]) -> Path:
         folder = home / f"once-{name}"

@@ -11,23 +11,23 @@ from functools import partial
 from typing import Literal
 
 import torch
-from pydantic import Field, PositiveInt, field_validator
+from pydantic import Field, field_validator
 
 from g2rpo_core.common.seeding import seed_of
 from g2rpo_core.sampling.schedule import Grid
 from g2rpo_core.sampling.transitions import SDES, Stochastic
-from g2rpo_core.settings import Settings
+from g2rpo_core.settings import Count, Settings
 
 
 class Window(Settings):
     """Which of the SDE steps are stochastic in an iteration: a pure function of the iteration's number."""
 
-    size: PositiveInt = Field(description="SDE steps in an iteration")
+    size: Count = Field(description="SDE steps in an iteration")
     order: Literal["progressive", "random", "frozen", "scattered"] = Field(
         description="neighbours that move on and start again, neighbours drawn at random, the first ones, or any ones drawn at random"
     )
-    stride: PositiveInt = Field(1, description="by how many steps a progressive window moves")
-    every: PositiveInt = Field(1, description="iterations for which a window stays")
+    stride: Count = Field(1, description="by how many steps a progressive window moves")
+    every: Count = Field(1, description="iterations for which a window stays")
 
     def choose(self, candidates: tuple[int, ...], iteration: int, seed: int) -> tuple[int, ...]:
         """`size` of the candidates (all, if there are fewer), in rising order; iteration counts from 0."""
@@ -47,7 +47,7 @@ class Method(Settings):
     sde_steps: tuple[int, ...] | Literal["all"] = Field(description="step indices from the noisy end; all: 0...T-2")
     window: Window | None = Field(None, description="which of these are stochastic in an iteration; null: all")
     sde: Literal["flow", "dance", "cps"] = Field(description="which stochastic transition the SDE steps use")
-    eta: float = Field(gt=0, description="how much noise the stochastic transition adds")
+    eta: float = Field(gt=0, le=100, description="how much noise the stochastic transition adds")
     granularities: tuple[int, ...] = Field((1,), min_length=1, description="Lambda: step sizes of the tails")
     grid: Grid = Field("released", description="which steps a tail evaluates, see schedule.tail")
     solver: Literal["euler", "dpm2"] = Field(
@@ -56,12 +56,12 @@ class Method(Settings):
     timestep_fraction: float = Field(
         1.0, gt=0, le=1, description="share of the SDE steps, drawn anew each iteration, that is trained on"
     )
-    updates_per_rollout: Literal["iteration", "step"] | PositiveInt = Field(
+    updates_per_rollout: Literal["iteration", "step"] | Count = Field(
         "iteration",
         description="one optimizer step per iteration, one per SDE step, or that many, each on its part of every group",
     )
     ratio: Literal["plain", "normalized"] = Field("plain", description="normalized: as GRPO-Guard, see loss.normalized_ratio")
-    kl_coef: float = Field(0.0, ge=0, description="beta, weight of the KL divergence to the model before training")
+    kl_coef: float = Field(0.0, ge=0, le=1e6, description="beta, weight of the KL divergence to the model before training")
 
     @field_validator("sde_steps", "granularities")
     @classmethod

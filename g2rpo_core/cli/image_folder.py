@@ -5,10 +5,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pandas as pd
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 from tqdm import tqdm
 
 from g2rpo_core.errors import UserError
+from g2rpo_core.files import reading, whole
 from g2rpo_core.rewards.spec import Reward, RewardWithReasons
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".gif")
@@ -49,19 +50,20 @@ def pair(folder: Path, prompts: Path) -> pd.DataFrame:
     return table
 
 
+def read_image(path: Path) -> Image.Image:
+    """An image file, whole; UserError where it is none, is damaged, or would be larger than Pillow's limit."""
+    whole(path)
+    with reading(path), Image.open(path) as image:
+        image.load()
+        return image
+
+
 def score(folder: Path, table: pd.DataFrame, scorers: Mapping[str, Reward]) -> dict[str, list]:
     """Columns: each reward's scores of the table's images and prompts, and why scores are missing."""
     scores: dict[str, list] = defaultdict(list)
     for start in tqdm(range(0, len(table), BATCH), desc="score", unit_scale=BATCH, unit="image"):
         part = table.iloc[start : start + BATCH]
-        images = []
-        for file in part.file:
-            try:
-                with Image.open(folder / file) as image:
-                    image.load()
-            except (UnidentifiedImageError, OSError, SyntaxError, Image.DecompressionBombError) as error:
-                raise UserError(f"{folder / file}: not an image that can be read ({' '.join(str(error).split())[:99]})") from None
-            images.append(image)
+        images = [read_image(folder / file) for file in part.file]
         for name, scorer in scorers.items():
             if isinstance(scorer, RewardWithReasons):
                 values, reasons = scorer.score_with_reasons(images, list(part.prompt))

@@ -11,6 +11,10 @@ from pydantic import BaseModel
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
 
+from g2rpo_core.errors import UserError
+from g2rpo_core.files import read_text
+from g2rpo_core.texts import visible
+
 if TYPE_CHECKING:  # with torch, which --help need not wait for
     from g2rpo_core.config import Profile
 
@@ -29,10 +33,13 @@ def list_profiles() -> None:
     Example: g2rpo profile list
     """
     for path in sorted(Path("profiles").glob("*.yaml")):
-        comment = " ".join(
-            line[1:].strip() for line in takewhile(lambda line: line.startswith("#"), path.read_text().splitlines())
-        )
-        print(f"{path.stem:16} {comment.split('. ')[0].rstrip('.')}")
+        try:
+            lines = read_text(path).splitlines()
+        except UserError as error:  # the others are listed all the same
+            print(f"{path.stem:16} {error}")
+            continue
+        comment = " ".join(line[1:].strip() for line in takewhile(lambda line: line.startswith("#"), lines))
+        print(f"{path.stem:16} {visible(comment.split('. ')[0].rstrip('.'))}")
 
 
 @app.command("show")

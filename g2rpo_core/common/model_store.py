@@ -7,22 +7,31 @@ The lock holds for every model either the folder beside the lock in which it was
 import hashlib
 import json
 from functools import cached_property
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from g2rpo_core.errors import UserError, made_by
+from g2rpo_core.files import complaint, in_one_line, read_json, reading, remade_by
 
 LOCK = "models.lock.json"
+AGAIN = remade_by("models")
+FETCHED_AGAIN = "delete it, then dvc repro --force --single-item models"
+HASHED = 2**26  # bytes up to which a file is compared with its hash whenever its model is loaded, and not with its size alone
 
 
 class ModelStore:
-    """Reads a lock written by `write_lock`, when the first model is asked for; UserError if there is none."""
+    """Reads a lock written by `write_lock`, when the first model is asked for; UserError if there is none, or what is in it is no lock."""
 
     def __init__(self, root: Path):
         self.root = Path(root)
 
     @cached_property
     def _entries(self) -> dict[str, dict]:
-        return json.loads(made_by("models", self.root / LOCK).read_text())
+        file = made_by("models", self.root / LOCK)
+        entries = read_json(file, AGAIN, dict)
+        for name, entry in entries.items():
+            if problem := _problem_of_entry(entry):
+                raise UserError(complaint(file, f"{name}: {problem}", AGAIN))
+        return entries
 
     def entry(self, name: str) -> dict:
         """What the lock says of a model; UserError if this profile has no such model."""
@@ -31,15 +40,23 @@ class ModelStore:
         return self._entries[name]
 
     def folder(self, name: str) -> Path:
-        """The folder with a model's files; nothing is downloaded."""
+        """The folder with a model's files, which are those of the lock (see `check_files`); nothing is downloaded."""
         entry = self.entry(name)
         if "folder" in entry:
-            return self.root / entry["folder"]
+            folder = self.root / entry["folder"]
+            check_files(folder, entry["files"], AGAIN)
+            return folder
         if entry.get("without_pickles"):
             folder = safe_folder(entry)
             if not folder.exists():
                 raise UserError(f"{folder} is gone: make it again by `dvc repro --force --single-item models`")
             return folder
+        folder = self._of_cache(entry)
+        check_files(folder, entry["files"], FETCHED_AGAIN)
+        return folder
+
+    @staticmethod
+    def _of_cache(entry: dict) -> Path:
         from huggingface_hub import snapshot_download
         from huggingface_hub.errors import LocalEntryNotFoundError
 
@@ -50,6 +67,38 @@ class ModelStore:
             raise UserError(
                 f"{entry['repo']} at {entry['revision']} is gone from the Hugging Face cache: `dvc repro --force --single-item models`"
             ) from None
+
+
+def check_files(folder: Path, files: dict[str, dict], again: str) -> None:
+    """UserError naming the files that are gone or have another size than the lock says, or, up to HASHED bytes, another hash."""
+    wrong = []
+    for name, about in files.items():
+        path = folder / name
+        with reading(path, again):
+            size = path.stat().st_size if path.is_file() else None
+            if size is None:
+                wrong.append(f"{name} is gone")
+            elif size != about["size"]:
+                wrong.append(f"{name} has {size} of {about['size']} bytes")
+            elif size <= HASHED and sha256(path) != about["sha256"]:
+                wrong.append(f"{name} is not what was written (another hash than in {LOCK})")
+    if wrong:
+        raise UserError(complaint(folder, in_one_line(wrong), again))
+
+
+def _problem_of_entry(entry: object) -> str | None:
+    """What is wrong with a model's entry of the lock; None if nothing is."""
+    if not isinstance(entry, dict) or not isinstance(entry.get("files"), dict):
+        return "is no entry of a model with its files"
+    if not isinstance(entry.get("folder"), str) and not all(isinstance(entry.get(key), str) for key in ("repo", "revision")):
+        return "has neither a folder nor a repo and its revision"
+    for path in [*entry["files"], *filter(None, [entry.get("folder"), entry.get("architecture")])]:
+        if not isinstance(path, str) or PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts:
+            return f"{path!r} would lead out of its folder"
+    for path, about in entry["files"].items():
+        if not (isinstance(about, dict) and isinstance(about.get("size"), int) and isinstance(about.get("sha256"), str)):
+            return f"{path} has no size and sha256"
+    return None
 
 
 def safe_folder(entry: dict) -> Path:

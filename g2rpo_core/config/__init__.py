@@ -10,6 +10,7 @@ from g2rpo_core.config.load import (
     load_study,
     profile_path,
     resolve,
+    section_of,
     study_path,
 )
 from g2rpo_core.config.profile import MethodRun, Profile, method_of, sampling_of, training_of
@@ -28,6 +29,7 @@ __all__ = [
     "profile_path",
     "resolve",
     "sampling_of",
+    "section_of",
     "study_path",
     "training_of",
 ]

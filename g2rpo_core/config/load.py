@@ -6,32 +6,34 @@ in `reports/profile.yaml`, which the stage `profile` writes: the profile as it w
 """
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import Field, ValidationError, model_validator
-from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
 
 from g2rpo_core.config.profile import MethodRun, Profile
 from g2rpo_core.errors import UserError
-from g2rpo_core.settings import Settings, first_problem
+from g2rpo_core.files import complaint, in_one_line, read_yaml, read_yaml_with_lines
+from g2rpo_core.settings import Different, Name, Seed, Settings, checked_name, problems_of
+
+S = TypeVar("S", bound=Settings)
 
 
 class Run(Settings):
     """Which profile, methods and seeds `dvc repro` runs."""
 
-    profile: str
-    methods: tuple[str, ...] = Field(min_length=1)
-    seeds: tuple[Annotated[int, Field(ge=0)], ...] = Field(min_length=1)
+    profile: Name
+    methods: Annotated[tuple[Name, ...], Different] = Field(min_length=1)
+    seeds: Annotated[tuple[Seed, ...], Different] = Field(min_length=1)
 
 
 class MainRun(Run):
     """`params.yaml`: also which of the profile's published models are evaluated, with runs of one's own or without."""
 
-    methods: tuple[str, ...]
-    published: tuple[str, ...] = ()
+    methods: Annotated[tuple[Name, ...], Different]
+    published: Annotated[tuple[Name, ...], Different] = ()
 
     @model_validator(mode="after")
     def _names_something(self):
@@ -43,10 +45,10 @@ class MainRun(Run):
 class Study(Run):
     """`studies/<study>/params.yaml`: runs and a report of their own, by a profile with departures; its models are the profile's."""
 
-    study: str
+    study: Name
     title: str
     about: str = Field(description="what is compared and at what budgets, in the report's first lines")
-    entries: dict[str, MethodRun] = Field(min_length=1, description="in the place of the profile's section methods")
+    entries: dict[Name, MethodRun] = Field(min_length=1, description="in the place of the profile's section methods")
     changes: dict[Literal["sampling", "rewards", "training", "evaluation"], dict[str, object]] = Field(
         {}, description="laid over these sections of the profile"
     )
@@ -63,7 +65,16 @@ class Resolved:
 def load_profile(path: Path, study: Study | None = None) -> Profile:
     """UserError with file, key and what is allowed, in one line, if the file or anything in it is wrong; study: laid over it."""
     beside = f" with {study_path(study.study)}" if study else ""
-    return _checked(resolve(path, study).data, Profile, f"{path}{beside}")
+    resolved = resolve(path, study)
+    return _checked(resolved.data, Profile, f"{path}{beside}", resolved.origin)
+
+
+def section_of(path: Path, name: str, schema: type[S]) -> S | None:
+    """One section alone of a profile whose others may be wrong; None where it cannot be had."""
+    try:
+        return schema.model_validate_json(json.dumps(resolve(path).data.get(name)))
+    except (UserError, ValidationError):
+        return None
 
 
 def resolve(path: Path, study: Study | None = None) -> Resolved:
@@ -78,7 +89,9 @@ def resolve(path: Path, study: Study | None = None) -> Resolved:
             raise UserError(f"{file}: extends: the profiles extend each other in a circle")
         layers.append((file, Resolved(data, origin)))
         if parent is not None:
-            chain.append(file.with_name(f"{parent}.yaml"))
+            if not isinstance(parent, str):
+                raise UserError(f"{file}: extends: must be the name of one profile (got {str(parent)[:60]!r})")
+            chain.append(file.with_name(f"{checked_name(parent, f'{file}: extends')}.yaml"))
     resolved = Resolved({}, {})
     for _, layer in reversed(layers):
         resolved = _laid_over(resolved, layer)
@@ -128,58 +141,35 @@ def _read(path: Path) -> tuple[dict, dict[str, str]]:
     if not path.exists():
         known = sorted(file.stem for file in path.parent.glob("*.yaml"))
         raise UserError(f"{path}: no such profile; there are {', '.join(known) or 'none in that folder'}")
-    lines, data = _parsed(path, "rt"), _parsed(path, "safe")  # with the places of keys, and as plain values
+    data, lines = read_yaml_with_lines(path)
     if not isinstance(data, dict):
         raise UserError(f"{path}: must be a mapping of sections")
-    origin = {}
-
-    def walk(node, prefix: str) -> None:
-        for key, value in node.items():
-            name = f"{prefix}.{key}" if prefix else str(key)
-            if isinstance(value, dict) and value:
-                walk(value, name)
-            else:
-                origin[name] = f"{path}:{node.lc.key(key)[0] + 1}"
-
-    walk(lines, "")
-    return data, origin
+    return data, {key: f"{path}:{line}" for key, line in lines.items()}
 
 
-def _checked(data: object, schema, where: str):
+def _checked(data: object, schema, where: str, origin: Mapping[str, str] | None = None):
     try:
-        return schema.model_validate_json(json.dumps(data, default=str))
+        return schema.model_validate_json(json.dumps(data))
     except ValidationError as error:
-        raise UserError(f"{where}: {first_problem(error, schema)}") from None
+        raise UserError(complaint(where, in_one_line(problems_of(error, schema, origin)))) from None
 
 
 def _load(path: Path, schema):
-    return _checked(_parsed(path, "safe"), schema, str(path))
+    return _checked(read_yaml(path), schema, str(path))
 
 
-def _parsed(path: Path, kind: Literal["rt", "safe"]):
-    try:
-        return YAML(typ=kind, pure=True).load(path.read_text())
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file") from None
-    except YAMLError as error:
-        raise UserError(f"{path}: not YAML: {' '.join(str(error).split())[:200]}") from None
+def _check_chosen(path: Path, key: str, names: tuple[str, ...], known: Mapping[str, object], where: str) -> None:
+    if unknown := [repr(name) for name in names if name not in known]:
+        is_are = "is" if len(unknown) == 1 else "are"
+        raise UserError(f"{path}: {key}: {', '.join(unknown)} {is_are} not in {where}; allowed are {', '.join(known) or 'none'}")
 
 
 def load_run(path: Path = Path("params.yaml")) -> MainRun:
     """`params.yaml`, checked against the profile that it names; UserError as `load_profile`."""
     run = _load(path, MainRun)
     profile = load_profile(profile_path(run.profile))
-    for method in run.methods:
-        if method not in profile.methods:
-            raise UserError(
-                f"{path}: methods: {method!r} is not in profiles/{run.profile}.yaml; allowed are {', '.join(profile.methods)}"
-            )
-    for name in run.published:
-        if name not in profile.published:
-            known = ", ".join(profile.published) or "none"
-            raise UserError(
-                f"{path}: published: {name!r} is not in section published of profiles/{run.profile}.yaml; there are: {known}"
-            )
+    _check_chosen(path, "methods", run.methods, profile.methods, f"profiles/{run.profile}.yaml")
+    _check_chosen(path, "published", run.published, profile.published, f"section published of profiles/{run.profile}.yaml")
     return run
 
 
@@ -193,15 +183,15 @@ def load_study(name: str) -> Study:
     if study.study != name:
         raise UserError(f"{path}: study: must be the name of its folder, {name} (got {study.study!r})")
     load_profile(profile_path(study.profile), study)
-    for method in study.methods:
-        if method not in study.entries:
-            raise UserError(f"{path}: methods: {method!r} is not in entries; allowed are {', '.join(study.entries)}")
+    _check_chosen(path, "methods", study.methods, study.entries, "entries")
     return study
 
 
 def profile_path(name: str) -> Path:
-    return Path("profiles") / f"{name}.yaml"
+    """Where a profile is; UserError for a name that would lead out of its folder."""
+    return Path("profiles") / f"{checked_name(name, 'profile')}.yaml"
 
 
 def study_path(name: str) -> Path:
-    return Path("studies", name, "params.yaml")
+    """Where a study is; UserError for a name that would lead out of its folder."""
+    return Path("studies", checked_name(name, "study"), "params.yaml")

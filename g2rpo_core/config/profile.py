@@ -1,7 +1,8 @@
 """A whole profile: the sections together, checked across each other. Each section's settings live beside what they set."""
 
 import json
-import re
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Annotated, TypeVar
 
 from pydantic import Field, ValidationError, model_validator
@@ -14,11 +15,13 @@ from g2rpo_core.evaluation.settings import EvaluationSettings
 from g2rpo_core.hub.settings import HubModels, HubPrompts, PublishedModel
 from g2rpo_core.rewards.registry import REWARDS, models_of, settings_of
 from g2rpo_core.sampling.settings import SamplingSettings
-from g2rpo_core.settings import Settings, first_problem
+from g2rpo_core.settings import Name, Settings, do_not_fit, problems_of
 from g2rpo_core.tiny_models.settings import ShapesModels
 from g2rpo_core.training.settings import TrainingSettings
 
 S = TypeVar("S", bound=Settings)
+T = TypeVar("T")
+PATCH = {"hub": 16, "shapes": 8}  # pixels of an image token's side: of FLUX's VAE, and of the tiny one
 
 
 class MethodRun(Settings):
@@ -41,80 +44,135 @@ class Profile(Settings):
     prompts: PromptSettings
     embed: EmbedSettings
     sampling: SamplingSettings
-    rewards: dict[str, dict[str, object]] = Field({}, description="settings of built-in rewards, and rewards of the user's own")
+    rewards: dict[Name, dict[str, object]] = Field({}, description="settings of built-in rewards, and rewards of the user's own")
     training: TrainingSettings
-    methods: dict[str, MethodRun] = Field(min_length=1)
+    methods: dict[Name, MethodRun] = Field(min_length=1)
     evaluation: EvaluationSettings
-    published: dict[str, PublishedModel] = Field({}, description="weights of others, evaluated where params.yaml names them")
+    published: dict[Name, PublishedModel] = Field({}, description="weights of others, evaluated where params.yaml names them")
 
     @model_validator(mode="after")
     def _fits_together(self):
-        if self.models.source == "hub":
-            _check_repos(self.models)
-        for name in self.methods:
-            self._check_method(name)
-        for reward in self.rewards:
-            if reward in IMAGE_STATS:
-                raise ValueError(f"rewards.{reward}: evaluations measure this of every image already; give it another name")
-            settings_of(self.rewards, reward)
-        for section, rewards, source in (
-            ("training", self.training.rewards, self.prompts.train),
-            ("training.monitor", self.training.monitor.rewards, self.prompts.test),
-            ("evaluation", self.evaluation.rewards, self.prompts.test),
-        ):
-            for reward in rewards:
-                self._check_reward(f"{section}.rewards", reward, source)
-        for name, model in self.published.items():
-            self._check_published(name, model)
+        problems = list(dict.fromkeys(self._problems()))
+        if problems:
+            raise do_not_fit(problems)
         return self
 
-    def _check_published(self, name: str, model: PublishedModel) -> None:
+    def _problems(self) -> Iterator[str]:
+        """Everything that does not fit together, each once."""
+        if self.models.source == "hub":
+            yield from _problems_of_repos(self.models)
+        for reward in self.rewards:
+            if reward in IMAGE_STATS:
+                yield f"rewards.{reward}: evaluations measure this of every image already; give it another name"
+            yield from _said(partial(settings_of, self.rewards, reward))
+        sections = [("training", self.training)]
+        for name in self.methods:
+            yield from self._problems_of_method(name)
+            if found := _made(partial(training_of, self.training, self.methods, name)):
+                sections.append((f"methods.{name}.training", found))
+        for where, training in sections:
+            yield from self._problems_of_training(where, training)
+        yield from self._problems_of_rewards("evaluation.rewards", self.evaluation.rewards, self.prompts.test)
+        yield from self._problems_of_size("evaluation", self.evaluation)
+        yield from self._problems_of_size("sampling", self.sampling)
+        for name, model in self.published.items():
+            yield from self._problems_of_published(name, model)
+
+    def _problems_of_published(self, name: str, model: PublishedModel) -> Iterator[str]:
         where = f"published.{name}"
-        if name in self.methods or name == BASE[0] or not re.fullmatch(r"[A-Za-z]\w*", name):
-            raise ValueError(f"{where}: give it a name of letters, digits and _ that no method has")
-        if strange := [reward for reward in model.trained_on if reward not in self.evaluation.rewards]:
-            raise ValueError(f"{where}.trained_on: {strange[0]!r} is not among evaluation.rewards")
+        if name in self.methods or name == BASE[0]:
+            yield f"{where}: is the name of a method; give it another"
+        for reward in model.trained_on:
+            if reward not in self.evaluation.rewards:
+                yield f"{where}.trained_on: {reward!r} is not among evaluation.rewards"
         if model.method is not None and model.method not in METHODS:
-            raise ValueError(f"{where}.method: unknown method {model.method!r}; allowed are {', '.join(METHODS)}")
+            yield f"{where}.method: unknown method {model.method!r}; allowed are {', '.join(METHODS)}"
 
-    def _check_method(self, name: str) -> None:
-        training = training_of(self.training, self.methods, name)
-        if late := [iteration for iteration in training.snapshots if iteration > training.iterations]:
-            raise ValueError(
-                f"methods.{name}: training.snapshots: {late[0]} is beyond training.iterations, {training.iterations}"
-            )
-        if unkept := [kept for kept in self.evaluation.checkpoints if kept not in ("final", *training.snapshots)]:
-            raise ValueError(f"methods.{name}: evaluation.checkpoints: {unkept[0]} is not among training.snapshots")
-        steps = sampling_of(self.sampling, self.methods, name).steps
-        last = method_of(self.methods, name).candidates(steps)[-1]
-        if last > steps - 2:
-            raise ValueError(
-                f"methods.{name}: SDE step {last} needs sampling.steps of at least {last + 2}, as the last step is "
-                f"deterministic (got {steps})"
-            )
+    def _problems_of_method(self, name: str) -> Iterator[str]:
+        if name == BASE[0]:
+            yield f"methods.{name}: is the name of the model before training; give it another"
+        of_training, of_sampling = (
+            partial(training_of, self.training, self.methods, name),
+            partial(sampling_of, self.sampling, self.methods, name),
+        )
+        yield from _said(of_training)
+        yield from _said(of_sampling)
+        yield from _said(partial(method_of, self.methods, name))
+        method, training, sampling = _made(partial(method_of, self.methods, name)), _made(of_training), _made(of_sampling)
+        if training:
+            if late := [iteration for iteration in training.snapshots if iteration > training.iterations]:
+                yield f"methods.{name}: training.snapshots: {late[0]} is beyond training.iterations, {training.iterations}"
+            if unkept := [kept for kept in self.evaluation.checkpoints if kept not in ("final", *training.snapshots)]:
+                yield f"methods.{name}: evaluation.checkpoints: {unkept[0]} is not among training.snapshots"
+        if method and sampling:
+            steps, last = sampling.steps, method.candidates(sampling.steps)[-1]
+            if last > steps - 2:
+                yield (
+                    f"methods.{name}: SDE step {last} needs sampling.steps of at least {last + 2}, as the last step is "
+                    f"deterministic (got {steps})"
+                )
+            if self.methods[name].sampling:
+                yield from self._problems_of_size(f"methods.{name}.sampling", sampling)
 
-    def _check_reward(self, where: str, reward: str, source: str | HubPrompts) -> None:
+    def _problems_of_training(self, where: str, training: TrainingSettings) -> Iterator[str]:
+        """Of the section, or of what a method's departures make of it; what the section says itself is told once."""
+        own = training is self.training
+        if own or training.rewards != self.training.rewards:
+            yield from self._problems_of_rewards(f"{where}.rewards", training.rewards, self.prompts.train)
+        if own or training.monitor != self.training.monitor:
+            yield from self._problems_of_rewards(f"{where}.monitor.rewards", training.monitor.rewards, self.prompts.test)
+        # the rewards that are trained on are measured on held-out prompts, too
+        if own or training.rewards != self.training.rewards:
+            yield from self._problems_of_rewards(f"{where}.rewards", training.rewards, self.prompts.test)
+        processes, prompts = training.processes, training.prompts_per_iteration
+        if processes != "auto" and prompts % processes:
+            yield f"{where}.prompts_per_iteration: {prompts} cannot be shared evenly by {processes} processes"
+
+    def _problems_of_size(self, where: str, settings: SamplingSettings | EvaluationSettings) -> Iterator[str]:
+        patch = PATCH[self.models.source]
+        if wrong := [f"{key} {getattr(settings, key)}" for key in ("height", "width") if getattr(settings, key) % patch]:
+            yield f"{where}: height and width must be divisible by {patch} (got {', '.join(wrong)})"
+
+    def _problems_of_rewards(self, where: str, rewards, source: str | HubPrompts) -> Iterator[str]:
         known = dict.fromkeys([*REWARDS, *self.rewards])
-        if reward not in known:
-            raise ValueError(f"{where}: unknown reward {reward!r}; allowed are {', '.join(known)}")
-        if reward in REWARDS and REWARDS[reward].shapes_only and source != "shapes":
-            named = source if isinstance(source, str) else source.repo
-            raise ValueError(f"{where}: the {reward} knows captions of the shapes task alone, not {named}")
-        if self.models.source != "hub":
-            return
-        if lacking := [model for model in models_of(self.rewards, reward) if model not in self.models.repos]:
-            raise ValueError(f"{where}: {reward} needs {' and '.join(lacking)} in models.repos")
+        for reward in rewards:
+            if reward not in known:
+                yield f"{where}: unknown reward {reward!r}; allowed are {', '.join(known)}"
+                continue
+            if reward in REWARDS and REWARDS[reward].shapes_only and source != "shapes":
+                named = source if isinstance(source, str) else source.repo
+                yield f"{where}: the {reward} knows captions of the shapes task alone, not {named}: take it out"
+            if self.models.source == "hub":
+                models = _made(partial(models_of, self.rewards, reward)) or ()
+                if lacking := [model for model in models if model not in self.models.repos]:
+                    yield f"{where}: {reward} needs {' and '.join(lacking)} in models.repos"
 
 
-def _check_repos(models: HubModels) -> None:
-    """ValueError for a model that nothing reads, or an open_clip checkpoint whose architecture is not named."""
+def _made(make: Callable[[], T]) -> T | None:
+    """What `make` returns; None where it says what does not fit (see `_said`)."""
+    try:
+        return make()
+    except ValueError:
+        return None
+
+
+def _said(make: Callable[[], object]) -> Iterator[str]:
+    """What a ValueError of `make` says."""
+    try:
+        make()
+    except ValueError as error:
+        yield str(error)
+
+
+def _problems_of_repos(models: HubModels) -> Iterator[str]:
+    """A model that nothing reads, or an open_clip checkpoint whose architecture is not named."""
     known = dict.fromkeys(["pipeline", *(model for spec in REWARDS.values() for model in spec.models)])
     for name in models.repos:
         if name not in known:
-            raise ValueError(f"models.repos.{name}: unknown model; allowed are {', '.join(known)}")
+            yield f"models.repos.{name}: unknown model; allowed are {', '.join(known)}"
     for name in dict.fromkeys(model for spec in REWARDS.values() for model in spec.open_clip):
         if name in models.repos and models.repos[name].architecture is None:
-            raise ValueError(f"models.repos.{name}: needs `architecture`, open_clip's name of it, such as ViT-H-14")
+            yield f"models.repos.{name}: needs `architecture`, open_clip's name of it, such as ViT-H-14"
 
 
 def method_of(methods: dict[str, MethodRun], name: str) -> Method:
@@ -141,4 +199,4 @@ def _override(settings: S, changes: dict[str, object], where: str) -> S:
     try:
         return type(settings).model_validate_json(json.dumps({**settings.model_dump(mode="json"), **changes}))
     except ValidationError as error:
-        raise ValueError(f"{where}.{first_problem(error, type(settings))}") from None
+        raise ValueError("; ".join(f"{where}.{problem}" for problem in problems_of(error, type(settings)))) from None

@@ -17,9 +17,14 @@ import torch
 from diffusers import FluxPipeline
 
 from g2rpo_core.data.prompts import Prompt
+from g2rpo_core.data.settings import LONGEST
 from g2rpo_core.errors import UserError, made_by
+from g2rpo_core.files import complaint, in_one_line, reading, remade_by, whole
+from g2rpo_core.texts import visible
 
 ROW_GROUP = 4
+COLUMNS = ("id", "prompt", "style", "context", "pooled")
+AGAIN = remade_by("embed")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -32,15 +37,20 @@ class Conditioning:
 
 
 def check_lengths(prompts: Sequence[Prompt], tokenizer, limit: int) -> None:
-    """UserError naming the first prompt with more than `limit` tokens (end token included): encoding would cut it."""
+    """UserError naming the prompts with more than `limit` tokens (end token included), the longest first: encoding would cut them."""
+    lengths: list[tuple[int, Prompt]] = []
     for start in range(0, len(prompts), 1024):
         part = prompts[start : start + 1024]
-        for prompt, ids in zip(part, tokenizer([p.text for p in part], verbose=False).input_ids):
-            if len(ids) > limit:
-                raise UserError(
-                    f"prompt {prompt.id} has {len(ids)} tokens, over the profile's embed.max_sequence_length = {limit}: "
-                    f"shorten it or raise the limit ({prompt.text[:60]!r})"
-                )
+        lengths += [(len(ids), one) for one, ids in zip(part, tokenizer([p.text for p in part], verbose=False).input_ids)]
+    long = sorted([each for each in lengths if each[0] > limit], key=lambda each: -each[0])
+    if not long:
+        return
+    named = in_one_line([f"prompt {one.id} has {length} tokens ({visible(one.text[:60])!r})" for length, one in long])
+    most = long[0][0]
+    raised = f"or set {most}" if most <= LONGEST else f"as no more than {LONGEST} can be encoded"
+    raise UserError(
+        f"{named}: {len(long)} of {len(prompts)} are over the profile's embed.max_sequence_length = {limit}: shorten them, {raised}"
+    )
 
 
 @torch.no_grad()
@@ -103,13 +113,19 @@ class EmbeddingStore:
 
     def __init__(self, folder: Path):
         made_by("embed", folder / "part-00000.parquet")
-        self._files = [pq.ParquetFile(file, memory_map=True) for file in sorted(folder.glob("part-*.parquet"))]
-        self._meta = json.loads(self._files[0].schema_arrow.metadata[b"g2rpo"])
-        self._places, self.prompts = [], []
-        for number, file in enumerate(self._files):
-            texts = file.read(columns=["id", "prompt", "style"]).to_pylist()
-            self._places += [(number, *divmod(row, ROW_GROUP)) for row in range(len(texts))]
-            self.prompts += [Prompt(row["id"], row["prompt"], row["style"]) for row in texts]
+        self._paths, self._files, self._places = sorted(folder.glob("part-*.parquet")), [], []
+        self.prompts: list[Prompt] = []
+        self._meta: dict = {}
+        for number, path in enumerate(self._paths):
+            if path.name != f"part-{number:05d}.parquet":
+                raise UserError(complaint(folder / f"part-{number:05d}.parquet", "is gone, and later parts are there", AGAIN))
+            file, meta, prompts = _opened(path)
+            if number and meta != self._meta:
+                raise UserError(complaint(path, f"does not belong to {self._paths[0].name}: other dtype or shapes", AGAIN))
+            self._meta = meta
+            self._files.append(file)
+            self._places += [(number, *divmod(row, ROW_GROUP)) for row in range(len(prompts))]
+            self.prompts += prompts
 
     def __len__(self) -> int:
         return len(self.prompts)
@@ -119,12 +135,37 @@ class EmbeddingStore:
         rows = []
         for index in indices:
             file, group, offset = self._places[index]
-            rows.append(self._files[file].read_row_group(group, columns=["context", "pooled"]).slice(offset, 1).to_pylist()[0])
-        dtype = DTYPES[self._meta["dtype"]]
-        stacked = {
-            name: torch.stack([_from_bytes(row[name], dtype, self._meta[name]) for row in rows]) for name in ("context", "pooled")
-        }
-        return Conditioning(**stacked)
+            with reading(self._paths[file], AGAIN):
+                row = self._files[file].read_row_group(group, columns=["context", "pooled"]).slice(offset, 1).to_pylist()[0]
+                rows.append({name: _from_bytes(row[name], DTYPES[self._meta["dtype"]], self._meta[name]) for name in row})
+            if not all(tensor.isfinite().all() for tensor in rows[-1].values()):
+                raise UserError(
+                    complaint(self._paths[file], f"prompt {self.prompts[index].id} has numbers that are not finite", AGAIN)
+                )
+        return Conditioning(*(torch.stack([row[name] for row in rows]) for name in ("context", "pooled")))
+
+
+def _opened(path: Path) -> tuple[pq.ParquetFile, dict, list[Prompt]]:
+    """A part of `write`: its file, its metadata and its prompts; UserError where it is not whole."""
+    whole(path, AGAIN)
+    with reading(path, AGAIN):
+        if path.open("rb").read(4) != b"PAR1":  # Arrow looks at the end alone
+            raise UserError(complaint(path, "is no part of encoded prompts, or its beginning is damaged", AGAIN))
+        file = pq.ParquetFile(path, memory_map=True)
+        meta = json.loads((file.schema_arrow.metadata or {}).get(b"g2rpo", b"null"))
+        if not _is_meta(meta) or not set(COLUMNS) <= set(file.schema_arrow.names):
+            raise UserError(complaint(path, "is no part of encoded prompts", AGAIN))
+        rows = file.read(columns=["id", "prompt", "style"]).to_pylist()
+        if not rows or not all(isinstance(value, str) for row in rows for value in row.values()):
+            raise UserError(complaint(path, "holds no prompts, or some that are no texts", AGAIN))
+        if file.num_row_groups != -(-len(rows) // ROW_GROUP):
+            raise UserError(complaint(path, f"has {file.num_row_groups} row groups for {len(rows)} prompts", AGAIN))
+    return file, meta, [Prompt(row["id"], row["prompt"], row["style"]) for row in rows]
+
+
+def _is_meta(meta: object) -> bool:
+    shape = lambda value: isinstance(value, list) and bool(value) and all(type(size) is int and size > 0 for size in value)
+    return isinstance(meta, dict) and meta.get("dtype") in DTYPES and shape(meta.get("context")) and shape(meta.get("pooled"))
 
 
 def _to_bytes(tensor: torch.Tensor, dtype: torch.dtype) -> bytes:

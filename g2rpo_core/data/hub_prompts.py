@@ -26,7 +26,7 @@ def fetch_prompts(where: str, settings: HubPrompts, revisions: Revisions) -> lis
         for prompt in read_prompts(path):
             prompts.setdefault(prompt.text, prompt)
     if settings.distinct is not None:
-        texts = (row["prompt"] for path in paths for row in read_rows(path))
+        texts = (row["prompt"] for path in paths for row in read_rows(path).values())
         found = len({text for text in texts if isinstance(text, str) and text.strip()})
         if found != settings.distinct:
             raise UserError(

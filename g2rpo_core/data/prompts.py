@@ -4,18 +4,25 @@ import csv
 import json
 import math
 import random
+import re
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from g2rpo_core.common.seeding import seed_of
+from g2rpo_core.data.formats import FORMATS
 from g2rpo_core.errors import UserError, made_by
+from g2rpo_core.files import complaint, in_one_line, read_table, reading, remade_by
 from g2rpo_core.shapes.scenes import distinct_scenes
+from g2rpo_core.texts import unprintable, visible
 
-FORMATS = (".txt", ".csv", ".jsonl", ".json", ".parquet")
+MISSING: Any = object()  # a field that a row of a csv does not have
 
 
 @dataclass(frozen=True)
@@ -28,44 +35,56 @@ class Prompt:
 
 
 def shape_prompts(count: int, seed: int, *, testing: bool) -> list[Prompt]:
-    """Captions of different scenes; test captions are never among training ones."""
-    scenes = distinct_scenes(count, seed_of("prompts", seed, "test" if testing else "train"), testing=testing)
+    """Captions of different scenes; test captions are never among training ones. UserError if there are not so many."""
     prefix = "test" if testing else "train"
+    try:
+        scenes = distinct_scenes(count, seed_of("prompts", seed, prefix), testing=testing)
+    except ValueError as error:
+        raise UserError(f"prompts.{prefix}_count: {error}") from None
     return [Prompt(f"{prefix}-{index:05d}", scene.caption, scene.style) for index, scene in enumerate(scenes)]
 
 
 def read_prompts(path: Path) -> list[Prompt]:
+    """Those of `read_all`, each text once."""
+    first: dict[str, Prompt] = {}
+    for prompt in read_all(path):
+        first.setdefault(prompt.text, prompt)
+    return list(first.values())
+
+
+def duplicates(path: Path) -> int:
+    """How many prompts of a file have a text that came before."""
+    return len(read_all(path)) - len(read_prompts(path))
+
+
+def read_all(path: Path) -> list[Prompt]:
     """Prompts of a file: txt (one a line), json (a list of texts or objects), csv, jsonl or parquet with `prompt` and perhaps `style`.
 
-    Texts are in Unicode's NFC with single spaces. Blank prompts are passed over, and one that came before; ids are the file's name and
-    the line or row number. UserError, naming the file, up to three rows and what to do, for a missing, unreadable or empty file, an
-    unknown format, a missing column, and a row whose prompt is no text.
+    Texts are in Unicode's NFC with single spaces. Blank prompts are passed over; ids are the file's name and
+    the line or row number. UserError, naming the file, the rows (several, see `in_one_line`) and what to do, for a missing, unreadable
+    or empty file, an unknown format, a missing column, and a row whose prompt is no text.
     """
-    rows = read_rows(path)
-    prompts: dict[str, Prompt] = {}
-    for number, row in enumerate(rows):
+    prompts: list[Prompt] = []
+    for number, row in read_rows(path).items():
         if text := normalized(row["prompt"] if isinstance(row["prompt"], str) else ""):
-            prompts.setdefault(text, Prompt(f"{path.stem}-{number:06d}", text, str(row.get("style") or "")))
+            prompts.append(Prompt(f"{name_of(path)}-{number - 1:06d}", text, _style(row.get("style"))))
     if not prompts:
         raise UserError(f"{path}: holds no prompt; put one on each line")
-    return list(prompts.values())
+    return prompts
 
 
-def read_rows(path: Path) -> list[dict]:
-    """The rows of a prompt file as they stand there, each with a `prompt` that is a text or missing; UserError as `read_prompts`."""
+def read_rows(path: Path) -> dict[int, dict]:
+    """The rows of a prompt file by their number, from 1, each with a `prompt` that is a text or missing; UserError as `read_all`."""
     if path.suffix not in FORMATS:
         raise UserError(f"{path}: prompts are read from {', '.join(FORMATS)}, not from {path.suffix or 'a file without ending'}")
-    try:
-        rows = list(_rows(path))
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such prompt file; give an existing one in the profile's section `prompts`") from None
-    except (OSError, ValueError, RecursionError, csv.Error) as error:
-        raise UserError(f"{path}: cannot be read as {path.suffix}: {str(error).splitlines()[0]}") from None
-    if rows and isinstance(rows[0], dict) and "prompt" not in rows[0]:
-        raise UserError(f"{path}: has no column `prompt`, only {', '.join(map(str, rows[0]))}")
-    if wrong := [f"row {number} {problem}" for number, row in enumerate(rows, 1) if (problem := _problem(row))]:
-        more = f", and {len(wrong) - 3} more" if len(wrong) > 3 else ""
-        raise UserError(f"{path}: {'; '.join(wrong[:3])}{more}: each needs a text in `prompt`")
+    if not path.exists():
+        raise UserError(f"{path}: no such prompt file; give an existing one in the profile's section `prompts`")
+    with reading(path, "give another in the profile's section `prompts`"):
+        rows = _rows(path)
+    if rows and isinstance(first := rows[min(rows)], dict) and "prompt" not in first:
+        raise UserError(f"{path}: has no column `prompt`, only {', '.join(visible(name)[:40] for name in list(first)[:12])}")
+    if wrong := [f"row {number} {problem}" for number, row in rows.items() if (problem := _problem(row))]:
+        raise UserError(complaint(path, f"{in_one_line(wrong)}: each needs a text in `prompt`"))
     return rows
 
 
@@ -74,41 +93,91 @@ def normalized(text: str) -> str:
     return " ".join(unicodedata.normalize("NFC", text).split())
 
 
+def name_of(path: Path) -> str:
+    """The file's name as the start of ids, which name images: with `_` for what a file's name may not have everywhere."""
+    return re.sub(r"[^\w.-]", "_", path.stem)[:100]
+
+
+def _style(value: object) -> str:
+    return "" if value is None or (isinstance(value, float) and math.isnan(value)) else normalized(str(value))
+
+
 def _problem(row: object) -> str | None:
     """What is wrong with a row; nothing with one whose prompt is empty."""
+    if isinstance(row, ValueError):
+        return f"cannot be read ({row})"
     if not isinstance(row, dict):
         return f"is {_kind(row)}, not an object with a `prompt`"
+    if None in row:  # as csv's reader has what stands behind the last column
+        return "has more columns than the first line (put quotes around a text with a comma)"
+    if any(value is MISSING for value in row.values()):
+        return "has fewer columns than the first line"
     if "prompt" not in row:
         return "has no prompt"
     prompt = row["prompt"]
-    if prompt is None or (isinstance(prompt, float) and math.isnan(prompt)):  # a missing value, as pandas has it
+    if (
+        prompt is None or prompt is pd.NA or (isinstance(prompt, float) and math.isnan(prompt))
+    ):  # a missing value, as pandas has it
         return None
     if not isinstance(prompt, str):
         return f"has {_kind(prompt)} as its prompt"
-    return "has a NUL character" if "\0" in prompt else None
+    if "\0" in prompt:
+        return "has a NUL character"
+    if control := unprintable(normalized(prompt)):
+        return f"has the control character {control!a}"
+    style = row.get("style")
+    if isinstance(style, str) and (control := unprintable(normalized(style))):
+        return f"has the control character {control!a} in its style"
+    return f"has {_kind(style)} as its style" if isinstance(style, dict | list) else None
 
 
 def _kind(value: object) -> str:
-    return {dict: "an object", list: "a list", str: "a text", bool: "true or false", type(None): "null"}.get(
-        type(value), "a number"
-    )
+    kinds = {
+        dict: "an object",
+        list: "a list",
+        str: "a text",
+        bool: "true or false",
+        type(None): "null",
+        int: "a number",
+        float: "a number",
+    }
+    return kinds.get(type(value), f"a {type(value).__name__}")
 
 
-def _rows(path: Path) -> Iterable[dict]:
+def _rows(path: Path) -> dict[int, Any]:
+    """The rows by their number, from 1 (of JSON lines, the line's); of a line that is no JSON, the ValueError."""
     if path.suffix == ".parquet":
-        return pd.read_parquet(path).to_dict("records")
+        return dict(enumerate(read_table(path).to_dict("records"), 1))
     with path.open(encoding="utf-8-sig", newline="") as file:
         if path.suffix == ".txt":
-            return [{"prompt": line} for line in file]
+            return {number: {"prompt": line} for number, line in enumerate(file, 1)}
         if path.suffix == ".csv":
             csv.field_size_limit(2**30)  # 128 KiB by default; the text encoders' limit is checked later
-            return list(csv.DictReader(file))
+            return dict(enumerate(csv.DictReader(file, restval=MISSING, strict=True), 1))
         if path.suffix == ".json":
             rows = json.load(file)
             if not isinstance(rows, list):
                 raise ValueError("must be a list of texts, or of objects with a `prompt`")
-            return [{"prompt": row} if isinstance(row, str) else row for row in rows]
-        return [json.loads(line) for line in file if line.strip()]
+            return {number: {"prompt": row} if isinstance(row, str) else row for number, row in enumerate(rows, 1)}
+        return {number: _json_row(line) for number, line in enumerate(file, 1) if line.strip()}
+
+
+def _json_row(line: str) -> object:
+    def different(pairs: list[tuple[str, object]]) -> dict:
+        if len(dict(pairs)) < len(pairs):
+            raise ValueError("a key stands twice")
+        return dict(pairs)
+
+    try:
+        return json.loads(line, object_pairs_hook=different)
+    except ValueError as error:
+        return (
+            error
+            if not isinstance(error, json.JSONDecodeError)
+            else ValueError(f"no JSON: {error.msg} at character {error.pos + 1}")
+        )
+    except RecursionError:
+        return ValueError("is nested too deeply")
 
 
 def held_out(train: list[Prompt], test: list[Prompt]) -> tuple[list[Prompt], int]:
@@ -139,11 +208,29 @@ def prompt_order(iteration: int, per_iteration: int, count: int, seed: int) -> l
     return [orders[position // count][position % count] for position in positions]
 
 
-def write_prompts(path: Path, prompts: list[Prompt]) -> None:
+def write_prompts(path: Path, prompts: list[Prompt], left_out: Mapping[str, int] | None = None) -> None:
+    """left_out: how many prompts are not among them, by the reason; kept in the file's metadata (see `left_out_of`), if there are any."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    pd.DataFrame(prompts, columns=["id", "text", "style"]).rename(columns={"text": "prompt"}).to_parquet(path, index=False)
+    table = pd.DataFrame(prompts, columns=["id", "text", "style"]).rename(columns={"text": "prompt"})
+    if not left_out:
+        table.to_parquet(path, index=False)
+        return
+    arrow = pa.Table.from_pandas(table, preserve_index=False)
+    about = {**(arrow.schema.metadata or {}), b"left_out": json.dumps(left_out).encode()}
+    pq.write_table(arrow.replace_schema_metadata(about), path)
+
+
+def left_out_of(path: Path) -> dict[str, int]:
+    """What `write_prompts` was told of prompts that were left out."""
+    again = remade_by("prompts")
+    with reading(path, again):
+        return json.loads((pq.read_schema(path).metadata or {}).get(b"left_out", b"{}"))
 
 
 def load_prompts(path: Path) -> list[Prompt]:
     """The prompts that `write_prompts` wrote."""
-    return [Prompt(*row) for row in pd.read_parquet(made_by("prompts", path))[["id", "prompt", "style"]].itertuples(index=False)]
+    again = remade_by("prompts")
+    table = read_table(made_by("prompts", path), ["id", "prompt", "style"], again)
+    if not len(table) or not all(isinstance(value, str) for value in table.to_numpy().ravel()):
+        raise UserError(complaint(path, "holds no prompts, or some that are no texts", again))
+    return [Prompt(*row) for row in table.itertuples(index=False)]

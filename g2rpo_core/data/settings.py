@@ -1,14 +1,25 @@
 """The sections `prompts` and `embed` of a profile."""
 
+from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Discriminator, Field, PositiveInt, Tag
+from pydantic import AfterValidator, Discriminator, Field, Tag
 
+from g2rpo_core.data.formats import FORMATS
 from g2rpo_core.hub.settings import HubPrompts
-from g2rpo_core.settings import Settings
+from g2rpo_core.settings import Count, Seed, Settings
+
+LONGEST = 512  # tokens that FLUX's text encoder was trained with
+
+
+def _source(value: str) -> str:
+    if value != "shapes" and Path(value).suffix not in FORMATS:
+        raise ValueError(f"prompts are `shapes`, or read from {', '.join(FORMATS)}")
+    return value
+
 
 Source = Annotated[
-    Annotated[str, Tag("file")] | Annotated[HubPrompts, Tag("data set")],
+    Annotated[str, AfterValidator(_source), Tag("file")] | Annotated[HubPrompts, Tag("data set")],
     Discriminator(lambda value: "data set" if isinstance(value, dict | HubPrompts) else "file"),
 ]
 
@@ -17,16 +28,16 @@ class PromptSettings(Settings):
     """Where prompts come from: `shapes`, a file of txt, csv, json, jsonl or parquet, or a data set of the hub, for each of the two sets."""
 
     train: Source
-    train_count: PositiveInt
+    train_count: Count
     test: Source
-    test_count: PositiveInt
-    seed: int
+    test_count: Count
+    seed: Seed
 
 
 class EmbedSettings(Settings):
     """How prompts are encoded and stored."""
 
-    max_sequence_length: int = Field(ge=1, le=512, description="T5 tokens, padding included: FLUX attends to it")
+    max_sequence_length: int = Field(ge=1, le=LONGEST, description="T5 tokens, padding included: FLUX attends to it")
     dtype: Literal["float32", "bfloat16"]
-    batch: PositiveInt
-    shard_rows: PositiveInt
+    batch: Count
+    shard_rows: Count

@@ -12,7 +12,9 @@ from g2rpo_core.errors import UserError
 from g2rpo_core.evaluation.settings import EvaluationSettings
 
 OPEN_TO_ALL = "Anybody who reaches this address can use the page: it asks for no password."
-PAIRS = re.compile(r'<h2 id="(?:images|worst)">.*?</table></div>', re.DOTALL)  # of reporting/templates/report.html.j2
+PAIRS = re.compile(
+    r'<div class="scroll"><table class="pictures.*?</table></div>', re.DOTALL
+)  # of reporting/templates/report.html.j2
 
 environment = Environment(loader=PackageLoader("g2rpo_core.demo"), autoescape=True, undefined=StrictUndefined, trim_blocks=True)
 environment.filters["b64"] = lambda data: base64.b64encode(data).decode()

@@ -4,6 +4,7 @@ The folder is named by a fingerprint of all these, so that a change of any never
 declared outputs, which DVC removes before a run. Everything is written aside and renamed: what has its final name is whole.
 """
 
+import fcntl
 import hashlib
 import json
 import os
@@ -14,9 +15,8 @@ import sys
 import time
 import uuid
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -26,8 +26,11 @@ import torch.distributed.checkpoint as dcp
 from g2rpo_core.common.model_store import sha256
 from g2rpo_core.distributed.process_group import ProcessGroup
 from g2rpo_core.errors import UserError
+from g2rpo_core.files import is_full, read_json, reading
 from g2rpo_core.settings import Settings
 
+# that one process is one process; in the background's threads, too, where a context of warnings would not hold
+warnings.filterwarnings("ignore", "torch.distributed is disabled")
 ROOT = Path(".cache", "resume")
 MANIFEST = "manifest.json"
 RECORDS = "records.json"
@@ -56,13 +59,47 @@ def scratch(
     folder = home / hashlib.sha256(text.encode()).hexdigest()[:16]
     if not folder.exists():
         for other in sorted(home.glob(f"*/{IDENTITY}")):
-            theirs = json.loads(other.read_text())
+            theirs = _identity_of(other)
             changed = [key for key in {**theirs, **identity} if theirs.get(key) != identity.get(key)]
             more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
             print(f"{other.parent} is not continued: other {', '.join(changed[:3])}{more}; it can be deleted", file=sys.stderr)
     folder.mkdir(parents=True, exist_ok=True)
     write_whole(folder / IDENTITY, text.encode())
     return _shared(folder, processes)
+
+
+def claim(stage: str, name: str, processes: ProcessGroup = ProcessGroup()) -> None:  # noqa: B008
+    """Makes a run this group's until its last process has ended, however it ends; collective. UserError where another group works on it.
+
+    A lock of the system on a file: the first process asks for it alone, then every process shares it, so that it is free when all are gone.
+    """
+    problem = None
+    path = (ROOT / stage / f"{name}.lock").absolute()
+    if path in _held:  # by this process's own start before this one
+        os.close(_held.pop(path))
+    if processes.rank == 0:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle = _held[path] = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(handle, 0)
+            os.write(handle, f"process {os.getpid()} on {platform.node()}".encode())
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            who = path.read_text(errors="replace").strip() or "another process"
+            problem = (
+                f"{stage} of {name} is running already ({who}): wait until it has ended, or end it; two at once would damage it"
+            )
+            os.close(_held.pop(path))
+    if problem := processes.first(problem):
+        raise UserError(problem)
+    if processes.rank > 0:
+        _held[path] = os.open(path, os.O_RDWR)
+        fcntl.flock(_held[path], fcntl.LOCK_SH)
+    processes.barrier()
+
+
+_held: dict[Path, int] = {}  # file handles of locks, which the system closes with the process
 
 
 def _shared(folder: Path | None, processes: ProcessGroup) -> Path:
@@ -125,8 +162,7 @@ class Checkpoints:
             aside.mkdir(parents=True)
             write_whole(aside / RECORDS, json.dumps(records).encode())
         self.processes.barrier()
-        with quiet():
-            writing = dcp.async_save(state, checkpoint_id=aside, process_group=self._group, no_dist=self.processes.size == 1)
+        writing = dcp.async_save(state, checkpoint_id=aside, process_group=self._group, no_dist=self.processes.size == 1)
         self._unfinished = final, self._background.submit(_hashes_of_part, writing, aside, self.processes.rank)
 
     def publish(self) -> None:
@@ -141,8 +177,8 @@ class Checkpoints:
             return
         (final, written), self._unfinished = self._unfinished, None
         aside = final.with_name(f"{final.name}.tmp")
-        problem = f"{aside} cannot be written: {error}" if (error := written.exception()) else None
-        if problem := self.processes.first(problem and " ".join(problem.split())):
+        problem = f"{aside} cannot be written: {_why(error)}" if (error := written.exception()) else None
+        if problem := self.processes.first(problem):
             raise UserError(f"{problem}; the checkpoint before it stands")
         files = {name: about for part in self.processes.gather(written.result()) for name, about in part.items()}
         if self.processes.rank == 0:
@@ -152,6 +188,13 @@ class Checkpoints:
             for old in checkpoints(self.folder)[: -self.keep]:
                 discard(old)
         self.processes.barrier()
+
+
+def _why(error: BaseException) -> str:
+    """Of an error of torch's writer, whose text is a whole traceback, the last line."""
+    if is_full(error) or shutil.disk_usage(Path.cwd()).free < 2**16:
+        return "the disk is full; make room, and the same command goes on"
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1]
 
 
 def _of_iteration(folder: Path, iteration: int) -> Path:
@@ -172,23 +215,56 @@ def checkpoints(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("iteration-*") if re.fullmatch(r"iteration-\d+", path.name))
 
 
+def check_room(needed: float, what: str, processes: ProcessGroup = ProcessGroup()) -> None:  # noqa: B008
+    """UserError where this folder's disk has less room than `needed` bytes; collective. Before the work, not hours into it."""
+    free = shutil.disk_usage(Path.cwd()).free
+    lacks = (
+        f"{what} needs {_size(needed)}, and the disk of {Path.cwd()} has {_size(free)} free: make room, or work on another disk"
+    )
+    if problem := processes.first(lacks if processes.rank == 0 and needed > free else None):
+        raise UserError(problem)
+
+
+def _size(count: float) -> str:
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
+
+
+def last_iteration(folder: Path) -> int:
+    """The iteration of the newest checkpoint; 0 without any."""
+    return max((int(path.name.split("-")[1]) for path in checkpoints(folder)), default=0)
+
+
 def load_records(path: Path, processes: ProcessGroup = ProcessGroup()) -> list[dict]:  # noqa: B008
     """The records of a checkpoint, after all of its files were compared with its manifest; UserError where it is damaged. Collective."""
     advice = f"delete {path} to go on from the one before, or from the start"
     problem = None
     try:
-        manifest = json.loads((path / MANIFEST).read_text())
-        mine = sorted(manifest["files"].items())[processes.rank :: processes.size]  # each looks at some
-        problem = next((f"{name} {wrong}" for name, about in mine if (wrong := _damage(path / name, about))), None)
-    except (OSError, ValueError, KeyError):
+        with reading(path / MANIFEST):
+            manifest = read_json(path / MANIFEST, of=dict)
+            mine = sorted(manifest["files"].items())[processes.rank :: processes.size]  # each looks at some
+            if not {RECORDS, ".metadata"} <= manifest["files"].keys():
+                raise UserError(f"{MANIFEST} lists no records")
+            problem = next((f"{name} {wrong}" for name, about in mine if (wrong := _damage(path / name, about))), None)
+    except UserError:
         problem = f"no readable {MANIFEST}"
     if problem := processes.first(problem):
         raise UserError(f"{path} is damaged ({problem}): {advice}")
-    return json.loads((path / RECORDS).read_text())
+    records = read_json(path / RECORDS, advice, list)
+    if not records or not all(isinstance(record, dict) and "iteration" in record for record in records):
+        raise UserError(f"{path / RECORDS}: holds no records of iterations; {advice}")
+    return records
+
+
+def _identity_of(file: Path) -> dict:
+    """What a leftover belongs to; nothing, where that cannot be read: it is only told of."""
+    try:
+        return read_json(file, of=dict)
+    except UserError:
+        return {}
 
 
 def _damage(file: Path, about: dict) -> str | None:
-    size = file.stat().st_size if file.exists() else 0
+    size = file.stat().st_size if file.is_file() else 0
     if size != about["size"]:
         return f"has {size} of {about['size']} bytes"
     return None if sha256(file) == about["sha256"] else "is not what was written"
@@ -196,16 +272,8 @@ def _damage(file: Path, about: dict) -> str | None:
 
 def load_state(path: Path, state: dict, processes: ProcessGroup = ProcessGroup()) -> None:  # noqa: B008
     """Fills the tensors of `state` in place, each process its part; whatever the number of processes that wrote them. Collective."""
-    with quiet():
+    with reading(path, f"delete {path} to go on from the one before, or from the start"):
         dcp.load(state, checkpoint_id=path, no_dist=processes.size == 1)
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Without torch's warnings that one process is one process."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "torch.distributed is disabled")
-        yield
 
 
 def discard(folder: Path) -> None:
@@ -218,7 +286,25 @@ def discard(folder: Path) -> None:
 
 
 def publish(folder: Path, output: Path) -> None:
-    """Makes what was built in scratch the output, in one rename where both are on one disk."""
+    """Makes what was built in scratch the output, in one rename where both are on one disk.
+
+    It stays in scratch as well (the same files by another name), for a process that is killed before all is finished.
+    """
+    aside = folder.with_name(f"{folder.name}.published")
+    shutil.rmtree(aside, ignore_errors=True)
+    shutil.copytree(folder, aside, copy_function=_link)
+    replace(aside, output)
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # a file system without hard links
+        shutil.copy2(source, target)
+
+
+def replace(folder: Path, output: Path) -> None:
+    """Moves a folder to where another may be."""
     shutil.rmtree(output, ignore_errors=True)
     output.parent.mkdir(parents=True, exist_ok=True)
     shutil.move(folder, output)

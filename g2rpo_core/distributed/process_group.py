@@ -8,17 +8,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 import torch.distributed as dist
 from accelerate import PartialState
-from pydantic import PositiveInt
+from pydantic import Field
 
 from g2rpo_core.errors import UserError
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
-Processes = PositiveInt | Literal["auto"]  # as a setting: how many, or one for each GPU
+Processes = Annotated[int, Field(gt=0, le=10**6)] | Literal["auto"]  # as a setting: how many, or one for each GPU
 
 
 @dataclass(frozen=True)

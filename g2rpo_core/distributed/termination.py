@@ -1,4 +1,4 @@
-"""SIGTERM as a request: the run stops at its next safe point with a checkpoint, and ends in any case before it is killed."""
+"""SIGTERM, or SIGINT of Ctrl-C, as a request: the run stops at its next safe point with a checkpoint, and ends in any case before it is killed."""
 
 import os
 import signal
@@ -6,6 +6,7 @@ import threading
 import time
 
 STATUS = 128 + signal.SIGTERM
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Terminated(Exception):
@@ -13,7 +14,7 @@ class Terminated(Exception):
 
 
 class Termination:
-    """`requested` after SIGTERM; `limit` seconds later the process ends in any case. A thread sees it even while a long call holds up Python's own handlers."""
+    """`requested` after SIGTERM or SIGINT; `limit` seconds later the process ends in any case. A thread sees it even while a long call holds up Python's own handlers."""
 
     def __init__(self, limit: float = 25.0):
         self.requested, self._limit = False, limit
@@ -23,12 +24,13 @@ class Termination:
         reading, writing = os.pipe()
         os.set_blocking(writing, False)
         signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-        signal.signal(signal.SIGTERM, lambda *_: None)
+        for number in SIGNALS:
+            signal.signal(number, lambda *_: None)
         threading.Thread(target=self._wait, args=(reading,), daemon=True).start()
         return self
 
     def _wait(self, reading: int) -> None:
-        while signal.SIGTERM not in os.read(reading, 64):
+        while not set(SIGNALS) & set(os.read(reading, 64)):
             pass
         self.requested = True
         time.sleep(self._limit)

@@ -1,18 +1,18 @@
 """The section `evaluation` of a profile."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, PositiveInt, field_validator
+from pydantic import Field
 
 from g2rpo_core.distributed.process_group import Processes
-from g2rpo_core.settings import Settings
+from g2rpo_core.settings import Count, Different, Pixels, Seed, Settings
 
 
 class DiversitySettings(Settings):
     """How the diversity within a prompt is measured: on so many of the first prompts, with so many noises each."""
 
-    prompts: PositiveInt
-    noises: int = Field(ge=2)
+    prompts: Count
+    noises: int = Field(ge=2, le=1000)
 
 
 class EvaluationSettings(Settings):
@@ -20,13 +20,15 @@ class EvaluationSettings(Settings):
 
     how = frozenset({"processes"})
 
-    steps: tuple[PositiveInt, ...] = Field(min_length=1, description="numbers of steps; reports are about the first")
-    height: PositiveInt
-    width: PositiveInt
-    rewards: tuple[str, ...] = Field(min_length=1)
-    seed: int
-    batch: PositiveInt
-    checkpoints: tuple[Literal["final"] | PositiveInt, ...] = Field(
+    steps: Annotated[tuple[Annotated[int, Field(gt=0, le=1000)], ...], Different] = Field(
+        min_length=1, description="numbers of steps; reports are about the first"
+    )
+    height: Pixels
+    width: Pixels
+    rewards: Annotated[tuple[str, ...], Different] = Field(min_length=1)
+    seed: Seed
+    batch: Count
+    checkpoints: Annotated[tuple[Literal["final"] | Count, ...], Different] = Field(
         ("final",),
         min_length=1,
         description="of every run: the last weights, or iterations of training.snapshots; reports are about the first",
@@ -36,10 +38,3 @@ class EvaluationSettings(Settings):
         1.0, ge=0, le=1, description="share of the steps, from the noisy end, by the trained weights; the base does the others"
     )
     processes: Processes = Field(1, description="as training.processes")
-
-    @field_validator("steps", "checkpoints")
-    @classmethod
-    def _different(cls, value):
-        if len(set(value)) < len(value):
-            raise ValueError("must be different from each other")
-        return value

@@ -1,6 +1,5 @@
 """The model card of an exported run, in the hub's form: what it was made from and how, its scores beside the base's, and pictures."""
 
-import json
 import random
 import shutil
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from g2rpo_core.config import Profile, load_profile, load_study, method_of, prof
 from g2rpo_core.data.prompts import load_prompts
 from g2rpo_core.evaluation.results import image_folder
 from g2rpo_core.export.write import Form
+from g2rpo_core.files import read_json
 from g2rpo_core.rewards.registry import labels
 
 TEMPLATES = Environment(
@@ -115,7 +115,7 @@ def scores_of(reports: Path, run: str) -> list[tuple[str, float, float]]:
     files = [reports / "metrics" / f"{name}.json" for name in (run_name(*BASE), run)]
     if not all(file.exists() for file in files):
         return []
-    base, trained = (json.loads(file.read_text()) for file in files)
+    base, trained = (read_json(file, "`dvc repro evaluate` makes it again", dict) for file in files)
     return [(reward, value, trained[reward]) for reward, value in base.items() if reward in trained]
 
 

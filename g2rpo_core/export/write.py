@@ -11,7 +11,8 @@ from safetensors.torch import load_file, save_file
 
 from g2rpo_core.common.model_store import ModelStore
 from g2rpo_core.export import layouts
-from g2rpo_core.models.flux import LORA_FILE
+from g2rpo_core.files import reading, remade_by
+from g2rpo_core.models.loading import LORA_FILE
 
 Form = Literal["diffusers", "original", "lora", "kohya"]
 
@@ -22,17 +23,23 @@ def write(models: Path, trained: Path, form: Form, out: Path, dtype: Literal["fl
     models: the folder of the stage `models`; trained: a run's `transformer`, or its `lora` for the last two forms.
     """
     kind = getattr(torch, dtype)
+    again = remade_by(f"train@{trained.parent.name}")
     if form == "diffusers":
-        FluxTransformer2DModel.from_pretrained(trained, dtype=kind).save_pretrained(out / "transformer")
+        with reading(trained, again):
+            transformer = FluxTransformer2DModel.from_pretrained(trained, dtype=kind)
+        transformer.save_pretrained(out / "transformer")
         return out / "transformer"
     base = trained if form == "original" else ModelStore(models).folder("pipeline") / "transformer"
-    config = FluxTransformer2DModel.load_config(base)
-    depth = (config["num_layers"], config["num_single_layers"])
+    with reading(base / "config.json", again):
+        config = FluxTransformer2DModel.load_config(base)
+        depth = (config["num_layers"], config["num_single_layers"])
     if form == "original":
-        weights = layouts.original(FluxTransformer2DModel.from_pretrained(trained).state_dict(), *depth)
+        with reading(trained, again):
+            state = FluxTransformer2DModel.from_pretrained(trained).state_dict()
+        weights = layouts.original(state, *depth)
     else:
-        lora = load_file(trained / LORA_FILE)
-        with safe_open(trained / LORA_FILE, "pt") as opened:
+        with reading(trained / LORA_FILE, again), safe_open(trained / LORA_FILE, "pt") as opened:
+            lora = load_file(trained / LORA_FILE)
             alpha = float(json.loads(opened.metadata()["lora_adapter_metadata"])["transformer.lora_alpha"])
         if form == "lora":
             weights = layouts.with_alpha(lora, alpha)

@@ -11,6 +11,7 @@ from typing import Literal
 
 from g2rpo_core.common.model_store import describe_files, safe_folder
 from g2rpo_core.errors import TransientError, UserError
+from g2rpo_core.files import is_full
 from g2rpo_core.hub.conversion import PICKLED, without_pickles
 from g2rpo_core.hub.revisions import Revisions
 from g2rpo_core.hub.settings import HubFiles, HubModel, HubModels
@@ -28,11 +29,18 @@ def download_models(settings: HubModels, revisions: Revisions) -> dict[str, dict
 
 
 def _model(what: str, model: HubModel, revisions: Revisions) -> dict:
+    from huggingface_hub import constants
+
     folder, revision, files = download(what, model, revisions)
     entry: dict[str, object] = {"repo": model.repo, "revision": revision, "files": files}
     if any(Path(file).suffix in PICKLED for file in files):
         entry["without_pickles"] = True
-        without_pickles(folder, safe_folder(entry))
+        try:
+            without_pickles(folder, safe_folder(entry))
+        except Exception as error:
+            if is_full(error):
+                raise UserError(_no_space(what, constants.HF_HOME)) from None
+            raise
     return entry | ({"architecture": model.architecture} if model.architecture else {})
 
 
@@ -93,11 +101,15 @@ def explained(what: str, wanted: HubFiles, error: Exception, repo_type: str = "m
     if isinstance(cause, RepositoryNotFoundError) or status in (401, 403):
         return UserError(f"{what} does not exist, or is private: `hf auth login` or set HF_TOKEN of an account that sees {page}")
     if isinstance(cause, OSError) and cause.errno == errno.ENOSPC:
-        return UserError(f"{what}: no space left in {constants.HF_HUB_CACHE}: make room or set HF_HOME elsewhere, and run again")
+        return UserError(_no_space(what, constants.HF_HUB_CACHE))
     reason = str(cause).strip().splitlines()[0] if str(cause).strip() else type(cause).__name__
     return TransientError(
         f"{what} could not be downloaded ({reason}): run again, what is complete is kept (hub: {constants.ENDPOINT}); {INSTEAD}"
     )
+
+
+def _no_space(what: str, folder: str) -> str:
+    return f"{what}: no space left in {folder}: make room or set HF_HOME elsewhere, and run again"
 
 
 def _check_content(what: str, path: Path, sha256: str, pinned: str | None) -> None:

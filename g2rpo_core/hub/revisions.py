@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from g2rpo_core.errors import UserError
+from g2rpo_core.files import read_json
 
 
 class Revisions:
@@ -16,12 +16,8 @@ class Revisions:
 
     def __init__(self, file: Path):
         self.file = file
-        try:
-            self.known: dict[str, str] = json.loads(file.read_text()) if file.exists() else {}
-        except ValueError:
-            raise UserError(
-                f"{file} is not JSON: take it back by `git checkout {file}`, or delete it to look its commits up anew"
-            ) from None
+        again = f"take it back by `git checkout {file}`, or delete it to look its commits up anew"
+        self.known: dict[str, str] = read_json(file, again, dict) if file.exists() else {}
         self._write()
 
     def of(self, repo: str, newest: Callable[[], str]) -> str:

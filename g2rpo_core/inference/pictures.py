@@ -15,12 +15,13 @@ from PIL.PngImagePlugin import PngInfo
 from torchvision.transforms.functional import to_pil_image
 from transformers.utils.logging import disable_progress_bar as disable_progress_bar_of_encoders
 
-from g2rpo_core.common.model_store import ModelStore
+from g2rpo_core.common.model_store import AGAIN, ModelStore
 from g2rpo_core.common.seeding import generator
 from g2rpo_core.config import Profile
 from g2rpo_core.data.embeddings import DTYPES, Conditioning, check_lengths, encode
 from g2rpo_core.data.prompts import Prompt
 from g2rpo_core.errors import UserError
+from g2rpo_core.files import reading
 from g2rpo_core.models.flux import Policy
 from g2rpo_core.models.generate import draw, published_shift
 from g2rpo_core.rewards import registry
@@ -48,7 +49,9 @@ class Painter:
         disable_progress_bar()
         disable_progress_bar_of_encoders()
         parts = {"transformer": None, "vae": None, "dtype": DTYPES[self.profile.embed.dtype]}
-        return FluxPipeline.from_pretrained(self.pipeline, **parts).to(self.device)
+        with reading(self.pipeline, AGAIN):
+            pipeline = FluxPipeline.from_pretrained(self.pipeline, **parts)
+        return pipeline.to(self.device)
 
     def policy(self, folder: Path | None) -> Policy:
         """The weights in a run's folder, the base for None."""

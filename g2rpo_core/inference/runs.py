@@ -1,11 +1,11 @@
 """Which trained runs of a profile are there, and where their weights lie."""
 
-import json
 from pathlib import Path
 from typing import Literal
 
 from g2rpo_core.common.runs import BASE
 from g2rpo_core.errors import UserError
+from g2rpo_core.files import read_json
 
 RUNS, METRICS = Path("runs"), Path("reports", "metrics")
 Kind = Literal["transformer", "lora"]
@@ -36,11 +36,11 @@ def tiny_rewards(names: list[str], models: Path) -> str | None:
 
     models: the folder of the stage `models`.
     """
-    from g2rpo_core.common.model_store import LOCK
+    from g2rpo_core.common.model_store import AGAIN, LOCK
     from g2rpo_core.rewards.registry import REWARDS
 
     if not (models / LOCK).exists():  # rewards that a server computes need none
         return None
-    entries = json.loads((models / LOCK).read_text())
+    entries = read_json(models / LOCK, AGAIN, dict)
     tiny = [REWARDS[name].label for name in names if "folder" in entries.get(name, {})]
     return f"tiny models, not {', '.join(tiny)}" if tiny else None

@@ -12,9 +12,12 @@ from diffusers.utils.peft_utils import scale_lora_layers, unscale_lora_layers
 from peft import LoraConfig, get_peft_model_state_dict
 from torch.distributed.tensor import DTensor
 
+from g2rpo_core.common.model_store import AGAIN
 from g2rpo_core.common.seeding import generator
 from g2rpo_core.data.embeddings import Conditioning
 from g2rpo_core.distributed.process_group import ProcessGroup
+from g2rpo_core.errors import UserError
+from g2rpo_core.files import reading
 from g2rpo_core.models.loading import LORA_FILE, allocate, draw_lora, empty_transformer, load_lora, load_transformer, weights_in
 from g2rpo_core.models.parallelize import apply_compile, parallelize, refresh, reshard
 from g2rpo_core.models.settings import LoraSettings, ParallelSettings
@@ -46,7 +49,7 @@ def exact_times(transformer: FluxTransformer2DModel, sigma: torch.Tensor, guidan
 class Policy:
     """A FLUX transformer and its VAE at one image size.
 
-    height, width: pixels, divisible by twice the VAE's factor (ValueError otherwise); guidance: FLUX.1-dev's guidance scale;
+    height, width: pixels, divisible by twice the VAE's factor (UserError otherwise); guidance: FLUX.1-dev's guidance scale;
     dtype: of the transformer's computation (autocast), weights, latents and velocities stay float32.
     """
 
@@ -64,7 +67,7 @@ class Policy:
         self.height, self.width, self.guidance, self.dtype, self.device = height, width, guidance, dtype, torch.device(device)
         self.vae_factor = 2 ** (len(vae.config.block_out_channels) - 1)
         if height % (2 * self.vae_factor) or width % (2 * self.vae_factor):
-            raise ValueError(f"height and width must be divisible by {2 * self.vae_factor}, got {height}x{width}")
+            raise UserError(f"height and width of images must be divisible by {2 * self.vae_factor}, got {height}x{width}")
         rows, columns = height // self.vae_factor, width // self.vae_factor
         self.unpacked_shape = (vae.config.latent_channels, rows, columns)
         self.image_tokens = rows * columns // 4
@@ -73,20 +76,21 @@ class Policy:
         self._image_ids = FluxPipeline._prepare_latent_image_ids(1, rows // 2, columns // 2, device, torch.float32)
 
     @classmethod
-    def load(cls, pipeline: Path, run: Path | None = None, **settings) -> "Policy":
+    def load(cls, pipeline: Path, run: Path | None = None, again: str = "", **settings) -> "Policy":
         """To sample from: weights without gradients, in the dtype of the computation.
 
         pipeline: a FluxPipeline folder; run: a folder as of `weights_in`, whose weights replace the base's or whose LoRA is laid over
-        them; settings: those of Policy. UserError where the files do not hold the model's weights.
+        them; again: what makes the run again; settings: those of Policy. UserError where the files do not hold the model's weights.
         """
         device, dtype = torch.device(settings.get("device", "cpu")), settings.get("dtype", torch.float32)
         base = pipeline / "transformer"
-        folder, lora = weights_in(run) if run else (base, None)
+        folder, lora = weights_in(run, again) if run else (base, None)
         weights = base if lora else folder
         config = weights if (weights / "config.json").exists() else base
-        transformer = load_transformer(weights, device, dtype, trained=False, config=config)
+        of_weights = AGAIN if weights == base else again
+        transformer = load_transformer(weights, device, dtype, trained=False, config=config, again=of_weights)
         if lora:
-            load_lora(transformer, folder, lora)
+            load_lora(transformer, folder, lora, again)
         return cls(transformer, _vae(pipeline), **settings)
 
     @classmethod
@@ -112,12 +116,12 @@ class Policy:
         adapter = lora and LoraConfig(
             r=lora.rank, lora_alpha=lora.alpha, target_modules=list(lora.target_modules), init_lora_weights=False
         )
-        transformer = load_transformer(folder, device, dtype if lora else torch.float32, True, adapter, spread)
+        transformer = load_transformer(folder, device, dtype if lora else torch.float32, True, adapter, spread, again=AGAIN)
         if lora:
             draw_lora(transformer, lora.rank, generator("adapter", seed))
         policy = cls(transformer, _vae(pipeline), **settings)
         if base and not lora:
-            policy._base = load_transformer(folder, device, dtype, trained=False, spread=spread).eval()
+            policy._base = load_transformer(folder, device, dtype, trained=False, spread=spread, again=AGAIN).eval()
         if parallel.replica and processes.size > 1:
             replica = empty_transformer(folder, dtype, trained=False, lora=adapter).to(dtype).requires_grad_(False)
             if parallel.compile:
@@ -184,7 +188,7 @@ class Policy:
         """
         if not self.has_lora:
             if isinstance(base, Path):
-                self._base = load_transformer(base / "transformer", self.device, self.dtype, trained=False).eval()
+                self._base = load_transformer(base / "transformer", self.device, self.dtype, trained=False, again=AGAIN).eval()
             else:
                 self._base = base.transformer
 
@@ -248,4 +252,5 @@ class Policy:
 
 
 def _vae(pipeline: Path) -> AutoencoderKL:
-    return AutoencoderKL.from_pretrained(pipeline / "vae", dtype=torch.float32)
+    with reading(pipeline / "vae", AGAIN):
+        return AutoencoderKL.from_pretrained(pipeline / "vae", dtype=torch.float32)

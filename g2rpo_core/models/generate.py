@@ -8,10 +8,12 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 from diffusers.pipelines.flux.pipeline_flux import calculate_shift
 
+from g2rpo_core.common.model_store import AGAIN
 from g2rpo_core.common.seeding import generator
 from g2rpo_core.data.embeddings import Conditioning, EmbeddingStore
 from g2rpo_core.data.prompts import Prompt
 from g2rpo_core.errors import UserError
+from g2rpo_core.files import reading, whole
 from g2rpo_core.models.flux import Policy
 from g2rpo_core.rollout.rollout import sample
 from g2rpo_core.sampling.schedule import sigma_at
@@ -23,7 +25,9 @@ def published_shift(pipeline: Path, image_tokens: int) -> float:
     Its scheduler's own, or, where that shifts by resolution, exp(mu) of `calculate_shift`: 3.158 for FLUX.1-dev at 1024². UserError
     for a scheduler whose sigmas are not `sigma_at` of any shift.
     """
-    config = FlowMatchEulerDiscreteScheduler(**FlowMatchEulerDiscreteScheduler.load_config(pipeline / "scheduler")).config
+    whole(file := pipeline / "scheduler" / "scheduler_config.json", AGAIN)
+    with reading(file, AGAIN):
+        config = FlowMatchEulerDiscreteScheduler(**FlowMatchEulerDiscreteScheduler.load_config(pipeline / "scheduler")).config
     others = ("use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas", "shift_terminal", "invert_sigmas")
     if strange := [name for name in others if config[name]]:
         raise UserError(f"{pipeline / 'scheduler'}: {strange[0]} is not sampled here; use a scheduler without it")

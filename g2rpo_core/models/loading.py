@@ -14,8 +14,8 @@ from safetensors import safe_open
 from torch.distributed.checkpoint import HuggingFaceStorageReader
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from g2rpo_core.distributed.checkpoint import quiet
 from g2rpo_core.errors import UserError
+from g2rpo_core.files import complaint, reading, whole
 
 LORA_FILE = "pytorch_lora_weights.safetensors"  # diffusers' name
 Spread = Callable[[FluxTransformer2DModel], None]
@@ -29,24 +29,29 @@ def load_transformer(
     lora: LoraConfig | None = None,
     spread: Spread | None = None,
     config: Path | None = None,
+    again: str = "",
 ) -> FluxTransformer2DModel:
     """The transformer of a diffusers folder on `device`.
 
     dtype: of its parameters; trained: whether they have gradients; lora: an adapter to add, in float32, which alone then has
-    gradients and whose values `draw_lora` gives; spread: compiles and shards the model while it has no data. UserError where the
-    files do not hold exactly the model's weights. config: the folder with the model's configuration, where that is another one.
+    gradients and whose values `draw_lora` gives; spread: compiles and shards the model while it has no data; config: the folder with the
+    model's configuration, where that is another one; again: what makes the folder again. UserError where the files do not hold exactly
+    the model's weights.
     """
-    transformer = empty_transformer(config or folder, dtype, trained, lora)
+    transformer = empty_transformer(config or folder, dtype, trained, lora, again)
     if spread:
         spread(transformer)
     allocate(transformer, device)
-    read_weights(transformer, folder)
+    read_weights(transformer, folder, again)
     return transformer
 
 
-def empty_transformer(folder: Path, dtype: torch.dtype, trained: bool, lora: LoraConfig | None = None) -> FluxTransformer2DModel:
+def empty_transformer(
+    folder: Path, dtype: torch.dtype, trained: bool, lora: LoraConfig | None = None, again: str = ""
+) -> FluxTransformer2DModel:
     """On the meta device: shapes without data. ValueError for a class with buffers that no file holds: they would have no values."""
-    with torch.device("meta"):
+    config = whole(folder / "config.json", again)
+    with torch.device("meta"), reading(config, again):
         transformer = FluxTransformer2DModel.from_config(FluxTransformer2DModel.load_config(folder))
         transformer.register_to_config(_name_or_path=str(folder))  # as from_pretrained notes it, for whoever reads what is saved
         transformer.requires_grad_(trained and lora is None)
@@ -64,27 +69,31 @@ def allocate(transformer: torch.nn.Module, device: torch.device) -> None:
     transformer._apply(lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor.to(device))
 
 
-def read_weights(transformer: torch.nn.Module, folder: Path) -> None:
+def read_weights(transformer: torch.nn.Module, folder: Path, again: str = "") -> None:
     """Fills all but an adapter's weights from the folder's safetensors; each process reads its own slices."""
     state = {name.replace(".base_layer.", "."): value for name, value in transformer.state_dict().items() if ".lora_" not in name}
     stored = set()
     for file in sorted(folder.glob("*.safetensors")):
-        with safe_open(file, "pt") as opened:
-            stored |= set(opened.keys())
+        with reading(whole(file, again), again), safe_open(file, "pt") as opened:
+            names = list(opened.keys())
+            stored |= set(names)
+            for key in names:
+                shape = opened.get_slice(key).get_shape()
+                if key in state and list(state[key].shape) != shape:
+                    raise UserError(complaint(file, f"{key} is {shape}, the model's is {list(state[key].shape)}", again))
     if wrong := sorted(stored ^ state.keys()):
         which = "lacks" if wrong[0] in state else "has, beside the model's weights,"
-        raise UserError(
-            f"{folder}: {which} {wrong[0]} ({len(wrong)} such differences): its weights are of another model, or incomplete"
-        )
-    with quiet():
+        reason = f"{which} {wrong[0]} ({len(wrong)} such differences): its weights are of another model, or incomplete"
+        raise UserError(complaint(folder, reason, again))
+    with reading(folder, again):
         dcp.load(state, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)  # each process reads for itself
 
 
-def weights_in(run: Path) -> tuple[Path, str | None]:
+def weights_in(run: Path, again: str = "") -> tuple[Path, str | None]:
     """The folder with the weights of a run, and the name of its file if they are a LoRA's.
 
     run: what `Policy.save` wrote, or any folder with the safetensors of a transformer (diffusers' names) or of a LoRA, anywhere below
-    it. UserError where there are none, or of several models.
+    it; again: what makes it again. UserError where there are none, or of several models.
     """
     for name, file in (("lora", LORA_FILE), ("transformer", None)):
         if (run / name).exists():
@@ -95,27 +104,31 @@ def weights_in(run: Path) -> tuple[Path, str | None]:
         found = (
             f"weights in {len(folders)} folders ({', '.join(map(str, folders[:3]))}): name one" if folders else "no safetensors"
         )
-        raise UserError(f"{run}: {found}; a transformer or a LoRA in diffusers' layout is read")
-    with safe_open(files[0], "pt") as opened:
+        raise UserError(complaint(run, f"{found}; a transformer or a LoRA in diffusers' layout is read", again))
+    with reading(whole(files[0], again), again), safe_open(files[0], "pt") as opened:
         adapter = any(".lora_" in name or ".lora." in name for name in opened.keys())  # noqa: SIM118 - not iterable itself
     if adapter and len(files) > 1:
         raise UserError(f"{run}: holds {len(files)} LoRAs ({', '.join(file.name for file in files[:3])}): name one")
     return folders[0], files[0].name if adapter else None
 
 
-def load_lora(transformer: FluxTransformer2DModel, folder: Path, file: str) -> None:
+def load_lora(transformer: FluxTransformer2DModel, folder: Path, file: str, again: str = "") -> None:
     """Lays a LoRA over the transformer, in float32: of diffusers' layout, or of another that diffusers converts.
 
     UserError where nothing of it is for a transformer of FLUX.
     """
-    weights, alphas, metadata = FluxPipeline.lora_state_dict(
-        folder, weight_name=file, return_alphas=True, return_lora_metadata=True, local_files_only=True
-    )
+    with reading(whole(folder / file, again), again):
+        weights, alphas, metadata = FluxPipeline.lora_state_dict(
+            folder, weight_name=file, return_alphas=True, return_lora_metadata=True, local_files_only=True
+        )
     if not any(name.startswith("transformer.") for name in weights):
         raise UserError(
             f"{folder / file}: no weight of it is named transformer.…, as diffusers names a LoRA for FLUX's transformer"
         )
-    FluxPipeline.load_lora_into_transformer(weights, alphas, transformer, metadata=metadata)
+    with reading(folder / file, again):
+        FluxPipeline.load_lora_into_transformer(weights, alphas, transformer, metadata=metadata)
+    if not getattr(transformer, "peft_config", None):
+        raise UserError(complaint(folder / file, "holds no LoRA of this model", again))
     for name, parameter in transformer.named_parameters():
         if ".lora_" in name:
             parameter.data = parameter.data.float()

@@ -1,18 +1,18 @@
 """What of the section `training` is about the model: its LoRA, and how it is spread over GPUs."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field
 
-from g2rpo_core.settings import Settings
+from g2rpo_core.settings import Count, Different, Scale, Settings
 
 
 class LoraSettings(Settings):
     """A low-rank adapter (LoRA, arXiv 2106.09685) of the transformer: rank, scale alpha / rank, and the layers that get one."""
 
-    rank: PositiveInt
-    alpha: PositiveFloat
-    target_modules: tuple[str, ...] = Field(
+    rank: int = Field(gt=0, le=2**16)
+    alpha: Scale
+    target_modules: Annotated[tuple[str, ...], Different] = Field(
         ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out"),
         min_length=1,
         description="ends of module names; the attention's projections as diffusers' FLUX recipe has them",
@@ -23,7 +23,7 @@ class ParallelSettings(Settings):
     """How a model that is too large or too slow for one GPU is trained."""
 
     compile: bool = Field(False, description="compile every block")
-    shard_size: PositiveInt | None = Field(
+    shard_size: Count | None = Field(
         None,
         description="processes over which weights are sharded, with a copy in each such group; null, or more than there are: all",
     )

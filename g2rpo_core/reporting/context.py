@@ -10,16 +10,17 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pandas as pd
-from ruamel.yaml import YAML
 
 from g2rpo_core.algorithm.methods import LABELS as METHOD_LABELS
 from g2rpo_core.algorithm.methods import Method
+from g2rpo_core.common.dvc_lock import read_lock
 from g2rpo_core.common.runs import BASE, run_name
 from g2rpo_core.common.seeding import seed_of
-from g2rpo_core.data.prompts import load_prompts
-from g2rpo_core.errors import made_by
+from g2rpo_core.data.prompts import left_out_of, load_prompts, normalized
+from g2rpo_core.errors import UserError, made_by
 from g2rpo_core.evaluation.image_stats import LABELS as IMAGE_STATS
-from g2rpo_core.evaluation.results import chosen, image_folder, reported
+from g2rpo_core.evaluation.results import SCORES, chosen, image_folder, reported
+from g2rpo_core.files import complaint, read_json, read_table, remade_by
 from g2rpo_core.reporting import charts
 from g2rpo_core.reporting.paper import paper_rows
 from g2rpo_core.reporting.pictures import picture
@@ -40,6 +41,7 @@ from g2rpo_core.reporting.tables import (
 from g2rpo_core.reporting.verdict import summary, verdict
 from g2rpo_core.rewards.registry import labels as reward_labels
 from g2rpo_core.sampling.settings import SamplingSettings
+from g2rpo_core.training.drift import history
 from g2rpo_core.training.settings import TrainingSettings
 
 PACKAGES = ("torch", "diffusers", "transformers", "open_clip_torch", "dvc", "pyarrow", "numpy")
@@ -102,12 +104,12 @@ def build_context(
     """
     others = [(name, 0) for name in published]
     evaluated = {run: sources.evaluations / run_name(*run) for run in [BASE, *runs, *others]}
-    tables = [pd.read_parquet(made_by("evaluate", folder / "results.parquet", sources.repro)) for folder in evaluated.values()]
-    everything = pd.concat(tables, ignore_index=True)
+    everything = pd.concat(
+        [scores_of(run, folder, sources.repro, published) for run, folder in evaluated.items()], ignore_index=True
+    )
     results = reported(everything, settings.evaluation)
-    records = {
-        run: pd.read_parquet(made_by("train", sources.runs / run_name(*run) / "records.parquet", sources.repro)) for run in runs
-    }
+    check_whole(everything, evaluated, settings, sources.repro, published)
+    records = {run: records_of(run, sources.runs / run_name(*run), sources.repro) for run in runs}
     rewards, monitor = settings.evaluation.rewards, settings.training.monitor
     names = list(dict.fromkeys(method for method, _ in runs))
     labels = {BASE[0]: "base model"} | {name: entries[name].label or METHOD_LABELS.get(name, name) for name in names}
@@ -154,6 +156,7 @@ def build_context(
         "notice": NOTICE[settings.models.source].format(profile),
         "summary": summary(rows, pairs if few else [], labels),
         "prompts": results.prompt_id.nunique(),
+        "prompt_counts": prompt_counts(sources.prompts),
         "steps": settings.evaluation.steps[0],
         "labels": labels,
         "reward_labels": reward_labels(settings.rewards),
@@ -188,6 +191,11 @@ def build_context(
             run: table.iloc[-1].to_dict() | {"ratio_error": table.old_policy_ratio_error.max()} for run, table in records.items()
         },
         "granularities": granularity_lines(records),
+        "drifted": [
+            (run, iteration, text)
+            for run, table in records.items()
+            for iteration, text in history(table.to_dict("records"), entries[run[0]].training)
+        ],
         "monitored": monitor.prompts,
         "verdict": verdict(gained, ranked, pairs, labels, named, outside),
         "by_method": [
@@ -202,6 +210,72 @@ def build_context(
         "models": model_lines(sources.quality),
         "provenance": provenance(sources.locks, runs, published, settings),
     }
+
+
+def stage_of(run: Run, published: Sequence[str]) -> str:
+    """The stage that evaluates a run, the base or published weights."""
+    if run == BASE:
+        return "evaluate_base"
+    return f"evaluate_published@{run[0]}" if run[0] in published else f"evaluate@{run_name(*run)}"
+
+
+def scores_of(run: Run, folder: Path, repro: str, published: Sequence[str]) -> pd.DataFrame:
+    """The rows of one evaluation; UserError where its table is gone or damaged, or not of that run."""
+    stage = stage_of(run, published)
+    file = made_by("evaluate", folder / "results.parquet", repro)
+    again = remade_by(stage, repro)
+    table = read_table(file, SCORES, again)
+    if not len(table) or set(zip(table.method, table.seed)) != {run}:
+        raise UserError(complaint(file, f"does not hold the scores of {run_name(*run)} alone", again))
+    return table
+
+
+def check_whole(
+    results: pd.DataFrame, evaluated: Mapping[Run, Path], settings: SimpleNamespace, repro: str, published: Sequence[str]
+) -> None:
+    """UserError where an evaluation lacks a reward, a checkpoint or a number of steps that the report is about."""
+    evaluation = settings.evaluation
+    for (method, seed), folder in evaluated.items():
+        table = results[(results.method == method) & (results.seed == seed)]
+        checkpoints = ("final",) if (method, seed) == BASE or method in published else evaluation.checkpoints
+        wanted = {
+            (str(kept), steps, reward) for kept in checkpoints for steps in evaluation.steps for reward in evaluation.rewards
+        }
+        there = set(zip(table.checkpoint, table.steps, table.reward))
+        if lacking := sorted(wanted - there):
+            stage = stage_of((method, seed), published)
+            what = f"has no scores of {lacking[0][2]} at {lacking[0][1]} steps of checkpoint {lacking[0][0]}"
+            raise UserError(complaint(folder / "results.parquet", what, remade_by(stage, repro)))
+
+
+def records_of(run: Run, folder: Path, repro: str) -> pd.DataFrame:
+    """The records of a run; UserError where they are gone or damaged."""
+    again = remade_by(f"train@{run_name(*run)}", repro)
+    file = made_by("train", folder / "records.parquet", repro)
+    table = read_table(file, again=again)
+    columns = {"iteration", "num_forward_evals", "num_transitions", "old_policy_ratio_error"}
+    if not len(table) or not columns <= set(table.columns):
+        raise UserError(complaint(file, "holds no records of a training", again))
+    return table
+
+
+def prompt_counts(folder: Path) -> str:
+    """How many prompts there are for training and for test, and what was left out so that no test prompt is trained on."""
+    files = {name: folder / f"{name}.parquet" for name in ("train", "test")}
+    sets = {name: load_prompts(file) for name, file in files.items()}
+    both = {normalized(prompt.text).casefold() for prompt in sets["train"]} & {
+        normalized(prompt.text).casefold() for prompt in sets["test"]
+    }
+    if both:
+        reason = f"has {len(both)} prompts that are test prompts, too: nothing would be held out"
+        raise UserError(complaint(files["train"], reason, remade_by("prompts")))
+    left_out = {name: left_out_of(file) for name, file in files.items()}
+    twice = sum(counts.get("twice", 0) for counts in left_out.values())
+    tested = left_out["train"].get("test prompts", 0)
+    return (
+        f"{len(sets['train'])} training prompts and {len(sets['test'])} test prompts; no text is in both ({tested} test prompts were left "
+        f"out of training, and {twice} that stood in a file twice)"
+    )
 
 
 def granularity_lines(records: dict[Run, pd.DataFrame]) -> list[dict]:
@@ -240,6 +314,9 @@ def image_grids(
 ) -> dict:
     """Test prompts with the images of the base and of every method's best seed: a seeded draw, and the worst cases."""
     prompts = {prompt.id: prompt.text for prompt in load_prompts(sources.prompts / "test.parquet")}
+    if strange := set(results.prompt_id) - prompts.keys():
+        reason = f"lacks the prompt {min(strange)} that was evaluated"
+        raise UserError(complaint(sources.prompts / "test.parquet", reason, remade_by("evaluate")))
     columns: dict[Run, Path] = {}
     for (method, seed), folder in evaluated.items():
         if best.get(method, seed) == seed:
@@ -290,7 +367,11 @@ def shown(value: object) -> str:
 
 def model_lines(file: Path) -> list[tuple[str, str]]:
     """What the stage `models` measured of each model."""
-    quality = json.loads(made_by("models", file).read_text())
+    again = remade_by("models")
+    quality = read_json(made_by("models", file), again, dict)
+    for values in quality.values():
+        if not isinstance(values, dict) or not all(isinstance(value, int | float) for value in values.values()):
+            raise UserError(complaint(file, "holds no numbers of models", again))
     meaning = {
         "attribute": "right caption against one wrong attribute (chance 0.5)",
         "degraded": "clean against degraded image (chance 0.5)",
@@ -318,7 +399,7 @@ def provenance(
     ]
     stages: dict[str, dict] = {}
     for lock in filter(Path.exists, dict.fromkeys(locks)):
-        stages |= YAML(typ="safe", pure=True).load(lock.read_text())["stages"]
+        stages |= read_lock(lock)
     wanted = ["models", "prompts", "embed", "evaluate_base"]
     wanted += [f"{stage}@{run_name(*run)}" for stage in ("train", "evaluate") for run in runs]
     wanted += ["published", *(f"evaluate_published@{name}" for name in published)] if published else []

@@ -8,9 +8,12 @@ from pathlib import Path
 
 from PIL import Image
 
+from g2rpo_core.files import reading, whole
+
 LARGE = 512  # pixels, from which a picture goes in as a thumbnail
 THUMBNAIL = 320
 QUALITY = 80  # of WebP
+AGAIN = "the stage `evaluate` makes it again"
 
 
 @dataclass(frozen=True)
@@ -22,15 +25,16 @@ class Picture:
 
 
 def picture(file: Path, page: Path) -> Picture:
-    """A PNG for a page in the folder `page`."""
-    data = file.read_bytes()
-    with Image.open(io.BytesIO(data)) as image:
-        if max(image.size) <= LARGE:
-            return Picture(_uri("png", data), None)
-        small = image.convert("RGB")
-        small.thumbnail((THUMBNAIL, THUMBNAIL))
-        buffer = io.BytesIO()
-        small.save(buffer, "WEBP", quality=QUALITY)
+    """A PNG for a page in the folder `page`; UserError where it is gone or damaged."""
+    with reading(whole(file, AGAIN), AGAIN):
+        data = file.read_bytes()
+        with Image.open(io.BytesIO(data)) as image:
+            small = image.convert("RGB")
+    if max(small.size) <= LARGE:
+        return Picture(_uri("png", data), None)
+    small.thumbnail((THUMBNAIL, THUMBNAIL))
+    buffer = io.BytesIO()
+    small.save(buffer, "WEBP", quality=QUALITY)
     return Picture(_uri("webp", buffer.getvalue()), Path(os.path.relpath(file, page)).as_posix())
 
 

@@ -7,6 +7,7 @@ from markupsafe import Markup
 
 from g2rpo_core.reporting.charts import library, svg
 from g2rpo_core.reporting.tables import tone
+from g2rpo_core.texts import markdown, steering, unsteered
 
 
 def render(context: dict) -> dict[str, str]:
@@ -16,10 +17,14 @@ def render(context: dict) -> dict[str, str]:
         autoescape=select_autoescape(["html.j2"]),
         undefined=StrictUndefined,
         keep_trailing_newline=True,
+        finalize=lambda value: (
+            unsteered(value) if isinstance(value, str) and not isinstance(value, Markup) and steering(value) else value
+        ),
     )
     environment.filters["tone"] = tone
     environment.filters["svg"] = lambda spec: Markup(svg(spec))
     environment.filters["script"] = _in_script
+    environment.filters["literal"] = markdown
     environment.globals["library"] = library
     return {name: environment.get_template(f"{name}.j2").render(context) for name in ("report.html", "report.md")}
 

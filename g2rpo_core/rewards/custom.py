@@ -1,7 +1,9 @@
 """A reward of the user's own: a class with `score(images, prompts) -> tensor [N]`, found by its import path, or a server's."""
 
 import importlib
-from collections.abc import Sequence
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from pydantic import Field
@@ -22,31 +24,49 @@ class CustomRewardSettings(RewardSettings):
     label: str | None = None
 
 
+def found_class(where: str, path: str) -> Callable[..., Any]:
+    """The class at `package.module:Class`; UserError where the module cannot be imported, or has no such class."""
+    module, _, attribute = path.partition(":")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f"{where}: {path}: no module {error.name!r}; modules are looked for in this folder and the environment"
+        ) from None
+    except AttributeError as error:
+        if getattr(error, "name", None) == attribute:
+            raise UserError(f"{where}: {path}: the module {module} has no {attribute!r}") from None
+        raise UserError(f"{where}: {path}: cannot be imported: {in_words(error)}") from error
+    except Exception as error:  # whatever the user's own module raises
+        raise UserError(f"{where}: {path}: cannot be imported: {in_words(error)}") from error
+
+
+def in_words(error: Exception) -> str:
+    """An error of the user's own code in one line, with the line of code that raised it."""
+    at = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]} ({at.filename}:{at.lineno})"
+
+
 class CustomReward:
     """The user's object behind the interface of all rewards; a score that is NaN counts as one that could not be had."""
 
     def __init__(self, name: str, settings: CustomRewardSettings):
         self.where = f"rewards.{name}.class: {settings.class_}"
-        module, _, attribute = (settings.class_ or "").partition(":")
-        try:
-            make = getattr(importlib.import_module(module), attribute)
-        except ModuleNotFoundError as error:
-            raise UserError(
-                f"{self.where}: no module {error.name!r}; modules are looked for in this folder and the environment"
-            ) from None
-        except AttributeError:
-            raise UserError(f"{self.where}: the module {module} has no {attribute!r}") from None
+        make = found_class(f"rewards.{name}.class", settings.class_ or "")
         try:
             self.reward = make(**settings.settings)
-        except TypeError as error:
-            raise UserError(f"{self.where}: cannot be made with rewards.{name}.settings: {error}") from None
+        except Exception as error:  # whatever the user's own code raises
+            raise UserError(f"{self.where}: cannot be made with rewards.{name}.settings: {in_words(error)}") from error
         if not callable(getattr(self.reward, "score", None)):
             raise UserError(f"{self.where}: has no method score(images, prompts)")
 
     @torch.no_grad()
     def __call__(self, images: torch.Tensor, prompts: Sequence[str]) -> torch.Tensor:
         """[N] float32; UserError if the user's score is anything but one number an image."""
-        scores = self.reward.score(images, prompts)
+        try:
+            scores = self.reward.score(images, prompts)
+        except Exception as error:  # whatever the user's own code raises
+            raise UserError(f"{self.where}: score(images, prompts): {in_words(error)}") from error
         if not isinstance(scores, torch.Tensor) or scores.shape != (len(images),) or scores.is_complex():
             got = f"a tensor {list(scores.shape)}" if isinstance(scores, torch.Tensor) else f"a {type(scores).__name__}"
             raise UserError(f"{self.where}: score(images, prompts) must return a tensor [{len(images)}], it returned {got}")

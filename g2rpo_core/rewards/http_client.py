@@ -36,6 +36,17 @@ class Passing(Unanswered):
         self.retry_after = retry_after
 
 
+def check_key(settings: ServerSettings, where: str) -> None:
+    """UserError where the key that the server wants is not in the environment, or cannot be sent; `where`: the setting of the server."""
+    variable = settings.key_variable
+    if not variable:
+        return
+    key = os.environ.get(variable, "")
+    if not key or not key.isascii() or not key.isprintable():
+        problem = "holds characters that no key has" if key else "is not set in the environment"
+        raise UserError(f"{where}.key_variable: {variable} {problem}")
+
+
 class HttpClient:
     """request(path) -> the body of an answer of status 200; Unanswered where every try failed.
 
@@ -48,8 +59,7 @@ class HttpClient:
         self.url = settings.url.rstrip("/")
         headers = {"Content-Type": "application/json"}
         if settings.key_variable:
-            if settings.key_variable not in os.environ:
-                raise UserError(f"{where}.key_variable: {settings.key_variable} is not set in the environment")
+            check_key(settings, where)
             headers["Authorization"] = f"Bearer {os.environ[settings.key_variable]}"
         limits = httpx.Limits(max_connections=settings.concurrency, max_keepalive_connections=settings.concurrency)
         self.client = httpx.Client(headers=headers, timeout=settings.timeout, limits=limits, trust_env=False)
@@ -93,7 +103,7 @@ class HttpClient:
             raise Passing(f"{type(error).__name__}: {error}") from None
         except (httpx.DecodingError, httpx.InvalidURL) as error:
             raise Unanswered(f"{type(error).__name__}: {error}") from None
-        said = f"status {response.status_code}: {data[:200].decode(errors='replace')!r}"
+        said = f"status {response.status_code}: {self.without_key(data)[:200]!r}"
         if response.status_code in PASSING:
             raise Passing(said, seconds(response.headers.get("retry-after")))
         if response.status_code in REFUSED:
@@ -101,6 +111,11 @@ class HttpClient:
         if response.status_code != 200:
             raise Unanswered(said)
         return data
+
+    def without_key(self, data: bytes) -> str:
+        """A server's words, which may repeat what it was sent."""
+        text, variable = data.decode(errors="replace"), self.settings.key_variable
+        return text.replace(os.environ.get(variable, ""), f"(the key of {variable})") if variable else text
 
 
 def _asked_to_wait(state: RetryCallState) -> float:

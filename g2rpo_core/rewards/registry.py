@@ -7,12 +7,14 @@ from pathlib import Path
 import torch
 from pydantic import ValidationError
 
-from g2rpo_core.common.model_store import ModelStore
+from g2rpo_core.common.model_store import AGAIN, ModelStore
+from g2rpo_core.files import reading
 from g2rpo_core.rewards import clip_score, hps, image_reward, pickscore, unified_reward, verifier
-from g2rpo_core.rewards.custom import CustomReward, CustomRewardSettings
+from g2rpo_core.rewards.custom import CustomReward, CustomRewardSettings, found_class
+from g2rpo_core.rewards.http_client import check_key
 from g2rpo_core.rewards.remote import RemoteReward
 from g2rpo_core.rewards.spec import Reward, RewardSettings, RewardSpec, Section
-from g2rpo_core.settings import first_problem
+from g2rpo_core.settings import problems_of
 
 SPECS: tuple[RewardSpec, ...] = (
     hps.SPEC,
@@ -35,7 +37,7 @@ def settings_of(section: Section, name: str) -> RewardSettings:
     try:
         return schema.model_validate_json(json.dumps(section.get(name, {})))
     except ValidationError as error:
-        raise ValueError(f"rewards.{name}.{first_problem(error, schema)}") from None
+        raise ValueError("; ".join(f"rewards.{name}.{problem}" for problem in problems_of(error, schema))) from None
 
 
 def models_of(section: Section, name: str) -> tuple[str, ...]:
@@ -62,10 +64,22 @@ def load(
     return {name: _build(name, store, torch.device(device), section or {}) for name in names}
 
 
+def check(name: str, section: Section) -> None:
+    """UserError for what is wrong with a reward before any model is loaded: a class that is not found, a key that is not set."""
+    settings = settings_of(section, name)
+    if isinstance(settings, CustomRewardSettings) and settings.class_ and not settings.remote:
+        found_class(f"rewards.{name}.class", settings.class_)
+    if server := getattr(settings, "server", None):
+        check_key(server, f"rewards.{name}.server")
+
+
 def _build(name: str, models: ModelStore, device: torch.device, section: Section) -> Reward:
     settings = settings_of(section, name)
     if settings.score_server is not None:
         return RemoteReward(name, settings.score_server)
     if isinstance(settings, CustomRewardSettings):
         return CustomReward(name, settings)
-    return REWARDS[name].build(models, device, settings)
+    for model in () if settings.remote else REWARDS[name].models:
+        models.folder(model)  # whole, or in words
+    with reading(models.root / name, AGAIN):
+        return REWARDS[name].build(models, device, settings)

@@ -1,10 +1,12 @@
 """How a server is asked: one of chat completions, or one of scores."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, PositiveInt
+from pydantic import Field
 
-from g2rpo_core.settings import Settings
+from g2rpo_core.settings import Count, Settings
+
+Connections = Annotated[int, Field(gt=0, le=10_000)]
 
 
 class ServerSettings(Settings):
@@ -16,10 +18,10 @@ class ServerSettings(Settings):
     """
 
     url: str = Field(pattern=r"^https?://\S+$")
-    timeout: float = Field(120, gt=0)
-    tries: PositiveInt = 5
-    backoff: float = Field(1.0, ge=0)
-    concurrency: PositiveInt = 16
+    timeout: float = Field(120, gt=0, le=86_400)
+    tries: int = Field(5, gt=0, le=1000)
+    backoff: float = Field(1.0, ge=0, le=3600)
+    concurrency: Connections = 16
     key_variable: str | None = None
 
 
@@ -30,8 +32,8 @@ class RewardServerSettings(ServerSettings):
     float32 exactly as they are or png rounded to 8 bits, as files hold them.
     """
 
-    concurrency: PositiveInt = 4  # it scores one request after the other; each holds its images in memory
+    concurrency: Connections = 4  # it scores one request after the other; each holds its images in memory
     reward: str | None = None
     version: str | None = None
-    max_images_per_request: PositiveInt = 8
+    max_images_per_request: Count = 8
     images: Literal["float32", "png"] = "float32"

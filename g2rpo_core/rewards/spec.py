@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import torch
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, model_validator
 
 from g2rpo_core.common.model_store import ModelStore
 from g2rpo_core.rewards.server_settings import RewardServerSettings
-from g2rpo_core.settings import Settings
+from g2rpo_core.settings import Count, Settings
 
 if TYPE_CHECKING:
     from g2rpo_core.rewards.preprocess import Images
@@ -60,7 +60,7 @@ class ScorerSettings(RewardSettings):
     Scores are float32 in any case. In bfloat16 they are not those of the published package to 1e-5.
     """
 
-    micro_batch: PositiveInt = 256
+    micro_batch: Count = 256
     dtype: Literal["float32", "bfloat16"] = "float32"
 
 

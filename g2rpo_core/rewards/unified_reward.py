@@ -5,15 +5,16 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from pydantic import PositiveInt, model_validator
+from pydantic import model_validator
 
 from g2rpo_core.common.model_store import ModelStore
 from g2rpo_core.errors import UserError
 from g2rpo_core.rewards.chat_server import ChatServer
 from g2rpo_core.rewards.preprocess import Images, check_pairs, eight_bit
-from g2rpo_core.rewards.server_settings import RewardServerSettings, ServerSettings
+from g2rpo_core.rewards.server_settings import Connections, RewardServerSettings, ServerSettings
 from g2rpo_core.rewards.spec import ModelSize, RewardSettings, RewardSpec
 from g2rpo_core.rewards.templates import parse, question
+from g2rpo_core.settings import Count
 
 FAMILIES = ("qwen2_5_vl", "llava_onevision")
 Answers = list[str | Exception]  # an answer, or why there is none
@@ -26,7 +27,7 @@ class UnifiedRewardServerSettings(RewardServerSettings):
     """
 
     model: str | None = None
-    concurrency: PositiveInt = 16  # such servers compute what comes together in one batch
+    concurrency: Connections = 16  # such servers compute what comes together in one batch
 
     @model_validator(mode="after")
     def _of_one_kind(self):
@@ -42,10 +43,10 @@ class UnifiedRewardSettings(RewardSettings):
     dtype: auto is that of the model's files.
     """
 
-    micro_batch: PositiveInt = 16
+    micro_batch: Count = 16
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     template: Literal["final_score.v1", "word_axes.v1", "axes.v1"] = "final_score.v1"
-    max_new_tokens: PositiveInt = 512
+    max_new_tokens: Count = 512
     server: UnifiedRewardServerSettings | None = None
 
     @property

@@ -2,25 +2,23 @@
 
 from typing import Literal
 
-from pydantic import PositiveFloat, PositiveInt
-
-from g2rpo_core.settings import Settings
+from g2rpo_core.settings import Count, Rate, Seed, Settings
 
 
 class FitSettings(Settings):
     """How long a tiny model is trained: optimizer steps, examples a step, peak learning rate."""
 
-    steps: PositiveInt
-    batch: PositiveInt
-    learning_rate: PositiveFloat
+    steps: Count
+    batch: Count
+    learning_rate: Rate
 
 
 class ShapesModels(Settings):
     """Models built and trained here on the shapes task; images: how many the pipeline is trained on."""
 
     source: Literal["shapes"]
-    seed: int
-    images: PositiveInt
+    seed: Seed
+    images: Count
     vae: FitSettings
     flux: FitSettings
     clip_score: FitSettings

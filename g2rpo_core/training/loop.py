@@ -8,6 +8,7 @@ from pathlib import Path
 from g2rpo_core.distributed import checkpoint
 from g2rpo_core.distributed.termination import Terminated
 from g2rpo_core.models.flux import snapshot
+from g2rpo_core.training.drift import DriftError, warnings_of
 from g2rpo_core.training.experience import NonFiniteError
 from g2rpo_core.training.metrics import START
 from g2rpo_core.training.trainer import Trainer
@@ -15,10 +16,17 @@ from g2rpo_core.training.trainer import Trainer
 CURVE = "records.jsonl"  # in the scratch folder: every iteration as it ends, so that a killed run has its curve
 
 
-def train(trainer: Trainer, folder: Path, heldout: Callable[[], dict], progress: Callable[[dict], None]) -> list[dict]:
+def train(
+    trainer: Trainer,
+    folder: Path,
+    heldout: Callable[[], dict],
+    progress: Callable[[dict], None],
+    warn: Callable[[int, str], None] = lambda iteration, text: None,
+) -> list[dict]:
     """The records of all iterations from 0 on, with `heldout()` where `training.monitor` asks for it; collective.
 
-    folder: of `checkpoint.scratch`; progress: called with every new record. After SIGTERM a checkpoint is written and Terminated
+    folder: of `checkpoint.scratch`; progress: called with every new record; warn: with an iteration and what drifts there (`drift.py`),
+    once until it is over; DriftError where `training.drift.stop` asks for it. After SIGTERM a checkpoint is written and Terminated
     raised; after a number that stops the run one is written, too, from which it is reproduced. However often a run is stopped,
     weights and records (but for their seconds) end the same.
     """
@@ -32,11 +40,26 @@ def train(trainer: Trainer, folder: Path, heldout: Callable[[], dict], progress:
     lines = folder / CURVE
     checkpoint.write_whole(lines, "".join(map(_line, records)).encode()) if processes.rank == 0 else None
     progress(records[-1])
+    told: set[str] = set()
+
+    def look() -> None:
+        """On all processes, which have the same records."""
+        found = warnings_of(records, settings)
+        for name, text in found.items():
+            if name not in told:
+                warn(records[-1]["iteration"], text)
+        told.clear()
+        told.update(found)
+        if found and settings.drift.stop:
+            raise DriftError(
+                f"iteration {records[-1]['iteration']}: {'; '.join(found.values())}; training.drift.stop: false goes on from here"
+            )
 
     def save() -> None:
         kept.save(records[-1]["iteration"], trainer.state(), records)
 
     try:
+        look()
         for record in trainer.run(records[-1]):
             kept.publish()
             iteration = record["iteration"]
@@ -52,9 +75,12 @@ def train(trainer: Trainer, folder: Path, heldout: Callable[[], dict], progress:
                 keep_snapshot(trainer, folder, iteration)
             if iteration % settings.checkpoints.every == 0 or iteration == settings.iterations:
                 save()
+            look()
         kept.finish()
-    except (Terminated, NonFiniteError) as error:
-        if trainer.weights_unchanged:  # otherwise the checkpoint before stands: everything after it comes again to the same bits
+    except (Terminated, NonFiniteError, DriftError) as error:
+        if trainer.weights_unchanged or isinstance(
+            error, DriftError
+        ):  # otherwise the checkpoint before stands: everything after it comes again to the same bits
             save()
         kept.finish()
         if isinstance(error, NonFiniteError):
@@ -75,4 +101,4 @@ def keep_snapshot(trainer: Trainer, folder: Path, iteration: int) -> None:
     with trainer.result():
         trainer.policy.save(aside)
     if trainer.processes.rank == 0:
-        checkpoint.publish(aside, final)
+        checkpoint.replace(aside, final)

@@ -1,29 +1,32 @@
 """The section `training` of a profile."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, field_validator
 
 from g2rpo_core.distributed.process_group import Processes
 from g2rpo_core.models.settings import LoraSettings, ParallelSettings
-from g2rpo_core.settings import Settings
+from g2rpo_core.settings import Count, Different, Rate, Scale, Settings
 
 
 class MonitorSettings(Settings):
     """What is measured on held-out prompts while training: every so many iterations, on so many prompts, by which rewards."""
 
-    every: PositiveInt
-    prompts: PositiveInt
-    rewards: tuple[str, ...]
+    every: Count
+    prompts: Count
+    rewards: Annotated[tuple[str, ...], Different]
 
 
 class CheckpointSettings(Settings):
     """When a run writes where it is, so that it can resume from there; it always does on SIGTERM."""
 
-    every: PositiveInt = Field(10, description="iterations")
-    keep: PositiveInt = Field(1, description="how many of the newest stay on disk; all go when the run is finished")
-    grace: PositiveFloat = Field(
-        25.0, description="seconds from SIGTERM until the process ends in any case; whoever asks commonly waits for 30"
+    every: Count = Field(10, description="iterations")
+    keep: Count = Field(1, description="how many of the newest stay on disk; all go when the run is finished")
+    grace: float = Field(
+        25.0,
+        gt=0,
+        le=86_400,
+        description="seconds from SIGTERM until the process ends in any case; whoever asks commonly waits for 30",
     )
 
 
@@ -34,20 +37,20 @@ class EmaSettings(Settings):
     """
 
     decay: float = Field(0.9, gt=0, lt=1, description="the weight of the average so far")
-    every: PositiveInt = Field(8, description="optimizer steps")
+    every: Count = Field(8, description="optimizer steps")
 
 
 class SampleSettings(Settings):
     """Pictures of fixed test prompts and noise, and of one group with its rewards."""
 
-    every: PositiveInt = Field(25, description="iterations")
-    prompts: PositiveInt = Field(4, description="of the test prompts, the first ones")
+    every: Count = Field(25, description="iterations")
+    prompts: Count = Field(4, description="of the test prompts, the first ones")
 
 
 class TrackingSettings(Settings):
     """Where a run can be watched while it trains: `tensorboard --logdir .cache/live`, or another tracker that is installed."""
 
-    to: tuple[Literal["tensorboard", "wandb", "trackio", "mlflow", "dvclive"], ...] = ("tensorboard",)
+    to: Annotated[tuple[Literal["tensorboard", "wandb", "trackio", "mlflow", "dvclive"], ...], Different] = ("tensorboard",)
     samples: SampleSettings | None = SampleSettings()
 
     def samples_due(self, iteration: int) -> bool:
@@ -55,35 +58,55 @@ class TrackingSettings(Settings):
         return self.samples is not None and bool(self.to) and iteration % self.samples.every == 0
 
 
+class DriftSettings(Settings):
+    """When numbers that drift are told (`training/drift.py`), and whether they stop the run."""
+
+    patience: Annotated[int, Field(ge=2, le=10**6)] = Field(
+        20, description="iterations in a row that are clipped, or over which groups' spread is averaged"
+    )
+    measurements: Annotated[int, Field(ge=2, le=1000)] = Field(5, description="times in a row that a held-out reward falls")
+    stop: bool = Field(False, description="end the run, with a checkpoint, at the first")
+
+
 class TrainingSettings(Settings):
     """One run of online RL; names are those of the published training scripts where they mean the same."""
 
-    how = frozenset({"checkpoints", "processes", "tracking"})
+    how = frozenset({"checkpoints", "drift", "processes", "tracking"})
 
-    iterations: PositiveInt
-    prompts_per_iteration: PositiveInt
-    num_generations: int = Field(ge=2, description="G, members of a group: samples of one SDE step for one prompt")
-    batch_tokens: PositiveInt = Field(description="as sampling.batch_tokens, for a forward and backward")
-    rewards: dict[str, float] = Field(min_length=1, description="name: weight of its advantage")
-    learning_rate: PositiveFloat
+    iterations: Count
+    prompts_per_iteration: Count
+    num_generations: int = Field(ge=2, le=10_000, description="G, members of a group: samples of one SDE step for one prompt")
+    batch_tokens: Count = Field(description="as sampling.batch_tokens, for a forward and backward")
+    rewards: dict[str, Annotated[float, Field(ge=-1e6, le=1e6)]] = Field(
+        min_length=1, description="name: weight of its advantage"
+    )
+    learning_rate: Rate
     lr_scheduler: Literal["constant", "linear"] = Field(description="the paper's is constant; linear falls to 0")
-    weight_decay: float = Field(ge=0)
-    max_grad_norm: PositiveFloat
-    clip_range: PositiveFloat
-    adv_clip_max: PositiveFloat = Field(description="advantages are clamped to plus or minus this")
+    weight_decay: float = Field(ge=0, le=1)
+    max_grad_norm: Scale
+    clip_range: float = Field(gt=0, le=1)
+    adv_clip_max: Scale = Field(description="advantages are clamped to plus or minus this")
     monitor: MonitorSettings
     lora: LoraSettings | None = Field(None, description="train a LoRA beside frozen weights; null: all weights")
     ema: EmaSettings | None = Field(None, description="evaluate and keep the average of the weights; null: the last ones")
     gradient_checkpointing: bool = Field(False, description="recompute activations in the backward pass instead of keeping them")
-    max_old_policy_ratio_error: PositiveFloat = Field(
+    max_old_policy_ratio_error: Annotated[float, Field(gt=0, le=1)] = Field(
         1.0,
         description="largest |ratio - 1| before an iteration's first update that is no error, in clip ranges: by 1, nothing may be clipped"
         " before anything was learned",
     )
     checkpoints: CheckpointSettings = CheckpointSettings()
-    snapshots: tuple[PositiveInt, ...] = Field(
+    drift: DriftSettings = DriftSettings()
+    snapshots: Annotated[tuple[Count, ...], Different] = Field(
         (), description="iterations whose weights are kept beside the last, for evaluation"
     )
     tracking: TrackingSettings = TrackingSettings()
     parallel: ParallelSettings = ParallelSettings()
     processes: Processes = Field(1, description="on all nodes together; auto: one for each GPU")
+
+    @field_validator("rewards")
+    @classmethod
+    def _weighs_something(cls, value):
+        if not any(value.values()):
+            raise ValueError("every weight is 0: nothing would be learned")
+        return value

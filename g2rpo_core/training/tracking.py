@@ -5,7 +5,9 @@ Nothing here decides what a run makes, and no stage reads it. It lies in LIVE, o
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,6 +21,7 @@ from torchvision.transforms.functional import to_pil_image, to_tensor
 from torchvision.utils import make_grid
 
 from g2rpo_core.errors import UserError
+from g2rpo_core.texts import visible
 from g2rpo_core.training.settings import TrackingSettings
 
 LIVE = Path(".cache", "live")
@@ -34,20 +37,46 @@ class Tracking:
     """
 
     def __init__(self, name: str, settings: TrackingSettings, first: int = 0, folder: Path = LIVE):
-        if missing := [one for one in settings.to if find_spec(MODULES[one]) is None]:
+        if missing := [one for one in settings.to if not installed(one)]:
             raise UserError(f"training.tracking.to: {missing[0]} is not installed: pip install {missing[0]}, or leave it out")
         PartialState()  # accelerate's trackers ask it which process this is
         self.folder = folder / name
         self.before: Mapping | None = None  # the record before
-        self.trackers = [_tracker(one, name, folder, first) for one in settings.to]
+        self.told: set[str] = set()  # what went wrong already
+        self.trackers: list[GeneralTracker] = []
+        for one in settings.to:
+            with self.at_most_a_warning(one):
+                tracker = _tracker(one, name, folder, first)
+                tracker.start()
+                self.trackers.append(tracker)
+
+    def warn(self, iteration: int, text: str) -> None:
+        """A warning of the run, as text where the tracker takes texts."""
         for tracker in self.trackers:
-            tracker.start()
+            with self.at_most_a_warning(tracker.name):
+                tracker.log({"training/warning": text}, step=iteration)
+
+    @contextmanager
+    def at_most_a_warning(self, what: str) -> Iterator[None]:
+        """Whatever goes wrong in what is only shown never ends a training: it is told once, in one line, and left out."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - trackers reach for disks, networks and libraries of all kinds
+            if what not in self.told:
+                self.told.add(what)
+                words = visible(f"{type(error).__name__}: {error}")[:300]
+                with suppress(OSError):  # of a stderr that nobody reads any more
+                    print(f"warning: {what} could not be shown ({words}); the training goes on without it", file=sys.stderr)
 
     def record(self, record: Mapping, num_images: int) -> None:
         """An iteration's record as curves by topic, with its speed and memory; num_images: that it sampled."""
+        with self.at_most_a_warning("a record"):
+            self._record(record, num_images)
+        self.before = record
+
+    def _record(self, record: Mapping, num_images: int) -> None:
         values = {f"{topic(key)}/{key}": value for key, value in record.items() if key != "iteration" and math.isfinite(value)}
-        if self.before:
-            seconds = record["seconds"] - self.before["seconds"]
+        if self.before and (seconds := record["seconds"] - self.before["seconds"]) > 0:
             values["speed/seconds_per_iteration"] = seconds
             values["speed/images_per_second"] = num_images / seconds
             values["speed/nfe_per_second"] = (record["num_forward_evals"] - self.before["num_forward_evals"]) / seconds
@@ -55,26 +84,29 @@ class Tracking:
         if torch.cuda.is_available():
             values["memory/gpu_peak_gib"] = torch.cuda.max_memory_allocated() / 2**30
         for tracker in self.trackers:
-            tracker.log(values, step=record["iteration"])
-        self.before = record
+            with self.at_most_a_warning(tracker.name):
+                tracker.log(values, step=record["iteration"])
 
     def samples(self, iteration: int, images: torch.Tensor, prompts: Sequence[str]) -> None:
         """images [N, 3, H, W] of fixed prompts and noise: each below that of the model before training, which iteration 0 brings."""
-        base = self.folder / "base.png"
-        now = _row(images, prompts)
-        if iteration == 0:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            now.save(base)
-        self._show("samples", "samples: the base, and now", iteration, [Image.open(base), now] if base.exists() else [now])
+        with self.at_most_a_warning("the sample pictures"):
+            base = self.folder / "base.png"
+            now = _row(images, prompts)
+            if iteration == 0:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                now.save(base)
+            self._show("samples", "samples: the base, and now", iteration, [Image.open(base), now] if base.exists() else [now])
 
     def group(self, iteration: int, images: torch.Tensor, rewards: Mapping[str, Sequence[float]], prompt: str) -> None:
         """images [G, 3, H, W] of one group, each with its rewards, and the prompt under all."""
-        captions = [" ".join(f"{values[index]:.3f}" for values in rewards.values()) for index in range(len(images))]
-        self._show("group", f"a group's {', '.join(rewards)}", iteration, [_row(images, captions), _text(prompt, 400)])
+        with self.at_most_a_warning("the pictures of a group"):
+            captions = [" ".join(f"{values[index]:.3f}" for values in rewards.values()) for index in range(len(images))]
+            self._show("group", f"a group's {', '.join(rewards)}", iteration, [_row(images, captions), _text(prompt, 400)])
 
     def finish(self) -> None:
         for tracker in self.trackers:
-            tracker.finish()
+            with self.at_most_a_warning(tracker.name):
+                tracker.finish()
 
     def _show(self, name: str, title: str, iteration: int, rows: list[Image.Image]) -> None:
         whole = Image.new("RGB", (max(row.width for row in rows), sum(row.height for row in rows)), "white")
@@ -85,7 +117,13 @@ class Tracking:
         self.folder.mkdir(parents=True, exist_ok=True)
         whole.save(self.folder / f"{name}-{iteration:06d}.png")
         for tracker in self.trackers:
-            _show_picture(tracker, name, title, whole, iteration)
+            with self.at_most_a_warning(tracker.name):
+                _show_picture(tracker, name, title, whole, iteration)
+
+
+def installed(tracker: str) -> bool:
+    """Whether a tracker of `TrackingSettings.to` can be used here."""
+    return find_spec(MODULES[tracker]) is not None
 
 
 def topic(key: str) -> str:
@@ -149,5 +187,5 @@ def _row(images: torch.Tensor, captions: Sequence[str]) -> Image.Image:
 
 def _text(text: str, width: int) -> Image.Image:
     image = Image.new("RGB", (width, CAPTION), "white")
-    ImageDraw.Draw(image).text((0, 1), text, fill="black")
+    ImageDraw.Draw(image).text((0, 1), visible(text), fill="black")
     return image

@@ -263,7 +263,8 @@ def replace_files(meter: Meter) -> None:
     checkpoint.load_records = lambda path, processes=None: json.loads((path / checkpoint.RECORDS).read_text())
     checkpoint.load_state = lambda path, state, processes=None: None
     checkpoint.discard = lambda folder: None
-    checkpoint.publish = lambda folder, output: None
+    checkpoint.publish = checkpoint.replace = lambda folder, output: None
+    checkpoint.claim = checkpoint.check_room = lambda *_: None
 
 
 def shorten_updates(meter: Meter) -> None:

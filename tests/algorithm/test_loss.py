@@ -38,3 +38,23 @@ def test_the_normalized_ratio_has_mean_one_and_a_spread_without_the_noise_level(
         log_ratio = normalized_ratio(*arguments, new.kl(old), torch.tensor(std)).log()
         torch.testing.assert_close(log_ratio, (moved * noise).mean((1, 2)), rtol=1e-3, atol=1e-5)
         assert ratio(*arguments).log().mean() < -0.5 * new.kl(old)
+
+
+def test_the_clipped_objective_in_closed_form():
+    """min(r A, clip(r, 1 - eps, 1 + eps) A), number by number: far inside, at, and far outside both bounds."""
+    eps = 0.1
+    expected = {  # ratio: objective for A = 2, and for A = -2
+        0.5: (1.0, -1.8),
+        0.9: (1.8, -1.8),
+        0.95: (1.9, -1.9),
+        1.0: (2.0, -2.0),
+        1.05: (2.1, -2.1),
+        1.1: (2.2, -2.2),
+        1.15: (2.2, -2.3),
+        1.2: (2.2, -2.4),
+        3.0: (2.2, -6.0),
+    }
+    ratios = torch.tensor(list(expected), dtype=torch.float64)
+    for column, advantage in enumerate((2.0, -2.0)):
+        objective = -clipped_loss(ratios, torch.full_like(ratios, advantage), eps)
+        torch.testing.assert_close(objective, torch.tensor([row[column] for row in expected.values()], dtype=torch.float64))

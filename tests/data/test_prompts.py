@@ -47,8 +47,8 @@ def test_every_format_gives_the_same_prompts(tmp_path, suffix):
         ("empty.txt", "\n \n", "holds no prompt"),
         ("empty.csv", "prompt,style\n", "holds no prompt"),
         ("x.csv", "text,style\na,b\n", "no column `prompt`, only text, style"),
-        ("x.jsonl", '{"prompt": "a"}\n{oops\n', "cannot be read as .jsonl"),
-        ("x.parquet", "not parquet", "cannot be read as .parquet"),
+        ("x.jsonl", '{"prompt": "a"}\n{oops\n', "row 2 cannot be read (no JSON: Expecting property name"),
+        ("x.parquet", "not parquet", "is no Parquet file, or its beginning is damaged"),
         ("x.docx", "a", "not from .docx"),
         ("n.jsonl", '1\n"a"\n["b"]\n{"prompt": "a"}\n', "row 1 is a number, not an object with a `prompt`; row 2 is a text, not"),
         (
@@ -56,22 +56,28 @@ def test_every_format_gives_the_same_prompts(tmp_path, suffix):
             '{"prompt": "a"}\n{"prompt": ["a", "b"]}\n{"text": "c"}\n',
             "row 2 has a list as its prompt; row 3 has no prompt: each",
         ),
-        ("m.jsonl", '{"prompt": 1}\n' * 9, "row 3 has a number as its prompt, and 6 more: each needs a text in `prompt`"),
-        ("deep.jsonl", "[" * 100_000 + "]" * 100_000, "cannot be read as .jsonl"),
+        ("m.jsonl", '{"prompt": 1}\n' * 9, "row 9 has a number as its prompt: each needs a text in `prompt`"),
+        ("deep.jsonl", "[" * 100_000 + "]" * 100_000, "row 1 cannot be read (is nested too deeply)"),
         ("nul.txt", "a\nb\0c\n", "row 2 has a NUL character"),
+        ("escape.txt", "a\x1b[31mb\n", "row 1 has the control character '\\x1b'"),
+        ("half.jsonl", '{"prompt": "\\ud800"}\n', "row 1 has the control character '\\ud800'"),
+        ("twice.jsonl", '\n{"prompt": "a", "prompt": "b"}\n', "row 2 cannot be read (a key stands twice)"),
+        ("short.csv", "style,prompt\nphoto,a\nanime\n", "row 2 has fewer columns than the first line"),
+        ("comma.csv", "prompt,style\na cat, sitting,photo\n", "row 1 has more columns than the first line (put quotes around"),
+        ("latin.txt", b"caf\xe9\n", "is not UTF-8 (byte 0xe9 at 3)"),
     ],
 )
 def test_bad_files_are_named_with_what_is_wrong(tmp_path, name, content, message):
     path = tmp_path / name
     if content is not None:
-        path.write_text(content)
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(UserError) as error:
         read_prompts(path)
     assert message in str(error.value) and name in str(error.value) and "\n" not in str(error.value)
 
 
-def test_a_long_field_of_a_csv_is_a_prompt_and_a_short_row_has_none(tmp_path):
-    (tmp_path / "long.csv").write_text("style,prompt\nphoto," + "a " * 100_000 + "\nanime\n,b\n")
+def test_a_long_field_of_a_csv_is_a_prompt(tmp_path):
+    (tmp_path / "long.csv").write_text("style,prompt\nphoto," + "a " * 100_000 + "\n,b\n")
     assert [len(prompt.text) for prompt in read_prompts(tmp_path / "long.csv")] == [199_999, 1]
 
 

@@ -232,3 +232,51 @@ def test_an_edit_in_a_folder_that_a_stage_depends_on_does_not_keep_it(code, tmp_
     edited.unlink() if edit == "removed" else edited.write_text("other = 2")
     assert checkpoint.scratch("train", "run", {}, [code]) != first
     assert f"{first} is not continued: other content of {edited}; it can be deleted" in capsys.readouterr().err
+
+
+HOLDER = """
+import sys, time
+from g2rpo_core.distributed import checkpoint
+checkpoint.claim("train", "run")
+print("held", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.pipeline
+def test_a_second_run_beside_a_living_one_is_refused_and_one_beside_a_killed_one_is_not(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    child = subprocess.Popen(
+        [sys.executable, "-c", HOLDER], stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
+    try:
+        assert child.stdout.readline() == "held\n"
+        with pytest.raises(
+            UserError, match=f"train of run is running already \\(process {child.pid} on .*\\): wait until it has ended"
+        ):
+            checkpoint.claim("train", "run")
+        checkpoint.claim("train", "another")
+        checkpoint.claim("evaluate", "run")
+    finally:
+        child.kill()
+        child.wait()
+    checkpoint.claim("train", "run")
+    checkpoint.claim("train", "run")  # its own claim is in nobody's way
+
+
+def test_what_is_published_stays_in_scratch_until_all_is_finished(tmp_path):
+    (tmp_path / "out" / "deep").mkdir(parents=True)
+    (tmp_path / "out" / "deep" / "file").write_text("new")
+    for _ in range(2):  # as by a process that was killed after the first
+        (tmp_path / "there").mkdir(exist_ok=True)
+        (tmp_path / "there" / "old").write_text("old")
+        checkpoint.publish(tmp_path / "out", tmp_path / "there")
+        assert [path.name for path in (tmp_path / "there").rglob("*")] == ["deep", "file"]
+    assert (tmp_path / "out" / "deep" / "file").read_text() == "new"
+
+
+def test_too_small_a_disk_is_told_before_the_work(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    checkpoint.check_room(1, "training run")
+    with pytest.raises(UserError, match="training run needs 1048576.0 GiB, and the disk of .* has .* free: make room"):
+        checkpoint.check_room(2**50, "training run")

@@ -14,7 +14,9 @@ CONFIG = "g2rpo_core/config"
 NOT_FOLLOWED = {
     "g2rpo_core/__init__.py",
     "g2rpo_core/errors.py",
+    "g2rpo_core/files.py",
     "g2rpo_core/settings.py",
+    "g2rpo_core/texts.py",
     "stages/__init__.py",
     "stages/common.py",
 }

@@ -144,3 +144,33 @@ def test_dvclive_has_the_curves_and_the_newest_pictures_and_leaves_the_pipeline_
     assert lines == ["step", "reward_hps", "0", "0.0", "1", "0.1", "2", "0.2"]
     assert Image.open(home / "plots" / "images" / "samples.png").size[0] > 256
     assert not (tmp_path / "dvc.yaml").exists()
+
+
+def test_whatever_goes_wrong_in_what_is_only_shown_is_told_once_and_ends_nothing(tmp_path, capsys, monkeypatch):
+    run = Tracking("run", SETTINGS, folder=tmp_path)
+    (tracker,) = run.trackers
+
+    def broken(*_, **__):
+        raise ConnectionError("no route to the tracker")
+
+    for name in ("log", "log_images", "finish"):
+        monkeypatch.setattr(tracker, name, broken)
+    for iteration in range(3):
+        run.record(record(iteration, 0.5), 2)
+        run.samples(iteration, torch.rand(2, 3, 8, 8), ["a", "b"])
+        run.warn(iteration, "drifts")
+    (tmp_path / "run" / "blocked").write_text("")
+    monkeypatch.setattr(run, "folder", tmp_path / "run" / "blocked")  # a file where a folder should be
+    run.group(3, torch.rand(2, 3, 8, 8), {"hps": [0.1, 0.2]}, "a\x1b[31m")
+    run.finish()
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 2 and all("could not be shown" in line and "the training goes on without it" in line for line in said)
+    assert "no route to the tracker" in said[0] and "the pictures of a group" in said[1]
+
+
+def test_a_tracker_that_cannot_be_started_is_left_out(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(tracking, "_tracker", lambda *_: 1 / 0)
+    run = Tracking("run", SETTINGS, folder=tmp_path)
+    run.record(record(1, 0.5), 2)
+    run.finish()
+    assert "warning: tensorboard could not be shown (ZeroDivisionError" in capsys.readouterr().err

@@ -1,0 +1,33 @@
+"""What DVC's lock file says of every stage."""
+
+from pathlib import Path
+
+from g2rpo_core.errors import UserError
+from g2rpo_core.files import complaint, parsed_yaml, read_text
+
+AGAIN = "take it from git (git checkout), or delete it: dvc repro writes it again"
+
+
+def read_lock(path: Path) -> dict[str, dict]:
+    """The stages of a dvc.lock by name: `deps` and `outs` with their `path` and `md5`; UserError where it is no such file."""
+    return stages_in(read_text(path, AGAIN), path)
+
+
+def stages_in(text: str, path: Path) -> dict[str, dict]:
+    """As `read_lock`, of a file's text."""
+    data = parsed_yaml(text, path, AGAIN)
+    stages = data.get("stages") if isinstance(data, dict) else None
+    if not isinstance(stages, dict) or not all(map(_is_stage, stages.values())):
+        raise UserError(complaint(path, "is no lock of DVC with its stages", AGAIN))
+    return stages
+
+
+def _is_stage(stage: object) -> bool:
+    if not isinstance(stage, dict):
+        return False
+    parts = [stage.get(part, []) for part in ("deps", "outs")]
+    return all(isinstance(part, list) and all(map(_is_entry, part)) for part in parts)
+
+
+def _is_entry(entry: object) -> bool:
+    return isinstance(entry, dict) and isinstance(entry.get("path"), str) and isinstance(entry.get("md5"), str)

@@ -1,0 +1,101 @@
+"""Numbers that drift: what the records of a run say of its health, in words. A pure function of the records, so that a resumed run says the same.
+
+| what | when |
+|---|---|
+| `held_out` | a held-out reward fell from measurement to measurement, while the same reward in training, or the trained sum, rose |
+| `spread` | the members of a group score nearly alike: nothing is left to learn from |
+| `clipped` | nearly every ratio is outside the clip range: updates do nothing |
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+from g2rpo_core.errors import UserError
+from g2rpo_core.training.settings import TrainingSettings
+
+COLLAPSED = 0.05  # of the spread with which the run began
+CLIPPED = 0.9  # share of ratios outside the clip range
+
+
+class DriftError(UserError):
+    """A run that was stopped by `training.drift.stop`."""
+
+
+def warnings_of(records: Sequence[Mapping], training: TrainingSettings) -> dict[str, str]:
+    """What is wrong after the last of the records (row 0 first), by its name in the table above; empty if nothing is."""
+    return dict(_found(records, training))
+
+
+def history(records: Sequence[Mapping], training: TrainingSettings) -> list[tuple[int, str]]:
+    """Every warning of a run, with the iteration at which it began."""
+    told: list[tuple[int, str]] = []
+    before: set[str] = set()
+    for end in range(1, len(records) + 1):
+        now = warnings_of(records[:end], training)
+        told += [(int(records[end - 1]["iteration"]), text) for name, text in now.items() if name not in before]
+        before = set(now)
+    return told
+
+
+def _found(records: Sequence[Mapping], training: TrainingSettings) -> Iterator[tuple[str, str]]:
+    yield from _held_out(records, training)
+    iterations, patience = records[1:], training.drift.patience
+    last = iterations[-patience:]
+    if len(last) == patience and all(record["clip_ratio"] >= CLIPPED for record in last):
+        yield (
+            "clipped",
+            f"clip_ratio was {CLIPPED} or more in {patience} iterations: updates do nothing; a lower learning_rate or a wider clip_range",
+        )
+    if len(iterations) < 2 * patience:
+        return
+    for reward in training.rewards:
+        column = f"reward_std_{reward}"
+        first, now = _mean(iterations[:patience], column), _mean(last, column)
+        if now < COLLAPSED * first:
+            yield (
+                f"spread_{reward}",
+                (
+                    f"{column} fell from {first:.2g} to {now:.2g}: a group's images score alike, and nothing is left to learn from; more noise (eta), "
+                    "other SDE steps or a higher kl_coef"
+                ),
+            )
+
+
+def _held_out(records: Sequence[Mapping], training: TrainingSettings) -> Iterator[tuple[str, str]]:
+    """Of the last `drift.measurements` intervals between measurements of held-out prompts, the last just ended."""
+    columns = [key for key in records[0] if key.startswith("heldout_")]
+    measured = [index for index, record in enumerate(records) if columns and _is_number(record.get(columns[0]))]
+    count = training.drift.measurements
+    if len(measured) <= count or measured[-1] != len(records) - 1:
+        return
+    points = measured[-count - 1 :]
+    values = lambda column: [records[index][column] for index in points]
+    sums = [sum(weight * records[index][f"heldout_{name}"] for name, weight in training.rewards.items()) for index in points]
+    for column in columns:
+        name = column.removeprefix("heldout_")
+        if not _rises([-value for value in values(column)]):
+            continue
+        if name in training.rewards:
+            sign = 1 if training.rewards[name] > 0 else -1
+            means = [_mean(records[start + 1 : end + 1], f"reward_{name}") for start, end in zip(points, points[1:])]
+            risen = sign > 0 and _rises(means)
+        else:
+            risen = _rises(sums)
+        if risen:
+            other = "it rose in training" if name in training.rewards else "the held-out training reward rose"
+            yield (
+                f"held_out_{name}",
+                f"{column} fell {count} times in a row while {other}: the run overfits its prompts, or hacks its reward",
+            )
+
+
+def _rises(values: Sequence[float]) -> bool:
+    return all(before < after for before, after in zip(values, values[1:]))
+
+
+def _mean(records: Sequence[Mapping], column: str) -> float:
+    return sum(record[column] for record in records) / len(records)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)

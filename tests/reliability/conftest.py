@@ -1,0 +1,79 @@
+"""A project of seconds that has been through every stage, whose files the tests damage: models, prompts, embeddings, a run, scores, report."""
+
+import importlib
+import shutil
+from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+
+from tests.conftest import ROOT
+from tests.fixtures.commands import Ended, run_here
+
+STAGES = {  # of the small project: module and words
+    "profile": ("profile", "--profile", "small"),
+    "prompts": ("prompts", "--profile", "small"),
+    "embed": ("embed", "--profile", "small"),
+    "train": ("train", "--profile", "small", "--method", "g2rpo", "--seed", "1"),
+    "evaluate_base": ("evaluate", "--profile", "small", "--method", "base", "--seed", "0"),
+    "evaluate": ("evaluate", "--profile", "small", "--method", "g2rpo", "--seed", "1"),
+    "report": ("report", "--profile", "small"),
+}
+SMALL = {
+    "extends": "tiny",
+    "prompts": {"train": "shapes", "train_count": 6, "test": "shapes", "test_count": 5},
+    "embed": {"shard_rows": 5},
+    "sampling": {"steps": 4, "decode_batch": 8},
+    "training": {
+        "iterations": 2,
+        "num_generations": 2,
+        "rewards": {"hps": 1.0, "clip_score": None},
+        "monitor": {"every": 2, "prompts": 2, "rewards": ["hps"]},
+        "checkpoints": {"every": 1},
+        "tracking": {"to": [], "samples": None},
+    },
+    "methods": {
+        "g2rpo": {"settings": {"sde_steps": [0, 1], "granularities": [1, 2]}},
+        **{name: None for name in ("g2rpo_no_mgai", "dance_grpo", "mix_grpo", "mix_grpo_flash", "flow_grpo", "flow_grpo_fast")},
+    },
+    "evaluation": {"steps": [2], "rewards": ["hps", "verifier"], "batch": 3, "diversity": None},
+}
+
+
+def stage(name: str, folder: Path) -> Ended:
+    """One stage of the small project, in this process."""
+    module, *words = STAGES[name]
+    return run_here(importlib.import_module(f"stages.{module}").main, *words, folder=folder)
+
+
+def lay_out(folder: Path, models: Path) -> None:
+    """The small project before any stage has run, with its models."""
+    (folder / "profiles").mkdir(parents=True, exist_ok=True)
+    shutil.copy(ROOT / "profiles" / "tiny.yaml", folder / "profiles" / "tiny.yaml")
+    with (folder / "profiles" / "small.yaml").open("w") as file:
+        YAML().dump(SMALL, file)
+    (folder / "params.yaml").write_text("profile: small\nmethods: [g2rpo]\nseeds: [1]\n")
+    (folder / "models").mkdir()
+    shutil.copytree(models, folder / "models" / "small")
+    (folder / "reports").mkdir()
+    (folder / "reports" / "models.json").write_text('{"hps": {"attribute": 0.5}}\n')
+    shutil.copy(ROOT / "dvc.lock", folder / "dvc.lock")
+
+
+@pytest.fixture(scope="session")
+def finished(models, once) -> Path:
+    """The project after its last stage; to be copied before anything in it is changed."""
+
+    def make(folder: Path) -> None:
+        lay_out(folder, models)
+        for name in STAGES:
+            done = stage(name, folder)
+            assert done.returncode == 0, (name, done.stderr)
+
+    return once("finished", make)
+
+
+@pytest.fixture
+def project(finished, tmp_path) -> Path:
+    """A copy of it."""
+    return Path(shutil.copytree(finished, tmp_path / "project"))

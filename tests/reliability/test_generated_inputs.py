@@ -1,0 +1,420 @@
+"""Generated inputs: profiles, prompt files, stores, records, pictures, locks and servers' answers, and real files that were damaged.
+
+Whatever they are, the functions that the stages call either succeed or raise a UserError of one line: never another exception, never a
+silent repair. A small draw runs at every commit, the long one (`slow`) has thousands.
+"""
+
+import io
+import json
+import random
+import shutil
+import string
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+
+from g2rpo_core.cli.image_folder import pair
+from g2rpo_core.common.dvc_lock import read_lock
+from g2rpo_core.common.model_store import LOCK, ModelStore, write_lock
+from g2rpo_core.config import Profile, load_profile, load_run, method_of, sampling_of, training_of
+from g2rpo_core.data.embeddings import Conditioning, EmbeddingStore, write
+from g2rpo_core.data.prompts import Prompt, load_prompts, normalized, read_prompts, write_prompts
+from g2rpo_core.distributed import checkpoint
+from g2rpo_core.errors import UserError
+from g2rpo_core.files import complaints, read_json, read_yaml
+from g2rpo_core.reporting.context import model_lines, records_of, scores_of
+from g2rpo_core.rewards.chat_server import ChatServer, ServerSettings, Unanswered
+from g2rpo_core.rollout.tree import build
+from g2rpo_core.texts import markdown, steering, visible
+from tests.conftest import ROOT
+from tests.fixtures.chat_server import serve
+
+FEW, MANY = 12, 220  # inputs of each kind, at every commit and in the slow tier
+FIXED = {"derandomize": True, "database": None, "deadline": None, "phases": [Phase.generate, Phase.shrink]}
+HEALTH = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture, HealthCheck.data_too_large, HealthCheck.filter_too_much]
+
+
+def draws(*strategies: st.SearchStrategy) -> Callable:
+    """The test at every commit with FEW inputs, and as a slow one with MANY."""
+
+    def decorate(test: Callable) -> Callable:
+        def both(self, tmp_path, many):
+            count = MANY if many else FEW
+            check = settings(max_examples=count, suppress_health_check=HEALTH, **FIXED)(
+                lambda drawn: test(self, tmp_path, *drawn)
+            )
+            given(st.tuples(*strategies))(check)()
+
+        both.__name__ = test.__name__
+        return pytest.mark.parametrize("many", [False, pytest.param(True, marks=pytest.mark.slow)])(both)
+
+    return decorate
+
+
+def in_words(read: Callable[[], object]) -> object | None:
+    """What `read` returns; None where it raised a UserError, of one line, which names something and says what is wrong."""
+    try:
+        return read()
+    except UserError as error:
+        text = str(error)
+        assert "\n" not in text and len(text) > 10 and not steering(text), text
+        return None
+
+
+texts = st.one_of(
+    st.text(max_size=40),
+    st.sampled_from(
+        ["", " ", "\0", "\x1b[31m", "\u202e", "../x", "a|b", "<script>", "é", "e\u0301", "\ud800", "null", "1e400", "9" * 40]
+    ),
+)
+numbers = st.one_of(st.integers(), st.floats(), st.sampled_from([0, -1, 10**30, 2**64, 1e400, -0.0, 1e-320, float("nan")]))
+scalars = st.one_of(st.none(), st.booleans(), numbers, texts)
+data = st.recursive(scalars, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts, inner, max_size=4), max_leaves=12)
+TINY = YAML(typ="safe", pure=True).load((ROOT / "profiles" / "tiny.yaml").read_text())
+
+
+def places(value: object, at: tuple = ()) -> list[tuple]:
+    """The keys of every value of nested data."""
+    found = [at] if at else []
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return found + [place for key, inner in items for place in places(inner, (*at, key))]
+
+
+PLACES = places(TINY)
+
+
+def changed(place: tuple, value: object, remove: bool) -> dict:
+    """The profile tiny with another value at a place, or without it."""
+    copy = json.loads(json.dumps(TINY))
+    inner = copy
+    for key in place[:-1]:
+        inner = inner[key]
+    if remove:
+        del inner[place[-1]]
+    else:
+        inner[place[-1]] = value
+    return copy
+
+
+def dumped(value: object) -> bytes:
+    """As YAML, or where YAML has no form for it (half a surrogate pair), as JSON with its escapes."""
+    file = io.StringIO()
+    yaml = YAML(typ="safe", pure=True)
+    yaml.allow_unicode = True
+    try:
+        yaml.dump(value, file)
+        return file.getvalue().encode()
+    except (YAMLError, ValueError):  # what YAML has no form for
+        return json.dumps(value).encode()
+
+
+def check_profile(profile: Profile) -> None:
+    """Whatever was accepted can be run: its trees can be built, its numbers are finite."""
+    assert not complaints(json.loads(profile.model_dump_json()))
+    for name in profile.methods:
+        steps = sampling_of(profile.sampling, profile.methods, name).steps
+        method, training = method_of(profile.methods, name), training_of(profile.training, profile.methods, name)
+        if steps <= 50:
+            build(method.branches(steps, 0, 1), method.granularities, steps, method.grid)
+        assert any(training.rewards.values()) and 0 < training.learning_rate <= 1
+
+
+def mutated(content: bytes, kind: str, seed: int) -> bytes:
+    """Real content, damaged."""
+    rng = random.Random(seed)
+    at = rng.randrange(len(content)) if content else 0
+    match kind:
+        case "empty":
+            return b""
+        case "cut":
+            return content[:at]
+        case "flipped":
+            return content[:at] + bytes([content[at] ^ (1 << rng.randrange(8))]) + content[at + 1 :]
+        case "zeros":
+            return content[:at] + bytes(rng.randrange(1, 64)) + content[at + 64 :]
+        case "random":
+            return rng.randbytes(rng.randrange(1, 4096))
+        case "doubled":
+            return content + content
+        case "inserted":
+            return content[:at] + rng.randbytes(rng.randrange(1, 9)) + content[at:]
+        case "json":
+            return json.dumps(rng.choice([None, 1, [], {}, "x", [[]], {"a": {}}, {"stages": 1}])).encode()
+        case _:
+            raise AssertionError(kind)
+
+
+damages = st.tuples(
+    st.sampled_from(["empty", "cut", "flipped", "zeros", "random", "doubled", "inserted", "json"]), st.integers(0, 2**32 - 1)
+)
+
+
+def damage(source: Path, target: Path, how: tuple[str, int]) -> Path:
+    """`source` as `target`, damaged."""
+    if target.exists():
+        target.unlink()
+    target.write_bytes(mutated(source.read_bytes(), *how))
+    return target
+
+
+class TestSettings:
+    @draws(st.sampled_from(PLACES), data, st.booleans())
+    def test_profiles_with_another_value_somewhere(self, folder, place, value, remove):
+        path = folder / "mine.yaml"
+        path.write_bytes(dumped(changed(place, value, remove)))
+        if profile := in_words(lambda: load_profile(path)):
+            check_profile(profile)
+
+    @draws(data)
+    def test_profiles_that_are_any_data(self, folder, value):
+        (folder / "mine.yaml").write_bytes(dumped(value))
+        assert in_words(lambda: load_profile(folder / "mine.yaml")) is None
+
+    @draws(st.binary(max_size=300) | st.text(alphabet=string.printable, max_size=120).map(str.encode))
+    def test_files_that_are_any_bytes(self, folder, content):
+        (folder / "mine.yaml").write_bytes(content)
+        read = in_words(lambda: SimpleNamespace(data=read_yaml(folder / "mine.yaml")))
+        assert read is None or not complaints(read.data)
+        in_words(lambda: read_json(folder / "mine.yaml"))
+        assert in_words(lambda: load_profile(folder / "mine.yaml")) is None
+
+    @draws(damages)
+    def test_damaged_profiles(self, folder, how):
+        path = damage(ROOT / "profiles" / "tiny.yaml", folder / "mine.yaml", how)
+        if profile := in_words(lambda: load_profile(path)):
+            check_profile(profile)
+
+    @draws(
+        st.fixed_dictionaries(
+            {},
+            optional={
+                "profile": texts,
+                "methods": st.lists(texts, max_size=3) | data,
+                "seeds": st.lists(numbers, max_size=3) | data,
+            },
+        )
+    )
+    def test_params(self, folder, value):
+        (folder / "params.yaml").write_bytes(dumped(value))
+        assert in_words(lambda: load_run(folder / "params.yaml")) is None  # no profile is of such a name
+
+
+rows = st.one_of(data, st.fixed_dictionaries({"prompt": texts | data}, optional={"style": texts | data}))
+
+
+class TestPrompts:
+    @staticmethod
+    def check(prompts: list[Prompt] | None) -> None:
+        if prompts is not None:
+            assert prompts and len({prompt.text for prompt in prompts}) == len(prompts) == len({prompt.id for prompt in prompts})
+            assert all(prompt.text == normalized(prompt.text) != "" and "\0" not in prompt.text for prompt in prompts)
+
+    @draws(st.lists(rows, max_size=5))
+    def test_json_lines(self, folder, values):
+        path = folder / "mine.jsonl"
+        path.write_text("\n".join(json.dumps(value) for value in values))
+        prompts = in_words(lambda: read_prompts(path))
+        self.check(prompts)
+        asked = [value["prompt"] for value in values if isinstance(value, dict) and isinstance(value.get("prompt"), str)]
+        if prompts is not None:  # nothing that is no text was taken for one
+            assert {prompt.text for prompt in prompts} == {normalized(text) for text in asked} - {""}
+            write_prompts(folder / "out.parquet", prompts)
+            assert load_prompts(folder / "out.parquet") == prompts
+
+    @draws(st.sampled_from([".txt", ".csv", ".jsonl", ".parquet"]), st.binary(max_size=400))
+    def test_files_that_are_any_bytes(self, folder, suffix, content):
+        path = folder / f"mine{suffix}"
+        path.write_bytes(content)
+        self.check(in_words(lambda: read_prompts(path)))
+
+    @draws(st.lists(st.lists(texts, min_size=1, max_size=4), max_size=5))
+    def test_csv(self, folder, lines):
+        path = folder / "mine.csv"
+        path.write_text(
+            "prompt,style\n" + "\n".join(",".join(line) for line in lines), encoding="utf-8", errors="surrogatepass", newline=""
+        )
+        self.check(in_words(lambda: read_prompts(path)))
+
+    @draws(st.lists(st.one_of(scalars, st.lists(texts, max_size=2)), min_size=1, max_size=4), st.sampled_from(["prompt", "text"]))
+    def test_parquet(self, folder, values, column):
+        path = folder / "mine.parquet"
+        try:
+            pq.write_table(pa.Table.from_pydict({column: values}), path)
+        except (pa.ArrowException, UnicodeEncodeError, OverflowError):  # Parquet has no form for it
+            return
+        self.check(in_words(lambda: read_prompts(path)))
+
+    @draws(damages)
+    def test_damaged_prompts_of_the_stage(self, folder, how):
+        write_prompts(folder / "whole.parquet", [Prompt(f"p-{n}", f"a cat {n}", "photo") for n in range(9)])
+        prompts = in_words(lambda: load_prompts(damage(folder / "whole.parquet", folder / "test.parquet", how)))
+        assert prompts is None or all(
+            isinstance(value, str) for prompt in prompts for value in (prompt.id, prompt.text, prompt.style)
+        )
+
+
+def encoded(prompts):
+    for number, prompt in enumerate(prompts):
+        yield prompt, Conditioning(torch.full((2, 3), float(number)), torch.full((4,), float(number)))
+
+
+class TestStores:
+    @draws(damages, st.sampled_from(["part-00000.parquet", "part-00001.parquet"]))
+    def test_damaged_embeddings(self, folder, how, part):
+        whole = folder / "whole"
+        if not whole.exists():
+            write(whole, [Prompt(f"p-{n}", f"a cat {n}", "") for n in range(9)], encoded, "float32", 5)
+        shutil.rmtree(folder / "store", ignore_errors=True)
+        shutil.copytree(whole, folder / "store")
+        damage(whole / part, folder / "store" / part, how)
+        store = in_words(lambda: EmbeddingStore(folder / "store"))
+        found = in_words(lambda: store.conditioning(range(len(store)))) if store else None
+        assert found is None or (found.context.isfinite().all() and found.context.shape[1:] == (2, 3))
+
+    @draws(damages, st.integers(0, 20))
+    def test_damaged_models(self, folder, how, which):
+        root = folder / "models"
+        if not root.exists():
+            (root / "one").mkdir(parents=True)
+            (root / "one" / "config.json").write_text('{"a": 1}')
+            (root / "one" / "weights.bin").write_bytes(random.Random(0).randbytes(999))
+            from g2rpo_core.common.model_store import describe_files
+
+            write_lock(root, {"one": {"folder": "one", "files": describe_files(root / "one")}})
+            shutil.copytree(root, folder / "whole")
+        files = [LOCK, "one/config.json", "one/weights.bin"]
+        for name in files:
+            shutil.copy(folder / "whole" / name, root / name)
+        name = files[which % 3]
+        damage(folder / "whole" / name, root / name, how)
+        found = in_words(lambda: ModelStore(root).folder("one"))
+        if found is not None and name != LOCK:
+            assert (root / name).read_bytes() == (folder / "whole" / name).read_bytes()  # a damaged file is never taken
+        if found is not None:
+            assert found.resolve().is_relative_to(root.resolve())
+
+    @draws(st.dictionaries(texts, data, max_size=2) | data)
+    def test_locks_that_are_any_data(self, folder, value):
+        (folder / LOCK).write_text(json.dumps(value))
+        in_words(lambda: ModelStore(folder).folder("one"))
+
+    @draws(damages, st.sampled_from(["manifest.json", "records.json", ".metadata", "__0_0.distcp"]))
+    def test_damaged_checkpoints(self, folder, how, name):
+        if not (folder / "whole").exists():
+            kept = checkpoint.Checkpoints(folder, 1)
+            kept.save(3, {"weights": {"one": torch.ones(9, 3)}}, [{"iteration": 3}])
+            kept.finish()
+            checkpoint.checkpoints(folder)[0].rename(folder / "whole")
+        path = folder / "iteration-000003"
+        shutil.rmtree(path, ignore_errors=True)
+        shutil.copytree(folder / "whole", path)
+        damage(folder / "whole" / name, path / name, how)
+        state = {"weights": {"one": torch.zeros(9, 3)}}
+        if in_words(lambda: checkpoint.load_records(path)) is not None:
+            in_words(lambda: checkpoint.load_state(path, state))
+            if name != "manifest.json":  # it says itself what the others are
+                assert (path / name).read_bytes() == (folder / "whole" / name).read_bytes()
+
+
+class TestReports:
+    @draws(damages)
+    def test_damaged_records_and_scores(self, folder, how):
+        table = pd.DataFrame({"iteration": range(5), "num_forward_evals": 1, "num_transitions": 1, "old_policy_ratio_error": 0.0})
+        table.to_parquet(folder / "whole-records.parquet")
+        score = {"method": "g2rpo", "seed": 1, "checkpoint": "final", "steps": 2, "prompt_id": "p", "style": "", "reward": "hps"}
+        pd.DataFrame([score | {"score": 0.5, "reason": None}] * 5).to_parquet(folder / "whole-results.parquet")
+        for name, read in (("records", records_of), ("results", scores_of)):
+            damage(folder / f"whole-{name}.parquet", folder / f"{name}.parquet", how)
+            found = in_words(lambda read=read: SimpleNamespace(table=read(("g2rpo", 1), folder, "dvc repro")))
+            assert found is None or len(found.table)
+
+    @draws(damages)
+    def test_damaged_locks_of_dvc(self, folder, how):
+        in_words(lambda: read_lock(damage(ROOT / "dvc.lock", folder / "dvc.lock", how)))
+
+    @draws(st.fixed_dictionaries({}, optional={"stages": st.dictionaries(texts, data, max_size=3) | data, "schema": texts}))
+    def test_locks_of_dvc_that_are_any_data(self, folder, value):
+        (folder / "dvc.lock").write_bytes(dumped(value))
+        in_words(lambda: read_lock(folder / "dvc.lock"))
+
+    @draws(data)
+    def test_qualities_of_models_that_are_any_data(self, folder, value):
+        (folder / "models.json").write_text(json.dumps(value))
+        in_words(lambda: model_lines(folder / "models.json"))
+
+    @draws(texts)
+    def test_texts_are_shown_without_what_steers(self, folder, text):
+        assert not steering(visible(text)) and "\n" not in visible(text)
+        assert not steering(markdown(text)) and "|" not in markdown(text).replace("\\|", "")
+
+
+class TestPictures:
+    @draws(damages, st.sampled_from(["PNG", "JPEG", "GIF", "BMP", "WEBP", "TIFF"]))
+    def test_damaged_pictures(self, folder, how, form):
+        from g2rpo_core.cli.image_folder import read_image
+
+        whole = folder / f"whole.{form.lower()}"
+        if not whole.exists():
+            Image.effect_noise((24, 24), 50).convert("RGB").save(whole, form)
+        image = in_words(lambda: read_image(damage(whole, folder / "x.png", how)))
+        assert image is None or image.size[0] > 0
+
+    @draws(
+        st.binary(max_size=200)
+        | st.lists(st.lists(texts, max_size=3).map(",".join), max_size=4)
+        .map("\n".join)
+        .map(lambda text: text.encode(errors="replace")),
+        st.sampled_from(["csv", "txt"]),
+    )
+    def test_prompts_of_pictures(self, folder, content, suffix):
+        images = folder / "images"
+        images.mkdir(exist_ok=True)
+        Image.new("RGB", (4, 4)).save(images / "a.png")
+        path = folder / f"prompts.{suffix}"
+        path.write_bytes(content)
+        table = in_words(lambda: SimpleNamespace(table=pair(images, path)))
+        assert table is None or all(isinstance(prompt, str) and prompt.strip() for prompt in table.table.prompt)
+
+
+class TestServers:
+    @pytest.fixture(scope="class")
+    def server(self):
+        """A real server that answers with what `say` holds."""
+        say = SimpleNamespace(status=200, body=b"", headers={})
+        with serve(lambda request: (say.status, say.headers, say.body)) as served:
+            how = ServerSettings(url=served.url, model="m", timeout=20, tries=1, backoff=0)
+            yield SimpleNamespace(say=say, ask=ChatServer(how, 8))
+
+    @pytest.mark.parametrize("many", [False, pytest.param(True, marks=pytest.mark.slow)])
+    def test_answers_that_are_any_data(self, server, many):
+        choices = st.fixed_dictionaries(
+            {}, optional={"message": st.fixed_dictionaries({}, optional={"content": data}) | data, "finish_reason": data}
+        )
+        bodies = st.one_of(
+            st.binary(max_size=200),
+            data.map(json.dumps).map(str.encode),
+            st.fixed_dictionaries({"choices": st.lists(choices, max_size=2) | data}).map(json.dumps).map(str.encode),
+        )
+        statuses = st.sampled_from([200, 200, 200, 204, 400, 401, 404, 418, 429, 500, 503])
+
+        @settings(max_examples=MANY if many else FEW, suppress_health_check=HEALTH, **FIXED)
+        @given(statuses, bodies)
+        def check(status, body):
+            server.say.status, server.say.body = status, body
+            answers = in_words(lambda: server.ask([torch.zeros(3, 4, 4, dtype=torch.uint8)], ["how red?"]))
+            assert answers is None or (len(answers) == 1 and isinstance(answers[0], str | Unanswered))
+            if answers and isinstance(answers[0], str):  # it was said so, and nothing was made of something else
+                assert json.loads(body)["choices"][0]["message"]["content"] == answers[0]
+
+        check()

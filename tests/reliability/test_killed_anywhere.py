@@ -1,0 +1,35 @@
+"""Stages killed at seeded moments of their progress, by one and by two processes: they end with the bits of a run that nobody killed."""
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+from ruamel.yaml import YAML
+
+from tests.conftest import ROOT
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes, kills", [(1, {"embed": 5, "train": 10, "evaluate": 5}), (2, {"train": 12, "evaluate": 8})])
+def test_stages_killed_at_twenty_moments_end_with_the_same_bits(project, processes, kills):
+    profile = project / "profiles" / "small.yaml"
+    data = YAML().load(profile.read_text())
+    data["training"] |= {"iterations": 3, "snapshots": [1], "processes": processes, "prompts_per_iteration": 2}
+    data["evaluation"] |= {"checkpoints": ["final", 1], "processes": processes}
+    with profile.open("w") as file:
+        YAML().dump(data, file)
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.fixtures.killed_stages", project, str(processes), *(f"{name}={count}" for name, count in kills.items())],
+        cwd=ROOT, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    for name, count in kills.items():
+        about = found[name]
+        print(name, Counter((event, path.split("/")[-1]) for _, _, event, path in about["moments"]))
+        assert len(about["moments"]) == count and not any(about["last"])
+        assert all(end == about["whole"] for end in about["ends"]), name
+        assert not about["left"]  # the scratch of a finished run is gone

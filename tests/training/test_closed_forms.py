@@ -1,0 +1,138 @@
+"""The update, the schedule of the learning rate, and limits, held to closed forms: small faults in them train something else in silence."""
+
+import pytest
+import torch
+
+from g2rpo_core.data.embeddings import check_lengths
+from g2rpo_core.data.prompts import Prompt
+from g2rpo_core.errors import UserError
+from g2rpo_core.training.batch import branch_advantages, split_updates
+from g2rpo_core.training.metrics import reward_metrics, update_metrics
+from g2rpo_core.training.trainer import learning_rate_at
+from tests.fixtures.rollouts import redness, small_method
+
+
+def test_a_linear_learning_rate_falls_by_the_same_step_to_zero_after_the_last_iteration(settings):
+    _, training = settings
+    linear = training.model_copy(update={"lr_scheduler": "linear", "iterations": 5, "learning_rate": 1e-2})
+    assert [learning_rate_at(iteration, linear) for iteration in range(6)] == pytest.approx([1e-2, 8e-3, 6e-3, 4e-3, 2e-3, 0])
+    constant = linear.model_copy(update={"lr_scheduler": "constant"})
+    assert {learning_rate_at(iteration, constant) for iteration in range(5)} == {1e-2}
+
+
+def test_the_optimizer_steps_with_the_learning_rate_of_the_iteration(make_trainer, monkeypatch):
+    rates, norms = [], []
+    monkeypatch.setattr(torch.optim.AdamW, "step", lambda self: rates.append(self.param_groups[0]["lr"]))
+    plain = torch.nn.utils.clip_grad_norm_
+    monkeypatch.setattr(
+        torch.nn.utils, "clip_grad_norm_", lambda parameters, limit: norms.append(limit) or plain(parameters, limit)
+    )
+    trainer = make_trainer(small_method("g2rpo"), iterations=4, learning_rate=1e-2, lr_scheduler="linear", max_grad_norm=0.5)
+    list(trainer.run())
+    assert rates == pytest.approx([1e-2, 7.5e-3, 5e-3, 2.5e-3]) and norms == [0.5] * 4
+    assert {group["weight_decay"] for group in trainer.optimizer.param_groups} == {trainer.training.weight_decay}
+
+
+def test_the_loss_is_the_mean_over_all_batches_of_an_update(make_trainer, policy, monkeypatch):
+    """Four batches or one: the same loss, clip share and gradient norm; each transition counts once."""
+    monkeypatch.setattr(torch.optim.AdamW, "step", lambda self: None)
+    records = []
+    for latents in (1, 2, 64):
+        trainer = make_trainer(small_method("g2rpo"), iterations=1, max_grad_norm=1e9, batch_tokens=latents * 32)
+        (record,) = trainer.run()
+        records.append(record)
+    for key in ("loss", "grad_norm", "kl", "clip_ratio", "num_transitions"):
+        assert [record[key] for record in records] == pytest.approx([records[-1][key]] * 3, rel=1e-3, abs=1e-7), key
+    # with the ratio at 1 the loss is minus the mean advantage, which is 0 in every group
+    assert records[-1]["loss"] == pytest.approx(0, abs=1e-5) and records[-1]["num_transitions"] == 2 * 3  # prompts x SDE steps
+
+
+def test_the_loss_of_an_update_is_minus_the_mean_advantage_while_nothing_was_learned(make_trainer, embeddings, policy):
+    trainer = make_trainer(small_method("g2rpo"), batch_tokens=2 * 32)  # two states to a batch, six states
+    conditioning = embeddings.conditioning([0, 1])
+    sampled = trainer.sampler(conditioning, 0)
+    advantages = torch.arange(18.0).view(2, 3, 3)
+    measured = trainer.update(conditioning, sampled.transitions, advantages)
+    assert measured["loss"] == pytest.approx(-advantages.mean().item(), rel=1e-4)
+    assert measured["num_transitions"] == 6 and measured["clip_ratio"] == 0
+
+
+def test_every_sampled_member_is_trained_on_once_whatever_the_updates(make_trainer, embeddings):
+    trainer = make_trainer(small_method("mix_grpo"))
+    sampled = trainer.sampler(embeddings.conditioning([0, 1]), 0)
+    advantages = torch.arange(6.0).view(2, 1, 3)
+    members = lambda updates: [part for _, part in split_updates(sampled.transitions, advantages, updates)]
+    assert torch.equal(torch.cat(members(2), -1), advantages) and [part.shape[-1] for part in members(2)] == [2, 1]
+    assert len(members("step")) == len(sampled.transitions) and all(torch.equal(part, advantages) for part in members("step"))
+    assert len(members("iteration")) == 1
+
+
+def test_advantages_of_a_branch_are_those_of_its_own_group(tiny):
+    """Two groups with other means and spreads, weights 1 and 3, two granularities: by hand."""
+    rewards = torch.tensor([[1.0, 3.0], [10.0, 30.0]]).view(1, 1, 2, 1, 2)  # R, P, B, J, G
+    half = 2**-0.5  # (x - mean) / std of two numbers, ddof 1
+    torch.testing.assert_close(branch_advantages(rewards, [1.0], 5.0), torch.tensor([[[-half, half]] * 2]))
+    both = torch.cat([rewards, -rewards])
+    torch.testing.assert_close(branch_advantages(both, [1.0, 3.0], 5.0), torch.tensor([[[2 * half, -2 * half]] * 2]))
+    twice = rewards.expand(1, 1, 2, 2, 2)  # at both granularities
+    torch.testing.assert_close(branch_advantages(twice, [1.0], 5.0), torch.tensor([[[-2 * half, 2 * half]] * 2]))
+    torch.testing.assert_close(branch_advantages(twice, [1.0], 1.0), torch.tensor([[[-1.0, 1.0]] * 2]))  # clamped
+
+
+def test_records_are_means_by_hand():
+    rewards = torch.tensor([1.0, 3.0, 5.0, 9.0]).view(1, 1, 2, 1, 2)
+    advantages = torch.tensor([[[-5.0, 5.0], [0.5, -0.5]]])
+    measured = reward_metrics(["red"], rewards, advantages, (1,), 5.0)
+    assert measured == pytest.approx({"reward_red": 4.5, "reward_std_red": (2**0.5 + 4 / 2**0.5) / 2, "adv_clip_share": 0.5})
+    steps = [
+        {"old_policy_ratio_error": ratio, "loss": n, "kl": 2 * n, "grad_norm": 3 * n, "clip_ratio": n / 10}
+        for n, ratio in ((1.0, 0.1), (3.0, 9.0))
+    ]
+    assert update_metrics(steps) == pytest.approx(
+        {"old_policy_ratio_error": 0.1, "loss": 2, "kl": 4, "grad_norm": 6, "clip_ratio": 0.2}
+    )
+
+
+def test_the_old_policy_ratio_may_be_off_by_as_much_as_is_allowed_and_no_more(make_trainer):
+    trainer = make_trainer(small_method("g2rpo"), max_old_policy_ratio_error=0.5)
+    limit = 0.5 * trainer.training.clip_range
+    trainer._check_update(0.0, 1.0, limit, [0])
+    with pytest.raises(UserError, match="before the first update"):
+        trainer._check_update(0.0, 1.0, limit * 1.001, [0])
+    trainer.weights_unchanged = False  # later updates meet a policy that has moved
+    trainer._check_update(0.0, 1.0, 1.0, [0])
+
+
+def test_a_prompt_of_as_many_tokens_as_allowed_is_taken_and_one_more_is_not(models):
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(models / "pipeline" / "tokenizer_2")
+    prompt = Prompt("p-000000", "a red circle", "")
+    length = len(tokenizer(prompt.text).input_ids)
+    check_lengths([prompt], tokenizer, length)
+    with pytest.raises(UserError, match=f"has {length} tokens .*max_sequence_length = {length - 1}: .* or set {length}"):
+        check_lengths([prompt], tokenizer, length - 1)
+
+
+def test_as_many_latents_go_into_a_call_as_its_tokens_hold(policy, embeddings):
+    conditioning = embeddings.conditioning([0])
+    tokens = policy.image_tokens + conditioning.context.shape[1]
+    assert [policy.batch_size(count, conditioning) for count in (1, tokens, 2 * tokens - 1, 2 * tokens)] == [1, 1, 1, 2]
+
+
+def test_a_window_moves_and_starts_again():
+    window = small_method("mix_grpo").window.model_copy(update={"size": 2, "stride": 1, "every": 2})
+    chosen = [window.choose((0, 1, 2, 3), iteration, 0) for iteration in range(8)]
+    assert chosen == [(0, 1), (0, 1), (1, 2), (1, 2), (2, 3), (2, 3), (0, 1), (0, 1)]
+    assert window.model_copy(update={"size": 9}).choose((0, 1), 5, 0) == (0, 1)
+
+
+def test_the_rewards_of_a_run_are_those_of_its_images(make_trainer):
+    seen = []
+
+    def watched(images, prompts):
+        seen.append(redness(images, prompts))
+        return seen[-1]
+
+    (record,) = make_trainer(small_method("g2rpo"), reward=watched, iterations=1).run()
+    assert record["reward_redness"] == pytest.approx(torch.cat(seen).mean().item(), rel=1e-5)

@@ -1,0 +1,78 @@
+"""Numbers that drift: when they are told, and that they stop a run that asks for it, with a checkpoint."""
+
+import pytest
+
+from g2rpo_core.distributed import checkpoint
+from g2rpo_core.training.drift import DriftError, history, warnings_of
+from g2rpo_core.training.loop import train
+from g2rpo_core.training.settings import DriftSettings, TrainingSettings
+from tests.fixtures.rollouts import small_method
+
+
+@pytest.fixture
+def training(tiny) -> TrainingSettings:
+    changes = {"rewards": {"hps": 1.0}, "drift": DriftSettings(patience=3, measurements=2)}
+    return tiny.training.model_copy(update=changes)
+
+
+def records(
+    count: int, heldout=lambda n: 0.5, other=lambda n: 0.5, reward=lambda n: 0.5, std=lambda n: 1.0, clip=lambda n: 0.0
+) -> list[dict]:
+    """Row 0 and `count` iterations, with held-out rewards in every second."""
+    rows = []
+    for n in range(count + 1):
+        row = {"iteration": n}
+        if n:
+            row |= {"reward_hps": reward(n), "reward_std_hps": std(n), "clip_ratio": clip(n)}
+        if n % 2 == 0:
+            row |= {"heldout_hps": heldout(n), "heldout_verifier": other(n)}
+        rows.append(row)
+    return rows
+
+
+def test_a_healthy_run_is_told_nothing(training):
+    assert not history(records(20, heldout=lambda n: n, other=lambda n: n, reward=lambda n: n), training)
+
+
+def test_a_held_out_reward_that_falls_while_the_trained_one_rises(training):
+    falling = records(8, heldout=lambda n: -n, reward=lambda n: n)
+    ((iteration, text),) = history(falling, training)
+    assert iteration == 4 and "heldout_hps fell 2 times in a row while it rose in training" in text
+    assert not history(records(8, heldout=lambda n: -n, reward=lambda n: -n), training)  # it falls in training as well
+    assert not warnings_of(falling[:8], training)  # between two measurements there is nothing new
+
+
+def test_a_reward_that_was_not_trained_on_and_falls_while_the_trained_one_rises(training):
+    ((iteration, text),) = history(records(8, heldout=lambda n: n, other=lambda n: -n, reward=lambda n: n), training)
+    assert iteration == 4 and "heldout_verifier fell 2 times in a row while the held-out training reward rose" in text
+
+
+def test_a_spread_that_collapses(training):
+    told = history(records(12, std=lambda n: 1.0 if n < 7 else 0.01), training)
+    assert [iteration for iteration, _ in told] == [9] and "reward_std_hps fell from 1 to 0.01" in told[0][1]
+    assert not history(records(12, std=lambda n: 1.0 if n < 7 else 0.06), training)
+
+
+def test_updates_that_are_clipped_for_long(training):
+    told = history(records(12, clip=lambda n: 0.95 if n in (2, 3, 5, 6, 7, 8, 10) else 0.1), training)
+    assert [iteration for iteration, _ in told] == [7] and "clip_ratio was 0.9 or more in 3 iterations" in told[0][1]  # told once
+
+
+def test_a_run_that_asks_for_it_is_stopped_with_a_checkpoint_and_goes_on_without(make_trainer, tmp_path):
+    drift = DriftSettings(patience=2, stop=True)
+    make = lambda drift: make_trainer(
+        small_method("g2rpo", updates_per_rollout=3),
+        iterations=4,
+        learning_rate=1e-2,
+        clip_range=1e-9,
+        drift=drift,
+        max_old_policy_ratio_error=1e9,
+    )
+    warned = []
+    with pytest.raises(DriftError, match="iteration 2: clip_ratio was 0.9 or more in 2 iterations.*training.drift.stop: false"):
+        train(make(drift), tmp_path, dict, lambda record: None, lambda iteration, text: warned.append(iteration))
+    assert warned == [2] and checkpoint.last_iteration(tmp_path) == 2
+    records = train(
+        make(DriftSettings(patience=2)), tmp_path, dict, lambda record: None, lambda iteration, text: warned.append(iteration)
+    )
+    assert [record["iteration"] for record in records] == [0, 1, 2, 3, 4] and warned == [2, 2]
