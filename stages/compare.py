@@ -30,7 +30,7 @@ NOW = "now"
 @ends_in_one_line
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="g2rpo compare", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="g2rpo report --compare", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("before", metavar="A", help="such as HEAD~1, now, a study or a profile")
     parser.add_argument("after", metavar="B")

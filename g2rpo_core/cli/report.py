@@ -19,11 +19,23 @@ def report(
         bool, typer.Option("--make", help="bring it up to date first, from the runs and scores that are there")
     ] = False,
     open: Annotated[bool, typer.Option("--open", help="open it in the browser")] = False,
+    compare: Annotated[
+        tuple[str, str] | None,
+        typer.Option(
+            metavar="A B", help="two commits, studies or profiles side by side, as Markdown; `now` is what is in this folder"
+        ),
+    ] = None,
 ) -> None:
     """The comparison report of the runs, or of a study: prints where it is, and makes it first where there is none.
 
     Example: g2rpo report --study compare --open
+
+    Example: g2rpo report --compare HEAD~1 now
     """
+    if compare:
+        if not Path("stages", "compare.py").exists():
+            raise UserError("report: run it in the project's checkout")
+        sys.exit(subprocess.run([sys.executable, "-m", "stages.compare", *compare]).returncode)
     home = Path("studies", study) if study else Path(".")
     if not (home / "dvc.yaml").exists():
         known = ", ".join(sorted(path.parent.name for path in Path("studies").glob("*/dvc.yaml")))

@@ -75,7 +75,7 @@ def small():
 
 def test_the_pictures_of_the_committed_report_are_found():
     shown = views.pairs(ROOT / "reports" / "report.html")
-    assert shown.count('<h2 id="') == 2 and shown.count("data:image/png") > 30 and "<script" not in shown
+    assert shown.count("<table") == 3 and shown.count("data:image/png") > 30 and "<script" not in shown
     assert "there is no report here" in views.pairs(None)
 
 

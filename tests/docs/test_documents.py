@@ -45,7 +45,7 @@ RUN = {
 ONLY_PARSED = {
     r"^(make|dvc (repro|checkout|plots|commit)|python -m (studies run|stages\.train))\b": "whole stages; tests/pipeline and CI run them",
     r"^g2rpo (rehearse|plan|launch)\b": "FLUX or a cluster; tests/estimate, tests/pipeline/test_rehearsal.py and test_flux_profiles.py run them",
-    r"^g2rpo demo\b": "a server; tests/demo/test_page.py runs it",
+    r"^g2rpo (demo|serve-reward)\b": "a server; tests/demo/test_page.py and tests/serving run them",
     r"^g2rpo (models|prompts)\b": "of FLUX; tests/hub and tests/cli run them",
     r"^g2rpo export .*--push": "a hub; tests/export/test_push.py runs it",
     r"^g2rpo (generate|score|report|profile show NAME|--install-completion)": "named with other words that are run; completion writes into the home folder",
