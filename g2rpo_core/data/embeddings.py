@@ -16,8 +16,8 @@ import pyarrow.parquet as pq
 import torch
 from diffusers import FluxPipeline
 
+from g2rpo_core.data.formats import LONGEST
 from g2rpo_core.data.prompts import Prompt
-from g2rpo_core.data.settings import LONGEST
 from g2rpo_core.errors import UserError, made_by
 from g2rpo_core.files import complaint, in_one_line, reading, remade_by, whole
 from g2rpo_core.texts import visible

@@ -5,11 +5,9 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Discriminator, Field, Tag
 
-from g2rpo_core.data.formats import FORMATS
+from g2rpo_core.data.formats import FORMATS, LONGEST
 from g2rpo_core.hub.settings import HubPrompts
 from g2rpo_core.settings import Count, Seed, Settings
-
-LONGEST = 512  # tokens that FLUX's text encoder was trained with
 
 
 def _source(value: str) -> str:

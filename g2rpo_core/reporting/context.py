@@ -219,7 +219,7 @@ def stage_of(run: Run, published: Sequence[str]) -> str:
     return f"evaluate_published@{run[0]}" if run[0] in published else f"evaluate@{run_name(*run)}"
 
 
-def scores_of(run: Run, folder: Path, repro: str, published: Sequence[str]) -> pd.DataFrame:
+def scores_of(run: Run, folder: Path, repro: str, published: Sequence[str] = ()) -> pd.DataFrame:
     """The rows of one evaluation; UserError where its table is gone or damaged, or not of that run."""
     stage = stage_of(run, published)
     file = made_by("evaluate", folder / "results.parquet", repro)

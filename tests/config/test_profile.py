@@ -154,7 +154,7 @@ PIPELINE = section_of("pipeline")
             "file: test.json",
             "prompts.test.file: unknown key; allowed are repo, revision, files, sha256, distinct, styles",
         ),
-        ("  g2rpo_published:", "  g2rpo:", "published.g2rpo: give it a name of letters, digits and _ that no method has"),
+        ("  g2rpo_published:", "  g2rpo:", "published.g2rpo: is the name of a method; give it another"),
         ("    method: mix_grpo\n", "    method: mix\n", "published.mix_grpo_published.method: unknown method 'mix'"),
         ("repo: tulvgengenr/MixGRPO", "sha256: {}", "needs either `repo` or `folder`"),
         (
@@ -187,7 +187,9 @@ def test_params_are_checked_against_their_profile(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="'ppo' is not in profiles/tiny.yaml; allowed are g2rpo, "):
         load_run(path)
     path.write_text("profile: tiny\nmethods: [g2rpo]\nseeds: [1]\npublished: [theirs]\n")
-    with pytest.raises(UserError, match="published: 'theirs' is not in section published of profiles/tiny.yaml; there are: none"):
+    with pytest.raises(
+        UserError, match="published: 'theirs' is not in section published of profiles/tiny.yaml; allowed are none"
+    ):
         load_run(path)
     path.write_text("profile: tiny\nmethods: []\nseeds: [1]\n")
     with pytest.raises(UserError, match="methods: name at least one, or a published model"):

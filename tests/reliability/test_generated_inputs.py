@@ -34,7 +34,9 @@ from g2rpo_core.distributed import checkpoint
 from g2rpo_core.errors import UserError
 from g2rpo_core.files import complaints, read_json, read_yaml
 from g2rpo_core.reporting.context import model_lines, records_of, scores_of
-from g2rpo_core.rewards.chat_server import ChatServer, ServerSettings, Unanswered
+from g2rpo_core.rewards.chat_server import ChatServer
+from g2rpo_core.rewards.http_client import Unanswered
+from g2rpo_core.rewards.server_settings import ServerSettings
 from g2rpo_core.rollout.tree import build
 from g2rpo_core.texts import markdown, steering, visible
 from tests.conftest import ROOT
@@ -393,8 +395,8 @@ class TestServers:
         """A real server that answers with what `say` holds."""
         say = SimpleNamespace(status=200, body=b"", headers={})
         with serve(lambda request: (say.status, say.headers, say.body)) as served:
-            how = ServerSettings(url=served.url, model="m", timeout=20, tries=1, backoff=0)
-            yield SimpleNamespace(say=say, ask=ChatServer(how, 8))
+            how = ServerSettings(url=served.url, timeout=20, tries=1, backoff=0)
+            yield SimpleNamespace(say=say, ask=ChatServer(how, "m", 8))
 
     @pytest.mark.parametrize("many", [False, pytest.param(True, marks=pytest.mark.slow)])
     def test_answers_that_are_any_data(self, server, many):
