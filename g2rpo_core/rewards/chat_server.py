@@ -109,7 +109,8 @@ class ChatServer:
             raise Passing(f"no answer within {self.settings.timeout:g} s") from None
         except httpx.TransportError as error:
             raise Passing(f"{type(error).__name__}: {error}") from None
-        said = f"status {response.status_code}: {data[:200].decode(errors='replace')!r}"
+        words = self._without_key(data.decode(errors="replace"))
+        said = f"status {response.status_code}: {words[:200]!r}"
         if response.status_code in PASSING:
             raise Passing(said, seconds(response.headers.get("retry-after")))
         if response.status_code in (401, 403, 404):
@@ -122,12 +123,17 @@ class ChatServer:
             choice = httpx.Response(200, content=data).json()["choices"][0]
             text, finished = choice["message"]["content"], choice.get("finish_reason")
         except (ValueError, LookupError, TypeError):
-            raise Unanswered(f"not a chat completion: {data[:200].decode(errors='replace')!r}") from None
+            raise Unanswered(f"not a chat completion: {words[:200]!r}") from None
         if not isinstance(text, str):
             raise Unanswered("an answer without text")
         if finished == "length":
             raise Unanswered(f"cut at max_new_tokens {self.max_new_tokens}: {text[-200:]!r}")
         return text
+
+    def _without_key(self, text: str) -> str:
+        """A server's words, which may repeat what it was sent."""
+        variable = self.settings.key_variable
+        return text.replace(os.environ.get(variable, ""), f"(the key of {variable})") if variable else text
 
 
 class Passing(Exception):
