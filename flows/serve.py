@@ -10,6 +10,8 @@ from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser, Namespace
 from contextlib import nullcontext
 from datetime import timedelta
 
+import httpx
+
 from flows.server import failed, local_server, wait_until_healthy
 from g2rpo_core.errors import UserError
 
@@ -118,7 +120,13 @@ def main(given: list[str] | None = None) -> None:
             limit_tag("gpu", args.gpus)
             crash_silent_runs()
             print(f"serving {', '.join(one.flow_name for one in made)}; see {api.removesuffix('/api')}", flush=True)
-            serve(*made, print_starting_message=False)
+            while True:
+                try:
+                    serve(*made, print_starting_message=False)
+                    return
+                except* httpx.HTTPError:  # the runner gives up where its server is away for long
+                    print("the runner lost its server: serving again when it answers", file=sys.stderr, flush=True)
+                wait_until_healthy(api)
     except UserError as error:
         sys.exit(f"error: {error}")
 

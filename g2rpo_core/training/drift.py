@@ -56,11 +56,8 @@ def _found(records: Sequence[Mapping], training: TrainingSettings, updates: int)
     last = iterations[-patience:]
     most = 1 - 1 / updates  # of clip_ratio, a mean over the updates
     if most and len(last) == patience and all(record["clip_ratio"] >= CLIPPED * most for record in last):
-        yield (
-            "clipped",
-            f"clip_ratio was {CLIPPED * most:.2g} or more, of at most {most:.2g}, in {patience} iterations: updates do nothing; "
-            "a lower learning_rate or a wider clip_range",
-        )
+        share = f"{CLIPPED * most:.2g} or more, of at most {most:.2g}, in {patience} iterations"
+        yield "clipped", f"clip_ratio was {share}: updates do nothing; a lower learning_rate or a wider clip_range"
     if len(iterations) < 2 * patience:
         return
     for reward in training.rewards:
