@@ -88,9 +88,8 @@ def _held_out(records: Sequence[Mapping], training: TrainingSettings) -> Iterato
         if not _rises([-value for value in values(column)]):
             continue
         if name in training.rewards:
-            sign = 1 if training.rewards[name] > 0 else -1
             means = [_mean(records[start + 1 : end + 1], f"reward_{name}") for start, end in zip(points, points[1:])]
-            risen = sign > 0 and _rises(means)
+            risen = training.rewards[name] > 0 and _rises(means)
         else:
             risen = _rises(sums)
         if risen:

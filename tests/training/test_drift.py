@@ -43,6 +43,17 @@ def test_a_held_out_reward_that_falls_while_the_trained_one_rises(training):
     assert warnings_of(falling[:8], training) == warnings_of(falling[:7], training)  # it stands until the next measurement
 
 
+def test_an_interval_holds_the_iterations_after_a_measurement_up_to_the_next(training):
+    """Rewards in training 5, 1 | 4, 3 | 2, 6: means 3, 3.5 and 4 rise; shifted by one they would not."""
+    rewards = {1: 5, 2: 1, 3: 4, 4: 3, 5: 2, 6: 6}
+    told = history(
+        records(6, heldout=lambda n: -n, reward=rewards.get), training.model_copy(update={"drift": DriftSettings(measurements=3)})
+    )
+    assert [iteration for iteration, _ in told] == [6]
+    penalty = training.model_copy(update={"rewards": {"hps": -1.0}})  # which is to fall
+    assert not history(records(8, heldout=lambda n: -n, other=lambda n: n, reward=lambda n: n), penalty)
+
+
 def test_a_reward_that_was_not_trained_on_and_falls_while_the_trained_one_rises(training):
     ((iteration, text),) = history(records(8, heldout=lambda n: n, other=lambda n: -n, reward=lambda n: n), training)
     assert iteration == 4 and "heldout_verifier fell 2 times in a row while the held-out training reward rose" in text
