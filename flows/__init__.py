@@ -18,6 +18,7 @@ for _name, _value in {
     "DO_NOT_TRACK": "1",
     "DVC_NO_ANALYTICS": "1",
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",  # seconds, the least that Prefect takes
     "PREFECT_CLIENT_MAX_RETRIES": "10",  # a server that starts again within minutes ends no run
     # in memory, the default, a server that starts again never gives back the slots that were taken before
     "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",

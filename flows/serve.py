@@ -8,10 +8,14 @@ import signal
 import sys
 from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser, Namespace
 from contextlib import nullcontext
+from datetime import timedelta
 
-from flows.server import local_server, wait_until_healthy
+import httpx
+
+from flows.server import failed, local_server, wait_until_healthy
 from g2rpo_core.errors import UserError
 
+SILENT = 45.0  # seconds without a heartbeat, one and a half of what lies between two
 SERVED_AT_START = 30.0  # seconds that a server named by PREFECT_API_URL has to answer
 
 
@@ -64,9 +68,47 @@ def limit_tag(tag: str, slots: int) -> None:
         client.upsert_global_concurrency_limit_by_name(f"tag:{tag}", slots)  # the name that Prefect gives a tag's limit
 
 
+def crash_silent_runs() -> None:
+    """Prefect's own automation: a run whose heartbeats stop becomes Crashed, and gives its deployment's slot back.
+
+    A run whose process was killed would stay Running for good. Heartbeats come every HEARTBEAT seconds (flows/__init__.py).
+    """
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.objects import StateType
+    from prefect.events.actions import ChangeFlowRunState
+    from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
+    from prefect.events.schemas.events import ResourceSpecification
+
+    name = "g2rpo: a run without heartbeats has crashed"
+    over = {f"prefect.flow-run.{state}" for state in ("Completed", "Failed", "Cancelled", "Crashed", "TryAgain")}
+    automation = AutomationCore(
+        name=name,
+        trigger=EventTrigger(
+            after={"prefect.flow-run.heartbeat"},
+            expect={"prefect.flow-run.heartbeat", *over},
+            match=ResourceSpecification({"prefect.resource.id": ["prefect.flow-run.*"]}),
+            for_each={"prefect.resource.id"},
+            posture=Posture.Proactive,
+            threshold=1,
+            within=timedelta(seconds=SILENT),
+        ),
+        actions=[
+            ChangeFlowRunState(
+                state=StateType.CRASHED, message="its process has ended without a word; the next run goes on from its checkpoint"
+            )
+        ],
+    )
+    with get_client(sync_client=True) as client:
+        found = client._client.post("/automations/filter", json={"automations": {"name": {"any_": [name]}}})
+        for old in found.json():
+            client._client.delete(f"/automations/{old['id']}")
+        client._client.post("/automations/", json=automation.model_dump(mode="json")).raise_for_status()
+
+
 def main(given: list[str] | None = None) -> None:
     args = arguments(given)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # or the server would stay behind
+    # or the server would stay behind
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(f"error: {failed[0]}" if failed else 128 + signal.SIGTERM))
     existing = os.environ.get("PREFECT_API_URL")
     try:
         with nullcontext(existing) if existing else local_server(args.port) as api:
@@ -76,8 +118,15 @@ def main(given: list[str] | None = None) -> None:
 
             made = deployments(args)
             limit_tag("gpu", args.gpus)
+            crash_silent_runs()
             print(f"serving {', '.join(one.flow_name for one in made)}; see {api.removesuffix('/api')}", flush=True)
-            serve(*made, print_starting_message=False)
+            while True:
+                try:
+                    serve(*made, print_starting_message=False)
+                    return
+                except* httpx.HTTPError:  # the runner gives up where its server is away for long
+                    print("the runner lost its server: serving again when it answers", file=sys.stderr, flush=True)
+                wait_until_healthy(api)
     except UserError as error:
         sys.exit(f"error: {error}")
 

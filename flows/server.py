@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -13,6 +14,7 @@ from contextlib import contextmanager
 
 from g2rpo_core.errors import UserError
 
+RESTARTS = 3
 START_LIMIT = 120.0  # seconds; 9 to 25 with SQLite on two cores
 
 
@@ -34,12 +36,52 @@ def local_server(port: int) -> Iterator[str]:
                 f"port {port} is taken: give another by --port, or name a server that runs there: PREFECT_API_URL=http://127.0.0.1:{port}/api"
             )
     api = f"http://127.0.0.1:{port}/api"
-    process = start_server(port)
+    supervised = Supervised(port)
     try:
-        wait_until_healthy(api, process)
+        wait_until_healthy(api, supervised.process)
+        supervised.watch()
         yield api
     finally:
-        stop_server(process)
+        supervised.end()
+
+
+class Supervised:
+    """A server that is started again when it ends by itself, RESTARTS times at most; then SIGTERM ends this process, and `failed` says why.
+
+    Runs that are under way wait for it (`wait_for_server`).
+    """
+
+    def __init__(self, port: int):
+        self.port, self.process, self.ending, self.restarts = port, start_server(port), threading.Event(), 0
+
+    def watch(self) -> None:
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def _watch(self) -> None:
+        while True:
+            status = self.process.wait()
+            if self.ending.is_set():
+                return
+            how = f"by signal {-status}" if status < 0 else f"with status {status}"
+            if self.restarts == RESTARTS:
+                failed.append(
+                    f"the Prefect server ended {how} for the {RESTARTS + 1}th time; runs that were under way go on from their checkpoints"
+                )
+                os.kill(os.getpid(), signal.SIGTERM)
+                return
+            self.restarts += 1
+            print(
+                f"the Prefect server ended {how}: starting it again ({self.restarts} of {RESTARTS})", file=sys.stderr, flush=True
+            )
+            stop_server(self.process, signal.SIGKILL)  # what it has left of its group, with its hand on the port
+            self.process = start_server(self.port)
+
+    def end(self) -> None:
+        self.ending.set()
+        stop_server(self.process)
+
+
+failed: list[str] = []  # why this process ends itself
 
 
 def start_server(port: int) -> subprocess.Popen:

@@ -18,7 +18,7 @@ from g2rpo_core.errors import UserError
 from g2rpo_core.models.flux import SNAPSHOTS, Policy
 from g2rpo_core.models.generate import generate_images
 from g2rpo_core.rewards import registry
-from g2rpo_core.training.drift import history
+from g2rpo_core.training.drift import history, updates_of
 from g2rpo_core.training.loop import train
 from g2rpo_core.training.monitor import heldout_means
 from g2rpo_core.training.tracking import Tracking
@@ -122,7 +122,7 @@ def main() -> None:
     if processes.rank == 0:
         if training.snapshots:
             checkpoint.publish(folder / SNAPSHOTS, run / SNAPSHOTS)
-        write_records(records, run, name, paths, history(records, training))
+        write_records(records, run, name, paths, history(records, training, updates_of(method, sampling.steps)))
         if adopt(f"train@{name}", paths):  # else the next start ends at once with what stands there
             checkpoint.discard(folder)
 

@@ -56,7 +56,7 @@ def faults(tree: ast.AST) -> Iterator[tuple[ast.AST, str]]:
             yield node, "constant"
         elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.Not):
             yield node, "sign"
-        elif isinstance(node, ast.Call) and node.keywords and node.keywords[0].arg:
+        elif isinstance(node, ast.Call) and node.keywords and node.keywords[0].arg not in (None, "description"):
             yield node, "argument"
         elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
             yield node, "statement"

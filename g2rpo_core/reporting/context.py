@@ -41,7 +41,7 @@ from g2rpo_core.reporting.tables import (
 from g2rpo_core.reporting.verdict import summary, verdict
 from g2rpo_core.rewards.registry import labels as reward_labels
 from g2rpo_core.sampling.settings import SamplingSettings
-from g2rpo_core.training.drift import history
+from g2rpo_core.training.drift import history, updates_of
 from g2rpo_core.training.settings import TrainingSettings
 
 PACKAGES = ("torch", "diffusers", "transformers", "open_clip_torch", "dvc", "pyarrow", "numpy")
@@ -194,7 +194,10 @@ def build_context(
         "drifted": [
             (run, iteration, text)
             for run, table in records.items()
-            for iteration, text in history(table.to_dict("records"), entries[run[0]].training)
+            for entry in [entries[run[0]]]
+            for iteration, text in history(
+                table.to_dict("records"), entry.training, updates_of(entry.settings, entry.sampling.steps)
+            )
         ],
         "monitored": monitor.prompts,
         "verdict": verdict(gained, ranked, pairs, labels, named, outside),

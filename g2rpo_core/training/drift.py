@@ -4,12 +4,13 @@
 |---|---|
 | `held_out` | a held-out reward fell from measurement to measurement, while the same reward in training, or the trained sum, rose |
 | `spread` | the members of a group score nearly alike: nothing is left to learn from |
-| `clipped` | nearly every ratio is outside the clip range: updates do nothing |
+| `clipped` | nearly every ratio that could be is outside the clip range: updates do nothing |
 """
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
+from g2rpo_core.algorithm.methods import Method
 from g2rpo_core.errors import UserError
 from g2rpo_core.training.settings import TrainingSettings
 
@@ -21,31 +22,42 @@ class DriftError(UserError):
     """A run that was stopped by `training.drift.stop`."""
 
 
-def warnings_of(records: Sequence[Mapping], training: TrainingSettings) -> dict[str, str]:
-    """What is wrong after the last of the records (row 0 first), by its name in the table above; empty if nothing is."""
-    return dict(_found(records, training))
+def warnings_of(records: Sequence[Mapping], training: TrainingSettings, updates: int = 1) -> dict[str, str]:
+    """What is wrong after the last of the records (row 0 first), by its name in the table above; empty if nothing is.
+
+    updates: of an iteration, see `updates_of`.
+    """
+    return dict(_found(records, training, updates))
 
 
-def history(records: Sequence[Mapping], training: TrainingSettings) -> list[tuple[int, str]]:
+def history(records: Sequence[Mapping], training: TrainingSettings, updates: int = 1) -> list[tuple[int, str]]:
     """Every warning of a run, with the iteration at which it began."""
     told: list[tuple[int, str]] = []
     before: set[str] = set()
     for end in range(1, len(records) + 1):
-        now = warnings_of(records[:end], training)
+        now = warnings_of(records[:end], training, updates)
         told += [(int(records[end - 1]["iteration"]), text) for name, text in now.items() if name not in before]
         before = set(now)
     return told
 
 
-def _found(records: Sequence[Mapping], training: TrainingSettings) -> Iterator[tuple[str, str]]:
+def updates_of(method: Method, steps: int) -> int:
+    """Optimizer steps of an iteration. Before the first the ratio is 1, and nothing can be clipped."""
+    if method.updates_per_rollout == "iteration":
+        return 1
+    if method.updates_per_rollout == "step":
+        return max(1, round(method.timestep_fraction * sum(map(len, method.branches(steps)))))
+    return method.updates_per_rollout
+
+
+def _found(records: Sequence[Mapping], training: TrainingSettings, updates: int) -> Iterator[tuple[str, str]]:
     yield from _held_out(records, training)
     iterations, patience = records[1:], training.drift.patience
     last = iterations[-patience:]
-    if len(last) == patience and all(record["clip_ratio"] >= CLIPPED for record in last):
-        yield (
-            "clipped",
-            f"clip_ratio was {CLIPPED} or more in {patience} iterations: updates do nothing; a lower learning_rate or a wider clip_range",
-        )
+    most = 1 - 1 / updates  # of clip_ratio, a mean over the updates
+    if most and len(last) == patience and all(record["clip_ratio"] >= CLIPPED * most for record in last):
+        share = f"{CLIPPED * most:.2g} or more, of at most {most:.2g}, in {patience} iterations"
+        yield "clipped", f"clip_ratio was {share}: updates do nothing; a lower learning_rate or a wider clip_range"
     if len(iterations) < 2 * patience:
         return
     for reward in training.rewards:
@@ -62,11 +74,11 @@ def _found(records: Sequence[Mapping], training: TrainingSettings) -> Iterator[t
 
 
 def _held_out(records: Sequence[Mapping], training: TrainingSettings) -> Iterator[tuple[str, str]]:
-    """Of the last `drift.measurements` intervals between measurements of held-out prompts, the last just ended."""
+    """Of the last `drift.measurements` intervals between measurements of held-out prompts."""
     columns = [key for key in records[0] if key.startswith("heldout_")]
     measured = [index for index, record in enumerate(records) if columns and _is_number(record.get(columns[0]))]
     count = training.drift.measurements
-    if len(measured) <= count or measured[-1] != len(records) - 1:
+    if len(measured) <= count:
         return
     points = measured[-count - 1 :]
     values = lambda column: [records[index][column] for index in points]
@@ -76,9 +88,8 @@ def _held_out(records: Sequence[Mapping], training: TrainingSettings) -> Iterato
         if not _rises([-value for value in values(column)]):
             continue
         if name in training.rewards:
-            sign = 1 if training.rewards[name] > 0 else -1
             means = [_mean(records[start + 1 : end + 1], f"reward_{name}") for start, end in zip(points, points[1:])]
-            risen = sign > 0 and _rises(means)
+            risen = training.rewards[name] > 0 and _rises(means)
         else:
             risen = _rises(sums)
         if risen:

@@ -8,7 +8,7 @@ from pathlib import Path
 from g2rpo_core.distributed import checkpoint
 from g2rpo_core.distributed.termination import Terminated
 from g2rpo_core.models.flux import snapshot
-from g2rpo_core.training.drift import DriftError, warnings_of
+from g2rpo_core.training.drift import DriftError, updates_of, warnings_of
 from g2rpo_core.training.experience import NonFiniteError
 from g2rpo_core.training.metrics import START
 from g2rpo_core.training.trainer import Trainer
@@ -44,7 +44,7 @@ def train(
 
     def look() -> None:
         """On all processes, which have the same records."""
-        found = warnings_of(records, settings)
+        found = warnings_of(records, settings, updates_of(trainer.method, trainer.sampling.steps))
         for name, text in found.items():
             if name not in told:
                 warn(records[-1]["iteration"], text)

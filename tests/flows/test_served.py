@@ -186,3 +186,68 @@ def test_a_runner_that_dies_loses_nothing(served, fresh_training):
     state = served.ended(run)
     assert state["type"] == "COMPLETED", (state, served.log(run))
     assert (served.folder / "weights").exists()
+
+
+@pytest.mark.slow
+def test_a_run_whose_process_is_killed_becomes_crashed_and_gives_its_slot_back(served, fresh_training):
+    run = served.start("train")
+    until((served.folder / "started").exists)
+    (engine,) = (
+        one
+        for one in psutil.process_iter(["cmdline", "environ"])
+        if run in str((one.info["environ"] or {}).get("PREFECT__FLOW_RUN_ID")) and "prefect" in " ".join(one.info["cmdline"])
+    )
+    served.processes["serve"].send_signal(signal.SIGSTOP)  # so that the runner, which sees its child's end, cannot tell of it
+    try:
+        for process in [*engine.children(recursive=True), engine]:
+            process.kill()
+        assert served.ended(run, limit=120)["type"] == "CRASHED"
+    finally:
+        served.processes["serve"].send_signal(signal.SIGCONT)
+    _, state = served.run("report")
+    assert state["type"] == "COMPLETED"
+
+
+@pytest.mark.slow
+def test_serve_starts_its_server_again_and_ends_in_one_line_where_that_does_not_help(tmp_path):
+    """Its own server, killed until it is given up."""
+    import socket
+
+    from flows.server import RESTARTS
+    from tests.flows.tiny import repository
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    folder = repository(tmp_path / "project")
+    changes = {"PREFECT_HOME": str(tmp_path / "prefect"), "PREFECT_PROFILES_PATH": str(tmp_path / "profiles.toml")}
+    own = {key: value for key, value in environment(**changes).items() if key != "PREFECT_API_URL"}
+    log = tmp_path / "serve.log"
+    with log.open("wb") as file:
+        serve = subprocess.Popen(
+            [sys.executable, "-m", "flows.serve", "--train", "", "--evaluate", "", "--port", str(port)],
+            cwd=folder,
+            env=own,
+            stdout=file,
+            stderr=file,
+        )
+    answers = lambda: server_answers(port)
+    try:
+        until(lambda: "serving" in log.read_text(errors="replace"), limit=180)
+        for turn in range(RESTARTS + 1):
+            until(answers, limit=180)
+            leader = next(one for one in psutil.Process(serve.pid).children() if "server" in one.cmdline())
+            os.killpg(leader.pid, signal.SIGKILL)
+            if turn < RESTARTS:
+                until(lambda turn=turn: f"starting it again ({turn + 1} of {RESTARTS})" in log.read_text(errors="replace"))
+        assert serve.wait(120) == 1
+    finally:
+        serve.kill()
+    assert f"error: the Prefect server ended by signal 9 for the {RESTARTS + 1}th time" in log.read_text(errors="replace")
+    assert not answers()
+
+
+def server_answers(port: int) -> bool:
+    from flows.server import healthy
+
+    return healthy(f"http://127.0.0.1:{port}/api")

@@ -5,9 +5,14 @@ import torch
 
 from g2rpo_core.data.embeddings import check_lengths
 from g2rpo_core.data.prompts import Prompt
+from g2rpo_core.distributed import checkpoint
+from g2rpo_core.distributed.process_group import ProcessGroup
 from g2rpo_core.errors import UserError
+from g2rpo_core.models.flux import snapshot
 from g2rpo_core.training.batch import branch_advantages, split_updates
+from g2rpo_core.training.loop import train
 from g2rpo_core.training.metrics import reward_metrics, update_metrics
+from g2rpo_core.training.tracking import topic
 from g2rpo_core.training.trainer import learning_rate_at
 from tests.fixtures.rollouts import redness, small_method
 
@@ -136,3 +141,46 @@ def test_the_rewards_of_a_run_are_those_of_its_images(make_trainer):
 
     (record,) = make_trainer(small_method("g2rpo"), reward=watched, iterations=1).run()
     assert record["reward_redness"] == pytest.approx(torch.cat(seen).mean().item(), rel=1e-5)
+
+
+def test_counts_are_those_of_all_processes(make_trainer, monkeypatch):
+    """One of two processes has one of the two prompts; what it counts, the other counts as well."""
+    monkeypatch.setattr(ProcessGroup, "gather", lambda self, value: [value] * self.size)
+    (alone,) = make_trainer(small_method("g2rpo"), iterations=1).run()
+    trainer = make_trainer(small_method("g2rpo"), iterations=1)
+    trainer.processes = ProcessGroup(0, 2)
+    (half,) = trainer.run()
+    for key in ("num_forward_evals", "num_transitions"):
+        assert half[key] == alone[key] > 0
+
+
+def test_held_out_prompts_are_measured_and_a_checkpoint_is_written_at_the_last_iteration_too(make_trainer, tmp_path):
+    measured = []
+
+    def heldout() -> dict:
+        measured.append(True)
+        return {"heldout_redness": 0.5}
+
+    trainer = make_trainer(
+        small_method("g2rpo"),
+        iterations=3,
+        monitor=make_trainer(small_method("g2rpo")).training.monitor.model_copy(update={"every": 2}),
+    )
+    records = train(trainer, tmp_path, heldout, lambda record: None)
+    assert ["heldout_redness" in record for record in records] == [True, False, True, True] and len(measured) == 3
+    assert checkpoint.last_iteration(tmp_path) == 3
+
+
+def test_a_snapshot_has_its_name_and_what_is_shown_of_a_group_is_a_whole_group(make_trainer, tmp_path):
+    shown = []
+    trainer = make_trainer(small_method("g2rpo"), iterations=2, snapshots=(1,))
+    trainer.watch = lambda iteration, prompt, images, scores: shown.append((iteration, len(images), tuple(scores.shape)))
+    train(trainer, tmp_path, dict, lambda record: None)
+    assert (snapshot(tmp_path, 1) / "transformer" / "config.json").exists() and not snapshot(tmp_path, 2).exists()
+    assert shown == [(1, 3, (1, 3)), (2, 3, (1, 3))]
+    assert [topic(name) for name in ("num_transitions", "seconds", "loss", "heldout_x")] == [
+        "cost",
+        "cost",
+        "training",
+        "held out",
+    ]

@@ -2,8 +2,9 @@
 
 import pytest
 
+from g2rpo_core.algorithm.methods import METHODS
 from g2rpo_core.distributed import checkpoint
-from g2rpo_core.training.drift import DriftError, history, warnings_of
+from g2rpo_core.training.drift import DriftError, history, updates_of, warnings_of
 from g2rpo_core.training.loop import train
 from g2rpo_core.training.settings import DriftSettings, TrainingSettings
 from tests.fixtures.rollouts import small_method
@@ -39,7 +40,18 @@ def test_a_held_out_reward_that_falls_while_the_trained_one_rises(training):
     ((iteration, text),) = history(falling, training)
     assert iteration == 4 and "heldout_hps fell 2 times in a row while it rose in training" in text
     assert not history(records(8, heldout=lambda n: -n, reward=lambda n: -n), training)  # it falls in training as well
-    assert not warnings_of(falling[:8], training)  # between two measurements there is nothing new
+    assert warnings_of(falling[:8], training) == warnings_of(falling[:7], training)  # it stands until the next measurement
+
+
+def test_an_interval_holds_the_iterations_after_a_measurement_up_to_the_next(training):
+    """Rewards in training 5, 1 | 4, 3 | 2, 6: means 3, 3.5 and 4 rise; shifted by one they would not."""
+    rewards = {1: 5, 2: 1, 3: 4, 4: 3, 5: 2, 6: 6}
+    told = history(
+        records(6, heldout=lambda n: -n, reward=rewards.get), training.model_copy(update={"drift": DriftSettings(measurements=3)})
+    )
+    assert [iteration for iteration, _ in told] == [6]
+    penalty = training.model_copy(update={"rewards": {"hps": -1.0}})  # which is to fall
+    assert not history(records(8, heldout=lambda n: -n, other=lambda n: n, reward=lambda n: n), penalty)
 
 
 def test_a_reward_that_was_not_trained_on_and_falls_while_the_trained_one_rises(training):
@@ -54,8 +66,17 @@ def test_a_spread_that_collapses(training):
 
 
 def test_updates_that_are_clipped_for_long(training):
-    told = history(records(12, clip=lambda n: 0.95 if n in (2, 3, 5, 6, 7, 8, 10) else 0.1), training)
-    assert [iteration for iteration, _ in told] == [7] and "clip_ratio was 0.9 or more in 3 iterations" in told[0][1]  # told once
+    rows = records(12, clip=lambda n: 0.61 if n in (2, 3, 5, 6, 7, 8, 10) else 0.59)
+    told = history(rows, training, updates=3)
+    assert [iteration for iteration, _ in told] == [7] and "clip_ratio was 0.6 or more, of at most 0.67, in 3 iterations" in told[
+        0
+    ][1]  # once
+    assert not history(rows, training, updates=1)  # whose only update nothing is clipped in
+
+
+def test_the_updates_of_a_method():
+    assert [updates_of(METHODS[name], 10) for name in ("g2rpo", "mix_grpo", "dance_grpo")] == [1, 4, 3]
+    assert updates_of(METHODS["dance_grpo"].model_copy(update={"updates_per_rollout": "step"}), 11) == 6  # 60 % of 10
 
 
 def test_a_run_that_asks_for_it_is_stopped_with_a_checkpoint_and_goes_on_without(make_trainer, tmp_path):
@@ -69,7 +90,9 @@ def test_a_run_that_asks_for_it_is_stopped_with_a_checkpoint_and_goes_on_without
         max_old_policy_ratio_error=1e9,
     )
     warned = []
-    with pytest.raises(DriftError, match="iteration 2: clip_ratio was 0.9 or more in 2 iterations.*training.drift.stop: false"):
+    with pytest.raises(
+        DriftError, match="iteration 2: clip_ratio was 0.6 or more, of at most 0.67, in 2 iterations.*training.drift.stop: false"
+    ):
         train(make(drift), tmp_path, dict, lambda record: None, lambda iteration, text: warned.append(iteration))
     assert warned == [2] and checkpoint.last_iteration(tmp_path) == 2
     records = train(

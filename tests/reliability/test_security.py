@@ -1,0 +1,176 @@
+"""Nothing from outside runs, leaves its folder, steers what shows it, or learns a secret."""
+
+import io
+import json
+import os
+import pickle
+import re
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+import torch
+from jinja2 import Environment
+
+from g2rpo_core.common.model_store import LOCK, ModelStore
+from g2rpo_core.config import profile_path, study_path
+from g2rpo_core.data.prompts import read_prompts
+from g2rpo_core.errors import UserError
+from g2rpo_core.hub.conversion import read_pickled
+from g2rpo_core.reporting import render as render_module
+from g2rpo_core.rewards.chat_server import ChatServer, ServerSettings
+from g2rpo_core.texts import markdown, steering, visible
+from tests.conftest import ROOT
+from tests.fixtures.chat_server import serve
+
+CODE = [path for folder in ("g2rpo_core", "stages", "flows", "studies") for path in (ROOT / folder).rglob("*.py")]
+CANARY = "hf_canary0123456789"
+
+
+class Harmful:
+    """What a pickle can do: a file appears where it is loaded."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def __reduce__(self):
+        return (Path.touch, (self.path,))
+
+
+@pytest.mark.parametrize("form", ["torch", "pickle"])
+def test_a_pickle_that_would_run_code_is_refused_and_runs_none(tmp_path, form):
+    harm, file = tmp_path / "harm", tmp_path / "weights.pt"
+    if form == "torch":
+        torch.save({"weight": torch.ones(2), "more": Harmful(harm)}, file)
+    else:
+        file.write_bytes(pickle.dumps(Harmful(harm)))
+    with pytest.raises(UserError, match="not a file of weights alone, and nothing else is read"):
+        read_pickled(file)
+    assert not harm.exists()
+
+
+def test_nothing_of_the_project_unpickles_what_comes_from_outside():
+    for path in CODE:
+        text = path.read_text()
+        for call in re.findall(r"torch\.load\([^)]*\)", text):
+            assert "weights_only=True" in call, (path, call)
+        assert not re.search(
+            r"pickle\.loads?\(|joblib\.load|yaml\.unsafe|typ=.unsafe|trust_remote_code=True|(?<![.\w])eval\(", text
+        ), path
+
+
+@pytest.mark.parametrize("name", ["../x", "/etc/x", "a/b", "..", ".", "", "a\0b", "x" * 101, "\u202ex", "-x"])
+def test_no_name_leads_out_of_its_folder(name):
+    for path in (profile_path, study_path):
+        with pytest.raises(UserError, match="is no name"):
+            path(name)
+
+
+def test_a_lock_of_models_cannot_name_a_folder_outside(tmp_path):
+    for folder, file in (("../../etc", "passwd"), ("/etc", "passwd"), ("one", "../../secret")):
+        lock = {"one": {"folder": folder, "files": {file: {"size": 1, "sha256": "0"}}}}
+        (tmp_path / LOCK).write_text(json.dumps(lock))
+        with pytest.raises(UserError, match="would lead out of its folder"):
+            ModelStore(tmp_path).folder("one")
+
+
+def test_the_name_of_a_prompt_file_becomes_no_path(tmp_path):
+    path = tmp_path / "a b:c\u202e.txt"
+    path.write_text("a cat\n")
+    assert re.fullmatch(r"[\w.-]+", read_prompts(path)[0].id)
+
+
+def test_texts_that_steer_are_shown_as_their_codes():
+    for harmful in ("\x1b]0;title\x07", "\u202egnp.exe", "a\rb", "\u2066x\u2069", "\x00"):
+        assert steering(harmful) and not steering(visible(harmful)) and not steering(markdown(harmful))
+        assert not steering(str(UserError(f"prompt {harmful}")))
+    assert (
+        visible("caf\u00e9 \u05d0\u05d1 \U0001f415 a|b") == "caf\u00e9 \u05d0\u05d1 \U0001f415 a|b"
+    )  # texts of every language stay
+    assert markdown("a|b <script> [x](y) `z` *b*") == r"a\|b \<script\> \[x\](y) \`z\` \*b\*"
+
+
+def test_the_reports_templates_escape_what_comes_from_outside(monkeypatch):
+    """The same environment that renders the report, with a small template in the place of its own."""
+    sources = {"report.html.j2": "<p>{{ prompt }}</p>", "report.md.j2": "| {{ prompt|literal }} |"}
+    monkeypatch.setattr(
+        Environment,
+        "get_template",
+        lambda self, name: types.SimpleNamespace(
+            render=self.overlay(autoescape="html" in name).from_string(sources[name]).render
+        ),
+    )
+    shown = render_module.render({"prompt": "<script>|\u202e"})
+    assert shown["report.html"] == "<p>&lt;script&gt;|\\u202e</p>" and shown["report.md"] == "| \\<script\\>\\|\\\\u202e |"
+
+
+@pytest.mark.parametrize("status", [200, 400, 401, 418, 500])
+def test_a_key_is_in_no_message_even_where_the_server_repeats_it(status, monkeypatch):
+    monkeypatch.setenv("REWARD_KEY", CANARY)
+
+    def answer(request):
+        assert request.headers["Authorization"] == f"Bearer {CANARY}"
+        return status, {}, f'{{"error": "bad header Authorization: Bearer {CANARY}"}}'.encode()
+
+    with serve(answer) as served:
+        ask = ChatServer(ServerSettings(url=served.url, model="m", tries=1, backoff=0, key_variable="REWARD_KEY"), 8)
+        try:
+            said = str(ask([torch.zeros(3, 4, 4, dtype=torch.uint8)], ["how red?"])[0])
+        except UserError as error:
+            said = str(error)
+    assert said and CANARY not in said and "key of REWARD_KEY" in said
+
+
+@pytest.mark.pipeline
+def test_no_token_of_the_environment_is_printed(tmp_path):
+    """`g2rpo doctor`, a stage that fails and the check, each with tokens in the environment."""
+    names = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "WANDB_API_KEY", "OPENAI_API_KEY")
+    environment = {
+        **os.environ,
+        **dict.fromkeys(names, CANARY),
+        "HF_HOME": str(tmp_path),
+        "PYTHONPATH": str(ROOT),
+        "HF_HUB_OFFLINE": "1",
+    }
+    for words in (["g2rpo_core.cli", "doctor"], ["stages.models", "--profile", "flux_hps"], ["stages.check"]):
+        done = subprocess.run(
+            [sys.executable, "-m", *words],
+            cwd=ROOT if words[0] != "stages.models" else linked(tmp_path),
+            env=environment,
+            capture_output=True,
+            text=True,
+        )
+        assert CANARY not in done.stdout + done.stderr, words
+        assert "Traceback" not in done.stderr
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and CANARY.encode() in path.read_bytes()]
+
+
+def linked(folder: Path) -> Path:
+    project = folder / "project"
+    project.mkdir()
+    for name in ("profiles", "params.yaml"):
+        (project / name).symlink_to(ROOT / name)
+    return project
+
+
+def test_what_is_served_is_bound_to_loopback():
+    """Every address that the code binds or hands to a server; another has to be asked for."""
+    for path in CODE:
+        text = path.read_text()
+        assert "0.0.0.0" not in text, path
+        for host in re.findall(r'"--host",\s*"([^"]+)"', text):
+            assert host == "127.0.0.1", path
+
+
+def test_a_picture_that_would_fill_the_memory_is_refused(tmp_path):
+    from g2rpo_core.cli.image_folder import read_image
+
+    data = io.BytesIO()
+    from PIL import Image
+
+    Image.new("1", (30_000, 30_000)).save(data, "PNG")
+    (tmp_path / "bomb.png").write_bytes(data.getvalue())
+    with pytest.raises(UserError, match="bomb"):
+        read_image(tmp_path / "bomb.png")
