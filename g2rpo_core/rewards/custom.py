@@ -55,6 +55,8 @@ class CustomReward:
         make = found_class(f"rewards.{name}.class", settings.class_ or "")
         try:
             self.reward = make(**settings.settings)
+        except UserError:  # one that says itself what to do, or that it may pass
+            raise
         except Exception as error:  # whatever the user's own code raises
             raise UserError(f"{self.where}: cannot be made with rewards.{name}.settings: {in_words(error)}") from error
         if not callable(getattr(self.reward, "score", None)):
@@ -65,6 +67,8 @@ class CustomReward:
         """[N] float32; UserError if the user's score is anything but one number an image."""
         try:
             scores = self.reward.score(images, prompts)
+        except UserError:  # one that says itself what to do, or that it may pass
+            raise
         except Exception as error:  # whatever the user's own code raises
             raise UserError(f"{self.where}: score(images, prompts): {in_words(error)}") from error
         if not isinstance(scores, torch.Tensor) or scores.shape != (len(images),) or scores.is_complex():
