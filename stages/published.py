@@ -7,7 +7,7 @@ from g2rpo_core.config import load_run
 from g2rpo_core.hub.published import fetch_published
 from g2rpo_core.hub.revisions import Revisions
 from stages import HUB_OFFLINE_BY_USER
-from stages.common import REVISIONS, arguments, ends_in_one_line, fresh, sections
+from stages.common import REVISIONS, arguments, ends_in_one_line, fresh, sections, write_json
 
 SECTIONS = ("published",)
 
@@ -20,8 +20,10 @@ def main() -> None:
     revisions = Revisions(REVISIONS / "published.json")
     if HUB_OFFLINE_BY_USER is None:
         os.environ["HF_HUB_OFFLINE"] = "0"
-    for name in load_run().published:
+    names = load_run().published
+    for name in names:
         fetch_published(name, settings[name], root / name, revisions)
+    write_json(root / "index.json", names)  # DVC warns of a folder with nothing in it
 
 
 if __name__ == "__main__":

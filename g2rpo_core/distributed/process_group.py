@@ -1,5 +1,6 @@
 """The processes of a run: how many there are, what each does, and what they tell each other. One process is a group, too."""
 
+import atexit
 import ctypes
 import os
 import signal
@@ -98,4 +99,5 @@ def join(processes: Processes) -> tuple[ProcessGroup, torch.device]:
     state = PartialState(**how, timeout=timedelta(hours=1))
     if state.num_processes != size:
         raise UserError(f"processes: {size} asked for, {state.num_processes} came")
+    atexit.register(state.destroy_process_group)  # its threads, left running, may end an interpreter that is done by SIGABRT
     return ProcessGroup(state.process_index, size), device

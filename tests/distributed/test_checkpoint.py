@@ -160,7 +160,7 @@ def test_another_setting_or_input_never_continues_and_another_number_of_processe
 
 
 NODE = """
-import os, sys
+import atexit, os, sys
 from datetime import timedelta
 import torch.distributed as dist
 from g2rpo_core.distributed import checkpoint
@@ -169,6 +169,7 @@ from stages.common import ends_in_one_line
 
 rank, meet, checkpoint.VISIBLE_WITHIN = int(sys.argv[1]), sys.argv[2], 1.0
 dist.init_process_group("gloo", init_method=f"file://{meet}", rank=rank, world_size=2, timeout=timedelta(minutes=2))
+atexit.register(dist.destroy_process_group)
 ends_in_one_line(lambda: print(checkpoint.scratch("train", "run", {}, [], ProcessGroup(rank, 2)).resolve()))()
 """
 

@@ -55,6 +55,7 @@ ONLY_PARSED = {
     r"^python -m (benchmarks|experiments)": "minutes to hours; tests/benchmarks and tests/experiments run small ones",
     r"^python -m (flows|studies)": "a server, or named without its words; tests/flows and tests/pipeline run them",
     r"^prefect\b": "a server; tests/flows run what needs no account",
+    r"^python -m stages\.check$": "make reproduce begins with it; tests/reliability and tests/pipeline run it",
     r"^python -m uvicorn\b": "the reader's own server; tests/serving run the document's",
     r"^tensorboard\b": "a server; tests/training/test_tracking.py runs it",
 }

@@ -20,7 +20,8 @@ from g2rpo_core.data.prompts import read_prompts
 from g2rpo_core.errors import UserError
 from g2rpo_core.hub.conversion import read_pickled
 from g2rpo_core.reporting import render as render_module
-from g2rpo_core.rewards.chat_server import ChatServer, ServerSettings
+from g2rpo_core.rewards.chat_server import ChatServer
+from g2rpo_core.rewards.server_settings import ServerSettings
 from g2rpo_core.texts import markdown, steering, visible
 from tests.conftest import ROOT
 from tests.fixtures.chat_server import serve
@@ -115,7 +116,7 @@ def test_a_key_is_in_no_message_even_where_the_server_repeats_it(status, monkeyp
         return status, {}, f'{{"error": "bad header Authorization: Bearer {CANARY}"}}'.encode()
 
     with serve(answer) as served:
-        ask = ChatServer(ServerSettings(url=served.url, model="m", tries=1, backoff=0, key_variable="REWARD_KEY"), 8)
+        ask = ChatServer(ServerSettings(url=served.url, tries=1, backoff=0, key_variable="REWARD_KEY"), "m", 8)
         try:
             said = str(ask([torch.zeros(3, 4, 4, dtype=torch.uint8)], ["how red?"])[0])
         except UserError as error:
@@ -159,8 +160,8 @@ def test_what_is_served_is_bound_to_loopback():
     """Every address that the code binds or hands to a server; another has to be asked for."""
     for path in CODE:
         text = path.read_text()
-        assert "0.0.0.0" not in text, path
-        for host in re.findall(r'"--host",\s*"([^"]+)"', text):
+        assert '"0.0.0.0"' not in text, path  # a help text may name it
+        for host in re.findall(r'(?:"--host",\s*|\bhost: .*= )"([^"]+)"', text):
             assert host == "127.0.0.1", path
 
 
