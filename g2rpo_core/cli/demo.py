@@ -33,7 +33,9 @@ def demo(
     others = run or []
     for one in others:
         folder_of(one, profile)
-    runs_of = lambda: [*trained_runs(profile), *others]
+    methods = list(settings.methods)  # in their order, so that the first is ticked first; runs of others come last
+    place = lambda name: methods.index(method) if (method := name.rpartition("-")[0]) in methods else len(methods)
+    runs_of = lambda: [*sorted(trained_runs(profile), key=place), *others]
 
     from g2rpo_core.demo.page import make_page, serve
     from g2rpo_core.demo.views import OPEN_TO_ALL

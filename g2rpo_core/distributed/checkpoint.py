@@ -14,7 +14,6 @@ import shutil
 import sys
 import time
 import uuid
-import warnings
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -29,8 +28,6 @@ from g2rpo_core.errors import UserError
 from g2rpo_core.files import is_full, read_json, reading
 from g2rpo_core.settings import Settings
 
-# that one process is one process; in the background's threads, too, where a context of warnings would not hold
-warnings.filterwarnings("ignore", "torch.distributed is disabled")
 ROOT = Path(".cache", "resume")
 MANIFEST = "manifest.json"
 RECORDS = "records.json"
