@@ -27,6 +27,18 @@ def test_the_average_is_flow_grpos_sum(policy):
     torch.testing.assert_close(ema.values["proj_out.weight"], expected.float())
 
 
+def test_the_trainer_counts_its_optimizer_steps_from_zero(make_trainer, policy):
+    trainer = make_trainer(
+        small_method("g2rpo", updates_per_rollout="iteration"), learning_rate=1e-3, ema=EmaSettings(decay=0.9, every=1)
+    )
+    expected = policy.transformer.proj_out.weight.detach().clone()
+    for step, _ in enumerate(trainer.run()):
+        decay = (1 + step) / (10 + step)
+        expected = decay * expected + (1 - decay) * policy.transformer.proj_out.weight.detach()
+    assert step == 1
+    torch.testing.assert_close(trainer.ema.values["proj_out.weight"], expected)
+
+
 def test_the_average_takes_the_weights_place_and_gives_it_back(policy):
     weight = policy.transformer.proj_out.weight
     ema = Ema(policy, EmaSettings(decay=0.5, every=1))

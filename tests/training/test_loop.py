@@ -8,6 +8,7 @@ import torch
 from g2rpo_core.distributed import checkpoint
 from g2rpo_core.training.experience import NonFiniteError
 from g2rpo_core.training.loop import CURVE, train
+from g2rpo_core.training.settings import CheckpointSettings
 from tests.fixtures.rollouts import redness, small_method
 
 
@@ -53,3 +54,9 @@ def test_latents_that_are_no_numbers_stop_a_run(make_trainer, policy):
         policy.transformer.proj_out.weight[0, 0] = float("nan")
     with pytest.raises(NonFiniteError, match="iteration 1: latents are not finite for the prompt 'a "):
         list(make_trainer(small_method("g2rpo")).run())
+
+
+def test_checkpoints_are_written_every_so_many_iterations_and_after_the_last(make_trainer, tmp_path):
+    settings = CheckpointSettings(every=2, keep=10)
+    train(make_trainer(small_method("g2rpo"), iterations=5, checkpoints=settings), tmp_path, dict, lambda record: None)
+    assert [path.name for path in checkpoint.checkpoints(tmp_path)] == [f"iteration-{number:06d}" for number in (2, 4, 5)]

@@ -174,3 +174,12 @@ def test_a_tracker_that_cannot_be_started_is_left_out(tmp_path, capsys, monkeypa
     run.record(record(1, 0.5), 2)
     run.finish()
     assert "warning: tensorboard could not be shown (ZeroDivisionError" in capsys.readouterr().err
+
+
+def test_every_tracker_is_finished_with_the_run(tmp_path, monkeypatch):
+    run = Tracking("run", SETTINGS, folder=tmp_path)
+    finished = []
+    for tracker in run.trackers:
+        monkeypatch.setattr(tracker, "finish", lambda: finished.append(1))
+    run.finish()
+    assert len(finished) == len(run.trackers) > 0

@@ -13,6 +13,7 @@ from g2rpo_core.rollout.tree import build
 from g2rpo_core.sampling.schedule import shifted_sigmas
 from g2rpo_core.sampling.transitions import SDES
 from g2rpo_core.training.experience import NonFiniteError
+from g2rpo_core.training.trainer import Trainer
 from tests.fixtures.rollouts import noise, redness, sigma_of, small_method
 
 
@@ -121,6 +122,15 @@ def test_a_reward_that_is_no_number_stops_the_run_before_an_update(make_trainer,
     with pytest.raises(NonFiniteError, match="iteration 1: reward redness is nan for the prompt 'a "):
         list(make_trainer(small_method("g2rpo"), reward=broken).run())
     assert all(torch.equal(p, q) for p, q in zip(before, policy.transformer.parameters()))
+
+
+def test_each_reward_keeps_its_own_scores(policy, embeddings, settings):
+    sampling, training = settings
+    training = training.model_copy(update={"rewards": {"redness": 1.0, "twice": 0.5}})
+    rewards = {"redness": redness, "twice": lambda images, prompts: 2 * redness(images, prompts) + 1}
+    record = next(Trainer(policy, small_method("g2rpo"), sampling, training, embeddings, rewards, 0).run())
+    assert record["reward_twice"] == pytest.approx(2 * record["reward_redness"] + 1, rel=1e-4)
+    assert record["reward_std_twice"] == pytest.approx(2 * record["reward_std_redness"], rel=1e-3)
 
 
 def test_kl_starts_at_zero_and_holds_the_policy_to_the_base(make_trainer, policy):
