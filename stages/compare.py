@@ -22,6 +22,7 @@ from g2rpo_core.evaluation.settings import EvaluationSettings
 from g2rpo_core.files import read_table
 from g2rpo_core.reporting.comparison import Change, Side, changed_settings, changes
 from g2rpo_core.rewards.registry import labels
+from g2rpo_core.settings import name_problem
 from stages.common import ends_in_one_line
 
 NOW = "now"
@@ -47,6 +48,8 @@ def main() -> None:
 
 def side(name: str) -> Side:
     """A study or profile by its name, or what a commit has."""
+    if name_problem(name):
+        return of_commit(name)
     if Path("studies", name, "params.yaml").exists():
         study = load_study(name)
         path, home = profile_path(study.profile), Path("studies", name, "evaluations")

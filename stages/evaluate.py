@@ -36,7 +36,7 @@ def main() -> None:
     run, checkpoints = None, ("final",)  # of the base and of published weights, too, which have no others
     published = Path("published", args.profile, args.method)
     if (published / LOCK).exists():
-        run = ModelStore(published).folder(args.method)
+        run = ModelStore(published, "published").folder(args.method)
     elif args.method != BASE[0]:
         run = made_by(f"train@{name}", paths.runs / name / "records.parquet", paths.repro).parent
         checkpoints = evaluation.checkpoints

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from g2rpo_core.config import load_profile, load_run, profile_path
 from g2rpo_core.errors import UserError
 
 if TYPE_CHECKING:
@@ -85,6 +84,8 @@ def served_of(args: SimpleNamespace, key: str | None) -> "Served":
 
     aliases = {alias: spec.name for spec in registry.SPECS for alias in spec.aliases}
     name = aliases.get(args.reward, args.reward)
+    from g2rpo_core.config import load_profile, load_run, profile_path
+
     profile, section = args.profile, {}
     if profile or args.models is None:
         profile = profile or load_run().profile

@@ -19,18 +19,21 @@ HASHED = 2**26  # bytes up to which a file is compared with its hash whenever it
 
 
 class ModelStore:
-    """Reads a lock written by `write_lock`, when the first model is asked for; UserError if there is none, or what is in it is no lock."""
+    """Reads a lock written by `write_lock`, when the first model is asked for; UserError if there is none, or what is in it is no lock.
 
-    def __init__(self, root: Path):
-        self.root = Path(root)
+    stage: that made it, `models` or `published`, whose folders may lie anywhere.
+    """
+
+    def __init__(self, root: Path, stage: str = "models"):
+        self.root, self.stage, self.again = Path(root), stage, remade_by(stage)
 
     @cached_property
     def _entries(self) -> dict[str, dict]:
-        file = made_by("models", self.root / LOCK)
-        entries = read_json(file, AGAIN, dict)
+        file = made_by(self.stage, self.root / LOCK)
+        entries = read_json(file, self.again, dict)
         for name, entry in entries.items():
-            if problem := _problem_of_entry(entry):
-                raise UserError(complaint(file, f"{name}: {problem}", AGAIN))
+            if problem := _problem_of_entry(entry, outside=self.stage == "published"):
+                raise UserError(complaint(file, f"{name}: {problem}", self.again))
         return entries
 
     def entry(self, name: str) -> dict:
@@ -44,7 +47,7 @@ class ModelStore:
         entry = self.entry(name)
         if "folder" in entry:
             folder = self.root / entry["folder"]
-            check_files(folder, entry["files"], AGAIN)
+            check_files(folder, entry["files"], self.again)
             return folder
         if entry.get("without_pickles"):
             folder = safe_folder(entry)
@@ -86,13 +89,13 @@ def check_files(folder: Path, files: dict[str, dict], again: str) -> None:
         raise UserError(complaint(folder, in_one_line(wrong), again))
 
 
-def _problem_of_entry(entry: object) -> str | None:
-    """What is wrong with a model's entry of the lock; None if nothing is."""
+def _problem_of_entry(entry: object, outside: bool) -> str | None:
+    """What is wrong with a model's entry of the lock; None if nothing is. outside: its folder is one that the user named."""
     if not isinstance(entry, dict) or not isinstance(entry.get("files"), dict):
         return "is no entry of a model with its files"
     if not isinstance(entry.get("folder"), str) and not all(isinstance(entry.get(key), str) for key in ("repo", "revision")):
         return "has neither a folder nor a repo and its revision"
-    for path in [*entry["files"], *filter(None, [entry.get("folder"), entry.get("architecture")])]:
+    for path in [*entry["files"], *filter(None, [None if outside else entry.get("folder"), entry.get("architecture")])]:
         if not isinstance(path, str) or PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts:
             return f"{path!r} would lead out of its folder"
     for path, about in entry["files"].items():

@@ -89,7 +89,7 @@ def test_a_grid_has_a_row_a_prompt_and_a_column_a_seed(project):
 @pytest.mark.parametrize(
     "words, complaint",
     [
-        (["a circle " * 20], "prompt 0000 has 41 tokens, over the profile's embed.max_sequence_length = 16: shorten it or raise"),
+        (["a circle " * 20], "prompt 0000 has 41 tokens ('a circle"),
         ([], "generate: give prompts, or a file of them by --file"),
         (["a circle", "--seeds", "1-x"], "generate: --seeds 1-x: give whole numbers from 0"),
         (["a circle", "--run", "g2rpo-9"], "g2rpo-9: no trained weights; of tiny there are base, g2rpo-1"),
@@ -161,4 +161,4 @@ def test_prompts_of_another_profile_are_fetched_by_the_stage_and_a_mistake_ends_
     assert done.stdout == "256 train prompts, 256 test prompts\n", done.stderr
     assert (tmp_path / "prompts" / "tiny_fast" / "train.parquet").exists()
     missing = subprocess.run([*command, "flux_hps"], cwd=tmp_path, capture_output=True, text=True)
-    assert missing.returncode == 1 and missing.stderr.startswith("error: data/hpsv2_test.txt: no such prompt file")
+    assert missing.returncode == 1 and missing.stderr.startswith("error: prompts.test: ymhao/HPDv2 is not in the cache")

@@ -125,7 +125,7 @@ def test_a_mistake_is_one_sentence_on_the_page_and_a_prompt_is_no_html(address, 
         until(lambda: "the link does not fit: steps: Input should be less than or equal to 100" in text_of(page, "message"))
         write(page, "a circle " * 20)
         press(page, "draw")
-        until(lambda: "has 41 tokens, over the profile's embed.max_sequence_length" in text_of(page, "message"))
+        until(lambda: "over the profile's embed.max_sequence_length" in text_of(page, "message"))
         assert "Traceback" not in page.evaluate("document.body.innerText") and not shown(page)
         write(page, "<img src=x onerror=\"document.title='broken'\">")  # too long as well: it stands in the message
         press(page, "draw")

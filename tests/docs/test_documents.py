@@ -59,7 +59,7 @@ ONLY_PARSED = {
     r"^python -m uvicorn\b": "the reader's own server; tests/serving run the document's",
     r"^tensorboard\b": "a server; tests/training/test_tracking.py runs it",
 }
-NAMED = ("python -m studies", "dvc remote add -d")  # without what they need
+NAMED = ("python -m studies", "dvc remote add -d", "python -m uvicorn my_server:app --port 8700")  # without what they need
 COMMANDS = commands()
 
 
@@ -141,7 +141,8 @@ def test_a_command_of_the_documents_runs(command, checkout, monkeypatch):
 def test_the_python_snippets_run(checkout, monkeypatch):
     monkeypatch.chdir(checkout)
     found = {one.text.split("\n")[0].split("(")[0]: one.text for one in snippets() if one.language == "python"}
-    assert set(found) == {"class Redness:", "from diffusers import FluxPipeline, FluxTransformer2DModel"}
+    of_a_server = "import base64"  # tests/serving runs it
+    assert set(found) == {"class Redness:", "from diffusers import FluxPipeline, FluxTransformer2DModel", of_a_server}
     own: dict = {}
     exec(found["class Redness:"], own)  # noqa: S102
     assert own["Redness"](2.0).strength == 2.0

@@ -19,7 +19,7 @@ from tests.flows.tiny import environment, repository
 FINAL = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
 
 
-def until(what: Callable[[], object], limit: float = 90):
+def until(what: Callable[[], object], limit: float = 240):
     """The first true value of `what`, asked again and again; fails with its last value when `limit` seconds are over."""
     end = time.monotonic() + limit
     while True:
@@ -75,7 +75,7 @@ class Served:
         deployment = self.get(f"/deployments/name/{flow}/g2rpo")["id"]
         return self.post(f"/deployments/{deployment}/create_flow_run", parameters=parameters, state={"type": "SCHEDULED"})["id"]
 
-    def ended(self, run: str, limit: float = 90) -> dict:
+    def ended(self, run: str, limit: float = 240) -> dict:
         """The final state of a run."""
         return until(lambda: (state := self.get(f"/flow_runs/{run}")["state"])["type"] in FINAL and state, limit)
 

@@ -170,8 +170,9 @@ def test_the_report_is_one_file_with_everything_in_it(project):
     page = (project / "reports" / "report.html").read_text()
     first = re.sub(r"<[^>]+>", "", page[page.index("<body>") :]).strip().split("\n")[0]
     assert "synthetic" in first and "Nothing on this page is a result of the paper" in first
-    assert not re.findall(r'(?:src|href)="(?!data:|#)[^"]*"', page)
-    assert "@import" not in page and "<script src" not in page
+    markup = re.sub(r"<script>.*?</script>", "", page, flags=re.DOTALL)
+    assert not re.findall(r'(?:src|href)="(?!data:|#)[^"]*"', markup)
+    assert "@import" not in markup and "<script src" not in page
     assert page.count("data:image/png;base64,") == 3 * 6 + 3 * 6  # drawn at random, worst cases
     for word in (
         "HPS-v2.1",
@@ -262,7 +263,7 @@ def test_prompts_are_shown_as_text_and_never_run(project, tmp_path):
         assert made.returncode == 0, made.stderr
         with open_page((project / "reports" / "report.html").as_uri(), tmp_path / "chromium") as page:
             assert page.evaluate("document.title") == "G²RPO report: seconds"
-            assert page.evaluate("document.querySelector('table.images tbody td').textContent") == evil
+            assert page.evaluate("document.querySelector('#worst tbody td').textContent") == evil
             assert page.complaints() == []
     finally:
         target.unlink()
@@ -406,7 +407,7 @@ def test_a_study_runs_beside_by_its_name(project, study, tmp_path):
     assert (project / "dvc.lock").read_bytes() == before
     page = (study / "reports" / "report.html").read_text()
     assert "Two &amp; two, profile" in page and "A &lt;b&gt;bold&lt;/b&gt; claim." in page
-    assert "The first" in page and "The second" in page and "in-domain where underlined" in page
+    assert "The first" in page and "The second" in page and "trained on by some" in page
     assert set(YAML(typ="safe").load(study / "dvc.lock")["stages"]) == {
         "profile", "train@first-3", "train@second-3", "evaluate_base", "evaluate@first-3", "evaluate@second-3", "report",
     }  # fmt: skip
@@ -458,7 +459,7 @@ def test_dvc_speaks_of_the_main_pipeline_in_120_columns(project):
 def test_dvc_shows_the_curves_as_an_image_that_needs_no_network(project, tmp_path):
     dvc(project, "plots", "show")
     page = project / "dvc_plots" / "index.html"
-    assert "<script" not in page.read_text() and page.read_text().count("<img") == 1
+    assert "<script" not in page.read_text() and page.read_text().count("<img") == 2
     with open_page(page.as_uri(), tmp_path / "chromium") as shown:
         assert shown.evaluate("[...document.images].every(image => image.complete && image.naturalWidth > 300)")
         assert all(address.startswith("file:") for address in shown.requests())
@@ -532,7 +533,7 @@ def test_dvc_repro_goes_on_after_a_kill_to_the_same_bits(project):
 
 @pytest.mark.parametrize(
     "prompts, message",
-    [("\n\n", "mine.txt: holds no prompt"), ("a red circle " * 20, "tokens, over the profile's embed.max_sequence_length = 16")],
+    [("\n\n", "mine.txt: holds no prompt"), ("a red circle " * 20, "are over the profile's embed.max_sequence_length = 16")],
 )
 def test_bad_prompts_end_before_any_work(project, prompts, message):
     original = (project / "mine.txt").read_text()

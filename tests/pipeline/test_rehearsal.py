@@ -54,7 +54,7 @@ def test_every_method_is_planned_and_fits(name):
 @pytest.mark.pipeline
 def test_a_phase_alone_is_rehearsed_and_what_could_not_start_is_said(tmp_path):
     data = resolve(ROOT / "profiles" / "flux_lora_1gpu.yaml").data
-    data["training"]["processes"] = 4
+    data["training"] |= {"processes": 4, "prompts_per_iteration": 4}
     (tmp_path / "profiles").mkdir()
     YAML().dump(data, tmp_path / "profiles" / "four.yaml")
     found, done = rehearse("four", ["--gpus", "1", "--memory", "80", "--phase", "embed"], tmp_path)

@@ -1,4 +1,4 @@
-"""A reward of the user's own: that of the README, taken through training and evaluation, and everything that can be wrong with one."""
+"""A reward of the user's own: that of docs/rewards.md, taken through training and evaluation, and everything that can be wrong with one."""
 
 import os
 import re
@@ -21,8 +21,8 @@ ENTRY = {"class": "my_rewards:Redness", "settings": {"strength": 2.0}}
 
 @pytest.fixture
 def folder(tmp_path, models, embeddings_folder):
-    """Where a user works: the README's class, a profile that trains on it and scores by it, and what earlier stages make."""
-    (code,) = re.findall(r"```python\n(class Redness:.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    """Where a user works: the document's class, a profile that trains on it and scores by it, and what earlier stages make."""
+    (code,) = re.findall(r"```python\n(class Redness:.*?)```", (ROOT / "docs" / "rewards.md").read_text(), re.DOTALL)
     (tmp_path / "my_rewards.py").write_text(code)
     yaml = YAML()
     profile = yaml.load(ROOT / "profiles" / "tiny.yaml")
