@@ -75,6 +75,7 @@ def prompts(folder: Path, models: Path, counts: tuple[int, ...]) -> list[dict]:
         (folder / "prompts.txt").write_text(text)
         sets = {"train": "prompts.txt", "train_count": count, "test": "prompts.txt", "test_count": 1}
         project(folder, models, {"prompts": sets, "embed": {"max_sequence_length": 32}, "evaluation": {"rewards": ["hps"]},
+                                 "methods": {"dance_grpo": {}},  # its monitor asks the verifier
                                  "training": {"monitor": {"every": 1, "prompts": 1, "rewards": ["hps"]}}})  # fmt: skip
         chosen, encoded = stage(folder, "prompts"), stage(folder, "embed")
         rows.append(

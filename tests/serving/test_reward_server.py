@@ -184,7 +184,7 @@ def test_a_class_of_the_users_own_fails_as_answers_and_the_server_goes_on(profil
         assert refused.status_code == 401 and "a key is needed" in refused.json()["detail"]
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(timeout=60) == 0 and server.process.stdout.read() == "stopped\n"
-    assert server.log.read_text().count("Traceback") == 2  # of the class's own error, for whoever wrote it
+    assert "Traceback" not in server.log.read_text()  # the answer names the line of the class that failed
 
 
 @pytest.mark.slow
