@@ -99,7 +99,7 @@ def embedded(folder: Path, models: Path, training: dict) -> None:
         "training": SMALL | {"monitor": monitor} | training,
         "methods": {
             "g2rpo": {"settings": {"sde_steps": [0, 1], "granularities": [1, 2]}},
-            "dance_grpo": None,
+            "dance_grpo": {},
         },  # its monitor asks the verifier
     }
     profile = YAML(typ="safe", pure=True).load((ROOT / "profiles" / "tiny.yaml").read_text())
