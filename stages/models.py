@@ -1,11 +1,10 @@
 """Stage `models`: every model of a profile, built here (tiny) or downloaded from the hub, and their lock file."""
 
-import os
 from pathlib import Path
 
 from g2rpo_core.common.model_store import write_lock
 from g2rpo_core.hub.revisions import Revisions
-from stages import HUB_OFFLINE_BY_USER
+from stages import allow_hub
 from stages.common import REPORTS, REVISIONS, arguments, ends_in_one_line, fresh, sections, write_json
 
 SECTIONS = ("models",)
@@ -22,8 +21,7 @@ def main() -> None:
 
         entries, quality = build_models(root, settings)
     else:
-        if HUB_OFFLINE_BY_USER is None:
-            os.environ["HF_HUB_OFFLINE"] = "0"
+        allow_hub()
         from g2rpo_core.hub.download import download_models
 
         entries, quality = download_models(settings, revisions), {}

@@ -1,13 +1,12 @@
 """Stage `prompts`: the training and test prompts of a run, as Parquet."""
 
-import os
 from pathlib import Path
 
 from g2rpo_core.data.hub_prompts import fetch_prompts
 from g2rpo_core.data.prompts import Prompt, choose, duplicates, held_out, read_prompts, shape_prompts, write_prompts
 from g2rpo_core.data.settings import PromptSettings
 from g2rpo_core.hub.revisions import Revisions
-from stages import HUB_OFFLINE_BY_USER
+from stages import allow_hub
 from stages.common import REVISIONS, arguments, ends_in_one_line, sections
 
 SECTIONS = ("prompts",)
@@ -17,8 +16,7 @@ def all_prompts(settings: PromptSettings, *, testing: bool) -> list[Prompt]:
     """What one of the two sets is chosen from; UserError if its file is missing, empty or malformed."""
     source, count = (settings.test, settings.test_count) if testing else (settings.train, settings.train_count)
     if not isinstance(source, str):
-        if HUB_OFFLINE_BY_USER is None:
-            os.environ["HF_HUB_OFFLINE"] = "0"
+        allow_hub()
         return fetch_prompts(f"prompts.{'test' if testing else 'train'}", source, Revisions(REVISIONS / "prompts.json"))
     return shape_prompts(count, settings.seed, testing=testing) if source == "shapes" else read_prompts(Path(source))
 

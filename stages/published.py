@@ -1,12 +1,11 @@
 """Stage `published`: the published or exported weights that params.yaml asks for, each with a lock file."""
 
-import os
 from pathlib import Path
 
 from g2rpo_core.config import load_run
 from g2rpo_core.hub.published import fetch_published
 from g2rpo_core.hub.revisions import Revisions
-from stages import HUB_OFFLINE_BY_USER
+from stages import allow_hub
 from stages.common import REVISIONS, arguments, ends_in_one_line, fresh, sections, write_json
 
 SECTIONS = ("published",)
@@ -18,8 +17,7 @@ def main() -> None:
     settings = sections(args, *SECTIONS).published
     root = fresh(Path("published", args.profile))
     revisions = Revisions(REVISIONS / "published.json")
-    if HUB_OFFLINE_BY_USER is None:
-        os.environ["HF_HUB_OFFLINE"] = "0"
+    allow_hub()
     names = load_run().published
     for name in names:
         fetch_published(name, settings[name], root / name, revisions)

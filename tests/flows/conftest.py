@@ -16,6 +16,7 @@ import pytest
 from flows.server import start_server, stop_server, wait_until_healthy
 from tests.flows.tiny import environment, repository
 
+SCHEDULES = ("--train", "", "--evaluate", "* * * * *", "--timezone", "Europe/Berlin", "--side-by-side", "3")
 FINAL = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
 
 
@@ -48,8 +49,8 @@ class Served:
     def kill_server(self) -> None:
         stop_server(self.processes["server"], signal.SIGKILL)
 
-    def serve(self, *options: str) -> None:
-        command = [sys.executable, "-m", "flows.serve", *options]
+    def serve(self) -> None:
+        command = [sys.executable, "-m", "flows.serve", *SCHEDULES]
         log = (self.folder.parent / "serve.log").open("ab")
         self.processes["serve"] = subprocess.Popen(
             command, cwd=self.folder, env=environment(PREFECT_API_URL=self.api), stdout=log, stderr=log, start_new_session=True
@@ -118,7 +119,7 @@ def served(tmp_path_factory) -> Iterator[Served]:
     served = Served(repository(folder / "project"), port)
     try:
         served.start_server()
-        served.serve("--train", "", "--evaluate", "* * * * *", "--timezone", "Europe/Berlin", "--side-by-side", "3")
+        served.serve()
         yield served
     finally:
         for process in reversed(served.processes.values()):

@@ -186,6 +186,7 @@ def test_a_runner_that_dies_loses_nothing(served, fresh_training):
     state = served.ended(run)
     assert state["type"] == "COMPLETED", (state, served.log(run))
     assert (served.folder / "weights").exists()
+    served.serve()  # for the tests that follow
 
 
 @pytest.mark.slow
