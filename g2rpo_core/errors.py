@@ -1,10 +1,13 @@
 """Errors that the user can cause and mend."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from g2rpo_core.texts import visible
 
+T = TypeVar("T")
 TRANSIENT_STATUS = os.EX_TEMPFAIL  # 75: the exit status of a stage that failed by a TransientError
 
 
@@ -27,3 +30,11 @@ def made_by(stage: str, path: Path, repro: str = "dvc repro") -> Path:
     if not path.exists():
         raise UserError(f"{path} does not exist; the stage `{stage}` makes it: {repro} {stage}")
     return path
+
+
+def attempt(make: Callable[[], T], error: type[Exception] = UserError) -> tuple[T | None, list[str]]:
+    """What `make` returns and no complaint; or None and what its `error` says."""
+    try:
+        return make(), []
+    except error as problem:
+        return None, [str(problem)]

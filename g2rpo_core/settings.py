@@ -8,7 +8,6 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Tag, Validati
 from pydantic_core import PydanticCustomError
 
 from g2rpo_core.errors import UserError
-from g2rpo_core.files import in_one_line
 
 Count = Annotated[int, Field(gt=0, le=10**9)]
 Pixels = Annotated[int, Field(gt=0, le=2**14)]
@@ -88,11 +87,6 @@ def problems_of(error: ValidationError, schema: type[Settings], lines: Mapping[s
             message += f" (got {str(problem['input'])[:60]!r})"
         found.append(f"{key}: {message}{where}" if keys else message)
     return found
-
-
-def first_problem(error: ValidationError, schema: type[Settings]) -> str:
-    """All problems of `problems_of` in one line, the first of them first."""
-    return in_one_line(problems_of(error, schema))
 
 
 def _describe(schema, loc: tuple[str | int, ...]) -> tuple[list[str], list[str]]:

@@ -5,15 +5,14 @@ Collects everything that can be known: a line for each complaint, and an exit st
 
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 from g2rpo_core.config import Profile, load_profile, load_run, profile_path, section_of
 from g2rpo_core.data.embeddings import check_lengths
-from g2rpo_core.data.prompts import Prompt
 from g2rpo_core.data.settings import EmbedSettings, PromptSettings
-from g2rpo_core.errors import UserError
+from g2rpo_core.errors import UserError, attempt
 from g2rpo_core.files import read_yaml
 from g2rpo_core.rewards import registry
 from g2rpo_core.settings import name_problem
@@ -41,19 +40,17 @@ def main() -> None:
 
 def complaints() -> Iterator[str]:
     """Everything that is wrong, each once; what hangs on something that is wrong itself is looked at as far as it can be."""
-    yield from _said(load_run)
+    yield from attempt(load_run)[1]
     name = _profile_named()
     if name is None:
         return
     path = profile_path(name)
-    yield from _said(lambda: load_profile(path))
+    profile, problems = attempt(lambda: load_profile(path))
+    yield from problems
     if prompts := section_of(path, "prompts", PromptSettings):
         yield from _of_prompts(name, prompts, section_of(path, "embed", EmbedSettings))
-    try:
-        profile = load_profile(path)
-    except UserError:
-        return
-    yield from _of_machine(name, profile)
+    if profile:
+        yield from _of_machine(name, profile)
 
 
 def _profile_named() -> str | None:
@@ -69,18 +66,20 @@ def _profile_named() -> str | None:
 def _of_prompts(name: str, settings: PromptSettings, embed: EmbedSettings | None) -> Iterator[str]:
     on_disk = {testing: isinstance(settings.test if testing else settings.train, str) for testing in (False, True)}
     wrong = [
-        text for testing, there in on_disk.items() if there for text in _said(partial(all_prompts, settings, testing=testing))
+        text
+        for testing, there in on_disk.items()
+        if there
+        for text in attempt(partial(all_prompts, settings, testing=testing))[1]
     ]
     yield from wrong
-    if not all(on_disk.values()):  # a data set is for the stage `prompts` to fetch
+    if wrong or not all(on_disk.values()):  # a data set is for the stage `prompts` to fetch
         return
-    if wrong or not (chosen := _made(lambda: chosen_prompts(settings))):
-        yield from _said(lambda: chosen_prompts(settings)) if not wrong else ()
-        return
+    chosen, problems = attempt(lambda: chosen_prompts(settings))
+    yield from problems
     tokenizer = _tokenizer(name)
-    if embed and tokenizer:
-        train, test, _ = chosen
-        yield from _said(lambda: check_lengths([*train, *test], tokenizer, embed.max_sequence_length))
+    if chosen and embed and tokenizer:
+        prompts = [*chosen.train, *chosen.test]
+        yield from attempt(lambda: check_lengths(prompts, tokenizer, embed.max_sequence_length))[1]
 
 
 def _tokenizer(name: str):
@@ -110,7 +109,7 @@ def _of_machine(name: str, profile: Profile) -> Iterator[str]:
             yield f"profiles/{name}.yaml: training.tracking.to: {kept} is not installed: pip install {MODULES[kept]}, or leave it out"
     used = dict.fromkeys([*profile.training.rewards, *profile.training.monitor.rewards, *profile.evaluation.rewards])
     for reward in used:
-        yield from _said(partial(registry.check, reward, profile.rewards))
+        yield from attempt(partial(registry.check, reward, profile.rewards))[1]
     free, needed = shutil.disk_usage(Path.cwd()).free / 2**30, disk_gib(profile)
     if free < needed:
         yield f"{Path.cwd()}: has {free:.1f} GiB free, and profile {name} needs about {needed:.1f}: make room, or work on another disk"
@@ -125,20 +124,6 @@ def disk_gib(profile: Profile) -> float:
 
     plan = make_plan(profile, next(iter(profile.methods)), Machines(1, 80.0))
     return sum(plan.disk_gib[part] for part in ("embeddings", "trained", "checkpoints"))  # models lie in the Hugging Face cache
-
-
-def _made(make: Callable[[], tuple[list[Prompt], list[Prompt], int]]):
-    try:
-        return make()
-    except UserError:
-        return None
-
-
-def _said(make: Callable[[], object]) -> Iterator[str]:
-    try:
-        make()
-    except UserError as error:
-        yield str(error)
 
 
 if __name__ == "__main__":

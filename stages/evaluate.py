@@ -1,5 +1,6 @@
 """Stage `evaluate`: images of the test prompts by one run, by the base model or by published weights, and their scores."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
@@ -13,16 +14,41 @@ from g2rpo_core.distributed import checkpoint
 from g2rpo_core.errors import made_by
 from g2rpo_core.evaluation.evaluate import evaluate_batch
 from g2rpo_core.evaluation.results import SCORES, image_folder, reported
+from g2rpo_core.evaluation.settings import EvaluationSettings
 from g2rpo_core.files import read_table, remade_by
 from g2rpo_core.models.flux import SNAPSHOTS, Policy, snapshot
 from g2rpo_core.models.generate import published_shift
 from g2rpo_core.rewards import registry
 from g2rpo_core.rewards.scoring import check_missing
-from stages.common import arguments, declared_code, ends_in_one_line, run_paths, sections, write_json
+from stages.common import RunPaths, arguments, declared_code, ends_in_one_line, run_paths, sections, write_json
 from stages.launch import adopt, how_to_sample, join_processes
 
 SECTIONS = ("evaluation", "rewards", "sampling")
 PART = [column for column in SCORES if column not in ("method", "seed")]  # of a batch's scores
+
+
+@dataclass(frozen=True)
+class Weights:
+    """What is evaluated. folder: of the weights, None of the base; files: that decide them; stage: the one that evaluates them."""
+
+    folder: Path | None
+    checkpoints: tuple[int | str, ...]
+    files: tuple[Path, ...]
+    made_by: str
+    stage: str
+
+
+def weights_of(profile: str, method: str, name: str, paths: RunPaths, evaluation: EvaluationSettings) -> Weights:
+    """Of the base, of published weights or of a run; UserError where the stage before has not made them."""
+    if method == BASE[0]:
+        return Weights(None, ("final",), (), "models", "evaluate_base")
+    published = Path("published", profile, method)
+    if (published / LOCK).exists():
+        folder = ModelStore(published, "published").folder(method)
+        return Weights(folder, ("final",), (published / LOCK,), "published", f"evaluate_published@{method}")
+    stage = f"train@{name}"
+    run = made_by(stage, paths.runs / name / "records.parquet", paths.repro).parent
+    return Weights(run, evaluation.checkpoints, (run / "transformer", run / "lora", run / SNAPSHOTS), stage, f"evaluate@{name}")
 
 
 @ends_in_one_line
@@ -33,13 +59,7 @@ def main() -> None:
     processes, device = join_processes(evaluation.processes)
     models, name = Path("models", args.profile), run_name(args.method, args.seed)
     checkpoint.claim("evaluate", f"{paths.name}/{name}", processes)
-    run, checkpoints = None, ("final",)  # of the base and of published weights, too, which have no others
-    published = Path("published", args.profile, args.method)
-    if (published / LOCK).exists():
-        run = ModelStore(published, "published").folder(args.method)
-    elif args.method != BASE[0]:
-        run = made_by(f"train@{name}", paths.runs / name / "records.parquet", paths.repro).parent
-        checkpoints = evaluation.checkpoints
+    weights = weights_of(args.profile, args.method, name, paths, evaluation)
     store = EmbeddingStore(Path("embeddings", args.profile, "test"))
     scorers = registry.load(evaluation.rewards, models, device, settings.rewards)
     pipeline = ModelStore(models).folder("pipeline")
@@ -47,19 +67,13 @@ def main() -> None:
         *declared_code("evaluate"),
         models / LOCK,
         Path("embeddings", args.profile, "test"),
-        *(
-            [published / LOCK]
-            if (published / LOCK).exists()
-            else [run / "transformer", run / "lora", run / SNAPSHOTS]
-            if run
-            else []
-        ),
+        *weights.files,
     ]
     decides = {"evaluation": evaluation, "rewards": settings.rewards, "sampling": sampling}
     folder = checkpoint.scratch("evaluate", f"{paths.name}/{name}", decides, dependencies, processes)
     parts = range(-(-len(store) // evaluation.batch))
     missing, reasons = registry.max_missing(evaluation.rewards, settings.rewards), pd.DataFrame()
-    variants = [(kept, steps) for kept in checkpoints for steps in evaluation.steps]
+    variants = [(kept, steps) for kept in weights.checkpoints for steps in evaluation.steps]
     file_of = lambda variant, number: folder / "{}-{}-{:05d}.parquet".format(*variant, number)
     todo = {
         variant: [
@@ -77,15 +91,15 @@ def main() -> None:
         unit="batch",
         disable=processes.rank > 0,
     )
-    for kept in checkpoints:
+    for kept in weights.checkpoints:
         size = {"height": evaluation.height, "width": evaluation.width}
-        weights = snapshot(run, kept) if run else None
+        trained = snapshot(weights.folder, kept) if weights.folder else None
         policy = Policy.load(
-            pipeline, weights, remade_by(f"train@{name}", paths.repro), **how_to_sample(sampling, device, **size)
+            pipeline, trained, remade_by(weights.made_by, paths.repro), **how_to_sample(sampling, device, **size)
         )
-        if run and evaluation.trained_share < 1:
+        if trained and evaluation.trained_share < 1:
             policy.use_base(pipeline)
-        share = evaluation.trained_share if run else 1.0
+        share = evaluation.trained_share if trained else 1.0
         shift = published_shift(pipeline, policy.image_tokens)
         for steps in evaluation.steps:
             variant = (kept, steps)
@@ -115,8 +129,7 @@ def main() -> None:
     write_json(paths.reports / "metrics" / f"{name}.json", {reward: float(means[reward]) for reward in evaluation.rewards})
     checkpoint.publish(out, paths.evaluations / name)
     checkpoint.discard(folder)
-    stage = f"evaluate_published@{args.method}" if (published / LOCK).exists() else f"evaluate@{name}"
-    adopt("evaluate_base" if args.method == BASE[0] else stage, paths)
+    adopt(weights.stage, paths)
 
 
 def complete(file: Path) -> bool:

@@ -12,7 +12,8 @@ from pydantic import Field, ValidationError
 
 from g2rpo_core.common.dvc_lock import AGAIN
 from g2rpo_core.errors import UserError
-from g2rpo_core.settings import Settings, first_problem
+from g2rpo_core.files import in_one_line
+from g2rpo_core.settings import Settings, problems_of
 
 
 class FlowMeta(Settings):
@@ -97,7 +98,7 @@ def _meta(node) -> FlowMeta:
     try:
         return FlowMeta.model_validate_json(json.dumps((node.meta or {}).get("flow", {})))
     except ValidationError as error:
-        raise UserError(f"{node.relpath}: {node.addressing}: meta.flow.{first_problem(error, FlowMeta)}") from None
+        raise UserError(f"{node.relpath}: {node.addressing}: meta.flow.{in_one_line(problems_of(error, FlowMeta))}") from None
 
 
 def chosen(stages: dict[str, Stage], targets: Iterable[str]) -> dict[str, Stage]:

@@ -1,9 +1,10 @@
 """Stage `prompts`: the training and test prompts of a run, as Parquet."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from g2rpo_core.data.hub_prompts import fetch_prompts
-from g2rpo_core.data.prompts import Prompt, choose, duplicates, held_out, read_prompts, shape_prompts, write_prompts
+from g2rpo_core.data.prompts import Prompt, choose, distinct, held_out, read_all, shape_prompts, write_prompts
 from g2rpo_core.data.settings import PromptSettings
 from g2rpo_core.hub.revisions import Revisions
 from stages import allow_hub
@@ -12,20 +13,36 @@ from stages.common import REVISIONS, arguments, ends_in_one_line, sections
 SECTIONS = ("prompts",)
 
 
+@dataclass(frozen=True)
+class Chosen:
+    """The prompts of a run, and how many were left out.
+
+    as_test: of the training prompts, as they are test prompts; repeated: of each set's file, as their text had come before.
+    """
+
+    train: list[Prompt]
+    test: list[Prompt]
+    as_test: int
+    repeated: dict[str, int]
+
+
 def all_prompts(settings: PromptSettings, *, testing: bool) -> list[Prompt]:
-    """What one of the two sets is chosen from; UserError if its file is missing, empty or malformed."""
+    """What one of the two sets is chosen from; a file's repeated texts are among it. UserError if it is missing, empty or malformed."""
     source, count = (settings.test, settings.test_count) if testing else (settings.train, settings.train_count)
     if not isinstance(source, str):
         allow_hub()
         return fetch_prompts(f"prompts.{'test' if testing else 'train'}", source, Revisions(REVISIONS / "prompts.json"))
-    return shape_prompts(count, settings.seed, testing=testing) if source == "shapes" else read_prompts(Path(source))
+    return shape_prompts(count, settings.seed, testing=testing) if source == "shapes" else read_all(Path(source))
 
 
-def chosen_prompts(settings: PromptSettings) -> tuple[list[Prompt], list[Prompt], int]:
-    """The training prompts, the test prompts, and how many were left out of training as they are test prompts."""
-    test = choose(all_prompts(settings, testing=True), settings.test_count, settings.seed)
-    train, left_out = held_out(all_prompts(settings, testing=False), test)
-    return choose(train, settings.train_count, settings.seed), test, left_out
+def chosen_prompts(settings: PromptSettings) -> Chosen:
+    """By the seeded draws of the settings; errors as `all_prompts`, and UserError where no training prompt is left."""
+    found = {"train": all_prompts(settings, testing=False), "test": all_prompts(settings, testing=True)}
+    once = {name: distinct(prompts) for name, prompts in found.items()}
+    test = choose(once["test"], settings.test_count, settings.seed)
+    train, as_test = held_out(once["train"], test)
+    repeated = {name: len(found[name]) - len(once[name]) for name in found}
+    return Chosen(choose(train, settings.train_count, settings.seed), test, as_test, repeated)
 
 
 @ends_in_one_line
@@ -33,20 +50,16 @@ def main() -> None:
     args = arguments(__doc__, "profile")
     settings = sections(args, *SECTIONS).prompts
     Revisions(REVISIONS / "prompts.json")  # DVC expects the file, also of a profile without data sets
-    train, test, tested = chosen_prompts(settings)
-    twice = {
-        name: duplicates(Path(source))
-        for name, source in (("train", settings.train), ("test", settings.test))
-        if isinstance(source, str) and source != "shapes"
-    }
-    for name, prompts in (("train", train), ("test", test)):
-        counts = {"twice": twice.get(name, 0), "test prompts": tested if name == "train" else 0}
+    chosen = chosen_prompts(settings)
+    for name, prompts, as_test in (("train", chosen.train, chosen.as_test), ("test", chosen.test, 0)):
+        counts = {"twice": chosen.repeated[name], "test prompts": as_test}
         write_prompts(
             Path("prompts", args.profile, f"{name}.parquet"), prompts, {why: count for why, count in counts.items() if count}
         )
-    also = f"; {tested} more were left out of training, as they are test prompts" if tested else ""
-    also += f"; {sum(twice.values())} stood in the files twice" if sum(twice.values()) else ""
-    print(f"{len(train)} train prompts, {len(test)} test prompts{also}")
+    repeated = sum(chosen.repeated.values())
+    also = f"; {chosen.as_test} more were left out of training, as they are test prompts" if chosen.as_test else ""
+    also += f"; {repeated} stood in the files twice" if repeated else ""
+    print(f"{len(chosen.train)} train prompts, {len(chosen.test)} test prompts{also}")
 
 
 if __name__ == "__main__":

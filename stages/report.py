@@ -4,9 +4,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from g2rpo_core.config import MainRun, Run, Study, load_run, load_study, method_of, sampling_of, training_of
-from g2rpo_core.reporting.charts import svg
-from g2rpo_core.reporting.context import Entry, Sources, build_context, headline
+from g2rpo_core.reporting.context import Entry, build_context, headline
 from g2rpo_core.reporting.render import render
+from g2rpo_core.reporting.sources import Sources
 from stages.common import REPORTS, arguments, ends_in_one_line, run_paths, sections, write_json
 
 SECTIONS = ("models", "prompts", "sampling", "rewards", "training", "methods", "evaluation", "published")
@@ -29,8 +29,6 @@ def main() -> None:
     paths.reports.mkdir(parents=True, exist_ok=True)
     for name, text in render(context | title).items():
         (paths.reports / name).write_text(text, encoding="utf-8")
-    for name in ("forest", "curves"):
-        (paths.reports / f"{name}.svg").write_text(svg(context[name]), encoding="utf-8")
     write_json(paths.reports / "report.json", headline(context["rows"]))
     print(f"wrote {paths.reports / 'report.html'}")
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from g2rpo_core.cli.options import ModelsOfRewards, OfRewards
 from g2rpo_core.errors import UserError
 from g2rpo_core.inference.runs import tiny_rewards
 
@@ -25,13 +26,8 @@ def score(
     ],
     prompts: Annotated[Path, typer.Option(help="a text, line n for the n-th image by name; or a csv with columns file,prompt")],
     out: Annotated[Path, typer.Option(help=".csv or .parquet")] = Path("scores.csv"),
-    profile: Annotated[
-        str | None, typer.Option(help="whose models and section `rewards` are used; the one that params.yaml names")
-    ] = None,
-    models: Annotated[
-        Path | None,
-        typer.Option(help="another folder of the stage `models`; without --profile the rewards then have their default settings"),
-    ] = None,
+    profile: OfRewards = None,
+    models: ModelsOfRewards = None,
 ) -> None:
     """Scores a folder of images with any of the rewards: `file, prompt` and a column for each.
 

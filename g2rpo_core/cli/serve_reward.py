@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from g2rpo_core.cli.options import ModelsOfRewards, OfRewards
 from g2rpo_core.errors import UserError
 
 if TYPE_CHECKING:
@@ -21,13 +22,8 @@ STOPS_WITHIN = 30  # seconds that requests under way have when the server is tol
 
 def serve_reward(
     reward: Annotated[str, typer.Option(help="a built-in one (hps_v2_1 is hps), or one of the profile's section `rewards`")],
-    profile: Annotated[
-        str | None, typer.Option(help="whose models and section `rewards` are used; the one that params.yaml names")
-    ] = None,
-    models: Annotated[
-        Path | None,
-        typer.Option(help="another folder of the stage `models`; without --profile the reward then has its default settings"),
-    ] = None,
+    profile: OfRewards = None,
+    models: ModelsOfRewards = None,
     host: Annotated[str, typer.Option(help="an address of this machine; 0.0.0.0: all of them")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free, which the first line tells")] = 8700,
     device: Annotated[str | None, typer.Option(help="cuda, cuda:1 or cpu; a GPU if there is one")] = None,

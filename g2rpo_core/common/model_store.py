@@ -14,7 +14,6 @@ from g2rpo_core.files import complaint, in_one_line, read_json, reading, remade_
 
 LOCK = "models.lock.json"
 AGAIN = remade_by("models")
-FETCHED_AGAIN = "delete it, then dvc repro --force --single-item models"
 HASHED = 2**26  # bytes up to which a file is compared with its hash whenever its model is loaded, and not with its size alone
 
 
@@ -26,6 +25,9 @@ class ModelStore:
 
     def __init__(self, root: Path, stage: str = "models"):
         self.root, self.stage, self.again = Path(root), stage, remade_by(stage)
+        self.fetch = (
+            f"dvc repro --force --single-item {stage}"  # of files that DVC does not keep: they are in the cache of the hub
+        )
 
     @cached_property
     def _entries(self) -> dict[str, dict]:
@@ -52,14 +54,13 @@ class ModelStore:
         if entry.get("without_pickles"):
             folder = safe_folder(entry)
             if not folder.exists():
-                raise UserError(f"{folder} is gone: make it again by `dvc repro --force --single-item models`")
+                raise UserError(f"{folder} is gone: make it again by `{self.fetch}`")
             return folder
         folder = self._of_cache(entry)
-        check_files(folder, entry["files"], FETCHED_AGAIN)
+        check_files(folder, entry["files"], f"delete it, then {self.fetch}")
         return folder
 
-    @staticmethod
-    def _of_cache(entry: dict) -> Path:
+    def _of_cache(self, entry: dict) -> Path:
         from huggingface_hub import snapshot_download
         from huggingface_hub.errors import LocalEntryNotFoundError
 
@@ -68,7 +69,7 @@ class ModelStore:
             return Path(snapshot_download(entry["repo"], **arguments))
         except LocalEntryNotFoundError:
             raise UserError(
-                f"{entry['repo']} at {entry['revision']} is gone from the Hugging Face cache: `dvc repro --force --single-item models`"
+                f"{entry['repo']} at {entry['revision']} is gone from the Hugging Face cache: `{self.fetch}`"
             ) from None
 
 

@@ -1,7 +1,7 @@
 """A whole profile: the sections together, checked across each other. Each section's settings live beside what they set."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Annotated, TypeVar
 
@@ -10,6 +10,7 @@ from pydantic import Field, ValidationError, model_validator
 from g2rpo_core.algorithm.methods import METHODS, Method
 from g2rpo_core.common.runs import BASE
 from g2rpo_core.data.settings import EmbedSettings, PromptSettings
+from g2rpo_core.errors import attempt
 from g2rpo_core.evaluation.image_stats import LABELS as IMAGE_STATS
 from g2rpo_core.evaluation.settings import EvaluationSettings
 from g2rpo_core.hub.settings import HubModels, HubPrompts, PublishedModel
@@ -64,11 +65,11 @@ class Profile(Settings):
         for reward in self.rewards:
             if reward in IMAGE_STATS:
                 yield f"rewards.{reward}: evaluations measure this of every image already; give it another name"
-            yield from _said(partial(settings_of, self.rewards, reward))
+            yield from attempt(partial(settings_of, self.rewards, reward), ValueError)[1]
         sections = [("training", self.training)]
         for name in self.methods:
             yield from self._problems_of_method(name)
-            if found := _made(partial(training_of, self.training, self.methods, name)):
+            if found := attempt(partial(training_of, self.training, self.methods, name), ValueError)[0]:
                 sections.append((f"methods.{name}.training", found))
         for where, training in sections:
             yield from self._problems_of_training(where, training)
@@ -91,14 +92,12 @@ class Profile(Settings):
     def _problems_of_method(self, name: str) -> Iterator[str]:
         if name == BASE[0]:
             yield f"methods.{name}: is the name of the model before training; give it another"
-        of_training, of_sampling = (
-            partial(training_of, self.training, self.methods, name),
-            partial(sampling_of, self.sampling, self.methods, name),
-        )
-        yield from _said(of_training)
-        yield from _said(of_sampling)
-        yield from _said(partial(method_of, self.methods, name))
-        method, training, sampling = _made(partial(method_of, self.methods, name)), _made(of_training), _made(of_sampling)
+        training, problems = attempt(partial(training_of, self.training, self.methods, name), ValueError)
+        yield from problems
+        sampling, problems = attempt(partial(sampling_of, self.sampling, self.methods, name), ValueError)
+        yield from problems
+        method, problems = attempt(partial(method_of, self.methods, name), ValueError)
+        yield from problems
         if training:
             if late := [iteration for iteration in training.snapshots if iteration > training.iterations]:
                 yield f"methods.{name}: training.snapshots: {late[0]} is beyond training.iterations, {training.iterations}"
@@ -143,25 +142,9 @@ class Profile(Settings):
                 named = source if isinstance(source, str) else source.repo
                 yield f"{where}: the {reward} knows captions of the shapes task alone, not {named}: take it out"
             if self.models.source == "hub":
-                models = _made(partial(models_of, self.rewards, reward)) or ()
+                models = attempt(partial(models_of, self.rewards, reward), ValueError)[0] or ()
                 if lacking := [model for model in models if model not in self.models.repos]:
                     yield f"{where}: {reward} needs {' and '.join(lacking)} in models.repos"
-
-
-def _made(make: Callable[[], T]) -> T | None:
-    """What `make` returns; None where it says what does not fit (see `_said`)."""
-    try:
-        return make()
-    except ValueError:
-        return None
-
-
-def _said(make: Callable[[], object]) -> Iterator[str]:
-    """What a ValueError of `make` says."""
-    try:
-        make()
-    except ValueError as error:
-        yield str(error)
 
 
 def _problems_of_repos(models: HubModels) -> Iterator[str]:

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from g2rpo_core.data.prompts import Prompt, normalized, read_prompts, read_rows
+from g2rpo_core.data.prompts import Prompt, distinct, normalized, read_all, read_prompts, read_rows
 from g2rpo_core.errors import UserError
 from g2rpo_core.hub.download import download
 from g2rpo_core.hub.revisions import Revisions
@@ -21,10 +21,7 @@ def fetch_prompts(where: str, settings: HubPrompts, revisions: Revisions) -> lis
     paths = [folder / file for file in files]
     if len({path.stem for path in paths}) < len(paths):
         raise UserError(f"{what}: two of the files have the same name, {', '.join(files)}: prompts are named by their file")
-    prompts: dict[str, Prompt] = {}
-    for path in paths:
-        for prompt in read_prompts(path):
-            prompts.setdefault(prompt.text, prompt)
+    prompts = distinct([prompt for path in paths for prompt in read_all(path)])
     if settings.distinct is not None:
         texts = (row["prompt"] for path in paths for row in read_rows(path).values())
         found = len({text for text in texts if isinstance(text, str) and text.strip()})
@@ -33,8 +30,7 @@ def fetch_prompts(where: str, settings: HubPrompts, revisions: Revisions) -> lis
                 f"{what} has {found} different prompts at {revision}, not {settings.distinct} as {where}.distinct says: "
                 "another revision, or another set of prompts; correct the number to use these"
             )
-    found_prompts = list(prompts.values())
-    return _with_styles(where, found_prompts, settings.styles, revisions) if settings.styles else found_prompts
+    return _with_styles(where, prompts, settings.styles, revisions) if settings.styles else prompts
 
 
 def _with_styles(where: str, prompts: list[Prompt], settings: HubStyles, revisions: Revisions) -> list[Prompt]:

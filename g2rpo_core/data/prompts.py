@@ -46,15 +46,15 @@ def shape_prompts(count: int, seed: int, *, testing: bool) -> list[Prompt]:
 
 def read_prompts(path: Path) -> list[Prompt]:
     """Those of `read_all`, each text once."""
+    return distinct(read_all(path))
+
+
+def distinct(prompts: list[Prompt]) -> list[Prompt]:
+    """Each text once: the first prompt that has it."""
     first: dict[str, Prompt] = {}
-    for prompt in read_all(path):
+    for prompt in prompts:
         first.setdefault(prompt.text, prompt)
     return list(first.values())
-
-
-def duplicates(path: Path) -> int:
-    """How many prompts of a file have a text that came before."""
-    return len(read_all(path)) - len(read_prompts(path))
 
 
 def read_all(path: Path) -> list[Prompt]:

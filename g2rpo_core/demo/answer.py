@@ -12,9 +12,10 @@ from g2rpo_core.common.runs import BASE
 from g2rpo_core.config import Profile
 from g2rpo_core.data.prompts import Prompt, normalized
 from g2rpo_core.errors import UserError
+from g2rpo_core.files import in_one_line
 from g2rpo_core.inference.pictures import Painter, png
 from g2rpo_core.inference.runs import folder_of
-from g2rpo_core.settings import Settings, first_problem
+from g2rpo_core.settings import Settings, problems_of
 
 MANY = ("runs", "rewards")  # what a link names several times
 
@@ -73,7 +74,7 @@ def checked(values: Mapping[str, object]) -> Asked:
     try:
         return Asked.model_validate(values, strict=False)
     except ValidationError as error:
-        raise UserError(first_problem(error, Asked)) from None
+        raise UserError(in_one_line(problems_of(error, Asked))) from None
 
 
 def link(asked: Asked) -> str:

@@ -1,10 +1,13 @@
 """What of the Hugging Face hub a profile names: its section `models` with published models, and data sets of prompts."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
 from g2rpo_core.settings import Settings
+
+Repo = Annotated[str, Field(pattern=r"^[\w.-]+/[\w.-]+$", description="owner/name on the hub")]
+Revision = Annotated[str, Field(pattern=r"^[0-9a-f]{40}$", description="a full commit, as branches move")]
 
 
 class HubFiles(Settings):
@@ -13,8 +16,8 @@ class HubFiles(Settings):
     Without a revision the first download looks it up and writes it into the committed lock (`Revisions`).
     """
 
-    repo: str = Field(pattern=r"^[\w.-]+/[\w.-]+$")
-    revision: str | None = Field(None, pattern=r"^[0-9a-f]{40}$", description="a full commit, as branches move")
+    repo: Repo
+    revision: Revision | None = None
     files: tuple[str, ...] = Field(min_length=1)
     sha256: dict[str, str] = {}
 
@@ -28,8 +31,8 @@ class HubModel(HubFiles):
 class HubStyles(Settings):
     """The style of prompts: that of the list which has them. files: style -> JSON file with its prompts."""
 
-    repo: str = Field(pattern=r"^[\w.-]+/[\w.-]+$")
-    revision: str | None = Field(None, pattern=r"^[0-9a-f]{40}$")
+    repo: Repo
+    revision: Revision | None = None
     files: dict[str, str] = Field(min_length=1)
 
 
@@ -48,8 +51,8 @@ class PublishedModel(Settings):
     """
 
     folder: str | None = None
-    repo: str | None = Field(None, pattern=r"^[\w.-]+/[\w.-]+$")
-    revision: str | None = Field(None, pattern=r"^[0-9a-f]{40}$", description="as in models.repos")
+    repo: Repo | None = None
+    revision: Revision | None = None
     files: tuple[str, ...] = ("*.safetensors", "config.json")
     sha256: dict[str, str] = {}
     trained_on: dict[str, float] = {}

@@ -22,12 +22,8 @@ WIDTH, HEIGHT = 290, 150  # of a panel
 
 
 def _methods(names: Sequence[str]) -> alt.Scale:
-    colors = PALETTE if len(names) <= len(PALETTE) else None
-    return (
-        alt.Scale(domain=list(names), range=list(colors[: len(names)]))
-        if colors
-        else alt.Scale(domain=list(names), scheme="tableau20")
-    )
+    colors = {"range": list(PALETTE[: len(names)])} if len(names) <= len(PALETTE) else {"scheme": "tableau20"}
+    return alt.Scale(domain=list(names), **colors)
 
 
 def forest(gains: Sequence[Gain], labels: Mapping[str, str], columns: Mapping[str | None, str]) -> dict | None:

@@ -16,14 +16,15 @@ from g2rpo_core.algorithm.methods import Method
 from g2rpo_core.common.dvc_lock import read_lock
 from g2rpo_core.common.runs import BASE, run_name
 from g2rpo_core.common.seeding import seed_of
-from g2rpo_core.data.prompts import left_out_of, load_prompts, normalized
-from g2rpo_core.errors import UserError, made_by
+from g2rpo_core.data.prompts import load_prompts
+from g2rpo_core.errors import UserError
 from g2rpo_core.evaluation.image_stats import LABELS as IMAGE_STATS
-from g2rpo_core.evaluation.results import SCORES, chosen, image_folder, reported
-from g2rpo_core.files import complaint, read_json, read_table, remade_by
+from g2rpo_core.evaluation.results import chosen, image_folder, reported
+from g2rpo_core.files import complaint, remade_by
 from g2rpo_core.reporting import charts
 from g2rpo_core.reporting.paper import paper_rows
 from g2rpo_core.reporting.pictures import picture
+from g2rpo_core.reporting.sources import Sources, check_whole, model_lines, prompt_counts, records_of, scores_of
 from g2rpo_core.reporting.tables import (
     Gain,
     Row,
@@ -51,22 +52,6 @@ NOTICE = {
     "shapes": "Profile {} is synthetic: images of coloured shapes by small models that were trained on this machine. Nothing on this page is a result of the paper.",
     "hub": "Profile {}: published weights, trained and evaluated as stated below.",
 }  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Sources:
-    """Where the report's numbers are: folders of runs, evaluations and prompts, the models' quality, DVC's locks.
-
-    page: the folder of the report, from which links go; repro: the command that makes a stage of them.
-    """
-
-    runs: Path
-    evaluations: Path
-    prompts: Path
-    quality: Path
-    page: Path
-    locks: tuple[Path, ...]
-    repro: str
 
 
 @dataclass(frozen=True)
@@ -159,7 +144,7 @@ def build_context(
         "prompt_counts": prompt_counts(sources.prompts),
         "steps": settings.evaluation.steps[0],
         "labels": labels,
-        "reward_labels": reward_labels(settings.rewards),
+        "reward_labels": named,
         "rewards": rewards,
         "trained_on": trained_on or {name: weights[name] for name in published if weights[name]},
         "mixed": len(together) > 1,
@@ -213,72 +198,6 @@ def build_context(
         "models": model_lines(sources.quality),
         "provenance": provenance(sources.locks, runs, published, settings),
     }
-
-
-def stage_of(run: Run, published: Sequence[str]) -> str:
-    """The stage that evaluates a run, the base or published weights."""
-    if run == BASE:
-        return "evaluate_base"
-    return f"evaluate_published@{run[0]}" if run[0] in published else f"evaluate@{run_name(*run)}"
-
-
-def scores_of(run: Run, folder: Path, repro: str, published: Sequence[str] = ()) -> pd.DataFrame:
-    """The rows of one evaluation; UserError where its table is gone or damaged, or not of that run."""
-    stage = stage_of(run, published)
-    file = made_by("evaluate", folder / "results.parquet", repro)
-    again = remade_by(stage, repro)
-    table = read_table(file, SCORES, again)
-    if not len(table) or set(zip(table.method, table.seed)) != {run}:
-        raise UserError(complaint(file, f"does not hold the scores of {run_name(*run)} alone", again))
-    return table
-
-
-def check_whole(
-    results: pd.DataFrame, evaluated: Mapping[Run, Path], settings: SimpleNamespace, repro: str, published: Sequence[str]
-) -> None:
-    """UserError where an evaluation lacks a reward, a checkpoint or a number of steps that the report is about."""
-    evaluation = settings.evaluation
-    for (method, seed), folder in evaluated.items():
-        table = results[(results.method == method) & (results.seed == seed)]
-        checkpoints = ("final",) if (method, seed) == BASE or method in published else evaluation.checkpoints
-        wanted = {
-            (str(kept), steps, reward) for kept in checkpoints for steps in evaluation.steps for reward in evaluation.rewards
-        }
-        there = set(zip(table.checkpoint, table.steps, table.reward))
-        if lacking := sorted(wanted - there):
-            stage = stage_of((method, seed), published)
-            what = f"has no scores of {lacking[0][2]} at {lacking[0][1]} steps of checkpoint {lacking[0][0]}"
-            raise UserError(complaint(folder / "results.parquet", what, remade_by(stage, repro)))
-
-
-def records_of(run: Run, folder: Path, repro: str) -> pd.DataFrame:
-    """The records of a run; UserError where they are gone or damaged."""
-    again = remade_by(f"train@{run_name(*run)}", repro)
-    file = made_by("train", folder / "records.parquet", repro)
-    table = read_table(file, again=again)
-    columns = {"iteration", "num_forward_evals", "num_transitions", "old_policy_ratio_error"}
-    if not len(table) or not columns <= set(table.columns):
-        raise UserError(complaint(file, "holds no records of a training", again))
-    return table
-
-
-def prompt_counts(folder: Path) -> str:
-    """How many prompts there are for training and for test, and what was left out so that no test prompt is trained on."""
-    files = {name: folder / f"{name}.parquet" for name in ("train", "test")}
-    sets = {name: load_prompts(file) for name, file in files.items()}
-    both = {normalized(prompt.text).casefold() for prompt in sets["train"]} & {
-        normalized(prompt.text).casefold() for prompt in sets["test"]
-    }
-    if both:
-        reason = f"has {len(both)} prompts that are test prompts, too: nothing would be held out"
-        raise UserError(complaint(files["train"], reason, remade_by("prompts")))
-    left_out = {name: left_out_of(file) for name, file in files.items()}
-    twice = sum(counts.get("twice", 0) for counts in left_out.values())
-    tested = left_out["train"].get("test prompts", 0)
-    return (
-        f"{len(sets['train'])} training prompts and {len(sets['test'])} test prompts; no text is in both ({tested} test prompts were left "
-        f"out of training, and {twice} that stood in a file twice)"
-    )
 
 
 def granularity_lines(records: dict[Run, pd.DataFrame]) -> list[dict]:
@@ -366,29 +285,6 @@ def shown(value: object) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{key}: {part}" for key, part in value.items())
     return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
-
-
-def model_lines(file: Path) -> list[tuple[str, str]]:
-    """What the stage `models` measured of each model."""
-    again = remade_by("models")
-    quality = read_json(made_by("models", file), again, dict)
-    for values in quality.values():
-        if not isinstance(values, dict) or not all(isinstance(value, int | float) for value in values.values()):
-            raise UserError(complaint(file, "holds no numbers of models", again))
-    meaning = {
-        "attribute": "right caption against one wrong attribute (chance 0.5)",
-        "degraded": "clean against degraded image (chance 0.5)",
-    }
-    return [
-        (
-            name,
-            "; ".join(
-                f"{meaning.get(key, key)} {value:,}" if isinstance(value, int) else f"{meaning.get(key, key)} {value:.3f}"
-                for key, value in values.items()
-            ),
-        )
-        for name, values in quality.items()
-    ]
 
 
 def provenance(

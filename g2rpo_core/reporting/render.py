@@ -9,9 +9,11 @@ from g2rpo_core.reporting.charts import library, svg
 from g2rpo_core.reporting.tables import tone
 from g2rpo_core.texts import markdown, steering, unsteered
 
+CHARTS = ("forest", "curves")
+
 
 def render(context: dict) -> dict[str, str]:
-    """report.html and report.md of a context of `context.build_context`."""
+    """The report's files by name, of a context of `context.build_context`: report.html, report.md, and each chart as an image."""
     environment = Environment(
         loader=PackageLoader("g2rpo_core.reporting"),
         autoescape=select_autoescape(["html.j2"]),
@@ -22,11 +24,13 @@ def render(context: dict) -> dict[str, str]:
         ),
     )
     environment.filters["tone"] = tone
-    environment.filters["svg"] = lambda spec: Markup(svg(spec))
     environment.filters["script"] = _in_script
     environment.filters["literal"] = markdown
     environment.globals["library"] = library
-    return {name: environment.get_template(f"{name}.j2").render(context) for name in ("report.html", "report.md")}
+    images = {name: svg(context[name]) for name in CHARTS}
+    shown = context | {"images": {name: Markup(image) for name, image in images.items()}}
+    texts = {name: environment.get_template(f"{name}.j2").render(shown) for name in ("report.html", "report.md")}
+    return texts | {f"{name}.svg": image for name, image in images.items()}
 
 
 def _in_script(value: object) -> Markup:

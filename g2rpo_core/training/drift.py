@@ -2,7 +2,7 @@
 
 | what | when |
 |---|---|
-| `held_out` | a held-out reward fell from measurement to measurement, while the same reward in training, or the trained sum, rose |
+| `held_out` | a held-out reward fell from measurement to measurement, while the same reward in training, or the training reward, rose |
 | `spread` | the members of a group score nearly alike: nothing is left to learn from |
 | `clipped` | nearly every ratio that could be is outside the clip range: updates do nothing |
 """

@@ -33,7 +33,7 @@ from g2rpo_core.data.prompts import Prompt, load_prompts, normalized, read_promp
 from g2rpo_core.distributed import checkpoint
 from g2rpo_core.errors import UserError
 from g2rpo_core.files import complaints, read_json, read_yaml
-from g2rpo_core.reporting.context import model_lines, records_of, scores_of
+from g2rpo_core.reporting.sources import model_lines, records_of, scores_of
 from g2rpo_core.rewards.chat_server import ChatServer
 from g2rpo_core.rewards.http_client import Unanswered
 from g2rpo_core.rewards.server_settings import ServerSettings

@@ -15,7 +15,7 @@ from g2rpo_core.rewards import packages
 from g2rpo_core.rewards import registry as rewards
 from tests.conftest import ROOT
 from tests.fixtures.commands import run_here
-from tests.fixtures.images import IMAGES, PROMPTS, photograph
+from tests.fixtures.images import IMAGES, PROMPTS, folder_to_score, photograph
 
 BACKENDS = {"hps": "hpsv2", "image_reward": "image-reward"}
 SECTION = {name: {"backend": backend} for name, backend in BACKENDS.items()}
@@ -75,12 +75,7 @@ def test_a_package_that_is_not_there_or_another_says_what_to_install(models, mon
 
 @pytest.mark.pipeline
 def test_g2rpo_score_by_the_packages(models, tmp_path):
-    (tmp_path / "images").mkdir()
-    for name in sorted(IMAGES):
-        IMAGES[name].save(tmp_path / "images" / f"{name}.png")
-    (tmp_path / "prompts.txt").write_text("".join(f"{prompt}\n" for prompt in PROMPTS))
-    (tmp_path / "profiles").mkdir()
-    (tmp_path / "profiles" / "tiny.yaml").symlink_to(ROOT / "profiles" / "tiny.yaml")
+    folder_to_score(tmp_path)
     backends = "rewards: {hps: {backend: hpsv2}, image_reward: {backend: image-reward}}"
     (tmp_path / "profiles" / "cited.yaml").write_text(f"extends: tiny\n{backends}\n")
     for name in ("tiny", "cited"):

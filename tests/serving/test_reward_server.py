@@ -24,7 +24,7 @@ from g2rpo_core.rewards.scoring import check_missing, score_all
 from g2rpo_core.shapes.scenes import draw, random_scene
 from tests.conftest import ROOT
 from tests.fixtures.commands import run_here
-from tests.fixtures.images import IMAGES, PROMPTS
+from tests.fixtures.images import IMAGES, PROMPTS, folder_to_score
 from tests.fixtures.score_server import serving
 
 pytestmark = pytest.mark.pipeline
@@ -131,12 +131,7 @@ def test_an_image_that_would_fill_the_memory_is_refused(hps):
 
 
 def test_g2rpo_score_asks_the_server(hps, models, tmp_path):
-    (tmp_path / "images").mkdir()
-    for name in sorted(IMAGES):
-        IMAGES[name].save(tmp_path / "images" / f"{name}.png")
-    (tmp_path / "prompts.txt").write_text("".join(f"{prompt}\n" for prompt in PROMPTS))
-    (tmp_path / "profiles").mkdir()
-    (tmp_path / "profiles" / "tiny.yaml").symlink_to(ROOT / "profiles" / "tiny.yaml")
+    folder_to_score(tmp_path)
     mine = f'{{server: {{url: "{hps.url}", reward: hps}}, label: At the server}}'
     (tmp_path / "profiles" / "served.yaml").write_text(f"extends: tiny\nrewards: {{theirs: {mine}}}\n")
     words = ["--prompts", "prompts.txt", "images"]
