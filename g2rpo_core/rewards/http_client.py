@@ -15,6 +15,7 @@ from g2rpo_core.rewards.server_settings import ServerSettings
 
 LONGEST_WAIT = 60.0  # seconds between two tries
 PASSING = {408, 409, 425, 429, 500, 502, 503, 504}  # HTTP statuses after which the same request may succeed
+MOST_BYTES = 2**26  # of an answer, whose scores and reasons are short
 REFUSED = {401, 403, 404}  # those of a wrong key, model or address: every request fails alike
 
 T = TypeVar("T")
@@ -92,9 +93,11 @@ class HttpClient:
         address, end = self.url + path, time.monotonic() + self.settings.timeout
         try:
             with self.client.stream("GET" if body is None else "POST", address, content=body) as response:
-                data = b""
+                data = bytearray()
                 for chunk in response.iter_bytes():
                     data += chunk
+                    if len(data) > MOST_BYTES:
+                        raise Unanswered(f"an answer of over {MOST_BYTES >> 20} MiB")
                     if time.monotonic() > end:
                         raise Passing(f"no whole answer within {self.settings.timeout:g} s")
         except httpx.TimeoutException:
@@ -110,9 +113,9 @@ class HttpClient:
             raise UserError(f"{self.where}: {address}{self.hint} answers with {said}")
         if response.status_code != 200:
             raise Unanswered(said)
-        return data
+        return bytes(data)
 
-    def without_key(self, data: bytes) -> str:
+    def without_key(self, data: bytes | bytearray) -> str:
         """A server's words, which may repeat what it was sent."""
         text, variable = data.decode(errors="replace"), self.settings.key_variable
         return text.replace(os.environ.get(variable, ""), f"(the key of {variable})") if variable else text

@@ -98,6 +98,34 @@ def test_a_second_run_of_a_deployment_is_skipped_and_says_so_while_another_flow_
     assert names(served.tasks(same)) == {"train@g2rpo-1": "Skipped"}
 
 
+def test_dvc_repro_and_a_flow_leave_each_others_training_alone(served, fresh_training):
+    """Whoever comes second: `dvc repro` is refused by DVC's own words, a flow waits and then has nothing to do."""
+    by_hand = [sys.executable, "-m", "dvc", "repro", "train@g2rpo-1"]
+    start = lambda: subprocess.Popen(
+        by_hand, cwd=served.folder, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    run = served.start("train")
+    until((served.folder / "started").exists)
+    second = start()
+    said = second.communicate(timeout=240)[0]
+    assert second.returncode != 0 and "is busy, it is being blocked by" in said, said
+    (served.folder / "enough").touch()
+    assert served.ended(run)["type"] == "COMPLETED"
+    assert "didn't change, skipping" in start().communicate(timeout=240)[0]
+
+    for name in ("started", "enough", "weights"):
+        (served.folder / name).unlink()
+    first = start()
+    until((served.folder / "started").exists)
+    run = served.start("reproduce", targets=["train"])
+    until(lambda: any("waiting for it" in line for line in served.log(run)))
+    (served.folder / "enough").touch()
+    assert "Running stage 'train@g2rpo-1'" in first.communicate(timeout=240)[0] and first.returncode == 0
+    assert served.ended(run)["type"] == "COMPLETED"
+    assert names(served.tasks(run)) == {"train@g2rpo-1": "Skipped"}
+    assert (served.folder / "weights").read_text() == "w"
+
+
 def test_a_training_shows_its_rewards_and_its_curve_while_it_runs(served, fresh_training):
     run = served.start("train")
     live = lambda key: next((one for one in served.of_run("artifacts", run) if one["key"] == f"{key}-train-g2rpo-1"), None)

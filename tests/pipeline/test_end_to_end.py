@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pandas as pd
+import psutil
 import pytest
 from diffusers import FluxPipeline, FluxTransformer2DModel
 from ruamel.yaml import YAML
@@ -305,6 +306,28 @@ def test_an_exported_run_is_a_row_of_the_report_with_the_runs_scores(project):
     finally:
         assert run(["git", "checkout", "--quiet", "--", "."], project).returncode == 0
         dvc(project, "checkout")
+
+
+def test_a_second_dvc_repro_in_the_checkout_is_refused_and_damages_nothing(project):
+    """Both want the same training: the first is held in the middle of it until the second has ended."""
+    lock = (project / "dvc.lock").read_bytes()
+    command = [sys.executable, "-m", "dvc", "repro", "--force", "--single-item", "train@g2rpo-7"]
+    first = subprocess.Popen(command, cwd=project, env={**os.environ, "DVC_NO_ANALYTICS": "1"}, stdout=subprocess.DEVNULL)
+    training: list[psutil.Process] = []
+    try:
+        while not training:
+            assert first.poll() is None
+            training = [one for one in psutil.Process(first.pid).children(recursive=True) if "stages.train" in one.cmdline()]
+        for process in training:
+            process.suspend()
+        second = run([sys.executable, "-m", "dvc", "repro"], project)
+        assert second.returncode != 0 and "is busy, it is being blocked by" in second.stderr, second.stdout + second.stderr
+    finally:
+        for process in training:
+            process.resume()
+    assert first.wait() == 0
+    assert "Running stage" not in dvc(project, "repro")
+    assert (project / "dvc.lock").read_bytes() == lock
 
 
 SRUN = """#!/usr/bin/env bash

@@ -15,6 +15,7 @@ from PIL import Image
 from g2rpo_core.config import load_profile
 from g2rpo_core.errors import TransientError, UserError
 from g2rpo_core.rewards import registry
+from g2rpo_core.rewards.http_client import MOST_BYTES
 from g2rpo_core.rewards.reward_protocol import answer, decode, encode, read_answer
 from g2rpo_core.rewards.scoring import score_all
 from tests.conftest import ROOT
@@ -108,6 +109,7 @@ def test_what_is_no_number_is_missing_and_the_others_stand(reply, reason):
         (lambda body, number: (422, b'{"detail": "images: 0: not a PNG"}'), "no answer: status 422", 1),
         (lambda body, number: (500, b'{"detail": "hps failed"}'), "hps failed\"}' (2 tries)", 2),
         (lambda body, number: None, "(2 tries)", 2),
+        (lambda body, number: (200, bytes(MOST_BYTES + 1)), "no answer: an answer of over 64 MiB", 1),
     ],
 )
 def test_an_answer_that_is_none_leaves_every_score_of_its_request_missing(reply, reason, asked):
