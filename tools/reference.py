@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import inspect
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -123,9 +124,7 @@ def _tables(title: str, model: type[BaseModel], about: str | None = None, level:
     for name, field in model.model_fields.items():
         key = field.alias or name
         kind = _type(field.annotation, list(field.metadata))
-        lines.append(
-            f"| `{key}` | {_cell(kind)} | {_cell(_default(field))} | {_cell(field.description or _from_docstring(model, name))} |"
-        )
+        lines.append(f"| `{key}` | {_cell(kind)} | {_cell(_default(field))} | {_cell(_about(model, name, field))} |")
         inner += [(key, each) for each in _models(field.annotation) if each not in known]
     out = ["\n".join(lines) + "\n"]
     for each in dict.fromkeys(each for _, each in inner):  # one table for all fields of one class
@@ -134,10 +133,16 @@ def _tables(title: str, model: type[BaseModel], about: str | None = None, level:
     return out
 
 
+def _about(model: type[BaseModel], name: str, field: FieldInfo) -> str:
+    """The field's description; else what the class's docstring says of it; else what the class of a section says of itself."""
+    of_a_section = next((_text(each.__doc__).split("\n")[0] for each in _models(field.annotation)), "")
+    return field.description or _from_docstring(model, name) or of_a_section
+
+
 def _from_docstring(model: type[BaseModel], name: str) -> str:
     """What the docstring of the class, or of one above it, says as `name: ...;`."""
     for each in model.__mro__:
-        found = re.search(rf"(?:^|[;.(]\s+|\n\s*){name}: ([^;.]+)", each.__doc__ or "")
+        found = re.search(rf"(?:^|[;.(]\s+|\n\s*)`?{name}`?: (.+?)(?:[;.](?:\s|$)|$)", each.__doc__ or "", re.DOTALL)
         if issubclass(each, BaseModel) and name in getattr(each, "model_fields", {}) and found:
             return " ".join(found[1].split())
     return ""
@@ -298,7 +303,7 @@ def _parser(module: str, words: list[str]) -> argparse.ArgumentParser:
 
 def _text(words: str | None) -> str:
     """A docstring as paragraphs; what is indented becomes code."""
-    paragraphs = re.split(r"\n\s*\n", (words or "").strip("\n "))
+    paragraphs = re.split(r"\n\s*\n", inspect.cleandoc(words or ""))
     return "\n\n".join(
         "```\n" + "\n".join(line.strip() for line in each.split("\n")) + "\n```"
         if each.startswith("    ")
