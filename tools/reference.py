@@ -68,7 +68,7 @@ def settings_page() -> str:
     """The page of settings."""
     parts = [SETTINGS_HEAD]
     parts += _tables("params.yaml", MainRun, "What `dvc repro` runs.")
-    parts += _tables("studies/&lt;study&gt;/params.yaml", Study, "What `python -m studies run` runs.", known=(MethodRun,))
+    parts += _tables("params.yaml of a study", Study, "What `python -m studies run` runs.", known=(MethodRun,))
     for name, field in Profile.model_fields.items():
         if name == "models":
             for option in get_args(field.annotation):
@@ -81,13 +81,13 @@ def settings_page() -> str:
             for reward, spec in REWARDS.items():
                 parts += _tables(f"rewards.{reward}", spec.settings, f"{spec.label}.", level=3, known=(RewardServerSettings,))
             parts += _tables("rewards, one of your own", CustomRewardSettings, level=3, known=(RewardServerSettings,))
-            parts += _tables("rewards.&lt;name&gt;.server", RewardServerSettings, level=3)
+            parts += _tables("rewards.NAME.server", RewardServerSettings, level=3)
         elif name == "methods":
-            parts += _tables("methods.&lt;name&gt;", MethodRun)
-            parts += _tables("methods.&lt;name&gt;.settings", Method, level=3)
+            parts += _tables("methods.NAME", MethodRun)
+            parts += _tables("methods.NAME.settings", Method, level=3)
             parts.append(_published_methods())
         elif name == "published":
-            parts += _tables("published.&lt;name&gt;", next(_models(field.annotation)))
+            parts += _tables("published.NAME", next(_models(field.annotation)))
         else:
             parts += _tables(name, next(_models(field.annotation)))
     return "\n".join(parts)
