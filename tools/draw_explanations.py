@@ -4,6 +4,7 @@ Trees are those of `rollout.tree`, sigmas and noise those of `sampling`, setting
 rounded numbers, so that every machine writes the same bytes.
 """
 
+import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -398,10 +399,12 @@ PICTURES = {
 
 
 def main() -> None:
-    FOLDER.mkdir(exist_ok=True)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=FOLDER)
+    folder = parser.parse_args().out
     for name, draw in PICTURES.items():
-        (FOLDER / name).write_text(draw().svg())
-        print(FOLDER / name)
+        (folder / name).write_text(draw().svg())
+        print(folder / name)
 
 
 if __name__ == "__main__":

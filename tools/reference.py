@@ -320,9 +320,12 @@ PAGES = {"settings.md": settings_page, "commands.md": commands_page}
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=FOLDER)
+    folder = parser.parse_args().out
     for name, page in PAGES.items():
-        (FOLDER / name).write_text(page())
-        print(FOLDER / name)
+        (folder / name).write_text(page())
+        print(folder / name)
 
 
 if __name__ == "__main__":

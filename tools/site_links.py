@@ -13,6 +13,7 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parent.parent
 LINK = re.compile(r"(\]\()(?![a-z]+:|#)([^)#\s]+)")
+SHIM = "https://unpkg.com/iframe-worker/shim"
 AS_IT_IS = {".html", ".png", ".svg"}
 
 
@@ -70,3 +71,15 @@ def _generated(config: MkDocsConfig, path: str) -> File:
     language = {".py": "python", ".yaml": "yaml"}.get(Path(path).suffix, "text")
     text = f"---\nsearch: {{exclude: true}}\n---\n# {path}\n\n````{language}\n{(ROOT / path).read_text()}\n````\n"
     return File.generated(config, site_uri(path), content=text)
+
+
+def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
+    """The plugin `offline` names a script of the web, without which the search would not run from the disk: ours stands in for it."""
+    return output.replace(
+        SHIM, posixpath.relpath("javascripts/worker_from_disk.js", posixpath.dirname(page.file.dest_uri) or ".")
+    )
+
+
+def on_post_template(output: str, template_name: str, config: MkDocsConfig) -> str:
+    """The same for pages that are no documents, as 404.html."""
+    return output.replace(SHIM, "javascripts/worker_from_disk.js")
