@@ -302,10 +302,10 @@ def _parser(module: str, words: list[str]) -> argparse.ArgumentParser:
 
 
 def _text(words: str | None) -> str:
-    """A docstring as paragraphs; what is indented becomes code."""
+    """A docstring as paragraphs; what is indented becomes code, with its comments after #."""
     paragraphs = re.split(r"\n\s*\n", inspect.cleandoc(words or ""))
     return "\n\n".join(
-        "```\n" + "\n".join(line.strip() for line in each.split("\n")) + "\n```"
+        "```\n" + "\n".join(re.sub(r"  +", "  # ", line.strip()) for line in each.split("\n")) + "\n```"
         if each.startswith("    ")
         else " ".join(each.split())
         for each in paragraphs
