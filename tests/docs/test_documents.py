@@ -62,7 +62,12 @@ ONLY_PARSED = {
     r"^python -m uvicorn\b": "the reader's own server; tests/serving run the document's",
     r"^tensorboard\b": "a server; tests/training/test_tracking.py runs it",
 }
-NAMED = ("python -m studies", "dvc remote add -d", "python -m uvicorn my_server:app --port 8700")  # without what they need
+NAMED = (
+    "python -m studies",
+    "python -m studies run",
+    "dvc remote add -d",
+    "python -m uvicorn my_server:app --port 8700",
+)  # without what they need
 COMMANDS = commands()
 GENERATED = ("docs/reference/commands.md", "docs/reference/settings.md")
 
