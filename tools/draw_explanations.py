@@ -366,12 +366,12 @@ def data_way() -> Iterator[tuple[str, str, str]]:
 
 
 def draw_architecture() -> Picture:
-    """The data's way, with shapes and folders."""
+    """How data flows, with shapes and folders."""
     rows = list(data_way())
-    picture = Picture(66 + 62 * len(rows), "The data's way from prompts to the report")
+    picture = Picture(66 + 62 * len(rows), "How data flows from prompts to the report")
     picture.text(20, 28, "what", color=GREY, size=12)
     picture.text(210, 28, "shape, for G²RPO with profile flux_hps_clip", color=GREY, size=12)
-    picture.text(WIDTH - 20, 28, "folder of g2rpo_core/", "end", GREY, 12)
+    picture.text(WIDTH - 20, 28, "in g2rpo_core/", "end", GREEN, 12)
     loop = range(2, 7)
     top = lambda row: 42 + 62 * row
     picture.box(6, top(loop[0]) - 8, WIDTH - 12, 62 * len(loop) - 4, "#f4f7fc", PALE)

@@ -120,6 +120,8 @@ def _tables(title: str, model: type[BaseModel], about: str | None = None, level:
         "| setting | type | default | description |",
         "|---|---|---|---|",
     ]
+    if how := getattr(model, "how", None):
+        lines.insert(2, f"A resumed run may change {', '.join(f'`{name}`' for name in sorted(how))}.\n")
     inner: list[tuple[str, type[BaseModel]]] = []
     for name, field in model.model_fields.items():
         key = field.alias or name
