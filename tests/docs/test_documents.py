@@ -178,7 +178,12 @@ def test_every_yaml_of_the_papers_is_a_profiles(tmp_path):
 def test_every_profile_entry_and_section_of_the_documents_loads(tmp_path):
     """A block says in its first line what it is: a profile, an entry of `methods`, or a section."""
     shutil.copytree(ROOT / "profiles", tmp_path / "profiles")
-    places = {"# profiles/": (), "# an entry of `methods`": ("methods",), "# the section `prompts`": ()}
+    places = {
+        "# profiles/": (),
+        "# an entry of `methods`": ("methods",),
+        "# the section `prompts`": (),
+        "# sections of a profile": (),
+    }
     found = []
     for number, block in enumerate(one for one in snippets() if one.language == "yaml" and one.document != "papers.md"):
         place = next((place for start, place in places.items() if block.text.startswith(start)), None)
@@ -186,6 +191,8 @@ def test_every_profile_entry_and_section_of_the_documents_loads(tmp_path):
             continue
         read = YAML(typ="safe", pure=True).load(block.text)
         parent = {} if "extends" in read else {"extends": "tiny"}
+        if "rewards" in read:
+            read["evaluation"]["rewards"] += ["clip_score", "verifier"]  # that tiny's monitor measures
         if "prompts" in read:  # their own are no captions of shapes: without the verifier
             rewards = ["hps", "clip_score"]
             monitor = {"every": 10, "prompts": 8, "rewards": rewards}
