@@ -284,8 +284,8 @@ def draw_granularities() -> Picture:
         picture.line(x(after), y, x(found[0]), y, ORANGE, 4)
         for one, other in zip(found, [*found[1:], float(steps)], strict=True):
             picture.line(x(one), y, x(other), y, OF_GRANULARITY[value])
-        for step in found:
-            picture.circle(x(step), y, 4.5, OF_GRANULARITY[value], OF_GRANULARITY[value])
+        for at in found:
+            picture.circle(x(at), y, 4.5, OF_GRANULARITY[value], OF_GRANULARITY[value])
         picture.box(x(steps) - 5, y - 5, 11, 11, "#ffffff", OF_GRANULARITY[value])
         picture.text(x(steps) + 24, y + 4, f"{len(found)} calls", color=GREY, size=12)
     return picture
