@@ -1,6 +1,7 @@
 """Every command and snippet of README and docs: what a small checkout can run is run, the others are read by their program's own parser."""
 
 import ast
+import json
 import re
 import shlex
 import shutil
@@ -175,36 +176,47 @@ def test_every_yaml_of_the_papers_is_a_profiles(tmp_path):
         load_profile(file)
 
 
+OF_ANOTHER_FILE = ("published: [", "meta:")  # params.yaml, dvc.yaml
+WITHOUT_THE_VERIFIER = {  # for prompts that are no captions of shapes, and rewards that leave it out
+    "training": {"monitor": {"every": 10, "prompts": 8, "rewards": ["hps", "clip_score"]}},
+    "methods": {"dance_grpo": {"training": None}},
+    "evaluation": {"rewards": ["hps", "clip_score"]},
+}
+
+
 def test_every_profile_entry_and_section_of_the_documents_loads(tmp_path):
-    """A block says in its first line what it is: a profile, an entry of `methods`, or a section."""
+    """A block is a profile, sections of one, or an entry of `methods`, which its first line then says."""
     shutil.copytree(ROOT / "profiles", tmp_path / "profiles")
-    places = {
-        "# profiles/": (),
-        "# an entry of `methods`": ("methods",),
-        "# the section `prompts`": (),
-        "# sections of a profile": (),
-    }
-    found = []
-    for number, block in enumerate(one for one in snippets() if one.language == "yaml" and one.document != "papers.md"):
-        place = next((place for start, place in places.items() if block.text.startswith(start)), None)
-        if place is None:
-            continue
+    blocks = [one for one in snippets() if one.language == "yaml" and one.document != "papers.md"]
+    blocks = [one for one in blocks if not one.text.startswith(OF_ANOTHER_FILE)]
+    assert len(blocks) >= 10
+    for number, block in enumerate(blocks):
         read = YAML(typ="safe", pure=True).load(block.text)
-        parent = {} if "extends" in read else {"extends": "tiny"}
-        if "rewards" in read:
-            read["evaluation"]["rewards"] += ["clip_score", "verifier"]  # that tiny's monitor measures
-        if "prompts" in read:  # their own are no captions of shapes: without the verifier
-            rewards = ["hps", "clip_score"]
-            monitor = {"every": 10, "prompts": 8, "rewards": rewards}
-            read |= {
-                "training": {"monitor": monitor},
-                "methods": {"dance_grpo": {"training": None}},
-                "evaluation": {"rewards": rewards},
-            }
-        YAML().dump(parent | ({"methods": read} if place else read), file := tmp_path / "profiles" / f"block_{number}.yaml")
+        if block.text.startswith("# an entry of `methods`"):
+            read = {"extends": "tiny", "methods": read}
+        elif "prompts" in read:
+            read = {"extends": "tiny", **WITHOUT_THE_VERIFIER, **read}
+        elif "training" in read and "extends" not in read:
+            read = {"extends": "tiny", **WITHOUT_THE_VERIFIER, **read}
+            read["training"] |= WITHOUT_THE_VERIFIER["training"]
+            read["evaluation"]["rewards"] += ["clip_score"]
+        file = tmp_path / "profiles" / f"block_{number}.yaml"
+        YAML().dump({"extends": "flux_hps_clip"} | read, file)
         load_profile(file)
-        found.append(block.document)
-    assert {"settings.md", "method.md", "prompts.md", "tutorial.md", "base_model.md"} <= set(found)
+
+
+def test_every_json_of_the_documents_is_one():
+    assert len([json.loads(one.text) for one in snippets() if one.language == "json"]) >= 3
+
+
+@pytest.mark.pipeline
+def test_the_plan_prints_what_its_page_shows():
+    plan = ["plan", "--profile", "flux_hps_clip", "--gpus", "8", "--memory", "80"]
+    shown, found = [one.text for one in snippets() if one.document == "plan.md" and one.language == "text"]
+    printed = run_here(main, *plan, folder=ROOT).stdout.split("\n")
+    assert [line for line in shown.splitlines() if line != "…" and line not in printed] == []
+    printed = run_here(main, *plan, "--hours", "72", folder=ROOT).stdout
+    assert " ".join(found.split()) in printed
 
 
 def test_links_to_files_lead_somewhere():
