@@ -5,8 +5,9 @@ BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 export DVC_NO_ANALYTICS = 1
 export DO_NOT_TRACK = 1
+export NO_MKDOCS_2_WARNING = 1
 
-.PHONY: help reproduce verify compare check format rehearse test test-slow test-rest clean
+.PHONY: help reproduce verify compare check format docs docs-serve rehearse test test-slow test-rest clean
 
 help: ## what there is
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | while IFS="$$(printf '\t')" read -r name text; do printf 'make %-10s %s\n' "$$name" "$$text"; done
@@ -33,6 +34,13 @@ check: .venv/ready ## before every commit: format, lint, types, import contracts
 format: .venv/ready ## puts the code into its form
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+docs: .venv/ready ## the documents as a site, site/index.html; it needs no network and no server
+	$(BIN)/python -m mkdocs --quiet build --strict
+	@echo "documents: $(CURDIR)/site/index.html"
+
+docs-serve: .venv/ready ## the same at http://127.0.0.1:8000, built again at every change
+	$(BIN)/python -m mkdocs serve
 
 rehearse: .venv/ready ## every flux profile and method at true size on the GPUs that its comment names, pretended (3 minutes each)
 	@grep -hoE 'g2rpo rehearse --profile [^`]*' profiles/flux_*.yaml | while read -r line; do $(BIN)/$$line --method all || exit 1; done

@@ -15,7 +15,7 @@ from ruamel.yaml import YAML
 from g2rpo_core.cli.main import main
 from g2rpo_core.config import load_profile
 from tests.conftest import ROOT
-from tests.docs.commands import DOCUMENTS, check, commands, snippets
+from tests.docs.commands import DOCUMENTS, FENCE, check, commands, snippets
 from tests.fixtures.commands import run_here
 from tests.fixtures.projects import small_project
 
@@ -23,6 +23,8 @@ from tests.fixtures.projects import small_project
 RUN = {
     'g2rpo generate "a large red circle above a small blue square" --run g2rpo-1 --seeds 1-4 --grid': "g2rpo-1-grid.png",
     "g2rpo export g2rpo-1 --form original --out my_model": "my_model/g2rpo-1.safetensors",
+    "g2rpo export g2rpo-1 --form diffusers --out my_diffusers": "my_diffusers",
+    "g2rpo export my_lora-1 --form kohya --out my_kohya": "my_kohya",
     "g2rpo export my_lora-1 --form lora --out my_lora": "my_lora/pytorch_lora_weights.safetensors",
     "g2rpo score --reward hps_v2_1 --prompts prompts.txt DIR": "scores.csv: 2 images",
     "g2rpo report --study compare": "studies/compare/reports/report.html",
@@ -48,9 +50,11 @@ ONLY_PARSED = {
     r"^g2rpo (demo|serve-reward)\b": "a server; tests/demo/test_page.py and tests/serving run them",
     r"^g2rpo (models|prompts)\b": "of FLUX; tests/hub and tests/cli run them",
     r"^g2rpo export .*--push": "a hub; tests/export/test_push.py runs it",
-    r"^g2rpo (generate|score|report|profile show NAME|--install-completion)": "named with other words that are run; completion writes into the home folder",
+    r"^g2rpo (generate|score|report|profile (show|diff)|--install-completion)": "named with other words that are run; completion writes into the home folder",
     r"^(hf|dvc (push|pull|remote))\b": "a hub, or a remote of the reader's",
-    r"^dvc exp\b": "a training; docs/dvc.md says what it does",
+    r"^python -m tools\.": "tests/docs/test_site.py runs what they write",
+    r"^g2rpo doctor --profile": "an example of the help text; tests/cli runs it",
+    r"^dvc exp\b": "a training; docs/howto/dvc.md says what it does",
     r"^dvc (dag|metrics show|status)$": "named with other words that are run",
     r"^python -m (benchmarks|experiments)": "minutes to hours; tests/benchmarks and tests/experiments run small ones",
     r"^python -m (flows|studies)": "a server, or named without its words; tests/flows and tests/pipeline run them",
@@ -59,8 +63,14 @@ ONLY_PARSED = {
     r"^python -m uvicorn\b": "the reader's own server; tests/serving run the document's",
     r"^tensorboard\b": "a server; tests/training/test_tracking.py runs it",
 }
-NAMED = ("python -m studies", "dvc remote add -d", "python -m uvicorn my_server:app --port 8700")  # without what they need
+NAMED = (
+    "python -m studies",
+    "python -m studies run",
+    "dvc remote add -d",
+    "python -m uvicorn my_server:app --port 8700",
+)  # without what they need
 COMMANDS = commands()
+GENERATED = ("docs/reference/commands.md", "docs/reference/settings.md")
 
 
 def test_every_command_is_run_or_has_a_reason_and_no_entry_is_stale():
@@ -152,23 +162,8 @@ def test_the_python_snippets_run(checkout, monkeypatch):
     assert own["image"].size == (32, 32)
 
 
-@pytest.mark.pipeline
-def test_the_prompts_of_hpsv2_are_written_as_the_document_says(tmp_path):
-    """On a data set of two rows in the form that the hub's has."""
-    scripts = [re.findall(r"python - <<'END'\n(.*?)^END", one.text, re.DOTALL | re.MULTILINE) for one in snippets()]
-    found = [script for each in scripts for script in each]
-    if not found:
-        pytest.skip("no document has the script: the stage `prompts` fetches them")
-    (tmp_path / "data" / "hpdv2").mkdir(parents=True)
-    for part in ("train", "test"):
-        (tmp_path / "data" / "hpdv2" / f"{part}.json").write_text(json.dumps([{"prompt": "a  cat"}, {"prompt": "a cat"}]))
-    for script in found:
-        subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True, capture_output=True)
-    assert (tmp_path / "data" / "hpsv2_train.txt").read_text() == "a cat\n"
-
-
 def test_every_yaml_of_the_papers_is_a_profiles(tmp_path):
-    """Each block of docs/papers.md, laid over the profile for FLUX, is one that loads."""
+    """Each block of docs/reference/papers.md, laid over the profile for FLUX, is one that loads."""
     blocks = [one for one in snippets() if one.document == "papers.md" and one.language == "yaml"]
     assert len(blocks) >= 5
     shutil.copytree(ROOT / "profiles", tmp_path / "profiles")
@@ -181,7 +176,71 @@ def test_every_yaml_of_the_papers_is_a_profiles(tmp_path):
         load_profile(file)
 
 
+OF_ANOTHER_FILE = ("published: [", "meta:")  # params.yaml, dvc.yaml
+WITHOUT_THE_VERIFIER = {  # for prompts that are no captions of shapes, and rewards that leave it out
+    "training": {"monitor": {"every": 10, "prompts": 8, "rewards": ["hps", "clip_score"]}},
+    "methods": {"dance_grpo": {"training": None}},
+    "evaluation": {"rewards": ["hps", "clip_score"]},
+}
+
+
+def test_every_profile_entry_and_section_of_the_documents_loads(tmp_path):
+    """A block is a profile, sections of one, or an entry of `methods`, which its first line then says."""
+    shutil.copytree(ROOT / "profiles", tmp_path / "profiles")
+    blocks = [one for one in snippets() if one.language == "yaml" and one.document != "papers.md"]
+    blocks = [one for one in blocks if not one.text.startswith(OF_ANOTHER_FILE)]
+    assert len(blocks) >= 10
+    for number, block in enumerate(blocks):
+        read = YAML(typ="safe", pure=True).load(block.text)
+        if block.text.startswith("# an entry of `methods`"):
+            read = {"extends": "tiny", "methods": read}
+        elif "prompts" in read:
+            read = {"extends": "tiny", **WITHOUT_THE_VERIFIER, **read}
+        elif "training" in read and "extends" not in read:
+            read = {"extends": "tiny", **WITHOUT_THE_VERIFIER, **read}
+            read["training"] |= WITHOUT_THE_VERIFIER["training"]
+            read["evaluation"]["rewards"] += ["clip_score"]
+        file = tmp_path / "profiles" / f"block_{number}.yaml"
+        YAML().dump({"extends": "flux_hps_clip"} | read, file)
+        load_profile(file)
+
+
+def test_every_json_of_the_documents_is_one():
+    assert len([json.loads(one.text) for one in snippets() if one.language == "json"]) >= 3
+
+
+@pytest.mark.pipeline
+def test_the_plan_prints_what_its_page_shows():
+    plan = ["plan", "--profile", "flux_hps_clip", "--gpus", "8", "--memory", "80"]
+    shown, found = [one.text for one in snippets() if one.document == "plan.md" and one.language == "text"]
+    printed = run_here(main, *plan, folder=ROOT).stdout.split("\n")
+    assert [line for line in shown.splitlines() if line != "…" and line not in printed] == []
+    printed = run_here(main, *plan, "--hours", "72", folder=ROOT).stdout
+    assert " ".join(found.split()) in printed
+
+
 def test_links_to_files_lead_somewhere():
     for document in DOCUMENTS:
         for target in re.findall(r"\]\((?!https?:)([^)#]+)", document.read_text()):
             assert (document.parent / target).exists(), f"{document.name}: {target}"
+
+
+def test_links_to_headings_lead_somewhere_on_github():
+    for document in DOCUMENTS:
+        for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)#([^)]+)\)", document.read_text()):
+            page = document.parent / target if target else document
+            assert anchor in anchors(page.read_text()), f"{document.name}: {target}#{anchor}"
+
+
+def anchors(markdown: str) -> set[str]:
+    """As GitHub makes them of headings: lower case, without punctuation, a hyphen for a space."""
+    headings = re.findall(r"^#+ (.*)", FENCE.sub("", markdown), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_no_line_that_people_write_is_longer_than_160_characters():
+    files = subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    written = [file for file in files if "reports/" not in file and file not in GENERATED]
+    assert len(written) > 30
+    lines = [(file, number, line) for file in written for number, line in enumerate((ROOT / file).read_text().split("\n"), 1)]
+    assert [f"{file}:{number}" for file, number, line in lines if len(line) > 160] == []
