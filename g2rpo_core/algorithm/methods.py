@@ -11,9 +11,10 @@ from functools import partial
 from typing import Literal
 
 import torch
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from g2rpo_core.common.seeding import seed_of
+from g2rpo_core.rollout.tree import Tree, build
 from g2rpo_core.sampling.schedule import Grid
 from g2rpo_core.sampling.transitions import SDES, Stochastic
 from g2rpo_core.settings import Count, Settings
@@ -46,6 +47,18 @@ class Method(Settings):
     branching: Literal["each", "all"] = Field(description="a branch with one SDE step for each of them, or one branch with all")
     sde_steps: tuple[int, ...] | Literal["all"] = Field(description="step indices from the noisy end; all: 0...T-2")
     window: Window | None = Field(None, description="which of these are stochastic in an iteration; null: all")
+    spans: tuple[Count, ...] | None = Field(
+        None, description="how many steps of the grid each of the sde_steps takes at once, as E-GRPO; null: one each"
+    )
+    splits: tuple[int, ...] | None = Field(
+        None, description="SDE steps at which states split, as BranchGRPO's; null: the first of a branch, into the whole group"
+    )
+    split_noise: float = Field(
+        1.0, gt=0, le=100, description="factor of the noise, and not of its density, where `splits` names a step"
+    )
+    initial_noises: Count | Literal["each"] = Field(
+        1, description="initial noises of a group, which share its members; each: one a member, as Flow-GRPO samples"
+    )
     sde: Literal["flow", "dance", "cps"] = Field(description="which stochastic transition the SDE steps use")
     eta: float = Field(gt=0, le=100, description="how much noise the stochastic transition adds")
     granularities: tuple[int, ...] = Field((1,), min_length=1, description="Lambda: step sizes of the tails")
@@ -56,11 +69,39 @@ class Method(Settings):
     timestep_fraction: float = Field(
         1.0, gt=0, le=1, description="share of the SDE steps, drawn anew each iteration, that is trained on"
     )
+    timesteps_of: Literal["group", "member"] = Field(
+        "group", description="that share is the same for all members, or drawn anew for each, as DanceGRPO draws it"
+    )
+    compared: Literal["prompt", "noise"] = Field(
+        "prompt", description="an advantage compares all members of a prompt, or those of one initial noise, as TempFlow-GRPO"
+    )
+    node_advantages: Literal["standardized", "mean"] = Field(
+        "standardized",
+        description="of a state that several members share: their mean reward standardized anew, as BranchGRPO, or the mean of their "
+        "advantages, as TreeGRPO",
+    )
+    deviation: Literal["group", "batch"] = Field(
+        "group",
+        description="rewards are divided by the standard deviation of their group, or of the iteration's rewards, as Flow-GRPO",
+    )
+    credit: Literal["image", "gain"] = Field(
+        "image",
+        description="an SDE step's reward is that of the image, or what the clean prediction gains by the step, as Stepwise-Flow-GRPO",
+    )
+    step_weights: Literal["equal", "noise"] = Field(
+        "equal", description="of the SDE steps in the loss; noise: by the standard deviation of their noise, as TempFlow-GRPO"
+    )
     updates_per_rollout: Literal["iteration", "step"] | Count = Field(
         "iteration",
         description="one optimizer step per iteration, one per SDE step, or that many, each on its part of every group",
     )
     ratio: Literal["plain", "normalized"] = Field("plain", description="normalized: as GRPO-Guard, see loss.normalized_ratio")
+    trust_region: Literal["clip", "kl_mask"] = Field(
+        "clip", description="the ratio is clipped (training.clip_range), or what has moved too far is masked, as Flow-DPPO"
+    )
+    kl_threshold: float = Field(
+        1e-5, gt=0, le=1e6, description="of kl_mask: KL divergence to the sampling policy, a mean over elements"
+    )
     kl_coef: float = Field(0.0, ge=0, le=1e6, description="beta, weight of the KL divergence to the model before training")
 
     @field_validator("sde_steps", "granularities")
@@ -84,6 +125,40 @@ class Method(Settings):
             raise ValueError("must be at least 1 each")
         return value
 
+    @model_validator(mode="after")
+    def _fits_together(self):
+        if self.spans is not None and (self.sde_steps == "all" or len(self.spans) != len(self.sde_steps)):
+            raise ValueError("spans: needs a number for each of sde_steps")
+        if self.spans is not None and self.branching == "all":
+            raise ValueError("spans: needs branching: each, as the steps of one branch may not overlap")
+        if self.splits is not None and (self.branching == "each" or self.window or not self.splits):
+            raise ValueError("splits: needs branching: all, no window, and at least one step")
+        if self.splits is not None and (list(self.splits) != sorted(set(self.splits)) or not self._may_split()):
+            raise ValueError("splits: must be some of sde_steps, in rising order")
+        if self.splits is None and self.split_noise != 1:
+            raise ValueError("split_noise: needs splits")
+        if self.splits is not None and isinstance(self.updates_per_rollout, int) and self.updates_per_rollout > 1:
+            raise ValueError("updates_per_rollout: members share states until they have split: must be iteration, step or 1")
+        if self.credit == "gain" and len(self.granularities) > 1:
+            raise ValueError("credit: gain has no tails to compare: granularities must be one")
+        if self.compared == "noise" and self.initial_noises == "each":
+            raise ValueError("compared: noise needs several members of an initial noise, and initial_noises: each leaves one")
+        return self
+
+    def _may_split(self) -> bool:
+        return self.splits is None or self.sde_steps == "all" or set(self.splits) <= set(self.sde_steps)
+
+    def group_problem(self, group_size: int) -> str | None:
+        """Why a group of this size cannot be sampled; None if it can."""
+        if self.initial_noises == "each":
+            return None
+        per_noise, rest = divmod(group_size, self.initial_noises)
+        if rest or per_noise < (2 if self.compared == "noise" else 1):
+            return f"{group_size} members cannot share {self.initial_noises} initial noises evenly"
+        splits = 1 if self.splits is None else len(self.splits)
+        children = round(per_noise ** (1 / splits))
+        return None if children**splits == per_noise else f"{per_noise} members of a noise cannot come of {splits} equal splits"
+
     def candidates(self, steps: int) -> tuple[int, ...]:
         """Every step index that may be an SDE step for T = steps; the last step, T-1, is always deterministic."""
         return tuple(range(steps - 1)) if self.sde_steps == "all" else self.sde_steps
@@ -94,6 +169,17 @@ class Method(Settings):
         if self.window:
             chosen = self.window.choose(chosen, iteration, seed)
         return tuple((k,) for k in chosen) if self.branching == "each" else (chosen,)
+
+    def tree(self, steps: int, iteration: int = 0, seed: int = 0) -> Tree:
+        """The tree of an iteration's rollout, for T = steps; ValueError as `build`."""
+        spans = {} if self.spans is None or self.sde_steps == "all" else dict(zip(self.sde_steps, self.spans))
+        noises = None if self.initial_noises == "each" else self.initial_noises
+        return build(self.branches(steps, iteration, seed), self.granularities, steps, self.grid, spans, self.splits, noises)
+
+    def last_step(self, steps: int) -> int:
+        """The index at which the tails begin that begin last; the tree needs it to be T-1 or less."""
+        spans = self.spans or (1,) * len(self.candidates(steps))
+        return max(step + span for step, span in zip(self.candidates(steps), spans))
 
     def transition(self, sigmas: torch.Tensor) -> Stochastic:
         """The method's stochastic step on the given sigmas."""

@@ -3,7 +3,6 @@ import torch
 
 from g2rpo_core.algorithm.methods import METHODS, Method
 from g2rpo_core.rollout.rollout import num_calls, rollout, sample
-from g2rpo_core.rollout.tree import build
 from g2rpo_core.sampling.ode import dpm2
 from g2rpo_core.sampling.schedule import shifted_sigmas, tail
 from g2rpo_core.sampling.transitions import SDES
@@ -48,7 +47,7 @@ def one_by_one(velocity, method, sigmas, initial, noises, prompts=PROMPTS, group
         for sde_steps in method.branches(steps):
             for granularity in method.granularities:
                 for member in range(group):
-                    x = initial[prompt]
+                    x = initial[prompt, 0]
                     for step in range(sde_steps[-1] + 1):
                         v = velocity_at(x, step, prompt)
                         before = x - sigma(step) * v
@@ -78,7 +77,7 @@ def one_by_one(velocity, method, sigmas, initial, noises, prompts=PROMPTS, group
 @pytest.mark.parametrize("name, num_forward_evals", [("g2rpo", 1700), ("g2rpo_no_mgai", 1112), ("dance_grpo", 181)])
 def test_the_model_is_called_exactly_as_often_as_counted(name, num_forward_evals):
     method, sigmas = METHODS[name], shifted_sigmas(16, 3.0)
-    tree = build(method.branches(16), method.granularities, 16, method.grid)
+    tree = method.tree(16)
     initial, noises = noise(tree, 1, 12, (4, 2))
     counting = Counting(field)
     result = rollout(counting, tree, sigma_of(16), method.transition(sigmas), initial, noises, max_batch=100)
@@ -93,7 +92,7 @@ def test_batched_tree_equals_the_naive_loop(name, grid, max_batch):
     method, sigmas = METHODS_AND_MIXED[name].model_copy(update={"grid": grid}), shifted_sigmas(10, 3.0)
     if name != "mixed":
         method = method.model_copy(update={"sde_steps": tuple(range(6)) if method.branching == "each" else "all"})
-    tree = build(method.branches(10), method.granularities, 10, method.grid)
+    tree = method.tree(10)
     initial, noises = noise(tree)
     counting = Counting(field)
     ours = rollout(counting, tree, sigma_of(10), method.transition(sigmas), initial, noises, max_batch, method.solver)
@@ -108,7 +107,7 @@ def test_batched_tree_equals_the_naive_loop(name, grid, max_batch):
 @pytest.mark.parametrize("name", METHODS)
 def test_flux_in_one_big_batch_equals_one_by_one(policy, embeddings, name):
     method, sigmas = METHODS[name].model_copy(update={"sde_steps": (0, 2)}), shifted_sigmas(6, 3.0)
-    tree = build(method.branches(6), method.granularities, 6, method.grid)
+    tree = method.tree(6)
     initial, noises = noise(tree)
     velocity = policy.velocity(embeddings.conditioning([3, 11]))
     ours = rollout(velocity, tree, sigma_of(6), method.transition(sigmas), initial, noises, 1000, method.solver)
@@ -119,15 +118,15 @@ def test_flux_in_one_big_batch_equals_one_by_one(policy, embeddings, name):
 
 def test_members_of_a_group_share_their_state_and_differ_after_it():
     method = METHODS["g2rpo"]
-    tree = build(method.branches(16), method.granularities, 16)
+    tree = method.tree(16)
     initial, noises = noise(tree)
     sigmas = shifted_sigmas(16, 3.0)
     result = rollout(field, tree, sigma_of(16), method.transition(sigmas), initial, noises, 500)
     for sampled in result.transitions:
-        assert sampled.shared and sampled.latents.shape == (PROMPTS, 1, *SHAPE)
+        assert sampled.latents.shape == (PROMPTS, 1, *SHAPE)
         assert sampled.next_latents.shape == (PROMPTS, GROUP, *SHAPE)
         assert (sampled.next_latents[:, 0] != sampled.next_latents[:, 1]).any()
-    assert torch.equal(result.transitions[0].latents[:, 0], initial)
+    assert torch.equal(result.transitions[0].latents, initial)
 
 
 def test_sampling_solves_the_ode():

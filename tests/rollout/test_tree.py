@@ -12,7 +12,7 @@ def test_cost_at_the_papers_setting(granularities, num_forward_evals):
 
 
 def test_published_methods_cost():
-    cost = {name: build(m.branches(16), m.granularities, 16, m.grid).num_forward_evals(12) for name, m in METHODS.items()}
+    cost = {name: m.tree(16).num_forward_evals(12) for name, m in METHODS.items()}
     assert cost == {
         "g2rpo": 1700,
         "g2rpo_no_mgai": 1112,
