@@ -214,6 +214,21 @@ _FAST = {"sde_steps": tuple(range(8)), "window": Window(size=2, order="random")}
 # DanceGRPO, arXiv 2505.07818: eta 0.3, a random 60 % of the steps is trained on, 12 members in steps of 4
 _DANCE = Method(branching="all", sde_steps="all", sde="dance", eta=0.3, timestep_fraction=0.6, updates_per_rollout=3)
 
+# the form that reached the full setting's reward with a fifth of its forward evaluations in the tiny world (docs/findings.md): one
+# SDE step an iteration, from the later part of the first half, and coarse tails alone
+_COARSE = {"sde_steps": tuple(range(3, 8)), "window": Window(size=1, order="scattered"), "granularities": (3,)}
+# BranchGRPO, arXiv 2509.06040; its script for FLUX (T = 20, G = 16): every state splits in two at four steps, with four times the noise
+_BRANCH = Method(branching="all", sde_steps="all", sde="dance", eta=0.3, splits=(0, 3, 6, 9), split_noise=4.0)
+# Flow-DPPO, arXiv 2606.11025; its configuration for Stable Diffusion 3.5 (T = 10, G = 16): three steps of the first half, two updates
+_DPPO = Method(
+    branching="all", sde_steps=tuple(range(5)), window=Window(size=3, order="scattered"), sde="flow", eta=0.7, initial_noises="each",
+    deviation="batch", updates_per_rollout=2, trust_region="kl_mask", kl_threshold=1e-5,
+)  # fmt: skip
+# TempFlow-GRPO, arXiv 2508.04324: one SDE step a branch, at any step; the group shares its initial noise
+_TEMPFLOW = Method(branching="each", sde_steps="all", sde="flow", eta=0.7, step_weights="noise")
+# E-GRPO, arXiv 2601.00423: SDE steps of low entropy merged. Which ones is ours: its threshold is in a unit that its code does not have
+_E_GRPO = Method(branching="each", sde_steps=(0, 1, 2, 3, 4, 6), spans=(1, 1, 1, 1, 2, 2), sde="flow", eta=0.7)
+
 SPECS = (
     MethodSpec("g2rpo", "G²RPO", _G2RPO),
     # without multi-granularity advantage integration (Table 1)
@@ -223,6 +238,13 @@ SPECS = (
     MethodSpec("mix_grpo_flash", "MixGRPO-Flash", _MIX.model_copy(update=_FLASH)),
     MethodSpec("flow_grpo", "Flow-GRPO", _FLOW),
     MethodSpec("flow_grpo_fast", "Flow-GRPO-Fast", _FLOW.model_copy(update=_FAST)),
+    MethodSpec("g2rpo_coarse", "G²RPO, coarse tails", _G2RPO.model_copy(update=_COARSE)),
+    MethodSpec("branch_grpo", "BranchGRPO", _BRANCH),
+    MethodSpec("e_grpo", "E-GRPO", _E_GRPO),
+    MethodSpec("tempflow_grpo", "TempFlow-GRPO", _TEMPFLOW),
+    MethodSpec("flow_dppo", "Flow-DPPO", _DPPO),
+    # Stepwise-Flow-GRPO, arXiv 2603.28718: Flow-GRPO, but every step has the gain of the clean prediction as its reward
+    MethodSpec("stepwise_flow_grpo", "Stepwise-Flow-GRPO", _FLOW.model_copy(update={"credit": "gain"})),
 )
 METHODS: dict[str, Method] = {spec.name: spec.settings for spec in SPECS}
 LABELS: dict[str, str] = {spec.name: spec.label for spec in SPECS}
