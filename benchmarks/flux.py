@@ -26,7 +26,6 @@ from g2rpo_core.estimate.published import TRANSFORMER, VAE
 from g2rpo_core.estimate.tracing import Call, Measured, seconds_of, transformer_cost
 from g2rpo_core.models.flux import Policy
 from g2rpo_core.rollout.rollout import Velocity, rollout, sample
-from g2rpo_core.rollout.tree import build
 from g2rpo_core.sampling.schedule import shifted_sigmas, sigma_at
 
 SIZES = {  # transformer, VAE, side of the images, text tokens
@@ -191,7 +190,7 @@ def main() -> None:
         for label, variant in result["variants"].items()
     }
     method = METHODS["g2rpo"]
-    tree = build(method.branches(STEPS), method.granularities, STEPS, method.grid)
+    tree = method.tree(STEPS)
     num_forward_evals = tree.num_forward_evals(GROUP)
     alone = result["variants"]["eager"]["batches"].get(1)
     result["rollout_seconds"] = {
@@ -204,7 +203,7 @@ def main() -> None:
         noises = [policy.noise(generator, GROUP)[None] for _ in tree.sde_steps]
         sigma_of = partial(sigma_at, steps=STEPS, shift=3.0)
         transition = method.transition(shifted_sigmas(STEPS, 3.0).to(device))
-        work = partial(rollout, velocity, tree, sigma_of, transition, policy.noise(generator)[None], noises, largest)
+        work = partial(rollout, velocity, tree, sigma_of, transition, policy.noise(generator, 1)[None], noises, largest)
         start = time.perf_counter()
         sampled = work()
         if device.type == "cuda":

@@ -31,10 +31,9 @@ from g2rpo_core.models.flux import Policy
 from g2rpo_core.models.settings import ParallelSettings
 from g2rpo_core.rewards import registry
 from g2rpo_core.rollout.rollout import velocity_in_batches
-from g2rpo_core.rollout.tree import build
 from g2rpo_core.sampling.settings import SamplingSettings
 from g2rpo_core.tiny_models.build import build_models
-from g2rpo_core.training.batch import branch_advantages
+from g2rpo_core.training.batch import branch_advantages, with_advantages
 from g2rpo_core.training.experience import score_rollout
 from g2rpo_core.training.trainer import Trainer
 from reference.published_loops import PublishedIteration
@@ -137,7 +136,7 @@ def compare(name: str, policy: Policy, store: EmbeddingStore, models: Path, samp
     scorers = registry.load(list(training.rewards), models, policy.device)
     trainer = Trainer(policy, method, sampling, training, store, scorers, seed=0)
     conditioning, text = store.conditioning([0]), store.prompts[0].text
-    tree = build(method.branches(STEPS), method.granularities, STEPS, method.grid)
+    tree = method.tree(STEPS)
     chosen = method.trained(len(tree.sde_steps), random.Random(0))
     draw = generator("rollout", 0, 0, 0)  # what RolloutSampler draws in iteration 0
     initial = policy.noise(draw)
@@ -148,8 +147,8 @@ def compare(name: str, policy: Policy, store: EmbeddingStore, models: Path, samp
         scored = partial(score_rollout, policy, scorers, sampled, [text], sampling.decode_batch, 0)
         scores, scoring_seconds = timed(policy.device, scored)
         advantages = branch_advantages(scores, list(training.rewards.values()), training.adv_clip_max)
-        transitions = [sampled.transitions[index] for index in chosen]
-        _, training_seconds = timed(policy.device, lambda: trainer.update(conditioning, transitions, advantages))
+        transitions = [with_advantages(sampled.transitions[index], advantages) for index in chosen]
+        _, training_seconds = timed(policy.device, lambda: trainer.update(conditioning, transitions))
         parts = {"sampling": sampling_seconds, "scoring": scoring_seconds, "training": training_seconds}
         return sampled.num_forward_evals, (sampled.clean[0], scores, gradients(trainer)), parts
 

@@ -1,27 +1,33 @@
-"""From rewards of a group to advantages, per reward and granularity, and their sum (paper Eq. 4, 8 and 11)."""
+"""From rewards to advantages, per reward and granularity, and their sum (paper Eq. 4, 8 and 11)."""
 
 from collections.abc import Sequence
 
 import torch
 
+OF_BATCH = 1e-4  # is added to the deviation of a batch, as in flow_grpo's `PerPromptStatTracker`
 
-def standardized(rewards: torch.Tensor) -> torch.Tensor:
+
+def standardized(rewards: torch.Tensor, deviation: torch.Tensor | None = None) -> torch.Tensor:
     """(r - mean) / (std + 1e-8) over the last axis, std with ddof 1 (Eq. 4); float32, shape of rewards.
 
     A group whose rewards are all equal says nothing: 0, and not rounding noise divided by 1e-8.
+    deviation: of all rewards together, in place of each group's own; broadcasts against the rewards.
     """
     rewards = rewards.float()
-    scaled = (rewards - rewards.mean(-1, keepdim=True)) / (rewards.std(-1, keepdim=True) + 1e-8)
+    divisor = rewards.std(-1, keepdim=True) + 1e-8 if deviation is None else deviation + OF_BATCH
+    scaled = (rewards - rewards.mean(-1, keepdim=True)) / divisor
     all_equal = (rewards == rewards[..., :1]).all(-1, keepdim=True)
     return torch.where(all_equal, 0.0, scaled)
 
 
-def group_advantages(rewards: torch.Tensor, weights: Sequence[float] | None = None, clip: float = 5.0) -> torch.Tensor:
+def group_advantages(
+    rewards: torch.Tensor, weights: Sequence[float] | None = None, clip: float = 5.0, deviation: torch.Tensor | None = None
+) -> torch.Tensor:
     """Advantage of every member at every SDE step: float32 [K, G], within [-clip, clip].
 
     rewards: [R, J, K, G] for R rewards, J granularities, K SDE steps (or prompts x steps) and G >= 2 members, all
     finite. weights: one for each reward, 1 if None. Each group of G is standardized by itself (Eq. 8), then summed over
-    granularities (Eq. 11) and weighted rewards, then clamped.
+    granularities (Eq. 11) and weighted rewards, then clamped. deviation: [R, J, 1, 1] as of `standardized`.
 
     Raises ValueError on another shape, fewer than two members, or a reward that is not finite.
     """
@@ -32,5 +38,10 @@ def group_advantages(rewards: torch.Tensor, weights: Sequence[float] | None = No
     weight = torch.ones(len(rewards)) if weights is None else torch.tensor(weights, dtype=torch.float32)
     if weight.shape != rewards.shape[:1]:
         raise ValueError(f"{len(rewards)} rewards need as many weights, got {len(weight)}")
-    mixed = torch.einsum("r,rjkg->kg", weight.to(rewards.device), standardized(rewards))
+    mixed = torch.einsum("r,rjkg->kg", weight.to(rewards.device), standardized(rewards, deviation))
     return mixed.clamp(-clip, clip)
+
+
+def of_shared_states(values: torch.Tensor, states: int) -> torch.Tensor:
+    """Of members [..., G] the mean over those that share each of so many states, which stand side by side: [..., states]."""
+    return values.unflatten(-1, (states, values.shape[-1] // states)).mean(-1)

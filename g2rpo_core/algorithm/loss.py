@@ -23,3 +23,16 @@ def clipped_loss(ratio: torch.Tensor, advantages: torch.Tensor, clip_range: floa
     ratio, advantages: float32 of one shape; clip_range: eps > 0, about 1e-4 as log-probabilities are averages.
     """
     return -torch.minimum(ratio * advantages, ratio.clamp(1 - clip_range, 1 + clip_range) * advantages)
+
+
+def masked_loss(
+    ratio: torch.Tensor, advantages: torch.Tensor, divergence: torch.Tensor, threshold: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """-r A, but 0 where the policy has moved too far and would move on (Flow-DPPO, arXiv 2606.11025, Eq. 18); and where it is 0.
+
+    divergence: exact KL divergence of the current transition to the sampling one, a mean over elements; threshold: up to which
+    nothing is masked. Beyond it a transition counts that leads back: r > 1 with A < 0, or r < 1 with A > 0. All of one shape.
+    """
+    onwards = ((ratio > 1) & (advantages > 0)) | ((ratio < 1) & (advantages < 0))
+    masked = (divergence >= threshold) & onwards
+    return torch.where(masked, 0.0, -ratio * advantages), masked

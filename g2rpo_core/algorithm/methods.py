@@ -11,9 +11,10 @@ from functools import partial
 from typing import Literal
 
 import torch
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from g2rpo_core.common.seeding import seed_of
+from g2rpo_core.rollout.tree import Tree, build
 from g2rpo_core.sampling.schedule import Grid
 from g2rpo_core.sampling.transitions import SDES, Stochastic
 from g2rpo_core.settings import Count, Settings
@@ -46,6 +47,18 @@ class Method(Settings):
     branching: Literal["each", "all"] = Field(description="a branch with one SDE step for each of them, or one branch with all")
     sde_steps: tuple[int, ...] | Literal["all"] = Field(description="step indices from the noisy end; all: 0...T-2")
     window: Window | None = Field(None, description="which of these are stochastic in an iteration; null: all")
+    spans: tuple[Count, ...] | None = Field(
+        None, description="how many steps of the grid each of the sde_steps takes at once, as E-GRPO; null: one each"
+    )
+    splits: tuple[int, ...] | None = Field(
+        None, description="SDE steps at which states split, as BranchGRPO's; null: the first of a branch, into the whole group"
+    )
+    split_noise: float = Field(
+        1.0, gt=0, le=100, description="factor of the noise, and not of its density, where `splits` names a step"
+    )
+    initial_noises: Count | Literal["each"] = Field(
+        1, description="initial noises of a group, which share its members; each: one a member, as Flow-GRPO samples"
+    )
     sde: Literal["flow", "dance", "cps"] = Field(description="which stochastic transition the SDE steps use")
     eta: float = Field(gt=0, le=100, description="how much noise the stochastic transition adds")
     granularities: tuple[int, ...] = Field((1,), min_length=1, description="Lambda: step sizes of the tails")
@@ -56,11 +69,39 @@ class Method(Settings):
     timestep_fraction: float = Field(
         1.0, gt=0, le=1, description="share of the SDE steps, drawn anew each iteration, that is trained on"
     )
+    timesteps_of: Literal["group", "member"] = Field(
+        "group", description="that share is the same for all members, or drawn anew for each, as DanceGRPO draws it"
+    )
+    compared: Literal["prompt", "noise"] = Field(
+        "prompt", description="an advantage compares all members of a prompt, or those of one initial noise, as TempFlow-GRPO"
+    )
+    node_advantages: Literal["standardized", "mean"] = Field(
+        "standardized",
+        description="of a state that several members share: their mean reward standardized anew, as BranchGRPO, or the mean of their "
+        "advantages, as TreeGRPO",
+    )
+    deviation: Literal["group", "batch"] = Field(
+        "group",
+        description="rewards are divided by the standard deviation of their group, or of the iteration's rewards, as Flow-GRPO",
+    )
+    credit: Literal["image", "gain"] = Field(
+        "image",
+        description="an SDE step's reward is that of the image, or what the clean prediction gains by the step, as Stepwise-Flow-GRPO",
+    )
+    step_weights: Literal["equal", "noise"] = Field(
+        "equal", description="of the SDE steps in the loss; noise: by the standard deviation of their noise, as TempFlow-GRPO"
+    )
     updates_per_rollout: Literal["iteration", "step"] | Count = Field(
         "iteration",
         description="one optimizer step per iteration, one per SDE step, or that many, each on its part of every group",
     )
     ratio: Literal["plain", "normalized"] = Field("plain", description="normalized: as GRPO-Guard, see loss.normalized_ratio")
+    trust_region: Literal["clip", "kl_mask"] = Field(
+        "clip", description="the ratio is clipped (training.clip_range), or what has moved too far is masked, as Flow-DPPO"
+    )
+    kl_threshold: float = Field(
+        1e-5, gt=0, le=1e6, description="of kl_mask: KL divergence to the sampling policy, a mean over elements"
+    )
     kl_coef: float = Field(0.0, ge=0, le=1e6, description="beta, weight of the KL divergence to the model before training")
 
     @field_validator("sde_steps", "granularities")
@@ -84,6 +125,40 @@ class Method(Settings):
             raise ValueError("must be at least 1 each")
         return value
 
+    @model_validator(mode="after")
+    def _fits_together(self):
+        if self.spans is not None and (self.sde_steps == "all" or len(self.spans) != len(self.sde_steps)):
+            raise ValueError("spans: needs a number for each of sde_steps")
+        if self.spans is not None and self.branching == "all":
+            raise ValueError("spans: needs branching: each, as the steps of one branch may not overlap")
+        if self.splits is not None and (self.branching == "each" or self.window or not self.splits):
+            raise ValueError("splits: needs branching: all, no window, and at least one step")
+        if self.splits is not None and (list(self.splits) != sorted(set(self.splits)) or not self._may_split()):
+            raise ValueError("splits: must be some of sde_steps, in rising order")
+        if self.splits is None and self.split_noise != 1:
+            raise ValueError("split_noise: needs splits")
+        if self.splits is not None and isinstance(self.updates_per_rollout, int) and self.updates_per_rollout > 1:
+            raise ValueError("updates_per_rollout: members share states until they have split: must be iteration, step or 1")
+        if self.credit == "gain" and len(self.granularities) > 1:
+            raise ValueError("credit: gain has no tails to compare: granularities must be one")
+        if self.compared == "noise" and self.initial_noises == "each":
+            raise ValueError("compared: noise needs several members of an initial noise, and initial_noises: each leaves one")
+        return self
+
+    def _may_split(self) -> bool:
+        return self.splits is None or self.sde_steps == "all" or set(self.splits) <= set(self.sde_steps)
+
+    def group_problem(self, group_size: int) -> str | None:
+        """Why a group of this size cannot be sampled; None if it can."""
+        if self.initial_noises == "each":
+            return None
+        per_noise, rest = divmod(group_size, self.initial_noises)
+        if rest or per_noise < (2 if self.compared == "noise" else 1):
+            return f"{group_size} members cannot share {self.initial_noises} initial noises evenly"
+        splits = 1 if self.splits is None else len(self.splits)
+        children = round(per_noise ** (1 / splits))
+        return None if children**splits == per_noise else f"{per_noise} members of a noise cannot come of {splits} equal splits"
+
     def candidates(self, steps: int) -> tuple[int, ...]:
         """Every step index that may be an SDE step for T = steps; the last step, T-1, is always deterministic."""
         return tuple(range(steps - 1)) if self.sde_steps == "all" else self.sde_steps
@@ -94,6 +169,17 @@ class Method(Settings):
         if self.window:
             chosen = self.window.choose(chosen, iteration, seed)
         return tuple((k,) for k in chosen) if self.branching == "each" else (chosen,)
+
+    def tree(self, steps: int, iteration: int = 0, seed: int = 0) -> Tree:
+        """The tree of an iteration's rollout, for T = steps; ValueError as `build`."""
+        spans = {} if self.spans is None or self.sde_steps == "all" else dict(zip(self.sde_steps, self.spans))
+        noises = None if self.initial_noises == "each" else self.initial_noises
+        return build(self.branches(steps, iteration, seed), self.granularities, steps, self.grid, spans, self.splits, noises)
+
+    def last_step(self, steps: int) -> int:
+        """The index at which the tails begin that begin last; the tree needs it to be T-1 or less."""
+        spans = self.spans or (1,) * len(self.candidates(steps))
+        return max(step + span for step, span in zip(self.candidates(steps), spans))
 
     def transition(self, sigmas: torch.Tensor) -> Stochastic:
         """The method's stochastic step on the given sigmas."""
@@ -128,6 +214,21 @@ _FAST = {"sde_steps": tuple(range(8)), "window": Window(size=2, order="random")}
 # DanceGRPO, arXiv 2505.07818: eta 0.3, a random 60 % of the steps is trained on, 12 members in steps of 4
 _DANCE = Method(branching="all", sde_steps="all", sde="dance", eta=0.3, timestep_fraction=0.6, updates_per_rollout=3)
 
+# the form that reached the full setting's reward with a fifth of its forward evaluations in the tiny world (docs/findings.md): one
+# SDE step an iteration, from the later part of the first half, and coarse tails alone
+_COARSE = {"sde_steps": tuple(range(3, 8)), "window": Window(size=1, order="scattered"), "granularities": (3,)}
+# BranchGRPO, arXiv 2509.06040; its script for FLUX (T = 20, G = 16): every state splits in two at four steps, with four times the noise
+_BRANCH = Method(branching="all", sde_steps="all", sde="dance", eta=0.3, splits=(0, 3, 6, 9), split_noise=4.0)
+# Flow-DPPO, arXiv 2606.11025; its configuration for Stable Diffusion 3.5 (T = 10, G = 16): three steps of the first half, two updates
+_DPPO = Method(
+    branching="all", sde_steps=tuple(range(5)), window=Window(size=3, order="scattered"), sde="flow", eta=0.7, initial_noises="each",
+    deviation="batch", updates_per_rollout=2, trust_region="kl_mask", kl_threshold=1e-5,
+)  # fmt: skip
+# TempFlow-GRPO, arXiv 2508.04324: one SDE step a branch, at any step; the group shares its initial noise
+_TEMPFLOW = Method(branching="each", sde_steps="all", sde="flow", eta=0.7, step_weights="noise")
+# E-GRPO, arXiv 2601.00423: SDE steps of low entropy merged. Which ones is ours: its threshold is in a unit that its code does not have
+_E_GRPO = Method(branching="each", sde_steps=(0, 1, 2, 3, 4, 6), spans=(1, 1, 1, 1, 2, 2), sde="flow", eta=0.7)
+
 SPECS = (
     MethodSpec("g2rpo", "G²RPO", _G2RPO),
     # without multi-granularity advantage integration (Table 1)
@@ -137,6 +238,13 @@ SPECS = (
     MethodSpec("mix_grpo_flash", "MixGRPO-Flash", _MIX.model_copy(update=_FLASH)),
     MethodSpec("flow_grpo", "Flow-GRPO", _FLOW),
     MethodSpec("flow_grpo_fast", "Flow-GRPO-Fast", _FLOW.model_copy(update=_FAST)),
+    MethodSpec("g2rpo_coarse", "G²RPO, coarse tails", _G2RPO.model_copy(update=_COARSE)),
+    MethodSpec("branch_grpo", "BranchGRPO", _BRANCH),
+    MethodSpec("e_grpo", "E-GRPO", _E_GRPO),
+    MethodSpec("tempflow_grpo", "TempFlow-GRPO", _TEMPFLOW),
+    MethodSpec("flow_dppo", "Flow-DPPO", _DPPO),
+    # Stepwise-Flow-GRPO, arXiv 2603.28718: Flow-GRPO, but every step has the gain of the clean prediction as its reward
+    MethodSpec("stepwise_flow_grpo", "Stepwise-Flow-GRPO", _FLOW.model_copy(update={"credit": "gain"})),
 )
 METHODS: dict[str, Method] = {spec.name: spec.settings for spec in SPECS}
 LABELS: dict[str, str] = {spec.name: spec.label for spec in SPECS}

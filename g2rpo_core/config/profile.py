@@ -104,14 +104,18 @@ class Profile(Settings):
             if unkept := [kept for kept in self.evaluation.checkpoints if kept not in ("final", *training.snapshots)]:
                 yield f"methods.{name}: evaluation.checkpoints: {unkept[0]} is not among training.snapshots"
         if method and sampling:
-            steps, last = sampling.steps, method.candidates(sampling.steps)[-1]
-            if last > steps - 2:
+            steps, last = sampling.steps, method.last_step(sampling.steps)
+            if last > steps - 1:
                 yield (
-                    f"methods.{name}: SDE step {last} needs sampling.steps of at least {last + 2}, as the last step is "
-                    f"deterministic (got {steps})"
+                    f"methods.{name}: SDE step {method.candidates(steps)[-1]} needs sampling.steps of at least {last + 1}, as the last "
+                    f"step is deterministic (got {steps})"
                 )
+            if beyond := [step for step in method.splits or () if step not in method.candidates(steps)]:
+                yield f"methods.{name}: splits: step {beyond[0]} is no SDE step of {steps} steps"
             if self.methods[name].sampling:
                 yield from self._problems_of_size(f"methods.{name}.sampling", sampling)
+        if method and training and (problem := method.group_problem(training.num_generations)):
+            yield f"methods.{name}: {problem}: change training.num_generations, initial_noises or splits"
 
     def _problems_of_training(self, where: str, training: TrainingSettings) -> Iterator[str]:
         """Of the section, or of what a method's departures make of it; what the section says itself is told once."""

@@ -6,6 +6,7 @@ embedding, saving, evaluation and the host are `g2rpo rehearse`'s, which runs th
 """
 
 import random
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -91,22 +92,26 @@ def make_plan(profile: Profile, name: str, machines: Machines, shard: int | None
 
     tokens = _tokens(profile, sampling)
     trained = len(method.trained(len(widest.sde_steps), random.Random(0)))
-    shared = 1 if method.branching == "all" else trained  # all but the first SDE step have a state for every member
-    states = shared + (trained - shared) * group
+    ends, widths = widest.transitions(), widest.widths(group)
+    # of each trained transition the states and their next ones; of a share that is drawn, the first ones
+    transitions = [(widths[before], widths[after]) for before, after in ends[:trained]]
+    states = sum(before for before, _ in transitions)
     at_once = {
         "rollout": max(1, sampling.batch_tokens // sum(tokens)),
         "update": max(1, training.batch_tokens // sum(tokens)),
     }
-    updates = _update_calls(method, prompts, shared, trained - shared, group, at_once["update"])
+    updates = _update_calls(method, prompts, transitions, group, at_once["update"])
     latents = {
         "rollout": at_once["rollout"],
-        "update": min(prompts * (max(shared, (trained - shared) * group)), at_once["update"]),
+        "update": min(prompts * max(_states(transitions).values()), at_once["update"]),
     }
     call = partial(Call, image_tokens=tokens[0], text_tokens=tokens[1], dtype=DTYPES[sampling.dtype])
     train = partial(call, training=True, lora=lora, checkpointing=training.gradient_checkpointing)
     cost = partial(transformer_cost, tuple(flux.TRANSFORMER.items()))
     counts = transformer_parameters(flux.TRANSFORMER, lora)
     images = len(widest.leaves) * len(widest.leaves[0]) * group  # of one prompt: decoded and scored by themselves
+    around = {node for pair in ends for node in pair} if method.credit == "gain" else set()
+    scored = images + sum(widths[index] for index in around)  # clean predictions, too
     image = 3 * sampling.height * sampling.width * 4
     decode = vae_cost(tuple(flux.VAE.items()), min(sampling.decode_batch, images), sampling.height, sampling.width)
     scorers = dict.fromkeys([*training.rewards, *training.monitor.rewards])
@@ -156,9 +161,9 @@ def make_plan(profile: Profile, name: str, machines: Machines, shard: int | None
     per_flop = ms / 1e3 / flops
     seconds = {
         "rollout": evaluations * prompts * ms / 1e3,
-        "decoding": prompts * decode.flops * -(-images // sampling.decode_batch) * per_flop * DECODE_SLOWER,
+        "decoding": prompts * decode.flops * -(-scored // sampling.decode_batch) * per_flop * DECODE_SLOWER,
         "scoring": prompts
-        * images
+        * scored
         * sum(sizes[name].flops_per_image for name in training.rewards if name in sizes)
         * per_flop
         * SCORE_SLOWER,
@@ -197,14 +202,24 @@ def make_plan(profile: Profile, name: str, machines: Machines, shard: int | None
     )
 
 
-def _update_calls(method: Method, prompts: int, shared: int, apart: int, group: int, size: int) -> list[int]:
-    """The calls of each optimizer step of an iteration; shared, apart: trained transitions whose group has one state, or one a member."""
+def _update_calls(method: Method, prompts: int, transitions: list[tuple[int, int]], group: int, size: int) -> list[int]:
+    """The calls of each optimizer step of an iteration; transitions: the states and next states of those that are trained on."""
     updates = method.updates_per_rollout
     calls = lambda rows: -(-prompts * rows // size)
     if updates == "step":
-        return [calls(1)] * shared + [calls(group)] * apart
+        return [calls(before) for before, _ in transitions]
     parts = [group] if updates == "iteration" else [len(part) for part in np.array_split(range(group), updates) if len(part)]
-    return [calls(shared) + calls(apart * part) for part in parts]
+    # one state that all depart from stays one; of those of the members, a part has its own
+    of_part = lambda part: [(before, after) if part == group or before == 1 else (part, part) for before, after in transitions]
+    return [sum(map(calls, _states(of_part(part)).values())) for part in parts]
+
+
+def _states(transitions: list[tuple[int, int]]) -> Counter[int]:
+    """How many states there are of each number of next states: those go through the model together."""
+    counts: Counter[int] = Counter()
+    for before, after in transitions:
+        counts[after // before] += before
+    return counts
 
 
 def measured_rate(profile: Profile, name: str) -> float:
@@ -225,10 +240,8 @@ def _tokens(profile: Profile, sampling: SamplingSettings) -> tuple[int, int]:
 
 def _trees(method, steps: int, iterations: int) -> list:
     """The tree of every iteration of a run (of a window drawn at random, those of seed 0)."""
-    from g2rpo_core.rollout.tree import build
-
     branches = [method.branches(steps, iteration) for iteration in range(iterations)]
-    built = {each: build(each, method.granularities, steps, method.grid) for each in set(branches)}
+    built = {each: method.tree(steps, branches.index(each)) for each in set(branches)}
     return [built[each] for each in branches]
 
 

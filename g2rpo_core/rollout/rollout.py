@@ -22,10 +22,11 @@ SigmaOf = Callable[[float], float]
 
 @dataclass(frozen=True)
 class SampledTransition:
-    """An SDE step as it was sampled, for P prompts and groups of G; all float32.
+    """An SDE step as it was sampled, for P prompts: V states and W next states, W a multiple of V; all float32.
 
-    latents, mean: [P, 1 or G, ...], 1 where the whole group departs from one state; next_latents: [P, G, ...];
-    log_prob: [P, G] of the transition under the policy that sampled it, mean: of that transition.
+    latents, mean: [P, V, ...]; next_latents: [P, W, ...]; log_prob: [P, W] of the transition under the policy that sampled it,
+    mean: of that transition. The next states of a state stand side by side. W is G, the members of the group, but in a tree whose
+    states have not all split yet.
     """
 
     sde_step: SDEStep
@@ -35,13 +36,14 @@ class SampledTransition:
     log_prob: torch.Tensor
 
     @property
-    def shared(self) -> bool:
-        """Whether the whole group departs from one state."""
-        return self.latents.shape[1] == 1
+    def members_of_state(self) -> int:
+        """Next states that were sampled from one state, W / V."""
+        return self.log_prob.shape[1] // self.latents.shape[1]
 
     def members(self, members: slice | torch.Tensor) -> "SampledTransition":
-        """The same SDE step for a part of every group: a slice, or indices."""
-        part = lambda tensor: tensor if tensor.shape[1] == 1 else tensor[:, members]
+        """The same SDE step for a part of the next states: a slice, or indices; a state of several then has its own for each."""
+        each = lambda tensor: tensor.repeat_interleave(self.members_of_state, 1)[:, members]
+        part = lambda tensor: tensor if tensor.shape[1] == 1 else each(tensor)
         return SampledTransition(
             self.sde_step, part(self.latents), part(self.mean), self.next_latents[:, members], self.log_prob[:, members]
         )
@@ -49,12 +51,16 @@ class SampledTransition:
 
 @dataclass(frozen=True)
 class Rollout:
-    """clean: final latents [P, B, J, G, ...]; transitions: one for each SDE step of the tree; granularities: the J of them."""
+    """clean: final latents [P, B, J, G, ...]; transitions: one for each SDE step of the tree; granularities: the J of them.
+
+    around: of each transition the clean latents predicted before and after it, [P, V, ...] and [P, W, ...], where they were asked for.
+    """
 
     clean: torch.Tensor
     transitions: list[SampledTransition]
     num_forward_evals: int
     granularities: tuple[int, ...]
+    around: list[tuple[torch.Tensor, torch.Tensor]] | None = None
 
 
 @torch.no_grad()
@@ -67,23 +73,26 @@ def rollout(
     noises: Sequence[torch.Tensor],
     max_batch: int,
     solver: str = "euler",
+    predictions: bool = False,
 ) -> Rollout:
     """Samples the group of every branch for P prompts.
 
-    sigma_of: sigma of a step index; transition: of `Method.transition`; initial: x_T [P, ...], standard normal; noises: for
-    every SDE step of the tree [P, G, ...], standard normal; max_batch: latents in one call of the model, at least 1; solver:
-    of the tails, `euler` or `dpm2`.
+    sigma_of: sigma of a step index; transition: of `Method.transition`; initial: x_T [P, I, ...] of I initial noises, standard
+    normal; noises: for every SDE step of the tree [P, W, ...] of W next states, standard normal (the last W is G);
+    max_batch: latents in one call of the model, at least 1; solver: of the tails, `euler` or `dpm2`; predictions: keep
+    `Rollout.around`.
 
     Nodes of any step share a call as soon as their latents are known, the longest way to go first; nothing waits for the device.
     """
-    prompts, group_size = noises[0].shape[:2]
-    shape = initial.shape[1:]
+    shape = initial.shape[2:]
     children = children_of(tree)
     leaf_nodes = {leaf for ends in tree.leaves for leaf in ends}
-    states = {root: initial.float()[:, None] for root in children[None]}  # node -> [P, 1 or G, ...]
+    states = {root: initial.float() for root in children[None]}  # node -> [P, its width, ...]
     predicted: dict[int, torch.Tensor] = {}  # node -> its clean prediction, kept where a second-order step follows
     clean: dict[int, torch.Tensor] = {}
     transitions: dict[int, SampledTransition] = {}
+    ends = tree.transitions()
+    around = {node for pair in ends for node in pair} if predictions else set()
     num_forward_evals = 0
 
     while states:
@@ -101,30 +110,31 @@ def rollout(
             for child in children[index]:
                 node = tree.nodes[child]
                 if node.noise is not None:
-                    wide = (prompts, group_size, *shape)
-                    noisy = transition(x.flatten(0, 1), v.flatten(0, 1), step=parent.step)
-                    noisy = noisy if parent.per_member else noisy.repeat(group_size)
-                    sampled = noisy.sample(noises[node.noise].flatten(0, 1))
-                    states[child] = sampled.view(wide)
-                    mean = noisy.mean.view(wide)[:, : x.shape[1]]
-                    log_prob = noisy.log_prob(sampled).view(prompts, group_size)
-                    transitions[node.noise] = SampledTransition(tree.sde_steps[node.noise], x, mean, states[child], log_prob)
+                    sde_step, noise = tree.sde_steps[node.noise], noises[node.noise]
+                    one = transition(x.flatten(0, 1), v.flatten(0, 1), step=sde_step.step, span=sde_step.span)
+                    noisy = one.repeat(noise.shape[1] // x.shape[1])
+                    sampled = noisy.sample(noise.flatten(0, 1))
+                    states[child] = sampled.view(*noise.shape[:2], *shape)
+                    log_prob = noisy.log_prob(sampled).view(noise.shape[:2])
+                    transitions[node.noise] = SampledTransition(sde_step, x, one.mean.view_as(x), states[child], log_prob)
                 elif parent.tail and parent.parent is not None and solver == "dpm2":
                     sigmas = (sigma_of(tree.nodes[parent.parent].step), sigma, sigma_of(node.step))
                     states[child] = dpm2(x, predicted[index], predicted[parent.parent], sigmas)
                 else:
                     states[child] = ode(x, v, sigma, sigma_of(node.step))
-            if solver == "euler":
+            if solver == "euler" and index not in around:
                 del predicted[index]
 
-    finished = torch.stack([torch.stack([clean[leaf] for leaf in ends], 1) for ends in tree.leaves], 1)  # [P, B, J, G, ...]
+    finished = torch.stack([torch.stack([clean[leaf] for leaf in leaves], 1) for leaves in tree.leaves], 1)  # [P, B, J, G, ...]
     sampled = [transitions[index] for index in range(len(tree.sde_steps))]
-    return Rollout(finished, sampled, num_forward_evals, tree.granularities)
+    kept = [(predicted[before], predicted[after]) for before, after in ends] if predictions else None
+    return Rollout(finished, sampled, num_forward_evals, tree.granularities, kept)
 
 
 def num_calls(tree: Tree, prompts: int, group_size: int, max_batch: int) -> int:
     """How often `rollout` calls the model, found without it."""
-    size = lambda index: prompts * (group_size if tree.nodes[index].per_member else 1)
+    widths = tree.widths(group_size)
+    size = lambda index: prompts * widths[index]
     children = children_of(tree)
     ready = {root: size(root) for root in children[None]}
     calls = 0
@@ -155,7 +165,7 @@ def _next_call(ready: dict[int, int], tree: Tree, max_batch: int) -> list[int]:
 
 
 def _velocities_of_nodes(velocity: Velocity, nodes: list[tuple[torch.Tensor, float]], max_batch: int) -> list[torch.Tensor]:
-    """The velocities of nodes, each with its latents [P, g, ...] (g is 1 or G) and its sigma, in the shape of the latents."""
+    """The velocities of nodes, each with its latents [P, g, ...] (g is the node's width) and its sigma, in the shape of the latents."""
     rows = [latents.flatten(0, 1) for latents, _ in nodes]
     sigma = torch.cat([row.new_full((len(row),), sigma) for row, (_, sigma) in zip(rows, nodes)])
     prompt = torch.cat([prompt_of_rows(latents) for latents, _ in nodes])

@@ -3,12 +3,18 @@
 A node is one call of the velocity model. Its identity is its history (parent, step, noise on the way), so prefixes
 and tails that coincide are one node by construction: all branches share the deterministic prefix (the anchor), the
 members of a group share the call from which their noise departs, and granularities share a tail's start.
+
+A node stands for one state or for several: its *width*. A rollout begins with its initial noises, one for the whole group
+in most methods; wherever the states split, each becomes as many, until there is one for each member of the group.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from g2rpo_core.sampling.schedule import Grid, tail
+
+ONE_STEP: Mapping[int, int] = MappingProxyType({})  # every SDE step spans one step of the grid
 
 
 @dataclass(frozen=True)
@@ -18,63 +24,107 @@ class Node:
     step: float  # a tail of the grid `even` may lie between two steps
     parent: int | None  # index of the node it comes from; None at the root
     noise: int | None  # index of the SDE step whose noise leads here; None after a deterministic step
-    per_member: bool  # made once per group member after the first SDE step; before it, once for all
+    splits: int  # how often the states have split on the way here
     tail: bool  # after the branch's last noise: the tails' solver, not Euler's, makes the step from here
 
 
 @dataclass(frozen=True)
 class SDEStep:
-    """A stochastic transition at sigma[step] of a branch: what the policy is trained on."""
+    """A stochastic transition of a branch, from sigma[step] to sigma[step + span]: what the policy is trained on."""
 
     branch: int
     step: int
+    span: int = 1
 
 
 @dataclass(frozen=True)
 class Tree:
-    """nodes in an order in which parents come first; sde_steps by branch and step; leaves[branch][granularity] = node."""
+    """nodes in an order in which parents come first; sde_steps by branch and step; leaves[branch][granularity] = node.
+
+    initial_noises: of a group, None for one a member; splits: how often the states of every branch split.
+    """
 
     nodes: tuple[Node, ...]
     sde_steps: tuple[SDEStep, ...]
     leaves: tuple[tuple[int, ...], ...]
     granularities: tuple[int, ...]
+    initial_noises: int | None = 1
+    splits: int = 1
+
+    def width(self, splits: int, group_size: int) -> int:
+        """The states of a prompt after so many splits; ValueError where a group of this size cannot come of the tree."""
+        first = self.initial_noises or group_size
+        children = round((group_size / first) ** (1 / self.splits)) if self.splits else 1
+        if first * children**self.splits != group_size:
+            noises = f"{first} initial noises" if first > 1 else "one initial noise"
+            raise ValueError(f"a group of {group_size} cannot come of {noises} by {self.splits} splits into equally many")
+        return first * children**splits
+
+    def widths(self, group_size: int) -> list[int]:
+        """The states of a prompt at every node."""
+        return [self.width(node.splits, group_size) for node in self.nodes]
+
+    def transitions(self) -> list[tuple[int, int]]:
+        """Of every SDE step the node before and the node after."""
+        ends = {node.noise: (node.parent or 0, index) for index, node in enumerate(self.nodes) if node.noise is not None}
+        return [ends[index] for index in range(len(self.sde_steps))]
 
     def num_forward_evals(self, group_size: int) -> int:
         """NFE, calls of the model for one prompt: design-level cost of a rollout, 1700 at the paper's setting."""
-        return sum(group_size if node.per_member else 1 for node in self.nodes)
+        return sum(self.widths(group_size))
 
 
-def build(branches: Iterable[Sequence[int]], granularities: Sequence[int], steps: int, grid: Grid = "released") -> Tree:
+def build(
+    branches: Iterable[Sequence[int]],
+    granularities: Sequence[int],
+    steps: int,
+    grid: Grid = "released",
+    spans: Mapping[int, int] = ONE_STEP,
+    splits: Collection[int] | None = None,
+    initial_noises: int | None = 1,
+) -> Tree:
     """The smallest tree for branches with SDE steps at the given rising step indices, each finished at all granularities.
 
-    steps: T; raises ValueError (from `tail`) for an SDE step beyond T-2 or a granularity under 1.
+    steps: T; spans: how many steps of the grid an SDE step takes at once, 1 where it is not named; splits: the SDE steps at which
+    states split, None for the first of every branch. ValueError (from `tail`) for an SDE step that does not end by T-1, for a
+    granularity under 1, for SDE steps that overlap, and for branches that do not split equally often.
     """
     nodes: dict[tuple[int | None, float, int | None, bool], int] = {}
     table: list[Node] = []
     sde_steps: list[SDEStep] = []
     leaves = []
+    often: set[int] = set()
 
-    def add(parent: int | None, step: float, noise: int | None, tail: bool) -> int:
+    def add(parent: int | None, step: float, noise: int | None, splits: int, tail: bool) -> int:
         key = (parent, step, noise, tail)
         if key not in nodes:
             nodes[key] = len(table)
-            per_member = noise is not None or (parent is not None and table[parent].per_member)
-            table.append(Node(step, parent, noise, per_member, tail))
+            table.append(Node(step, parent, noise, splits, tail))
         return nodes[key]
 
     for branch, stochastic in enumerate(branches):
-        tails = [tail(steps, stochastic[-1], granularity, grid) for granularity in granularities]
-        node = add(None, 0, None, False)
-        for step in range(stochastic[-1] + 1):
-            target = add(node, step + 1, len(sde_steps) if step in stochastic else None, step == stochastic[-1])
-            if step in stochastic:
-                sde_steps.append(SDEStep(branch, step))
-            node = target
+        splitting = stochastic[:1] if splits is None else [step for step in stochastic if step in splits]
+        often.add(len(splitting))
+        last = stochastic[-1] + spans.get(stochastic[-1], 1)  # where the branch's tails begin
+        tails = [tail(steps, last - 1, granularity, grid) for granularity in granularities]
+        node, step, so_often = add(None, 0, None, 0, False), 0, 0
+        while step < last:
+            noisy = step in stochastic
+            span = spans.get(step, 1) if noisy else 1
+            if any(step < other < step + span for other in stochastic):
+                raise ValueError(f"SDE step {step} spans {span} steps, over another SDE step")
+            so_often += step in splitting
+            target = add(node, step + span, len(sde_steps) if noisy else None, so_often, step + span == last)
+            if noisy:
+                sde_steps.append(SDEStep(branch, step, span))
+            node, step = target, step + span
         ends = []
         for _, *rest in tails:  # the first is `node` itself
             end = node
             for later in rest:
-                end = add(end, later, None, True)
+                end = add(end, later, None, so_often, True)
             ends.append(end)
         leaves.append(tuple(ends))
-    return Tree(tuple(table), tuple(sde_steps), tuple(leaves), tuple(granularities))
+    if len(often) > 1:
+        raise ValueError(f"branches split {' and '.join(map(str, sorted(often)))} times: all must split equally often")
+    return Tree(tuple(table), tuple(sde_steps), tuple(leaves), tuple(granularities), initial_noises, often.pop())

@@ -49,32 +49,37 @@ class Transition:
         return density.flatten(1).mean(1)
 
 
-def _sigmas_at(sigmas: torch.Tensor, step: Step, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """sigma[step] and sigma[step+1] in float32, shaped to broadcast against `like` [N, ...]; waits for no device."""
+def _sigmas_at(sigmas: torch.Tensor, step: Step, span: Step, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """sigma[step] and sigma[step+span] in float32, shaped to broadcast against `like` [N, ...]; waits for no device."""
     sigmas = sigmas.to(like.device, torch.float32)
     shape = (-1,) + (1,) * (like.ndim - 1)
-    return sigmas[step].view(shape), sigmas[step + 1].view(shape)
+    return sigmas[step].view(shape), sigmas[step + span].view(shape)
 
 
-def flow_sde(latents: torch.Tensor, velocity: torch.Tensor, sigmas: torch.Tensor, step: Step, eta: float) -> Transition:
+def flow_sde(
+    latents: torch.Tensor, velocity: torch.Tensor, sigmas: torch.Tensor, step: Step, eta: float, span: Step = 1
+) -> Transition:
     """Flow-GRPO's SDE (paper Eq. 2 and 3), used by Flow-GRPO, MixGRPO and G2RPO with eta = 0.7.
 
     s = eta sqrt(sigma / (1 - sigma)), singular at sigma = 1, where 1 - sigma[1] replaces 1 - sigma (published code).
 
-    sigmas: [T+1] of `shifted_sigmas`; step: in 0...T-1; methods leave out the last, whose density is too narrow to train on.
+    sigmas: [T+1] of `shifted_sigmas`; step: in 0...T-1; methods leave out the last, whose density is too narrow to train on;
+    span: how many steps of the grid this one takes at once (E-GRPO merges several, arXiv 2601.00423), to sigma[step+span].
     """
     x, v = latents.float(), velocity.float()
-    sigma, next_sigma = _sigmas_at(sigmas, step, x)
+    sigma, next_sigma = _sigmas_at(sigmas, step, span, x)
     delta = next_sigma - sigma
     s = eta * (sigma / (1 - torch.where(sigma == 1, sigmas[1].to(sigma), sigma))).sqrt()
     mean = x * (1 + s**2 * delta / (2 * sigma)) + v * (1 + s**2 * (1 - sigma) / (2 * sigma)) * delta
     return Transition(mean, s * (-delta).sqrt(), x - sigma * v)
 
 
-def dance_sde(latents: torch.Tensor, velocity: torch.Tensor, sigmas: torch.Tensor, step: Step, eta: float) -> Transition:
+def dance_sde(
+    latents: torch.Tensor, velocity: torch.Tensor, sigmas: torch.Tensor, step: Step, eta: float, span: Step = 1
+) -> Transition:
     """DanceGRPO's SDE with constant noise eta (0.3), by the score of the linear path; arguments as `flow_sde`."""
     x, v = latents.float(), velocity.float()
-    sigma, next_sigma = _sigmas_at(sigmas, step, x)
+    sigma, next_sigma = _sigmas_at(sigmas, step, span, x)
     delta = next_sigma - sigma
     x0 = x - sigma * v
     minus_score = (x - (1 - sigma) * x0) / sigma**2
@@ -82,16 +87,18 @@ def dance_sde(latents: torch.Tensor, velocity: torch.Tensor, sigmas: torch.Tenso
     return Transition(mean, eta * (-delta).sqrt(), x0)
 
 
-def cps(latents: torch.Tensor, velocity: torch.Tensor, sigmas: torch.Tensor, step: Step, eta: float) -> Transition:
+def cps(
+    latents: torch.Tensor, velocity: torch.Tensor, sigmas: torch.Tensor, step: Step, eta: float, span: Step = 1
+) -> Transition:
     """Coefficient-preserving sampling (arXiv 2509.05952): the noise takes the place of as much predicted noise; eta in (0, 1)."""
     x, v = latents.float(), velocity.float()
-    sigma, next_sigma = _sigmas_at(sigmas, step, x)
+    sigma, next_sigma = _sigmas_at(sigmas, step, span, x)
     x0, x1 = x - sigma * v, x + (1 - sigma) * v
     std = next_sigma * math.sin(eta * math.pi / 2)
     return Transition((1 - next_sigma) * x0 + (next_sigma**2 - std**2).sqrt() * x1, std, x0)
 
 
 Stochastic = Callable[..., Transition]
-"""transition(latents [N, ...], velocity [N, ...], step=int or int64 [N]) -> Transition: an SDE with its sigmas and eta fixed."""
+"""transition(latents [N, ...], velocity [N, ...], step=, span=1) -> Transition: an SDE with its sigmas and eta fixed."""
 
 SDES: dict[str, Callable[..., Transition]] = {"flow": flow_sde, "dance": dance_sde, "cps": cps}

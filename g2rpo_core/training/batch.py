@@ -1,24 +1,41 @@
-"""The batch that is trained on: sampled transitions with their advantages, as rows of states.
+"""What is trained on: sampled transitions with their advantages, and the batches of states that they become.
 
-Axes: R rewards, P prompts, B branches, J granularities, G members of a group; N states with M sampled next states each.
+Axes: R rewards, P prompts, B branches, J granularities, G members of a group; a transition has V states and W next states of a
+prompt (see `SampledTransition`); a batch has N states with M sampled next states each.
 """
 
-from collections.abc import Iterator
+import random
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Literal
 
 import torch
 
-from g2rpo_core.algorithm.advantage import group_advantages
+from g2rpo_core.algorithm.advantage import group_advantages, of_shared_states
+from g2rpo_core.algorithm.methods import Method
+from g2rpo_core.distributed.process_group import ProcessGroup
 from g2rpo_core.rollout.rollout import SampledTransition, prompt_of_rows
+
+
+@dataclass(frozen=True)
+class TrainedTransition:
+    """A sampled transition with the advantages of its next states and their weights in the loss, each [P, W]; 0 leaves one out."""
+
+    sampled: SampledTransition
+    advantages: torch.Tensor
+    weights: torch.Tensor
+
+    def members(self, members: slice) -> "TrainedTransition":
+        """The same for a part of the next states."""
+        return TrainedTransition(self.sampled.members(members), self.advantages[:, members], self.weights[:, members])
 
 
 @dataclass(frozen=True)
 class TransitionBatch:
     """Transitions to train on: N states, each with M sampled next states.
 
-    latents: [N, ...]; mean: [N, ...] of the transition that sampled; next_latents: [N, M, ...]; old_log_prob, advantages: [N, M];
-    step, prompt: [N] int64.
+    latents: [N, ...]; mean: [N, ...] of the transition that sampled; next_latents: [N, M, ...]; old_log_prob, advantages, weights:
+    [N, M]; step, span, prompt: [N] int64.
     """
 
     latents: torch.Tensor
@@ -26,7 +43,9 @@ class TransitionBatch:
     next_latents: torch.Tensor
     old_log_prob: torch.Tensor
     advantages: torch.Tensor
+    weights: torch.Tensor
     step: torch.Tensor
+    span: torch.Tensor
     prompt: torch.Tensor
 
     def split(self, size: int) -> Iterator["TransitionBatch"]:
@@ -34,50 +53,146 @@ class TransitionBatch:
         for parts in zip(*(getattr(self, field.name).split(size) for field in fields(self))):
             yield TransitionBatch(*parts)
 
+    def states(self, chosen: torch.Tensor) -> "TransitionBatch":
+        """Some of the states, by index."""
+        return TransitionBatch(*(getattr(self, field.name)[chosen] for field in fields(self)))
+
     @classmethod
     def concatenated(cls, batches: list["TransitionBatch"]) -> "TransitionBatch":
         """One batch of the states of all."""
         return cls(*(torch.cat([getattr(batch, field.name) for batch in batches]) for field in fields(cls)))
 
 
-def branch_advantages(rewards: torch.Tensor, weights: list[float], clip: float) -> torch.Tensor:
-    """Rewards [R, P, B, J, G] -> advantages [P, B, G]: each prompt's branch is a group of its own."""
-    _, prompts, branches, _, group = rewards.shape
-    groups = rewards.permute(0, 3, 1, 2, 4).flatten(2, 3)  # [R, J, P * B, G]
-    return group_advantages(groups, weights, clip).view(prompts, branches, group)
+def branch_advantages(
+    rewards: torch.Tensor, weights: list[float], clip: float, groups: int = 1, deviation: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Rewards [R, P, B, J, W] -> advantages [P, B, W]: a prompt's branch is so many groups, whose members stand side by side.
+
+    deviation: [R, J, 1, 1] as of `standardized`. A group of one has an advantage of 0.
+    """
+    _, prompts, branches, _, width = rewards.shape
+    if width <= groups:
+        return rewards.new_zeros(prompts, branches, width)
+    compared = (
+        rewards.unflatten(-1, (groups, width // groups)).permute(0, 3, 1, 2, 4, 5).flatten(2, 4)
+    )  # [R, J, P * B * groups, -1]
+    return group_advantages(compared, weights, clip, deviation).view(prompts, branches, width)
+
+
+def batch_deviation(rewards: torch.Tensor, processes: ProcessGroup) -> torch.Tensor:
+    """[R, P, B, J, W] -> [R, J, 1, 1]: the standard deviation (ddof 0) of an iteration's rewards of all processes. Collective."""
+    every = torch.cat(processes.gather(rewards.transpose(1, 3).flatten(2).cpu()), -1)  # [R, J, P * B * W of all]
+    return every.std(-1, correction=0)[..., None, None].to(rewards.device)
+
+
+def transition_advantages(
+    transitions: Sequence[SampledTransition],
+    rewards: torch.Tensor,
+    gains: Sequence[torch.Tensor] | None,
+    method: Method,
+    weights: list[float],
+    clip: float,
+    processes: ProcessGroup = ProcessGroup(),  # noqa: B008
+) -> list[torch.Tensor]:
+    """The advantages [P, W] of every transition's next states; collective where `method.deviation` is the batch's.
+
+    rewards: [R, P, B, J, G] of the images; gains: of every transition [R, P, W] where `method.credit` is `gain`.
+    """
+
+    def advantages(values: torch.Tensor) -> torch.Tensor:
+        groups = method.initial_noises if method.compared == "noise" and isinstance(method.initial_noises, int) else 1
+        deviation = batch_deviation(values, processes) if method.deviation == "batch" else None
+        return branch_advantages(values, weights, clip, groups, deviation)
+
+    if gains is not None:
+        return [advantages(gain[:, :, None, None])[:, 0] for gain in gains]
+    of_members = advantages(rewards)  # [P, B, G]
+    found = []
+    for transition in transitions:
+        branch, width = transition.sde_step.branch, transition.log_prob.shape[1]
+        if width == rewards.shape[-1]:
+            found.append(of_members[:, branch])
+        elif method.node_advantages == "mean":
+            found.append(of_shared_states(of_members[:, branch], width))
+        else:
+            found.append(advantages(of_shared_states(rewards[:, :, [branch]], width))[:, 0])
+    return found
+
+
+def with_advantages(transition: SampledTransition, advantages: torch.Tensor) -> TrainedTransition:
+    """Every next state with its branch's advantages [P, B, W], all of the same weight."""
+    own = advantages[:, transition.sde_step.branch]
+    return TrainedTransition(transition, own, torch.ones_like(own))
+
+
+def loss_weights(
+    transitions: Sequence[SampledTransition], method: Method, stds: Sequence[float], rngs: Sequence[random.Random]
+) -> list[torch.Tensor]:
+    """The weights [P, W] of every transition's next states in the loss, on the CPU: 0 for those that this iteration leaves out.
+
+    stds: of the noise of every transition's SDE step; rngs: one a prompt, the same for all where `method.timesteps_of` is `group`.
+    """
+    group = transitions[-1].log_prob.shape[1]
+    members = group if method.timesteps_of == "member" else 1
+    drawn = torch.zeros(len(rngs), group, len(transitions))
+    for prompt, rng in enumerate(rngs):
+        for member in range(members):
+            part = slice(None) if members == 1 else member
+            drawn[prompt, part, method.trained(len(transitions), rng)] = 1.0
+    found = [drawn[:, : transition.log_prob.shape[1], index] for index, transition in enumerate(transitions)]
+    if method.step_weights == "noise":
+        trained = [std for std, weight in zip(stds, found) if weight.any()]
+        mean = sum(trained) / len(trained)
+        found = [weight * (std / mean) for std, weight in zip(stds, found)]
+    return found
 
 
 def split_updates(
-    transitions: list[SampledTransition], advantages: torch.Tensor, updates: Literal["iteration", "step"] | int
-) -> list[tuple[list[SampledTransition], torch.Tensor]]:
-    """The transitions of each optimizer step of an iteration, with their advantages [P, B, G] (see `Method.updates_per_rollout`)."""
+    transitions: list[TrainedTransition], updates: Literal["iteration", "step"] | int
+) -> list[list[TrainedTransition]]:
+    """The transitions of each optimizer step of an iteration (see `Method.updates_per_rollout`)."""
     if updates == "iteration":
-        return [(transitions, advantages)]
+        return [transitions]
     if updates == "step":
-        return [([transition], advantages) for transition in transitions]
-    parts = torch.arange(advantages.shape[-1]).tensor_split(updates)
+        return [[transition] for transition in transitions]
+    parts = torch.arange(transitions[0].advantages.shape[1]).tensor_split(updates)
     slices = [slice(int(part[0]), int(part[-1]) + 1) for part in parts if len(part)]
-    return [([transition.members(members) for transition in transitions], advantages[..., members]) for members in slices]
+    return [[transition.members(members) for transition in transitions] for members in slices]
 
 
-def transition_batches(transitions: list[SampledTransition], advantages: torch.Tensor) -> list[TransitionBatch]:
-    """Transitions with their advantages [P, B, G]; those whose group departs from one state, and those with a state a member, apart."""
-    shared = [_rows(transition, advantages) for transition in transitions if transition.shared]
-    apart = [_rows(transition, advantages) for transition in transitions if not transition.shared]
-    return [TransitionBatch.concatenated(rows) for rows in (shared, apart) if rows]
+def transition_batches(
+    transitions: list[TrainedTransition],
+    processes: ProcessGroup = ProcessGroup(),  # noqa: B008
+) -> list[TransitionBatch]:
+    """Batches of the states that are trained on: those with as many next states together, the most first. Collective.
+
+    States of which no next state has a weight are left out, but for as many as all processes then have the same number of states.
+    """
+    rows = [_rows(transition) for transition in transitions]
+    batches = []
+    for members in sorted({row.old_log_prob.shape[1] for row in rows}, reverse=True):
+        batch = TransitionBatch.concatenated([row for row in rows if row.old_log_prob.shape[1] == members])
+        needed = batch.weights.any(1)
+        count = max(processes.gather(int(needed.sum())))
+        if count < len(needed):
+            batch = batch.states(needed.logical_not().sort(stable=True).indices[:count])
+        batches.append(batch)
+    return batches
 
 
-def _rows(transition: SampledTransition, advantages: torch.Tensor) -> TransitionBatch:
-    """N = P states with M = G next states where the group departs from one state, else N = P * G with M = 1."""
-    prompts, group = transition.log_prob.shape
-    rows = (prompts, group) if transition.shared else (prompts * group, 1)
-    prompt = prompt_of_rows(transition.latents)
+def _rows(transition: TrainedTransition) -> TransitionBatch:
+    """N = P * V states with M = W / V next states each."""
+    sampled = transition.sampled
+    rows = (sampled.latents.shape[:2].numel(), sampled.members_of_state)
+    prompt = prompt_of_rows(sampled.latents)
     return TransitionBatch(
-        latents=transition.latents.flatten(0, 1),
-        mean=transition.mean.flatten(0, 1),
-        next_latents=transition.next_latents.reshape(*rows, *transition.next_latents.shape[2:]),
-        old_log_prob=transition.log_prob.reshape(rows),
-        advantages=advantages[:, transition.sde_step.branch].reshape(rows),
-        step=torch.full_like(prompt, transition.sde_step.step),
+        latents=sampled.latents.flatten(0, 1),
+        mean=sampled.mean.flatten(0, 1),
+        next_latents=sampled.next_latents.reshape(*rows, *sampled.next_latents.shape[2:]),
+        old_log_prob=sampled.log_prob.reshape(rows),
+        advantages=transition.advantages.reshape(rows),
+        weights=transition.weights.reshape(rows),
+        step=torch.full_like(prompt, sampled.sde_step.step),
+        span=torch.full_like(prompt, sampled.sde_step.span),
         prompt=prompt,
     )

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -15,7 +16,6 @@ from g2rpo_core.models.flux import Policy
 from g2rpo_core.rewards.scoring import score_all
 from g2rpo_core.rewards.spec import Reward
 from g2rpo_core.rollout.rollout import Rollout, rollout
-from g2rpo_core.rollout.tree import build
 from g2rpo_core.sampling.schedule import shifted_sigmas, sigma_at
 from g2rpo_core.sampling.settings import SamplingSettings
 
@@ -41,14 +41,18 @@ class RolloutSampler:
     ) -> Rollout:
         """first: index of the first of the prompts among the iteration's; before_call: called before every call of the transformer."""
         method, steps = self.method, self.sampling.steps
-        tree = build(method.branches(steps, iteration, self.seed), method.granularities, steps, method.grid)
+        tree, group = method.tree(steps, iteration, self.seed), self.num_generations
         generators = [
             generator("rollout", self.seed, iteration, index) for index in range(first, first + len(conditioning.pooled))
         ]
-        initial = torch.stack([self.policy.noise(each) for each in generators])  # [P, tokens, channels]
-        noises = [  # [P, G, tokens, channels] for every SDE step
-            torch.stack([self.policy.noise(each, self.num_generations) for each in generators]) for _ in tree.sde_steps
-        ]
+        noise = lambda count: torch.stack([self.policy.noise(each, count) for each in generators])  # [P, count, tokens, channels]
+        initial = noise(tree.width(0, group))
+        widths = tree.widths(group)
+        noises = [noise(widths[after]) for _, after in tree.transitions()]
+        if method.splits is not None:
+            noises = [
+                each * (method.split_noise if step.step in method.splits else 1) for each, step in zip(noises, tree.sde_steps)
+            ]
         max_batch = self.policy.batch_size(self.sampling.batch_tokens, conditioning)
         field = self.policy.sampling_velocity(conditioning)
 
@@ -56,7 +60,8 @@ class RolloutSampler:
             before_call()
             return field(*arguments)
 
-        return rollout(velocity, tree, self.sigma_of, self.transition, initial, noises, max_batch, method.solver)
+        gains = method.credit == "gain"
+        return rollout(velocity, tree, self.sigma_of, self.transition, initial, noises, max_batch, method.solver, gains)
 
 
 @torch.no_grad()
@@ -95,6 +100,31 @@ def score_rollout(
     if problem := processes.first(problem and f"iteration {iteration + 1}: {problem}"):
         raise NonFiniteError(problem)
     return scores.view(-1, *shape)
+
+
+def score_gains(
+    policy: Policy,
+    rewards: Mapping[str, Reward],
+    sampled: Rollout,
+    texts: list[str],
+    decode_batch: int,
+    iteration: int,
+    processes: ProcessGroup = ProcessGroup(),  # noqa: B008
+    before_call: Callable[[], None] = lambda: None,
+) -> list[torch.Tensor]:
+    """Of every transition [R, P, W]: the rewards of the clean prediction after it, minus those before it (arXiv 2603.28718).
+
+    Arguments as of `score_rollout`; every prediction is scored once, also where one transition follows another. Collective.
+    """
+    predictions = {id(each): each for pair in sampled.around or () for each in pair}
+    scored = {
+        key: score_rollout(
+            policy, rewards, replace(sampled, clean=each[:, None, None]), texts, decode_batch, iteration, processes, before_call
+        )[:, :, 0, 0]
+        for key, each in predictions.items()
+    }
+    pairs = [(scored[id(before)], scored[id(after)]) for before, after in sampled.around or ()]
+    return [after - before.repeat_interleave(after.shape[-1] // before.shape[-1], -1) for before, after in pairs]
 
 
 def _first_not_finite(

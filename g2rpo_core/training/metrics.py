@@ -12,7 +12,7 @@ START = {"iteration": 0, "num_forward_evals": 0, "num_transitions": 0, "seconds"
 def reward_metrics(
     names: Sequence[str], rewards: torch.Tensor, advantages: torch.Tensor, granularities: tuple[int, ...], adv_clip_max: float
 ) -> dict[str, float]:
-    """Of this process's rewards [R, P, B, J, G] and advantages [P, B, G]: means over all groups."""
+    """Of this process's rewards [R, P, B, J, G] and the advantages of all transitions, of any shape: means."""
     return {
         **{f"reward_{name}": score.mean().item() for name, score in zip(names, rewards)},
         **{f"reward_std_{name}": score.std(-1).mean().item() for name, score in zip(names, rewards)},

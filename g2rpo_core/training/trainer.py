@@ -19,7 +19,7 @@ from types import MappingProxyType
 import torch
 from torch.distributed.tensor import DTensor
 
-from g2rpo_core.algorithm.loss import clipped_loss, normalized_ratio, ratio
+from g2rpo_core.algorithm.loss import clipped_loss, masked_loss, normalized_ratio, ratio
 from g2rpo_core.algorithm.methods import Method
 from g2rpo_core.common.seeding import seed_of
 from g2rpo_core.data.embeddings import Conditioning, EmbeddingStore
@@ -33,9 +33,16 @@ from g2rpo_core.rollout.rollout import Rollout, SampledTransition, Velocity
 from g2rpo_core.sampling.schedule import shifted_sigmas
 from g2rpo_core.sampling.settings import SamplingSettings
 from g2rpo_core.sampling.transitions import Transition
-from g2rpo_core.training.batch import TransitionBatch, branch_advantages, split_updates, transition_batches
+from g2rpo_core.training.batch import (
+    TrainedTransition,
+    TransitionBatch,
+    loss_weights,
+    split_updates,
+    transition_advantages,
+    transition_batches,
+)
 from g2rpo_core.training.ema import Ema
-from g2rpo_core.training.experience import NonFiniteError, RolloutSampler, score_rollout
+from g2rpo_core.training.experience import NonFiniteError, RolloutSampler, score_gains, score_rollout
 from g2rpo_core.training.metrics import START, reward_metrics, update_metrics
 from g2rpo_core.training.settings import TrainingSettings
 
@@ -124,23 +131,26 @@ class Trainer:
             partial(self.watch, iteration + 1, texts[0]) if self.watch else None,
         )  # fmt: skip
         self.num_images = rewards[0].numel() * processes.size
-        advantages = branch_advantages(rewards, list(training.rewards.values()), training.adv_clip_max)
-
-        chosen = self.method.trained(len(sampled.transitions), random.Random(seed_of("trained", self.seed, iteration)))
-        transitions = [sampled.transitions[index] for index in chosen]
+        gains = None
+        if sampled.around is not None:
+            gains = score_gains(
+                self.policy, self.rewards, sampled, texts, self.sampling.decode_batch, iteration, processes, self._stop_if_asked
+            )
+        advantages = transition_advantages(
+            sampled.transitions, rewards, gains, self.method, list(training.rewards.values()), training.adv_clip_max, processes
+        )
+        transitions = self._trained(sampled.transitions, advantages, iteration, mine)
         self._stop_if_asked()
         try:
-            updates = [
-                self.update(conditioning, *part)
-                for part in split_updates(transitions, advantages, self.method.updates_per_rollout)
-            ]
+            updates = [self.update(conditioning, part) for part in split_updates(transitions, self.method.updates_per_rollout)]
         except NonFiniteError as error:
             prompts = ", ".join(map(repr, texts))
             raise NonFiniteError(f"iteration {iteration + 1}: {error}; the prompts are {prompts}") from None
         self.optimizer.zero_grad()  # their memory is the next rollout's
         self.policy.refresh()
 
-        means = reward_metrics(list(self.rewards), rewards, advantages, sampled.granularities, training.adv_clip_max)
+        every = torch.cat([each.flatten() for each in advantages])
+        means = reward_metrics(list(self.rewards), rewards, every, sampled.granularities, training.adv_clip_max)
         return {
             "num_forward_evals": sampled.num_forward_evals * processes.size,
             "num_transitions": sum(update["num_transitions"] for update in updates) * processes.size,
@@ -148,14 +158,30 @@ class Trainer:
             **update_metrics(updates),
         }
 
-    def update(self, conditioning: Conditioning, transitions: list[SampledTransition], advantages: torch.Tensor) -> dict:
-        """One optimizer step on the mean loss over all given transitions, in as many batches as it takes (Eq. 12).
+    def _trained(
+        self, sampled: list[SampledTransition], advantages: list[torch.Tensor], iteration: int, prompts: range
+    ) -> list[TrainedTransition]:
+        """Those that this iteration trains on; prompts: their indices among the iteration's."""
+        seeds = [
+            ("trained", self.seed, iteration, *((index,) if self.method.timesteps_of == "member" else ())) for index in prompts
+        ]
+        rngs = [random.Random(seed_of(*seed)) for seed in seeds]
+        weights = loss_weights(sampled, self.method, [self._std(transition) for transition in sampled], rngs)
+        drawn = [each for each in zip(sampled, advantages, weights) if each[2].any() or self.method.timesteps_of == "member"]
+        return [TrainedTransition(transition, own, weight.to(self.policy.device)) for transition, own, weight in drawn]
 
-        advantages: [P, B, G]. Returns what the step measured; NonFiniteError before the step where a number is none, or the old
-        policy's ratio is not 1.
+    def _std(self, sampled: SampledTransition) -> float:
+        """Of the noise at a transition's SDE step, which is the same for all latents."""
+        step, one = sampled.sde_step, torch.zeros(1, 1, device=self.sigmas.device)
+        return float(self.transition(one, one, step=step.step, span=step.span).std)
+
+    def update(self, conditioning: Conditioning, transitions: list[TrainedTransition]) -> dict:
+        """One optimizer step on the mean weighted loss over all given transitions, in as many batches as it takes (Eq. 12).
+
+        Returns what the step measured; NonFiniteError before the step where a number is none, or the old policy's ratio is not 1.
         """
-        batches = transition_batches(transitions, advantages)
-        total = sum(batch.advantages.numel() for batch in batches)
+        batches = transition_batches(transitions, self.processes)
+        total = sum(int(batch.weights.count_nonzero()) for batch in batches)
         size = self.policy.batch_size(self.training.batch_tokens, conditioning)
         velocity = self.policy.velocity(conditioning)
         base = self.policy.base_velocity(conditioning) if self.method.kl_coef else None
@@ -165,21 +191,22 @@ class Trainer:
         for number, batch in enumerate(parts):
             self._stop_if_asked()
             reduce_gradients(self.policy.transformer, self.training.parallel.reduce == "call" or number == len(parts) - 1)
-            r, loss = self._policy_loss(current := self._transition(velocity, batch), batch)
+            r, loss, outside = self._policy_loss(current := self._transition(velocity, batch), batch)
             kl = torch.zeros_like(loss)
             if base:
                 with torch.no_grad():
                     reference = self._transition(base, batch)
                 kl = current.kl(reference)[:, None].expand_as(loss)
-            ((loss + self.method.kl_coef * kl).sum() / total).backward()
-            away = (r.detach() - 1).abs()
-            clipped = (away > self.training.clip_range).sum()
-            sums.append(torch.stack([loss.detach().sum(), kl.detach().sum(), clipped, away.max()]))
+            ((batch.weights * (loss + self.method.kl_coef * kl)).sum() / total).backward()
+            used = batch.weights > 0
+            away = ((r.detach() - 1) * used).abs()
+            weighted = (batch.weights * loss.detach()).sum()
+            sums.append(torch.stack([weighted, (kl.detach() * used).sum(), (outside & used).sum(), away.max()]))
         loss_mean, kl_mean, clip_ratio, _ = self.processes.mean(torch.stack(sums).sum(0).div(total).tolist())
         ratio_error = max(self.processes.gather(torch.stack(sums)[:, 3].max().item()))
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.training.max_grad_norm)
         norm = (norm.full_tensor() if isinstance(norm, DTensor) else norm).item()
-        self._check_update(loss_mean, norm, ratio_error, [transition.sde_step.step for transition in transitions])
+        self._check_update(loss_mean, norm, ratio_error, [transition.sampled.sde_step.step for transition in transitions])
         self.weights_unchanged = False
         self.optimizer.step()
         if self.ema:
@@ -205,22 +232,27 @@ class Trainer:
 
     def _transition(self, velocity: Velocity, batch: TransitionBatch) -> Transition:
         """The transitions from all N states under a velocity field: one forward."""
-        return self.transition(batch.latents, velocity(batch.latents, self.sigmas[batch.step], batch.prompt), step=batch.step)
+        v = velocity(batch.latents, self.sigmas[batch.step], batch.prompt)
+        return self.transition(batch.latents, v, step=batch.step, span=batch.span)
 
-    def _policy_loss(self, current: Transition, batch: TransitionBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Ratio and clipped loss of every transition, each [N, M]."""
+    def _policy_loss(self, current: Transition, batch: TransitionBatch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Of every transition the ratio, the loss, and whether it lies outside of the trust region, each [N, M]."""
         members = batch.next_latents.shape[1]
         log_prob = current.repeat(members).log_prob(batch.next_latents.flatten(0, 1)).view(-1, members)
+        divergence = lambda: current.kl(replace(current, mean=batch.mean))[:, None]
         if self.method.ratio == "plain":
             r = ratio(log_prob, batch.old_log_prob)
-            return r, clipped_loss(r, batch.advantages, self.training.clip_range)
-        std = current.std.flatten(1)
-        drift = current.kl(replace(current, mean=batch.mean))[:, None]
-        r = normalized_ratio(log_prob, batch.old_log_prob, drift, std)
-        length = (self.sigmas[batch.step] - self.sigmas[batch.step + 1])[
-            :, None
-        ]  # GRPO-Guard evens out the steps' gradients by it
-        return r, clipped_loss(r, batch.advantages, self.training.clip_range) / length
+        else:
+            r = normalized_ratio(log_prob, batch.old_log_prob, divergence(), current.std.flatten(1))
+        if self.method.trust_region == "kl_mask":
+            moved = divergence().detach().expand_as(r)
+            loss, outside = masked_loss(r, batch.advantages, moved, self.method.kl_threshold)
+        else:
+            loss = clipped_loss(r, batch.advantages, self.training.clip_range)
+            outside = (r.detach() - 1).abs() > self.training.clip_range
+        if self.method.ratio == "normalized":  # GRPO-Guard evens out the steps' gradients by their length
+            loss = loss / (self.sigmas[batch.step] - self.sigmas[batch.step + batch.span])[:, None]
+        return r, loss, outside
 
     def state(self) -> dict[str, dict]:
         """What the iterations change, by name: the weights that are trained, the optimizer's moments once it has any, and the EMA."""

@@ -1,6 +1,6 @@
 import torch
 
-from g2rpo_core.algorithm.loss import clipped_loss, normalized_ratio, ratio
+from g2rpo_core.algorithm.loss import clipped_loss, masked_loss, normalized_ratio, ratio
 from g2rpo_core.sampling.transitions import Transition
 
 
@@ -58,3 +58,17 @@ def test_the_clipped_objective_in_closed_form():
     for column, advantage in enumerate((2.0, -2.0)):
         objective = -clipped_loss(ratios, torch.full_like(ratios, advantage), eps)
         torch.testing.assert_close(objective, torch.tensor([row[column] for row in expected.values()], dtype=torch.float64))
+
+
+def test_what_moved_too_far_is_masked_where_it_would_move_on_and_nowhere_else():
+    """Every sign of the advantage, on both sides of the ratio and of the threshold (Flow-DPPO, Eq. 18)."""
+    r = torch.tensor([1.1, 1.1, 0.9, 0.9, 1.0, 1.1, 1.1, 0.9, 0.9], requires_grad=True)
+    a = torch.tensor([1.0, -1.0, 1.0, -1.0, 1.0, 1.0, -1.0, 1.0, -1.0])
+    divergence = torch.tensor([2e-5] * 5 + [1e-6] * 4)
+    loss, masked = masked_loss(r, a, divergence, 1e-5)
+    assert masked.tolist() == [True, False, False, True, False] + [False] * 4
+    torch.testing.assert_close(loss, torch.where(masked, 0.0, -(r * a)))
+    (gradient,) = torch.autograd.grad(loss.sum(), r)
+    assert torch.equal(gradient, torch.where(masked, 0.0, -a))
+    assert masked_loss(r, a, divergence, 2e-5)[1].tolist() == masked.tolist()  # at the threshold it is masked
+    assert not masked_loss(r, a, divergence, 2.1e-5)[1].any()

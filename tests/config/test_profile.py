@@ -5,7 +5,6 @@ import pytest
 from g2rpo_core.algorithm.methods import METHODS
 from g2rpo_core.config import load_profile, load_run, method_of, training_of
 from g2rpo_core.errors import UserError
-from g2rpo_core.rollout.tree import build
 from tests.conftest import ROOT
 
 TINY = (ROOT / "profiles" / "tiny.yaml").read_text()
@@ -222,8 +221,7 @@ def test_the_fast_profile_gives_each_method_a_fifth_of_the_full_settings_forward
 
     def num_forward_evals(profile, name):
         method, training = method_of(profile.methods, name), training_of(profile.training, profile.methods, name)
-        branches = (method.branches(profile.sampling.steps, iteration, 1) for iteration in range(training.iterations))
-        trees = (build(each, method.granularities, profile.sampling.steps, method.grid) for each in branches)
+        trees = (method.tree(profile.sampling.steps, iteration, 1) for iteration in range(training.iterations))
         return sum(tree.num_forward_evals(training.num_generations) for tree in trees)
 
     fifth = num_forward_evals(full, "g2rpo") / 5

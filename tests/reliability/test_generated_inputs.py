@@ -37,7 +37,6 @@ from g2rpo_core.reporting.sources import model_lines, records_of, scores_of
 from g2rpo_core.rewards.chat_server import ChatServer
 from g2rpo_core.rewards.http_client import Unanswered
 from g2rpo_core.rewards.server_settings import ServerSettings
-from g2rpo_core.rollout.tree import build
 from g2rpo_core.texts import markdown, steering, visible
 from tests.conftest import ROOT
 from tests.fixtures.chat_server import serve
@@ -128,7 +127,7 @@ def check_profile(profile: Profile) -> None:
         steps = sampling_of(profile.sampling, profile.methods, name).steps
         method, training = method_of(profile.methods, name), training_of(profile.training, profile.methods, name)
         if steps <= 50:
-            build(method.branches(steps, 0, 1), method.granularities, steps, method.grid)
+            method.tree(steps, 0, 1).widths(training.num_generations)
         assert any(training.rewards.values()) and 0 < training.learning_rate <= 1
 
 

@@ -3,14 +3,21 @@ import torch
 
 from g2rpo_core.algorithm.methods import METHODS, Method
 from g2rpo_core.rollout.rollout import num_calls, rollout, sample
-from g2rpo_core.rollout.tree import build
 from g2rpo_core.sampling.ode import dpm2
 from g2rpo_core.sampling.schedule import shifted_sigmas, tail
 from g2rpo_core.sampling.transitions import SDES
 from tests.fixtures.rollouts import GROUP, PROMPTS, SHAPE, noise, sigma_of
 
-MIXED_STEPS = Method(branching="all", sde_steps=(2, 3, 5), sde="flow", eta=0.7, granularities=(1, 2))
-METHODS_AND_MIXED = {**METHODS, "mixed": MIXED_STEPS}
+FLOW = {"branching": "all", "sde": "flow", "eta": 0.7}
+MADE_UP = {  # of what no published method has
+    "mixed": (Method(**FLOW, sde_steps=(2, 3, 5), granularities=(1, 2)), 3),
+    "two noises": (Method(**FLOW | {"branching": "each"}, sde_steps=(0, 2, 5), granularities=(1, 2), initial_noises=2), 6),
+    "a noise each": (Method(**FLOW, sde_steps=(1, 4), initial_noises="each"), 3),
+    "late splits": (Method(**FLOW, sde_steps="all", splits=(1, 4), granularities=(1, 3)), 4),
+    "two noises and splits": (Method(**FLOW, sde_steps=(0, 2, 3, 6), splits=(2, 6), initial_noises=2), 8),
+    "long steps": (Method(**FLOW | {"branching": "each"}, sde_steps=(0, 2, 5), spans=(2, 3, 4), granularities=(1, 2)), 3),
+}
+CASES = {name: (method, 16 if name == "branch_grpo" else GROUP) for name, method in METHODS.items()} | MADE_UP
 
 
 class Counting:
@@ -34,9 +41,14 @@ def field(latents, sigma, prompt):
 
 @torch.no_grad()
 def one_by_one(velocity, method, sigmas, initial, noises, prompts=PROMPTS, group=GROUP):
-    """The published loop: every member, branch and granularity by itself, batch 1, nothing shared; clean latents and log-probs."""
+    """The published loop: every member, branch and granularity by itself, batch 1, nothing shared.
+
+    Clean latents, log-probabilities by SDE step, prompt and member, and the clean predictions before and after each SDE step.
+    """
     steps = len(sigmas) - 1
-    clean, log_probs = [], {}
+    clean, log_probs, around = [], {}, {}
+    spans = dict(zip(method.sde_steps, method.spans)) if method.spans else {}
+    of_member = lambda rows, member: rows[member * len(rows) // group]  # those that members share stand in their order
 
     sigma = sigma_of(steps)
 
@@ -48,19 +60,22 @@ def one_by_one(velocity, method, sigmas, initial, noises, prompts=PROMPTS, group
         for sde_steps in method.branches(steps):
             for granularity in method.granularities:
                 for member in range(group):
-                    x = initial[prompt]
-                    for step in range(sde_steps[-1] + 1):
+                    x, step, before = of_member(initial[prompt], member), 0, None
+                    end = sde_steps[-1] + spans.get(sde_steps[-1], 1)
+                    while step < end:
                         v = velocity_at(x, step, prompt)
                         before = x - sigma(step) * v
                         if step in sde_steps:
-                            index = first + sde_steps.index(step)
-                            transition = SDES[method.sde](x[None], v[None], sigmas, step, method.eta)
-                            following = transition.sample(noises[index][prompt, member][None])
+                            index, span = first + sde_steps.index(step), spans.get(step, 1)
+                            transition = SDES[method.sde](x[None], v[None], sigmas, step, method.eta, span)
+                            following = transition.sample(of_member(noises[index][prompt], member)[None])
                             log_probs[index, prompt, member] = transition.log_prob(following)[0]
-                            x = following[0]
+                            x, step = following[0], step + span
+                            after = x - sigma(step) * velocity_at(x, step, prompt)
+                            around[index, prompt, member] = before, after
                         else:
-                            x = x + v * (sigmas[step + 1] - sigmas[step])
-                    path = [sde_steps[-1], *tail(steps, sde_steps[-1], granularity, method.grid), steps]
+                            x, step = x + v * (sigmas[step + 1] - sigmas[step]), step + 1
+                    path = [sde_steps[-1], *tail(steps, end - 1, granularity, method.grid), steps]
                     for last, step, following_step in zip(path, path[1:], path[2:]):
                         v = velocity_at(x, step, prompt)
                         x0 = x - sigma(step) * v
@@ -72,13 +87,14 @@ def one_by_one(velocity, method, sigmas, initial, noises, prompts=PROMPTS, group
                     clean.append(x)
             first += len(sde_steps)
     branches = len(method.branches(steps))
-    return torch.stack(clean).view(prompts, branches, len(method.granularities), group, *clean[0].shape), log_probs
+    finished = torch.stack(clean).view(prompts, branches, len(method.granularities), group, *clean[0].shape)
+    return finished, log_probs, around
 
 
 @pytest.mark.parametrize("name, num_forward_evals", [("g2rpo", 1700), ("g2rpo_no_mgai", 1112), ("dance_grpo", 181)])
 def test_the_model_is_called_exactly_as_often_as_counted(name, num_forward_evals):
     method, sigmas = METHODS[name], shifted_sigmas(16, 3.0)
-    tree = build(method.branches(16), method.granularities, 16, method.grid)
+    tree = method.tree(16)
     initial, noises = noise(tree, 1, 12, (4, 2))
     counting = Counting(field)
     result = rollout(counting, tree, sigma_of(16), method.transition(sigmas), initial, noises, max_batch=100)
@@ -88,46 +104,66 @@ def test_the_model_is_called_exactly_as_often_as_counted(name, num_forward_evals
 
 @pytest.mark.parametrize("max_batch", [1, 7, 10_000])
 @pytest.mark.parametrize("grid", ["released", "paper", "even"])
-@pytest.mark.parametrize("name", METHODS_AND_MIXED)
+@pytest.mark.parametrize("name", CASES)
 def test_batched_tree_equals_the_naive_loop(name, grid, max_batch):
-    method, sigmas = METHODS_AND_MIXED[name].model_copy(update={"grid": grid}), shifted_sigmas(10, 3.0)
-    if name != "mixed":
-        method = method.model_copy(update={"sde_steps": tuple(range(6)) if method.branching == "each" else "all"})
-    tree = build(method.branches(10), method.granularities, 10, method.grid)
-    initial, noises = noise(tree)
+    method, group = CASES[name]
+    method, sigmas = method.model_copy(update={"grid": grid}), shifted_sigmas(12, 3.0)
+    tree = method.tree(12)
+    initial, noises = noise(tree, PROMPTS, group, (4, 2))
     counting = Counting(field)
-    ours = rollout(counting, tree, sigma_of(10), method.transition(sigmas), initial, noises, max_batch, method.solver)
-    assert counting.calls == num_calls(tree, PROMPTS, GROUP, max_batch)
-    clean, log_probs = one_by_one(field, method, sigmas, initial, noises)
+    ours = rollout(
+        counting, tree, sigma_of(12), method.transition(sigmas), initial, noises, max_batch, method.solver, predictions=True
+    )
+    assert counting.calls == num_calls(tree, PROMPTS, group, max_batch)
+    assert counting.num_forward_evals == PROMPTS * tree.num_forward_evals(group)
+    clean, log_probs, around = one_by_one(field, method, sigmas, initial, noises, group=group)
     torch.testing.assert_close(ours.clean, clean, rtol=1e-4, atol=1e-5)
-    assert len(log_probs) == len(ours.transitions) * PROMPTS * GROUP
+    assert len(log_probs) == len(ours.transitions) * PROMPTS * group
+    of_member = lambda rows, member: rows[member * len(rows) // group]
     for (index, prompt, member), expected in log_probs.items():
-        torch.testing.assert_close(ours.transitions[index].log_prob[prompt, member], expected, rtol=1e-4, atol=1e-5)
+        sampled = ours.transitions[index]
+        torch.testing.assert_close(of_member(sampled.log_prob[prompt], member), expected, rtol=1e-4, atol=1e-5)
+        for ends, prediction in zip(ours.around[index], around[index, prompt, member]):
+            torch.testing.assert_close(of_member(ends[prompt], member), prediction, rtol=1e-4, atol=1e-4)
+
+
+def test_states_are_sampled_once_until_they_split():
+    """BranchGRPO's tree: 1, 2, 4, 8 and 16 states, and as many next states as then."""
+    tree = METHODS["branch_grpo"].tree(20)
+    initial, noises = noise(tree, 1, 16, (4, 2))
+    sigmas = shifted_sigmas(20, 3.0)
+    sampled = rollout(field, tree, sigma_of(20), METHODS["branch_grpo"].transition(sigmas), initial, noises, 1000).transitions
+    states = [1, 2, 2, 2, 4, 4, 4, 8, 8, 8] + [16] * 9
+    assert [each.latents.shape[1] for each in sampled] == states
+    assert [each.next_latents.shape[1] for each in sampled] == [*states[1:], 16]
+    assert all(each.next_latents[0].unique(dim=0).shape[0] == each.next_latents.shape[1] for each in sampled)
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_flux_in_one_big_batch_equals_one_by_one(policy, embeddings, name):
-    method, sigmas = METHODS[name].model_copy(update={"sde_steps": (0, 2)}), shifted_sigmas(6, 3.0)
-    tree = build(method.branches(6), method.granularities, 6, method.grid)
-    initial, noises = noise(tree)
+    fits = {"spans": (1, 3)} if METHODS[name].spans else {"splits": (0, 2)} if METHODS[name].splits else {}
+    method, sigmas = METHODS[name].model_copy(update={"sde_steps": (0, 2), **fits}), shifted_sigmas(6, 3.0)
+    group = 4 if method.splits else GROUP
+    tree = method.tree(6)
+    initial, noises = noise(tree, group=group)
     velocity = policy.velocity(embeddings.conditioning([3, 11]))
     ours = rollout(velocity, tree, sigma_of(6), method.transition(sigmas), initial, noises, 1000, method.solver)
-    clean, _ = one_by_one(velocity, method, sigmas, initial, noises)
+    clean, _, _ = one_by_one(velocity, method, sigmas, initial, noises, group=group)
     assert clean.std() > 0.1
     torch.testing.assert_close(ours.clean, clean, rtol=1e-4, atol=1e-4)
 
 
 def test_members_of_a_group_share_their_state_and_differ_after_it():
     method = METHODS["g2rpo"]
-    tree = build(method.branches(16), method.granularities, 16)
+    tree = method.tree(16)
     initial, noises = noise(tree)
     sigmas = shifted_sigmas(16, 3.0)
     result = rollout(field, tree, sigma_of(16), method.transition(sigmas), initial, noises, 500)
     for sampled in result.transitions:
-        assert sampled.shared and sampled.latents.shape == (PROMPTS, 1, *SHAPE)
+        assert sampled.latents.shape == (PROMPTS, 1, *SHAPE)
         assert sampled.next_latents.shape == (PROMPTS, GROUP, *SHAPE)
         assert (sampled.next_latents[:, 0] != sampled.next_latents[:, 1]).any()
-    assert torch.equal(result.transitions[0].latents[:, 0], initial)
+    assert torch.equal(result.transitions[0].latents, initial)
 
 
 def test_sampling_solves_the_ode():

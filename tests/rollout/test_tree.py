@@ -12,7 +12,7 @@ def test_cost_at_the_papers_setting(granularities, num_forward_evals):
 
 
 def test_published_methods_cost():
-    cost = {name: build(m.branches(16), m.granularities, 16, m.grid).num_forward_evals(12) for name, m in METHODS.items()}
+    cost = {name: m.tree(16).num_forward_evals(16 if name == "branch_grpo" else 12) for name, m in METHODS.items()}
     assert cost == {
         "g2rpo": 1700,
         "g2rpo_no_mgai": 1112,
@@ -21,6 +21,12 @@ def test_published_methods_cost():
         "mix_grpo_flash": 1 + (3 + 4) * 12,  # the 12 steps after the window become 4
         "flow_grpo": 1 + 15 * 12,
         "flow_grpo_fast": 4 + 12 * 12,  # the window of iteration 0 is drawn as (3, 4)
+        "g2rpo_coarse": 43,  # the step of iteration 0 is drawn as 6; 49 on average
+        "branch_grpo": 1 + 3 * (2 + 4 + 8) + 6 * 16,  # of 16 members, which split after steps 0, 3, 6 and 9
+        "e_grpo": 7 + 12 * (15 + 14 + 13 + 12 + 10 + 8),  # a merged step leaves shorter tails
+        "tempflow_grpo": 15 + 12 * sum(range(1, 16)),
+        "flow_dppo": 12 * 16,  # a noise each: nothing is shared
+        "stepwise_flow_grpo": 1 + 15 * 12,
     }
 
 
@@ -55,3 +61,29 @@ def test_coinciding_tails_share_their_leaf():
 def test_an_sde_step_at_the_end_is_refused():
     with pytest.raises(ValueError, match="noisy_step"):
         build([(9,)], (1,), 10)
+
+
+def test_what_overlaps_or_splits_unequally_is_refused():
+    with pytest.raises(ValueError, match="SDE step 2 spans 3 steps, over another"):
+        build([(2, 4)], (1,), 10, spans={2: 3})
+    with pytest.raises(ValueError, match="noisy_step"):
+        build([(6,)], (1,), 10, spans={6: 4})
+    with pytest.raises(ValueError, match="branches split 1 and 2 times"):
+        build([(0, 1), (1,)], (1,), 10, splits=(0, 1))
+    assert build([(6,)], (1,), 10, spans={6: 3}).nodes[-1].step == 9
+
+
+@pytest.mark.parametrize(
+    "noises, splits, group, widths",
+    [(1, (0, 2), 9, [1, 3, 9]), (2, (0, 2), 8, [2, 4, 8]), (None, None, 5, [5, 5]), (2, None, 6, [2, 6])],
+)
+def test_a_tree_is_as_wide_as_its_noises_and_splits_make_it(noises, splits, group, widths):
+    tree = build([(0, 2)], (1,), 5, splits=splits, initial_noises=noises)
+    assert [tree.width(count, group) for count in range(len(widths))] == widths
+    assert tree.width(tree.splits, group) == group
+
+
+@pytest.mark.parametrize("noises, splits, group", [(1, (0, 2), 8), (5, None, 12), (2, (0, 2), 9)])
+def test_a_group_that_cannot_come_of_the_tree_is_refused(noises, splits, group):
+    with pytest.raises(ValueError, match=f"a group of {group} cannot come"):
+        build([(0, 2)], (1,), 5, splits=splits, initial_noises=noises).num_forward_evals(group)

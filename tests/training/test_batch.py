@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from g2rpo_core.training.batch import branch_advantages, split_updates, transition_batches
+from g2rpo_core.training.batch import branch_advantages, split_updates, transition_batches, with_advantages
 from g2rpo_core.training.trainer import Trainer
 from tests.fixtures.rollouts import small_method
 
@@ -22,15 +22,17 @@ def test_advantages_stay_with_their_prompt_and_branch():
 
 def test_updates_on_parts_of_the_group_cover_every_transition_once(policy, embeddings, settings):
     trainer = Trainer(policy, small_method("mix_grpo"), *settings, embeddings, {}, seed=0)
-    transitions = trainer.sampler(embeddings.conditioning([0, 1]), 0).transitions
+    sampled = trainer.sampler(embeddings.conditioning([0, 1]), 0).transitions
     advantages = torch.randn(2, 1, 3)
+    transitions = [with_advantages(each, advantages) for each in sampled]
     for updates, sizes in ((2, [2, 1]), (3, [1, 1, 1]), (7, [1, 1, 1]), ("iteration", [3])):
-        parts = split_updates(transitions, advantages, updates)
-        assert [part.shape[-1] for _, part in parts] == sizes
-        assert torch.equal(torch.cat([part for _, part in parts], -1), advantages)
-        for index, transition in enumerate(transitions):
-            assert torch.equal(torch.cat([part[index].next_latents for part, _ in parts], 1), transition.next_latents)
-            assert torch.equal(torch.cat([part[index].log_prob for part, _ in parts], 1), transition.log_prob)
+        parts = split_updates(transitions, updates)
+        for index, transition in enumerate(sampled):
+            of_parts = [part[index] for part in parts]
+            assert [part.advantages.shape[-1] for part in of_parts] == sizes
+            assert torch.equal(torch.cat([part.advantages for part in of_parts], -1), advantages[:, 0])
+            assert torch.equal(torch.cat([part.sampled.next_latents for part in of_parts], 1), transition.next_latents)
+            assert torch.equal(torch.cat([part.sampled.log_prob for part in of_parts], 1), transition.log_prob)
 
 
 @pytest.mark.parametrize("name, states", [("g2rpo", [(3 * 2, 3)]), ("mix_grpo", [(2, 3), (3 * 2 * 3, 1)])])
@@ -40,11 +42,11 @@ def test_rows_keep_what_belongs_together(policy, embeddings, settings, name, sta
     transitions = trainer.sampler(embeddings.conditioning([0, 1]), 0).transitions
     branches = 1 + max(transition.sde_step.branch for transition in transitions)
     advantages = torch.randn(2, branches, 3, generator=torch.Generator().manual_seed(0))
-    batches = transition_batches(transitions, advantages)
+    batches = transition_batches([with_advantages(each, advantages) for each in transitions])
     assert [tuple(batch.old_log_prob.shape) for batch in batches] == states
     expected = {
         transition.log_prob[prompt, member].item(): (
-            transition.latents[prompt, 0 if transition.shared else member],
+            transition.latents[prompt, member // transition.members_of_state],
             transition.next_latents[prompt, member],
             advantages[prompt, transition.sde_step.branch, member],
             transition.sde_step.step,

@@ -9,7 +9,7 @@ from g2rpo_core.distributed import checkpoint
 from g2rpo_core.distributed.process_group import ProcessGroup
 from g2rpo_core.errors import UserError
 from g2rpo_core.models.flux import snapshot
-from g2rpo_core.training.batch import branch_advantages, split_updates
+from g2rpo_core.training.batch import branch_advantages, split_updates, with_advantages
 from g2rpo_core.training.loop import train
 from g2rpo_core.training.metrics import reward_metrics, update_metrics
 from g2rpo_core.training.tracking import topic
@@ -57,19 +57,21 @@ def test_the_loss_of_an_update_is_minus_the_mean_advantage_while_nothing_was_lea
     conditioning = embeddings.conditioning([0, 1])
     sampled = trainer.sampler(conditioning, 0)
     advantages = torch.arange(18.0).view(2, 3, 3)
-    measured = trainer.update(conditioning, sampled.transitions, advantages)
+    measured = trainer.update(conditioning, [with_advantages(each, advantages) for each in sampled.transitions])
     assert measured["loss"] == pytest.approx(-advantages.mean().item(), rel=1e-4)
     assert measured["num_transitions"] == 6 and measured["clip_ratio"] == 0
 
 
 def test_every_sampled_member_is_trained_on_once_whatever_the_updates(make_trainer, embeddings):
     trainer = make_trainer(small_method("mix_grpo"))
-    sampled = trainer.sampler(embeddings.conditioning([0, 1]), 0)
     advantages = torch.arange(6.0).view(2, 1, 3)
-    members = lambda updates: [part for _, part in split_updates(sampled.transitions, advantages, updates)]
-    assert torch.equal(torch.cat(members(2), -1), advantages) and [part.shape[-1] for part in members(2)] == [2, 1]
-    assert len(members("step")) == len(sampled.transitions) and all(torch.equal(part, advantages) for part in members("step"))
-    assert len(members("iteration")) == 1
+    sampled = trainer.sampler(embeddings.conditioning([0, 1]), 0)
+    transitions = [with_advantages(each, advantages) for each in sampled.transitions]
+    for index in range(len(transitions)):
+        of_parts = [part[index].advantages for part in split_updates(transitions, 2)]
+        assert torch.equal(torch.cat(of_parts, -1), advantages[:, 0]) and [part.shape[-1] for part in of_parts] == [2, 1]
+    assert split_updates(transitions, "step") == [[each] for each in transitions]
+    assert split_updates(transitions, "iteration") == [transitions]
 
 
 def test_advantages_of_a_branch_are_those_of_its_own_group(tiny):

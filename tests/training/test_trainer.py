@@ -9,9 +9,9 @@ from g2rpo_core.models.generate import generate_images
 from g2rpo_core.models.settings import LoraSettings
 from g2rpo_core.reporting.statistics import paired_difference
 from g2rpo_core.rollout.rollout import rollout
-from g2rpo_core.rollout.tree import build
 from g2rpo_core.sampling.schedule import shifted_sigmas
 from g2rpo_core.sampling.transitions import SDES
+from g2rpo_core.training.batch import with_advantages
 from g2rpo_core.training.experience import NonFiniteError
 from g2rpo_core.training.trainer import Trainer
 from tests.fixtures.rollouts import noise, redness, sigma_of, small_method
@@ -55,7 +55,7 @@ def test_gradient_does_not_depend_on_the_batch_size(make_trainer, policy, name, 
 def test_gradient_is_that_of_the_written_objective(make_trainer, policy, embeddings):
     """Eq. 9 with the ratio at one, term by term: mean over prompts, SDE steps and members of -A grad log p."""
     method, sigmas = small_method("g2rpo"), shifted_sigmas(6, 3.0)
-    tree = build(method.branches(6), method.granularities, 6)
+    tree = method.tree(6)
     initial, noises = noise(tree)
     conditioning = embeddings.conditioning([0, 1])
     velocity = policy.velocity(conditioning)
@@ -71,7 +71,7 @@ def test_gradient_is_that_of_the_written_objective(make_trainer, policy, embeddi
         terms.append(-advantage * transition.log_prob(sampled.next_latents[prompt, member][None]))
     expected = torch.autograd.grad(torch.cat(terms).mean(), parameters, allow_unused=True)
 
-    make_trainer(method, max_grad_norm=1e9).update(conditioning, transitions, advantages)
+    make_trainer(method, max_grad_norm=1e9).update(conditioning, [with_advantages(each, advantages) for each in transitions])
     for parameter, gradient in zip(parameters, expected):
         if gradient is not None:
             torch.testing.assert_close(parameter.grad, gradient, rtol=1e-3, atol=1e-6)
@@ -153,7 +153,7 @@ def test_the_normalized_ratio_starts_at_one_and_weighs_steps_by_noise_over_lengt
         conditioning = embeddings.conditioning([0, 1])
         advantages = torch.randn(2, 3, 3, generator=torch.Generator().manual_seed(0))
         for sampled in trainer.sampler(conditioning, 0).transitions:
-            record = trainer.update(conditioning, [sampled], advantages)
+            record = trainer.update(conditioning, [with_advantages(sampled, advantages)])
             assert record["old_policy_ratio_error"] < 2e-5
             step = sampled.sde_step.step
             sigma, following = trainer.sigmas[step : step + 2]
@@ -170,7 +170,8 @@ def test_recomputing_activations_changes_no_gradient(make_trainer, policy, embed
         trainer = make_trainer(small_method("g2rpo"), gradient_checkpointing=checkpointing)
         trainer.optimizer.step = lambda: None
         conditioning = embeddings.conditioning([0, 1])
-        trainer.update(conditioning, trainer.sampler(conditioning, 0).transitions, torch.ones(2, 3, 3))
+        transitions = trainer.sampler(conditioning, 0).transitions
+        trainer.update(conditioning, [with_advantages(each, torch.ones(2, 3, 3)) for each in transitions])
         gradients.append(torch.cat([parameter.grad.flatten() for parameter in trainer.parameters if parameter.grad is not None]))
         assert policy.transformer.is_gradient_checkpointing == checkpointing
     torch.testing.assert_close(*gradients)

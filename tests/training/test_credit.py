@@ -1,0 +1,242 @@
+"""Which transition gets which advantage, and how much it counts: trees, initial noises, batches, gains and weights, by hand."""
+
+import random
+
+import pytest
+import torch
+
+from g2rpo_core.algorithm.methods import METHODS, Method
+from g2rpo_core.distributed.process_group import ProcessGroup
+from g2rpo_core.rollout.rollout import SampledTransition
+from g2rpo_core.rollout.tree import SDEStep
+from g2rpo_core.training.batch import (
+    TrainedTransition,
+    batch_deviation,
+    branch_advantages,
+    loss_weights,
+    transition_advantages,
+    transition_batches,
+)
+from g2rpo_core.training.experience import score_gains
+from tests.fixtures.rollouts import redness, small_method
+
+ONE = {"weights": [1.0], "clip": 100.0}
+PLAIN = Method(branching="all", sde_steps="all", sde="flow", eta=0.7)
+
+
+def sampled(*widths: tuple[int, int], prompts: int = 1) -> list[SampledTransition]:
+    """Transitions of one branch from so many states to so many next ones."""
+    return [
+        SampledTransition(
+            SDEStep(0, step), torch.randn(prompts, before, 2), torch.zeros(prompts, before, 2),
+            torch.randn(prompts, after, 2), torch.zeros(prompts, after),
+        )
+        for step, (before, after) in enumerate(widths)
+    ]  # fmt: skip
+
+
+def z(*values: float) -> torch.Tensor:
+    """Standardized by their own mean and deviation."""
+    numbers = torch.tensor(values, dtype=torch.float32)
+    return (numbers - numbers.mean()) / numbers.std()
+
+
+LEAVES = torch.tensor([1.0, 3.0, 2.0, 6.0]).view(1, 1, 1, 1, 4)  # R, P, B, J, G
+TREE = PLAIN.model_copy(update={"splits": (0, 2)})
+
+
+def test_a_shared_state_has_the_mean_reward_of_its_members_compared_with_the_states_beside_it():
+    """BranchGRPO: depth by depth; the first two states have 2 and 4 on average."""
+    found = transition_advantages(sampled((1, 2), (2, 2), (2, 4), (4, 4)), LEAVES, None, TREE, **ONE)
+    for advantages, expected in zip(found, (z(2, 4), z(2, 4), z(1, 3, 2, 6), z(1, 3, 2, 6))):
+        torch.testing.assert_close(advantages[0], expected)
+
+
+def test_or_it_has_the_mean_of_its_members_advantages():
+    """TreeGRPO: from the leaves backwards."""
+    method = TREE.model_copy(update={"node_advantages": "mean"})
+    shared, own = transition_advantages(sampled((1, 2), (2, 4)), LEAVES, None, method, **ONE)
+    torch.testing.assert_close(own[0], z(1, 3, 2, 6))
+    torch.testing.assert_close(shared[0], torch.stack([own[0, :2].mean(), own[0, 2:].mean()]))
+
+
+def test_one_state_alone_is_compared_with_nothing():
+    (alone,) = transition_advantages(sampled((1, 1)), LEAVES, None, TREE, **ONE)
+    assert alone.tolist() == [[0.0]]
+
+
+def test_members_are_compared_with_those_of_their_own_initial_noise():
+    method = PLAIN.model_copy(update={"initial_noises": 2})
+    (together,) = transition_advantages(sampled((2, 4)), LEAVES, None, method, **ONE)
+    torch.testing.assert_close(together[0], z(1, 3, 2, 6))
+    (apart,) = transition_advantages(sampled((2, 4)), LEAVES, None, method.model_copy(update={"compared": "noise"}), **ONE)
+    torch.testing.assert_close(apart[0], torch.cat([z(1, 3), z(2, 6)]))
+
+
+def test_the_deviation_may_be_that_of_all_rewards_of_all_processes(monkeypatch):
+    """flow_grpo: each group's own mean, one deviation (ddof 0) for all; two processes have the same as one with all prompts."""
+    rewards = torch.randn(2, 4, 1, 1, 3, generator=torch.Generator().manual_seed(0))
+    method = PLAIN.model_copy(update={"deviation": "batch"})
+    three = sampled((1, 3), prompts=4)
+    (whole,) = transition_advantages(three, rewards, None, method, [1.0, 0.5], 100.0)
+    away = (rewards - rewards.mean(-1, keepdim=True))[:, :, 0, 0]
+    stds = rewards.flatten(1).std(1, correction=0)
+    torch.testing.assert_close(whole, away[0] / (stds[0] + 1e-4) + 0.5 * away[1] / (stds[1] + 1e-4))
+    halves = rewards.split(2, 1)
+    monkeypatch.setattr(ProcessGroup, "gather", lambda self, value: [half.transpose(1, 3).flatten(2) for half in halves])
+    for rank, half in enumerate(halves):
+        (part,) = transition_advantages(sampled((1, 3), prompts=2), half, None, method, [1.0, 0.5], 100.0, ProcessGroup(rank, 2))
+        torch.testing.assert_close(part, whole[2 * rank : 2 * rank + 2])
+    assert batch_deviation(rewards, ProcessGroup()).shape == (2, 1, 1, 1)
+
+
+def test_groups_are_standardized_by_themselves_whatever_their_number():
+    rewards = torch.randn(2, 3, 2, 2, 6, generator=torch.Generator().manual_seed(0))
+    apart = branch_advantages(rewards, [1.0, 2.0], 100.0, groups=3)
+    for part in range(3):
+        members = slice(2 * part, 2 * part + 2)
+        torch.testing.assert_close(apart[..., members], branch_advantages(rewards[..., members], [1.0, 2.0], 100.0))
+
+
+def test_a_step_may_have_the_gain_of_the_clean_prediction_as_its_reward(make_trainer, embeddings, policy):
+    """From the prediction before to the one after; over neighbouring steps they add up to the image's reward minus the first."""
+    trainer = make_trainer(small_method("stepwise_flow_grpo"))
+    conditioning = embeddings.conditioning([0, 1])
+    rollout = trainer.sampler(conditioning, 0)
+    images = lambda latents: policy.decode(latents.flatten(0, 1), 16)
+    scores = lambda latents: redness(images(latents), None).view(latents.shape[:2])
+    gains = score_gains(policy, {"redness": redness}, rollout, ["a", "b"], 16, 0)
+    assert [tuple(gain.shape) for gain in gains] == [(1, 2, 3)] * 5
+    for gain, (before, after) in zip(gains, rollout.around):
+        torch.testing.assert_close(gain[0], scores(after) - scores(before), rtol=1e-4, atol=1e-5)
+    total = scores(rollout.clean[:, 0, 0]) - scores(rollout.around[0][0])
+    torch.testing.assert_close(sum(gains)[0], total, rtol=1e-4, atol=1e-5)
+    found = transition_advantages(rollout.transitions, torch.zeros(1, 2, 1, 1, 3), gains, trainer.method, **ONE)
+    for advantages, gain in zip(found, gains):
+        torch.testing.assert_close(advantages[0], z(*gain[0, 0].tolist()), rtol=1e-3, atol=1e-4)
+
+
+def test_a_step_may_weigh_as_its_noise_does():
+    method = PLAIN.model_copy(update={"step_weights": "noise"})
+    weights = loss_weights(sampled((1, 3), (3, 3), prompts=2), method, [0.3, 0.1], [random.Random(0)] * 2)
+    assert [weight.unique().tolist() for weight in weights] == [[1.5], [0.5]]  # 1 on average
+    assert [tuple(weight.shape) for weight in weights] == [(2, 3)] * 2
+
+
+def test_the_share_of_steps_is_drawn_for_the_group_or_for_each_member():
+    three = sampled(*[(1, 3)] + [(3, 3)] * 9, prompts=2)
+    method = PLAIN.model_copy(update={"timestep_fraction": 0.6})
+    of_group = torch.stack(loss_weights(three, method, [1.0] * 10, [random.Random(4), random.Random(4)]))  # [K, P, G]
+    assert (of_group == of_group[:, :1, :1]).all() and of_group[:, 0, 0].sum() == 6
+    of_member = torch.stack(
+        loss_weights(
+            three, method.model_copy(update={"timesteps_of": "member"}), [1.0] * 10, [random.Random(4), random.Random(5)]
+        )
+    )
+    assert (of_member.sum(0) == 6).all()  # everyone trains on as many
+    assert len(of_member.flatten(1).T.unique(dim=0)) > 3  # but not on the same ones
+
+
+def test_states_that_nothing_is_learned_from_are_left_out_but_for_as_many_as_another_process_needs(monkeypatch):
+    one, other = sampled((3, 3), (1, 3))
+    weights = torch.tensor([[1.0, 0.0, 1.0]])
+    transitions = [TrainedTransition(one, torch.arange(3.0)[None], weights), TrainedTransition(other, torch.zeros(1, 3), weights)]
+    shared, apart = transition_batches(transitions)
+    assert shared.weights.tolist() == weights.tolist()  # the state that all depart from has one row
+    assert torch.equal(apart.latents, one.latents[0, [0, 2]]) and apart.weights.tolist() == [[1.0], [1.0]]
+    monkeypatch.setattr(ProcessGroup, "gather", lambda self, value: [value, 3])
+    (_, padded) = transition_batches(transitions, ProcessGroup(0, 2))
+    assert padded.weights.tolist() == [[1.0], [0.0], [1.0]]  # the same number of calls, and nothing of it in the loss
+
+
+def test_a_weight_of_zero_leaves_a_transition_out_of_loss_and_gradient(make_trainer, embeddings, policy):
+    """Half the members with a weight of 0: the same as if they were not there."""
+    conditioning = embeddings.conditioning([0, 1])
+    trainer = make_trainer(small_method("mix_grpo"), max_grad_norm=1e9)
+    trainer.optimizer.step = lambda: None
+    (first, second, *_) = trainer.sampler(conditioning, 0).transitions
+    advantages = torch.randn(2, 3, generator=torch.Generator().manual_seed(0))
+    weights = torch.tensor([[1.0, 0.0, 1.0]]).expand(2, 3)
+    results = []
+    for transitions in (
+        [TrainedTransition(each, advantages, weights) for each in (first, second)],
+        [
+            TrainedTransition(each.members(torch.tensor([0, 2])), advantages[:, [0, 2]], torch.ones(2, 2))
+            for each in (first, second)
+        ],
+    ):
+        measured = trainer.update(conditioning, transitions)
+        results.append((measured["loss"], policy.transformer.proj_out.weight.grad.clone()))
+    assert results[0][0] == pytest.approx(results[1][0], rel=1e-4)
+    torch.testing.assert_close(results[0][1], results[1][1], rtol=1e-3, atol=1e-6)
+
+
+def test_long_steps_are_trained_as_they_were_sampled(make_trainer):
+    """The first ratio is 1, so the update's transition is the rollout's, over several steps of the grid at once."""
+    method = small_method("e_grpo", sde_steps=(0, 2), spans=(2, 3))
+    records = list(make_trainer(method, learning_rate=1e-3).run())
+    assert records[0]["old_policy_ratio_error"] < 2e-5 and records[0]["num_transitions"] == 2 * 2
+
+
+@pytest.mark.parametrize("name", ["branch_grpo", "tempflow_grpo", "flow_dppo", "stepwise_flow_grpo", "g2rpo_coarse"])
+def test_a_method_of_this_year_trains(make_trainer, name):
+    changes = {"splits": (0, 2)} if name == "branch_grpo" else {}
+    fits = {"num_generations": 4} if name == "branch_grpo" else {}
+    records = list(make_trainer(small_method(name, **changes), learning_rate=1e-3, **fits).run())
+    assert all(record["old_policy_ratio_error"] < 1e-4 and record["grad_norm"] > 0 for record in records)
+
+
+def test_the_mask_counts_what_it_drops_and_drops_nothing_before_the_policy_has_moved(make_trainer):
+    """With a threshold that nothing stays under, whatever would move on is masked from the second update on."""
+    method = small_method("flow_dppo", updates_per_rollout=2, kl_threshold=1e-30)
+    trainer = make_trainer(method, learning_rate=1e-3, iterations=1, num_generations=4)
+    shares: list[float] = []
+    update = trainer.update
+    trainer.update = lambda *words: shares.append((measured := update(*words))["clip_ratio"]) or measured
+    list(trainer.run())
+    assert shares[1] > 0.2 and len(shares) == 2
+
+
+def test_noise_is_larger_where_states_split_and_its_density_is_not(make_trainer, embeddings):
+    """As in BranchGRPO's code."""
+    plain, wide = (
+        make_trainer(small_method("branch_grpo", splits=(0, 2), split_noise=factor), num_generations=4) for factor in (1.0, 3.0)
+    )
+    conditioning = embeddings.conditioning([0, 1])
+    (first, *_), (same, *_) = (trainer.sampler(conditioning, 0).transitions for trainer in (plain, wide))
+    torch.testing.assert_close(same.next_latents - same.mean, 3 * (first.next_latents - first.mean), rtol=1e-4, atol=1e-5)
+    assert (same.log_prob < first.log_prob).all()
+
+
+@pytest.mark.parametrize(
+    "name, changes, group, problem",
+    [
+        ("branch_grpo", {}, 12, "12 members of a noise cannot come of 4 equal splits"),
+        ("branch_grpo", {}, 16, None),
+        ("flow_grpo", {"initial_noises": 5}, 12, "12 members cannot share 5 initial noises evenly"),
+        ("flow_grpo", {"initial_noises": 12}, 12, None),
+        ("flow_grpo", {"initial_noises": 12, "compared": "noise"}, 12, "12 members cannot share 12 initial noises evenly"),
+        ("flow_grpo", {"initial_noises": "each"}, 7, None),
+    ],
+)
+def test_a_group_that_the_method_cannot_sample_is_named(name, changes, group, problem):
+    assert METHODS[name].model_copy(update=changes).group_problem(group) == problem
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"spans": (2,), "branching": "each"}, "spans: needs a number for each of sde_steps"),
+        ({"spans": (2, 1), "sde_steps": (0, 2)}, "spans: needs branching: each"),
+        ({"splits": (0,), "branching": "each"}, "splits: needs branching: all, no window"),
+        ({"splits": (3,), "sde_steps": (0, 2)}, "splits: must be some of sde_steps"),
+        ({"splits": (2, 0)}, "splits: must be some of sde_steps, in rising order"),
+        ({"split_noise": 2.0}, "split_noise: needs splits"),
+        ({"splits": (0, 1), "updates_per_rollout": 2}, "updates_per_rollout: members share states"),
+        ({"credit": "gain", "granularities": (1, 2)}, "credit: gain has no tails to compare"),
+        ({"compared": "noise", "initial_noises": "each"}, "compared: noise needs several members"),
+    ],
+)
+def test_settings_that_do_not_fit_each_other_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        Method.model_validate(PLAIN.model_dump() | changes)
