@@ -211,19 +211,28 @@ def _models(annotation: Any) -> Iterator[type[BaseModel]]:
 
 
 def _published_methods() -> str:
-    head = "### Published methods\n\nThe defaults of each method, by name. `[0 … 7]` are the step indices from the noisy end.\n\n"
-    rows = ["| setting | " + " | ".join(f"`{spec.name}`" for spec in SPECS) + " |", "|---|" + "---|" * len(SPECS)]
-    for name in Method.model_fields:
-        rows.append(f"| `{name}` | " + " | ".join(_value(getattr(spec.settings, name)) for spec in SPECS) + " |")
+    head = "### Published methods\n\nWhat each method sets, by name; all else has its default. `0 … 7` are step indices from the noisy end.\n\n"
+    rows = ["| method | settings |", "|---|---|"]
+    for spec in SPECS:
+        own = {
+            name: getattr(spec.settings, name)
+            for name, field in Method.model_fields.items()
+            if field.is_required() or getattr(spec.settings, name) != field.default
+        }
+        rows.append(
+            f"| `{spec.name}` ({spec.label}) | " + ", ".join(f"`{name}: {_value(value)}`" for name, value in own.items()) + " |"
+        )
     return head + "\n".join(rows) + "\n"
 
 
 def _value(value: Any) -> str:
+    """As in YAML; of many step indices in a row the first and the last."""
     if isinstance(value, BaseModel):
-        return ", ".join(f"{key} {each}" for key, each in value.model_dump(exclude_defaults=True).items())
-    if isinstance(value, tuple) and len(value) > 4:
-        return f"[{value[0]} … {value[-1]}]"
-    return str(list(value) if isinstance(value, tuple) else "null" if value is None else value)
+        return "{" + ", ".join(f"{name}: {_value(part)}" for name, part in value.model_dump(exclude_defaults=True).items()) + "}"
+    if isinstance(value, tuple):
+        row = len(value) > 4 and value == tuple(range(value[0], value[-1] + 1))
+        return f"[{value[0]} … {value[-1]}]" if row else "[" + ", ".join(map(str, value)) + "]"
+    return "null" if value is None else str(value)
 
 
 def _click_commands(group: Any, name: str) -> Iterator[str]:

@@ -7,7 +7,7 @@ from pydantic import Field, PositiveInt, model_validator
 from g2rpo_core.settings import Settings
 
 Repo = Annotated[str, Field(pattern=r"^[\w.-]+/[\w.-]+$", description="owner/name on the hub")]
-Revision = Annotated[str, Field(pattern=r"^[0-9a-f]{40}$", description="a full commit, as branches move")]
+Revision = Annotated[str | None, Field(pattern=r"^[0-9a-f]{40}$", description="a full commit, as branches move")]
 
 
 class HubFiles(Settings):
@@ -17,7 +17,7 @@ class HubFiles(Settings):
     """
 
     repo: Repo
-    revision: Revision | None = None
+    revision: Revision = None
     files: tuple[str, ...] = Field(min_length=1)
     sha256: dict[str, str] = {}
 
@@ -32,7 +32,7 @@ class HubStyles(Settings):
     """The style of prompts: that of the list which has them. files: style -> JSON file with its prompts."""
 
     repo: Repo
-    revision: Revision | None = None
+    revision: Revision = None
     files: dict[str, str] = Field(min_length=1)
 
 
@@ -52,7 +52,7 @@ class PublishedModel(Settings):
 
     folder: str | None = None
     repo: Repo | None = None
-    revision: Revision | None = None
+    revision: Revision = None
     files: tuple[str, ...] = ("*.safetensors", "config.json")
     sha256: dict[str, str] = {}
     trained_on: dict[str, float] = {}
