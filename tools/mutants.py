@@ -45,6 +45,8 @@ def faults(tree: ast.AST) -> Iterator[tuple[ast.AST, str]]:
         for field in ("annotation", "returns")
         for inner in ast.walk(getattr(node, field, None) or ast.Pass())
     }
+    # that a value is frozen is for the type checker
+    annotations |= {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.keyword) and node.arg == "frozen"}
     for node in ast.walk(tree):
         if id(node) in annotations:
             continue
@@ -56,7 +58,7 @@ def faults(tree: ast.AST) -> Iterator[tuple[ast.AST, str]]:
             yield node, "constant"
         elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.Not):
             yield node, "sign"
-        elif isinstance(node, ast.Call) and node.keywords and node.keywords[0].arg not in (None, "description"):
+        elif isinstance(node, ast.Call) and node.keywords and node.keywords[0].arg not in (None, "description", "frozen"):
             yield node, "argument"
         elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
             yield node, "statement"

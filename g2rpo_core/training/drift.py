@@ -22,7 +22,7 @@ class DriftError(UserError):
     """A run that was stopped by `training.drift.stop`."""
 
 
-def warnings_of(records: Sequence[Mapping], training: TrainingSettings, updates: int = 1) -> dict[str, str]:
+def warnings_of(records: Sequence[Mapping], training: TrainingSettings, updates: int) -> dict[str, str]:
     """What is wrong after the last of the records (row 0 first), by its name in the table above; empty if nothing is.
 
     updates: of an iteration, see `updates_of`.
@@ -30,7 +30,7 @@ def warnings_of(records: Sequence[Mapping], training: TrainingSettings, updates:
     return dict(_found(records, training, updates))
 
 
-def history(records: Sequence[Mapping], training: TrainingSettings, updates: int = 1) -> list[tuple[int, str]]:
+def history(records: Sequence[Mapping], training: TrainingSettings, updates: int) -> list[tuple[int, str]]:
     """Every warning of a run, with the iteration at which it began."""
     told: list[tuple[int, str]] = []
     before: set[str] = set()

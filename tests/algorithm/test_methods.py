@@ -1,8 +1,11 @@
 import random
+import re
 
 import pytest
+from ruamel.yaml import YAML
 
-from g2rpo_core.algorithm.methods import METHODS, Window
+from g2rpo_core.algorithm.methods import METHODS, Method, Window
+from tests.conftest import ROOT
 
 STEPS = tuple(range(24))  # the SDE steps of T = 25
 
@@ -40,3 +43,18 @@ def test_a_share_of_the_sde_steps_is_drawn():
     draws = [method.trained(15, random.Random(seed)) for seed in range(50)]
     assert all(len(draw) == len(set(draw)) == 9 for draw in draws)
     assert {index for draw in draws for index in draw} == set(range(15))
+
+
+def test_the_entries_of_the_papers_page_are_the_methods_own_settings():
+    """What docs/reference/papers.md writes out for each method, with the flags of its published code, is what its name stands for."""
+    page = (ROOT / "docs" / "reference" / "papers.md").read_text()
+    entries: dict[str, dict] = {}
+    for block in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL):
+        read = YAML(typ="safe", pure=True).load(block)
+        entries |= {name: entry for name, entry in read.items() if name in METHODS}
+    assert set(entries) == set(METHODS) - {"g2rpo_coarse"}  # which is no paper's
+    tuples = lambda settings: {key: tuple(value) if isinstance(value, list) else value for key, value in settings.items()}
+    for name, entry in entries.items():
+        assert Method.model_validate(tuples(entry["settings"])) == METHODS[name], name
+    coarse = METHODS["g2rpo_coarse"]
+    assert (coarse.sde_steps, coarse.window, coarse.granularities) == ((3, 4, 5, 6, 7), Window(size=1, order="scattered"), (3,))

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from g2rpo_core.algorithm.methods import METHODS, Method
-from g2rpo_core.rollout.rollout import num_calls, rollout, sample
+from g2rpo_core.rollout.rollout import _next_call, num_calls, rollout, sample
 from g2rpo_core.sampling.ode import dpm2
 from g2rpo_core.sampling.schedule import shifted_sigmas, tail
 from g2rpo_core.sampling.transitions import SDES
@@ -175,3 +175,17 @@ def test_sampling_solves_the_ode():
         2,
     )
     torch.testing.assert_close(straight, target, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_call_takes_the_earliest_steps_and_no_more_than_fits(name):
+    """One node alone may be larger, and is then split."""
+    method, group = CASES[name]
+    tree = method.tree(12)
+    ready = {index: width for index, width in enumerate(tree.widths(group))}
+    chosen = _next_call(ready, tree, 10)
+    assert len(chosen) == 1 or sum(ready[index] for index in chosen) <= 10
+    earliest = min(tree.nodes[index].step for index in ready)
+    assert tree.nodes[chosen[0]].step == earliest
+    left = sorted((tree.nodes[index].step, ready[index]) for index in ready if index not in chosen)
+    assert all(sum(ready[index] for index in chosen) + width > 10 for step, width in left if step == earliest)

@@ -186,3 +186,16 @@ def test_a_snapshot_has_its_name_and_what_is_shown_of_a_group_is_a_whole_group(m
         "training",
         "held out",
     ]
+
+
+def test_gradients_are_summed_over_processes_with_the_last_call_or_with_each(make_trainer, monkeypatch, settings):
+    told: list[bool] = []
+    monkeypatch.setattr("g2rpo_core.training.trainer.reduce_gradients", lambda transformer, now: told.append(now))
+    _, training = settings
+    for reduce, expected in (("update", [False, False, True]), ("call", [True, True, True])):
+        told.clear()
+        parallel = training.parallel.model_copy(update={"reduce": reduce})
+        list(
+            make_trainer(small_method("g2rpo"), iterations=1, batch_tokens=2 * 32, parallel=parallel).run()
+        )  # 6 states, 2 a call
+        assert told == expected

@@ -1,13 +1,19 @@
 """Numbers that drift: when they are told, and that they stop a run that asks for it, with a checkpoint."""
 
+from functools import partial
+
 import pytest
 
 from g2rpo_core.algorithm.methods import METHODS
 from g2rpo_core.distributed import checkpoint
-from g2rpo_core.training.drift import DriftError, history, updates_of, warnings_of
+from g2rpo_core.training import drift
+from g2rpo_core.training.drift import DriftError, updates_of
 from g2rpo_core.training.loop import train
 from g2rpo_core.training.settings import DriftSettings, TrainingSettings
 from tests.fixtures.rollouts import small_method
+
+# of methods with one update an iteration, where a test says nothing else
+history, warnings_of = partial(drift.history, updates=1), partial(drift.warnings_of, updates=1)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from g2rpo_core.errors import UserError
 from g2rpo_core.training import tracking
 from g2rpo_core.training.settings import SampleSettings, TrackingSettings
-from g2rpo_core.training.tracking import Tracking
+from g2rpo_core.training.tracking import CAPTION, Tracking
 from tests.fixtures.browser import open_page
 
 SETTINGS = TrackingSettings(samples=SampleSettings(every=2, prompts=2))
@@ -41,6 +41,7 @@ def test_every_finite_column_is_a_curve_with_speed_and_memory(tmp_path):
     curves = set(events.Tags()["scalars"])
     assert {"rewards/reward_hps", "held out/heldout_hps", "training/grad_norm", "memory/host_gib"} <= curves
     assert "training/kl" not in curves  # it was no number
+    assert 0.05 < events.Scalars("memory/host_gib")[0].value < 200  # a process with torch in it, in GiB
     assert [(event.step, round(event.value, 6)) for event in events.Scalars("rewards/reward_hps")] == [
         (0, 0.0),
         (1, 0.1),
@@ -74,6 +75,12 @@ def test_pictures_stand_below_those_of_the_model_before_training(tmp_path):
     shown = Image.open(tmp_path / "run" / "samples-000002.png")
     row = shown.height // 2
     assert shown.getpixel((64, 64)) == (0, 0, 0) and shown.getpixel((64, row + 64)) == (255, 255, 255)
+    assert shown.size == (
+        2 * 128 + 3 * 2,
+        2 * (128 + 2 * 2 + CAPTION),
+    )  # two by two, four times as large, a frame of 2, captions below
+    caption = shown.crop((2, row - CAPTION, shown.width // 2, row)).convert("L")
+    assert 0 < sum(pixel < 128 for pixel in caption.getdata()) < caption.width * CAPTION / 4
     events = events_of(tmp_path / "run")
     assert [event.step for event in events.Images("samples: the base, and now")] == [0, 2]
     assert [event.step for event in events.Images("a group's hps")] == [2]
