@@ -11,14 +11,15 @@ from pathlib import Path
 
 from g2rpo_core.config import Profile, load_profile, load_run, profile_path, section_of
 from g2rpo_core.data.embeddings import check_lengths
+from g2rpo_core.data.prompts import load_prompts
 from g2rpo_core.data.settings import EmbedSettings, PromptSettings
 from g2rpo_core.errors import UserError, attempt
 from g2rpo_core.files import read_yaml
 from g2rpo_core.rewards import registry
 from g2rpo_core.settings import name_problem
 from g2rpo_core.training.tracking import MODULES, installed
-from stages.common import ends_in_one_line
-from stages.prompts import all_prompts, chosen_prompts
+from stages.common import REPORTS, ends_in_one_line
+from stages.prompts import Chosen, all_prompts, chosen_prompts
 
 TINY_GIB = 2.0  # models, runs, evaluations and checkpoints of profile tiny, and room for DVC's cache of them
 
@@ -79,7 +80,23 @@ def _of_prompts(name: str, settings: PromptSettings, embed: EmbedSettings | None
     tokenizer = _tokenizer(name)
     if chosen and embed and tokenizer:
         prompts = [*chosen.train, *chosen.test]
-        yield from attempt(lambda: check_lengths(prompts, tokenizer, embed.max_sequence_length))[1]
+        _, problems = attempt(lambda: check_lengths(prompts, tokenizer, embed.max_sequence_length))
+        yield from problems
+    if chosen and not problems and _changed_since(name, settings, chosen):
+        files = " and ".join(
+            source for source in (settings.train, settings.test) if isinstance(source, str) and source != "shapes"
+        )
+        yield f"{files}: changed since prompts/{name} was made, which DVC does not see: dvc repro --force --single-item prompts"
+
+
+def _changed_since(name: str, settings: PromptSettings, chosen: Chosen) -> bool:
+    """Whether the stage `prompts` would make other prompts than it did, by the settings that it had: DVC would not run it."""
+    made = [Path("prompts", name, f"{part}.parquet") for part in ("train", "test")]
+    written = REPORTS / "profile.yaml"
+    if not written.exists() or section_of(written, "prompts", PromptSettings) != settings:
+        return False
+    found, _ = attempt(lambda: [load_prompts(file) for file in made])
+    return found is not None and found != [chosen.train, chosen.test]
 
 
 def _tokenizer(name: str):
