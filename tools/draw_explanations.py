@@ -16,7 +16,7 @@ import torch
 
 from g2rpo_core.algorithm.methods import LABELS, METHODS, Method
 from g2rpo_core.config import Profile, load_profile, method_of, sampling_of
-from g2rpo_core.rollout.tree import Tree, build
+from g2rpo_core.rollout.tree import Tree
 from g2rpo_core.sampling.schedule import Grid, shifted_sigmas, sigma_at, tail
 from g2rpo_core.sampling.transitions import SDES
 
@@ -85,7 +85,7 @@ def method_and_steps(name: str, entry: str) -> tuple[Method, int]:
 def tree_of(name: str, entry: str) -> Tree:
     """The tree of the first iteration of a profile's method, as its training builds it."""
     method, steps = method_and_steps(name, entry)
-    return build(method.branches(steps), method.granularities, steps, method.grid)
+    return method.tree(steps)
 
 
 def draw_g2rpo_tree() -> Picture:
@@ -105,7 +105,7 @@ def draw_g2rpo_tree() -> Picture:
 
 def draw_other_trees() -> Picture:
     """The trees of the other methods on profile tiny."""
-    names = [name for name in METHODS if name not in ("g2rpo", "g2rpo_no_mgai")]
+    names = [name for name in profile("tiny").methods if name not in ("g2rpo", "g2rpo_no_mgai")]
     steps, group = profile("tiny").sampling.steps, profile("tiny").training.num_generations
     picture = Picture(100 + 66 * len(names), "The rollout trees of the other methods on profile tiny")
     _legend(picture, 26, group)
@@ -172,7 +172,7 @@ def _draw_tree(picture: Picture, tree: Tree, steps: int, top: float, lane: float
         picture.box(x(index) - 5, y(index) - 5, 11, 11, "#ffffff", color)
         picture.text(x(index) + 14, y(index) + 4, f"λ = {value}", color=color, size=12)
     for index, node in enumerate(tree.nodes):
-        picture.circle(x(index), y(index), 4.5, "#ffffff" if node.per_member else INK)
+        picture.circle(x(index), y(index), 4.5, "#ffffff" if node.splits else INK)
 
 
 def draw_noise_steps() -> Picture:
@@ -194,6 +194,10 @@ def draw_noise_steps() -> Picture:
                 picture.text(left + step / (steps - 1) * wide, 56, str(step), "middle", GREY, 12)
         picture.text(20, y + 4, LABELS[name])
         now = {step for branch in method.branches(steps) for step in branch}
+        for sde_step in method.tree(steps).sde_steps:  # one that takes several steps of the grid at once
+            if sde_step.span > 1:
+                ends = (left + step / (steps - 1) * wide for step in (sde_step.step, sde_step.step + sde_step.span))
+                picture.line(next(ends), y, next(ends), y, ORANGE, 4)
         for step in range(steps):
             x = left + step / (steps - 1) * wide
             if step in now:
@@ -294,8 +298,8 @@ def draw_granularities() -> Picture:
 def costs(name: str, entry: str) -> tuple[int, int, int]:
     """Forward evaluations of one prompt: anchor and shared states, members before the tails, tails."""
     tree, group = tree_of(name, entry), profile(name).training.num_generations
-    once = sum(1 for node in tree.nodes if not node.per_member)
-    tails = sum(group for node in tree.nodes if node.per_member and node.tail)
+    once = sum(1 for node in tree.nodes if not node.splits)
+    tails = sum(group for node in tree.nodes if node.splits and node.tail)
     return once, tree.num_forward_evals(group) - once - tails, tails
 
 
