@@ -64,10 +64,10 @@ def test_a_csv_names_its_images_and_may_name_few(folder, tmp_path):
 @pytest.mark.parametrize(
     "file, text, message",
     [
-        ("p.txt", "one\ntwo\n", "p.txt: 2 lines for the 8 images of "),
+        ("p.txt", "one\ntwo\n", "p.txt: 2 lines for the 8 images in "),
         ("p.txt", "one\n" * 7 + " \n", "the prompt of wide.png is empty"),
         ("p.csv", "name,prompt\nwide.png,x\n", "p.csv: needs columns file,prompt; has name,prompt"),
-        ("p.csv", "file,prompt\nhigh.png,x\n", "p.csv: high.png is no image of "),
+        ("p.csv", "file,prompt\nhigh.png,x\n", "p.csv: high.png is not an image in "),
         ("p.csv", "", "p.csv: cannot be read: "),
     ],
 )

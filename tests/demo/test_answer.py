@@ -45,7 +45,7 @@ def test_a_link_may_leave_out_what_is_usual(usual):
 @pytest.mark.parametrize(
     "values, complaint",
     [
-        ({"prompt": " \n "}, "prompt: write what is to be drawn"),
+        ({"prompt": " \n "}, "prompt: write what to draw"),
         ({"seed": "1.5"}, "seed: Input should be a valid integer"),
         ({"seed": -1}, "seed: Input should be greater than or equal to 0"),
         ({"steps": 101}, "steps: Input should be less than or equal to 100"),

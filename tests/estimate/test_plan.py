@@ -218,7 +218,7 @@ def test_the_command_speaks_to_machines_and_says_what_is_wrong():
         make_plan(load_profile(ROOT / "profiles" / "flux_hps_clip.yaml"), "g2rpo", Machines(5, 141))
     for words, message in (
         (["16", "--rate", "fast"], "error: plan: --rate fast: give milliseconds per forward evaluation"),
-        (["16", "--nodes", "3"], "error: plan: --gpus 16 are not as many on each of 3 nodes"),
+        (["16", "--nodes", "3"], "error: plan: --gpus 16 cannot be divided evenly over 3 nodes"),
         (["16", "--hours", "0"], "error: plan: --hours 0.0 must be above 0"),
         (["16", "--shard", "5"], "error: plan: --shard 5 must divide --gpus 16"),
     ):

@@ -211,7 +211,7 @@ def test_a_server_that_is_killed_leaves_missing_scores_and_words(profile):
 @pytest.mark.slow
 def test_it_stops_at_ctrl_c_without_a_traceback_and_says_when_it_is_open_to_all(models, tmp_path):
     with serving("--reward", "verifier", "--models", models, "--host", "0.0.0.0", folder=tmp_path) as server:
-        assert "note: 0.0.0.0 can be reached from outside; no key is asked for" in server.log.read_text()
+        assert "note: 0.0.0.0 can be reached from outside; no key is needed" in server.log.read_text()
         url = server.url.replace("0.0.0.0", "127.0.0.1")
         section = {"verifier": {"server": {"url": url}}}
         rng = np.random.default_rng(0)
@@ -234,8 +234,8 @@ def test_words_that_do_not_fit_end_in_one_line_before_a_model_is_loaded(profile,
         port = taken.getsockname()[1]
         for words, message in (
             (["--reward", "beauty", "--models", models, "--port", 0], "--reward beauty: unknown; there are hps, "),
-            (["--reward", "far", "--profile", "only", "--port", 0], "--reward far: the profile has it from a server alone"),
-            (["--reward", "hps", "--models", models, "--port", port], f"--port {port}: cannot be listened to: Address already in use"),
+            (["--reward", "far", "--profile", "only", "--port", 0], "--reward far: the profile only gets it from a server"),
+            (["--reward", "hps", "--models", models, "--port", port], f"--port {port}: cannot listen there: Address already in use"),
             (["--reward", "hps", "--models", models, "--host", "nowhere.invalid"], "--host nowhere.invalid"),
             (["--reward", "hps", "--models", models, "--port", 0, "--key-variable", "NOT_SET"], "NOT_SET: is not set in the env"),
             (["--reward", "hps", "--models", profile, "--port", 0], "dvc repro models"),
