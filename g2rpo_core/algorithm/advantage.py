@@ -1,4 +1,4 @@
-"""From rewards of a group to advantages, per reward and granularity, and their sum (paper Eq. 4, 8 and 11)."""
+"""Turns the rewards of a group into advantages, per reward and granularity, and sums them (paper Eq. 4, 8 and 11)."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ import torch
 def standardized(rewards: torch.Tensor) -> torch.Tensor:
     """(r - mean) / (std + 1e-8) over the last axis, std with ddof 1 (Eq. 4); float32, shape of rewards.
 
-    A group whose rewards are all equal says nothing: 0, and not rounding noise divided by 1e-8.
+    A group whose rewards are all equal carries no signal: it gets 0, not rounding noise divided by 1e-8.
     """
     rewards = rewards.float()
     scaled = (rewards - rewards.mean(-1, keepdim=True)) / (rewards.std(-1, keepdim=True) + 1e-8)

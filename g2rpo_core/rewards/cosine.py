@@ -47,7 +47,7 @@ class CosineScore:
 def of_open_clip(
     model: torch.nn.Module, tokenize, preprocess: Preprocess, device: torch.device, settings: ScorerSettings
 ) -> CosineScore:
-    """The cosine under an open_clip model, which is put on its device in its dtype."""
+    """The cosine under an open_clip model, which is moved to its device and dtype."""
     model = model.eval().requires_grad_(False).to(device, getattr(torch, settings.dtype))
     encode_texts = lambda texts: model.encode_text(tokenize(texts).to(device))
     return CosineScore(model.encode_image, encode_texts, preprocess, device, settings=settings)

@@ -1,4 +1,4 @@
-"""Runs a tree of model calls: what is ready goes through the model in full batches, nothing is computed twice.
+"""Runs a tree of model calls: ready nodes go through the model in full batches, and nothing is computed twice.
 
 Axes of tensors: P prompts, B branches, J granularities, G members of a group, then the latents' own (`...`).
 """
@@ -14,7 +14,7 @@ from g2rpo_core.sampling.ode import dpm2, ode
 from g2rpo_core.sampling.transitions import Stochastic
 
 Velocity = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""velocity(latents [N, ...], sigma [N], prompt [N] int64) -> [N, ...]: the model at one sigma and prompt a sample."""
+"""velocity(latents [N, ...], sigma [N], prompt [N] int64) -> [N, ...]: the model at one sigma and prompt per sample."""
 
 SigmaOf = Callable[[float], float]
 """sigma_of(step) -> sigma at a step index in 0...T, whole or between two; `schedule.sigma_at` with T and the shift fixed."""
@@ -49,7 +49,7 @@ class SampledTransition:
 
 @dataclass(frozen=True)
 class Rollout:
-    """clean: final latents [P, B, J, G, ...]; transitions: one for each SDE step of the tree; granularities: the J of them."""
+    """clean: final latents [P, B, J, G, ...]; transitions: one for each SDE step of the tree; granularities: all J."""
 
     clean: torch.Tensor
     transitions: list[SampledTransition]
@@ -74,7 +74,7 @@ def rollout(
     every SDE step of the tree [P, G, ...], standard normal; max_batch: latents in one call of the model, at least 1; solver:
     of the tails, `euler` or `dpm2`.
 
-    Nodes of any step share a call as soon as their latents are known, the longest way to go first; nothing waits for the device.
+    Nodes of any step share a call once their latents are known; those with the most steps left go first. Nothing waits for the device.
     """
     prompts, group_size = noises[0].shape[:2]
     shape = initial.shape[1:]
@@ -123,7 +123,7 @@ def rollout(
 
 
 def num_calls(tree: Tree, prompts: int, group_size: int, max_batch: int) -> int:
-    """How often `rollout` calls the model, found without it."""
+    """How often `rollout` calls the model, computed without the model."""
     size = lambda index: prompts * (group_size if tree.nodes[index].per_member else 1)
     children = children_of(tree)
     ready = {root: size(root) for root in children[None]}
@@ -165,7 +165,7 @@ def _velocities_of_nodes(velocity: Velocity, nodes: list[tuple[torch.Tensor, flo
 
 @torch.no_grad()
 def sample(velocity: Velocity, initial: torch.Tensor, sigmas: Sequence[float], max_batch: int) -> torch.Tensor:
-    """Deterministic sampling of one image a prompt (Eq. 1): x_T [P, ...] -> clean latents [P, ...], float32."""
+    """Deterministic sampling of one image per prompt (Eq. 1): x_T [P, ...] -> clean latents [P, ...], float32."""
     latents, prompt = initial.float(), torch.arange(len(initial), device=initial.device)
     for sigma, following in zip(sigmas, sigmas[1:]):
         v = velocity_in_batches(velocity, latents, latents.new_full((len(latents),), sigma), prompt, max_batch)
@@ -176,7 +176,7 @@ def sample(velocity: Velocity, initial: torch.Tensor, sigmas: Sequence[float], m
 def velocity_in_batches(
     velocity: Velocity, latents: torch.Tensor, sigma: torch.Tensor, prompt: torch.Tensor, max_batch: int
 ) -> torch.Tensor:
-    """The velocity of latents [N, ...] at a sigma [N] each, in calls of equal size that is at most `max_batch`."""
+    """The velocity of latents [N, ...] at a sigma [N] each, in calls of equal size, at most `max_batch`."""
     calls = -(-len(latents) // max_batch)
     parts = zip(latents.tensor_split(calls), sigma.tensor_split(calls), prompt.tensor_split(calls))
     return torch.cat([velocity(*part) for part in parts])

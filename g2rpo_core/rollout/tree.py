@@ -1,4 +1,4 @@
-"""The tree of model calls that a rollout needs, with nothing in it twice.
+"""The tree of model calls that a rollout needs, without duplicates.
 
 A node is one call of the velocity model. Its identity is its history (parent, step, noise on the way), so prefixes
 and tails that coincide are one node by construction: all branches share the deterministic prefix (the anchor), the
@@ -19,7 +19,7 @@ class Node:
     parent: int | None  # index of the node it comes from; None at the root
     noise: int | None  # index of the SDE step whose noise leads here; None after a deterministic step
     per_member: bool  # made once per group member after the first SDE step; before it, once for all
-    tail: bool  # after the branch's last noise: the tails' solver, not Euler's, makes the step from here
+    tail: bool  # after the branch's last noise: the next step is by the tails' solver, not Euler's
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class SDEStep:
 
 @dataclass(frozen=True)
 class Tree:
-    """nodes in an order in which parents come first; sde_steps by branch and step; leaves[branch][granularity] = node."""
+    """nodes: parents come first; sde_steps: by branch and step; leaves[branch][granularity] = node."""
 
     nodes: tuple[Node, ...]
     sde_steps: tuple[SDEStep, ...]

@@ -27,7 +27,7 @@ class Transition:
     x0: torch.Tensor
 
     def repeat(self, members: int) -> "Transition":
-        """The transition of N states as that of N * members, each state's members side by side."""
+        """The transition of N * members states: each of the N states, `members` times in a row."""
         parts = (self.mean, self.std, self.x0)
         return Transition(*(part if len(part) == 1 < len(self.mean) else part.repeat_interleave(members, 0) for part in parts))
 
@@ -72,7 +72,7 @@ def flow_sde(latents: torch.Tensor, velocity: torch.Tensor, sigmas: torch.Tensor
 
 
 def dance_sde(latents: torch.Tensor, velocity: torch.Tensor, sigmas: torch.Tensor, step: Step, eta: float) -> Transition:
-    """DanceGRPO's SDE with constant noise eta (0.3), by the score of the linear path; arguments as `flow_sde`."""
+    """DanceGRPO's SDE with constant noise eta (0.3), by the score of the linear path; arguments as in `flow_sde`."""
     x, v = latents.float(), velocity.float()
     sigma, next_sigma = _sigmas_at(sigmas, step, x)
     delta = next_sigma - sigma
@@ -83,7 +83,7 @@ def dance_sde(latents: torch.Tensor, velocity: torch.Tensor, sigmas: torch.Tenso
 
 
 def cps(latents: torch.Tensor, velocity: torch.Tensor, sigmas: torch.Tensor, step: Step, eta: float) -> Transition:
-    """Coefficient-preserving sampling (arXiv 2509.05952): the noise takes the place of as much predicted noise; eta in (0, 1)."""
+    """Coefficient-preserving sampling (arXiv 2509.05952): new noise replaces as much predicted noise; eta in (0, 1)."""
     x, v = latents.float(), velocity.float()
     sigma, next_sigma = _sigmas_at(sigmas, step, x)
     x0, x1 = x - sigma * v, x + (1 - sigma) * v

@@ -41,7 +41,7 @@ class TransitionBatch:
 
 
 def branch_advantages(rewards: torch.Tensor, weights: list[float], clip: float) -> torch.Tensor:
-    """Rewards [R, P, B, J, G] -> advantages [P, B, G]: each prompt's branch is a group of its own."""
+    """Rewards [R, P, B, J, G] -> advantages [P, B, G]: each branch of a prompt is its own group."""
     _, prompts, branches, _, group = rewards.shape
     groups = rewards.permute(0, 3, 1, 2, 4).flatten(2, 3)  # [R, J, P * B, G]
     return group_advantages(groups, weights, clip).view(prompts, branches, group)
@@ -61,7 +61,7 @@ def split_updates(
 
 
 def transition_batches(transitions: list[SampledTransition], advantages: torch.Tensor) -> list[TransitionBatch]:
-    """Transitions with their advantages [P, B, G]; those whose group departs from one state, and those with a state a member, apart."""
+    """Batches of transitions with their advantages [P, B, G]; those with one state per group are kept apart from those with one per member."""
     shared = [_rows(transition, advantages) for transition in transitions if transition.shared]
     apart = [_rows(transition, advantages) for transition in transitions if not transition.shared]
     return [TransitionBatch.concatenated(rows) for rows in (shared, apart) if rows]

@@ -25,7 +25,7 @@ class NonFiniteError(UserError):
 
 
 class RolloutSampler:
-    """Samples the rollouts of an iteration for P prompts: by seed, iteration and each prompt's index among the iteration's alone.
+    """Samples the rollouts of an iteration for P prompts; they depend only on seed, iteration and each prompt's index in the iteration.
 
     num_generations: G, members of a group.
     """
@@ -39,7 +39,7 @@ class RolloutSampler:
     def __call__(
         self, conditioning: Conditioning, iteration: int, first: int = 0, before_call: Callable[[], None] = lambda: None
     ) -> Rollout:
-        """first: index of the first of the prompts among the iteration's; before_call: called before every call of the transformer."""
+        """first: index in the iteration of the first prompt; before_call: called before every call of the transformer."""
         method, steps = self.method, self.sampling.steps
         tree = build(method.branches(steps, iteration, self.seed), method.granularities, steps, method.grid)
         generators = [
@@ -76,7 +76,7 @@ def score_rollout(
     texts: the P prompts; decode_batch: images in one call of the VAE; before_call: called before a prompt's images are decoded, and
     before they are scored; watch: called with the images [G, 3, H, W] and scores [R, G] of the first prompt's first group. Collective; NonFiniteError names prompt and reward.
 
-    One prompt's images at a time: those of the paper's 16 prompts on one GPU would be 59 GiB.
+    Handles one prompt's images at a time: those of the paper's 16 prompts on one GPU would take 59 GiB.
     """
     shape = sampled.clean.shape[:4]  # P, B, J, G
     images_per_prompt = math.prod(shape[1:])

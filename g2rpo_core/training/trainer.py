@@ -91,10 +91,10 @@ class Trainer:
         self.ema = Ema(policy, training.ema) if training.ema else None
 
     def run(self, last: Mapping = MappingProxyType(START)) -> Iterator[dict]:
-        """The record of each iteration after that of the record `last`, after its updates; docs/metrics.md lists its columns.
+        """Yields the record of each iteration after that of `last`, after its updates; docs/metrics.md lists its columns.
 
-        The iteration's number decides its prompts, noise, window and learning rate: weights and optimizer (`state`) are all else
-        that a resumed run needs. Terminated where SIGTERM was received, before anything of the iteration changed the weights.
+        The iteration's number decides its prompts, noise, window and learning rate; beyond that, a resumed run only needs the weights
+        and the optimizer (`state`). Raises Terminated after SIGTERM, before the iteration has changed the weights.
         """
         num_forward_evals, num_transitions, seconds = last["num_forward_evals"], last["num_transitions"], last["seconds"]
         for iteration in range(last["iteration"], self.training.iterations):
@@ -137,7 +137,7 @@ class Trainer:
         except NonFiniteError as error:
             prompts = ", ".join(map(repr, texts))
             raise NonFiniteError(f"iteration {iteration + 1}: {error}; the prompts are {prompts}") from None
-        self.optimizer.zero_grad()  # their memory is the next rollout's
+        self.optimizer.zero_grad()  # frees their memory for the next rollout
         self.policy.refresh()
 
         means = reward_metrics(list(self.rewards), rewards, advantages, sampled.granularities, training.adv_clip_max)
@@ -151,7 +151,7 @@ class Trainer:
     def update(self, conditioning: Conditioning, transitions: list[SampledTransition], advantages: torch.Tensor) -> dict:
         """One optimizer step on the mean loss over all given transitions, in as many batches as it takes (Eq. 12).
 
-        advantages: [P, B, G]. Returns what the step measured; NonFiniteError before the step where a number is none, or the old
+        advantages: [P, B, G]. Returns the step's metrics; NonFiniteError before the step if a number is not finite, or the old
         policy's ratio is not 1.
         """
         batches = transition_batches(transitions, advantages)
@@ -223,7 +223,7 @@ class Trainer:
         return r, clipped_loss(r, batch.advantages, self.training.clip_range) / length
 
     def state(self) -> dict[str, dict]:
-        """What the iterations change, by name: the weights that are trained, the optimizer's moments once it has any, and the EMA."""
+        """What the iterations change, by name: the trained weights, the optimizer's moments once it has any, and the EMA."""
         reshard(self.policy.transformer)
         ema = {"ema": self.ema.values} if self.ema else {}
         parameters = self.policy.trained_parameters()
@@ -233,11 +233,11 @@ class Trainer:
         return {"weights": {name: parameter.detach() for name, parameter in parameters.items()}, "moments": moments, **ema}
 
     def result(self) -> AbstractContextManager:
-        """The policy has in it the weights that are evaluated and kept: the EMA's where there is one. Collective."""
+        """Within the block, the policy has the weights that are evaluated and kept: the EMA's if there is one. Collective."""
         return self.ema.in_place() if self.ema else nullcontext()
 
     def restore(self, load: Callable[[dict], None], updated: bool) -> None:
-        """Puts back a state that `load` reads into the tensors that it is given; updated: whether the optimizer had made a step."""
+        """Restores a state; load: reads it into the tensors that it is given; updated: whether the optimizer had made a step."""
         if updated:
             for parameter in self.parameters:  # as AdamW lays them out
                 moments = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
@@ -246,6 +246,6 @@ class Trainer:
         self.policy.refresh()
 
     def _stop_if_asked(self) -> None:
-        """Where nothing of the iteration has changed the weights yet, so that a checkpoint can be written."""
+        """Called while the iteration has not changed the weights yet, so that a checkpoint can be written."""
         if self.processes.first("asked" if self.termination.requested else None):
             raise Terminated

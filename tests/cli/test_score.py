@@ -126,5 +126,5 @@ def test_a_profile_decides_how_rewards_score(models, folder, tmp_path):
         assert [request.body["model"] for request in server.requests] == ["vlm"] * 8
         done = g2rpo(*words, "--profile", "strict", "--out", tmp_path / "t.csv", folder=tmp_path)
     last = done.stderr.strip().split("\n")[-1]
-    assert done.returncode == 1 and last.startswith("error: reward unified_reward: 1 of 8 scores are missing, over ")
+    assert done.returncode == 1 and last.startswith("error: reward unified_reward: 1 of 8 scores are missing, more than ")
     assert len(pd.read_csv(tmp_path / "t.csv")) == 8  # nothing is lost

@@ -107,7 +107,11 @@ PIXEL = encode([Image.new("RGB", (1, 1))], "png")[0]
         (json.dumps({"prompts": ["a"], "images": [PIXEL], "more": 1}).encode(), 422, "more: Extra inputs"),
         (json.dumps({"prompts": [1], "images": [PIXEL]}).encode(), 422, "prompts: 0: Input should be a valid string"),
         (json.dumps({"prompts": ["a", "b"], "images": [PIXEL]}).encode(), 422, "1 images and 2 prompts"),
-        (json.dumps({"prompts": ["a"] * 257, "images": [PIXEL] * 257}).encode(), 413, "257 images; a request may have 256"),
+        (
+            json.dumps({"prompts": ["a"] * 257, "images": [PIXEL] * 257}).encode(),
+            413,
+            "257 images; a request may have at most 256",
+        ),
         (json.dumps({"prompts": ["a", "b"], "images": [PIXEL, PIXEL[:40]]}).encode(), 422, "images: 1: not"),
         (b"x" * (2**20 + 1), 413, "the request is over 1 MiB"),
         ((b"x" * 2**16 for _ in range(17)), 413, "the request is over 1 MiB"),  # without a length
@@ -202,7 +206,7 @@ def test_a_server_that_is_killed_leaves_missing_scores_and_words(profile):
         lost = [why for why in reasons if why]
         assert scores[4].isnan() and all(why.startswith("no answer: ") and why.endswith("(2 tries)") for why in lost)
         assert [why is None for why in reasons] == scores.isfinite().tolist()
-        with pytest.raises(Exception, match="reward mine: .* scores are missing, over rewards.mine.max_missing"):
+        with pytest.raises(Exception, match="reward mine: .* scores are missing, more than rewards.mine.max_missing"):
             check_missing("mine", len(lost), 8, 0.05, lost[0])
         with pytest.raises(TransientError, match="rewards.mine.server: http://127.0.0.1:.* cannot be asked"):
             registry.load(["mine"], profile, section=section_of(server, "mine"))
