@@ -4,7 +4,7 @@
 
 Sizes: `tiny` is the profile's (16 + 16 tokens: per-call overhead dominates); `compute` the same model on larger images
 (484 + 16 tokens: arithmetic dominates, so that only saved forward evaluations and saved training passes count).
-With `--compile` ours has the setting `training.parallel.compile`, which the published loops do not have; compiling, minutes, is not timed.
+With `--compile`, ours has the setting `training.parallel.compile`, which the published loops lack; compiling takes minutes and is not timed.
 """
 
 import argparse
@@ -128,7 +128,7 @@ def gradients(trainer: Trainer) -> torch.Tensor:
 
 
 def compare(name: str, policy: Policy, store: EmbeddingStore, models: Path, sampling: SamplingSettings, repeats: int) -> dict:
-    """Both loops in turn for one iteration of a method at T = 16 and 12 members; medians of what they took, and how far they differ."""
+    """Runs both loops in turn for one iteration of a method at T = 16 and 12 members; the medians of their costs, and how far they differ."""
     profile = load_profile(Path("profiles/tiny.yaml"))
     method = method_of({name: type(profile.methods[name])()}, name).model_copy(update={"updates_per_rollout": "iteration"})
     training = profile.training.model_copy(
@@ -248,8 +248,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=[*SIZES, "all"], default="all")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
-    parser.add_argument("--models", type=Path, help="folder of the stage `models`; without it, hardly trained ones are made")
-    parser.add_argument("--repeats", type=int, default=3, help="of both loops, in turn; medians are told")
+    parser.add_argument(
+        "--models", type=Path, help="folder made by the stage `models`; without it, hardly trained models are made"
+    )
+    parser.add_argument("--repeats", type=int, default=3, help="repeats of both loops, in turn; medians are printed")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--compile", action="store_true", help="ours with compiled blocks")
     parser.add_argument("--json", action="store_true", help="the last line is one JSON object: method -> what was measured")

@@ -255,7 +255,7 @@ def test_a_second_run_beside_a_living_one_is_refused_and_one_beside_a_killed_one
     try:
         assert child.stdout.readline() == "held\n"
         with pytest.raises(
-            UserError, match=f"train of run is running already \\(process {child.pid} on .*\\): wait until it has ended"
+            UserError, match=f"train of run is already running \\(process {child.pid} on .*\\): wait until it has ended"
         ):
             checkpoint.claim("train", "run")
         checkpoint.claim("train", "another")

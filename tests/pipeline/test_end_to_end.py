@@ -382,7 +382,7 @@ def test_a_job_on_two_nodes_leaves_a_run_that_dvc_knows(project, tmp_path):
     "words, complaint",
     [
         (["--seed", "9"], "dvc repro has no train@g2rpo-9 of seconds: name profile, method and seed in params.yaml"),
-        (["--seed", "7", "--nodes", "2"], "training.processes is 1, and the job has 16 GPUs: write auto"),
+        (["--seed", "7", "--nodes", "2"], "training.processes is 1, but the job has 16 GPUs: write auto"),
     ],
 )
 def test_a_job_that_could_not_start_is_not_written(project, words, complaint):
