@@ -5,8 +5,8 @@
 Prints, all from one run:
 - the bf16 matrix peak, milliseconds per forward evaluation for each batch size, and their share of that peak;
 - what a call allocates, beside the estimate of `g2rpo plan`;
-- what compiled blocks, attention backends and fp8 linear layers gain, and how far they move velocities, log-probabilities and latents;
-- the seconds of a G2RPO iteration at the paper's setting (720x720, T = 16, 12 members), by the measured rate, or with --iteration by
+- what compiled blocks, attention backends and fp8 layers gain, and how far they move velocities, log-probabilities and latents;
+- the seconds of a G2RPO iteration at the paper's setting (720x720, T = 16, 12 members), by the measured rate or (--iteration) by
   running its rollout.
 `--size tiny --device cpu` runs the same code on any machine.
 """
@@ -102,7 +102,7 @@ def inputs(policy: Policy, batch: int) -> tuple[torch.Tensor, torch.Tensor, torc
 
 
 def drift(policy: Policy, exact: Velocity, other: Velocity) -> dict[str, float]:
-    """How far another velocity is from the exact one: relative error, |ratio - 1| of a Flow-SDE step, and latents after an ODE."""
+    """The distance of a velocity from the exact one: relative error, |ratio - 1| of a Flow-SDE step, and latents after an ODE."""
     x, sigma, prompt = inputs(policy, 2)
     sigmas = shifted_sigmas(STEPS, 3.0).to(policy.device)
     step = torch.full((2,), 4, device=policy.device)

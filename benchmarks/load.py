@@ -1,8 +1,11 @@
-"""Whether memory stays bounded and what more processes gain: `python -m benchmarks.load --models models/tiny [prompts|iterations|scaling]`.
+"""Measures whether memory stays bounded and what more processes gain.
 
-The real stages run as separate processes in a temporary folder; the memory of each and its children is sampled ten times a second.
-`prompts`: the stages prompts and embed, for growing numbers of prompts; `iterations`: one training run of many iterations; `scaling`:
-seconds of training iterations with 1, 2 and 4 processes, with equally many prompts in all (strong) or per process (weak).
+    python -m benchmarks.load --models models/tiny [prompts|iterations|scaling]
+
+The real stages run as separate processes in a temporary folder; the memory of each and its children is sampled ten times a
+second. `prompts`: the stages prompts and embed, for growing numbers of prompts; `iterations`: one training run of many
+iterations; `scaling`: seconds of training iterations with 1, 2 and 4 processes, with equally many prompts in all (strong) or per
+process (weak).
 """
 
 import json

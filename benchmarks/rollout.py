@@ -1,10 +1,10 @@
-"""One iteration by the published loops and by ours, on the same weights and noise: forward evaluations, seconds, memory, differences.
+"""One iteration by the published loops and by ours, on the same weights and noise: NFE, seconds, memory, differences.
 
     python -m benchmarks.rollout [--size tiny|compute|all] [--models models/tiny] [--repeats 3] [--compile] [--json]
 
-Sizes: `tiny` is the profile's (16 + 16 tokens: per-call overhead dominates); `compute` the same model on larger images
-(484 + 16 tokens: arithmetic dominates, so that only saved forward evaluations and saved training passes count).
-With `--compile`, ours has the setting `training.parallel.compile`, which the published loops lack; compiling takes minutes and is not timed.
+Sizes: `tiny` is the profile's (16 + 16 tokens: per-call overhead dominates); `compute` the same model on larger images (484 + 16
+tokens: arithmetic dominates, so that only saved forward evaluations and saved training passes count). With `--compile`, ours has
+the setting `training.parallel.compile`, which the published loops lack. Compiling takes minutes and is not timed.
 """
 
 import argparse
@@ -45,7 +45,7 @@ SIZES = {"tiny": (32, 144, 16, ""), "compute": (176, 12, 1, "_500_tokens")}
 METHODS = ("g2rpo", "dance_grpo", "mix_grpo")
 STEPS, PLAIN_BATCH = 16, 12
 PEAK_SIDE = 2048  # of the square matrices whose product is the machine's peak
-PROMPTS = 4  # of a second rollout where one prompt's group leaves a call half empty, as MixGRPO's and DanceGRPO's do
+PROMPTS = 4  # of a second rollout if one prompt's group leaves a call half empty, as with MixGRPO and DanceGRPO
 
 
 class Peak:
@@ -128,7 +128,10 @@ def gradients(trainer: Trainer) -> torch.Tensor:
 
 
 def compare(name: str, policy: Policy, store: EmbeddingStore, models: Path, sampling: SamplingSettings, repeats: int) -> dict:
-    """Runs both loops in turn for one iteration of a method at T = 16 and 12 members; the medians of their costs, and how far they differ."""
+    """Runs both loops in turn for one iteration of a method at T = 16 and 12 members.
+
+    Returns the medians of their costs, and how far they differ.
+    """
     profile = load_profile(Path("profiles/tiny.yaml"))
     method = method_of({name: type(profile.methods[name])()}, name).model_copy(update={"updates_per_rollout": "iteration"})
     training = profile.training.model_copy(

@@ -1,10 +1,12 @@
-"""Which variants of the methods reach the reward of the paper's setting with fewer forward evaluations: profile tiny, several seeds, equal budgets.
+"""Which variants of the methods reach the reward of the paper's setting with fewer forward evaluations?
+
+It compares them on profile tiny, with several seeds and equal budgets.
 
     python -m experiments.budget [--seeds 1 2 3] [--only "two steps, λ=3" ...] [--table]
 
-Needs the outputs of `dvc repro embed`. Runs what budget.yaml lists and budget.parquet lacks (so that an interrupted call resumes), then
-prints the tables: differences from the base on the 256 test prompts with held-out noise, paired by prompt, with 95 % bootstrap
-intervals, seed by seed. `--table` prints them without running anything.
+Needs the outputs of `dvc repro embed`. Runs what budget.yaml lists and budget.parquet lacks (so that an interrupted call
+resumes), then prints the tables: differences from the base on the 256 test prompts with held-out noise, paired by prompt, with
+95 % bootstrap intervals, seed by seed. `--table` prints them without running anything.
 """
 
 import argparse
@@ -37,7 +39,7 @@ KEY = ["variant", "budget", "learning_rate", "seed"]
 
 
 def method_of_variant(entry: dict, profile: Profile) -> Method:
-    """A variant's method, with profile tiny's SDE steps where the published ones are a list."""
+    """A variant's method, with profile tiny's SDE steps if the published ones are a list."""
     base = METHODS[entry["method"]]
     of_tiny = {} if base.sde_steps == "all" else {"sde_steps": profile.methods["g2rpo"].settings["sde_steps"]}
     return Method.model_validate_json(json.dumps({**base.model_dump(mode="json"), **of_tiny, **entry.get("settings", {})}))
@@ -50,9 +52,10 @@ def training_of_variant(entry: dict, learning_rate: float, profile: Profile) -> 
 
 
 def fitted(method: Method, variant: BudgetVariant, budget: int, steps: int, group: int, seed: int) -> tuple[Method, int]:
-    """The number of one-prompt iterations that comes nearest to a budget of forward evaluations; a progressive window passes the schedule once.
+    """The number of one-prompt iterations that comes nearest to a budget of forward evaluations.
 
-    Windows differ in cost, so the mean counts: over the positions of a progressive window, or over 50 draws.
+    A progressive window passes the schedule once. Windows differ in cost, so the mean counts: over the positions of a progressive
+    window, or over 50 draws.
     """
     window = method.window if method.window and method.window.order == "progressive" else None
     positions = len(method.candidates(steps)) - window.size + 1 if window else 50

@@ -1,4 +1,7 @@
-"""Rollouts at budgets that no method has a setting for, used by `experiments.budget`; one SDE step per iteration, one prompt per process."""
+"""Rollouts at budgets that no method has a setting for, used by `experiments.budget`.
+
+They have one SDE step per iteration and one prompt per process.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,8 +28,8 @@ class BudgetVariant:
     """Settings that depend on the iteration's SDE step, and how many members are finished.
 
     group_sizes, granularities: for SDE steps that differ from the run's settings; keep: how many of the group are finished at the
-    only granularity and trained on, half with the lowest and half with the highest preview scores; None: all. A preview is the clean
-    prediction right after the noise; it costs no forward evaluation that the tail does not need anyway.
+    only granularity and trained on, half with the lowest and half with the highest preview scores; None: all. A preview is the
+    clean prediction right after the noise; it costs no forward evaluation that the tail does not need anyway.
     """
 
     group_sizes: Mapping[int, int] = field(default_factory=dict)

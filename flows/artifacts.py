@@ -1,4 +1,4 @@
-"""The artifacts of a flow run: the results table, the report, the reward curves and a grid of images, from the files that exist."""
+"""The artifacts of a flow run: results table, report, reward curves and a grid of images, from the files that exist."""
 
 import base64
 import io
@@ -88,7 +88,7 @@ def key_of(*words: str) -> str:
 
 
 def curve_of(file: Path) -> list[dict]:
-    """The rows of a curve; UserError where there are none."""
+    """The rows of a curve; UserError if there are none."""
     again = remade_by("train")
     rows = read_json(file, again, list)
     if not rows or not all(isinstance(row, dict) and row.keys() == rows[0].keys() and "iteration" in row for row in rows):

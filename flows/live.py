@@ -1,4 +1,4 @@
-"""Shows a training in its Prefect run while it goes on: where its curves and pictures are, its last rewards, and the curve so far.
+"""Shows a training in its Prefect run: where its curves and pictures are, its last rewards, and the curve so far.
 
 Everything is read from the files that the training writes. The training knows nothing of Prefect.
 """
@@ -58,7 +58,7 @@ class Live:
             client.update_artifact(self.artifacts[name], ArtifactUpdate(data=data))
 
     def _file(self) -> Path | None:
-        """The file of records that was written to since the stage started, unlike that of an older attempt with other settings."""
+        """The file of records that was written since the stage started, unlike that of an older attempt with other settings."""
         files = (self.project / RESUME).glob(RECORDS.format(run=self.run)) if self.run else ()
         written = {file: file.stat().st_mtime for file in files}
         newest = max(written, key=written.__getitem__, default=None)

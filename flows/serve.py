@@ -15,7 +15,7 @@ import httpx
 from flows.server import failed, local_server, wait_until_healthy
 from g2rpo_core.errors import UserError
 
-SILENT = 45.0  # seconds without a heartbeat, one and a half of what lies between two
+SILENT = 45.0  # seconds without a heartbeat, one and a half times the interval
 SERVED_AT_START = 30.0  # seconds in which a server named by PREFECT_API_URL must answer
 
 
@@ -124,7 +124,7 @@ def main(given: list[str] | None = None) -> None:
                 try:
                     serve(*made, print_starting_message=False)
                     return
-                except* httpx.HTTPError:  # the runner gives up where its server is away for long
+                except* httpx.HTTPError:  # the runner gives up if its server is away for long
                     print("the runner lost its server: serving again when it answers", file=sys.stderr, flush=True)
                 wait_until_healthy(api)
     except UserError as error:

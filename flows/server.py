@@ -46,9 +46,9 @@ def local_server(port: int) -> Iterator[str]:
 
 
 class Supervised:
-    """A server that is restarted when it ends by itself, RESTARTS times at most; then SIGTERM ends this process, and `failed` says why.
+    """A server that is restarted when it ends by itself, RESTARTS times at most.
 
-    Runs in progress wait for it (`wait_for_server`).
+    Then SIGTERM ends this process, and `failed` says why. Runs in progress wait for it (`wait_for_server`).
     """
 
     def __init__(self, port: int):
@@ -103,7 +103,7 @@ def stop_server(process: subprocess.Popen, number: signal.Signals = signal.SIGTE
 
 
 def wait_until_healthy(api: str, process: subprocess.Popen | None = None, limit: float = START_LIMIT) -> None:
-    """UserError if no server answers within `limit` seconds, or if its process has ended."""
+    """Waits until the server answers; UserError if it does not within `limit` seconds, or if its process has ended."""
     until = time.monotonic() + limit
     while not healthy(api):
         if process is not None and process.poll() is not None:

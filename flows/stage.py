@@ -55,7 +55,10 @@ class Output:
         get_run_logger().info("%s", text.text)
 
     def show(self, percent: float, line: str) -> None:
-        """Updates the progress artifact to `percent`, and the other live artifacts; a server that is away gets the next update."""
+        """Updates the progress artifact to `percent`, and the other live artifacts.
+
+        A server that is away gets the next update.
+        """
         try:
             if self.artifact is None:
                 self.artifact = create_progress_artifact(percent, key_of("progress", self.stage), line)
@@ -71,7 +74,10 @@ class Output:
 
 
 def stage_task(stage: Stage, stop: threading.Event) -> Task:
-    """The task of a stage. Its run ends Completed, Skipped or Restored (DVC had nothing to run), Failed, or Cancelled by `stop`."""
+    """The task of a stage.
+
+    Its run ends Completed, Skipped or Restored (DVC had nothing to run), Failed, or Cancelled by `stop`.
+    """
     meta = stage.meta
 
     @task(

@@ -1,6 +1,7 @@
 """Reads files: the one place that turns what is wrong with a file into a one-line error.
 
-Every reader raises a UserError with the file, what is wrong with it, and `again`: how to make it again. Nothing is repaired silently.
+Every reader raises a UserError with the file, what is wrong with it, and `again`: how to make it again. Nothing is repaired
+silently.
 """
 
 import errno
@@ -37,8 +38,8 @@ def remade_by(stage: str, repro: str = "dvc repro") -> str:
 def reading(path: Path, again: str = "") -> Iterator[None]:
     """Turns every error in the block into a UserError about reading `path`; a UserError passes unchanged.
 
-    The libraries that parse files raise almost anything on a damaged one (KeyError, struct.error, RuntimeError, Arrow's and Rust's own),
-    so the block must do nothing but read.
+    The libraries that parse files raise almost anything on a damaged one (KeyError, struct.error, RuntimeError, Arrow's and
+    Rust's own), so the block must do nothing but read.
     """
     try:
         yield
@@ -51,7 +52,10 @@ def reading(path: Path, again: str = "") -> Iterator[None]:
 
 
 def is_full(error: BaseException | None) -> bool:
-    """Whether an error or its cause means that a disk or a quota is full; libraries in other languages say so only in their message."""
+    """Whether an error or its cause means that a disk or a quota is full.
+
+    Libraries in other languages say so only in their message.
+    """
     while error is not None:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             return True
@@ -172,8 +176,10 @@ def _parsed(path: Path, text: str, kind: str, again: str) -> Any:
 
 
 def complaints(data: Any) -> list[str]:
-    """Everything in YAML data that is not plain: keys that are not text, dates, sets and bytes, numbers that are not finite or too
-    large, control characters, a value that contains itself, and more or deeper values than any settings have.
+    """Everything in YAML data that is not plain.
+
+    That is: keys that are not text, dates, sets and bytes, numbers that are not finite or too large, control characters, a value
+    that contains itself, and more or deeper values than any settings have.
     """
     found: list[str] = []
     seen = 0

@@ -1,4 +1,4 @@
-"""Makes texts from outside (prompts, file names, servers' answers) safe to show: none of their characters controls a terminal or a page."""
+"""Makes texts from outside (prompts, file names, servers' answers) safe to show: none of them controls a terminal or a page."""
 
 import re
 import unicodedata
@@ -18,8 +18,11 @@ MARKDOWN = re.compile(r"([\\`*_{}\[\]<>|~$])")
 
 
 def steering(text: str) -> str | None:
-    """The first character that controls how text is shown, or None: a control character other than line break and tab, one that changes
-    the direction of what follows, a line or paragraph separator, or half of a surrogate pair."""
+    """The first character that controls how text is shown; None if there is none.
+
+    That is a control character other than line break and tab, one that changes the direction of what follows, a line or paragraph
+    separator, or half of a surrogate pair.
+    """
     return next((char for char in text if _steers(char)), None)
 
 
@@ -29,7 +32,10 @@ def _steers(char: str) -> bool:
 
 
 def unprintable(text: str) -> str | None:
-    """The first control character or half of a surrogate pair, which text encoders and files do not accept; None if there is none."""
+    """The first control character or half of a surrogate pair, which text encoders and files do not accept.
+
+    None if there is none.
+    """
     return next((char for char in text if unicodedata.category(char) in ("Cc", "Cs")), None)
 
 

@@ -45,7 +45,8 @@ def arguments(description: str, *names: str) -> SimpleNamespace:
 class RunPaths:
     """The folders of runs, evaluations and reports: those of params.yaml, or of a study.
 
-    timings: seconds differ from run to run, so they are outside what DVC hashes; lock: DVC's; repro: the command that runs a stage.
+    timings: seconds differ from run to run, so they are outside what DVC hashes; lock: DVC's; repro: the command that runs a
+    stage.
     """
 
     name: str
@@ -107,7 +108,7 @@ def ends_in_one_line(main: Callable[[], None]) -> Callable[[], None]:
                 f"error: {visible(where)}: the disk is full; finished work is kept: make room, and the same command resumes from it"
             )
             sys.exit(1)
-        except KeyboardInterrupt:  # Ctrl-C, where no checkpoint is to be written first
+        except KeyboardInterrupt:  # Ctrl-C, when no checkpoint has to be written first
             say("error: stopped; finished work is kept, and the same command resumes from it")
             sys.exit(128 + signal.SIGINT)
 

@@ -61,7 +61,10 @@ def side(name: str) -> Side:
 
 
 def of_commit(name: str) -> Side:
-    """The evaluations of a commit's own profile, from DVC's cache; UserError if there is no such commit, or they are not in the cache."""
+    """The evaluations of a commit's own profile, from DVC's cache.
+
+    UserError if there is no such commit, or they are not in the cache.
+    """
     known = [
         *(path.stem for path in Path("profiles").glob("*.yaml")),
         *(path.parent.name for path in Path("studies").glob("*/params.yaml")),

@@ -29,7 +29,10 @@ PART = [column for column in SCORES if column not in ("method", "seed")]  # of a
 
 @dataclass(frozen=True)
 class Weights:
-    """The weights to evaluate. folder: theirs, None for the base; files: those that decide them; stage: the one that evaluates them."""
+    """The weights to evaluate.
+
+    folder: theirs, None for the base; files: those that decide them; stage: the one that evaluates them.
+    """
 
     folder: Path | None
     checkpoints: tuple[int | str, ...]
@@ -143,7 +146,7 @@ def again_of(file: Path) -> str:
 
 
 def stop_at_missing(reasons: pd.DataFrame, total: int, largest: dict[str, float]) -> None:
-    """UserError if a reward misses more than its share of `total` scores; reasons: the rows of those that are missing."""
+    """Raises UserError if a reward lacks more than its share of `total` scores; reasons: the rows of missing scores."""
     for reward, rows in reasons.groupby("reward") if len(reasons) else ():
         check_missing(reward, len(rows), total, largest.get(reward, 0.0), rows.reason.iloc[0])
 

@@ -87,7 +87,7 @@ def of_dvc(error: DvcException) -> str:
 
 
 def _changed(node) -> bool:
-    """As in `dvc status`; also true for a stage whose files another run is using, because the result shows only when that is done."""
+    """Whether a stage has changed, as in `dvc status`; a stage whose files another run is using counts until that run is done."""
     try:
         return bool(node.status())
     except LockError:

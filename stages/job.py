@@ -58,7 +58,7 @@ def write_job(args: argparse.Namespace) -> Path:
         if processes not in ("auto", count):
             raise UserError(f"launch: {section}.processes is {processes}, but the job has {count} GPUs: write auto")
     if not base and training.prompts_per_iteration % count:
-        raise UserError(f"launch: {training.prompts_per_iteration} prompts an iteration cannot be shared evenly by {count} GPUs")
+        raise UserError(f"launch: {training.prompts_per_iteration} prompts per iteration cannot be shared evenly by {count} GPUs")
     file = JOBS / f"{args.profile}-{run}.sbatch"
     template = Environment(undefined=StrictUndefined, keep_trailing_newline=True).from_string(
         (CONFIGURATIONS / "job.sbatch.j2").read_text()

@@ -22,8 +22,8 @@ CONFIGURATIONS = Path(__file__).parent / "accelerate"
 def join_processes(asked: Processes) -> tuple[ProcessGroup, torch.device]:
     """This process's group and device among the requested processes.
 
-    If more than one is requested and none has been started, `accelerate launch` runs the same command on this machine, and this process
-    ends with its status. accelerate or torchrun may also be started by hand, on one or several machines.
+    If more than one is requested and none has been started, `accelerate launch` runs the same command on this machine, and this
+    process ends with its status. accelerate or torchrun may also be started by hand, on one or several machines.
     """
     if "WORLD_SIZE" not in os.environ and (count := num_processes(asked)) > 1:
         sys.exit(_launch(count))
@@ -54,9 +54,10 @@ def _launch(count: int) -> int:
 
 
 def adopt(stage: str, paths: RunPaths) -> bool:
-    """Tells DVC about the outputs of a stage that DVC did not start; otherwise the next `dvc repro` would delete them and run it again.
+    """Tells DVC about the outputs of a stage that DVC did not start.
 
-    Returns whether DVC knows them now, or there is no DVC here.
+    Otherwise the next `dvc repro` would delete them and run it again. Returns whether DVC knows them now, or there is no DVC
+    here.
     """
     project = paths.lock.parent
     if "DVC_STAGE" in os.environ or not (project / ".dvc").exists():
@@ -81,6 +82,6 @@ def how_to_sample(sampling: SamplingSettings, device: torch.device, **instead: o
 
 
 def machine() -> dict[str, object]:
-    """What seconds depend on: the processor or GPU, and PyTorch's version and threads."""
+    """What timings depend on: the processor or GPU, and PyTorch's version and threads."""
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{platform.machine()}, {os.cpu_count()} CPUs"
     return {"device": device, "threads": torch.get_num_threads(), "torch": torch.__version__}

@@ -1,6 +1,7 @@
 """accelerate's launcher with readable errors: `python -m stages.launcher` takes the arguments of `accelerate launch`.
 
-It ends with the status of the process that failed first. That process has printed its own error; one ended by a signal is reported here.
+It ends with the status of the process that failed first. That process has printed its own error; one ended by a signal is
+reported here.
 """
 
 import sys

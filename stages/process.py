@@ -15,8 +15,8 @@ from typing import Literal
 
 import psutil
 
-# Seconds from SIGTERM to SIGKILL: cancelling ends within 15. Training stops at its next call of the transformer, so this is enough if a
-# call and a checkpoint take less; otherwise the previous checkpoint is used, and what came after it is computed again.
+# Seconds from SIGTERM to SIGKILL: cancelling ends within 15. Training stops at its next call of the transformer, so this is enough
+# if a call and a checkpoint take less; otherwise the previous checkpoint is used, and what came after it is computed again.
 GRACE = 12.0
 POLL = 0.25  # seconds
 
@@ -69,10 +69,10 @@ def run_group(
     folder: Path | None = None,
     grace: float = GRACE,
 ) -> Ended:
-    """Runs `command` in a folder (the working directory) and returns when its whole group is gone; nothing it started stays behind.
+    """Runs `command` in a folder (the working directory) and returns when its whole group is gone.
 
-    When `stop` is set or `time_limit` seconds have passed, the group gets SIGTERM, and SIGKILL after `grace` seconds. stdout and
-    stderr go to `on_text` together.
+    Nothing it started stays behind. When `stop` is set or `time_limit` seconds have passed, the group gets SIGTERM, and SIGKILL
+    after `grace` seconds. stdout and stderr go to `on_text` together.
     """
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment, cwd=folder,

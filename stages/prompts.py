@@ -17,7 +17,8 @@ SECTIONS = ("prompts",)
 class Chosen:
     """The prompts of a run, and how many were left out.
 
-    as_test: training prompts left out because they are test prompts; repeated: prompts left out of each set because their text repeats.
+    as_test: training prompts left out because they are test prompts; repeated: prompts left out of each set because their text
+    repeats.
     """
 
     train: list[Prompt]
@@ -27,7 +28,10 @@ class Chosen:
 
 
 def all_prompts(settings: PromptSettings, *, testing: bool) -> list[Prompt]:
-    """The prompts that one of the two sets is chosen from, with a file's repeats. UserError if they are missing, empty or malformed."""
+    """The prompts that one of the two sets is chosen from, with a file's repeats.
+
+    UserError if they are missing, empty or malformed.
+    """
     source, count = (settings.test, settings.test_count) if testing else (settings.train, settings.train_count)
     if not isinstance(source, str):
         allow_hub()

@@ -1,7 +1,7 @@
 """Rehearses a profile on any machine: the real stages at true size, as one of many simulated processes on simulated GPUs.
 
-Each stage runs in its own process (`stages.rehearsal.part`). Its cost is measured operation by operation: memory of GPU and host by
-phase, floating-point operations, what is sent between processes, and what would be on disk.
+Each stage runs in its own process (`stages.rehearsal.part`). Its cost is measured operation by operation: memory of GPU and host
+by phase, floating-point operations, what is sent between processes, and what would be on disk.
 """
 
 import argparse
@@ -56,8 +56,8 @@ class Rehearsal:
     """The figures of a method, as in the last line of --json. Memory is without the reserve, which `fits` includes.
 
     collectives: by phase, the calls, the GB that a GPU sends, and the seconds that this takes by itself; seconds_per_iteration:
-    computation at the assumed rate plus all collectives, without overlap; hours: of all iterations; disk_gib: of the run's checkpoints
-    and weights; grace_seconds: at most, from SIGTERM to a written checkpoint.
+    computation at the assumed rate plus all collectives, without overlap; hours: of all iterations; disk_gib: of the run's
+    checkpoints and weights; grace_seconds: at most, from SIGTERM to a written checkpoint.
     """
 
     profile: str
@@ -278,7 +278,7 @@ def summary(
     grace = whole / (disk_rate * 1e9 * machines.nodes) + seconds["update"] / max(1, train["updates"] / ITERATIONS)
     if grace > training.checkpoints.grace:
         problems.append(
-            f"SIGTERM: a call and a checkpoint of {whole / GIB:.0f} GiB take {grace:.0f} s at {disk_rate:g} GB/s a node: set "
+            f"SIGTERM: a call and a checkpoint of {whole / GIB:.0f} GiB take {grace:.0f} s at {disk_rate:g} GB/s per node: set "
             f"training.checkpoints.grace, now {training.checkpoints.grace:g}, to more"
         )
     worst = max(peak.values(), default=0.0)
@@ -295,15 +295,15 @@ def lines(found: Rehearsal, machines: Machines) -> Iterator[str]:
     verdict = "fits" if found.fits else "DOES NOT FIT"
     nodes = f" on {machines.nodes} nodes" if machines.nodes > 1 else ""
     yield f"{found.profile}, {found.method}, {machines.gpus} GPUs of {machines.memory:g} GiB{nodes}: {verdict}"
-    yield f"  GiB of a GPU, beside {RESERVE_GIB:g} kept in reserve: " + ", ".join(
+    yield f"  GiB per GPU, without {RESERVE_GIB:g} kept in reserve: " + ", ".join(
         f"{phase} {gib:.1f}" for phase, gib in found.peak_gib.items()
     )
     if "save" in found.peak_gib:
-        yield f"  host {found.host_gib:.0f} GiB a node; disk {found.disk_gib:.0f} GiB for the run, and its models; SIGTERM {found.grace_seconds:.0f} s"
+        yield f"  host {found.host_gib:.0f} GiB per node; disk {found.disk_gib:.0f} GiB for the run, and its models; SIGTERM {found.grace_seconds:.0f} s"
     if not found.seconds_per_iteration:
         yield from (f"  {problem}" for problem in found.problems)
         return
-    yield f"  {found.hours:.0f} hours, an iteration {found.seconds_per_iteration:.0f} s at {ASSUMED_TFLOPS:.0f} TFLOP/s, with nothing overlapped; a GPU sends:"
+    yield f"  {found.hours:.0f} hours, {found.seconds_per_iteration:.0f} s per iteration at {ASSUMED_TFLOPS:.0f} TFLOP/s, with nothing overlapped; a GPU sends:"
     for phase, one in found.collectives.items():
         yield f"    {phase}: {one['gb']:.0f} GB in {one['calls']:.0f} calls, {one['seconds']:.1f} s"
     yield from (f"  {problem}" for problem in found.problems)

@@ -92,9 +92,10 @@ def repro(
 
 
 def run_with_bar(stages: dict[str, Stage], side_by_side: int, logs: Path, stop: threading.Event) -> None:
-    """Runs every stage that has changed or comes after one, under one progress bar; UserError for the first that fails, or for `stop`.
+    """Runs every stage that has changed or comes after one, under one progress bar.
 
-    The bar shows the progress of each running stage, from its own bar. logs: the folder for every stage's output.
+    UserError for the first that fails, or for `stop`. The bar shows the progress of each running stage, from its own bar. logs:
+    the folder for every stage's output.
     """
     logs.mkdir(parents=True, exist_ok=True)
     print(f"{logs.name}: the output of each stage is in {logs}/<stage>.log", file=sys.stderr)

@@ -128,7 +128,7 @@ def main() -> None:
 
 
 def write_records(records: list[dict], run: Path, name: str, paths: RunPaths, warnings: list[tuple[int, str]]) -> None:
-    """Writes the records as a table, the curve of held-out rewards, and, outside what DVC hashes, the seconds and the warnings."""
+    """Writes the records as a table, the curve of held-out rewards and, outside what DVC hashes, seconds and warnings."""
     table = pd.DataFrame(records)
     seconds = table.pop("seconds")
     table.to_parquet(run / "records.parquet", index=False)

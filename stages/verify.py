@@ -1,7 +1,7 @@
 """Which outputs of this checkout equal the committed dvc.lock; `python -m stages.verify`, or `make verify`.
 
-On the machine that made the lock, all of them do. On others, sums may run in another order (threads, instructions); then weights and
-scores differ in their last digits.
+On the machine that made the lock, all of them do. On others, sums may run in another order (threads, instructions); then weights
+and scores differ in their last digits.
 """
 
 import subprocess

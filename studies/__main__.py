@@ -4,8 +4,8 @@
     python -m studies new my_study     makes a folder studies/my_study to edit: methods, seeds, changes to the profile
     python -m studies list
 
-`python -m studies compare` is `run compare`. Several stages run side by side, each with its share of the CPUs; every stage's output
-is in .cache/studies/<study>/.
+`python -m studies compare` is `run compare`. Several stages run side by side, each with its share of the CPUs; every stage's
+output is in .cache/studies/<study>/.
 """
 
 import re

@@ -1,10 +1,10 @@
-"""Would the fast tests notice a fault? Tries a seeded sample of small faults, one at a time, with the fast tests of their package.
+"""Would the fast tests notice a fault? Tries a seeded sample of small ones, each with the fast tests of its package.
 
     python tools/mutants.py --count 60 --seed 1      one line per fault, then how many were caught; look at the survivors
 
-A fault is one node of the syntax tree changed: an operator, a comparison, a number, a truth value, an argument or a statement left out.
-Third-party packages are imported once; each fault is tried in a process forked from there, in which the faulty module replaces that of the
-file. A failing test or a timeout catches it.
+A fault is one node of the syntax tree changed: an operator, a comparison, a number, a truth value, an argument or a statement
+left out. Third-party packages are imported once; each fault is tried in a process forked from there, in which the faulty module
+replaces that of the file. A failing test or a timeout catches it.
 """
 
 import argparse

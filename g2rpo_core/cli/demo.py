@@ -57,7 +57,7 @@ def demo(
 
 
 def loopback(host: str) -> bool:
-    """Whether an address reaches this machine alone."""
+    """Whether an address can only be reached from this machine."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -107,7 +107,7 @@ def version_of(package: str) -> str:
 
 
 def commit() -> str | None:
-    """The checkout's commit, with `+` where files differ from it."""
+    """The checkout's commit, with `+` if files differ from it."""
     git = lambda *words: subprocess.run(["git", *words], capture_output=True, text=True)
     if not shutil.which("git") or (head := git("rev-parse", "--short", "HEAD")).returncode:
         return None

@@ -29,7 +29,7 @@ def prompts(profile: Name = None) -> None:
 
 
 def _run(stage: str, profile: str | None) -> None:
-    """Runs a stage: through DVC for the profile of params.yaml, so that DVC knows it and skips what is up to date; else directly."""
+    """Runs a stage directly, or through DVC for the profile of params.yaml, so that DVC knows it and skips what is up to date."""
     from g2rpo_core.config import load_profile, load_run, profile_path
 
     if not Path("stages", f"{stage}.py").exists():

@@ -17,7 +17,10 @@ BATCH = 64  # images open at a time
 
 
 def pair(folder: Path, prompts: Path) -> pd.DataFrame:
-    """One row per image with `file` (its name in the folder) and `prompt`; UserError if folder and prompts do not fit together."""
+    """One row per image with `file` (its name in the folder) and `prompt`.
+
+    UserError if folder and prompts do not fit together.
+    """
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder")
     files = sorted(path.name for path in folder.iterdir() if path.suffix.lower() in SUFFIXES)

@@ -1,4 +1,4 @@
-"""Commands that start stages from the checkout: `g2rpo rehearse` and `g2rpo launch` pass their arguments to the module that they run."""
+"""Commands that start stages from the checkout: `g2rpo rehearse` and `g2rpo launch` pass their arguments to a module."""
 
 import subprocess
 import sys

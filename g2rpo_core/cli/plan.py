@@ -116,7 +116,7 @@ def _lines_of_ways(args: SimpleNamespace, iterations: int, way: "Way | None", fa
 def _way(way: "Way") -> str:
     settings = [f"{name}: {_setting(value)}" for name, value in way.settings.items()]
     return (
-        f"{way.gpus} GPUs for {way.plan.hours:.1f} hours, {way.plan.gpu_hours:.0f} GPU-hours, {way.plan.memory_total_gib:.1f} GiB a GPU"
+        f"{way.gpus} GPUs for {way.plan.hours:.1f} hours, {way.plan.gpu_hours:.0f} GPU-hours, {way.plan.memory_total_gib:.1f} GiB per GPU"
         + (", with training." + ", training.".join(settings) if settings else ", with the profile's settings")
     )
 
@@ -128,14 +128,14 @@ def _setting(value: object) -> str:
 
 
 def _lines(args: SimpleNamespace, plan: "Plan", source: str, what: "list[tuple[str, Plan]]") -> list[str]:
-    calls = ", ".join(f"{count} latents in a call of the {phase}" for phase, count in plan.latents_per_call.items())
+    calls = ", ".join(f"{count} latents per call of the {phase}" for phase, count in plan.latents_per_call.items())
     lines = [
-        f"{args.profile}, {args.method}, {args.gpus} GPUs of {args.memory:g} GiB, {plan.gpus_per_model} to a model",
-        f"forward evaluations: {plan.evaluations_per_prompt} a prompt, {plan.evaluations_per_iteration} an iteration; {calls}",
+        f"{args.profile}, {args.method}, {args.gpus} GPUs of {args.memory:g} GiB, {plan.gpus_per_model} per model",
+        f"forward evaluations: {plan.evaluations_per_prompt} per prompt, {plan.evaluations_per_iteration} per iteration; {calls}",
         f"memory per GPU: {plan.memory_total_gib:.1f} GiB: {'fits' if plan.fits else 'DOES NOT FIT'}",
         *(f"  {part:12} {gib:9.2f}" for part, gib in plan.memory_gib.items()),
         "  (by phase: " + ", ".join(f"{key} {gib:.1f}" for key, gib in plan.phases_gib.items()) + ")",
-        f"time: {plan.seconds_per_iteration:.0f} s an iteration at {plan.ms_per_evaluation:.1f} ms a forward evaluation ({source}): "
+        f"time: {plan.seconds_per_iteration:.0f} s per iteration at {plan.ms_per_evaluation:.1f} ms per forward evaluation ({source}): "
         + ", ".join(f"{key} {value:.0f}" for key, value in plan.seconds.items())
         + "".join(f", communication of the {key} {value:.1f}" for key, value in plan.communication_seconds.items() if value),
         f"the whole run: {plan.hours:.1f} hours, {plan.gpu_hours:.0f} GPU-hours",

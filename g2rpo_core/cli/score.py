@@ -41,7 +41,10 @@ def score(
 
 
 def run(args: SimpleNamespace) -> None:
-    """Scores the folder; UserError before it if an input is missing, and after it if more scores are missing than `max_missing` allows."""
+    """Scores the folder and writes the table.
+
+    UserError before scoring if an input is missing, and after it if more scores are missing than `max_missing` allows.
+    """
     import torch
 
     from g2rpo_core.cli.image_folder import pair

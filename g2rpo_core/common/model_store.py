@@ -1,7 +1,8 @@
 """Where the models are: the folder of the `models` stage with its lock file `models.lock.json`.
 
 For every model, the lock has the size and SHA-256 of every file, and either the folder beside the lock in which the model was
-built, or its repo and revision on the hub (then the files are in the Hugging Face cache, and pickled ones beside it as safetensors).
+built, or its repo and revision on the hub (then the files are in the Hugging Face cache, and pickled ones beside it as
+safetensors).
 """
 
 import hashlib
@@ -67,12 +68,12 @@ class ModelStore:
             return Path(snapshot_download(entry["repo"], **arguments))
         except LocalEntryNotFoundError:
             raise UserError(
-                f"{entry['repo']} at {entry['revision']} is gone from the Hugging Face cache: `{self.fetch}`"
+                f"{entry['repo']} at {entry['revision']} is gone from the Hugging Face cache: fetch it again with `{self.fetch}`"
             ) from None
 
 
 def check_files(folder: Path, files: dict[str, dict], again: str) -> None:
-    """UserError naming the files that are missing, have the wrong size or, up to HASHED bytes, the wrong hash."""
+    """Checks files; UserError naming those that are missing, have the wrong size or, up to HASHED bytes, the wrong hash."""
     wrong = []
     for name, about in files.items():
         path = folder / name

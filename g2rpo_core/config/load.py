@@ -1,8 +1,8 @@
 """Reads profiles, params.yaml and studies, resolves them, and checks them as a whole before any work.
 
-A profile is `profiles/<name>.yaml`, read as YAML 1.2 (as DVC does; YAML 1.1 takes 1e-5 for a string). With `extends:` it inherits from
-another profile and overrides it key by key; null removes an inherited key. The stage `profile` writes the resolved profile to
-`reports/profile.yaml`; the other stages depend on the sections of it that they load.
+A profile is `profiles/<name>.yaml`, read as YAML 1.2 (as DVC does; YAML 1.1 takes 1e-5 for a string). With `extends:` it inherits
+from another profile and overrides it key by key; null removes an inherited key. The stage `profile` writes the resolved profile
+to `reports/profile.yaml`; the other stages depend on the sections of it that they load.
 """
 
 import json
@@ -30,7 +30,7 @@ class Run(Settings):
 
 
 class MainRun(Run):
-    """`params.yaml`: a Run, and the profile's published models to evaluate, with or without runs of one's own."""
+    """`params.yaml`: a Run, and the profile's published models to evaluate, with or without own runs."""
 
     methods: Annotated[tuple[Name, ...], Different]
     published: Annotated[tuple[Name, ...], Different] = ()
@@ -63,7 +63,10 @@ class Resolved:
 
 
 def load_profile(path: Path, study: Study | None = None) -> Profile:
-    """Loads a profile, with a study's changes if given; UserError in one line (file, key, what is allowed) if anything is wrong."""
+    """Loads a profile, with a study's changes if given.
+
+    UserError in one line (file, key, what is allowed) if anything is wrong.
+    """
     beside = f" with {study_path(study.study)}" if study else ""
     resolved = resolve(path, study)
     return _checked(resolved.data, Profile, f"{path}{beside}", resolved.origin)

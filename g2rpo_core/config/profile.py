@@ -28,7 +28,8 @@ PATCH = {"hub": 16, "shapes": 8}  # side of an image token in pixels, for FLUX's
 class MethodRun(Settings):
     """One entry of section `methods`: its changes to the published settings and to two sections of the profile.
 
-    The entry's name is also that of its runs. `method`: a name in METHODS (default: the entry's name); `label`: its name in reports.
+    The entry's name is also that of its runs. `method`: a name in METHODS (default: the entry's name); `label`: its name in
+    reports.
     """
 
     method: str | None = None

@@ -37,7 +37,7 @@ class Conditioning:
 
 
 def check_lengths(prompts: Sequence[Prompt], tokenizer, limit: int) -> None:
-    """UserError naming the prompts with more than `limit` tokens (end token included), the longest first: encoding would cut them."""
+    """Checks that encoding cuts no prompt; UserError naming those over `limit` tokens (with end token), the longest first."""
     lengths: list[tuple[int, Prompt]] = []
     for start in range(0, len(prompts), 1024):
         part = prompts[start : start + 1024]

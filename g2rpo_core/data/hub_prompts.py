@@ -11,9 +11,10 @@ from g2rpo_core.hub.settings import HubFiles, HubPrompts, HubStyles
 
 
 def fetch_prompts(where: str, settings: HubPrompts, revisions: Revisions) -> list[Prompt]:
-    """The distinct prompts of the data set's files, in order; UserError as in `read_prompts` and `download`, or for another count.
+    """The distinct prompts of the data set's files, in order.
 
-    where: the setting's name, with which messages begin. The count is that of the published texts, before `normalized`.
+    UserError as in `read_prompts` and `download`, or for another count. where: the setting's name, with which messages begin. The
+    count is that of the published texts, before `normalized`.
     """
     what = f"{where}: {settings.repo}"
     folder, revision, files = download(what, settings, revisions, "dataset")

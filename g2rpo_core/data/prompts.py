@@ -58,11 +58,11 @@ def distinct(prompts: list[Prompt]) -> list[Prompt]:
 
 
 def read_all(path: Path) -> list[Prompt]:
-    """Prompts of a file: txt (one a line), json (a list of texts or objects), csv, jsonl or parquet with `prompt` and perhaps `style`.
+    """Prompts of a file: txt (one per line), json (list of texts or objects), csv, jsonl or parquet.
 
-    Texts are in Unicode's NFC with single spaces. Blank prompts are skipped; ids are the file's name and
-    the line or row number. UserError, naming the file, the rows (several, see `in_one_line`) and what to do, for a missing, unreadable
-    or empty file, an unknown format, a missing column, and a row whose prompt is not text.
+    Rows have a `prompt`, and perhaps a `style`. Texts are in Unicode's NFC with single spaces. Blank prompts are skipped; ids are
+    the file's name and the line or row number. UserError, naming the file, the rows (several, see `in_one_line`) and what to do,
+    for a missing, unreadable or empty file, an unknown format, a missing column, and a row whose prompt is not text.
     """
     prompts: list[Prompt] = []
     for number, row in read_rows(path).items():
@@ -74,7 +74,10 @@ def read_all(path: Path) -> list[Prompt]:
 
 
 def read_rows(path: Path) -> dict[int, dict]:
-    """The rows of a prompt file by their number, from 1, each with a `prompt` that is a text or missing; UserError as `read_all`."""
+    """The rows of a prompt file by their number, from 1, each with a `prompt` that is text or missing.
+
+    UserError as in `read_all`.
+    """
     if path.suffix not in FORMATS:
         raise UserError(f"{path}: prompts are read from {', '.join(FORMATS)}, not from {path.suffix or 'a file without ending'}")
     if not path.exists():
@@ -209,7 +212,10 @@ def prompt_order(iteration: int, per_iteration: int, count: int, seed: int) -> l
 
 
 def write_prompts(path: Path, prompts: list[Prompt], left_out: Mapping[str, int] | None = None) -> None:
-    """Writes prompts to Parquet; left_out: how many were left out, by reason, kept in the file's metadata if any (see `left_out_of`)."""
+    """Writes prompts to Parquet.
+
+    left_out: how many were left out, by reason, kept in the file's metadata if any (see `left_out_of`).
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     table = pd.DataFrame(prompts, columns=["id", "text", "style"]).rename(columns={"text": "prompt"})
     if not left_out:

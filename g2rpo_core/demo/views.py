@@ -1,4 +1,4 @@
-"""What the page shows, as HTML: everything that somebody has typed is escaped by the templates."""
+"""The contents of the page as HTML. The templates escape everything that users have typed."""
 
 import base64
 import re

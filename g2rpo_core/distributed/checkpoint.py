@@ -1,7 +1,8 @@
 """Exact resume: the state of a run, in a scratch folder that belongs to its settings, code and inputs alone.
 
-The folder's name is a hash of all these, so that a change of any never continues from stale state. It is outside the declared outputs,
-which DVC removes before a run. Everything is written under a temporary name and renamed: what has its final name is complete.
+The folder's name is a hash of all these, so that a change of any never continues from stale state. It is outside the declared
+outputs, which DVC removes before a run. Everything is written under a temporary name and renamed: what has its final name is
+complete.
 """
 
 import fcntl
@@ -66,10 +67,10 @@ def scratch(
 
 
 def claim(stage: str, name: str, processes: ProcessGroup = ProcessGroup()) -> None:  # noqa: B008
-    """Reserves a run for this group until its last process has ended, however it ends; collective. UserError if another group has it.
+    """Reserves a run for this group until its last process has ended, however it ends.
 
-    This is a system lock on a file: the first process takes it exclusively, then all processes share it, so that it is free when all
-    have ended.
+    Collective. UserError if another group has it. This is a system lock on a file: the first process takes it exclusively, then
+    all processes share it, so that it is free when all have ended.
     """
     problem = None
     path = (ROOT / stage / f"{name}.lock").absolute()
@@ -134,8 +135,9 @@ def _files(path: Path) -> list[Path]:
 class Checkpoints:
     """A run's checkpoints in its scratch folder, written one at a time in the background while the run goes on.
 
-    A checkpoint holds tensors, written by `torch.distributed.checkpoint` with one part per process, so that any number of processes may
-    read it; the records as JSON; and a manifest with the size and hash of every file. What is incomplete has no final name.
+    A checkpoint holds tensors, written by `torch.distributed.checkpoint` with one part per process, so that any number of
+    processes may read it; the records as JSON; and a manifest with the size and hash of every file. What is incomplete has no
+    final name.
 
     Every method is collective.
     """
@@ -214,7 +216,10 @@ def checkpoints(folder: Path) -> list[Path]:
 
 
 def check_room(needed: float, what: str, processes: ProcessGroup = ProcessGroup()) -> None:  # noqa: B008
-    """UserError if the current folder's disk has less than `needed` bytes free; collective. Fails before the work, not hours into it."""
+    """Checks that the current folder's disk has `needed` bytes free, before the work and not hours into it.
+
+    Collective. UserError if it has less.
+    """
     free = shutil.disk_usage(Path.cwd()).free
     lacks = (
         f"{what} needs {_size(needed)}, and the disk of {Path.cwd()} has {_size(free)} free: make room, or work on another disk"

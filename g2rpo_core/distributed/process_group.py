@@ -74,8 +74,8 @@ def die_with_parent() -> None:
 def join(processes: Processes) -> tuple[ProcessGroup, torch.device]:
     """Joins the process group that `accelerate launch` or torchrun started; the device is this process's own GPU, or the CPU.
 
-    UserError if it is not the group that was asked for, so that a process never silently runs alone, or if dead processes could not be
-    replaced.
+    UserError if it is not the group that was asked for, so that a process never silently runs alone, or if dead processes could
+    not be replaced.
     """
     asked, size = num_processes(processes), int(os.environ.get("WORLD_SIZE", "1"))
     if "WORLD_SIZE" in os.environ:

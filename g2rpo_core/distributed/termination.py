@@ -1,4 +1,7 @@
-"""Treats SIGTERM and SIGINT (Ctrl-C) as requests: the run stops at its next safe point with a checkpoint, in any case before it is killed."""
+"""Treats SIGTERM and SIGINT (Ctrl-C) as requests.
+
+The run stops at its next safe point with a checkpoint, in any case before it is killed.
+"""
 
 import os
 import signal

@@ -21,9 +21,11 @@ class Way:
 
 
 def ways(profile: Profile, name: str, machines: Machines, lora: bool, rate: float | None = None) -> Iterator[Way]:
-    """Every way that fits into memory: numbers of GPUs up to those of `machines`, groups that share a copy, checkpointing, replica.
+    """Every way that fits into memory.
 
-    lora: train a LoRA of rank 32 instead of all weights. Of the numbers of latents per call, only the largest that fits is given.
+    Ways differ in the number of GPUs (up to those of `machines`), groups that share a copy, checkpointing, replica, latents per
+    call. lora: train a LoRA of rank 32 instead of all weights. Of the numbers of latents per call, only the largest that fits is
+    given.
     """
     training = training_of(profile.training, profile.methods, name)
     for gpus in divisors(training.prompts_per_iteration):

@@ -48,9 +48,9 @@ def sent(
 ) -> tuple[dict[str, float], dict[str, float]]:
     """GB that a GPU sends in an iteration by phase, and the seconds that this takes.
 
-    width: bytes of a gathered weight; updates: the calls of every optimizer step; kl: whether each call also runs the model before
-    training; replica: rollouts gather nothing, and the replica is filled once per iteration; every_call: gradients are summed in every
-    call.
+    width: bytes of a gathered weight; updates: the calls of every optimizer step; kl: whether each call also runs the model
+    before training; replica: rollouts gather nothing, and the replica is filled once per iteration; every_call: gradients are
+    summed in every call.
     """
     if sharding.machines.gpus == 1:
         return {}, {}

@@ -14,7 +14,11 @@ GPUS_OF_A_NODE = 8
 
 @dataclass(frozen=True)
 class Machines:
-    """gpus: on all nodes together; memory: GiB per GPU; inside, between: GB/s from a GPU to GPUs on its own node, and on other nodes."""
+    """The machines of a run.
+
+    gpus: on all nodes together; memory: GiB per GPU; inside, between: GB/s from a GPU to GPUs on its own node, and on other
+    nodes.
+    """
 
     gpus: int
     memory: float

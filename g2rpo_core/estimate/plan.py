@@ -1,8 +1,9 @@
 """What a profile needs, by arithmetic: forward evaluations, memory per GPU by part, hours, GPU-hours, disk.
 
-Weights, gradients and AdamW's states are float32, gathered blocks bfloat16; with a LoRA the frozen weights are bfloat16. Computation
-and communication are added up, although they partly overlap; monitors and checkpoints between iterations are not counted. `g2rpo
-rehearse` covers loading, embedding, saving, evaluation and the host by running the stages themselves; a test compares the two.
+Weights, gradients and AdamW's states are float32, gathered blocks bfloat16; with a LoRA the frozen weights are bfloat16.
+Computation and communication are added up, although they partly overlap; monitors and checkpoints between iterations are not
+counted. `g2rpo rehearse` covers loading, embedding, saving, evaluation and the host by running the stages themselves; a test
+compares the two.
 """
 
 import random
@@ -40,10 +41,10 @@ LORA = LoraSettings(rank=32, alpha=32.0)  # tried if all weights do not fit
 class Plan:
     """What a profile and method need on a number of GPUs.
 
-    phases_gib: GiB per GPU in each phase of an iteration, one after the other; memory_gib: those of the largest phase, by part, and
-    memory_total_gib in all; seconds: an iteration's computation, by phase; sent_gb: what a GPU sends in an iteration, by phase;
-    communication_seconds: how long that takes by itself; hours, gpu_hours: of all iterations; evaluations (forward evaluations of the
-    transformer, NFE): means over the run's iterations; not_counted: rewards whose size is not known here.
+    phases_gib: GiB per GPU in each phase of an iteration, one after the other; memory_gib: those of the largest phase, by part,
+    and memory_total_gib in all; seconds: an iteration's computation, by phase; sent_gb: what a GPU sends in an iteration, by
+    phase; communication_seconds: how long that takes by itself; hours, gpu_hours: of all iterations; evaluations (forward
+    evaluations of the transformer, NFE): means over the run's iterations; not_counted: rewards whose size is not known here.
     """
 
     evaluations_per_prompt: float
@@ -69,8 +70,8 @@ class Plan:
 def make_plan(profile: Profile, name: str, machines: Machines, shard: int | None = None, rate: float | None = None) -> Plan:
     """The plan of method `name`, with each model sharded over `shard` GPUs (default: as the profile says, or all).
 
-    rate: milliseconds per forward evaluation of the transformer on one GPU; without it, ASSUMED_TFLOPS counts. UserError if the GPUs
-    cannot share the prompts of an iteration evenly.
+    rate: milliseconds per forward evaluation of the transformer on one GPU; without it, ASSUMED_TFLOPS counts. UserError if the
+    GPUs cannot share the prompts of an iteration evenly.
     """
     from g2rpo_core.data.embeddings import DTYPES
     from g2rpo_core.estimate.tracing import Call, transformer_cost, transformer_parameters, vae_cost
@@ -83,7 +84,7 @@ def make_plan(profile: Profile, name: str, machines: Machines, shard: int | None
     shard = shard or min(training.parallel.shard_size or gpus, gpus)
     if training.prompts_per_iteration % gpus:
         raise UserError(
-            f"plan: --gpus {gpus}: {training.prompts_per_iteration} prompts an iteration cannot be shared evenly by {gpus} GPUs"
+            f"plan: --gpus {gpus}: {training.prompts_per_iteration} prompts per iteration cannot be shared evenly by {gpus} GPUs"
         )
     trees = _trees(method, sampling.steps, training.iterations)
     evaluations = sum(tree.num_forward_evals(group) for tree in trees) / len(trees)
@@ -198,7 +199,10 @@ def make_plan(profile: Profile, name: str, machines: Machines, shard: int | None
 
 
 def _update_calls(method: Method, prompts: int, shared: int, apart: int, group: int, size: int) -> list[int]:
-    """The calls of each optimizer step of an iteration; shared, apart: training transitions with one state per group, or per member."""
+    """The calls of each optimizer step of an iteration.
+
+    shared, apart: training transitions with one state per group, or per member.
+    """
     updates = method.updates_per_rollout
     calls = lambda rows: -(-prompts * rows // size)
     if updates == "step":
@@ -292,10 +296,10 @@ def changes(profile: Profile, name: str, machines: Machines, fits: bool, shard: 
     ]
     if not fits:
         options += [
-            ("training.batch_tokens for one latent a call", smallest),
-            ("checkpointing and one latent a call", checkpointing | smallest if checkpointing else {}),
+            ("training.batch_tokens for one latent per call", smallest),
+            ("checkpointing and one latent per call", checkpointing | smallest if checkpointing else {}),
             ("LoRA and training.gradient_checkpointing: true", lora | checkpointing if lora and checkpointing else {}),
-            ("LoRA, checkpointing and one latent a call", lora | checkpointing | smallest if lora else {}),
+            ("LoRA, checkpointing and one latent per call", lora | checkpointing | smallest if lora else {}),
         ]
     planned = [(label, make_plan(changed(profile, name, change), name, machines, shard)) for label, change in options if change]
     now = shard or min(training.parallel.shard_size or machines.gpus, machines.gpus)
@@ -307,7 +311,7 @@ def changes(profile: Profile, name: str, machines: Machines, fits: bool, shard: 
         if more > machines.gpus and training.prompts_per_iteration % more == 0:
             plan = make_plan(changed(profile, name, best), name, replace(machines, gpus=more, nodes=nodes_of(more)), more)
             if plan.fits:
-                planned.append((f"{more} GPUs to a model, checkpointing, one latent a call", plan))
+                planned.append((f"{more} GPUs per model, checkpointing, one latent per call", plan))
                 break
     return planned
 

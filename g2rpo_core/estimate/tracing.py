@@ -1,6 +1,7 @@
 """Memory and floating-point operations of a model of true shape, found by tracing its own code on PyTorch fake tensors.
 
-Nothing is allocated: every operation reports its output's size, and a tensor counts from the operation that makes it until it is freed.
+Nothing is allocated: every operation reports its output's size, and a tensor counts from the operation that makes it until it is
+freed.
 """
 
 import statistics
@@ -36,7 +37,7 @@ ATTENTION = {
 
 
 class Measured(TorchDispatchMode):
-    """Measures the operations under it, fake or real: floating-point operations, bytes of the tensors alive now, and their peak."""
+    """Measures the operations under it, fake or real: their FLOPs, the bytes of the tensors alive now, and the peak."""
 
     def __init__(self):
         super().__init__()
@@ -63,7 +64,10 @@ class Measured(TorchDispatchMode):
 
 
 class FusedRMSNorm(torch.autograd.Function):
-    """The shapes of RMSNorm. Keeps what CUDA's fused kernel keeps (input, weight, one float32 per row); a CPU build keeps more."""
+    """The shapes of RMSNorm.
+
+    Keeps what CUDA's fused kernel keeps (input, weight, one float32 per row); a CPU build keeps more.
+    """
 
     @staticmethod
     def forward(ctx, x, weight):
@@ -82,14 +86,17 @@ def rms_norm_under_autocast(input, normalized_shape, weight=None, eps=None):
 
 
 def flash_attention(query, key, value, dropout_p=0.0, is_causal=False, scale=None):
-    """Attention without a mask as in CUDA's flash kernel, in bfloat16 as under autocast; a CPU build uses a kernel that keeps more."""
+    """Attention without a mask as in CUDA's flash kernel, in bfloat16 as under autocast.
+
+    A CPU build uses a kernel that keeps more.
+    """
     qkv = (tensor.to(torch.bfloat16) for tensor in (query, key, value))
     return torch.ops.aten._scaled_dot_product_flash_attention(*qkv, dropout_p, is_causal, scale=scale)[0]
 
 
 @contextmanager
 def as_on_cuda(dtype: torch.dtype) -> Iterator[None]:
-    """Autocast on the CPU with CUDA's rules, on tensors without data: norms compute in float32, while the CPU's stay in bfloat16."""
+    """CUDA's autocast on the CPU, on tensors without data: norms compute in float32, while the CPU's stay in bfloat16."""
     if dtype == torch.float32:
         yield
         return
@@ -117,7 +124,11 @@ class Cost:
 
 @dataclass(frozen=True)
 class Parameters:
-    """all: of the model; trained: those with a gradient; block: of the largest block (sharding gathers one at a time); rest: outside blocks."""
+    """Numbers of parameters.
+
+    all: of the model; trained: those with a gradient; block: of the largest block (sharding gathers one at a time); rest: outside
+    blocks.
+    """
 
     all: int
     trained: int
@@ -254,7 +265,7 @@ def seconds_of(work: Callable[[], object], device: torch.device, repeats: int = 
 
 @torch.no_grad()
 def measured_rate(config: dict, batch: int, image_tokens: int, text_tokens: int, device: str = "cuda") -> float:
-    """Milliseconds per forward evaluation of a bfloat16 transformer with random weights in calls of `batch`, on this machine's device.
+    """Milliseconds per forward evaluation of a bfloat16 transformer with random weights, in calls of `batch`, on this device.
 
     UserError without such a device.
     """

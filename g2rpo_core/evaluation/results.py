@@ -13,7 +13,10 @@ def image_folder(checkpoint: str | int, steps: int) -> str:
 
 
 def chosen(results: pd.DataFrame, checkpoint: str | int, steps: int) -> pd.DataFrame:
-    """The rows of a checkpoint and number of steps; a model without that checkpoint, such as the base, keeps the rows that it has."""
+    """The rows of a checkpoint and number of steps.
+
+    A model without that checkpoint, such as the base, keeps the rows that it has.
+    """
     rows = results[results.steps == steps]
     there = rows.checkpoint == str(checkpoint)
     return rows[there | ~rows.method.isin(rows.method[there])]

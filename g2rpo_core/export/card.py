@@ -1,4 +1,4 @@
-"""The model card of an exported run, in the hub's format: its base model, its training, its scores beside the base's, and pictures."""
+"""The model card of an exported run, in the hub's format: base model, training, scores beside the base's, and pictures."""
 
 import random
 import shutil
@@ -120,7 +120,10 @@ def scores_of(reports: Path, run: str) -> list[tuple[str, float, float]]:
 
 
 def copy_pictures(out: Path, settings: Profile, profile: str, evaluations: Path, run: str) -> list[dict[str, str]]:
-    """Copies the pictures of the report's first prompts; returns each prompt with the files of base and run, relative to `out`."""
+    """Copies the pictures of the report's first prompts.
+
+    Returns each prompt with the files of base and run, relative to `out`.
+    """
     evaluation, prompts_file = settings.evaluation, Path("prompts", profile, "test.parquet")
     checkpoints = {run_name(*BASE): "final", run: evaluation.checkpoints[0]}
     folders = {

@@ -1,7 +1,7 @@
 """The weights of a FLUX transformer or of its LoRA, with the names and shapes that other programs read.
 
-The original names are those of Black Forest Labs' checkpoints (github.com/black-forest-labs/flux, `src/flux/model.py`). If an original
-module stacks several of diffusers' modules, the tables below list them in that order.
+The original names are those of Black Forest Labs' checkpoints (github.com/black-forest-labs/flux, `src/flux/model.py`). If an
+original module stacks several of diffusers' modules, the tables below list them in that order.
 """
 
 from collections.abc import Iterator, Mapping
@@ -91,9 +91,9 @@ def with_alpha(lora: Mapping[str, torch.Tensor], alpha: float) -> Weights:
 def kohya(lora: Mapping[str, torch.Tensor], shapes: Mapping[str, torch.Size], alpha: float, double: int, single: int) -> Weights:
     """diffusers' LoRA as kohya's sd-scripts name it: `lora_unet_<original module>.lora_down.weight`, `.lora_up.weight`, `.alpha`.
 
-    shapes: of diffusers' weights. An original module that stacks several of diffusers' gets their ranks one after the other and a block
-    diagonal up matrix. Its alpha is multiplied by their number, so that alpha / rank stays the same. Rows of a part without an adapter
-    are zero.
+    shapes: of diffusers' weights. An original module that stacks several of diffusers' gets their ranks one after the other and a
+    block diagonal up matrix. Its alpha is multiplied by their number, so that alpha / rank stays the same. Rows of a part without
+    an adapter are zero.
     """
     found: Weights = {}
     of = lambda part, side: lora[f"transformer.{part}.lora_{side}.weight"]

@@ -6,7 +6,7 @@ from g2rpo_core.errors import TransientError, UserError
 
 
 def check_repo(repo: str) -> None:
-    """UserError, before any work, for a name that the hub does not accept or without a login."""
+    """Checks, before any work, that the hub accepts the name and that there is a login; UserError otherwise."""
     from huggingface_hub import constants, get_token
     from huggingface_hub.utils import HFValidationError, validate_repo_id
 

@@ -22,8 +22,8 @@ INSTEAD = "or use profile tiny"
 def download_models(settings: HubModels, revisions: Revisions) -> dict[str, dict]:
     """Downloads every model that is not in the cache yet, and returns the lock entries.
 
-    UserError, saying what to do, if a licence is not accepted, a repo or revision does not exist, the disk is too small, or a file is
-    not the published one; TransientError if the hub cannot be reached or the download breaks off.
+    UserError, saying what to do, if a licence is not accepted, a repo or revision does not exist, the disk is too small, or a
+    file is not the published one; TransientError if the hub cannot be reached or the download breaks off.
     """
     return {name: _model(f"models.repos.{name}: {model.repo}", model, revisions) for name, model in settings.repos.items()}
 
@@ -115,7 +115,7 @@ def _no_space(what: str, folder: str) -> str:
 
 
 def _check_content(what: str, path: Path, sha256: str, pinned: str | None) -> None:
-    """UserError if a file is not what the profile pins or what the hub publishes: the cache names each file by its hash."""
+    """Checks a file; UserError if it is not what the profile pins or the hub publishes (the cache names files by their hash)."""
     published = path.resolve().name
     if re.fullmatch("[0-9a-f]{40}", published):  # a small file: git's hash of it
         content = path.read_bytes()
@@ -131,7 +131,7 @@ def _check_content(what: str, path: Path, sha256: str, pinned: str | None) -> No
 
 
 def _check_disk(what: str, files: list) -> None:
-    """UserError if the disk has no room for the missing files and for the conversion of pickled checkpoints."""
+    """Checks that the disk has room for the missing files and for converting pickled checkpoints; UserError otherwise."""
     from huggingface_hub import constants
 
     needed = sum(file.file_size * (2 if Path(file.filename).suffix in PICKLED else 1) for file in files if file.will_download)

@@ -46,8 +46,8 @@ class HubPrompts(HubFiles):
 class PublishedModel(Settings):
     """Published or exported weights: a diffusers transformer or a LoRA, evaluated beside the runs.
 
-    They are in a repository on the hub (repo, files), or in a folder. trained_on: weight of each training reward by its name, if known;
-    method: the method whose numbers in the paper belong beside them; label: their name in reports.
+    They are in a repository on the hub (repo, files), or in a folder. trained_on: weight of each training reward by its name, if
+    known; method: the method whose numbers in the paper belong beside them; label: their name in reports.
     """
 
     folder: str | None = None

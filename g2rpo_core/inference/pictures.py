@@ -82,8 +82,8 @@ class Painter:
     ) -> torch.Tensor:
         """Images [N, 3, H, W] in [0, 1] of one encoded prompt, one per seed; a seed gives every prompt and run the same noise.
 
-        trained_share: share of the steps in (0, 1], from the noisy end, by the run; the base does the rest. lora_scale: strength of
-        a LoRA run.
+        trained_share: share of the steps in (0, 1], from the noisy end, by the run; the base does the rest. lora_scale: strength
+        of a LoRA run.
         """
         policy = self.policy(folder)
         policy.guidance = guidance

@@ -79,8 +79,9 @@ class Policy:
     def load(cls, pipeline: Path, run: Path | None = None, again: str = "", **settings) -> "Policy":
         """A policy to sample from: weights without gradients, in the dtype of the computation.
 
-        pipeline: a FluxPipeline folder; run: a folder for `weights_in`, whose weights replace the base's or whose LoRA is added to them;
-        again: how to make the run again; settings: those of Policy. UserError if the files do not hold the model's weights.
+        pipeline: a FluxPipeline folder; run: a folder for `weights_in`, whose weights replace the base's or whose LoRA is added
+        to them; again: how to make the run again; settings: those of Policy. UserError if the files do not hold the model's
+        weights.
         """
         device, dtype = torch.device(settings.get("device", "cpu")), settings.get("dtype", torch.float32)
         base = pipeline / "transformer"
@@ -106,9 +107,9 @@ class Policy:
     ) -> "Policy":
         """A policy to train, spread over the processes as `parallel` says; collective.
 
-        All weights are float32 and trained. With a LoRA, only the LoRA is: its initial values depend on `seed` alone, and the base's
-        weights stay in the computation's dtype. base: also keep the model before training, for `base_velocity`; without a LoRA this is a
-        second set of weights, in the computation's dtype.
+        All weights are float32 and trained. With a LoRA, only the LoRA is: its initial values depend on `seed` alone, and the
+        base's weights stay in the computation's dtype. base: also keep the model before training, for `base_velocity`; without a
+        LoRA this is a second set of weights, in the computation's dtype.
         """
         device, dtype = torch.device(settings.get("device", "cpu")), settings.get("dtype", torch.float32)
         folder = pipeline / "transformer"

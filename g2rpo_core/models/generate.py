@@ -53,8 +53,8 @@ def generate_images(
 ) -> Iterator[tuple[list[Prompt], torch.Tensor]]:
     """Yields images [n, 3, H, W] of the first `count` prompts, batch by batch; batches: which batches, all by default.
 
-    trained_share: share of the steps, from the noisy end, by the policy; the base does the rest (MixGRPO's hybrid inference, arXiv
-    2507.21802). Below 1, the policy must have its base (`Policy.use_base`).
+    trained_share: share of the steps, from the noisy end, by the policy; the base does the rest (MixGRPO's hybrid inference,
+    arXiv 2507.21802). Below 1, the policy must have its base (`Policy.use_base`).
 
     The noise depends only on the seed and the prompt's id, so that any batch size or number of processes gives the same images.
     """

@@ -33,10 +33,10 @@ def load_transformer(
 ) -> FluxTransformer2DModel:
     """The transformer of a diffusers folder on `device`.
 
-    dtype: of its parameters; trained: whether they have gradients; lora: an adapter to add, in float32: then only it has gradients, and
-    `draw_lora` sets its values; spread: compiles and shards the model while it has no data; config: the folder with the model's
-    configuration, if it is another one; again: how to make the folder again. UserError if the files do not hold exactly the model's
-    weights.
+    dtype: of its parameters; trained: whether they have gradients; lora: an adapter to add, in float32: then only it has
+    gradients, and `draw_lora` sets its values; spread: compiles and shards the model while it has no data; config: the folder
+    with the model's configuration, if it is another one; again: how to make the folder again. UserError if the files do not hold
+    exactly the model's weights.
     """
     transformer = empty_transformer(config or folder, dtype, trained, lora, again)
     if spread:
@@ -49,7 +49,10 @@ def load_transformer(
 def empty_transformer(
     folder: Path, dtype: torch.dtype, trained: bool, lora: LoraConfig | None = None, again: str = ""
 ) -> FluxTransformer2DModel:
-    """A transformer on the meta device, without data. ValueError for a class with buffers that no file holds: they would lack values."""
+    """A transformer on the meta device, without data.
+
+    ValueError for a class with buffers that no file holds: they would lack values.
+    """
     config = whole(folder / "config.json", again)
     with torch.device("meta"), reading(config, again):
         transformer = FluxTransformer2DModel.from_config(FluxTransformer2DModel.load_config(folder))
@@ -92,8 +95,8 @@ def read_weights(transformer: torch.nn.Module, folder: Path, again: str = "") ->
 def weights_in(run: Path, again: str = "") -> tuple[Path, str | None]:
     """The folder with the weights of a run, and the name of its file if they are a LoRA's.
 
-    run: what `Policy.save` wrote, or any folder with the safetensors of a transformer (diffusers' names) or of a LoRA, anywhere below
-    it; again: how to make it again. UserError if there are none, or those of several models.
+    run: what `Policy.save` wrote, or any folder with the safetensors of a transformer (diffusers' names) or of a LoRA, anywhere
+    below it; again: how to make it again. UserError if there are none, or those of several models.
     """
     for name, file in (("lora", LORA_FILE), ("transformer", None)):
         if (run / name).exists():
@@ -136,9 +139,9 @@ def load_lora(transformer: FluxTransformer2DModel, folder: Path, file: str, agai
 
 @torch.no_grad()
 def draw_lora(transformer: FluxTransformer2DModel, rank: int, generator: torch.Generator) -> None:
-    """Sets a new adapter's values: its first matrix normal with a deviation of 1 / rank, its second zero, so that it changes nothing yet.
+    """Sets a new adapter's values: its first matrix normal with a deviation of 1 / rank, its second zero.
 
-    The values depend only on the generator, not on the number of processes.
+    So it changes nothing yet. The values depend only on the generator, not on the number of processes.
     """
     for name, parameter in transformer.named_parameters():
         if ".lora_" not in name:

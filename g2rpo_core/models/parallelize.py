@@ -1,4 +1,4 @@
-"""One model on many GPUs, as three steps in this order: activation checkpointing, compilation, sharding (as torchtitan orders them)."""
+"""One model on many GPUs, in three steps ordered as in torchtitan: activation checkpointing, compilation, sharding."""
 
 import torch
 from diffusers import FluxTransformer2DModel
@@ -52,7 +52,7 @@ def apply_compile(transformer: FluxTransformer2DModel) -> None:
 def apply_fsdp(
     transformer: FluxTransformer2DModel, dtype: torch.dtype, device: torch.device, shard_size: int | None = None
 ) -> None:
-    """Shards every block, and the layers around them, over all processes or over groups of `shard_size` that hold copies (hybrid).
+    """Shards every block and the layers around them over all processes, or over groups of `shard_size` with a copy each (hybrid).
 
     Gradients are means over all processes, summed in float32. Inputs are not cast: sigma reaches the model in float32, and
     autocast decides what is computed in `dtype`.
@@ -70,7 +70,7 @@ def apply_fsdp(
 
 
 def reduce_gradients(transformer: torch.nn.Module, now: bool) -> None:
-    """Sets whether the next backward pass sums its gradients over the processes, or keeps them unsharded for a later pass that does."""
+    """Sets whether the next backward pass sums its gradients over the processes, or leaves that to a later pass (unsharded)."""
     if isinstance(transformer, FSDPModule):
         transformer.set_requires_gradient_sync(now)
 

@@ -1,7 +1,7 @@
 """The report's charts: Vega-Lite by altair, interactive in the page, or an SVG where no script runs.
 
-In the page, hovering shows values, and a click on a name in the legend hides the others. The page's style sets the colours of text and
-lines (`svg text`), so that they are readable on light and dark backgrounds.
+In the page, hovering shows values, and a click on a name in the legend hides the others. The page's style sets the colours of
+text and lines (`svg text`), so that they are readable on light and dark backgrounds.
 """
 
 import json
@@ -27,10 +27,10 @@ def _methods(names: Sequence[str]) -> alt.Scale:
 
 
 def forest(gains: Sequence[Gain], labels: Mapping[str, str], columns: Mapping[str | None, str]) -> dict | None:
-    """Gains over the base, one row per method and one panel per column: the mean over seeds with its interval, and every seed as a dot.
+    """Gains over the base, one row per method, one panel per column: mean over seeds with its interval, and every seed as a dot.
 
-    gains: of every method and column; labels: of methods; columns: reward (None: the training reward) -> the panel's title. With fewer
-    than three seeds, each seed shows its own interval, over prompts. Returns None if there is nothing to show.
+    gains: of every method and column; labels: of methods; columns: reward (None: the training reward) -> the panel's title. With
+    fewer than three seeds, each seed shows its own interval, over prompts. Returns None if there is nothing to show.
     """
     names = [labels[name] for name in dict.fromkeys(gain.method for gain in gains)]
     seeds, means = [], []
@@ -84,8 +84,8 @@ def curves(
 ) -> dict | None:
     """Faint lines for every run, and for every method the mean and the band from its lowest to its highest seed.
 
-    runs: (method, seed) -> records; columns: column -> title of its panel; axes: column -> label, between which the page can switch;
-    labels: of methods. Returns None without runs.
+    runs: (method, seed) -> records; columns: column -> title of its panel; axes: column -> label, between which the page can
+    switch; labels: of methods. Returns None without runs.
     """
     points = [
         {"method": labels[method], "seed": str(seed), "panel": title, "value": row[column]}

@@ -1,4 +1,4 @@
-"""Two evaluations side by side: which settings differ, how far the rewards of each run differ, and whether that is significant."""
+"""Compares two evaluations: which settings differ, how far the rewards of each run differ, and whether that is significant."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Change:
-    """The change of one method in one reward, after - before, paired by prompt: per seed, and their mean if there are at least three."""
+    """The change of one method in one reward, after - before, paired by prompt: per seed, and the mean of three seeds or more."""
 
     method: str
     reward: str
@@ -43,7 +43,10 @@ class Change:
 
 
 def changed_settings(before: Side, after: Side) -> list[tuple[str, object, object]]:
-    """The dotted keys whose values differ, with both values (None if a profile lacks the key). Methods count only if both sides have them."""
+    """The dotted keys whose values differ, with both values (None if a profile lacks the key).
+
+    Methods count only if both sides have them.
+    """
     ours, theirs = dict(_leaves(before.profile)), dict(_leaves(after.profile))
     shared = {method for method, _ in before.runs} & {method for method, _ in after.runs}
     keys = [key for key in dict.fromkeys([*ours, *theirs]) if not key.startswith("methods.") or key.split(".")[1] in shared]
@@ -59,7 +62,10 @@ def _leaves(data: object, prefix: str = "") -> Iterator[tuple[str, object]]:
 
 
 def changes(before: Side, after: Side) -> list[Change]:
-    """The change of every method and reward that both have, over shared seeds and prompts; UserError if they share no run or prompts."""
+    """The change of every method and reward that both have, over shared seeds and prompts.
+
+    UserError if they share no run or prompts.
+    """
     shared = [run for run in before.runs if run in after.runs]
     if not shared:
         raise UserError(

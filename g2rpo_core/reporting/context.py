@@ -84,8 +84,8 @@ def build_context(
 ) -> dict:
     """Everything that the templates show.
 
-    settings: the sections of the profile; entries: the entries of its `methods` by name; runs: (entry, seed) in the report's order;
-    published: names from the section `published`, which appear in tables on evaluation but not in tables on training.
+    settings: the sections of the profile; entries: the entries of its `methods` by name; runs: (entry, seed) in the report's
+    order; published: names from the section `published`, which appear in tables on evaluation but not in tables on training.
     """
     others = [(name, 0) for name in published]
     evaluated = {run: sources.evaluations / run_name(*run) for run in [BASE, *runs, *others]}

@@ -18,8 +18,8 @@ def paper_rows(
 ) -> list[dict]:
     """The paper's numbers for the methods of our runs with the same training rewards; None where the paper has no number.
 
-    Columns are those of `evaluation.rewards`. `unlike` lists the settings in which our run differs from the paper's; only if it is empty
-    may the two be compared.
+    Columns are those of `evaluation.rewards`. `unlike` lists the settings in which our run differs from the paper's; only if it
+    is empty may the two be compared.
     """
     ours = set(settings.evaluation.steps) if len(settings.evaluation.steps) > 1 else set()
     named = {name for table in PAPER["tables"] for name in table["rows"]}

@@ -52,7 +52,7 @@ def scores_of(run: Run, folder: Path, repro: str, published: Sequence[str] = ())
 def check_whole(
     results: pd.DataFrame, evaluated: Mapping[Run, Path], settings: SimpleNamespace, repro: str, published: Sequence[str]
 ) -> None:
-    """UserError if an evaluation lacks a reward, a checkpoint or a number of steps that the report needs."""
+    """Checks that evaluations have all rewards, checkpoints and numbers of steps that the report needs; UserError otherwise."""
     evaluation = settings.evaluation
     for (method, seed), folder in evaluated.items():
         table = results[(results.method == method) & (results.seed == seed)]
@@ -93,7 +93,7 @@ def prompt_counts(folder: Path) -> str:
     tested = left_out["train"].get("test prompts", 0)
     return (
         f"{len(sets['train'])} training prompts and {len(sets['test'])} test prompts; no text is in both ({tested} test prompts were left "
-        f"out of training, and {twice} that stood in a file twice)"
+        f"out of training, and {twice} that a file had twice)"
     )
 
 

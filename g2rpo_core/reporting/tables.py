@@ -35,8 +35,8 @@ class Row:
 class Gain:
     """How far one method is above the base in one reward, or (reward None) in its training reward.
 
-    seeds: the difference of each seed over prompts; over_seeds: their mean with its interval, if there are at least three; mean: of the
-    reward itself.
+    seeds: the difference of each seed over prompts; over_seeds: their mean with its interval, if there are at least three; mean:
+    of the reward itself.
     """
 
     method: str
@@ -165,9 +165,10 @@ def gains(rows: list[Row], rewards: list[str]) -> list[Gain]:
 
 
 def standings(rows: list[Row], methods: list[str], held_out: list[str]) -> list[Standing]:
-    """The standings of methods that share a training reward, the highest gain first; methods with fewer than three seeds are left out.
+    """The standings of methods that share a training reward, the highest gain first.
 
-    held_out: rewards that no method was trained on. Each seed is one value, its mean over prompts; two values are too few for a spread.
+    Methods with fewer than three seeds are left out. held_out: rewards that no method was trained on. Each seed is one value, its
+    mean over prompts; two values are too few for a spread.
     """
     runs = {method: {row.seed: row for row in rows if row.method == method} for method in methods}
     runs = {method: seeds for method, seeds in runs.items() if len(seeds) > 2}
@@ -195,7 +196,7 @@ def standings(rows: list[Row], methods: list[str], held_out: list[str]) -> list[
 
 
 def missing_table(results: pd.DataFrame) -> list[dict]:
-    """One line per run, checkpoint, number of steps and reward with missing scores: how many, of how many, and the most common reason."""
+    """One line per run, checkpoint, number of steps and reward with missing scores: how many, of how many, most common reason."""
     keys = ["method", "seed", "checkpoint", "steps", "reward"]
     lines = []
     for key, part in results.groupby(keys, sort=False):

@@ -13,10 +13,10 @@ def verdict(
     rewards: Mapping[str, str],
     held_out: Sequence[str],
 ) -> str:
-    """The result in a few sentences: which methods raised the training reward, which is ahead, and whether held-out rewards rose too.
+    """The result in a few sentences: who raised the training reward, who is ahead, and whether held-out rewards rose too.
 
-    found: from `gains`; ranked: each training reward with the standings of its methods, which are empty below three seeds; rewards:
-    names in reports.
+    found: from `gains`; ranked: each training reward with the standings of its methods, which are empty below three seeds;
+    rewards: names in reports.
     """
     trained = sorted((one for one in found if one.reward is None), key=lambda one: -one.by)
     if not trained:

@@ -12,8 +12,8 @@ from g2rpo_core.rewards.spec import ScorerSettings
 class CosineScore:
     """scale * cosine, [N] float32. Texts are encoded once and kept; nothing has a gradient.
 
-    encode_images: [n, 3, size, size] -> [n, D]; encode_texts: n texts -> [n, D]; both on `device` in the dtype of `settings`, of any
-    length. Cosines are taken in float32.
+    encode_images: [n, 3, size, size] -> [n, D]; encode_texts: n texts -> [n, D]; both on `device` in the dtype of `settings`, of
+    any length. Cosines are taken in float32.
     """
 
     def __init__(

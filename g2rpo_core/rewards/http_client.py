@@ -38,7 +38,10 @@ class Passing(Unanswered):
 
 
 def check_key(settings: ServerSettings, where: str) -> None:
-    """UserError if the key that the server needs is not in the environment, or cannot be sent; `where`: the setting of the server."""
+    """Checks the key that the server needs; UserError if it is not in the environment, or cannot be sent.
+
+    where: the setting of the server.
+    """
     variable = settings.key_variable
     if not variable:
         return
@@ -73,12 +76,15 @@ class HttpClient:
         )
 
     def together(self, ask: Callable[..., T], *items: Sequence) -> list[T]:
-        """Calls `ask` on the first of all items, on the second of all, and so on: at most `concurrency` at once, answers in order."""
+        """Calls `ask` on the first of all items, the second of all, and so on, at most `concurrency` at once.
+
+        Returns the answers in order.
+        """
         with ThreadPoolExecutor(self.settings.concurrency) as pool:
             return list(pool.map(ask, *items))
 
     def request(self, path: str, body: object = None) -> bytes:
-        """The answer to a POST of `body` as JSON, or to a GET where it is None."""
+        """The answer to a POST of `body` as JSON, or to a GET if it is None."""
         data = None if body is None else json.dumps(body).encode()
         try:
             return self.retrying(self._once, path, data)

@@ -76,9 +76,10 @@ class ImageRewardModel(nn.Module):
 
 
 def from_checkpoint(weights: dict[str, torch.Tensor], med_config: dict) -> ImageRewardModel:
-    """The model of `ImageReward.pt`. Its sizes come from the weights, or from `med_config.json` if the text's weights do not show them.
+    """The model of `ImageReward.pt`.
 
-    Raises RuntimeError, naming the weights, if they are not exactly those of the model.
+    Its sizes come from the weights, or from `med_config.json` if the text's weights do not show them. Raises RuntimeError, naming
+    the weights, if they are not exactly those of the model.
     """
     from transformers import BlipTextConfig, BlipVisionConfig
 
@@ -111,8 +112,8 @@ def from_checkpoint(weights: dict[str, torch.Tensor], med_config: dict) -> Image
 class ImageReward:
     """(raw score - MEAN) / STD, [N] float32: about normal with deviation 1 over the published images. Nothing has a gradient.
 
-    An image is encoded once for each of its prompts; a prompt is tokenized once. Unlike with CLIP scores, the text cannot be encoded
-    without its image, because it attends to the image in every layer.
+    An image is encoded once for each of its prompts; a prompt is tokenized once. Unlike with CLIP scores, the text cannot be
+    encoded without its image, because it attends to the image in every layer.
     """
 
     def __init__(self, model: ImageRewardModel, tokenizer, device: torch.device, settings: ScorerSettings = DEFAULT):
@@ -140,7 +141,7 @@ class ImageReward:
 
 
 def image_reward(folder: Path, tokenizer: Path, device: torch.device, settings: ScorerSettings = DEFAULT) -> ImageReward:
-    """ImageReward from a folder with `ImageReward`, .pt or .safetensors, and `med_config.json`, laid out like `THUDM/ImageReward`.
+    """ImageReward from a folder with `ImageReward` (.pt or .safetensors) and `med_config.json`, as in `THUDM/ImageReward`.
 
     tokenizer: the folder of `bert-base-uncased`'s.
     """

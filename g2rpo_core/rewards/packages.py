@@ -1,8 +1,8 @@
 """The published packages hpsv2 1.2.0 and image-reward 1.5, made to work with today's torch, timm and transformers.
 
 Nothing here changes how a score is computed. It replaces packages that only their training or other scorers import and names that
-transformers 5 has moved, and adds a file that hpsv2's wheel lacks. The packages never contact a hub: their own classes build the models
-from the profile's files. They compute in float32 and get 8-bit images, as files hold them.
+transformers 5 has moved, and adds a file that hpsv2's wheel lacks. The packages never contact a hub: their own classes build the
+models from the profile's files. They compute in float32 and get 8-bit images, as files hold them.
 """
 
 import importlib.metadata
@@ -55,7 +55,7 @@ class PackageReward:
 
 
 def check_installed(package: str, where: str) -> None:
-    """UserError, with the command that installs it, unless the package is installed in the version that this file needs."""
+    """Checks that a package is installed in the version that this file needs; else UserError with the command to install it."""
     wanted = f"{package}=={VERSIONS[package]}"
     try:
         found = importlib.metadata.version(package)
@@ -103,14 +103,14 @@ def image_reward(folder: Path, tokenizer: Path, device: torch.device) -> Score:
     @torch.no_grad()
     def score(prompt, images):
         scores = model.score(prompt, list(images))
-        return scores if isinstance(scores, list) else [scores]  # one image's is no list
+        return scores if isinstance(scores, list) else [scores]  # a single image's is not a list
 
     return score
 
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Puts back what importing the packages changes for the whole process (no warnings, every log), and shows no warnings of theirs."""
+    """Undoes what importing the packages changes in the whole process (no warnings, every log), and hides their warnings."""
     root = logging.getLogger()
     level, handlers = root.level, [*root.handlers]
     with warnings.catch_warnings():
@@ -193,7 +193,7 @@ def _weights(file: Path) -> dict:
 
 @contextmanager
 def _stood_in(*names: str, **attributes) -> Iterator[None]:
-    """Puts empty modules in the place of packages that are not installed, while code that imports but never uses them is imported.
+    """Replaces packages that are not installed by empty modules while importing code that imports but never uses them.
 
     They are removed afterwards, because other libraries check whether, say, `datasets` is installed.
     """

@@ -107,6 +107,6 @@ def eight_bit(images: Images) -> list[torch.Tensor]:
 
 
 def check_pairs(images: Images, prompts: Sequence[str]) -> None:
-    """ValueError unless there is one prompt per image."""
+    """Checks that there is one prompt per image; ValueError otherwise."""
     if len(images) != len(prompts):
         raise ValueError(f"{len(images)} images and {len(prompts)} prompts; need one prompt per image")

@@ -31,7 +31,7 @@ class RemoteReward:
             return read_health(self.client.request("/health"))
         except Unanswered as error:
             kind = TransientError if error.passing else UserError
-            raise kind(f"{self.where}: {self.client.url} cannot be asked which reward it serves: {error}") from None
+            raise kind(f"{self.where}: {self.client.url} did not say which reward it serves: {error}") from None
         except ValueError as error:
             raise UserError(f"{self.where}: {self.client.url}/health is not a score server: {error}") from None
 

@@ -24,7 +24,10 @@ Scored = tuple[float, str | None]  # a score, or NaN and the reason why there is
 
 
 class Health(BaseModel):
-    """The answer to GET /health. images: the media types that the server reads; max_images: in one request; note: about its models."""
+    """The answer to GET /health.
+
+    images: the media types that the server reads; max_images: in one request; note: about its models.
+    """
 
     model_config = ConfigDict(strict=True, frozen=True)
 
@@ -54,7 +57,7 @@ class Sent(NamedTuple):
 
 
 def encode(images: Images, form: Literal["float32", "png"]) -> list[str]:
-    """Data URLs of N images: tensors [N, 3, H, W] in [0, 1] in that form, PIL images as PNG of their own mode, so nothing is lost.
+    """Data URLs of N images: tensors [N, 3, H, W] in [0, 1] in that form, PIL images losslessly as PNG of their own mode.
 
     Modes that PNG does not have, such as CMYK, are sent as RGB.
     """

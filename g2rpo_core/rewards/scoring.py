@@ -47,7 +47,7 @@ def score_table(rewards: Mapping[str, Reward], prompts: list[Prompt], images: to
 
 
 def check_missing(name: str, missing: int, total: int, largest: float, reason: str = "") -> None:
-    """UserError if more than the share `largest` of `total` scores of a reward is missing; `reason`: one of those that are."""
+    """Checks that at most the share `largest` of a reward's `total` scores is missing; else UserError with the example `reason`."""
     if missing > largest * total:
         raise UserError(
             f"reward {name}: {missing} of {total} scores are missing, more than rewards.{name}.max_missing = {largest:g} allows; for example: {reason}"

@@ -26,10 +26,11 @@ class ServerSettings(Settings):
 
 
 class RewardServerSettings(ServerSettings):
-    """A score server, such as `g2rpo serve-reward` (docs/reward_servers.md); url: the address to which /health and /score are added.
+    """A score server, such as `g2rpo serve-reward` (docs/reward_servers.md).
 
-    reward: its name on the server, None: the same name; version: the required one, None: any; images: how tensors are sent, float32
-    exactly as they are, or png rounded to 8 bits, as files hold them.
+    url: the address to which /health and /score are added. reward: its name on the server, None: the same name; version: the
+    required one, None: any; images: how tensors are sent, float32 exactly as they are, or png rounded to 8 bits, as files hold
+    them.
     """
 
     concurrency: Connections = 4  # the server scores requests one after the other; each holds its images in memory

@@ -67,8 +67,8 @@ class ScorerSettings(RewardSettings):
 class BackendSettings(ScorerSettings):
     """Settings of a reward that a published package can compute instead of our own code, `native`.
 
-    The scores are equal to 1e-5. The package is slower: it takes one image at a time, whatever the micro_batch. It gets 8-bit images, as
-    files hold them.
+    The scores are equal to 1e-5. The package is slower: it takes one image at a time, whatever the micro_batch. It gets 8-bit
+    images, as files hold them.
     """
 
     backend: str = "native"
@@ -108,7 +108,7 @@ class RewardSpec:
 
     build: makes it from the profile's models, on a device. It imports what it needs when it is called, so that listing names
     does not wait for libraries. models: those of the profile that it reads, unless its settings are `remote`;
-    open_clip: those of them whose entry must name open_clip's architecture. size: None where it is not known.
+    open_clip: those of them whose entry must name open_clip's architecture. size: None if it is not known.
     shapes_only: it only knows captions and images of the shapes task.
     """
 

@@ -93,7 +93,10 @@ class UnifiedReward:
 
 
 class InProcess:
-    """Asks a model in this process: a transformers folder of one of FAMILIES, greedily. dtype: a name, or `auto` for its files'."""
+    """Asks a model in this process, greedily: a transformers folder of one of FAMILIES.
+
+    dtype: a name, or `auto` for its files'.
+    """
 
     def __init__(self, folder: Path, device: torch.device, micro_batch: int, max_new_tokens: int, dtype: str = "auto"):
         from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor

@@ -24,7 +24,7 @@ SigmaOf = Callable[[float], float]
 class SampledTransition:
     """An SDE step as it was sampled, for P prompts and groups of G; all float32.
 
-    latents, mean: [P, 1 or G, ...], 1 where the whole group departs from one state; next_latents: [P, G, ...];
+    latents, mean: [P, 1 or G, ...], 1 if the whole group departs from one state; next_latents: [P, G, ...];
     log_prob: [P, G] of the transition under the policy that sampled it, mean: of that transition.
     """
 
@@ -74,7 +74,8 @@ def rollout(
     every SDE step of the tree [P, G, ...], standard normal; max_batch: latents in one call of the model, at least 1; solver:
     of the tails, `euler` or `dpm2`.
 
-    Nodes of any step share a call once their latents are known; those with the most steps left go first. Nothing waits for the device.
+    Nodes of any step share a call once their latents are known; those with the most steps left go first. Nothing waits for the
+    device.
     """
     prompts, group_size = noises[0].shape[:2]
     shape = initial.shape[1:]

@@ -1,6 +1,7 @@
 """Serves a reward over HTTP: GET /health and POST /score, as docs/reward_servers.md describes them.
 
-Requests are scored one after the other. One that cannot be answered gets a status and a reason in one line, never a made-up score.
+Requests are scored one after the other. One that cannot be answered gets a status and a reason in one line, never a made-up
+score.
 """
 
 import asyncio
@@ -44,7 +45,10 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Served:
-    """reward: scores the images; tensors: whether it only takes tensors; device: where tensors are put; key: what clients must send."""
+    """What is served.
+
+    reward: scores the images; tensors: whether it only takes tensors; device: where tensors are put; key: what clients must send.
+    """
 
     reward: Reward
     health: Health
@@ -145,7 +149,10 @@ def scores_of(served: Served, data: bytes, turn: Lock) -> dict[str, list]:
 
 
 def score_images(served: Served, images: Sequence[torch.Tensor | Image.Image], prompts: Sequence[str]) -> list[Scored]:
-    """Scores in the images' order. Files are scored together, and so are tensors of one size, as the reward would get them locally."""
+    """Scores in the images' order.
+
+    Files are scored together, and so are tensors of one size, as the reward would get them locally.
+    """
     from torchvision.transforms.v2 import functional as TF
 
     if served.tensors:

@@ -36,7 +36,7 @@ class TransitionBatch:
 
     @classmethod
     def concatenated(cls, batches: list["TransitionBatch"]) -> "TransitionBatch":
-        """One batch of the states of all."""
+        """One batch with the states of all batches."""
         return cls(*(torch.cat([getattr(batch, field.name) for batch in batches]) for field in fields(cls)))
 
 
@@ -50,7 +50,10 @@ def branch_advantages(rewards: torch.Tensor, weights: list[float], clip: float) 
 def split_updates(
     transitions: list[SampledTransition], advantages: torch.Tensor, updates: Literal["iteration", "step"] | int
 ) -> list[tuple[list[SampledTransition], torch.Tensor]]:
-    """The transitions of each optimizer step of an iteration, with their advantages [P, B, G] (see `Method.updates_per_rollout`)."""
+    """The transitions of each optimizer step of an iteration with their advantages [P, B, G].
+
+    See `Method.updates_per_rollout`.
+    """
     if updates == "iteration":
         return [(transitions, advantages)]
     if updates == "step":
@@ -61,14 +64,17 @@ def split_updates(
 
 
 def transition_batches(transitions: list[SampledTransition], advantages: torch.Tensor) -> list[TransitionBatch]:
-    """Batches of transitions with their advantages [P, B, G]; those with one state per group are kept apart from those with one per member."""
+    """Batches of transitions with their advantages [P, B, G].
+
+    Those with one state per group are kept apart from those with one per member.
+    """
     shared = [_rows(transition, advantages) for transition in transitions if transition.shared]
     apart = [_rows(transition, advantages) for transition in transitions if not transition.shared]
     return [TransitionBatch.concatenated(rows) for rows in (shared, apart) if rows]
 
 
 def _rows(transition: SampledTransition, advantages: torch.Tensor) -> TransitionBatch:
-    """N = P states with M = G next states where the group departs from one state, else N = P * G with M = 1."""
+    """N = P states with M = G next states if the group departs from one state, else N = P * G with M = 1."""
     prompts, group = transition.log_prob.shape
     rows = (prompts, group) if transition.shared else (prompts * group, 1)
     prompt = prompt_of_rows(transition.latents)

@@ -1,4 +1,6 @@
-"""Warnings of drift: what a run's records say about its health. A pure function of the records, so that a resumed run warns the same.
+"""Warnings of drift: what a run's records say about its health.
+
+A pure function of the records, so that a resumed run warns the same.
 
 | what | when |
 |---|---|

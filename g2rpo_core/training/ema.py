@@ -25,7 +25,7 @@ class Ema:
         self.values = {name: parameter.detach().clone() for name, parameter in policy.trained_parameters().items()}
 
     def update(self, step: int) -> None:
-        """Adds the weights after optimizer step `step` of the run, from 0, if that is the last of every `settings.every` steps."""
+        """Adds the weights after the run's optimizer step `step`, from 0, if that is the last of every `settings.every`."""
         if (step + 1) % self.settings.every == 0:
             decay = min((1 + step) / (10 + step), self.settings.decay)
             averages, weights = self._parts()
@@ -33,7 +33,10 @@ class Ema:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Within the block, the policy and the rollouts' replica have the average; afterwards their own weights, bit for bit. Collective."""
+        """Within the block, the policy and the rollouts' replica have the average.
+
+        Afterwards they have their own weights again, bit for bit. Collective.
+        """
         self._exchange()
         try:
             yield

@@ -23,12 +23,12 @@ def train(
     progress: Callable[[dict], None],
     warn: Callable[[int, str], None] = lambda iteration, text: None,
 ) -> list[dict]:
-    """The records of all iterations from 0 on, with `heldout()` where `training.monitor` asks for it; collective.
+    """The records of all iterations from 0 on, with `heldout()` when `training.monitor` says so; collective.
 
-    folder: from `checkpoint.scratch`; progress: called with every new record; warn: called with an iteration and a warning (`drift.py`),
-    once until that is over. Raises DriftError if `training.drift.stop` says so. After SIGTERM, writes a checkpoint and raises
-    Terminated; after a number that stops the run, also writes one, from which the error can be reproduced. However often a run is
-    stopped, its final weights and records (except their seconds) are the same.
+    folder: from `checkpoint.scratch`; progress: called with every new record; warn: called with an iteration and a warning
+    (`drift.py`), once until that is over. Raises DriftError if `training.drift.stop` says so. After SIGTERM, writes a checkpoint
+    and raises Terminated; after a number that stops the run, also writes one, from which the error can be reproduced. However
+    often a run is stopped, its final weights and records (except their seconds) are the same.
     """
     settings, processes = trainer.training, trainer.processes
     kept = checkpoint.Checkpoints(folder, settings.checkpoints.keep, processes)
@@ -95,7 +95,10 @@ def _line(record: dict) -> str:
 
 
 def keep_snapshot(trainer: Trainer, folder: Path, iteration: int) -> None:
-    """Saves the current weights beside the checkpoints; collective. Uses a temporary name: an earlier attempt may have left half a copy."""
+    """Saves the current weights beside the checkpoints.
+
+    Collective. Uses a temporary name: an earlier attempt may have left half a copy.
+    """
     final = snapshot(folder, iteration)
     aside = final.with_suffix(".tmp")
     with trainer.result():

@@ -28,10 +28,10 @@ def update_metrics(updates: list[dict[str, float]]) -> dict[str, float]:
 
 
 def granularity_correlation(rewards: torch.Tensor, names: Sequence[str], granularities: tuple[int, ...]) -> dict[str, float]:
-    """Compares the scores of the same directions at each granularity with the finest (the paper's Fig. 3); rewards: [R, P, B, J, G].
+    """Compares the scores of the same directions at each granularity with the finest (the paper's Fig. 3).
 
-    `gap_<reward>_<granularity>`: its mean reward minus the finest's; `correlation_...`: the correlation with the finest's within a
-    group, as a mean over groups. A group whose rewards are all equal counts as a correlation of 0.
+    rewards: [R, P, B, J, G]. `gap_<reward>_<granularity>`: its mean reward minus the finest's; `correlation_...`: the correlation
+    with the finest's within a group, as a mean over groups. A group whose rewards are all equal counts as a correlation of 0.
     """
     scaled, members = standardized(rewards), rewards.shape[-1]
     metrics = {}

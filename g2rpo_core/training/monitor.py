@@ -26,7 +26,8 @@ def heldout_means(
 
     max_missing: for each reward, the share of scores that may be missing (none if it is left out); the mean is over the others.
 
-    If batches cannot be shared evenly, the last one is made more than once, because sharded weights need all processes in every call.
+    If batches cannot be shared evenly, the last one is made more than once, because sharded weights need all processes in every
+    call.
     """
     batch = sampling.decode_batch
     last = -(-min(count, len(prompts)) // batch) - 1

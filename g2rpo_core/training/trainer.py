@@ -50,9 +50,9 @@ def learning_rate_at(iteration: int, training: TrainingSettings) -> float:
 class Trainer:
     """Trains `policy.transformer` in place.
 
-    rewards: those that `training.rewards` weighs, in its order; prompts: the encoded training prompts; seed: decides the order of the
-    prompts, all noise and the drawn steps. processes: each takes its share of every iteration's prompts, whole groups; what it
-    samples depends on the prompt's index among all, so that any number of processes computes the same.
+    rewards: those that `training.rewards` weighs, in its order; prompts: the encoded training prompts; seed: decides the order of
+    the prompts, all noise and the drawn steps. processes: each takes its share of every iteration's prompts, whole groups; what
+    it samples depends on the prompt's index among all, so that any number of processes computes the same.
 
     sampler: how an iteration's rollouts are made, called as a `RolloutSampler` (the default); experiments bring their own.
     """
@@ -93,8 +93,8 @@ class Trainer:
     def run(self, last: Mapping = MappingProxyType(START)) -> Iterator[dict]:
         """Yields the record of each iteration after that of `last`, after its updates; docs/metrics.md lists its columns.
 
-        The iteration's number decides its prompts, noise, window and learning rate; beyond that, a resumed run only needs the weights
-        and the optimizer (`state`). Raises Terminated after SIGTERM, before the iteration has changed the weights.
+        The iteration's number decides its prompts, noise, window and learning rate; beyond that, a resumed run only needs the
+        weights and the optimizer (`state`). Raises Terminated after SIGTERM, before the iteration has changed the weights.
         """
         num_forward_evals, num_transitions, seconds = last["num_forward_evals"], last["num_transitions"], last["seconds"]
         for iteration in range(last["iteration"], self.training.iterations):
@@ -107,7 +107,7 @@ class Trainer:
             yield {"iteration": iteration + 1, **totals, **record}
 
     def iterate(self, iteration: int) -> dict:
-        """One iteration, from 0: its record, where forward evaluations and transitions are this iteration's of all processes."""
+        """One iteration, from 0: its record, with the iteration's forward evaluations and transitions over all processes."""
         training, processes = self.training, self.processes
         self.weights_unchanged = True
         self.optimizer.param_groups[0]["lr"] = learning_rate_at(iteration, training)
@@ -149,7 +149,7 @@ class Trainer:
         }
 
     def update(self, conditioning: Conditioning, transitions: list[SampledTransition], advantages: torch.Tensor) -> dict:
-        """One optimizer step on the mean loss over all given transitions, in as many batches as it takes (Eq. 12).
+        """Makes one optimizer step on the mean loss over all given transitions, in as many batches as it takes (Eq. 12).
 
         advantages: [P, B, G]. Returns the step's metrics; NonFiniteError before the step if a number is not finite, or the old
         policy's ratio is not 1.

@@ -1,4 +1,4 @@
-"""Makes a rehearsal's inputs, in the place of earlier stages: published configurations without weights, and prompts encoded as zeros."""
+"""Makes a rehearsal's inputs instead of earlier stages: published configurations without weights, prompts encoded as zeros."""
 
 import json
 import shutil

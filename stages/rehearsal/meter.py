@@ -1,6 +1,7 @@
 """Measures a run, by phase: live memory on GPU and host, floating-point operations, and what processes send each other.
 
-It follows storages at PyTorch's dispatch, below autograd and FSDP2: a tensor counts from the operation that makes it until it is freed.
+It follows storages at PyTorch's dispatch, below autograd and FSDP2: a tensor counts from the operation that makes it until it is
+freed.
 """
 
 import functools
@@ -124,7 +125,10 @@ class Meter(TorchDispatchMode):
         return wrapped
 
     def sometimes(self, key: object, really: Callable[[], Any], instead: Callable[[], Any]) -> Any:
-        """For equal calls without gradients: makes the first two; the others count the same cost and return a result of that shape."""
+        """Makes only the first two of equal calls without gradients.
+
+        The others count the same cost and return a result of that shape.
+        """
         self._calls[key] += 1
         if self._calls[key] > 2:
             cost = self._costs[key]

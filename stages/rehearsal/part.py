@@ -1,7 +1,7 @@
 """Runs one stage as one of many processes, at true size and without data: `python -m stages.rehearsal.part`, in its own process.
 
-The stage's own `main` runs, from its command line to its last file. What this machine lacks is replaced: the GPUs and the other processes
-(`pretend`), and the contents of weights and of their files. Prints one JSON line.
+The stage's own `main` runs, from its command line to its last file. What this machine lacks is replaced: the GPUs and the other
+processes (`pretend`), and the contents of weights and of their files. Prints one JSON line.
 """
 
 from stages.rehearsal import pretend  # isort: skip - before torch
@@ -185,7 +185,7 @@ def replace_machine(args: argparse.Namespace, meter: Meter) -> None:
 
 
 def counted(size: ModelSize, device: torch.device) -> Callable[..., torch.Tensor]:
-    """UnifiedReward by its model's size: the length of its answers depends on what it reads, and here there is nothing to read."""
+    """UnifiedReward by its model's size: the length of its answers depends on what it reads, and here it reads nothing."""
     weights = torch.empty(size.bytes, dtype=torch.uint8, device=device)
 
     def score(images: torch.Tensor, prompts: Sequence[str]) -> torch.Tensor:

@@ -59,7 +59,10 @@ aten = torch.ops.aten
 
 
 class WithoutData(FakeTensorMode):
-    """Tensors that are made under it have no data; small real ones (token ids, encoded prompts) lose theirs at their first use."""
+    """Tensors that are made under it have no data.
+
+    Small real ones (token ids, encoded prompts) lose theirs at their first use.
+    """
 
     avoid_device_init = True  # torch.tensor(..., device="cuda") would allocate
 

@@ -166,7 +166,9 @@ def test_another_server_is_found_out_before_anything_is_scored(health, server, m
 def test_a_server_that_cannot_be_reached_may_be_there_later():
     with answering(good) as served:
         pass
-    with pytest.raises(TransientError, match=r"rewards.hps.server: http.* cannot be asked .* ConnectError: .* \(2 tries\)"):
+    with pytest.raises(
+        TransientError, match=r"rewards.hps.server: http.* did not say which reward .* ConnectError: .* \(2 tries\)"
+    ):
         reward_of(served)
     with answering(good, (503, b"loading")) as served, pytest.raises(TransientError, match="status 503: 'loading'"):
         reward_of(served)

@@ -208,7 +208,7 @@ def test_a_server_that_is_killed_leaves_missing_scores_and_words(profile):
         assert [why is None for why in reasons] == scores.isfinite().tolist()
         with pytest.raises(Exception, match="reward mine: .* scores are missing, more than rewards.mine.max_missing"):
             check_missing("mine", len(lost), 8, 0.05, lost[0])
-        with pytest.raises(TransientError, match="rewards.mine.server: http://127.0.0.1:.* cannot be asked"):
+        with pytest.raises(TransientError, match="rewards.mine.server: http://127.0.0.1:.* did not say which reward"):
             registry.load(["mine"], profile, section=section_of(server, "mine"))
 
 
