@@ -1,7 +1,7 @@
 # The two commands: `make reproduce` makes the comparison report from nothing, `make test` runs the tests. `make help` lists all.
 PYTHON ?= python3
 BIN := .venv/bin
-# A worker a core; tests of a file stay together, as they share what is made for them.
+# One worker per core; tests of a file stay together because they share fixtures.
 PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 export DVC_NO_ANALYTICS = 1
 export DO_NOT_TRACK = 1
@@ -9,7 +9,7 @@ export NO_MKDOCS_2_WARNING = 1
 
 .PHONY: help reproduce verify compare check format docs docs-serve rehearse test test-slow test-rest clean
 
-help: ## what there is
+help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | while IFS="$$(printf '\t')" read -r name text; do printf 'make %-10s %s\n' "$$name" "$$text"; done
 
 reproduce: .venv/ready ## from nothing to reports/report.html: installs, then runs the whole pipeline
@@ -17,7 +17,7 @@ reproduce: .venv/ready ## from nothing to reports/report.html: installs, then ru
 	$(BIN)/dvc repro
 	@echo "report: $(CURDIR)/reports/report.html"
 
-verify: .venv/ready ## which outputs of this checkout equal the committed dvc.lock
+verify: .venv/ready ## compare the outputs of this checkout with the committed dvc.lock
 	@$(BIN)/python -m stages.verify
 
 compare: .venv/ready ## the study `compare`: every method, two sets of rewards, three seeds (an hour on two cores)
@@ -31,28 +31,28 @@ check: .venv/ready ## before every commit: format, lint, types, import contracts
 	$(BIN)/mypy
 	$(PYTEST) -m "not pipeline and not slow"
 
-format: .venv/ready ## puts the code into its form
+format: .venv/ready ## format the code, and fix what the linter can
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-docs: .venv/ready ## the documents as a site, site/index.html; it needs no network and no server
+docs: .venv/ready ## build the documents as a site, site/index.html; needs no network and no server
 	$(BIN)/python -m mkdocs --quiet build --strict
 	@echo "documents: $(CURDIR)/site/index.html"
 
-docs-serve: .venv/ready ## the same at http://127.0.0.1:8000, built again at every change
+docs-serve: .venv/ready ## serve the same at http://127.0.0.1:8000, rebuilt at every change
 	$(BIN)/python -m mkdocs serve
 
-rehearse: .venv/ready ## every flux profile and method at true size on the GPUs that its comment names, pretended (3 minutes each)
+rehearse: .venv/ready ## every flux profile and method at true size on simulated GPUs, as its comment says (3 minutes each)
 	@grep -hoE 'g2rpo rehearse --profile [^`]*' profiles/flux_*.yaml | while read -r line; do $(BIN)/$$line --method all || exit 1; done
 
-test: .venv/ready ## the tests, but for the slow ones
+test: .venv/ready ## all tests except the slow ones
 	$(PYTEST) -m "not slow"
 
 test-slow: .venv/ready ## kills, load, rehearsals, long draws of generated inputs
 	$(PYTEST) -m slow
 
-# torch comes first: alone, its release for this machine is chosen; then everything at its pinned version.
-# Last the published scorers that tests compare with: their own pins cannot be met together, so nothing of theirs is resolved.
+# torch comes first, alone, so that pip chooses its release for this machine; then everything at its pinned version.
+# Last come the published scorers that tests compare with: their own pins contradict each other, so they are installed without dependencies.
 .venv/ready: requirements.lock requirements-parity.lock tools/fit_torchvision.py tools/activate_environment.py pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "error: Python 3.11 or newer is needed, this is " + sys.version.split()[0] + "; name another with: make PYTHON=python3.11")'
 	$(PYTHON) -m venv --clear .venv
@@ -64,7 +64,7 @@ test-slow: .venv/ready ## kills, load, rehearsals, long draws of generated input
 	$(BIN)/python tools/activate_environment.py
 	@touch $@
 
-test-rest: .venv/ready ## all that `make check` leaves out, in one go
+test-rest: .venv/ready ## everything that `make check` leaves out, in one go
 	$(PYTEST) -m "pipeline or slow"
 
 clean: ## removes the environment and everything that the pipeline makes

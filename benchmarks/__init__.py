@@ -1,1 +1,1 @@
-"""Measures, nothing else: what is told in README.md beside this file."""
+"""Only measures. README.md beside this file explains each benchmark."""

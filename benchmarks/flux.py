@@ -2,10 +2,13 @@
 
     python -m benchmarks.flux [--batches 1 2 4 8 12] [--iteration] [--json]
 
-Prints the bf16 matrix peak measured in the same run, milliseconds per forward evaluation against batch size and their share of that peak,
-what a call allocates beside what `g2rpo plan` says, what compiling each block, attention backends and fp8 linear layers give and how far they move velocities, log-probabilities and
-latents, and the seconds of a G2RPO iteration at the paper's setting (720x720, T = 16, 12 members): by the measured rate, or with
---iteration by running its rollout. `--size tiny --device cpu` runs the same code on any machine.
+Prints, all from one run:
+- the bf16 matrix peak, milliseconds per forward evaluation for each batch size, and their share of that peak;
+- what a call allocates, beside the estimate of `g2rpo plan`;
+- what compiled blocks, attention backends and fp8 layers gain, and how far they move velocities, log-probabilities and latents;
+- the seconds of a G2RPO iteration at the paper's setting (720x720, T = 16, 12 members), by the measured rate or (--iteration) by
+  running its rollout.
+`--size tiny --device cpu` runs the same code on any machine.
 """
 
 import argparse
@@ -63,7 +66,7 @@ def make_policy(size: str, device: torch.device) -> tuple[Policy, Conditioning]:
 
 
 class Fp8Linear(torch.nn.Module):
-    """A linear layer whose product runs in float8 (e4m3), each row of input and weight with a scale of its own."""
+    """A linear layer whose product runs in float8 (e4m3), with one scale for each row of input and weight."""
 
     def __init__(self, linear: torch.nn.Linear):
         super().__init__()
@@ -86,7 +89,7 @@ def in_fp8(model: torch.nn.Module) -> torch.nn.Module:
     model = copy.deepcopy(model)
     for block in [*model.transformer_blocks, *model.single_transformer_blocks]:
         for name, child in list(block.named_modules()):
-            if isinstance(child, torch.nn.Linear) and "norm" not in name:  # modulation sees one row a sample: too few
+            if isinstance(child, torch.nn.Linear) and "norm" not in name:  # modulation sees one row per sample: too few
                 parent, _, last = name.rpartition(".")
                 setattr(block.get_submodule(parent), last, Fp8Linear(child))
     return model
@@ -98,7 +101,7 @@ def inputs(policy: Policy, batch: int) -> tuple[torch.Tensor, torch.Tensor, torc
 
 
 def drift(policy: Policy, exact: Velocity, other: Velocity) -> dict[str, float]:
-    """How far another velocity lies from the exact one: relative error, |ratio - 1| of a Flow-SDE step, and latents after an ODE."""
+    """The distance of a velocity from the exact one: relative error, |ratio - 1| of a Flow-SDE step, and latents after an ODE."""
     x, sigma, prompt = inputs(policy, 2)
     sigmas = shifted_sigmas(STEPS, 3.0).to(policy.device)
     step = torch.full((2,), 4, device=policy.device)

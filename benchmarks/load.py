@@ -1,8 +1,11 @@
-"""Whether memory stays bounded and what more processes give: `python -m benchmarks.load --models models/tiny [prompts|iterations|scaling]`.
+"""Measures whether memory stays bounded and what more processes gain.
 
-The real stages run as processes of their own in a temporary folder; what they and their children hold is sampled ten times a
-second. `prompts`: the stages prompts and embed, with the number of prompts; `iterations`: one training run of many iterations;
-`scaling`: seconds of training iterations by 1, 2 and 4 processes, with as many prompts in all (strong) and for each (weak).
+    python -m benchmarks.load --models models/tiny [prompts|iterations|scaling]
+
+The real stages run as separate processes in a temporary folder; the memory of each and its children is sampled ten times a
+second. `prompts`: the stages prompts and embed, for growing numbers of prompts; `iterations`: one training run of many
+iterations; `scaling`: seconds of training iterations with 1, 2 and 4 processes, with equally many prompts in all (strong) or per
+process (weak).
 """
 
 import json
@@ -75,7 +78,7 @@ def prompts(folder: Path, models: Path, counts: tuple[int, ...]) -> list[dict]:
         (folder / "prompts.txt").write_text(text)
         sets = {"train": "prompts.txt", "train_count": count, "test": "prompts.txt", "test_count": 1}
         project(folder, models, {"prompts": sets, "embed": {"max_sequence_length": 32}, "evaluation": {"rewards": ["hps"]},
-                                 "methods": {"dance_grpo": {}},  # its monitor asks the verifier
+                                 "methods": {"dance_grpo": {}},  # tiny's entry has a monitor that uses the verifier
                                  "training": {"monitor": {"every": 1, "prompts": 1, "rewards": ["hps"]}}})  # fmt: skip
         chosen, encoded = stage(folder, "prompts"), stage(folder, "embed")
         rows.append(
@@ -100,7 +103,7 @@ def embedded(folder: Path, models: Path, training: dict) -> None:
         "methods": {
             "g2rpo": {"settings": {"sde_steps": [0, 1], "granularities": [1, 2]}},
             "dance_grpo": {},
-        },  # its monitor asks the verifier
+        },  # tiny's entry has a monitor that uses the verifier
     }
     profile = YAML(typ="safe", pure=True).load((ROOT / "profiles" / "tiny.yaml").read_text())
     others = {
@@ -148,7 +151,7 @@ def scaling(folder: Path, models: Path, processes: tuple[int, ...], count: int) 
 def main() -> None:
     parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("what", nargs="*", default=["prompts", "iterations", "scaling"], help="which to measure (default: all)")
-    parser.add_argument("--models", type=Path, default=Path("models/tiny"), help="what the stage models made")
+    parser.add_argument("--models", type=Path, default=Path("models/tiny"), help="folder made by the stage models")
     parser.add_argument("--prompts", type=int, nargs="+", default=PROMPTS)
     parser.add_argument("--iterations", type=int, default=ITERATIONS)
     parser.add_argument("--processes", type=int, nargs="+", default=PROCESSES)

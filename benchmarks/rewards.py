@@ -2,8 +2,8 @@
 
     python -m benchmarks.rewards [--models models/tiny] [--rewards hps …] [--side 32] [--prompts 8] [--group 12] [--json]
 
-Both score the same images in turn, in every repeat other prompts, so that no text is found encoded. `files`: images as PIL
-opens them; `tensors`: as a rollout leaves them, which the published packages get as PIL images made from them.
+Both score the same images in turn, with new prompts in every repeat, so that no text is already encoded. `files`: images as PIL
+opens them; `tensors`: as a rollout makes them; the published packages get PIL images made from these.
 """
 
 import argparse
@@ -32,7 +32,7 @@ from reference import upstream_scorers as upstream
 
 PACKAGES = {
     "hps": "hpsv2", "clip_score": "open_clip", "pickscore": "transformers", "image_reward": "image-reward",
-    "unified_reward": "transformers, an image at a time",
+    "unified_reward": "transformers, one image at a time",
 }  # fmt: skip
 Scored = tuple[torch.Tensor, list[str | None]]  # scores [N], and why one is missing
 
@@ -72,7 +72,7 @@ def theirs_of(score: upstream.Score) -> Callable[[Sequence[str], int, Images], S
 
 
 def difference(ours: Scored, theirs: Scored) -> float:
-    """The largest between two scores of an image; infinite where one has a score or an answer that the other has not."""
+    """The largest difference between two scores of an image; infinite if one has a score or an answer that the other lacks."""
     if ours[1] != theirs[1]:
         return math.inf
     return torch.nan_to_num(ours[0].cpu() - theirs[0].cpu(), nan=0.0).abs().max().item()
@@ -87,7 +87,7 @@ def seconds_of(work: Callable[[], Scored], device: torch.device) -> tuple[Scored
 
 
 def compare(ours, theirs, args: argparse.Namespace, tensors: bool, device: torch.device) -> dict:
-    """Both scorers in turn, first one then the other first; the first of all repeats is a warm-up."""
+    """Runs both scorers in turn, alternating which goes first; the first repeat is a warm-up."""
     times, differences, count = {"ours": [], "published": []}, [], args.prompts * args.group
     for repeat in range(args.repeats + 1):
         prompts, images = make_images(args.prompts, args.group, args.side, repeat)
@@ -106,13 +106,13 @@ def compare(ours, theirs, args: argparse.Namespace, tensors: bool, device: torch
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--models", type=Path, help="folder of the stage `models`; without it, small ones are made, hardly trained"
+        "--models", type=Path, help="folder made by the stage `models`; without it, small models are made, hardly trained"
     )
-    parser.add_argument("--profile", default="tiny", help="whose section `rewards` holds (default: %(default)s)")
+    parser.add_argument("--profile", default="tiny", help="profile whose section `rewards` applies (default: %(default)s)")
     parser.add_argument("--rewards", nargs="+", choices=PACKAGES, default=list(PACKAGES))
     parser.add_argument("--prompts", type=int, default=8)
     parser.add_argument("--group", type=int, default=12, help="images of each prompt (default: %(default)s)")
-    parser.add_argument("--side", type=int, default=32, help="of the images, in pixels (default: %(default)s)")
+    parser.add_argument("--side", type=int, default=32, help="side of the images in pixels (default: %(default)s)")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--json", action="store_true", help="the last line is one JSON object: reward -> what was measured")

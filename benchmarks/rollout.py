@@ -1,10 +1,10 @@
-"""One iteration by the published loops and by ours, on the same weights and noise: forward evaluations, seconds, memory, differences.
+"""One iteration by the published loops and by ours, on the same weights and noise: NFE, seconds, memory, differences.
 
     python -m benchmarks.rollout [--size tiny|compute|all] [--models models/tiny] [--repeats 3] [--compile] [--json]
 
-Sizes: `tiny` is the profile's (16 + 16 tokens: per-call overhead dominates); `compute` the same model on larger images
-(484 + 16 tokens: arithmetic dominates, so that only saved forward evaluations and saved training passes count).
-With `--compile` ours has the setting `training.parallel.compile`, which the published loops do not have; compiling, minutes, is not timed.
+Sizes: `tiny` is the profile's (16 + 16 tokens: per-call overhead dominates); `compute` the same model on larger images (484 + 16
+tokens: arithmetic dominates, so that only saved forward evaluations and saved training passes count). With `--compile`, ours has
+the setting `training.parallel.compile`, which the published loops lack. Compiling takes minutes and is not timed.
 """
 
 import argparse
@@ -44,7 +44,7 @@ SIZES = {"tiny": (32, 144, 16, ""), "compute": (176, 12, 1, "_500_tokens")}
 METHODS = ("g2rpo", "dance_grpo", "mix_grpo")
 STEPS, PLAIN_BATCH = 16, 12
 PEAK_SIDE = 2048  # of the square matrices whose product is the machine's peak
-PROMPTS = 4  # of a second rollout where one prompt's group leaves a call half empty, as MixGRPO's and DanceGRPO's do
+PROMPTS = 4  # of a second rollout if one prompt's group leaves a call half empty, as with MixGRPO and DanceGRPO
 
 
 class Peak:
@@ -127,7 +127,10 @@ def gradients(trainer: Trainer) -> torch.Tensor:
 
 
 def compare(name: str, policy: Policy, store: EmbeddingStore, models: Path, sampling: SamplingSettings, repeats: int) -> dict:
-    """Both loops in turn for one iteration of a method at T = 16 and 12 members; medians of what they took, and how far they differ."""
+    """Runs both loops in turn for one iteration of a method at T = 16 and 12 members.
+
+    Returns the medians of their costs, and how far they differ.
+    """
     profile = load_profile(Path("profiles/tiny.yaml"))
     method = method_of({name: type(profile.methods[name])()}, name).model_copy(update={"updates_per_rollout": "iteration"})
     training = profile.training.model_copy(
@@ -247,8 +250,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=[*SIZES, "all"], default="all")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
-    parser.add_argument("--models", type=Path, help="folder of the stage `models`; without it, hardly trained ones are made")
-    parser.add_argument("--repeats", type=int, default=3, help="of both loops, in turn; medians are told")
+    parser.add_argument(
+        "--models", type=Path, help="folder made by the stage `models`; without it, hardly trained models are made"
+    )
+    parser.add_argument("--repeats", type=int, default=3, help="repeats of both loops, in turn; medians are printed")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--compile", action="store_true", help="ours with compiled blocks")
     parser.add_argument("--json", action="store_true", help="the last line is one JSON object: method -> what was measured")

@@ -1,1 +1,1 @@
-"""Experiments that depend on the core, which never depends on them: the budget study of docs/findings.md."""
+"""Experiments: the budget study of docs/findings.md. They depend on the core, never the other way round."""

@@ -1,10 +1,12 @@
-"""What reaches the paper setting's reward for fewer forward evaluations: variants of the methods on profile tiny, several seeds, equal budgets.
+"""Which variants of the methods reach the reward of the paper's setting with fewer forward evaluations?
+
+It compares them on profile tiny, with several seeds and equal budgets.
 
     python -m experiments.budget [--seeds 1 2 3] [--only "two steps, λ=3" ...] [--table]
 
-Needs the outputs of `dvc repro embed`. Runs what budget.yaml lists and budget.parquet lacks (an interrupted call goes on where
-it was), then prints the tables: differences to the base on the 256 test prompts with held-out noise, paired by prompt, with 95 %
-bootstrap intervals, seed by seed. `--table` prints them without running anything.
+Needs the outputs of `dvc repro embed`. Runs what budget.yaml lists and budget.parquet lacks (so that an interrupted call
+resumes), then prints the tables: differences from the base on the 256 test prompts with held-out noise, paired by prompt, with
+95 % bootstrap intervals, seed by seed. `--table` prints them without running anything.
 """
 
 import argparse
@@ -37,22 +39,23 @@ KEY = ["variant", "budget", "learning_rate", "seed"]
 
 
 def method_of_variant(entry: dict, profile: Profile) -> Method:
-    """A variant's method, with profile tiny's SDE steps where the published ones are a list."""
+    """A variant's method, with profile tiny's SDE steps if the published ones are a list."""
     base = METHODS[entry["method"]]
     of_tiny = {} if base.sde_steps == "all" else {"sde_steps": profile.methods["g2rpo"].settings["sde_steps"]}
     return Method.model_validate_json(json.dumps({**base.model_dump(mode="json"), **of_tiny, **entry.get("settings", {})}))
 
 
 def training_of_variant(entry: dict, learning_rate: float, profile: Profile) -> TrainingSettings:
-    """Profile tiny's section `training` with a variant's departures."""
+    """Profile tiny's section `training` with a variant's changes."""
     departures = {**entry.get("training", {}), "learning_rate": learning_rate}
     return TrainingSettings.model_validate_json(json.dumps({**profile.training.model_dump(mode="json"), **departures}))
 
 
 def fitted(method: Method, variant: BudgetVariant, budget: int, steps: int, group: int, seed: int) -> tuple[Method, int]:
-    """How many iterations of one prompt come nearest to a budget of forward evaluations; a progressive window goes once over the schedule.
+    """The number of one-prompt iterations that comes nearest to a budget of forward evaluations.
 
-    Windows differ in cost: their mean over the positions of one, or over 50 draws.
+    A progressive window passes the schedule once. Windows differ in cost, so the mean counts: over the positions of a progressive
+    window, or over 50 draws.
     """
     window = method.window if method.window and method.window.order == "progressive" else None
     positions = len(method.candidates(steps)) - window.size + 1 if window else 50
@@ -66,7 +69,7 @@ def fitted(method: Method, variant: BudgetVariant, budget: int, steps: int, grou
 
 
 def evaluate(policy: Policy, store: EmbeddingStore, scorers: dict, profile: Profile) -> pd.DataFrame:
-    """One row a test prompt: its id and a column for every reward."""
+    """One row per test prompt: its id and a column for every reward."""
     ids, scores = [], []
     settings = profile.evaluation
     for part, images in generate_images(
@@ -102,7 +105,7 @@ def run(entry: dict, budget: int, learning_rate: float, seed: int, profile: Prof
 
 
 def tables(results: pd.DataFrame) -> str:
-    """Markdown: a row for each variant, budget and learning rate, its seeds beside each other."""
+    """Markdown: a row for each variant, budget and learning rate, with its seeds side by side."""
     base = results[results.variant == "base"].set_index("prompt_id")
     lines = []
     for (variant, _, rate), runs in results[results.variant != "base"].groupby(KEY[:3], sort=False):
@@ -126,7 +129,7 @@ def tables(results: pd.DataFrame) -> str:
 
 
 def jobs(plan: dict, seeds: list[int]) -> list[tuple[str, int, float, int]]:
-    """What KEY says of every run of the plan: the base first, then each seed's, then those of the first seed alone."""
+    """The key (KEY) of every run of the plan: the base first, then the runs of each seed, then those of the first seed alone."""
     each_seed = [(name, plan[budget], rate, seed) for seed in seeds for name, budget, rate in plan["runs"]]
     screened = [(name, plan[budget], rate, seeds[0]) for name, budget, rate in plan["screened"]]
     return [("base", 0, 0.0, 0), *each_seed, *screened]

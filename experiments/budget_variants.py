@@ -1,4 +1,7 @@
-"""Rollouts at budgets that no method has a setting for, tried by `experiments.budget`; for one SDE step an iteration, one prompt a process."""
+"""Rollouts at budgets that no method has a setting for, used by `experiments.budget`.
+
+They have one SDE step per iteration and one prompt per process.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,11 +25,11 @@ from g2rpo_core.training.settings import TrainingSettings
 
 @dataclass(frozen=True)
 class BudgetVariant:
-    """What depends on the iteration's SDE step, and how many members are finished.
+    """Settings that depend on the iteration's SDE step, and how many members are finished.
 
-    group_sizes, granularities: of SDE steps that depart from the run's settings; keep: of the group, so many are finished at the
-    only granularity and trained on, those whose preview scores lowest and highest (half each); None: all. A preview is the clean
-    prediction right after the noise; it costs no forward evaluation that the tail does not need.
+    group_sizes, granularities: for SDE steps that differ from the run's settings; keep: how many of the group are finished at the
+    only granularity and trained on, half with the lowest and half with the highest preview scores; None: all. A preview is the
+    clean prediction right after the noise; it costs no forward evaluation that the tail does not need anyway.
     """
 
     group_sizes: Mapping[int, int] = field(default_factory=dict)
@@ -39,7 +42,7 @@ class BudgetVariant:
         return method.model_copy(update={"granularities": granularities}), self.group_sizes.get(sde_step, group)
 
     def num_forward_evals(self, branches: Sequence[Sequence[int]], method: Method, steps: int, group: int) -> int:
-        """Of one iteration with one prompt, as `Tree.num_forward_evals`."""
+        """NFE of one iteration with one prompt, as `Tree.num_forward_evals`."""
         if self == BudgetVariant():
             return build(branches, method.granularities, steps, method.grid).num_forward_evals(group)
         ((sde_step,),) = branches
@@ -57,7 +60,7 @@ def previewing(method: Method, steps: int) -> Method:
 
 
 class VariantSampler:
-    """The rollouts of a budget variant, for `Trainer(sampler=...)`; arguments as of the Trainer."""
+    """The rollouts of a budget variant, for `Trainer(sampler=...)`; arguments as in the Trainer."""
 
     def __init__(
         self,
@@ -99,7 +102,7 @@ class VariantSampler:
         iteration: int,
         before_call: Callable[[], None],
     ) -> Rollout:
-        """Of a whole group that was rolled out to its previews, takes the `keep` that say most from there to the end."""
+        """From a whole group that was rolled out to its previews, takes the `keep` most extreme members to the end."""
         (index,) = prompt_order(iteration, 1, len(self.prompts), self.seed)
         text = self.prompts.prompts[index].text
         scores = score_rollout(self.policy, self.rewards, previews, [text], self.sampling.decode_batch, iteration)

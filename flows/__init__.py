@@ -7,11 +7,11 @@ from importlib.metadata import PackageNotFoundError, version
 
 from packaging.specifiers import SpecifierSet
 
-# What was seen to fail: (package, versions that work, what happens with others).
+# Known failures: (package, versions that work, what happens with others).
 KNOWN = (
     ("prefect", ">=3.8,<4", "the flows are written for the interface of Prefect 3.8"),
     ("fastapi", "<0.151", "Prefect's server does not start: Body() got an unexpected keyword argument 'min_items'"),
-    ("sqlalchemy", "<2.1", "runs by cron are never scheduled, without a word"),
+    ("sqlalchemy", "<2.1", "cron runs are silently never scheduled"),
 )
 
 for _name, _value in {
@@ -19,8 +19,8 @@ for _name, _value in {
     "DVC_NO_ANALYTICS": "1",
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",  # seconds, the least that Prefect takes
-    "PREFECT_CLIENT_MAX_RETRIES": "10",  # a server that starts again within minutes ends no run
-    # in memory, the default, a server that starts again never gives back the slots that were taken before
+    "PREFECT_CLIENT_MAX_RETRIES": "10",  # a server that restarts within minutes ends no run
+    # with the default (in memory), a restarted server never frees the slots taken before
     "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
 }.items():
     os.environ.setdefault(_name, _value)

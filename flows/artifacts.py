@@ -1,4 +1,4 @@
-"""What one sees of a flow run: the results table, the report, the reward curves and a grid of images, from the files that are there."""
+"""The artifacts of a flow run: results table, report, reward curves and a grid of images, from the files that exist."""
 
 import base64
 import io
@@ -20,26 +20,26 @@ GRID_PIXELS = 128  # of one image's side
 
 
 def publish(root: Path, stages: dict[str, Stage]) -> None:
-    """Leaves the artifacts on the flow run that calls; what no stage has made yet is left out, what `stages` do not make too."""
+    """Adds the artifacts to the calling flow run; leaves out what no stage has made yet and what `stages` do not make."""
     groups = {stage.group for stage in stages.values()}
     runs = sorted(stage.name.split("@")[1] for stage in stages.values() if "@" in stage.name)
     try:
         if table := results(root):
-            create_table_artifact(table, "results", "mean rewards of the test prompts, from reports/metrics")
+            create_table_artifact(table, "results", "mean rewards on the test prompts, from reports/metrics")
         if (page := root / "reports" / "report.html").exists() and "report" in groups:
             create_link_artifact(page.resolve().as_uri(), "report.html", "report", "the report, on the machine that made it")
         if curve := reward_curve(root):
-            create_image_artifact(curve, "reward-curve", "mean rewards of held-out prompts while training, from reports/curves")
+            create_image_artifact(curve, "reward-curve", "mean rewards on held-out prompts during training, from reports/curves")
         if grid := image_grid(root, runs):
             create_image_artifact(grid, "grid", "the first test prompts; a row is a model")
-    except httpx.HTTPError as error:  # the run's result does not hang on what is shown of it
-        get_run_logger().warning("artifacts could not be left with the Prefect server: %s", error)
+    except httpx.HTTPError as error:  # the run's result does not depend on its artifacts
+        get_run_logger().warning("artifacts could not be sent to the Prefect server: %s", error)
     except UserError as error:
         get_run_logger().warning("artifacts could not be made: %s", error)
 
 
 def results(root: Path) -> list[dict]:
-    """One row a model: its name and its mean rewards."""
+    """One row per model: its name and its mean rewards."""
     files = sorted((root / "reports" / "metrics").glob("*.json"))
     rows = []
     for file in files:
@@ -57,9 +57,9 @@ def reward_curve(root: Path) -> str | None:
 
 
 def curve_image(curves: dict[str, list[dict]], prefixes: tuple[str, ...]) -> str | None:
-    """The columns that begin so, of every run, against the iteration, as the URL of an image: a chart a reward, a line a run and prefix.
+    """The columns with these prefixes, of every run, against the iteration, as the URL of an image; None without such a column.
 
-    None without such a column.
+    One chart per reward, one line per run and prefix.
     """
     columns = {name for curve in curves.values() for row in curve for name in row if name.startswith(prefixes)}
     columns -= {name for name in columns if name.startswith("reward_std_")}
@@ -88,18 +88,18 @@ def key_of(*words: str) -> str:
 
 
 def curve_of(file: Path) -> list[dict]:
-    """The rows of a curve; UserError where there are none."""
+    """The rows of a curve; UserError if there are none."""
     again = remade_by("train")
     rows = read_json(file, again, list)
     if not rows or not all(isinstance(row, dict) and row.keys() == rows[0].keys() and "iteration" in row for row in rows):
-        raise UserError(complaint(file, "is no curve of a training", again))
+        raise UserError(complaint(file, "is not a training curve", again))
     return rows
 
 
 def image_grid(root: Path, runs: list[str]) -> str | None:
-    """The images of the first test prompts, one row a model (the base first), as the URL of an image; None without images.
+    """The images of the first test prompts, one row per model (the base first), as the URL of an image; None without images.
 
-    Of several checkpoints and numbers of steps that were evaluated, those that come first by name.
+    If several checkpoints or numbers of steps were evaluated, it shows the first by name.
     """
     models = [path for path in root.glob("evaluations/*/*/pictures") if path.parent.name in ("base-0", *runs)]
     models.sort(key=lambda path: (path.parent.name != "base-0", path.parent.name))

@@ -1,6 +1,6 @@
-"""A training as it goes, in its Prefect run: where its curves and pictures are, its last rewards, and the curve so far.
+"""Shows a training in its Prefect run: where its curves and pictures are, its last rewards, and the curve so far.
 
-Everything is read from what the training leaves while it runs. It knows nothing of Prefect.
+Everything is read from the files that the training writes. The training knows nothing of Prefect.
 """
 
 import json
@@ -22,7 +22,7 @@ LAST_ROWS = 12
 
 
 class Live:
-    """The live artifacts of one stage's task; of a stage that is no training there are none."""
+    """The live artifacts of one stage's task; a stage that is not a training has none."""
 
     def __init__(self, stage: Stage):
         self.run = stage.name.partition("@")[2] if stage.group == "train" else ""
@@ -30,7 +30,7 @@ class Live:
         self.artifacts: dict[str, UUID] = {}
 
     def update(self) -> None:
-        """Brings the artifacts to the last record; nothing before the first. httpx.HTTPError while the server is away."""
+        """Updates the artifacts to the last record; does nothing before the first. httpx.HTTPError while the server is away."""
         found = self._file()
         records = read_records(found) if found else []
         if not found or not records:
@@ -58,7 +58,7 @@ class Live:
             client.update_artifact(self.artifacts[name], ArtifactUpdate(data=data))
 
     def _file(self) -> Path | None:
-        """The records that have been written to since the stage started; those of an older attempt with other settings have not."""
+        """The file of records that was written since the stage started, unlike that of an older attempt with other settings."""
         files = (self.project / RESUME).glob(RECORDS.format(run=self.run)) if self.run else ()
         written = {file: file.stat().st_mtime for file in files}
         newest = max(written, key=written.__getitem__, default=None)
@@ -66,7 +66,7 @@ class Live:
 
 
 def read_records(file: Path) -> list[dict]:
-    """Every whole line; the last may be half written, and the file is gone when the run has ended."""
+    """Every complete line; the last may be half written, and the file is gone when the run has ended."""
     try:
         lines = file.read_text().split("\n")[:-1]
     except FileNotFoundError:

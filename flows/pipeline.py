@@ -1,4 +1,4 @@
-"""The flows: `reproduce`, `train`, `evaluate`, `report`. Each asks DVC what there is to do, and runs one task a stage."""
+"""The flows: `reproduce`, `train`, `evaluate`, `report`. Each asks DVC what there is to do, and runs one task per stage."""
 
 import os
 import threading
@@ -21,7 +21,7 @@ from g2rpo_core.errors import UserError
 from stages.graph import Stage, chosen, read_graph
 from stages.runner import run_graph
 
-# A runner that has died no longer reads what its run prints, for which rich would end the run.
+# A dead runner no longer reads its run's output; rich would then end the run.
 Console.on_broken_pipe = lambda console: setattr(console, "quiet", True)
 
 SIDE_BY_SIDE = 2
@@ -59,14 +59,14 @@ def unscored(stages: dict[str, Stage]) -> dict[str, Stage]:
         if not stage.group.startswith("evaluate"):
             continue
         if unmade := [need for need in stage.needs if stages[need].changed]:
-            get_run_logger().info("%s: left out, as %s is not up to date", name, ", ".join(unmade))
+            get_run_logger().info("%s: left out, because %s is not up to date", name, ", ".join(unmade))
         else:
             found[name] = stage
     return found
 
 
 def run_chosen(choose: Callable[[dict[str, Stage]], dict[str, Stage]], side_by_side: int) -> State:
-    """Runs what `choose` takes of the graph as it is now; what the user can mend ends in one line."""
+    """Runs the stages that `choose` takes from the current graph; an error that the user can fix ends in one line."""
     try:
         stages = read_graph()
         if (profile := stages.get("profile")) and profile.changed:  # seconds; only after it is known what else has changed
@@ -83,7 +83,7 @@ def run_stages(stages: dict[str, Stage], side_by_side: int) -> State:
     """Runs each stage after those it needs, at most `side_by_side` at once, and returns the state of the whole.
 
     A stage after a failed one does not run; independent ones do. SIGTERM (a cancelled run) ends the process groups of all
-    running stages and comes back as what Prefect raises for it.
+    running stages; then Prefect's own exception is raised.
     """
     stop = threading.Event()
     futures: dict[str, PrefectFuture] = {}
@@ -100,7 +100,7 @@ def run_stages(stages: dict[str, Stage], side_by_side: int) -> State:
 
     def end(name: str, future: PrefectFuture) -> bool:
         running.remove(name)
-        future.wait()  # before it, its state is what the server knows, which is older
+        future.wait()  # until then, its state is that of the server, which is older
         ended[name] = future.state
         return future.state.is_completed() and future.state.name != "Skipped"
 
@@ -117,7 +117,7 @@ def run_stages(stages: dict[str, Stage], side_by_side: int) -> State:
 
 
 def outcome(ended: dict[str, State]) -> State:
-    """The state of a flow run from those of its stages: what failed and how, and what did not run after it."""
+    """The state of a flow run from the states of its stages: what failed and how, and what therefore did not run."""
     failed = [state.message for state in ended.values() if state.is_failed() or state.is_crashed() or state.is_cancelled()]
     unstarted = [name for name, state in ended.items() if state.is_pending()]
     if failed:
@@ -129,7 +129,7 @@ def outcome(ended: dict[str, State]) -> State:
 
 
 def wait_for_server(stop: threading.Event) -> None:
-    """Returns at once while the Prefect server answers, else when it does again: a run outlives its server."""
+    """Returns once the Prefect server answers, so that a run outlives its server."""
     api = PREFECT_API_URL.value() or os.environ.get("PREFECT_API_URL")
     if not api or healthy(api):  # without an address, Prefect runs a server inside this process
         return

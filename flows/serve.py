@@ -1,6 +1,6 @@
 """Serves the flows with their schedules from this machine; `python -m flows.serve`.
 
-Without PREFECT_API_URL it starts a server of its own (SQLite in PREFECT_HOME, ~/.prefect) and ends it when it ends.
+Without PREFECT_API_URL it starts its own server (SQLite in PREFECT_HOME, ~/.prefect) and stops it at the end.
 """
 
 import os
@@ -15,25 +15,25 @@ import httpx
 from flows.server import failed, local_server, wait_until_healthy
 from g2rpo_core.errors import UserError
 
-SILENT = 45.0  # seconds without a heartbeat, one and a half of what lies between two
-SERVED_AT_START = 30.0  # seconds that a server named by PREFECT_API_URL has to answer
+SILENT = 45.0  # seconds without a heartbeat, one and a half times the interval
+SERVED_AT_START = 30.0  # seconds in which a server named by PREFECT_API_URL must answer
 
 
 def arguments(given: list[str] | None = None) -> Namespace:
     parser = ArgumentParser(description=__doc__.splitlines()[0], formatter_class=ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--reproduce", metavar="CRON", help="when to bring the whole graph up to date (default: by hand alone)")
-    parser.add_argument("--train", metavar="CRON", default="0 22 * * *", help="when to train; '' for by hand alone")
-    parser.add_argument("--evaluate", metavar="CRON", default="0 6 * * *", help="when to score new runs; '' for by hand alone")
-    parser.add_argument("--report", metavar="CRON", help="when to write the report (default: by hand alone)")
-    parser.add_argument("--timezone", default="UTC", help="of all schedules, as Europe/Berlin")
-    parser.add_argument("--gpus", type=int, default=1, help="stages with the tag gpu that run at once")
-    parser.add_argument("--side-by-side", type=int, default=2, help="stages of one run that run at once")
-    parser.add_argument("--port", type=int, default=4200, help="of the server that is started here")
+    parser.add_argument("--reproduce", metavar="CRON", help="when to bring the whole graph up to date (default: only by hand)")
+    parser.add_argument("--train", metavar="CRON", default="0 22 * * *", help="when to train; '' means only by hand")
+    parser.add_argument("--evaluate", metavar="CRON", default="0 6 * * *", help="when to score new runs; '' means only by hand")
+    parser.add_argument("--report", metavar="CRON", help="when to write the report (default: only by hand)")
+    parser.add_argument("--timezone", default="UTC", help="timezone of all schedules, such as Europe/Berlin")
+    parser.add_argument("--gpus", type=int, default=1, help="how many stages with the tag gpu run at once")
+    parser.add_argument("--side-by-side", type=int, default=2, help="how many stages run at once within one flow run")
+    parser.add_argument("--port", type=int, default=4200, help="port of the server that is started here")
     return parser.parse_args(given)
 
 
 def deployments(args: Namespace) -> list:
-    """One deployment a flow: one run at a time; a run that falls due meanwhile is cancelled, and its state says why."""
+    """One deployment per flow, with one run at a time; a run that is due meanwhile is cancelled, and its state says why."""
     from prefect.client.schemas.objects import ConcurrencyLimitConfig, ConcurrencyLimitStrategy
     from prefect.flows import EntrypointType
     from prefect.schedules import Cron
@@ -94,7 +94,7 @@ def crash_silent_runs() -> None:
         ),
         actions=[
             ChangeFlowRunState(
-                state=StateType.CRASHED, message="its process has ended without a word; the next run goes on from its checkpoint"
+                state=StateType.CRASHED, message="its process has ended without notice; the next run resumes from its checkpoint"
             )
         ],
     )
@@ -124,7 +124,7 @@ def main(given: list[str] | None = None) -> None:
                 try:
                     serve(*made, print_starting_message=False)
                     return
-                except* httpx.HTTPError:  # the runner gives up where its server is away for long
+                except* httpx.HTTPError:  # the runner gives up if its server is away for long
                     print("the runner lost its server: serving again when it answers", file=sys.stderr, flush=True)
                 wait_until_healthy(api)
     except UserError as error:

@@ -1,4 +1,4 @@
-"""The Prefect server as the flows see it: one on this machine, and waiting for one that is away."""
+"""The Prefect server of the flows: starts one on this machine, and waits for one that is away."""
 
 import os
 import signal
@@ -29,11 +29,11 @@ def healthy(api: str) -> bool:
 
 @contextmanager
 def local_server(port: int) -> Iterator[str]:
-    """A server on this machine with its SQLite file in PREFECT_HOME; gives its API's address and ends with the block."""
+    """A server on this machine with its SQLite file in PREFECT_HOME; yields its API's address, and ends with the block."""
     with socket.socket() as probe:
         if probe.connect_ex(("127.0.0.1", port)) == 0:
             raise UserError(
-                f"port {port} is taken: give another by --port, or name a server that runs there: PREFECT_API_URL=http://127.0.0.1:{port}/api"
+                f"port {port} is taken: give another --port, or use the server that runs there: PREFECT_API_URL=http://127.0.0.1:{port}/api"
             )
     api = f"http://127.0.0.1:{port}/api"
     supervised = Supervised(port)
@@ -46,9 +46,9 @@ def local_server(port: int) -> Iterator[str]:
 
 
 class Supervised:
-    """A server that is started again when it ends by itself, RESTARTS times at most; then SIGTERM ends this process, and `failed` says why.
+    """A server that is restarted when it ends by itself, RESTARTS times at most.
 
-    Runs that are under way wait for it (`wait_for_server`).
+    Then SIGTERM ends this process, and `failed` says why. Runs in progress wait for it (`wait_for_server`).
     """
 
     def __init__(self, port: int):
@@ -65,15 +65,13 @@ class Supervised:
             how = f"by signal {-status}" if status < 0 else f"with status {status}"
             if self.restarts == RESTARTS:
                 failed.append(
-                    f"the Prefect server ended {how} for the {RESTARTS + 1}th time; runs that were under way go on from their checkpoints"
+                    f"the Prefect server ended {how} for the {RESTARTS + 1}th time; runs that were in progress resume from their checkpoints"
                 )
                 os.kill(os.getpid(), signal.SIGTERM)
                 return
             self.restarts += 1
-            print(
-                f"the Prefect server ended {how}: starting it again ({self.restarts} of {RESTARTS})", file=sys.stderr, flush=True
-            )
-            stop_server(self.process, signal.SIGKILL)  # what it has left of its group, with its hand on the port
+            print(f"the Prefect server ended {how}: restarting it ({self.restarts} of {RESTARTS})", file=sys.stderr, flush=True)
+            stop_server(self.process, signal.SIGKILL)  # the rest of its group, which may still hold the port
             self.process = start_server(self.port)
 
     def end(self) -> None:
@@ -81,14 +79,14 @@ class Supervised:
         stop_server(self.process)
 
 
-failed: list[str] = []  # why this process ends itself
+failed: list[str] = []  # why this process ends
 
 
 def start_server(port: int) -> subprocess.Popen:
     command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
     environment = {key: value for key, value in os.environ.items() if key != "PREFECT_API_URL"}
     environment |= {"PREFECT_UI_API_URL": f"http://127.0.0.1:{port}/api", "PREFECT_LOGGING_SERVER_LEVEL": "WARNING"}
-    # a group of its own: Ctrl-C ends the flows first, while the server still takes their last states
+    # its own process group: Ctrl-C ends the flows first, while the server still accepts their last states
     return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, start_new_session=True)
 
 
@@ -105,11 +103,11 @@ def stop_server(process: subprocess.Popen, number: signal.Signals = signal.SIGTE
 
 
 def wait_until_healthy(api: str, process: subprocess.Popen | None = None, limit: float = START_LIMIT) -> None:
-    """UserError if no server answers within `limit` seconds, or if its process has ended."""
+    """Waits until the server answers; UserError if it does not within `limit` seconds, or if its process has ended."""
     until = time.monotonic() + limit
     while not healthy(api):
         if process is not None and process.poll() is not None:
-            raise UserError(f"the Prefect server ended with status {process.returncode} at its start; its own words are above")
+            raise UserError(f"the Prefect server ended with status {process.returncode} at its start; see its output above")
         if time.monotonic() > until:
             raise UserError(f"no Prefect server answers at {api} within {limit:.0f} s")
         time.sleep(0.5)

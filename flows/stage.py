@@ -26,7 +26,7 @@ BAR = re.compile(r"(\d{1,3})%\|")  # tqdm's
 BAR_LOGGED_EVERY = 60.0  # seconds
 BAR_SHOWN_EVERY = 10.0
 LAST_LINES = 40
-TRANSIENT = "TryAgain"  # the state's name after a failure that can pass
+TRANSIENT = "TryAgain"  # the state's name after a temporary failure
 
 
 @dataclass
@@ -55,7 +55,10 @@ class Output:
         get_run_logger().info("%s", text.text)
 
     def show(self, percent: float, line: str) -> None:
-        """Brings the live progress artifact to `percent`, and the others along; a server that is away gets the next one."""
+        """Updates the progress artifact to `percent`, and the other live artifacts.
+
+        A server that is away gets the next update.
+        """
         try:
             if self.artifact is None:
                 self.artifact = create_progress_artifact(percent, key_of("progress", self.stage), line)
@@ -71,7 +74,10 @@ class Output:
 
 
 def stage_task(stage: Stage, stop: threading.Event) -> Task:
-    """The task of a stage. Its run ends Completed, Skipped or Restored (DVC had nothing to run), Failed, or Cancelled by `stop`."""
+    """The task of a stage.
+
+    Its run ends Completed, Skipped or Restored (DVC had nothing to run), Failed, or Cancelled by `stop`.
+    """
     meta = stage.meta
 
     @task(
@@ -86,7 +92,7 @@ def stage_task(stage: Stage, stop: threading.Event) -> Task:
     )
     def run(needs_to_run: bool) -> State:
         if not needs_to_run:
-            return Completed(name="Skipped", message="unchanged, and so is all before it")
+            return Completed(name="Skipped", message="unchanged, as is everything before it")
         return reproduce_stage(stage, stop)
 
     return run
@@ -95,7 +101,7 @@ def stage_task(stage: Stage, stop: threading.Event) -> Task:
 def reproduce_stage(stage: Stage, stop: threading.Event) -> State:
     """`dvc repro --single-item` of a stage; the state that says how it ended."""
     output = Output(stage.name, Live(stage))
-    busy = lambda: get_run_logger().warning("another run works on the same files: waiting for it")
+    busy = lambda: get_run_logger().warning("another run is using the same files: waiting for it")
     ended = repro(stage, output, stop=stop, time_limit=stage.meta.time_limit, on_busy=busy)
     return state_of(stage, ended, output)
 
@@ -103,14 +109,14 @@ def reproduce_stage(stage: Stage, stop: threading.Event) -> State:
 def state_of(stage: Stage, ended: Ended, output: Output) -> State:
     """The end of a stage's process as a Prefect state; a failure leaves its last lines as an artifact."""
     if ended.by == "stop":
-        return Cancelled(message="its process group was ended; training goes on from its checkpoint the next time")
+        return Cancelled(message="its process group was ended; training resumes from its checkpoint the next time")
     if ended.by == "itself" and ended.status == 0:
         if output.says(r"^Stage '.*' didn't change, skipping"):
             return Completed(name="Skipped", message="DVC: nothing changed")
         if output.says(r"^Stage '.*' is cached - skipping run"):
             return Completed(name="Restored", message="DVC had run it before with the same inputs: outputs taken from its cache")
         return Completed()
-    status = int(exited[1]) if (exited := output.says(r"exited with (-?\d+)")) else ended.status  # DVC's own is 255 always
+    status = int(exited[1]) if (exited := output.says(r"exited with (-?\d+)")) else ended.status  # DVC's own is always 255
     what = f"over its time limit of {stage.meta.time_limit:g} s" if ended.by == "time limit" else f"exit status {status}"
     last = "\n".join(output.tail)
     try:

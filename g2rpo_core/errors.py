@@ -1,4 +1,4 @@
-"""Errors that the user can cause and mend."""
+"""Errors that the user can cause and fix."""
 
 import os
 from collections.abc import Callable
@@ -12,9 +12,9 @@ TRANSIENT_STATUS = os.EX_TEMPFAIL  # 75: the exit status of a stage that failed 
 
 
 class UserError(Exception):
-    """Something that the user can mend. Its text is one line: what is wrong, where, and what to do.
+    """An error that the user can fix. Its text is one line: what is wrong, where, and what to do.
 
-    Names and texts from outside stand in it so that they steer no terminal (see `texts.visible`).
+    Names and texts from outside are escaped, so that they cannot control a terminal (see `texts.visible`).
     """
 
     def __init__(self, text: str):
@@ -22,18 +22,18 @@ class UserError(Exception):
 
 
 class TransientError(UserError):
-    """Something that may pass by itself (a hub or a server that does not answer): the same command may work later."""
+    """An error that may pass by itself (a hub or a server that does not answer): the same command may work later."""
 
 
 def made_by(stage: str, path: Path, repro: str = "dvc repro") -> Path:
-    """`path`, which the named stage of the pipeline makes; UserError, with the command that runs it, if it has not."""
+    """Returns `path`, which the named stage makes; UserError with the command that runs the stage if it does not exist."""
     if not path.exists():
         raise UserError(f"{path} does not exist; the stage `{stage}` makes it: {repro} {stage}")
     return path
 
 
 def attempt(make: Callable[[], T], error: type[Exception] = UserError) -> tuple[T | None, list[str]]:
-    """What `make` returns and no complaint; or None and what its `error` says."""
+    """What `make` returns and no messages; or None and the message of its `error`."""
     try:
         return make(), []
     except error as problem:

@@ -1,6 +1,7 @@
-"""How a file is read: the one place where what is wrong with a file becomes one line.
+"""Reads files: the one place that turns what is wrong with a file into a one-line error.
 
-Every reader raises a UserError with the file, what is wrong with it, and `again`: what makes it again. Nothing is mended silently.
+Every reader raises a UserError with the file, what is wrong with it, and `again`: how to make it again. Nothing is repaired
+silently.
 """
 
 import errno
@@ -22,10 +23,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
 MANY = 12  # complaints in one line
-MOST_VALUES = 100_000  # of a YAML file, what its anchors repeat counted each time
-DEEPEST = 50  # mappings and lists in each other
-LARGEST = 2**64  # of a whole number: seeds are less
-LONGEST = 300  # characters of a reader's own words
+MOST_VALUES = 100_000  # in a YAML file; repeats by anchors count each time
+DEEPEST = 50  # nested mappings and lists
+LARGEST = 2**64  # whole numbers are less, as seeds are
+LONGEST = 300  # characters of a library's own message
 
 
 def remade_by(stage: str, repro: str = "dvc repro") -> str:
@@ -35,10 +36,10 @@ def remade_by(stage: str, repro: str = "dvc repro") -> str:
 
 @contextmanager
 def reading(path: Path, again: str = "") -> Iterator[None]:
-    """Every error in this block is one of reading `path`, in words; a UserError stays as it is.
+    """Turns every error in the block into a UserError about reading `path`; a UserError passes unchanged.
 
-    The libraries that parse files raise almost anything on a damaged one (KeyError, struct.error, RuntimeError, Arrow's and Rust's own),
-    so nothing but reading stands in the block.
+    The libraries that parse files raise almost anything on a damaged one (KeyError, struct.error, RuntimeError, Arrow's and
+    Rust's own), so the block must do nothing but read.
     """
     try:
         yield
@@ -51,7 +52,10 @@ def reading(path: Path, again: str = "") -> Iterator[None]:
 
 
 def is_full(error: BaseException | None) -> bool:
-    """Whether an error, or what it came from, is that a disk or a quota is full; libraries in other languages say so in words alone."""
+    """Whether an error or its cause means that a disk or a quota is full.
+
+    Libraries in other languages say so only in their message.
+    """
     while error is not None:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             return True
@@ -81,11 +85,11 @@ def _reason(error: Exception) -> str:
     if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.EIO, errno.ENOTDIR, errno.ELOOP):
         return f"cannot be read ({error.strerror})"
     words = " ".join(str(error).split())[:LONGEST] or type(error).__name__
-    return f"cannot be read, it is damaged or not what its name says ({words})"
+    return f"cannot be read: it is damaged or not what its name says ({words})"
 
 
 def whole(path: Path, again: str = "") -> Path:
-    """`path`, a file with something in it; UserError if it is a folder, empty, or not there."""
+    """Returns `path`, a file that is not empty; UserError if it is a folder, empty or missing."""
     with reading(path, again):
         if path.is_dir():
             raise IsADirectoryError
@@ -95,40 +99,40 @@ def whole(path: Path, again: str = "") -> Path:
 
 
 def read_text(path: Path, again: str = "") -> str:
-    """A file in UTF-8."""
+    """The text of a UTF-8 file."""
     with reading(path, again):
         return path.read_text(encoding="utf-8")
 
 
 def read_json(path: Path, again: str = "", of: type | None = None) -> Any:
-    """A JSON file; of: dict or list, what its whole has to be."""
+    """The data of a JSON file; of: the required type of the whole, dict or list."""
     text = read_text(whole(path, again), again)
     with reading(path, again):
         data = json.loads(text)
     if of is not None and not isinstance(data, of):
-        raise UserError(complaint(path, f"is no JSON {'object' if of is dict else 'list'}", again))
+        raise UserError(complaint(path, f"is not a JSON {'object' if of is dict else 'list'}", again))
     return data
 
 
 def read_table(path: Path, columns: Sequence[str] = (), again: str = "") -> "pd.DataFrame":
-    """A Parquet file with at least these columns, of which these alone are read; all, without any."""
+    """The table of a Parquet file. It must have these columns, and only they are read; all columns if none are given."""
     import pandas as pd
     import pyarrow.parquet as pq
 
     whole(path, again)
     with reading(path, again):
-        if path.open("rb").read(4) != b"PAR1":  # Arrow looks at the end alone
-            raise UserError(complaint(path, "is no Parquet file, or its beginning is damaged", again))
+        if path.open("rb").read(4) != b"PAR1":  # Arrow only looks at the end
+            raise UserError(complaint(path, "is not a Parquet file, or its beginning is damaged", again))
         there = pq.read_schema(path).names
     if lacking := [column for column in columns if column not in there]:
         raise UserError(complaint(path, f"has no column {lacking[0]!r}, only {', '.join(there[:MANY])}", again))
     with reading(path, again):
-        pq.read_table(path, columns=list(columns) or None).validate(full=True)  # that texts are UTF-8, too
+        pq.read_table(path, columns=list(columns) or None).validate(full=True)  # also that texts are UTF-8
         return pd.read_parquet(path, columns=list(columns) or None)
 
 
 def read_yaml(path: Path, again: str = "") -> Any:
-    """A YAML 1.2 file's plain values; UserError naming up to MANY places with values that are no plain data (see `complaints`)."""
+    """The plain values of a YAML 1.2 file; UserError naming up to MANY values that are not plain data (see `complaints`)."""
     return parsed_yaml(read_text(path, again), path, again)
 
 
@@ -142,7 +146,7 @@ def read_yaml_with_lines(path: Path, again: str = "") -> tuple[Any, dict[str, in
 
 
 def parsed_yaml(text: str, path: Path, again: str = "") -> Any:
-    """As `read_yaml`, of a file's text."""
+    """As `read_yaml`, from a file's text."""
     data = _parsed(path, text, "safe", again)
     if problems := complaints(data):
         raise UserError(complaint(path, in_one_line(problems), again))
@@ -150,7 +154,7 @@ def parsed_yaml(text: str, path: Path, again: str = "") -> Any:
 
 
 def in_one_line(problems: Sequence[str]) -> str:
-    """Up to MANY of them, and how many more."""
+    """Up to MANY problems, and the number of the others."""
     more = f"; and {len(problems) - MANY} more" if len(problems) > MANY else ""
     return "; ".join(problems[:MANY]) + more
 
@@ -172,8 +176,10 @@ def _parsed(path: Path, text: str, kind: str, again: str) -> Any:
 
 
 def complaints(data: Any) -> list[str]:
-    """What of YAML data is not plain: keys that are no texts, dates, sets and bytes, numbers that are not finite or too large,
-    control characters, a value that contains itself, and more or deeper values than any settings have.
+    """Everything in YAML data that is not plain.
+
+    That is: keys that are not text, dates, sets and bytes, numbers that are not finite or too large, control characters, a value
+    that contains itself, and more or deeper values than any settings have.
     """
     found: list[str] = []
     seen = 0
@@ -216,7 +222,7 @@ def shown(value: object) -> str:
 
 def _no_key(key: object) -> str | None:
     if not isinstance(key, str):
-        return "is no text: put it in quotes"
+        return "is not text: put it in quotes"
     if not key:
         return "is empty"
     return "has a control character" if steering(key) or "\n" in key else None
@@ -234,7 +240,7 @@ def _not_plain(value: Any) -> str | None:
         return None if math.isfinite(value) else f"must be a finite number (got {value})"
     if isinstance(value, date):
         return f"is a date ({value}): put it in quotes"
-    return f"is a {type(value).__name__}, and settings are texts, numbers, lists and mappings"
+    return f"is a {type(value).__name__}, but settings are texts, numbers, lists and mappings"
 
 
 def _walk_lines(node: Any, prefix: str, lines: dict[str, int]) -> None:

@@ -1,4 +1,4 @@
-"""The base of every typed setting, their ranges, and how mistakes in them are put into words."""
+"""The base class of all typed settings, their ranges, and readable messages for mistakes in them."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ Count = Annotated[int, Field(gt=0, le=10**9)]
 Pixels = Annotated[int, Field(gt=0, le=2**14)]
 Seed = Annotated[int, Field(ge=0, lt=2**64)]
 Scale = Annotated[float, Field(gt=0, le=1e9)]
-Rate = Annotated[float, Field(gt=0, le=1.0, description="of learning")]
+Rate = Annotated[float, Field(gt=0, le=1.0, description="learning rate")]
 
 
 def _named(value: str) -> str:
@@ -24,19 +24,19 @@ def _named(value: str) -> str:
 
 def _different(values: Sequence) -> Sequence:
     if twice := next((value for index, value in enumerate(values) if value in values[:index]), None):
-        raise ValueError(f"must be different from each other ({twice} stands twice)")
+        raise ValueError(f"must be different from each other ({twice} appears twice)")
     return values
 
 
 def name_problem(name: str) -> str | None:
-    """What is wrong with a name that becomes one of a file or folder; None if nothing is."""
+    """What is wrong with a name that will name a file or folder; None if nothing is."""
     if re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}", name) and ".." not in name:
         return None
-    return f"is no name: at most 100 letters, digits, _, - and ., and not .. (got {name[:60]!a})"
+    return f"is not a valid name: at most 100 letters, digits, _, - and ., and not .. (got {name[:60]!a})"
 
 
 def checked_name(name: str, where: str) -> str:
-    """`name`, if it may name a file; UserError otherwise, so that no name leads out of its folder."""
+    """Returns `name` if it may name a file; else UserError, so that no name leads out of its folder."""
     if problem := name_problem(name):
         raise UserError(f"{where}: {problem}")
     return name
@@ -49,27 +49,26 @@ Different = AfterValidator(_different)
 class Settings(BaseModel):
     """Frozen and strict: an unknown key, a value of another type, or a number that is not finite is an error.
 
-    `how`: names of fields that say how a run is made, not what it makes; a resumed run may change them.
+    `how`: names of fields that change how a run is computed, but not its result; a resumed run may change them.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
     how: ClassVar[frozenset[str]] = frozenset()
 
     def deciding(self) -> dict[str, object]:
-        """The fields that decide what a run makes, as JSON values."""
+        """The fields that decide the result of a run, as JSON values."""
         return self.model_dump(mode="json", exclude=set(self.how))
 
 
 def do_not_fit(problems: Sequence[str]) -> PydanticCustomError:
-    """What a validator raises that found several things wrong at once; `problems_of` tells them one by one."""
+    """The error of a validator that found several problems at once; `problems_of` lists them one by one."""
     return PydanticCustomError("do_not_fit", "do not fit together", {"problems": list(problems)})
 
 
 def problems_of(error: ValidationError, schema: type[Settings], lines: Mapping[str, str] | None = None) -> list[str]:
-    """Every problem of validating a `schema`, as `key.of.setting: what is wrong (got value)`; unknown keys first, as a misspelt key
-    explains a missing one.
+    """Every problem of validating a `schema`, as `key.of.setting: what is wrong (got value)`.
 
-    lines: of the keys, the `file:line` where they stand.
+    Unknown keys come first, because a misspelt key explains a missing one. lines: the `file:line` of each key.
     """
     found = []
     for problem in sorted(error.errors(), key=lambda each: each["type"] != "extra_forbidden"):
@@ -90,7 +89,7 @@ def problems_of(error: ValidationError, schema: type[Settings], lines: Mapping[s
 
 
 def _describe(schema, loc: tuple[str | int, ...]) -> tuple[list[str], list[str]]:
-    """`loc` as the keys of the file, and the keys that the mapping with the last of them may have."""
+    """`loc` as keys of the file, and the keys that are allowed beside the last of them."""
     keys, allowed = [], []
     for part in loc:
         fields = getattr(schema, "model_fields", None)
@@ -100,7 +99,7 @@ def _describe(schema, loc: tuple[str | int, ...]) -> tuple[list[str], list[str]]
             keys.append(str(part))
             continue
         tagged = [option for option in get_args(schema) if part in _tags(option)]
-        if tagged:  # a union that its tag decides, which is no key of the file
+        if tagged:  # a tagged union, whose tag is not a key of the file
             schema = getattr(tagged[0], "__origin__", tagged[0])
         else:
             schema = get_args(schema)[-1] if get_args(schema) else None

@@ -1,6 +1,6 @@
 """The stages of the pipeline: thin modules that read parameters, call g2rpo_core and write outputs.
 
-All of them start offline. `models`, `prompts` and `published` may reach for a hub, where the settings name one: `allow_hub`.
+All of them start offline. `models`, `prompts` and `published` may access a hub if the settings name one: `allow_hub`.
 """
 
 import os
@@ -16,6 +16,6 @@ if (
 
 
 def allow_hub() -> None:
-    """To be called before huggingface_hub is imported. What the user has set stays: HF_HUB_OFFLINE=1 keeps a stage offline."""
+    """Call it before huggingface_hub is imported. The user's own setting is kept: HF_HUB_OFFLINE=1 keeps a stage offline."""
     if _SET_BY_USER is None:
         os.environ["HF_HUB_OFFLINE"] = "0"

@@ -1,6 +1,6 @@
 """Checks params.yaml, its profile, its prompt files and this machine before any work; `python -m stages.check`.
 
-Collects everything that can be known: a line for each complaint, and an exit status of 1 if there is any.
+Prints one line for every problem that can be found, and exits with status 1 if there is any.
 """
 
 import shutil
@@ -30,7 +30,7 @@ def main() -> None:
         for complaint in found:
             print(f"error: {complaint}", file=sys.stderr)
         print(
-            f"error: {len(found)} to mend before dvc repro" if len(found) > 1 else "",
+            f"error: {len(found)} problems to fix before dvc repro" if len(found) > 1 else "",
             end="\n" * (len(found) > 1),
             file=sys.stderr,
         )
@@ -40,7 +40,7 @@ def main() -> None:
 
 
 def complaints() -> Iterator[str]:
-    """Everything that is wrong, each once; what hangs on something that is wrong itself is looked at as far as it can be."""
+    """Every problem, each once; parts that depend on a broken part are checked as far as possible."""
     yield from attempt(load_run)[1]
     name = _profile_named()
     if name is None:
@@ -55,7 +55,7 @@ def complaints() -> Iterator[str]:
 
 
 def _profile_named() -> str | None:
-    """The profile that params.yaml names, where that much can be read."""
+    """The profile that params.yaml names, if that much can be read."""
     try:
         data = read_yaml(Path("params.yaml"))
     except UserError:
@@ -100,7 +100,7 @@ def _changed_since(name: str, settings: PromptSettings, chosen: Chosen) -> bool:
 
 
 def _tokenizer(name: str):
-    """T5's: of the profile's models, where they are there; of profiles that build their own, the one that is built."""
+    """T5's tokenizer: from the profile's models if they exist; for profiles that build their own, the one that is built."""
     from transformers import AutoTokenizer
 
     from g2rpo_core.common.model_store import LOCK, ModelStore
@@ -129,7 +129,7 @@ def _of_machine(name: str, profile: Profile) -> Iterator[str]:
         yield from attempt(partial(registry.check, reward, profile.rewards))[1]
     free, needed = shutil.disk_usage(Path.cwd()).free / 2**30, disk_gib(profile)
     if free < needed:
-        yield f"{Path.cwd()}: has {free:.1f} GiB free, and profile {name} needs about {needed:.1f}: make room, or work on another disk"
+        yield f"{Path.cwd()}: has {free:.1f} GiB free, but profile {name} needs about {needed:.1f}: make room, or work on another disk"
 
 
 def disk_gib(profile: Profile) -> float:
@@ -140,7 +140,7 @@ def disk_gib(profile: Profile) -> float:
     from g2rpo_core.estimate.plan import make_plan
 
     plan = make_plan(profile, next(iter(profile.methods)), Machines(1, 80.0))
-    return sum(plan.disk_gib[part] for part in ("embeddings", "trained", "checkpoints"))  # models lie in the Hugging Face cache
+    return sum(plan.disk_gib[part] for part in ("embeddings", "trained", "checkpoints"))  # models are in the Hugging Face cache
 
 
 if __name__ == "__main__":

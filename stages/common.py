@@ -1,4 +1,4 @@
-"""What every stage does alike: read its sections of the profile, and end in one line where the user can mend it."""
+"""What all stages share: reading their sections of the profile, and ending in one line on an error that the user can fix."""
 
 import functools
 import json
@@ -28,7 +28,7 @@ STATUS_FOLDER = "G2RPO_STATUS_FOLDER"
 
 
 def arguments(description: str, *names: str) -> SimpleNamespace:
-    """The named command-line arguments of a stage, all required but `study`."""
+    """The named command-line arguments of a stage, all required except `study`."""
     parser = ArgumentParser(description=description)
     for name in names:
         parser.add_argument(f"--{name}", required=name != "study")
@@ -43,9 +43,10 @@ def arguments(description: str, *names: str) -> SimpleNamespace:
 
 @dataclass(frozen=True)
 class RunPaths:
-    """Where runs, their evaluations and what is reported of them are kept: of params.yaml, or of a study.
+    """The folders of runs, evaluations and reports: those of params.yaml, or of a study.
 
-    timings: seconds differ from run to run, so they stand outside what DVC hashes; lock: DVC's; repro: what makes a stage of it.
+    timings: seconds differ from run to run, so they are outside what DVC hashes; lock: DVC's; repro: the command that runs a
+    stage.
     """
 
     name: str
@@ -61,7 +62,7 @@ class RunPaths:
 
 
 def run_paths(profile: str, study: str | None) -> RunPaths:
-    """Those of the profile's own runs, or of a study by it."""
+    """The paths of the profile's own runs, or of a study with it."""
     if study is None:
         return RunPaths(profile, Path("runs", profile), Path("evaluations", profile), REPORTS, Path("dvc.lock"), "dvc repro")
     home = Path("studies", study)
@@ -71,21 +72,21 @@ def run_paths(profile: str, study: str | None) -> RunPaths:
 
 
 def declared_code(stage: str) -> list[Path]:
-    """The packages and files of code that a stage declares to DVC: a resumed run goes on as long as they stay the same."""
+    """The packages and files of code that a stage declares to DVC; a run can resume as long as they stay the same."""
     stages = read_yaml(ROOT / "dvc.yaml")["stages"]
     return [ROOT / path for path in stages[stage]["deps"] if path.startswith(("g2rpo_core/", "stages/"))]
 
 
 def sections(args: SimpleNamespace, *names: str) -> SimpleNamespace:
-    """The named sections of a profile that was checked as a whole, as the study has them; a stage sees no other."""
-    from g2rpo_core.config import load_profile, load_study, profile_path  # they import torch, which --help need not wait for
+    """The named sections of a profile that was checked as a whole, with the study's changes; a stage sees no others."""
+    from g2rpo_core.config import load_profile, load_study, profile_path  # imports torch, which would slow down --help
 
     loaded = load_profile(profile_path(args.profile), load_study(args.study) if args.study else None)
     return SimpleNamespace(**{name: getattr(loaded, name) for name in names})
 
 
 def ends_in_one_line(main: Callable[[], None]) -> Callable[[], None]:
-    """Turns a UserError into one line and exit status 1, or 75 where the same command may work later."""
+    """Turns a UserError into one line and exit status 1, or 75 if the same command may work later."""
 
     @functools.wraps(main)
     def run() -> None:
@@ -104,19 +105,19 @@ def ends_in_one_line(main: Callable[[], None]) -> Callable[[], None]:
                 raise
             where = getattr(error, "filename", None) or Path.cwd()
             say(
-                f"error: {visible(where)}: the disk is full; what is finished stands: make room, and the same command goes on from it"
+                f"error: {visible(where)}: the disk is full; finished work is kept: make room, and the same command resumes from it"
             )
             sys.exit(1)
-        except KeyboardInterrupt:  # Ctrl-C, where no checkpoint is to be written first
-            say("error: stopped; what is finished stands, and the same command goes on from it")
+        except KeyboardInterrupt:  # Ctrl-C, when no checkpoint has to be written first
+            say("error: stopped; finished work is kept, and the same command resumes from it")
             sys.exit(128 + signal.SIGINT)
 
     return run
 
 
 def say(line: str) -> None:
-    """One line on stderr, below the progress bars, which it ends."""
-    for bar in list(getattr(tqdm, "_instances", ())):  # nothing public lists them
+    """Prints one line on stderr, below the progress bars, which it closes."""
+    for bar in list(getattr(tqdm, "_instances", ())):  # there is no public list of them
         bar.close()
     print(line, file=sys.stderr)
 

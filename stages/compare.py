@@ -1,6 +1,6 @@
-"""What changed between two reports, by how much, and whether it is more than chance.
+"""What changed between two reports, by how much, and whether it is significant.
 
-Each is a commit of this project (a branch or tag as well; `now` for what is in this folder), a study, or a profile.
+Each is a commit of this project (or a branch or tag; `now` means the files in this folder), a study, or a profile.
 """
 
 import argparse
@@ -35,7 +35,7 @@ def main() -> None:
     )
     parser.add_argument("before", metavar="A", help="such as HEAD~1, now, a study or a profile")
     parser.add_argument("after", metavar="B")
-    parser.add_argument("--out", type=Path, help="write the Markdown there, too")
+    parser.add_argument("--out", type=Path, help="also write the Markdown to this file")
     args = parser.parse_args()
     text = "\n".join(lines(side(args.before), side(args.after))) + "\n"
     print(text, end="")
@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def side(name: str) -> Side:
-    """A study or profile by its name, or what a commit has."""
+    """One side of the comparison: a study or profile by its name, or a commit."""
     if name_problem(name):
         return of_commit(name)
     if Path("studies", name, "params.yaml").exists():
@@ -61,7 +61,10 @@ def side(name: str) -> Side:
 
 
 def of_commit(name: str) -> Side:
-    """What `dvc.lock` of a commit has of its own profile, from DVC's cache; UserError where there is no such commit, or it is not there."""
+    """The evaluations of a commit's own profile, from DVC's cache.
+
+    UserError if there is no such commit, or they are not in the cache.
+    """
     known = [
         *(path.stem for path in Path("profiles").glob("*.yaml")),
         *(path.parent.name for path in Path("studies").glob("*/params.yaml")),
@@ -81,7 +84,7 @@ def of_commit(name: str) -> Side:
         reason = str(error).strip().split("\n")[0] or type(error).__name__
         again = f"git checkout {name} && dvc repro" if name != NOW else "dvc repro"
         raise UserError(
-            f"compare: {name}: its evaluations are not in DVC's cache here ({reason}): `dvc fetch`, or make them: {again}"
+            f"compare: {name}: its evaluations are not in DVC's cache here ({reason}): run `dvc fetch`, or make them: {again}"
         ) from None
     return _side(name, data, EvaluationSettings.model_validate(data["evaluation"], strict=False), tables)
 
@@ -102,11 +105,7 @@ def lines(before: Side, after: Side) -> Iterator[str]:
     named = labels({**_section(before), **_section(after)})
     told = [one for one in found if one.tone]
     yield f"# {before.name} and {after.name}\n"
-    yield (
-        f"{len(told)} of {len(found)} differences are more than chance (95 %)."
-        if told
-        else "No difference is more than chance (95 %)."
-    )
+    yield (f"{len(told)} of {len(found)} differences are significant (95 %)." if told else "No difference is significant (95 %).")
     settings = changed_settings(before, after)
     yield "\n## Settings that differ\n"
     if settings:
@@ -114,8 +113,8 @@ def lines(before: Side, after: Side) -> Iterator[str]:
         yield from (f"| `{key}` | {_shown(one)} | {_shown(other)} |" for key, one, other in settings)
     else:
         yield "None."
-    yield f"\n## Rewards\n\nOf {after.name} less {before.name}, paired by prompt. From three seeds on the interval is that over seeds.\n"
-    yield f"| model | reward | {before.name} | {after.name} | difference | 95 % interval | more than chance |\n|---|---|---|---|---|---|---|"
+    yield f"\n## Rewards\n\nDifferences are {after.name} minus {before.name}, paired by prompt. With three or more seeds, the interval is over seeds.\n"
+    yield f"| model | reward | {before.name} | {after.name} | difference | 95 % interval | significant |\n|---|---|---|---|---|---|---|"
     yield from (_row(one, named) for one in found)
     for one, other in ((before, after), (after, before)):
         if alone := [f"{method}-{seed}" for method, seed in one.runs if (method, seed) not in other.runs]:

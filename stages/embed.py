@@ -1,4 +1,4 @@
-"""Stage `embed`: encodes the prompts by the pipeline's text encoders into sharded Parquet."""
+"""Stage `embed`: encodes the prompts with the pipeline's text encoders into sharded Parquet."""
 
 from functools import partial
 from pathlib import Path

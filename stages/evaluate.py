@@ -1,4 +1,4 @@
-"""Stage `evaluate`: images of the test prompts by one run, by the base model or by published weights, and their scores."""
+"""Stage `evaluate`: samples the test prompts with one run, the base model or published weights, and scores the images."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +29,10 @@ PART = [column for column in SCORES if column not in ("method", "seed")]  # of a
 
 @dataclass(frozen=True)
 class Weights:
-    """What is evaluated. folder: of the weights, None of the base; files: that decide them; stage: the one that evaluates them."""
+    """The weights to evaluate.
+
+    folder: theirs, None for the base; files: those that decide them; stage: the one that evaluates them.
+    """
 
     folder: Path | None
     checkpoints: tuple[int | str, ...]
@@ -39,7 +42,7 @@ class Weights:
 
 
 def weights_of(profile: str, method: str, name: str, paths: RunPaths, evaluation: EvaluationSettings) -> Weights:
-    """Of the base, of published weights or of a run; UserError where the stage before has not made them."""
+    """The weights of the base, of published weights or of a run; UserError if the stage before has not made them."""
     if method == BASE[0]:
         return Weights(None, ("final",), (), "models", "evaluate_base")
     published = Path("published", profile, method)
@@ -133,7 +136,7 @@ def main() -> None:
 
 
 def complete(file: Path) -> bool:
-    """Whether a part was made and no score in it is missing: what an interrupted run could not have is asked for again."""
+    """Whether a part was made and lacks no score: scores that an interrupted run could not get are requested again."""
     return file.exists() and bool(read_table(file, ["reason"], again_of(file)).reason.isna().all())
 
 
@@ -143,7 +146,7 @@ def again_of(file: Path) -> str:
 
 
 def stop_at_missing(reasons: pd.DataFrame, total: int, largest: dict[str, float]) -> None:
-    """UserError if a reward misses more than its share of `total` scores; reasons: the rows of those that are missing."""
+    """Raises UserError if a reward lacks more than its share of `total` scores; reasons: the rows of missing scores."""
     for reward, rows in reasons.groupby("reward") if len(reasons) else ():
         check_missing(reward, len(rows), total, largest.get(reward, 0.0), rows.reason.iloc[0])
 

@@ -19,11 +19,11 @@ from g2rpo_core.settings import Settings, problems_of
 class FlowMeta(Settings):
     """How a flow runs a stage: the key `flow` of its `meta:` in dvc.yaml."""
 
-    tags: tuple[str, ...] = Field((), description="concurrency limits that the stage takes a slot of, as `gpu`")
+    tags: tuple[str, ...] = Field((), description="concurrency limits of which the stage takes a slot, such as `gpu`")
     retries: int = Field(
-        0, ge=0, description="how often it is tried again after what can pass (exit status 75), and nothing else"
+        0, ge=0, description="how often it is retried after a temporary failure (exit status 75), never after another one"
     )
-    retry_delay: float = Field(30, gt=0, description="seconds before the first of them; each next waits twice as long")
+    retry_delay: float = Field(30, gt=0, description="seconds before the first retry; each further one waits twice as long")
     time_limit: float | None = Field(None, gt=0, description="seconds after which its whole process group is ended")
 
 
@@ -48,7 +48,7 @@ class Stage:
 
 
 def read_graph(project: Path = Path(".")) -> dict[str, Stage]:
-    """Every stage of the DVC project in a folder, each after all that it needs; UserError where DVC cannot read it."""
+    """Every stage of the DVC project in a folder, each after all that it needs; UserError if DVC cannot read it."""
     try:
         repo = Repo(str(project), _wait_for_lock=True)
         with lock_repo(repo):
@@ -56,7 +56,7 @@ def read_graph(project: Path = Path(".")) -> dict[str, Stage]:
             changed = {node.addressing for node in graph.nodes if _changed(node)}
     except DvcException as error:
         raise UserError(f"{project.resolve()}: {of_dvc(error)}") from None
-    except Exception as error:  # of a lock that is YAML, but no lock: DVC looks keys up in it
+    except Exception as error:  # from a file that is YAML but not a lock: DVC looks up keys in it
         raise UserError(
             f"{project.resolve()}: DVC cannot read dvc.yaml or dvc.lock ({type(error).__name__}: {error}): {AGAIN}"
         ) from error
@@ -82,12 +82,12 @@ def read_graph(project: Path = Path(".")) -> dict[str, Stage]:
 
 def of_dvc(error: DvcException) -> str:
     """What DVC says, in one line."""
-    reason = f"{error} {error.__cause__ or ''}"  # of a YAML error, the line is in its cause alone
+    reason = f"{error} {error.__cause__ or ''}"  # a YAML error has its line only in its cause
     return " ".join(reason.split())
 
 
 def _changed(node) -> bool:
-    """As `dvc status`, but for a stage whose files another run works on just now: what it does is to be seen when it is done."""
+    """Whether a stage has changed, as in `dvc status`; a stage whose files another run is using counts until that run is done."""
     try:
         return bool(node.status())
     except LockError:

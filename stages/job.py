@@ -1,6 +1,6 @@
-"""A run as one job of a Slurm cluster: writes the file that `sbatch` takes. DVC knows the run when the job has ended.
+"""A run as one job on a Slurm cluster: writes the file for `sbatch`. DVC knows the run when the job has ended.
 
-The job makes what comes before the run, then starts training and evaluation on all nodes at once.
+The job first runs the stages before the run, then starts training and evaluation on all nodes at once.
 """
 
 import argparse
@@ -25,20 +25,22 @@ def main() -> None:
         prog="g2rpo launch", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--profile", required=True)
-    parser.add_argument("--method", required=True, help="of params.yaml, or base, which is only evaluated")
+    parser.add_argument("--method", required=True, help="a method of params.yaml, or base, which is only evaluated")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--nodes", type=int, default=1)
     parser.add_argument("--gpus-per-node", type=int, default=8)
-    parser.add_argument("--time", default="24:00:00", help="limit of the job (24:00:00)")
-    parser.add_argument("--option", action="append", default=[], metavar="--PARTITION=NAME", help="of sbatch; may be repeated")
-    parser.add_argument("--submit", action="store_true", help="call sbatch as well")
+    parser.add_argument("--time", default="24:00:00", help="time limit of the job (24:00:00)")
+    parser.add_argument(
+        "--option", action="append", default=[], metavar="--PARTITION=NAME", help="an option for sbatch; may be repeated"
+    )
+    parser.add_argument("--submit", action="store_true", help="also call sbatch")
     file = write_job(parser.parse_args())
     print(file)
 
 
 def write_job(args: argparse.Namespace) -> Path:
-    """The file; UserError where the job could not start."""
-    from g2rpo_core.config import load_profile, profile_path, training_of  # with torch, which --help need not wait for
+    """Writes the job's file; UserError if the job could not start."""
+    from g2rpo_core.config import load_profile, profile_path, training_of  # imports torch, which would slow down --help
     from stages.graph import read_graph
 
     profile, run = load_profile(profile_path(args.profile)), run_name(args.method, args.seed)
@@ -54,9 +56,9 @@ def write_job(args: argparse.Namespace) -> Path:
     count = args.nodes * args.gpus_per_node
     for section, processes in asked.items():
         if processes not in ("auto", count):
-            raise UserError(f"launch: {section}.processes is {processes}, and the job has {count} GPUs: write auto")
+            raise UserError(f"launch: {section}.processes is {processes}, but the job has {count} GPUs: write auto")
     if not base and training.prompts_per_iteration % count:
-        raise UserError(f"launch: {training.prompts_per_iteration} prompts an iteration cannot be shared evenly by {count} GPUs")
+        raise UserError(f"launch: {training.prompts_per_iteration} prompts per iteration cannot be shared evenly by {count} GPUs")
     file = JOBS / f"{args.profile}-{run}.sbatch"
     template = Environment(undefined=StrictUndefined, keep_trailing_newline=True).from_string(
         (CONFIGURATIONS / "job.sbatch.j2").read_text()

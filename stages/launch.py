@@ -20,10 +20,10 @@ CONFIGURATIONS = Path(__file__).parent / "accelerate"
 
 
 def join_processes(asked: Processes) -> tuple[ProcessGroup, torch.device]:
-    """This process's place and device among those that were asked for.
+    """This process's group and device among the requested processes.
 
-    Where more than one is asked for and nobody has started them, `accelerate launch` runs the same command on this machine, and
-    this ends with its status. accelerate or torchrun started by hand, on one or several machines, serve as well.
+    If more than one is requested and none has been started, `accelerate launch` runs the same command on this machine, and this
+    process ends with its status. accelerate or torchrun may also be started by hand, on one or several machines.
     """
     if "WORLD_SIZE" not in os.environ and (count := num_processes(asked)) > 1:
         sys.exit(_launch(count))
@@ -36,7 +36,7 @@ def _launch(count: int) -> int:
     how = ["--config_file", str(CONFIGURATIONS / "eight_gpus.yaml"), "--num_processes", str(count)]
     command = [sys.executable, "-m", "stages.launcher", *how, "-m", module]
     terminated = []
-    with tempfile.TemporaryDirectory() as folder:  # accelerate's own status is 1 whatever a process ended by
+    with tempfile.TemporaryDirectory() as folder:  # accelerate's own status is 1, whatever the status of a process
         environment = {**os.environ, STATUS_FOLDER: folder}
         # a session of its own: Ctrl-C comes to this process alone, which hands it on as SIGTERM; no thread has started yet
         command += sys.argv[1:]
@@ -54,9 +54,10 @@ def _launch(count: int) -> int:
 
 
 def adopt(stage: str, paths: RunPaths) -> bool:
-    """Tells DVC of what a stage made that DVC did not start: the next `dvc repro` would delete it and run the stage again.
+    """Tells DVC about the outputs of a stage that DVC did not start.
 
-    Whether DVC knows it now, or there is no DVC to know it.
+    Otherwise the next `dvc repro` would delete them and run it again. Returns whether DVC knows them now, or there is no DVC
+    here.
     """
     project = paths.lock.parent
     if "DVC_STAGE" in os.environ or not (project / ".dvc").exists():
@@ -66,19 +67,21 @@ def adopt(stage: str, paths: RunPaths) -> bool:
         done = subprocess.run(command, cwd=project, capture_output=True, text=True)
         if done.returncode:
             why = done.stderr.strip().split("\n")[-1]
-            print(f"DVC could not be told of this run ({why}); before the next dvc repro: dvc commit -f {stage}", file=sys.stderr)
+            print(
+                f"DVC does not know this run yet ({why}); before the next dvc repro, run: dvc commit -f {stage}", file=sys.stderr
+            )
             return False
     print(f"dvc status knows this run as {stage}")
     return True
 
 
 def how_to_sample(sampling: SamplingSettings, device: torch.device, **instead: object) -> dict[str, object]:
-    """The settings of a Policy that the section `sampling` says; instead: in the place of these."""
+    """The settings of a Policy from the section `sampling`; instead: values that replace these."""
     size = {"height": sampling.height, "width": sampling.width}
     return {**size, "guidance": sampling.guidance, "dtype": DTYPES[sampling.dtype], "device": device, **instead}
 
 
 def machine() -> dict[str, object]:
-    """What seconds depend on: the processor or GPU, and PyTorch's version and threads."""
+    """What timings depend on: the processor or GPU, and PyTorch's version and threads."""
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{platform.machine()}, {os.cpu_count()} CPUs"
     return {"device": device, "threads": torch.get_num_threads(), "torch": torch.__version__}

@@ -1,6 +1,7 @@
-"""accelerate's launcher, in words: `python -m stages.launcher` takes the words of `accelerate launch`.
+"""accelerate's launcher with readable errors: `python -m stages.launcher` takes the arguments of `accelerate launch`.
 
-It ends with the status of the process that failed first. What that has said stands above; what a signal ended is told here.
+It ends with the status of the process that failed first. That process has printed its own error; one ended by a signal is
+reported here.
 """
 
 import sys
@@ -20,9 +21,9 @@ def main() -> None:
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         if failure.exitcode < 0:
-            why = "; the system does so where memory is short" if failure.exitcode == -9 else ""
+            why = "; the system does this when memory is short" if failure.exitcode == -9 else ""
             print(
-                f"error: process {rank} was ended by signal {-failure.exitcode}{why}: the same command goes on from the last checkpoint",
+                f"error: process {rank} was ended by signal {-failure.exitcode}{why}: the same command resumes from the last checkpoint",
                 file=sys.stderr,
             )
         sys.exit(failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode)

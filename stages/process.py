@@ -1,4 +1,4 @@
-"""A command in a process group of its own: its output as it comes, and an end to the whole group."""
+"""Runs a command in its own process group: passes on its output as it comes, and ends the whole group."""
 
 import codecs
 import os
@@ -15,8 +15,8 @@ from typing import Literal
 
 import psutil
 
-# Seconds from SIGTERM to SIGKILL: cancelling ends within 15. Training stops at its next call of the transformer, so this is enough where
-# a call and a checkpoint take less; else the checkpoint before stands, and what came after it is made again.
+# Seconds from SIGTERM to SIGKILL: cancelling ends within 15. Training stops at its next call of the transformer, so this is enough
+# if a call and a checkpoint take less; otherwise the previous checkpoint is used, and what came after it is computed again.
 GRACE = 12.0
 POLL = 0.25  # seconds
 
@@ -69,10 +69,10 @@ def run_group(
     folder: Path | None = None,
     grace: float = GRACE,
 ) -> Ended:
-    """Runs `command` in a folder (the working directory) and returns when its whole group is gone; nothing it started stays behind.
+    """Runs `command` in a folder (the working directory) and returns when its whole group is gone.
 
-    When `stop` is set or `time_limit` seconds have passed, the group gets SIGTERM, and SIGKILL after `grace` seconds. stdout and
-    stderr go to `on_text` together.
+    Nothing it started stays behind. When `stop` is set or `time_limit` seconds have passed, the group gets SIGTERM, and SIGKILL
+    after `grace` seconds. stdout and stderr go to `on_text` together.
     """
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment, cwd=folder,
@@ -113,7 +113,7 @@ def run_group(
                 process.poll()  # a leader that has ended is no longer in the way
                 if quiet and not _alive(process.pid):
                     return Ended(process.wait(), by)
-        finally:  # of an exception, too: SIGTERM first, so that a checkpoint is written
+        finally:  # also after an exception: SIGTERM first, so that a checkpoint is written
             if _alive(process.pid):
                 _end(process.pid, grace)
             process.wait()

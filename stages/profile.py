@@ -1,4 +1,4 @@
-"""Stage `profile`: the profile as it is put together, in which the other stages' parameters stand."""
+"""Stage `profile`: writes the resolved profile, which holds the other stages' parameters."""
 
 from pathlib import Path
 
@@ -21,7 +21,10 @@ def main() -> None:
 
 
 def write_profile(out: Path, data: dict, source: Path) -> None:
-    """The data as YAML, in the order of the files they come from; a section that stages depend on is there also where it is empty."""
+    """Writes the data as YAML, in the order of the files they come from.
+
+    A section that stages depend on is written even if empty.
+    """
     data = data | {section: {} for section in ("rewards", "published") if section not in data}
     out.parent.mkdir(parents=True, exist_ok=True)
     yaml = YAML(typ="safe", pure=True)

@@ -17,7 +17,8 @@ SECTIONS = ("prompts",)
 class Chosen:
     """The prompts of a run, and how many were left out.
 
-    as_test: of the training prompts, as they are test prompts; repeated: of each set's file, as their text had come before.
+    as_test: training prompts left out because they are test prompts; repeated: prompts left out of each set because their text
+    repeats.
     """
 
     train: list[Prompt]
@@ -27,7 +28,10 @@ class Chosen:
 
 
 def all_prompts(settings: PromptSettings, *, testing: bool) -> list[Prompt]:
-    """What one of the two sets is chosen from; a file's repeated texts are among it. UserError if it is missing, empty or malformed."""
+    """The prompts that one of the two sets is chosen from, with a file's repeats.
+
+    UserError if they are missing, empty or malformed.
+    """
     source, count = (settings.test, settings.test_count) if testing else (settings.train, settings.train_count)
     if not isinstance(source, str):
         allow_hub()
@@ -36,8 +40,8 @@ def all_prompts(settings: PromptSettings, *, testing: bool) -> list[Prompt]:
 
 
 def chosen_prompts(settings: PromptSettings) -> Chosen:
-    """By the seeded draws of the settings; errors as `all_prompts`, and UserError where no training prompt is left."""
-    found = {"train": all_prompts(settings, testing=False), "test": all_prompts(settings, testing=True)}
+    """The prompts by the settings' seeded draws; errors as in `all_prompts`, and UserError if no training prompt is left."""
+    found = {name: all_prompts(settings, testing=name == "test") for name in ("test", "train")}
     once = {name: distinct(prompts) for name, prompts in found.items()}
     test = choose(once["test"], settings.test_count, settings.seed)
     train, as_test = held_out(once["train"], test)
@@ -49,7 +53,7 @@ def chosen_prompts(settings: PromptSettings) -> Chosen:
 def main() -> None:
     args = arguments(__doc__, "profile")
     settings = sections(args, *SECTIONS).prompts
-    Revisions(REVISIONS / "prompts.json")  # DVC expects the file, also of a profile without data sets
+    Revisions(REVISIONS / "prompts.json")  # DVC expects the file, even for a profile without data sets
     chosen = chosen_prompts(settings)
     for name, prompts, as_test in (("train", chosen.train, chosen.as_test), ("test", chosen.test, 0)):
         counts = {"twice": chosen.repeated[name], "test prompts": as_test}
@@ -57,8 +61,8 @@ def main() -> None:
             Path("prompts", args.profile, f"{name}.parquet"), prompts, {why: count for why, count in counts.items() if count}
         )
     repeated = sum(chosen.repeated.values())
-    also = f"; {chosen.as_test} more were left out of training, as they are test prompts" if chosen.as_test else ""
-    also += f"; {repeated} stood in the files twice" if repeated else ""
+    also = f"; {chosen.as_test} more were left out of training because they are test prompts" if chosen.as_test else ""
+    also += f"; {repeated} repeats in the files were left out" if repeated else ""
     print(f"{len(chosen.train)} train prompts, {len(chosen.test)} test prompts{also}")
 
 

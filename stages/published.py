@@ -21,7 +21,7 @@ def main() -> None:
     names = load_run().published
     for name in names:
         fetch_published(name, settings[name], root / name, revisions)
-    write_json(root / "index.json", names)  # DVC warns of a folder with nothing in it
+    write_json(root / "index.json", names)  # DVC warns of an empty folder
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""A profile rehearsed: the real stages at true size, as one of many pretended processes on pretended GPUs, on any machine.
+"""Rehearses a profile on any machine: the real stages at true size, as one of many simulated processes on simulated GPUs.
 
-Each stage runs in a process of its own (`stages.rehearsal.part`). What it takes is measured operation by operation: memory of GPU and
-host by phase, floating-point operations, what is sent between processes, and what would be on disk.
+Each stage runs in its own process (`stages.rehearsal.part`). Its cost is measured operation by operation: memory of GPU and host
+by phase, floating-point operations, what is sent between processes, and what would be on disk.
 """
 
 import argparse
@@ -32,12 +32,12 @@ from g2rpo_core.estimate.machines import (
 )
 from stages.common import ends_in_one_line
 
-if TYPE_CHECKING:  # with torch and diffusers, which --help need not wait for
+if TYPE_CHECKING:  # imports torch and diffusers, which would slow down --help
     from g2rpo_core.config import Profile
 
 GIB = 2**30
 HOME = Path(".cache", "rehearsal")
-# of a phase: the stage's parts that are run for it, and the measured phases that it is the most of
+# for each phase: the parts that are run for it, and the measured phases of which it is the maximum
 PHASES: dict[str, tuple[str, ...]] = {
     "load": ("load", "start"),
     "embed": ("embed",),
@@ -53,11 +53,11 @@ ITERATIONS = 2  # AdamW has its moments from the second on
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """What a method takes: the last line of --json. Memory is without the reserve, which `fits` counts.
+    """The figures of a method, as in the last line of --json. Memory is without the reserve, which `fits` includes.
 
-    collectives: by phase, calls, GB that a GPU sends, and seconds that this takes alone; seconds_per_iteration: computation at the
-    assumed rate and all collectives, none overlapped; hours: of all iterations; disk_gib: of the run's checkpoints and weights;
-    grace_seconds: from SIGTERM to a written checkpoint, at most.
+    collectives: by phase, the calls, the GB that a GPU sends, and the seconds that this takes by itself; seconds_per_iteration:
+    computation at the assumed rate plus all collectives, without overlap; hours: of all iterations; disk_gib: of the run's
+    checkpoints and weights; grace_seconds: at most, from SIGTERM to a written checkpoint.
     """
 
     profile: str
@@ -99,28 +99,28 @@ def parsed(words: Sequence[str]) -> argparse.Namespace:
         prog="g2rpo rehearse", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--profile", required=True)
-    parser.add_argument("--gpus", type=int, required=True, help="of all nodes together")
+    parser.add_argument("--gpus", type=int, required=True, help="GPUs on all nodes together")
     parser.add_argument("--nodes", type=int, default=1)
-    parser.add_argument("--memory", type=float, required=True, help="GiB of one GPU")
+    parser.add_argument("--memory", type=float, required=True, help="GiB per GPU")
     parser.add_argument(
-        "--method", action="append", help="of the profile, or all of them; the first one by default; may be repeated"
+        "--method", action="append", help="a method of the profile, or `all` (default: the first one); may be repeated"
     )
-    parser.add_argument("--phase", action="append", choices=PHASES, help="only these; may be repeated")
+    parser.add_argument("--phase", action="append", choices=PHASES, help="run only this phase; may be repeated")
     parser.add_argument(
-        "--inside", type=float, default=INSIDE, metavar="GB/S", help=f"from a GPU to the others of its node ({INSIDE:g})"
+        "--inside", type=float, default=INSIDE, metavar="GB/S", help=f"from a GPU to the others on its node ({INSIDE:g})"
     )
     parser.add_argument(
-        "--between", type=float, default=BETWEEN, metavar="GB/S", help=f"from a GPU to those of other nodes ({BETWEEN:g})"
+        "--between", type=float, default=BETWEEN, metavar="GB/S", help=f"from a GPU to those on other nodes ({BETWEEN:g})"
     )
-    parser.add_argument("--disk", type=float, default=2, metavar="GB/S", help="that a node writes (2)")
-    parser.add_argument("--json", action="store_true", help="one line a method")
+    parser.add_argument("--disk", type=float, default=2, metavar="GB/S", help="at which a node writes (2)")
+    parser.add_argument("--json", action="store_true", help="one line per method")
     return parser.parse_args(words)
 
 
 def rehearsed(
     profile: "Profile", name: str, method: str, machines: Machines, phases: Sequence[str], disk_rate: float
 ) -> Rehearsal:
-    """Runs the parts that the phases need, side by side but for the resumed run, which needs what the first one left."""
+    """Runs the parts that the phases need, side by side except for the resumed run, which needs the first one's files."""
     from stages.rehearsal.inputs import make_inputs
 
     problems = [*starts(profile, method, machines)]
@@ -145,7 +145,7 @@ def rehearsed(
     reports = {part.title: done[part.title] for part in wanted if part.title in done}
     problems += [f"{title}: {report['ended']}" for title, report in reports.items() if report["ended"]]
     if LAST in reports and not problems and reports[LAST]["order"] != reports["train"]["order"]:
-        problems.append(f"train: process {machines.gpus - 1} calls other collectives than process 0: GPUs would wait for ever")
+        problems.append(f"train: process {machines.gpus - 1} calls other collectives than process 0: GPUs would wait forever")
     return summary(profile, name, method, machines, phases, reports, problems, disk_rate)
 
 
@@ -160,7 +160,7 @@ class Part:
 
 
 def parts(phases: Sequence[str], machines: Machines) -> Iterator[Part]:
-    """What is run, the longest first."""
+    """The parts to run, the longest first."""
     if {"load", "rollout", "update", "save"} & set(phases):
         yield Part("train", "train")
         if machines.gpus > 1:  # the last process must call the same collectives
@@ -175,7 +175,7 @@ def parts(phases: Sequence[str], machines: Machines) -> Iterator[Part]:
 
 
 def starts(profile: "Profile", method: str, machines: Machines) -> Iterator[str]:
-    """What would end before any tensor is made: the number of processes that would be started is not that of the GPUs."""
+    """Errors before any tensor is made: the number of processes that would be started is not that of the GPUs."""
     from g2rpo_core.config import training_of
 
     sections = {
@@ -184,11 +184,11 @@ def starts(profile: "Profile", method: str, machines: Machines) -> Iterator[str]
     }
     for section, processes in sections.items():
         if processes not in ("auto", machines.gpus):
-            yield f"start: {section}.processes is {processes}, and there are {machines.gpus} GPUs: write auto, or {machines.gpus}"
+            yield f"start: {section}.processes is {processes}, but there are {machines.gpus} GPUs: write auto, or {machines.gpus}"
 
 
 def write_profile(name: str, method: str) -> Path:
-    """The profile as it is, but for two iterations with everything in them; the folder for the rehearsal's files."""
+    """Writes the profile, with two iterations that include everything; returns the folder for the rehearsal's files."""
     from g2rpo_core.config import profile_path, resolve
 
     data = resolve(profile_path(name)).data
@@ -210,10 +210,10 @@ def write_profile(name: str, method: str) -> Path:
 
 
 def run_part(home: Path, profile: str, method: str, part: Part, machines: Machines) -> dict:
-    """The figures of one part; UserError where it ended without any."""
+    """The figures of one part; UserError if it ended without any."""
     gpus, nodes = (
         (machines.gpus, machines.nodes) if part.stage in ("train", "resume") else (1, 1)
-    )  # others never wait for each other
+    )  # processes of other stages never wait for each other
     whose = "base" if part.base else method
     command = [
         sys.executable, "-m", "stages.rehearsal.part", part.stage, "--home", str(home.resolve()), "--profile", profile, "--method", whose,
@@ -224,7 +224,7 @@ def run_part(home: Path, profile: str, method: str, part: Part, machines: Machin
     log.write_text(done.stderr)
     last = done.stdout.strip().split("\n")[-1]
     if not last.startswith("{"):
-        raise UserError(f"rehearse: {part.stage} ended with {done.returncode} and no figures; see {log}")
+        raise UserError(f"rehearse: {part.stage} ended with status {done.returncode} and without figures; see {log}")
     return json.loads(last)
 
 
@@ -278,7 +278,7 @@ def summary(
     grace = whole / (disk_rate * 1e9 * machines.nodes) + seconds["update"] / max(1, train["updates"] / ITERATIONS)
     if grace > training.checkpoints.grace:
         problems.append(
-            f"SIGTERM: a call and a checkpoint of {whole / GIB:.0f} GiB take {grace:.0f} s at {disk_rate:g} GB/s a node: set "
+            f"SIGTERM: a call and a checkpoint of {whole / GIB:.0f} GiB take {grace:.0f} s at {disk_rate:g} GB/s per node: set "
             f"training.checkpoints.grace, now {training.checkpoints.grace:g}, to more"
         )
     worst = max(peak.values(), default=0.0)
@@ -295,15 +295,15 @@ def lines(found: Rehearsal, machines: Machines) -> Iterator[str]:
     verdict = "fits" if found.fits else "DOES NOT FIT"
     nodes = f" on {machines.nodes} nodes" if machines.nodes > 1 else ""
     yield f"{found.profile}, {found.method}, {machines.gpus} GPUs of {machines.memory:g} GiB{nodes}: {verdict}"
-    yield f"  GiB of a GPU, beside {RESERVE_GIB:g} kept in reserve: " + ", ".join(
+    yield f"  GiB per GPU, without {RESERVE_GIB:g} kept in reserve: " + ", ".join(
         f"{phase} {gib:.1f}" for phase, gib in found.peak_gib.items()
     )
     if "save" in found.peak_gib:
-        yield f"  host {found.host_gib:.0f} GiB a node; disk {found.disk_gib:.0f} GiB for the run, and its models; SIGTERM {found.grace_seconds:.0f} s"
+        yield f"  host {found.host_gib:.0f} GiB per node; disk {found.disk_gib:.0f} GiB for the run, and its models; SIGTERM {found.grace_seconds:.0f} s"
     if not found.seconds_per_iteration:
         yield from (f"  {problem}" for problem in found.problems)
         return
-    yield f"  {found.hours:.0f} hours, an iteration {found.seconds_per_iteration:.0f} s at {ASSUMED_TFLOPS:.0f} TFLOP/s, with nothing overlapped; a GPU sends:"
+    yield f"  {found.hours:.0f} hours, {found.seconds_per_iteration:.0f} s per iteration at {ASSUMED_TFLOPS:.0f} TFLOP/s, with nothing overlapped; a GPU sends:"
     for phase, one in found.collectives.items():
         yield f"    {phase}: {one['gb']:.0f} GB in {one['calls']:.0f} calls, {one['seconds']:.1f} s"
     yield from (f"  {problem}" for problem in found.problems)

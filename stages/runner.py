@@ -61,7 +61,7 @@ def repro(
     threads: int | None = None,
     on_busy: Callable[[], None] = lambda: None,
 ) -> Ended:
-    """`dvc repro --single-item` of one stage in its project; waits for another run that works on the same files.
+    """`dvc repro --single-item` of one stage in its project; waits for another run that is using the same files.
 
     on_text: gets what is printed; threads: of the CPU, all by default; on_busy: called once when it has to wait.
     """
@@ -92,9 +92,10 @@ def repro(
 
 
 def run_with_bar(stages: dict[str, Stage], side_by_side: int, logs: Path, stop: threading.Event) -> None:
-    """Every stage that has changed or comes after one, under one progress bar; UserError for the first that fails, or for `stop`.
+    """Runs every stage that has changed or comes after one, under one progress bar.
 
-    The bar says how far each running stage is by its own bar. logs: the folder for every stage's output.
+    UserError for the first that fails, or for `stop`. The bar shows the progress of each running stage, from its own bar. logs:
+    the folder for every stage's output.
     """
     logs.mkdir(parents=True, exist_ok=True)
     print(f"{logs.name}: the output of each stage is in {logs}/<stage>.log", file=sys.stderr)
@@ -132,7 +133,7 @@ def run_with_bar(stages: dict[str, Stage], side_by_side: int, logs: Path, stop: 
 def run_logged(
     stage: Stage, threads: int, logs: Path, stop: threading.Event, on_bar: Callable[[str], None] = lambda how_far: None
 ) -> None:
-    """One stage, its output in a file of `logs`; UserError with its last error where it fails.
+    """Runs one stage with its output in a file in `logs`; UserError with its last error if it fails.
 
     on_bar: called with `12/200` when the stage's own bar has moved.
     """
@@ -150,6 +151,6 @@ def run_logged(
 
         ended = repro(stage, write, stop=stop, threads=threads)
     if ended.by == "stop":
-        raise UserError(f"{stage.name}: stopped; the same command goes on where it was")
+        raise UserError(f"{stage.name}: stopped; the same command resumes it")
     if ended.status:
         raise UserError(f"{stage.name}: {errors[-1] if errors else f'exit status {ended.status}'}; its output is in {log}")

@@ -81,7 +81,7 @@ def main() -> None:
         if tracking:
             tracking.record(record, trainer.num_images)
         if (samples := training.tracking.samples) and training.tracking.samples_due(record["iteration"]):
-            # by all processes, as sharded weights need them in every call
+            # by all processes, because sharded weights need them in every call
             how = (samples.prompts, sampling.steps, sampling.shift, 0, sampling.decode_batch)
             with trainer.result():
                 batches = list(generate_images(policy, stores["test"], *how))
@@ -107,7 +107,7 @@ def main() -> None:
     except Terminated:
         if processes.rank == 0:
             say(
-                f"{name}: stopped as asked after iteration {checkpoint.last_iteration(folder)}; the same command goes on from there"
+                f"{name}: stopped as asked after iteration {checkpoint.last_iteration(folder)}; the same command resumes from there"
             )
         sys.exit(STATUS)
     finally:
@@ -123,12 +123,12 @@ def main() -> None:
         if training.snapshots:
             checkpoint.publish(folder / SNAPSHOTS, run / SNAPSHOTS)
         write_records(records, run, name, paths, history(records, training, updates_of(method, sampling.steps)))
-        if adopt(f"train@{name}", paths):  # else the next start ends at once with what stands there
+        if adopt(f"train@{name}", paths):  # otherwise the next start ends at once with what is left in scratch
             checkpoint.discard(folder)
 
 
 def write_records(records: list[dict], run: Path, name: str, paths: RunPaths, warnings: list[tuple[int, str]]) -> None:
-    """The records as a table, the curve of what was held out, and, outside what DVC hashes, what it took in seconds and what drifted."""
+    """Writes the records as a table, the curve of held-out rewards and, outside what DVC hashes, seconds and warnings."""
     table = pd.DataFrame(records)
     seconds = table.pop("seconds")
     table.to_parquet(run / "records.parquet", index=False)

@@ -1,7 +1,7 @@
 """Which outputs of this checkout equal the committed dvc.lock; `python -m stages.verify`, or `make verify`.
 
-On the machine that made the lock, all of them. Elsewhere sums may have another order (threads, instructions), and weights and scores
-then differ in their last digits.
+On the machine that made the lock, all of them do. On others, sums may run in another order (threads, instructions); then weights
+and scores differ in their last digits.
 """
 
 import subprocess
@@ -42,7 +42,7 @@ def committed_hashes() -> dict[str, str]:
 
 
 def current_hashes() -> dict[str, str | None]:
-    """The hash of every output of the pipeline as it is on disk; None where it is not."""
+    """The hash of every output of the pipeline on disk; None if it is missing."""
     try:
         repo = Repo()
         with lock_repo(repo):

@@ -1,11 +1,11 @@
 """Runs studies, or makes a new one.
 
-    python -m studies run compare      what is done already is not done again; what was interrupted goes on where it was
-    python -m studies new my_study     a folder studies/my_study to edit: methods, seeds, changes of the profile
+    python -m studies run compare      skips finished stages and resumes interrupted ones
+    python -m studies new my_study     makes a folder studies/my_study to edit: methods, seeds, changes to the profile
     python -m studies list
 
-`python -m studies compare` is `run compare`. Several stages run side by side, each with its share of the CPUs; every stage's output
-is in .cache/studies/<study>/.
+`python -m studies compare` is `run compare`. Several stages run side by side, each with its share of the CPUs; every stage's
+output is in .cache/studies/<study>/.
 """
 
 import re
@@ -23,13 +23,13 @@ from stages.runner import CPUS, run_with_bar
 
 STUDIES = Path("studies")
 GRAPH = STUDIES / "study.yaml"
-PROJECT = {  # what makes a folder a DVC project of its own, with the main one's cache
+PROJECT = {  # makes a folder its own DVC project, with the main one's cache
     ".dvc/config": "[core]\n    analytics = false\n    autostage = false\n[cache]\n    dir = ../../../.dvc/cache\n",
     ".dvc/.gitignore": "/config.local\n/tmp\n/cache\n",
     ".dvcignore": "__pycache__\n.venv\n",
 }
 PARAMS = """\
-# What is compared: entries in the place of the profile's methods, and changes laid over its other sections.
+# What is compared: entries replace the profile's methods, and changes override its other sections.
 study: {name}
 profile: {profile}
 seeds: [1, 2, 3]
@@ -63,7 +63,7 @@ def parsed(words: list[str]) -> Namespace:
     command.add_argument("--side-by-side", type=int, default=min(2, CPUS), help="stages at once (default: %(default)s)")
     command = actions.add_parser("new", help="make the folder of a new study")
     command.add_argument("study", metavar="NAME", help="letters, digits and _")
-    actions.add_parser("list", help="the studies there are")
+    actions.add_parser("list", help="list the studies")
     if words and words[0] in names():
         words = ["run", *words]
     return parser.parse_args(words)
@@ -74,7 +74,7 @@ def names() -> list[str]:
 
 
 def run(name: str, side_by_side: int) -> None:
-    """The models and embeddings of the main project, then the study's stages."""
+    """Updates the models and embeddings of the main project, then runs the study's stages."""
     study = load_study(name)
     if (profile := load_run().profile) != study.profile:
         raise UserError(
@@ -92,9 +92,9 @@ def run(name: str, side_by_side: int) -> None:
 
 
 def new(name: str) -> None:
-    """A folder that `run` takes; UserError if there is one."""
+    """Makes a folder that `run` takes; UserError if it already exists."""
     if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
-        raise UserError(f"{name!r} is no name of a study: letters, digits and _, such as my_study")
+        raise UserError(f"{name!r} is not a valid name for a study: use letters, digits and _, such as my_study")
     folder = STUDIES / name
     if folder.exists():
         raise UserError(f"{folder} exists; choose another name")

@@ -1,7 +1,7 @@
 """Makes a CUDA-built torchvision importable beside a CPU-only torch; run once by `make .venv`.
 
 The registry's torchvision expects two compiled operators that a CPU-only torch does not load, and its import ends with
-`operator torchvision::nms does not exist`, which takes transformers' CLIP and open_clip with it. Where that is so,
+`operator torchvision::nms does not exist`, which also breaks transformers' CLIP and open_clip. In that case,
 this file copies itself into the environment as a module that is imported at every start of Python (by a .pth file)
 and declares the two operators just before torchvision is imported. Nothing here calls them: they are detection ops.
 """
@@ -17,7 +17,7 @@ MODULE = "_torchvision_without_cuda"
 
 
 class _DeclareOperators(importlib.abc.MetaPathFinder):
-    """Runs once, at the first import of torchvision, and leaves the finding to the finders after it."""
+    """Runs once, at the first import of torchvision, and leaves the search to the finders after it."""
 
     def find_spec(self, name, path=None, target=None):
         if name == "torchvision":

@@ -1,10 +1,10 @@
-"""Would the fast tests notice? A seeded sample of small faults, one at a time, each met by the fast tests of its package.
+"""Would the fast tests notice a fault? Tries a seeded sample of small ones, each with the fast tests of its package.
 
-    python tools/mutants.py --count 60 --seed 1      a line a fault, then how many were caught; the survivors to look at
+    python tools/mutants.py --count 60 --seed 1      one line per fault, then how many were caught; look at the survivors
 
-A fault is one node of the syntax tree changed: an operator, a comparison, a number, a truth value, an argument or a statement left out.
-Third-party packages are imported once; each fault is tried in a process forked from there, in which the faulty module takes the place of
-the file's. A test that fails, or the end of its time, catches it.
+A fault is one node of the syntax tree changed: an operator, a comparison, a number, a truth value, an argument or a statement
+left out. Third-party packages are imported once; each fault is tried in a process forked from there, in which the faulty module
+replaces that of the file. A failing test or a timeout catches it.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-TESTS = {  # of each package: those that know it best come first
+TESTS = {  # for each package: those that know it best come first
     "sampling": ["tests/sampling", "tests/rollout"],
     "algorithm": ["tests/algorithm", "tests/training/test_closed_forms.py", "tests/training/test_batch.py", "tests/rollout"],
     "rollout": ["tests/rollout", "tests/training/test_closed_forms.py", "tests/training/test_trainer.py"],
@@ -102,7 +102,7 @@ class Faulty(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def caught(path: Path, source: str, tests: list[str]) -> bool:
-    """Whether the tests notice; in a process of their own."""
+    """Whether the tests notice; they run in their own process."""
     child = os.fork()
     if child == 0:
         os.setsid()

@@ -1,16 +1,16 @@
-"""From rewards to advantages, per reward and granularity, and their sum (paper Eq. 4, 8 and 11)."""
+"""Turns rewards into advantages, per reward and granularity, and sums them (paper Eq. 4, 8 and 11)."""
 
 from collections.abc import Sequence
 
 import torch
 
-OF_BATCH = 1e-4  # is added to the deviation of a batch, as in flow_grpo's `PerPromptStatTracker`
+OF_BATCH = 1e-4  # added to the standard deviation of a batch, as in flow_grpo's `PerPromptStatTracker`
 
 
 def standardized(rewards: torch.Tensor, deviation: torch.Tensor | None = None) -> torch.Tensor:
     """(r - mean) / (std + 1e-8) over the last axis, std with ddof 1 (Eq. 4); float32, shape of rewards.
 
-    A group whose rewards are all equal says nothing: 0, and not rounding noise divided by 1e-8.
+    A group whose rewards are all equal carries no signal: it gets 0, not rounding noise divided by 1e-8.
     deviation: of all rewards together, in place of each group's own; broadcasts against the rewards.
     """
     rewards = rewards.float()

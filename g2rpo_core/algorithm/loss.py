@@ -11,8 +11,8 @@ def ratio(log_prob: torch.Tensor, old_log_prob: torch.Tensor) -> torch.Tensor:
 def normalized_ratio(log_prob: torch.Tensor, old_log_prob: torch.Tensor, drift: torch.Tensor, std: torch.Tensor) -> torch.Tensor:
     """The ratio of GRPO-Guard (arXiv 2510.22319, Eq. 8): with mean 1 and a spread that no longer depends on sigma.
 
-    drift: KL divergence of the current transition to the sampling one, by which the log-ratio lies under 0 on average;
-    std: of the transition, by which the log-ratio's spread is divided. All of one shape.
+    drift: KL divergence of the current transition to the sampling one; on average the log-ratio is this far below 0. std: of the
+    transition; multiplying by it makes the log-ratio's spread independent of sigma. All have the same shape.
     """
     return ((log_prob - old_log_prob + drift) * std).exp()
 
@@ -20,7 +20,7 @@ def normalized_ratio(log_prob: torch.Tensor, old_log_prob: torch.Tensor, drift: 
 def clipped_loss(ratio: torch.Tensor, advantages: torch.Tensor, clip_range: float) -> torch.Tensor:
     """-min(r A, clip(r, 1 - eps, 1 + eps) A) for every sample (Eq. 9, beta = 0), shape of the arguments.
 
-    ratio, advantages: float32 of one shape; clip_range: eps > 0, about 1e-4 as log-probabilities are averages.
+    ratio, advantages: float32 of one shape; clip_range: eps > 0, about 1e-4 because log-probabilities are averages.
     """
     return -torch.minimum(ratio * advantages, ratio.clamp(1 - clip_range, 1 + clip_range) * advantages)
 

@@ -1,7 +1,7 @@
-"""Every method of the paper as settings: where noise is added, how, how the samples are finished, what is trained.
+"""Every method of the paper as settings: where and how noise is added, how samples are finished, and what is trained.
 
-A rollout is a tree: a shared prefix, noise at some steps, tails at some granularities. What the methods differ in is
-written down here, and nowhere else; one rollout engine runs any of them and one trainer trains on the result.
+A rollout is a tree: a shared prefix, noise at some steps, tails at some granularities. All differences between the methods
+are here and nowhere else: one rollout engine runs any of them, and one trainer trains on the result.
 A new method is one line in METHODS.
 """
 
@@ -25,10 +25,10 @@ class Window(Settings):
 
     size: Count = Field(description="SDE steps in an iteration")
     order: Literal["progressive", "random", "frozen", "scattered"] = Field(
-        description="neighbours that move on and start again, neighbours drawn at random, the first ones, or any ones drawn at random"
+        description="neighbours that move on and start over, neighbours at random, always the first ones, or any steps at random"
     )
     stride: Count = Field(1, description="by how many steps a progressive window moves")
-    every: Count = Field(1, description="iterations for which a window stays")
+    every: Count = Field(1, description="iterations before the window changes")
 
     def choose(self, candidates: tuple[int, ...], iteration: int, seed: int) -> tuple[int, ...]:
         """`size` of the candidates (all, if there are fewer), in rising order; iteration counts from 0."""
@@ -44,7 +44,7 @@ class Window(Settings):
 class Method(Settings):
     """Settings of one method; those of each published method are in METHODS."""
 
-    branching: Literal["each", "all"] = Field(description="a branch with one SDE step for each of them, or one branch with all")
+    branching: Literal["each", "all"] = Field(description="each: one branch per SDE step; all: one branch with all of them")
     sde_steps: tuple[int, ...] | Literal["all"] = Field(description="step indices from the noisy end; all: 0...T-2")
     window: Window | None = Field(None, description="which of these are stochastic in an iteration; null: all")
     spans: tuple[Count, ...] | None = Field(
@@ -67,7 +67,7 @@ class Method(Settings):
         "euler", description="of the tails: first order, or the second-order DPM-Solver++(2M)"
     )
     timestep_fraction: float = Field(
-        1.0, gt=0, le=1, description="share of the SDE steps, drawn anew each iteration, that is trained on"
+        1.0, gt=0, le=1, description="share of the SDE steps that is trained on, redrawn each iteration"
     )
     timesteps_of: Literal["group", "member"] = Field(
         "group", description="that share is the same for all members, or drawn anew for each, as DanceGRPO draws it"
@@ -122,7 +122,7 @@ class Method(Settings):
     @classmethod
     def _at_least_one(cls, value):
         if value[0] < 1:
-            raise ValueError("must be at least 1 each")
+            raise ValueError("must each be at least 1")
         return value
 
     @model_validator(mode="after")
@@ -186,7 +186,7 @@ class Method(Settings):
         return partial(SDES[self.sde], sigmas=sigmas, eta=self.eta)
 
     def trained(self, num_sde_steps: int, rng: random.Random) -> list[int]:
-        """Which of the SDE steps of all branches are trained on in this iteration; sorted indices."""
+        """The sorted indices of the SDE steps, of all branches, that are trained on in this iteration."""
         return sorted(rng.sample(range(num_sde_steps), max(1, round(self.timestep_fraction * num_sde_steps))))
 
 
@@ -199,7 +199,7 @@ class MethodSpec:
     settings: Method
 
 
-# Granular-GRPO, arXiv 2510.01982, Table 3: eta, M (16...9 in its count), Lambda; one step an iteration as its newest code has it
+# Granular-GRPO, arXiv 2510.01982, Table 3: eta, M (16...9 in its count), Lambda; one step per iteration as in its newest code
 _G2RPO = Method(branching="each", sde_steps=tuple(range(8)), sde="flow", eta=0.7, granularities=(1, 2, 3))
 # MixGRPO, arXiv 2507.21802 (T = 25): a window of 4 that moves by 1 every 25 iterations; 12 members in steps of 3
 _MIX = Method(

@@ -10,19 +10,21 @@ from g2rpo_core.inference.runs import folder_of, trained_runs
 
 
 def demo(
-    profile: Annotated[str | None, typer.Option(help="whose models, runs and image size; the one that params.yaml names")] = None,
+    profile: Annotated[
+        str | None, typer.Option(help="profile whose models, runs and image size are used (default: the one in params.yaml)")
+    ] = None,
     run: Annotated[
         list[str] | None,
-        typer.Option(help="a folder that has `transformer` or `lora`, beside the profile's runs; may be repeated"),
+        typer.Option(help="folder with `transformer` or `lora`, in addition to the profile's runs; may be repeated"),
     ] = None,
     port: Annotated[int, typer.Option(min=1, max=65535)] = 7860,
     host: Annotated[
-        str, typer.Option(help="an address of this machine, for others to reach it; there is no password")
+        str, typer.Option(help="address of this machine to listen on, so that others can reach it; there is no password")
     ] = "127.0.0.1",
-    device: Annotated[str | None, typer.Option(help="cuda or cpu; a GPU if there is one")] = None,
+    device: Annotated[str | None, typer.Option(help="cuda or cpu (default: a GPU if there is one)")] = None,
     open: Annotated[bool, typer.Option("--open", help="open it in the browser")] = False,
 ) -> None:
-    """A page to draw prompts by the base and trained runs side by side, with their scores.
+    """Serve a page that draws prompts with the base and trained runs side by side, with their scores.
 
     Example: g2rpo demo --open
     """
@@ -33,7 +35,7 @@ def demo(
     others = run or []
     for one in others:
         folder_of(one, profile)
-    methods = list(settings.methods)  # in their order, so that the first is ticked first; runs of others come last
+    methods = list(settings.methods)  # runs follow this order, so that the first method is ticked; other runs come last
     place = lambda name: methods.index(method) if (method := name.rpartition("-")[0]) in methods else len(methods)
     runs_of = lambda: [*sorted(trained_runs(profile), key=place), *others]
 
@@ -55,7 +57,7 @@ def demo(
 
 
 def loopback(host: str) -> bool:
-    """Whether an address reaches this machine alone."""
+    """Whether an address can only be reached from this machine."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

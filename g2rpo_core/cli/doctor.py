@@ -1,4 +1,4 @@
-"""`g2rpo doctor`: what this machine has, and what is missing for which profile, as one block for a bug report."""
+"""`g2rpo doctor`: what this machine has and what each profile lacks, as one block for a bug report."""
 
 import importlib.metadata
 import os
@@ -28,8 +28,8 @@ TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "WANDB_API_KEY", "OPENAI_API_KEY
 GIB = 2**30
 
 
-def doctor(profile: Annotated[str | None, typer.Option(help="look at this profile alone")] = None) -> None:
-    """Versions, devices, disk, tokens without their values, and what is missing for which profile.
+def doctor(profile: Annotated[str | None, typer.Option(help="check only this profile")] = None) -> None:
+    """Show versions, devices, disk, which tokens are set, and what each profile lacks.
 
     Example: g2rpo doctor --profile flux_hps
     """
@@ -48,7 +48,7 @@ def machine() -> Iterator[str]:
     memory, disk = psutil.virtual_memory(), shutil.disk_usage(Path.cwd())
     yield f"{os.cpu_count()} CPUs, {memory.available / GIB:.0f} of {memory.total / GIB:.0f} GiB memory free, {disk.free / GIB:.0f} GiB disk free here"
     if not torch.cuda.is_available():
-        yield f"no GPU that torch {torch.__version__} can use: profile tiny runs, flux_* would take weeks"
+        yield f"no GPU that torch {torch.__version__} can use: profile tiny works, flux_* would take weeks"
     for index in range(torch.cuda.device_count()):
         about = torch.cuda.get_device_properties(index)
         free, total = torch.cuda.mem_get_info(index)
@@ -56,11 +56,11 @@ def machine() -> Iterator[str]:
 
 
 def tokens() -> Iterator[str]:
-    """Which are set, never what they are."""
+    """Which tokens are set, never their values."""
     from huggingface_hub import get_token
 
     found = [name for name in TOKENS if os.environ.get(name)]
-    logged_in = "the Hugging Face hub knows you" if get_token() else "not logged in to the Hugging Face hub (hf auth login)"
+    logged_in = "logged in to the Hugging Face hub" if get_token() else "not logged in to the Hugging Face hub (hf auth login)"
     yield f"tokens: {', '.join(found) or 'none in the environment'}; {logged_in}"
 
 
@@ -71,7 +71,7 @@ def profiles(only: str | None) -> Iterator[str]:
 
     names = [only] if only else sorted(path.stem for path in Path("profiles").glob("*.yaml"))
     if not names:
-        yield "no folder profiles here: run it in the project's checkout"
+        yield "no folder `profiles` here: run it in the project's checkout"
     for name in names:
         try:
             loaded = load_profile(profile_path(name))
@@ -84,7 +84,7 @@ def profiles(only: str | None) -> Iterator[str]:
 
 
 def missing(name: str, profile) -> Iterator[str]:
-    """What has to be there before `dvc repro` of a profile, or is made by it first."""
+    """What `dvc repro` of a profile needs, or makes first."""
     from huggingface_hub import get_token
 
     if profile.models.source == "hub" and not get_token():
@@ -107,7 +107,7 @@ def version_of(package: str) -> str:
 
 
 def commit() -> str | None:
-    """The checkout's commit, with `+` where files differ from it."""
+    """The checkout's commit, with `+` if files differ from it."""
     git = lambda *words: subprocess.run(["git", *words], capture_output=True, text=True)
     if not shutil.which("git") or (head := git("rev-parse", "--short", "HEAD")).returncode:
         return None

@@ -9,19 +9,19 @@ import typer
 
 from g2rpo_core.errors import UserError
 
-Name = Annotated[str | None, typer.Option(help="a file of profiles/; the one that params.yaml names")]
+Name = Annotated[str | None, typer.Option(help="name of a file in profiles/ (default: the one in params.yaml)")]
 
 
 def models(profile: Name = None) -> None:
-    """Every model of a profile: built here for tiny, downloaded for the others, into the Hugging Face cache.
+    """Build the models of profile tiny, or download those of another profile into the Hugging Face cache.
 
-    What is complete is not loaded again. Example: g2rpo models --profile flux_hps
+    Complete models are not downloaded again. Example: g2rpo models --profile flux_hps
     """
     _run("models", profile)
 
 
 def prompts(profile: Name = None) -> None:
-    """A profile's training and test prompts, as prompts/<profile>/train.parquet and test.parquet.
+    """Write a profile's training and test prompts to prompts/<profile>/train.parquet and test.parquet.
 
     Example: g2rpo prompts --profile flux_hps
     """
@@ -29,7 +29,7 @@ def prompts(profile: Name = None) -> None:
 
 
 def _run(stage: str, profile: str | None) -> None:
-    """By DVC for the profile of params.yaml, so that `dvc repro` knows of it and what is up to date is left; else by the stage alone."""
+    """Runs a stage directly, or through DVC for the profile of params.yaml, so that DVC knows it and skips what is up to date."""
     from g2rpo_core.config import load_profile, load_run, profile_path
 
     if not Path("stages", f"{stage}.py").exists():

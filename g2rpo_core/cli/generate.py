@@ -1,4 +1,4 @@
-"""`g2rpo generate`: pictures of any prompt by the base, a trained run, or both one after the other."""
+"""`g2rpo generate`: pictures of any prompt with the base, a trained run, or both in turn."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,26 +15,32 @@ if TYPE_CHECKING:
 
 
 def generate(
-    prompts: Annotated[list[str] | None, typer.Argument(metavar="PROMPT", help="texts; or --file")] = None,
-    file: Annotated[Path | None, typer.Option(help="prompts, as a profile takes them: txt, csv, jsonl or parquet")] = None,
-    run: Annotated[str, typer.Option(help="`base`, a run as g2rpo-1, or a folder that has `transformer` or `lora`")] = BASE[0],
+    prompts: Annotated[list[str] | None, typer.Argument(metavar="PROMPT", help="prompts; or use --file")] = None,
+    file: Annotated[
+        Path | None, typer.Option(help="file of prompts, in a format that profiles take: txt, csv, jsonl or parquet")
+    ] = None,
+    run: Annotated[str, typer.Option(help="`base`, a run such as g2rpo-1, or a folder with `transformer` or `lora`")] = BASE[0],
     profile: Annotated[
-        str | None, typer.Option(help="whose models and image size are used; the one that params.yaml names")
+        str | None, typer.Option(help="profile whose models and image size are used (default: the one in params.yaml)")
     ] = None,
     seeds: Annotated[
-        str, typer.Option(help="of the initial noise: 7, or 1,2,5, or 1-4; the same noise for every prompt and run")
+        str, typer.Option(help="seeds of the initial noise: 7, 1,2,5 or 1-4; every prompt and run gets the same noise")
     ] = "0",
-    steps: Annotated[int | None, typer.Option(help="denoising steps; the first of evaluation.steps")] = None,
-    guidance: Annotated[float | None, typer.Option(help="as sampling.guidance")] = None,
-    trained_share: Annotated[float, typer.Option(help="of the steps, from the noisy end; the base does the others")] = 1.0,
-    lora_scale: Annotated[float, typer.Option(help="strength of a run that is a LoRA, times its alpha / rank")] = 1.0,
-    out: Annotated[Path, typer.Option(help="a folder, which may have files already")] = Path("pictures"),
-    grid: Annotated[bool, typer.Option("--grid", help="one more picture: a row a prompt, a column a seed")] = False,
-    device: Annotated[str | None, typer.Option(help="cuda or cpu; a GPU if there is one")] = None,
+    steps: Annotated[int | None, typer.Option(help="denoising steps (default: the first of evaluation.steps)")] = None,
+    guidance: Annotated[float | None, typer.Option(help="guidance scale (default: sampling.guidance)")] = None,
+    trained_share: Annotated[
+        float, typer.Option(help="share of the steps, from the noisy end, by the run; the base does the rest")
+    ] = 1.0,
+    lora_scale: Annotated[float, typer.Option(help="strength of a LoRA run, times its alpha / rank")] = 1.0,
+    out: Annotated[Path, typer.Option(help="output folder; it may already hold files")] = Path("pictures"),
+    grid: Annotated[
+        bool, typer.Option("--grid", help="also write one picture with a row per prompt and a column per seed")
+    ] = False,
+    device: Annotated[str | None, typer.Option(help="cuda or cpu (default: a GPU if there is one)")] = None,
 ) -> None:
-    """Pictures of prompts as PNG, each with what it was made by in its metadata.
+    """Draw prompts as PNG files; each file's metadata says how it was made.
 
-    A prompt that the text encoders would cut is refused.
+    Prompts that are too long for the text encoders are refused.
 
     Example: g2rpo generate "a small red circle" --run g2rpo-1 --seeds 1-4 --grid
     """
@@ -42,7 +48,7 @@ def generate(
 
 
 def draw(args: SimpleNamespace) -> None:
-    """UserError before any model is loaded where the words say something that is not there."""
+    """Checks the options, then draws; UserError before any model is loaded if an option does not fit."""
     from g2rpo_core.config import load_profile, load_run, profile_path
 
     profile = args.profile or load_run().profile
@@ -53,7 +59,7 @@ def draw(args: SimpleNamespace) -> None:
     if steps < 1 or not 0 < args.trained_share <= 1:
         raise UserError("generate: --steps must be at least 1, and --trained-share above 0 and at most 1")
     if args.out.exists() and not args.out.is_dir():
-        raise UserError(f"generate: --out {args.out} is no folder")
+        raise UserError(f"generate: --out {args.out} is not a folder")
     prompts = texts_of(args)
 
     import torch
@@ -95,11 +101,11 @@ def seeds_of(words: str) -> list[int]:
 
 
 def texts_of(args: SimpleNamespace) -> "list[Prompt]":
-    """The prompts of the words or the file."""
+    """The prompts from the arguments or the file."""
     from g2rpo_core.data.prompts import Prompt, read_prompts
 
     if bool(args.prompts) == bool(args.file):
-        raise UserError("generate: give prompts, or a file of them by --file")
+        raise UserError("generate: give prompts, or a file of them with --file")
     if args.file:
         return read_prompts(args.file)
     return [Prompt(f"{number:04d}", text, "") for number, text in enumerate(args.prompts)]

@@ -1,4 +1,4 @@
-"""A folder of images and their prompts, scored by rewards."""
+"""Scores a folder of images and their prompts with rewards."""
 
 from collections import defaultdict
 from collections.abc import Mapping
@@ -13,11 +13,14 @@ from g2rpo_core.files import reading, whole
 from g2rpo_core.rewards.spec import Reward, RewardWithReasons
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".gif")
-BATCH = 64  # images that are open at a time
+BATCH = 64  # images open at a time
 
 
 def pair(folder: Path, prompts: Path) -> pd.DataFrame:
-    """`file` (names within the folder) and `prompt`, a row for every image; UserError where they do not fit together."""
+    """One row per image with `file` (its name in the folder) and `prompt`.
+
+    UserError if folder and prompts do not fit together.
+    """
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder")
     files = sorted(path.name for path in folder.iterdir() if path.suffix.lower() in SUFFIXES)
@@ -39,11 +42,11 @@ def pair(folder: Path, prompts: Path) -> pd.DataFrame:
             raise UserError(f"{prompts}: needs columns file,prompt; has {','.join(table.columns)}")
         unknown = sorted(set(table.file) - set(files))
         if unknown:
-            raise UserError(f"{prompts}: {unknown[0]} is no image of {folder}")
+            raise UserError(f"{prompts}: {unknown[0]} is not an image in {folder}")
         table = table[["file", "prompt"]]
     else:
         if len(table) != len(files):
-            raise UserError(f"{prompts}: {len(table)} lines for the {len(files)} images of {folder}; need one line an image")
+            raise UserError(f"{prompts}: {len(table)} lines for the {len(files)} images in {folder}; need one line per image")
         table.insert(0, "file", files)
     if (table.prompt.str.strip() == "").any():
         raise UserError(f"{prompts}: the prompt of {table.file[table.prompt.str.strip() == ''].iloc[0]} is empty")
@@ -51,7 +54,7 @@ def pair(folder: Path, prompts: Path) -> pd.DataFrame:
 
 
 def read_image(path: Path) -> Image.Image:
-    """An image file, whole; UserError where it is none, is damaged, or would be larger than Pillow's limit."""
+    """Reads a whole image file; UserError if it is not an image, is damaged, or exceeds Pillow's limit."""
     whole(path)
     with reading(path), Image.open(path) as image:
         image.load()
@@ -59,7 +62,7 @@ def read_image(path: Path) -> Image.Image:
 
 
 def score(folder: Path, table: pd.DataFrame, scorers: Mapping[str, Reward]) -> dict[str, list]:
-    """Columns: each reward's scores of the table's images and prompts, and why scores are missing."""
+    """New columns for the table: the scores of each reward, and the reasons for missing ones."""
     scores: dict[str, list] = defaultdict(list)
     for start in tqdm(range(0, len(table), BATCH), desc="score", unit_scale=BATCH, unit="image"):
         part = table.iloc[start : start + BATCH]

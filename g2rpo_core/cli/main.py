@@ -1,6 +1,6 @@
-"""The command `g2rpo`: what is asked without running the pipeline.
+"""The command `g2rpo`: the tools around the pipeline.
 
-Exit status: 0 done, 1 a mistake that the line on stderr explains, 2 words that the command does not have, 75 what may work later.
+Exit status: 0 success, 1 an error that one line on stderr explains, 2 wrong usage, 75 a temporary failure.
 """
 
 import sys
@@ -12,8 +12,8 @@ from g2rpo_core.errors import TRANSIENT_STATUS, TransientError, UserError
 
 app = typer.Typer(
     name="g2rpo",
-    help="Align flow text-to-image models by online RL: what is asked without running the pipeline, which is `dvc repro`.",
-    epilog="Exit status: 0 done, 1 a mistake that one line explains, 2 unknown words, 75 what may work later.",
+    help="Align flow text-to-image models by online RL: the tools around the pipeline. `dvc repro` runs the pipeline itself.",
+    epilog="Exit status: 0 success, 1 an error that one line explains, 2 wrong usage, 75 a temporary failure: try again later.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich" if sys.stdout.isatty() else None,

@@ -1,4 +1,4 @@
-"""Commands that start stages, from the checkout: `g2rpo rehearse` and `g2rpo launch` take the words of the module that they run."""
+"""Commands that start stages from the checkout: `g2rpo rehearse` and `g2rpo launch` pass their arguments to a module."""
 
 import subprocess
 import sys
@@ -9,15 +9,15 @@ import typer
 
 from g2rpo_core.errors import UserError
 
-COMMANDS = {  # its module, its help, and an example of its words
-    "rehearse": ("stages.rehearse", "The stages at true size, on GPUs that are pretended.", "--profile flux_hps --gpus 16 --nodes 2 --memory 141"),
-    "launch": ("stages.job", "A run as one job of a Slurm cluster.", "--profile flux_hps --method g2rpo --seed 1 --nodes 2 --submit"),
+COMMANDS = {  # module, help, and an example of the arguments
+    "rehearse": ("stages.rehearse", "Run the stages at true size on simulated GPUs.", "--profile flux_hps --gpus 16 --nodes 2 --memory 141"),
+    "launch": ("stages.job", "Write a run as one Slurm job, and submit it on request.", "--profile flux_hps --method g2rpo --seed 1 --nodes 2 --submit"),
 }  # fmt: skip
 TAKES_ALL = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
 
 def command(name: str, module: str) -> Callable[[typer.Context], None]:
-    """A command that hands its words, --help as well, to `python -m module`."""
+    """A command that passes its arguments, including --help, to `python -m module`."""
 
     def run(context: typer.Context) -> None:
         if not Path(*module.split(".")).with_suffix(".py").exists():

@@ -1,4 +1,4 @@
-"""Options that several commands have."""
+"""Options that several commands share."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,9 +6,9 @@ from typing import Annotated
 import typer
 
 OfRewards = Annotated[
-    str | None, typer.Option(help="whose models and section `rewards` are used; the one that params.yaml names")
+    str | None, typer.Option(help="profile whose models and section `rewards` are used (default: the one in params.yaml)")
 ]
 ModelsOfRewards = Annotated[
     Path | None,
-    typer.Option(help="another folder of the stage `models`; without --profile rewards then have their default settings"),
+    typer.Option(help="another folder made by the stage `models`; without --profile, rewards then have their default settings"),
 ]

@@ -1,4 +1,4 @@
-"""`g2rpo plan`: what a profile needs before anybody rents it."""
+"""`g2rpo plan`: what a profile needs, before you rent machines."""
 
 import json
 import sys
@@ -11,31 +11,33 @@ import typer
 from g2rpo_core.errors import UserError
 from g2rpo_core.estimate.machines import ASSUMED_TFLOPS, BETWEEN, INSIDE, checked_machines
 
-if TYPE_CHECKING:  # they import torch and diffusers, which --help need not wait for
+if TYPE_CHECKING:  # these import torch and diffusers, which would slow down --help
     from g2rpo_core.config import Profile
     from g2rpo_core.estimate.budget import Way
     from g2rpo_core.estimate.plan import Plan
 
 
 def plan(
-    profile: Annotated[str, typer.Option(help="a file of profiles/")],
+    profile: Annotated[str, typer.Option(help="name of a file in profiles/")],
     method: Annotated[str, typer.Option(help="an entry of the profile's methods")] = "g2rpo",
-    gpus: Annotated[int, typer.Option(help="of all nodes together")] = 1,
-    nodes: Annotated[int | None, typer.Option(help="as few as hold 8 GPUs each, if it is left out")] = None,
-    memory: Annotated[float, typer.Option(help="GiB of one GPU")] = 80,
-    hours: Annotated[
-        float | None, typer.Option(help="look for the cheapest way, on no more than --gpus, that takes no longer")
+    gpus: Annotated[int, typer.Option(help="GPUs on all nodes together")] = 1,
+    nodes: Annotated[
+        int | None, typer.Option(help="number of nodes (default: as few as possible, with up to 8 GPUs each)")
     ] = None,
-    shard: Annotated[int | None, typer.Option(help="GPUs that share one model, a divisor of --gpus; as the profile says")] = None,
-    inside: Annotated[float, typer.Option(help="GB/s from a GPU to the others of its node")] = INSIDE,
-    between: Annotated[float, typer.Option(help="GB/s from a GPU to those of other nodes")] = BETWEEN,
+    memory: Annotated[float, typer.Option(help="GiB per GPU")] = 80,
+    hours: Annotated[float | None, typer.Option(help="find the cheapest way that takes no longer, on at most --gpus")] = None,
+    shard: Annotated[
+        int | None, typer.Option(help="GPUs that share one model, a divisor of --gpus (default: as the profile says)")
+    ] = None,
+    inside: Annotated[float, typer.Option(help="GB/s from a GPU to the others on its node")] = INSIDE,
+    between: Annotated[float, typer.Option(help="GB/s from a GPU to those on other nodes")] = BETWEEN,
     rate: Annotated[
         str | None,
-        typer.Option(help="milliseconds per forward evaluation, or `measured`: on this machine's GPU; assumed if left out"),
+        typer.Option(help="milliseconds per forward evaluation, or `measured` on this machine's GPU (default: an assumed rate)"),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="one object on the last line")] = False,
+    json: Annotated[bool, typer.Option("--json", help="print one JSON object on the last line")] = False,
 ) -> None:
-    """What a profile needs before anybody rents it: memory, hours, GPU-hours, disk.
+    """Estimate what a profile needs, before you rent machines: memory, hours, GPU-hours, disk.
 
     Example: g2rpo plan --profile flux_hps_clip --gpus 16 --memory 141
     """
@@ -50,7 +52,7 @@ def run(args: SimpleNamespace) -> None:
     profile = load_profile(profile_path(args.profile))
     if profile.models.source != "hub":
         raise UserError(
-            f"plan: profile {args.profile} builds small models of its own that any machine holds; plan a flux_* profile"
+            f"plan: profile {args.profile} builds its own small models, which fit on any machine; plan a flux_* profile"
         )
     if args.method not in profile.methods:
         raise UserError(f"plan: --method {args.method}: profile {args.profile} has only {', '.join(profile.methods)}")
@@ -104,17 +106,17 @@ def _rate(given: str | None, profile: "Profile", method: str) -> tuple[float | N
 def _lines_of_ways(args: SimpleNamespace, iterations: int, way: "Way | None", fastest: "Way | None") -> list[str]:
     title = f"{args.profile}, {args.method}, at most {args.gpus} GPUs of {args.memory:g} GiB and {args.hours:g} hours"
     if fastest is None:
-        return [f"{title}: no way fits into {args.memory:g} GiB, nor does a LoRA of rank 32"]
+        return [f"{title}: no way fits into {args.memory:g} GiB, not even a LoRA of rank 32"]
     if way is None:
         part = int(args.hours / fastest.plan.hours * iterations)
-        return [f"{title}: no way is that fast; {part} of the {iterations} iterations by the fastest, {_way(fastest)}"]
+        return [f"{title}: no way is that fast; the fastest does {part} of the {iterations} iterations: {_way(fastest)}"]
     return [f"{title}: the cheapest way is {_way(way)}"]
 
 
 def _way(way: "Way") -> str:
     settings = [f"{name}: {_setting(value)}" for name, value in way.settings.items()]
     return (
-        f"{way.gpus} GPUs for {way.plan.hours:.1f} hours, {way.plan.gpu_hours:.0f} GPU-hours, {way.plan.memory_total_gib:.1f} GiB a GPU"
+        f"{way.gpus} GPUs for {way.plan.hours:.1f} hours, {way.plan.gpu_hours:.0f} GPU-hours, {way.plan.memory_total_gib:.1f} GiB per GPU"
         + (", with training." + ", training.".join(settings) if settings else ", with the profile's settings")
     )
 
@@ -126,14 +128,14 @@ def _setting(value: object) -> str:
 
 
 def _lines(args: SimpleNamespace, plan: "Plan", source: str, what: "list[tuple[str, Plan]]") -> list[str]:
-    calls = ", ".join(f"{count} latents in a call of the {phase}" for phase, count in plan.latents_per_call.items())
+    calls = ", ".join(f"{count} latents per call of the {phase}" for phase, count in plan.latents_per_call.items())
     lines = [
-        f"{args.profile}, {args.method}, {args.gpus} GPUs of {args.memory:g} GiB, {plan.gpus_per_model} to a model",
-        f"forward evaluations: {plan.evaluations_per_prompt} a prompt, {plan.evaluations_per_iteration} an iteration; {calls}",
+        f"{args.profile}, {args.method}, {args.gpus} GPUs of {args.memory:g} GiB, {plan.gpus_per_model} per model",
+        f"forward evaluations: {plan.evaluations_per_prompt} per prompt, {plan.evaluations_per_iteration} per iteration; {calls}",
         f"memory per GPU: {plan.memory_total_gib:.1f} GiB: {'fits' if plan.fits else 'DOES NOT FIT'}",
         *(f"  {part:12} {gib:9.2f}" for part, gib in plan.memory_gib.items()),
         "  (by phase: " + ", ".join(f"{key} {gib:.1f}" for key, gib in plan.phases_gib.items()) + ")",
-        f"time: {plan.seconds_per_iteration:.0f} s an iteration at {plan.ms_per_evaluation:.1f} ms a forward evaluation ({source}): "
+        f"time: {plan.seconds_per_iteration:.0f} s per iteration at {plan.ms_per_evaluation:.1f} ms per forward evaluation ({source}): "
         + ", ".join(f"{key} {value:.0f}" for key, value in plan.seconds.items())
         + "".join(f", communication of the {key} {value:.1f}" for key, value in plan.communication_seconds.items() if value),
         f"the whole run: {plan.hours:.1f} hours, {plan.gpu_hours:.0f} GPU-hours",

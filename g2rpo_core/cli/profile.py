@@ -1,4 +1,4 @@
-"""`g2rpo profile`: which there are, one as it is put together, with where each value comes from, and how two differ."""
+"""`g2rpo profile`: lists the profiles, shows one with the source of each value, and compares two."""
 
 import sys
 from collections.abc import Iterator
@@ -15,27 +15,25 @@ from g2rpo_core.errors import UserError
 from g2rpo_core.files import read_text
 from g2rpo_core.texts import visible
 
-if TYPE_CHECKING:  # with torch, which --help need not wait for
+if TYPE_CHECKING:  # imports torch, which would slow down --help
     from g2rpo_core.config import Profile
 
 WIDTH = 130
 
 
-app = typer.Typer(
-    name="profile", help="Profiles: which there are, one as it is put together, and how two differ.", no_args_is_help=True
-)
+app = typer.Typer(name="profile", help="List, show or compare profiles.", no_args_is_help=True)
 
 
 @app.command("list")
 def list_profiles() -> None:
-    """The profiles of this folder, each with the first sentence of its comment.
+    """List the profiles of this folder, each with the first sentence of its comment.
 
     Example: g2rpo profile list
     """
     for path in sorted(Path("profiles").glob("*.yaml")):
         try:
             lines = read_text(path).splitlines()
-        except UserError as error:  # the others are listed all the same
+        except UserError as error:  # still list the others
             print(f"{path.stem:16} {error}")
             continue
         comment = " ".join(line[1:].strip() for line in takewhile(lambda line: line.startswith("#"), lines))
@@ -43,8 +41,8 @@ def list_profiles() -> None:
 
 
 @app.command("show")
-def show(name: Annotated[str, typer.Argument(help="a file of profiles/")]) -> None:
-    """The whole profile, with where each value comes from.
+def show(name: Annotated[str, typer.Argument(help="name of a file in profiles/")]) -> None:
+    """Show the whole profile, with the source of each value.
 
     Example: g2rpo profile show flux_hps
     """
@@ -60,9 +58,10 @@ def show(name: Annotated[str, typer.Argument(help="a file of profiles/")]) -> No
 
 @app.command("diff")
 def diff(
-    first: Annotated[str, typer.Argument(help="a file of profiles/")], second: Annotated[str, typer.Argument(help="another")]
+    first: Annotated[str, typer.Argument(help="name of a file in profiles/")],
+    second: Annotated[str, typer.Argument(help="another")],
 ) -> None:
-    """The settings in which two profiles differ, one a line: key, the first's, the second's.
+    """Show the settings in which two profiles differ, one per line: key, first value, second value.
 
     Example: g2rpo profile diff flux_hps flux_fast
     """
@@ -90,7 +89,7 @@ def _leaves(value: dict, prefix: str = "") -> Iterator[tuple[str, object]]:
 
 
 def annotated(profile: "Profile", origin: dict[str, str]) -> CommentedMap:
-    """Every setting of the profile, those of methods with their published values, each with a comment on where it comes from."""
+    """Every setting of the profile, each with a comment on its source; methods have all their published settings."""
     return _annotated(_settings(profile), "", origin)
 
 
@@ -107,7 +106,7 @@ def _settings(profile: "Profile") -> dict:
 
 
 def _annotated(value: BaseModel | dict, prefix: str, origin: dict[str, str]) -> CommentedMap:
-    """A mapping whose leaves have comments: the `file:line` that says them, or that they are a default or a published setting."""
+    """A mapping with a comment on each leaf: the `file:line` that sets it, `default`, or `published`."""
     items = {name: getattr(value, name) for name in type(value).model_fields} if isinstance(value, BaseModel) else dict(value)
     shown = CommentedMap()
     for key, field in items.items():

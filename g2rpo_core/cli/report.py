@@ -1,4 +1,4 @@
-"""`g2rpo report`: where the report is, made first where there is none, and opened in the browser if asked."""
+"""`g2rpo report`: prints where the report is, makes it if there is none, and opens it in the browser on request."""
 
 import subprocess
 import sys
@@ -13,20 +13,18 @@ from g2rpo_core.errors import UserError
 
 def report(
     study: Annotated[
-        str | None, typer.Option(help="a folder of studies/, such as compare; the runs of params.yaml without")
+        str | None, typer.Option(help="a folder in studies/, such as compare (default: the runs of params.yaml)")
     ] = None,
-    make: Annotated[
-        bool, typer.Option("--make", help="bring it up to date first, from the runs and scores that are there")
-    ] = False,
+    make: Annotated[bool, typer.Option("--make", help="update it first, from the existing runs and scores")] = False,
     open: Annotated[bool, typer.Option("--open", help="open it in the browser")] = False,
     compare: Annotated[
         tuple[str, str] | None,
         typer.Option(
-            metavar="A B", help="two commits, studies or profiles side by side, as Markdown; `now` is what is in this folder"
+            metavar="A B", help="compare two commits, studies or profiles, as Markdown; `now` means the files in this folder"
         ),
     ] = None,
 ) -> None:
-    """The comparison report of the runs, or of a study: prints where it is, and makes it first where there is none.
+    """Print where the comparison report of the runs, or of a study, is; make it first if there is none.
 
     Example: g2rpo report --study compare --open
 
@@ -46,9 +44,7 @@ def report(
     if make or not file.exists():
         command = [sys.executable, "-m", "dvc", "repro", "--single-item", "report"]
         if subprocess.run(command, cwd=home, stdout=sys.stderr).returncode:
-            raise UserError(
-                f"report: {file} could not be made, the lines above say why; `cd {home} && dvc repro` makes all of it"
-            )
+            raise UserError(f"report: {file} could not be made (see the lines above); `cd {home} && dvc repro` makes everything")
     print(file.resolve())
     if open and not webbrowser.open(file.resolve().as_uri()):
-        raise UserError(f"report: no browser could be started here: open {file.resolve()} in one")
+        raise UserError(f"report: no browser could be started here; open {file.resolve()} yourself")

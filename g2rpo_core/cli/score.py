@@ -16,20 +16,22 @@ if TYPE_CHECKING:
 
 
 def score(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="images")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="folder of images")],
     reward: Annotated[
         list[str],
         typer.Option(
-            help="hps, clip_score, pickscore, image_reward, unified_reward (hps_v2_1 is hps), or one that the profile has from a "
+            help="hps, clip_score, pickscore, image_reward, unified_reward (hps_v2_1 is hps), or one that the profile gets from a "
             "server; may be repeated"
         ),
     ],
-    prompts: Annotated[Path, typer.Option(help="a text, line n for the n-th image by name; or a csv with columns file,prompt")],
+    prompts: Annotated[
+        Path, typer.Option(help="text file with line n for the n-th image by name, or csv with columns file,prompt")
+    ],
     out: Annotated[Path, typer.Option(help=".csv or .parquet")] = Path("scores.csv"),
     profile: OfRewards = None,
     models: ModelsOfRewards = None,
 ) -> None:
-    """Scores a folder of images with any of the rewards: `file, prompt` and a column for each.
+    """Score a folder of images with any of the rewards: a table of `file`, `prompt` and a column for each.
 
     A reward that can fail on an image has a second column, `<name>_reason`: why there is no score.
 
@@ -39,7 +41,10 @@ def score(
 
 
 def run(args: SimpleNamespace) -> None:
-    """UserError before any scoring where something is missing, and after it where more scores are than the reward's `max_missing`."""
+    """Scores the folder and writes the table.
+
+    UserError before scoring if an input is missing, and after it if more scores are missing than `max_missing` allows.
+    """
     import torch
 
     from g2rpo_core.cli.image_folder import pair

@@ -1,4 +1,4 @@
-"""`g2rpo serve-reward`: any reward as a server of scores, for trainings and evaluations elsewhere."""
+"""`g2rpo serve-reward`: serves any reward over HTTP, for training and evaluation elsewhere."""
 
 import ipaddress
 import os
@@ -17,22 +17,20 @@ from g2rpo_core.errors import UserError
 if TYPE_CHECKING:
     from g2rpo_core.serving.reward_server import Served
 
-STOPS_WITHIN = 30  # seconds that requests under way have when the server is told to stop
+STOPS_WITHIN = 30  # seconds that open requests have after a stop signal
 
 
 def serve_reward(
-    reward: Annotated[str, typer.Option(help="a built-in one (hps_v2_1 is hps), or one of the profile's section `rewards`")],
+    reward: Annotated[str, typer.Option(help="a built-in reward (hps_v2_1 is hps), or one from the profile's section `rewards`")],
     profile: OfRewards = None,
     models: ModelsOfRewards = None,
-    host: Annotated[str, typer.Option(help="an address of this machine; 0.0.0.0: all of them")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free, which the first line tells")] = 8700,
-    device: Annotated[str | None, typer.Option(help="cuda, cuda:1 or cpu; a GPU if there is one")] = None,
-    max_request_mib: Annotated[int, typer.Option(min=1, help="a larger request is refused")] = 512,
-    key_variable: Annotated[
-        str | None, typer.Option(help="the environment variable with a key, which requests must then send")
-    ] = None,
+    host: Annotated[str, typer.Option(help="address of this machine to listen on; 0.0.0.0 means all")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any free port; the first line of output names it")] = 8700,
+    device: Annotated[str | None, typer.Option(help="cuda, cuda:1 or cpu (default: a GPU if there is one)")] = None,
+    max_request_mib: Annotated[int, typer.Option(min=1, help="larger requests are refused")] = 512,
+    key_variable: Annotated[str | None, typer.Option(help="environment variable with a key that requests must then send")] = None,
 ) -> None:
-    """Serves a reward over HTTP until Ctrl-C or SIGTERM; docs/reward_servers.md has the protocol.
+    """Serve a reward over HTTP until Ctrl-C or SIGTERM. The protocol is in docs/reward_servers.md.
 
     Example: g2rpo serve-reward --reward hps --profile tiny --port 8700
     """
@@ -40,14 +38,14 @@ def serve_reward(
 
 
 def run(args: SimpleNamespace) -> None:
-    """UserError before the model is loaded where the words do not fit."""
+    """Checks the options, then serves; UserError before the model is loaded if an option does not fit."""
     key = key_of(args.key_variable)
     with listening(args.host, args.port) as listener:
         served = served_of(args, key)
         url = f"http://{f'[{args.host}]' if ':' in args.host else args.host}:{listener.getsockname()[1]}"
         if not on_loopback(args.host):
-            who = "whoever has the key" if key else "no key is asked for: whoever"
-            print(f"note: {args.host} can be reached from outside; {who} reaches it can have images scored", file=sys.stderr)
+            who = "anyone with the key" if key else "no key is needed: anyone"
+            print(f"note: {args.host} can be reached from outside; {who} who reaches it can have images scored", file=sys.stderr)
         health = served.health
         note = f" ({health.note})" if health.note else ""
         print(f"{url} serves {health.reward}: {health.label}{note}, version {health.version}", flush=True)
@@ -56,7 +54,7 @@ def run(args: SimpleNamespace) -> None:
 
 
 def serve(served: "Served", listener: socket.socket) -> None:
-    """Answers until a signal says stop; requests under way are answered first."""
+    """Answers requests until a stop signal; open requests are answered first."""
     import uvicorn
 
     from g2rpo_core.serving.reward_server import make_app
@@ -64,7 +62,7 @@ def serve(served: "Served", listener: socket.socket) -> None:
     config = uvicorn.Config(
         make_app(served), log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=STOPS_WITHIN
     )
-    for stop in (signal.SIGINT, signal.SIGTERM):  # uvicorn raises them again when it has stopped, which would end in a traceback
+    for stop in (signal.SIGINT, signal.SIGTERM):  # uvicorn raises them again after it has stopped, which would end in a traceback
         signal.signal(stop, lambda *_: None)
     uvicorn.Server(config).run(sockets=[listener])
 
@@ -88,17 +86,17 @@ def served_of(args: SimpleNamespace, key: str | None) -> "Served":
         section = load_profile(profile_path(profile)).rewards
     if name not in registry.labels(section):
         raise UserError(f"--reward {args.reward}: unknown; there are {', '.join(registry.labels(section))}")
-    # the profile of those who ask may be this one: here the reward is computed
+    # clients may use this same profile, with its `server`; here the reward itself is computed
     own = {key: value for key, value in section.get(name, {}).items() if key != "server"}
     if name not in registry.REWARDS and "class" not in own:
-        raise UserError(f"--reward {name}: the profile has it from a server alone; `class` in rewards.{name} would be its code")
+        raise UserError(f"--reward {name}: the profile only gets it from a server; set `class` in rewards.{name} to its code")
     try:
         device = torch.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     except RuntimeError as error:
         raise UserError(f"--device {args.device}: {str(error).splitlines()[0]}") from None
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise UserError(f"--device {args.device}: torch finds {torch.cuda.device_count() or 'no'} GPU here")
-    sys.path.insert(0, os.getcwd())  # where a class of the user's own is looked for
+    sys.path.insert(0, os.getcwd())  # so that a user's own class is found
     models = args.models or Path("models", str(profile))
     settings = registry.settings_of({name: own}, name)
     decides = settings.model_dump(mode="json", exclude={"micro_batch", "max_missing", "server", "label"})
@@ -118,12 +116,12 @@ def key_of(variable: str | None) -> str | None:
 
 
 def listening(host: str, port: int) -> socket.socket:
-    """A socket of that address, before any model is loaded."""
+    """A socket that listens on that address, opened before any model is loaded."""
     try:
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except (OSError, UnicodeError) as error:
         raise UserError(
-            f"--host {host} --port {port}: cannot be listened to: {getattr(error, 'strerror', None) or error}"
+            f"--host {host} --port {port}: cannot listen there: {getattr(error, 'strerror', None) or error}"
         ) from None
 
 

@@ -1,24 +1,24 @@
-"""What DVC's lock file says of every stage."""
+"""Reads DVC's lock file."""
 
 from pathlib import Path
 
 from g2rpo_core.errors import UserError
 from g2rpo_core.files import complaint, parsed_yaml, read_text
 
-AGAIN = "take it from git (git checkout), or delete it: dvc repro writes it again"
+AGAIN = "restore it with git checkout, or delete it: dvc repro writes it again"
 
 
 def read_lock(path: Path) -> dict[str, dict]:
-    """The stages of a dvc.lock by name: `deps` and `outs` with their `path` and `md5`; UserError where it is no such file."""
+    """The stages of a dvc.lock by name: `deps` and `outs` with their `path` and `md5`; UserError if it is not such a file."""
     return stages_in(read_text(path, AGAIN), path)
 
 
 def stages_in(text: str, path: Path) -> dict[str, dict]:
-    """As `read_lock`, of a file's text."""
+    """As `read_lock`, from a file's text."""
     data = parsed_yaml(text, path, AGAIN)
     stages = data.get("stages") if isinstance(data, dict) else None
     if not isinstance(stages, dict) or not all(map(_is_stage, stages.values())):
-        raise UserError(complaint(path, "is no lock of DVC with its stages", AGAIN))
+        raise UserError(complaint(path, "is not a DVC lock file with stages", AGAIN))
     return stages
 
 

@@ -1,7 +1,8 @@
 """Where the models are: the folder of the `models` stage with its lock file `models.lock.json`.
 
-The lock holds for every model either the folder beside the lock in which it was built, or the hub's repo and revision
-(then the files are in the Hugging Face cache, pickled ones as safetensors beside it), and the size and SHA-256 of every file.
+For every model, the lock has the size and SHA-256 of every file, and either the folder beside the lock in which the model was
+built, or its repo and revision on the hub (then the files are in the Hugging Face cache, and pickled ones beside it as
+safetensors).
 """
 
 import hashlib
@@ -14,20 +15,18 @@ from g2rpo_core.files import complaint, in_one_line, read_json, reading, remade_
 
 LOCK = "models.lock.json"
 AGAIN = remade_by("models")
-HASHED = 2**26  # bytes up to which a file is compared with its hash whenever its model is loaded, and not with its size alone
+HASHED = 2**26  # bytes; up to this size every load checks a file's hash, not only its size
 
 
 class ModelStore:
-    """Reads a lock written by `write_lock`, when the first model is asked for; UserError if there is none, or what is in it is no lock.
+    """Reads a lock written by `write_lock` when the first model is requested; UserError if it is missing or not a lock.
 
-    stage: that made it, `models` or `published`, whose folders may lie anywhere.
+    stage: the one that made it, `models` or `published`; folders of `published` may be anywhere.
     """
 
     def __init__(self, root: Path, stage: str = "models"):
         self.root, self.stage, self.again = Path(root), stage, remade_by(stage)
-        self.fetch = (
-            f"dvc repro --force --single-item {stage}"  # of files that DVC does not keep: they are in the cache of the hub
-        )
+        self.fetch = f"dvc repro --force --single-item {stage}"  # DVC does not keep these files: they are in the hub's cache
 
     @cached_property
     def _entries(self) -> dict[str, dict]:
@@ -39,13 +38,13 @@ class ModelStore:
         return entries
 
     def entry(self, name: str) -> dict:
-        """What the lock says of a model; UserError if this profile has no such model."""
+        """The lock's entry of a model; UserError if this profile has no such model."""
         if name not in self._entries:
             raise UserError(f"{self.root / LOCK}: has no model {name!r}, only {', '.join(self._entries)}")
         return self._entries[name]
 
     def folder(self, name: str) -> Path:
-        """The folder with a model's files, which are those of the lock (see `check_files`); nothing is downloaded."""
+        """The folder with a model's files, checked against the lock (see `check_files`); downloads nothing."""
         entry = self.entry(name)
         if "folder" in entry:
             folder = self.root / entry["folder"]
@@ -54,7 +53,7 @@ class ModelStore:
         if entry.get("without_pickles"):
             folder = safe_folder(entry)
             if not folder.exists():
-                raise UserError(f"{folder} is gone: make it again by `{self.fetch}`")
+                raise UserError(f"{folder} is gone: make it again with `{self.fetch}`")
             return folder
         folder = self._of_cache(entry)
         check_files(folder, entry["files"], f"delete it, then {self.fetch}")
@@ -69,12 +68,12 @@ class ModelStore:
             return Path(snapshot_download(entry["repo"], **arguments))
         except LocalEntryNotFoundError:
             raise UserError(
-                f"{entry['repo']} at {entry['revision']} is gone from the Hugging Face cache: `{self.fetch}`"
+                f"{entry['repo']} at {entry['revision']} is gone from the Hugging Face cache: fetch it again with `{self.fetch}`"
             ) from None
 
 
 def check_files(folder: Path, files: dict[str, dict], again: str) -> None:
-    """UserError naming the files that are gone or have another size than the lock says, or, up to HASHED bytes, another hash."""
+    """Checks files; UserError naming those that are missing, have the wrong size or, up to HASHED bytes, the wrong hash."""
     wrong = []
     for name, about in files.items():
         path = folder / name
@@ -85,15 +84,15 @@ def check_files(folder: Path, files: dict[str, dict], again: str) -> None:
             elif size != about["size"]:
                 wrong.append(f"{name} has {size} of {about['size']} bytes")
             elif size <= HASHED and sha256(path) != about["sha256"]:
-                wrong.append(f"{name} is not what was written (another hash than in {LOCK})")
+                wrong.append(f"{name} has changed (its hash is not the one in {LOCK})")
     if wrong:
         raise UserError(complaint(folder, in_one_line(wrong), again))
 
 
 def _problem_of_entry(entry: object, outside: bool) -> str | None:
-    """What is wrong with a model's entry of the lock; None if nothing is. outside: its folder is one that the user named."""
+    """What is wrong with a model's entry in the lock; None if nothing is. outside: whether the user named its folder."""
     if not isinstance(entry, dict) or not isinstance(entry.get("files"), dict):
-        return "is no entry of a model with its files"
+        return "is not a model's entry with files"
     if not isinstance(entry.get("folder"), str) and not all(isinstance(entry.get(key), str) for key in ("repo", "revision")):
         return "has neither a folder nor a repo and its revision"
     for path in [*entry["files"], *filter(None, [None if outside else entry.get("folder"), entry.get("architecture")])]:
@@ -106,10 +105,10 @@ def _problem_of_entry(entry: object, outside: bool) -> str | None:
 
 
 def safe_folder(entry: dict) -> Path:
-    """Where a published model lies whose pickled checkpoints were converted to safetensors: beside the Hugging Face cache."""
+    """The folder, beside the Hugging Face cache, of a published model whose pickled checkpoints were converted to safetensors."""
     from huggingface_hub import constants
 
-    # named by what was converted, so that another file is never taken for it
+    # the name depends on what was converted, so that another file is never mistaken for it
     content = hashlib.sha256("".join(file["sha256"] for file in entry["files"].values()).encode()).hexdigest()[:16]
     return Path(constants.HF_HOME, "g2rpo", entry["repo"].replace("/", "--"), content)
 

@@ -1,4 +1,4 @@
-"""Random numbers by name: a generator depends on what it is for, never on rank, order or batch size."""
+"""Random numbers by name: a generator depends on its purpose, never on rank, order or batch size."""
 
 import hashlib
 

@@ -1,4 +1,4 @@
-"""Profiles as they are put together: `load_profile`, `load_run`, `load_study`. Owns no setting."""
+"""Loads resolved profiles: `load_profile`, `load_run`, `load_study`. Defines no setting."""
 
 from g2rpo_core.config.load import (
     MainRun,

@@ -1,8 +1,8 @@
-"""Profiles, params.yaml and studies from their files: read, put together, checked as a whole before any work.
+"""Reads profiles, params.yaml and studies, resolves them, and checks them as a whole before any work.
 
-A profile is `profiles/<name>.yaml`, read as YAML 1.2 (as DVC reads it; YAML 1.1 takes 1e-5 for a text). It may name another by
-`extends:`, over which it is laid key by key; a null takes an inherited key away. Stages depend on the sections that they load,
-in `reports/profile.yaml`, which the stage `profile` writes: the profile as it was put together.
+A profile is `profiles/<name>.yaml`, read as YAML 1.2 (as DVC does; YAML 1.1 takes 1e-5 for a string). With `extends:` it inherits
+from another profile and overrides it key by key; null removes an inherited key. The stage `profile` writes the resolved profile
+to `reports/profile.yaml`; the other stages depend on the sections of it that they load.
 """
 
 import json
@@ -30,7 +30,7 @@ class Run(Settings):
 
 
 class MainRun(Run):
-    """`params.yaml`: also which of the profile's published models are evaluated, with runs of one's own or without."""
+    """`params.yaml`: a Run, and the profile's published models to evaluate, with or without own runs."""
 
     methods: Annotated[tuple[Name, ...], Different]
     published: Annotated[tuple[Name, ...], Different] = ()
@@ -38,39 +38,42 @@ class MainRun(Run):
     @model_validator(mode="after")
     def _names_something(self):
         if not (self.methods or self.published):
-            raise ValueError("methods: name at least one, or a published model by `published`")
+            raise ValueError("methods: name at least one, or a published model in `published`")
         return self
 
 
 class Study(Run):
-    """`studies/<study>/params.yaml`: runs and a report of their own, by a profile with departures; its models are the profile's."""
+    """`studies/<study>/params.yaml`: runs with a report of their own, by a profile with changes; the models are the profile's."""
 
     study: Name
     title: str
-    about: str = Field(description="what is compared and at what budgets, in the report's first lines")
-    entries: dict[Name, MethodRun] = Field(min_length=1, description="in the place of the profile's section methods")
+    about: str = Field(description="what is compared and at what budgets; shown in the report's first lines")
+    entries: dict[Name, MethodRun] = Field(min_length=1, description="replaces the profile's section methods")
     changes: dict[Literal["sampling", "rewards", "training", "evaluation"], dict[str, object]] = Field(
-        {}, description="laid over these sections of the profile"
+        {}, description="overrides these sections of the profile"
     )
 
 
 @dataclass(frozen=True)
 class Resolved:
-    """A profile as it was put together: its data, and of every value (`training.iterations`) the `file:line` that says it."""
+    """A resolved profile: its data, and the `file:line` that sets each value (`training.iterations`)."""
 
     data: dict
     origin: dict[str, str]
 
 
 def load_profile(path: Path, study: Study | None = None) -> Profile:
-    """UserError with file, key and what is allowed, in one line, if the file or anything in it is wrong; study: laid over it."""
+    """Loads a profile, with a study's changes if given.
+
+    UserError in one line (file, key, what is allowed) if anything is wrong.
+    """
     beside = f" with {study_path(study.study)}" if study else ""
     resolved = resolve(path, study)
     return _checked(resolved.data, Profile, f"{path}{beside}", resolved.origin)
 
 
 def section_of(path: Path, name: str, schema: type[S]) -> S | None:
-    """One section alone of a profile whose others may be wrong; None where it cannot be had."""
+    """One section of a profile whose other sections may be wrong; None if it cannot be read."""
     try:
         return schema.model_validate_json(json.dumps(resolve(path).data.get(name)))
     except (UserError, ValidationError):
@@ -78,7 +81,7 @@ def section_of(path: Path, name: str, schema: type[S]) -> S | None:
 
 
 def resolve(path: Path, study: Study | None = None) -> Resolved:
-    """The profile with all that it extends, and with a study's changes; UserError as `load_profile`."""
+    """The profile with everything that it extends, and with a study's changes; UserError as in `load_profile`."""
     chain = [path]
     layers: list[tuple[Path, Resolved]] = []
     while chain:
@@ -107,7 +110,7 @@ def resolve(path: Path, study: Study | None = None) -> Resolved:
 
 
 def _laid_over(under: Resolved, over: Resolved) -> Resolved:
-    """`over` laid over `under`, mapping by mapping."""
+    """`under`, overridden by `over` mapping by mapping."""
 
     def merged(old: dict, new: dict) -> dict:
         result = dict(old)
@@ -126,7 +129,7 @@ def _laid_over(under: Resolved, over: Resolved) -> Resolved:
 
 
 def _leaves(data: object, prefix: str = "") -> list[str]:
-    """The dotted keys of all values that are no filled mappings."""
+    """The dotted keys of all values except non-empty mappings."""
     if not isinstance(data, dict) or not data:
         return [prefix]
     return [leaf for key, value in data.items() for leaf in _leaves(value, f"{prefix}.{key}" if prefix else str(key))]
@@ -188,10 +191,10 @@ def load_study(name: str) -> Study:
 
 
 def profile_path(name: str) -> Path:
-    """Where a profile is; UserError for a name that would lead out of its folder."""
+    """The path of a profile; UserError for a name that would lead out of its folder."""
     return Path("profiles") / f"{checked_name(name, 'profile')}.yaml"
 
 
 def study_path(name: str) -> Path:
-    """Where a study is; UserError for a name that would lead out of its folder."""
+    """The path of a study; UserError for a name that would lead out of its folder."""
     return Path("studies", checked_name(name, "study"), "params.yaml")

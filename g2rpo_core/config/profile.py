@@ -1,4 +1,4 @@
-"""A whole profile: the sections together, checked across each other. Each section's settings live beside what they set."""
+"""A whole profile: all sections, checked against each other. Each section's settings are beside the code that they configure."""
 
 import json
 from collections.abc import Iterator
@@ -22,13 +22,14 @@ from g2rpo_core.training.settings import TrainingSettings
 
 S = TypeVar("S", bound=Settings)
 T = TypeVar("T")
-PATCH = {"hub": 16, "shapes": 8}  # pixels of an image token's side: of FLUX's VAE, and of the tiny one
+PATCH = {"hub": 16, "shapes": 8}  # side of an image token in pixels, for FLUX's VAE and for the tiny one
 
 
 class MethodRun(Settings):
-    """One entry of section `methods`: where it departs from the published settings, and from two sections of the profile.
+    """One entry of section `methods`: its changes to the published settings and to two sections of the profile.
 
-    The entry's name is that of its runs. `method`: a name of METHODS, that of the entry if it is left out; `label`: in reports.
+    The entry's name is also that of its runs. `method`: a name in METHODS (default: the entry's name); `label`: its name in
+    reports.
     """
 
     method: str | None = None
@@ -45,11 +46,11 @@ class Profile(Settings):
     prompts: PromptSettings
     embed: EmbedSettings
     sampling: SamplingSettings
-    rewards: dict[Name, dict[str, object]] = Field({}, description="settings of built-in rewards, and rewards of the user's own")
+    rewards: dict[Name, dict[str, object]] = Field({}, description="settings of built-in rewards, and the user's own rewards")
     training: TrainingSettings
     methods: dict[Name, MethodRun] = Field(min_length=1)
     evaluation: EvaluationSettings
-    published: dict[Name, PublishedModel] = Field({}, description="weights of others, evaluated where params.yaml names them")
+    published: dict[Name, PublishedModel] = Field({}, description="published weights, evaluated if params.yaml names them")
 
     @model_validator(mode="after")
     def _fits_together(self):
@@ -59,12 +60,12 @@ class Profile(Settings):
         return self
 
     def _problems(self) -> Iterator[str]:
-        """Everything that does not fit together, each once."""
+        """Everything that does not fit together, each problem once."""
         if self.models.source == "hub":
             yield from _problems_of_repos(self.models)
         for reward in self.rewards:
             if reward in IMAGE_STATS:
-                yield f"rewards.{reward}: evaluations measure this of every image already; give it another name"
+                yield f"rewards.{reward}: evaluations already measure an image statistic of this name; choose another name"
             yield from attempt(partial(settings_of, self.rewards, reward), ValueError)[1]
         sections = [("training", self.training)]
         for name in self.methods:
@@ -82,7 +83,7 @@ class Profile(Settings):
     def _problems_of_published(self, name: str, model: PublishedModel) -> Iterator[str]:
         where = f"published.{name}"
         if name in self.methods or name == BASE[0]:
-            yield f"{where}: is the name of a method; give it another"
+            yield f"{where}: is the name of a method; choose another name"
         for reward in model.trained_on:
             if reward not in self.evaluation.rewards:
                 yield f"{where}.trained_on: {reward!r} is not among evaluation.rewards"
@@ -91,7 +92,7 @@ class Profile(Settings):
 
     def _problems_of_method(self, name: str) -> Iterator[str]:
         if name == BASE[0]:
-            yield f"methods.{name}: is the name of the model before training; give it another"
+            yield f"methods.{name}: is the name of the model before training; choose another name"
         training, problems = attempt(partial(training_of, self.training, self.methods, name), ValueError)
         yield from problems
         sampling, problems = attempt(partial(sampling_of, self.sampling, self.methods, name), ValueError)
@@ -107,8 +108,8 @@ class Profile(Settings):
             steps, last = sampling.steps, method.last_step(sampling.steps)
             if last > steps - 1:
                 yield (
-                    f"methods.{name}: SDE step {method.candidates(steps)[-1]} needs sampling.steps of at least {last + 1}, as the last "
-                    f"step is deterministic (got {steps})"
+                    f"methods.{name}: SDE step {method.candidates(steps)[-1]} needs sampling.steps of at least {last + 1}, because the "
+                    f"last step is deterministic (got {steps})"
                 )
             if beyond := [step for step in method.splits or () if step not in method.candidates(steps)]:
                 yield f"methods.{name}: splits: step {beyond[0]} is no SDE step of {steps} steps"
@@ -118,13 +119,13 @@ class Profile(Settings):
             yield f"methods.{name}: {problem}: change training.num_generations, initial_noises or splits"
 
     def _problems_of_training(self, where: str, training: TrainingSettings) -> Iterator[str]:
-        """Of the section, or of what a method's departures make of it; what the section says itself is told once."""
+        """Problems of the section, or of the section with a method's changes; the section's own problems are reported once."""
         own = training is self.training
         if own or training.rewards != self.training.rewards:
             yield from self._problems_of_rewards(f"{where}.rewards", training.rewards, self.prompts.train)
         if own or training.monitor != self.training.monitor:
             yield from self._problems_of_rewards(f"{where}.monitor.rewards", training.monitor.rewards, self.prompts.test)
-        # the rewards that are trained on are measured on held-out prompts, too
+        # training rewards are also measured on held-out prompts
         if own or training.rewards != self.training.rewards:
             yield from self._problems_of_rewards(f"{where}.rewards", training.rewards, self.prompts.test)
         processes, prompts = training.processes, training.prompts_per_iteration
@@ -144,7 +145,7 @@ class Profile(Settings):
                 continue
             if reward in REWARDS and REWARDS[reward].shapes_only and source != "shapes":
                 named = source if isinstance(source, str) else source.repo
-                yield f"{where}: the {reward} knows captions of the shapes task alone, not {named}: take it out"
+                yield f"{where}: the {reward} only knows captions of the shapes task, not {named}: remove it"
             if self.models.source == "hub":
                 models = attempt(partial(models_of, self.rewards, reward), ValueError)[0] or ()
                 if lacking := [model for model in models if model not in self.models.repos]:
@@ -152,33 +153,33 @@ class Profile(Settings):
 
 
 def _problems_of_repos(models: HubModels) -> Iterator[str]:
-    """A model that nothing reads, or an open_clip checkpoint whose architecture is not named."""
+    """Problems of `models.repos`: a model that nothing reads, or an open_clip checkpoint without its architecture."""
     known = dict.fromkeys(["pipeline", *(model for spec in REWARDS.values() for model in spec.models)])
     for name in models.repos:
         if name not in known:
             yield f"models.repos.{name}: unknown model; allowed are {', '.join(known)}"
     for name in dict.fromkeys(model for spec in REWARDS.values() for model in spec.open_clip):
         if name in models.repos and models.repos[name].architecture is None:
-            yield f"models.repos.{name}: needs `architecture`, open_clip's name of it, such as ViT-H-14"
+            yield f"models.repos.{name}: needs `architecture`, its name in open_clip, such as ViT-H-14"
 
 
 def method_of(methods: dict[str, MethodRun], name: str) -> Method:
-    """The published settings of a method with the profile's departures; ValueError for what does not fit."""
+    """The published settings of a method with the profile's changes; ValueError if they do not fit."""
     method = methods[name].method or name
     if method not in METHODS:
         raise ValueError(
-            f"methods.{name}: unknown method {method!r}; allowed are {', '.join(METHODS)} (an entry of another name says `method:`)"
+            f"methods.{name}: unknown method {method!r}; allowed are {', '.join(METHODS)} (an entry with another name needs `method:`)"
         )
     return _override(METHODS[method], methods[name].settings, f"methods.{name}.settings")
 
 
 def sampling_of(sampling: SamplingSettings, methods: dict[str, MethodRun], name: str) -> SamplingSettings:
-    """The section `sampling` with a method's departures; ValueError for what does not fit."""
+    """The section `sampling` with a method's changes; ValueError if they do not fit."""
     return _override(sampling, methods[name].sampling, f"methods.{name}.sampling")
 
 
 def training_of(training: TrainingSettings, methods: dict[str, MethodRun], name: str) -> TrainingSettings:
-    """The section `training` with a method's departures; ValueError for what does not fit."""
+    """The section `training` with a method's changes; ValueError if they do not fit."""
     return _override(training, methods[name].training, f"methods.{name}.training")
 
 

@@ -1,7 +1,7 @@
-"""Encoded prompts in sharded Parquet: written once, read by random access, a row group a few prompts.
+"""Encoded prompts in sharded Parquet: written once, read by random access, a few prompts per row group.
 
-Tensors are raw little-endian bytes in `large_binary` columns, uncompressed, without dictionary and statistics: a random
-row is one short read. Padding rows of T5 are kept, as FLUX attends to them. The schema's metadata holds shapes and dtype.
+Tensors are raw little-endian bytes in `large_binary` columns, uncompressed, without dictionary or statistics, so that a random
+row is one short read. Padding rows of T5 are kept because FLUX attends to them. The schema's metadata holds shapes and dtype.
 """
 
 import json
@@ -37,7 +37,7 @@ class Conditioning:
 
 
 def check_lengths(prompts: Sequence[Prompt], tokenizer, limit: int) -> None:
-    """UserError naming the prompts with more than `limit` tokens (end token included), the longest first: encoding would cut them."""
+    """Checks that encoding cuts no prompt; UserError naming those over `limit` tokens (with end token), the longest first."""
     lengths: list[tuple[int, Prompt]] = []
     for start in range(0, len(prompts), 1024):
         part = prompts[start : start + 1024]
@@ -47,7 +47,7 @@ def check_lengths(prompts: Sequence[Prompt], tokenizer, limit: int) -> None:
         return
     named = in_one_line([f"prompt {one.id} has {length} tokens ({visible(one.text[:60])!r})" for length, one in long])
     most = long[0][0]
-    raised = f"or set {most}" if most <= LONGEST else f"as no more than {LONGEST} can be encoded"
+    raised = f"or set {most}" if most <= LONGEST else f"because at most {LONGEST} can be encoded"
     raise UserError(
         f"{named}: {len(long)} of {len(prompts)} are over the profile's embed.max_sequence_length = {limit}: shorten them, {raised}"
     )
@@ -73,9 +73,9 @@ def write(
     shard_rows: int,
     progress: Callable[[int], None] = lambda rows: None,
 ) -> None:
-    """Writes part-00000.parquet, ... with `shard_rows` prompts each; the parts that are there are whole and not made again.
+    """Writes part-00000.parquet, ... with `shard_rows` prompts each; existing parts are complete and kept.
 
-    encoded: of `encode`, given the prompts of one part; progress: called with the number of prompts that a part was made of.
+    encoded: calls `encode` on the prompts of one part; progress: called with the number of prompts in a new part.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for number, start in enumerate(range(0, len(prompts), shard_rows)):
@@ -109,7 +109,7 @@ def _row(prompt: Prompt, conditioning: Conditioning, dtype: torch.dtype) -> dict
 
 
 class EmbeddingStore:
-    """Random access to a folder of `write`; holds the texts in memory and reads tensors when asked."""
+    """Random access to a folder written by `write`; holds the texts in memory and reads tensors on request."""
 
     def __init__(self, folder: Path):
         made_by("embed", folder / "part-00000.parquet")
@@ -118,10 +118,10 @@ class EmbeddingStore:
         self._meta: dict = {}
         for number, path in enumerate(self._paths):
             if path.name != f"part-{number:05d}.parquet":
-                raise UserError(complaint(folder / f"part-{number:05d}.parquet", "is gone, and later parts are there", AGAIN))
+                raise UserError(complaint(folder / f"part-{number:05d}.parquet", "is missing, but later parts exist", AGAIN))
             file, meta, prompts = _opened(path)
             if number and meta != self._meta:
-                raise UserError(complaint(path, f"does not belong to {self._paths[0].name}: other dtype or shapes", AGAIN))
+                raise UserError(complaint(path, f"does not belong to {self._paths[0].name}: different dtype or shapes", AGAIN))
             self._meta = meta
             self._files.append(file)
             self._places += [(number, *divmod(row, ROW_GROUP)) for row in range(len(prompts))]
@@ -146,18 +146,18 @@ class EmbeddingStore:
 
 
 def _opened(path: Path) -> tuple[pq.ParquetFile, dict, list[Prompt]]:
-    """A part of `write`: its file, its metadata and its prompts; UserError where it is not whole."""
+    """A part written by `write`: its file, its metadata and its prompts; UserError if it is incomplete."""
     whole(path, AGAIN)
     with reading(path, AGAIN):
-        if path.open("rb").read(4) != b"PAR1":  # Arrow looks at the end alone
-            raise UserError(complaint(path, "is no part of encoded prompts, or its beginning is damaged", AGAIN))
+        if path.open("rb").read(4) != b"PAR1":  # Arrow only looks at the end
+            raise UserError(complaint(path, "is not a part of encoded prompts, or its beginning is damaged", AGAIN))
         file = pq.ParquetFile(path, memory_map=True)
         meta = json.loads((file.schema_arrow.metadata or {}).get(b"g2rpo", b"null"))
         if not _is_meta(meta) or not set(COLUMNS) <= set(file.schema_arrow.names):
-            raise UserError(complaint(path, "is no part of encoded prompts", AGAIN))
+            raise UserError(complaint(path, "is not a part of encoded prompts", AGAIN))
         rows = file.read(columns=["id", "prompt", "style"]).to_pylist()
         if not rows or not all(isinstance(value, str) for row in rows for value in row.values()):
-            raise UserError(complaint(path, "holds no prompts, or some that are no texts", AGAIN))
+            raise UserError(complaint(path, "holds no prompts, or some that are not text", AGAIN))
         if file.num_row_groups != -(-len(rows) // ROW_GROUP):
             raise UserError(complaint(path, f"has {file.num_row_groups} row groups for {len(rows)} prompts", AGAIN))
     return file, meta, [Prompt(row["id"], row["prompt"], row["style"]) for row in rows]

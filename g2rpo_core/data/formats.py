@@ -1,4 +1,4 @@
-"""What prompts may be: the files that are read, by their endings, and how long a text."""
+"""The accepted prompt files, by their endings, and the longest prompt."""
 
 FORMATS = (".txt", ".csv", ".jsonl", ".json", ".parquet")
 LONGEST = 512  # tokens that FLUX's text encoder was trained with

@@ -1,4 +1,4 @@
-"""Prompts of a data set of the Hugging Face hub, with their styles."""
+"""Prompts from a data set on the Hugging Face hub, with their styles."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -11,10 +11,10 @@ from g2rpo_core.hub.settings import HubFiles, HubPrompts, HubStyles
 
 
 def fetch_prompts(where: str, settings: HubPrompts, revisions: Revisions) -> list[Prompt]:
-    """The different prompts of the data set's files, in their order; UserError as `read_prompts` and `download`, or for another count.
+    """The distinct prompts of the data set's files, in order.
 
-    where: the setting's name, as messages begin. What the count is compared with are the texts as they are published, before
-    `normalized`.
+    UserError as in `read_prompts` and `download`, or for another count. where: the setting's name, with which messages begin. The
+    count is that of the published texts, before `normalized`.
     """
     what = f"{where}: {settings.repo}"
     folder, revision, files = download(what, settings, revisions, "dataset")
@@ -27,8 +27,8 @@ def fetch_prompts(where: str, settings: HubPrompts, revisions: Revisions) -> lis
         found = len({text for text in texts if isinstance(text, str) and text.strip()})
         if found != settings.distinct:
             raise UserError(
-                f"{what} has {found} different prompts at {revision}, not {settings.distinct} as {where}.distinct says: "
-                "another revision, or another set of prompts; correct the number to use these"
+                f"{what} has {found} different prompts at {revision}, but {where}.distinct says {settings.distinct}: "
+                "another revision or another set of prompts; correct the number to use it"
             )
     return _with_styles(where, prompts, settings.styles, revisions) if settings.styles else prompts
 
@@ -41,5 +41,5 @@ def _with_styles(where: str, prompts: list[Prompt], settings: HubStyles, revisio
     }
     styled = [replace(prompt, style=styles.get(prompt.text, prompt.style)) for prompt in prompts]
     if unknown := sum(prompt.text not in styles for prompt in prompts):
-        print(f"{where}: {unknown} of {len(prompts)} prompts are in none of the lists of styles; reports have them without one")
+        print(f"{where}: {unknown} of {len(prompts)} prompts are in none of the style lists; reports show them without a style")
     return styled

@@ -35,7 +35,7 @@ class Prompt:
 
 
 def shape_prompts(count: int, seed: int, *, testing: bool) -> list[Prompt]:
-    """Captions of different scenes; test captions are never among training ones. UserError if there are not so many."""
+    """Captions of different scenes; test captions are never among training ones. UserError if there are too few."""
     prefix = "test" if testing else "train"
     try:
         scenes = distinct_scenes(count, seed_of("prompts", seed, prefix), testing=testing)
@@ -45,7 +45,7 @@ def shape_prompts(count: int, seed: int, *, testing: bool) -> list[Prompt]:
 
 
 def read_prompts(path: Path) -> list[Prompt]:
-    """Those of `read_all`, each text once."""
+    """The prompts of `read_all`, each text once."""
     return distinct(read_all(path))
 
 
@@ -58,11 +58,11 @@ def distinct(prompts: list[Prompt]) -> list[Prompt]:
 
 
 def read_all(path: Path) -> list[Prompt]:
-    """Prompts of a file: txt (one a line), json (a list of texts or objects), csv, jsonl or parquet with `prompt` and perhaps `style`.
+    """Prompts of a file: txt (one per line), json (list of texts or objects), csv, jsonl or parquet.
 
-    Texts are in Unicode's NFC with single spaces. Blank prompts are passed over; ids are the file's name and
-    the line or row number. UserError, naming the file, the rows (several, see `in_one_line`) and what to do, for a missing, unreadable
-    or empty file, an unknown format, a missing column, and a row whose prompt is no text.
+    Rows have a `prompt`, and perhaps a `style`. Texts are in Unicode's NFC with single spaces. Blank prompts are skipped; ids are
+    the file's name and the line or row number. UserError, naming the file, the rows (several, see `in_one_line`) and what to do,
+    for a missing, unreadable or empty file, an unknown format, a missing column, and a row whose prompt is not text.
     """
     prompts: list[Prompt] = []
     for number, row in read_rows(path).items():
@@ -74,7 +74,10 @@ def read_all(path: Path) -> list[Prompt]:
 
 
 def read_rows(path: Path) -> dict[int, dict]:
-    """The rows of a prompt file by their number, from 1, each with a `prompt` that is a text or missing; UserError as `read_all`."""
+    """The rows of a prompt file by their number, from 1, each with a `prompt` that is text or missing.
+
+    UserError as in `read_all`.
+    """
     if path.suffix not in FORMATS:
         raise UserError(f"{path}: prompts are read from {', '.join(FORMATS)}, not from {path.suffix or 'a file without ending'}")
     if not path.exists():
@@ -94,7 +97,7 @@ def normalized(text: str) -> str:
 
 
 def name_of(path: Path) -> str:
-    """The file's name as the start of ids, which name images: with `_` for what a file's name may not have everywhere."""
+    """The file's name as the start of ids; ids name images, so characters that are not safe everywhere become `_`."""
     return re.sub(r"[^\w.-]", "_", path.stem)[:100]
 
 
@@ -103,12 +106,12 @@ def _style(value: object) -> str:
 
 
 def _problem(row: object) -> str | None:
-    """What is wrong with a row; nothing with one whose prompt is empty."""
+    """What is wrong with a row, or None; an empty prompt is fine."""
     if isinstance(row, ValueError):
         return f"cannot be read ({row})"
     if not isinstance(row, dict):
         return f"is {_kind(row)}, not an object with a `prompt`"
-    if None in row:  # as csv's reader has what stands behind the last column
+    if None in row:  # csv's reader puts values beyond the last column there
         return "has more columns than the first line (put quotes around a text with a comma)"
     if any(value is MISSING for value in row.values()):
         return "has fewer columns than the first line"
@@ -145,7 +148,7 @@ def _kind(value: object) -> str:
 
 
 def _rows(path: Path) -> dict[int, Any]:
-    """The rows by their number, from 1 (of JSON lines, the line's); of a line that is no JSON, the ValueError."""
+    """The rows by number, from 1 (for JSON lines, the line number); for a line that is not JSON, its ValueError."""
     if path.suffix == ".parquet":
         return dict(enumerate(read_table(path).to_dict("records"), 1))
     with path.open(encoding="utf-8-sig", newline="") as file:
@@ -165,7 +168,7 @@ def _rows(path: Path) -> dict[int, Any]:
 def _json_row(line: str) -> object:
     def different(pairs: list[tuple[str, object]]) -> dict:
         if len(dict(pairs)) < len(pairs):
-            raise ValueError("a key stands twice")
+            raise ValueError("a key appears twice")
         return dict(pairs)
 
     try:
@@ -174,19 +177,19 @@ def _json_row(line: str) -> object:
         return (
             error
             if not isinstance(error, json.JSONDecodeError)
-            else ValueError(f"no JSON: {error.msg} at character {error.pos + 1}")
+            else ValueError(f"not JSON: {error.msg} at character {error.pos + 1}")
         )
     except RecursionError:
         return ValueError("is nested too deeply")
 
 
 def held_out(train: list[Prompt], test: list[Prompt]) -> tuple[list[Prompt], int]:
-    """The training prompts that are no test prompts, and how many were left out; UserError if none is left."""
+    """The training prompts that are not test prompts, and how many were left out; UserError if none is left."""
     tested = {normalized(prompt.text).casefold() for prompt in test}
     kept = [prompt for prompt in train if normalized(prompt.text).casefold() not in tested]
     if not kept:
         raise UserError(
-            f"prompts: all {len(train)} training prompts are test prompts, too: nothing would be held out; give other files"
+            f"prompts: all {len(train)} training prompts are also test prompts: nothing would be held out; give other files"
         )
     return kept, len(train) - len(kept)
 
@@ -209,7 +212,10 @@ def prompt_order(iteration: int, per_iteration: int, count: int, seed: int) -> l
 
 
 def write_prompts(path: Path, prompts: list[Prompt], left_out: Mapping[str, int] | None = None) -> None:
-    """left_out: how many prompts are not among them, by the reason; kept in the file's metadata (see `left_out_of`), if there are any."""
+    """Writes prompts to Parquet.
+
+    left_out: how many were left out, by reason, kept in the file's metadata if any (see `left_out_of`).
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     table = pd.DataFrame(prompts, columns=["id", "text", "style"]).rename(columns={"text": "prompt"})
     if not left_out:
@@ -221,7 +227,7 @@ def write_prompts(path: Path, prompts: list[Prompt], left_out: Mapping[str, int]
 
 
 def left_out_of(path: Path) -> dict[str, int]:
-    """What `write_prompts` was told of prompts that were left out."""
+    """How many prompts were left out, by reason, as `write_prompts` recorded it."""
     again = remade_by("prompts")
     with reading(path, again):
         return json.loads((pq.read_schema(path).metadata or {}).get(b"left_out", b"{}"))
@@ -232,5 +238,5 @@ def load_prompts(path: Path) -> list[Prompt]:
     again = remade_by("prompts")
     table = read_table(made_by("prompts", path), ["id", "prompt", "style"], again)
     if not len(table) or not all(isinstance(value, str) for value in table.to_numpy().ravel()):
-        raise UserError(complaint(path, "holds no prompts, or some that are no texts", again))
+        raise UserError(complaint(path, "holds no prompts, or some that are not text", again))
     return [Prompt(*row) for row in table.itertuples(index=False)]

@@ -23,7 +23,7 @@ Source = Annotated[
 
 
 class PromptSettings(Settings):
-    """Where prompts come from: `shapes`, a file of txt, csv, json, jsonl or parquet, or a data set of the hub, for each of the two sets."""
+    """The source of each of the two sets: `shapes`, a file (txt, csv, json, jsonl or parquet), or a data set on the hub."""
 
     train: Source
     train_count: Count

@@ -1,4 +1,4 @@
-"""`g2rpo demo`: a page on which one draws a prompt by the base and by trained runs, side by side, with their scores."""
+"""`g2rpo demo`: a page that draws a prompt with the base and with trained runs, side by side, and scores the images."""
 
 import os
 

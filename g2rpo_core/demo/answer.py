@@ -1,4 +1,4 @@
-"""What is asked on the page, as a value that fits into a link, and what is drawn and scored for it."""
+"""A request from the page, as a value that fits into a link, and the pictures and scores that answer it."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from g2rpo_core.inference.pictures import Painter, png
 from g2rpo_core.inference.runs import folder_of
 from g2rpo_core.settings import Settings, problems_of
 
-MANY = ("runs", "rewards")  # what a link names several times
+MANY = ("runs", "rewards")  # fields that a link may repeat
 
 
 class Asked(Settings):
@@ -36,13 +36,13 @@ class Asked(Settings):
     @classmethod
     def _some_text(cls, value: str) -> str:
         if not normalized(value):
-            raise ValueError("write what is to be drawn")
+            raise ValueError("write what to draw")
         return normalized(value)
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """A picture as PNG, which run made it, its scores (the reason where there is none), and the seconds to draw it."""
+    """A picture as PNG, the run that drew it, its scores (or the reason for a missing one), and the seconds to draw it."""
 
     run: str
     png: bytes
@@ -51,7 +51,7 @@ class Drawn:
 
 
 def defaults(profile: Profile, runs: Sequence[str]) -> dict[str, Any]:
-    """What the page shows first: the evaluation's steps, the first of the runs, and the rewards of training."""
+    """The page's initial values: the evaluation's steps, the first of the runs, and the training rewards."""
     return {
         "prompt": "",
         "seed": 0,
@@ -65,12 +65,12 @@ def defaults(profile: Profile, runs: Sequence[str]) -> dict[str, Any]:
 
 
 def rewards_of(profile: Profile) -> list[str]:
-    """The rewards that the page offers: of training and of evaluation."""
+    """The rewards that the page offers: those of training and of evaluation."""
     return list(dict.fromkeys([*profile.training.rewards, *profile.evaluation.rewards]))
 
 
 def checked(values: Mapping[str, object]) -> Asked:
-    """Of the page's inputs or a link's words; UserError, in one line, for what does not fit."""
+    """The request from the page's inputs or a link's words; a one-line UserError if something does not fit."""
     try:
         return Asked.model_validate(values, strict=False)
     except ValidationError as error:
@@ -78,22 +78,22 @@ def checked(values: Mapping[str, object]) -> Asked:
 
 
 def link(asked: Asked) -> str:
-    """The query of an address that asks the same; without a run or reward its name stands there with nothing."""
+    """The query string of an address that asks the same; an empty list of runs or rewards appears as an empty value."""
     values = asked.model_dump()
     return "?" + urlencode({name: value if name not in MANY or value else [""] for name, value in values.items()}, doseq=True)
 
 
 def from_link(query: str, usual: Mapping[str, object]) -> Asked:
-    """What a link asks; `usual` for what it leaves out. UserError for what does not fit."""
+    """The request in a link, with `usual` for what it leaves out; UserError if something does not fit."""
     given = parse_qs(query.removeprefix("?"), keep_blank_values=True)
     values = {key: tuple(filter(None, texts)) if key in MANY else texts[-1] for key, texts in given.items() if key in usual}
     return checked({**usual, **values})
 
 
 def answer(painter: Painter, profile: str, offered: Sequence[str], asked: Asked) -> list[Drawn]:
-    """The base first, then the runs, with the same noise.
+    """Draws and scores the request: the base first, then the runs, all with the same noise.
 
-    offered: the runs that may be asked for. UserError for others, for unknown rewards, and for a prompt that the text encoders would cut.
+    offered: the allowed runs. UserError for other runs, for unknown rewards, and for a prompt that the text encoders would cut.
     """
     for kind, names, known in (("run", asked.runs, offered), ("reward", asked.rewards, rewards_of(painter.profile))):
         if unknown := [name for name in names if name not in known]:
@@ -103,7 +103,7 @@ def answer(painter: Painter, profile: str, offered: Sequence[str], asked: Asked)
     drawn = []
     for run in (BASE[0], *asked.runs):
         folder = folder_of(run, profile)
-        painter.policy(folder)  # loading is no part of the seconds
+        painter.policy(folder)  # loading is not timed
         start = time.perf_counter()
         images = painter.draw(folder, conditioning, [asked.seed], **how)
         seconds = time.perf_counter() - start

@@ -1,6 +1,6 @@
-"""The page itself, in Gradio: its inputs, what they ask of `answer`, and where `views` are shown.
+"""The page itself, in Gradio: its inputs, its calls of `answer`, and the places of the `views`.
 
-Nothing of it is fetched from elsewhere, and nothing is told to anybody: fonts are the system's, Gradio's analytics are off.
+The page downloads nothing and reports nothing: it uses system fonts, and Gradio's analytics are off.
 """
 
 import traceback
@@ -30,7 +30,7 @@ REMEMBER = "link => { if (link) history.replaceState(null, '', link) }"  # the p
 def make_page(painter: Painter, profile: str, runs_of: Callable[[], list[str]], open_to_all: bool) -> gr.Blocks:
     """The page for a profile whose models `painter` keeps.
 
-    runs_of: the runs that there are, asked whenever the page is loaded; open_to_all: say that others can reach it.
+    runs_of: returns the existing runs, called whenever the page is loaded; open_to_all: warn that others can reach the page.
     """
     usual = defaults(painter.profile, runs_of())
     names = labels(painter.profile.rewards)
@@ -51,7 +51,7 @@ def make_page(painter: Painter, profile: str, runs_of: Callable[[], list[str]], 
         return draw(*values) if linked else (*[gr.skip()] * 4, "")
 
     def restore(saved: list[str], request: gr.Request) -> tuple:
-        """The history, whether a link was followed, a message where it does not fit, and the inputs as the link has them."""
+        """The history, whether a link was followed, a message if it does not fit, and the inputs as the link sets them."""
         message, linked, values = "", "prompt" in request.query_params, dict(usual)
         if linked:
             try:
@@ -95,9 +95,7 @@ def make_page(painter: Painter, profile: str, runs_of: Callable[[], list[str]], 
 
 def _inputs(painter: Painter, names: dict[str, str], usual: dict, runs: list[str], any_lora: bool) -> tuple[dict, gr.Button]:
     """A component for each field of `Asked`, in their order, and the button."""
-    example = (
-        "a large red circle above a small blue square" if painter.profile.prompts.test == "shapes" else "what is to be drawn"
-    )
+    example = "a large red circle above a small blue square" if painter.profile.prompts.test == "shapes" else "what to draw"
     made = {"prompt": gr.Textbox(label="Prompt", lines=2, max_lines=6, placeholder=example, elem_id="prompt")}
     press = gr.Button("Draw", variant="primary", elem_id="draw")
     made["runs"] = gr.CheckboxGroup(runs, value=list(usual["runs"]), label="Trained runs, beside the base", elem_id="runs")
@@ -105,12 +103,18 @@ def _inputs(painter: Painter, names: dict[str, str], usual: dict, runs: list[str
     made["rewards"] = gr.CheckboxGroup(offered, value=list(usual["rewards"]), label="Scores by", elem_id="rewards")
     whole = {"precision": 0, "minimum": 0, "maximum": 2**32 - 1}
     made["seed"] = gr.Number(usual["seed"], label="Seed of the noise", elem_id="seed", **whole)
-    of_lora = "strength of runs that are a LoRA" + ("" if any_lora else "; none of these is")
+    of_lora = "strength of LoRA runs" + ("" if any_lora else "; there are none here")
     sliders = {
         "steps": (1, 100, 1, "Steps", None),
         "guidance": (0, 20, 0.1, "Guidance", None),
         "lora_scale": (0, 2, 0.05, "LoRA scale", of_lora),
-        "trained_share": (0.05, 1, 0.05, "Trained share", "of the steps, from the noisy end; the base does the others"),
+        "trained_share": (
+            0.05,
+            1,
+            0.05,
+            "Trained share",
+            "share of the steps, from the noisy end, by the run; the base does the rest",
+        ),
     }
     with gr.Accordion("Sampling"):
         for name, (low, high, step, label, info) in sliders.items():
@@ -125,17 +129,17 @@ def _is_lora(run: str, profile: str) -> bool:
 
 
 def _words(error: Exception) -> str:
-    """One sentence for the page; what no user can cause goes to the console, too."""
+    """One sentence for the page; an error that no user can cause also goes to the console."""
     if isinstance(error, UserError):
         return str(error)
     if isinstance(error, torch.OutOfMemoryError):
-        return "the device has too little memory for so many models: choose fewer runs or rewards, and start the demo again"
+        return "the device has too little memory for so many models: choose fewer runs or rewards, and restart the demo"
     traceback.print_exception(error)
-    return f"this failed by a mistake in the program ({type(error).__name__}); the console of `g2rpo demo` says where"
+    return f"this failed because of a bug in the program ({type(error).__name__}); see the console of `g2rpo demo`"
 
 
 def serve(page: gr.Blocks, host: str, port: int, browser: bool) -> str:
-    """Starts the server in threads of this process; its address. UserError where it cannot listen there."""
+    """Starts the server in threads of this process and returns its address; UserError if it cannot listen there."""
     style = Path(__file__).parent / "templates" / "page.css"
     looks = {"theme": THEME, "css_paths": style, "footer_links": [], "inbrowser": browser, "quiet": True}
     without = dict.fromkeys(("share", "run_history", "enable_monitoring", "mcp_server", "ssr_mode", "pwa"), False)
@@ -145,6 +149,6 @@ def serve(page: gr.Blocks, host: str, port: int, browser: bool) -> str:
         )
     except OSError as error:
         raise UserError(
-            f"demo: port {port} of {host} cannot be had ({error.strerror or 'it is taken'}): give another --port"
+            f"demo: port {port} of {host} is not available ({error.strerror or 'it is taken'}): give another --port"
         ) from None
     return address

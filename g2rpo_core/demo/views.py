@@ -1,4 +1,4 @@
-"""What the page shows, as HTML: everything that somebody has typed is escaped by the templates."""
+"""The contents of the page as HTML. The templates escape everything that users have typed."""
 
 import base64
 import re
@@ -11,7 +11,7 @@ from g2rpo_core.demo.answer import Asked, Drawn, from_link, link
 from g2rpo_core.errors import UserError
 from g2rpo_core.evaluation.settings import EvaluationSettings
 
-OPEN_TO_ALL = "Anybody who reaches this address can use the page: it asks for no password."
+OPEN_TO_ALL = "Anyone who can reach this address can use the page: there is no password."
 PAIRS = re.compile(
     r'<div class="scroll"><table class="pictures.*?</table></div>', re.DOTALL
 )  # of reporting/templates/report.html.j2
@@ -29,7 +29,7 @@ def message(text: str) -> str:
 
 
 def pictures(asked: Asked, drawn: Sequence[Drawn], labels: Mapping[str, str], size: EvaluationSettings, note: str | None) -> str:
-    """Every picture with its run and its scores, and beside the scores of runs their difference to the base's."""
+    """Every picture with its run and its scores; the scores of runs also show their difference from the base's."""
     shown = {"asked": asked, "drawn": drawn, "labels": labels, "note": note, "link": link(asked)}
     return environment.get_template("pictures.html.j2").render(
         shown, width=size.width, height=size.height, pixelated=size.height < 128
@@ -37,7 +37,7 @@ def pictures(asked: Asked, drawn: Sequence[Drawn], labels: Mapping[str, str], si
 
 
 def history(saved: object, usual: Mapping[str, object]) -> str:
-    """The links of what was drawn before. The browser keeps them, so what does not fit is left out."""
+    """The links to earlier pictures. The browser keeps them, so entries that do not fit are left out."""
     past = []
     for one in saved if isinstance(saved, list) else []:
         try:
@@ -48,14 +48,14 @@ def history(saved: object, usual: Mapping[str, object]) -> str:
 
 
 def reports() -> dict[str, Path]:
-    """The reports of this checkout by name: of params.yaml, and of the studies."""
+    """The reports of this checkout by name: that of params.yaml, and those of the studies."""
     found = {"params.yaml": Path("reports", "report.html")}
     found |= {f"study {path.parts[1]}": path for path in sorted(Path("studies").glob("*/reports/report.html"))}
     return {name: path for name, path in found.items() if path.exists()}
 
 
 def pairs(report: Path | None) -> str:
-    """The pictures of a report, each prompt by every method."""
+    """The pictures of a report: each prompt with every method."""
     if report is None or not report.exists():
-        return message("there is no report here: `dvc repro` makes it")
+        return message("there is no report here yet: `dvc repro` makes it")
     return "\n".join(PAIRS.findall(report.read_text(encoding="utf-8"))) or message(f"{report} has no pictures")

@@ -2,5 +2,5 @@
 
 import warnings
 
-# torch.distributed.checkpoint's, of one process alone; for good, as it warns from threads of its own, too
+# torch.distributed.checkpoint warns so with one process; silenced for good, because it also warns from its own threads
 warnings.filterwarnings("ignore", "torch.distributed is disabled")

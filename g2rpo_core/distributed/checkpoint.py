@@ -1,7 +1,8 @@
-"""Exact resume: where a run was, in a scratch folder that belongs to its settings, code and inputs alone.
+"""Exact resume: the state of a run, in a scratch folder that belongs to its settings, code and inputs alone.
 
-The folder is named by a fingerprint of all these, so that a change of any never continues stale state, and lies outside the
-declared outputs, which DVC removes before a run. Everything is written aside and renamed: what has its final name is whole.
+The folder's name is a hash of all these, so that a change of any never continues from stale state. It is outside the declared
+outputs, which DVC removes before a run. Everything is written under a temporary name and renamed: what has its final name is
+complete.
 """
 
 import fcntl
@@ -32,7 +33,7 @@ ROOT = Path(".cache", "resume")
 MANIFEST = "manifest.json"
 RECORDS = "records.json"
 SEEN = "seen"
-VISIBLE_WITHIN = 30.0  # seconds until a file of another node is seen over a network's file system
+VISIBLE_WITHIN = 30.0  # seconds until another node's file is visible on a network file system
 IDENTITY = "identity.json"
 
 
@@ -43,7 +44,7 @@ def scratch(
     dependencies: Iterable[Path],
     processes: ProcessGroup = ProcessGroup(),  # noqa: B008
 ) -> Path:
-    """The scratch folder of a run, for all processes; says in words which leftovers of its name are not continued, and why.
+    """The scratch folder of a run, for all processes; prints which leftovers of the run are not resumed, and why.
 
     settings: values and typed sections that decide the run; dependencies: files and folders whose content does, as the stage
     declares them to DVC. PyTorch's version decides too; the number of processes does not.
@@ -59,20 +60,21 @@ def scratch(
             theirs = _identity_of(other)
             changed = [key for key in {**theirs, **identity} if theirs.get(key) != identity.get(key)]
             more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
-            print(f"{other.parent} is not continued: other {', '.join(changed[:3])}{more}; it can be deleted", file=sys.stderr)
+            print(f"{other.parent} is not resumed: {', '.join(changed[:3])}{more} changed; it can be deleted", file=sys.stderr)
     folder.mkdir(parents=True, exist_ok=True)
     write_whole(folder / IDENTITY, text.encode())
     return _shared(folder, processes)
 
 
 def claim(stage: str, name: str, processes: ProcessGroup = ProcessGroup()) -> None:  # noqa: B008
-    """Makes a run this group's until its last process has ended, however it ends; collective. UserError where another group works on it.
+    """Reserves a run for this group until its last process has ended, however it ends.
 
-    A lock of the system on a file: the first process asks for it alone, then every process shares it, so that it is free when all are gone.
+    Collective. UserError if another group has it. This is a system lock on a file: the first process takes it exclusively, then
+    all processes share it, so that it is free when all have ended.
     """
     problem = None
     path = (ROOT / stage / f"{name}.lock").absolute()
-    if path in _held:  # by this process's own start before this one
+    if path in _held:  # by an earlier start in this process
         os.close(_held.pop(path))
     if processes.rank == 0:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -85,7 +87,7 @@ def claim(stage: str, name: str, processes: ProcessGroup = ProcessGroup()) -> No
         except BlockingIOError:
             who = path.read_text(errors="replace").strip() or "another process"
             problem = (
-                f"{stage} of {name} is running already ({who}): wait until it has ended, or end it; two at once would damage it"
+                f"{stage} of {name} is already running ({who}): wait until it has ended, or end it; two at once would damage it"
             )
             os.close(_held.pop(path))
     if problem := processes.first(problem):
@@ -100,7 +102,7 @@ _held: dict[Path, int] = {}  # file handles of locks, which the system closes wi
 
 
 def _shared(folder: Path | None, processes: ProcessGroup) -> Path:
-    """The first process's folder, once all have seen it; UserError where a node has a disk of its own."""
+    """The first process's folder, once all processes see it; UserError if a node has its own disk."""
     written = uuid.uuid4().hex
     if folder:
         write_whole(folder / SEEN, written.encode())
@@ -110,7 +112,7 @@ def _shared(folder: Path | None, processes: ProcessGroup) -> Path:
         time.sleep(0.2)
     if where := processes.first(None if seen else platform.node()):
         raise UserError(
-            f"{folder.resolve()} as seen from {where} is not the first process's: the project's folder must lie on a disk that all nodes share"
+            f"{folder.resolve()} as seen from {where} is not the first process's folder: the project's folder must be on a disk that all nodes share"
         )
     return folder
 
@@ -125,29 +127,30 @@ def _identity(settings: Mapping[str, object], dependencies: Iterable[Path]) -> d
 
 
 def _files(path: Path) -> list[Path]:
-    """What DVC hashes of a dependency: the file, or all files of the folder but Python's caches."""
+    """The files that DVC hashes of a dependency: the file itself, or all files in the folder except Python's caches."""
     found = sorted(path.rglob("*")) if path.is_dir() else [path]
     return [file for file in found if file.is_file() and "__pycache__" not in file.parts]
 
 
 class Checkpoints:
-    """A run's checkpoints in its scratch folder, each written in the background while the run goes on; one at a time.
+    """A run's checkpoints in its scratch folder, written one at a time in the background while the run goes on.
 
-    A checkpoint holds tensors by `torch.distributed.checkpoint`, every process its part, so that any number of processes may read
-    it; the records as JSON; and a manifest with the size and hash of every file. What is not whole has no final name.
+    A checkpoint holds tensors, written by `torch.distributed.checkpoint` with one part per process, so that any number of
+    processes may read it; the records as JSON; and a manifest with the size and hash of every file. What is incomplete has no
+    final name.
 
     Every method is collective.
     """
 
     def __init__(self, folder: Path, keep: int, processes: ProcessGroup = ProcessGroup()):  # noqa: B008
         self.folder, self.keep, self.processes = folder, keep, processes
-        # of its own: the background's collectives would meet those of training
+        # a separate group: collectives in the background would mix with those of training
         self._group = dist.new_group(backend="gloo") if processes.size > 1 else None
         self._background = ThreadPoolExecutor(1)
         self._unfinished: tuple[Path, Future] | None = None
 
     def save(self, iteration: int, state: dict, records: list[dict]) -> None:
-        """Starts to write; what is in `state` (nested, of tensors) may change as soon as this returns. Waits for the one before."""
+        """Starts to write, after waiting for the previous checkpoint; `state` (nested tensors) may change once this returns."""
         self.finish()
         final = _of_iteration(self.folder, iteration)
         if self.processes.first("there" if final.exists() else None):
@@ -163,20 +166,20 @@ class Checkpoints:
         self._unfinished = final, self._background.submit(_hashes_of_part, writing, aside, self.processes.rank)
 
     def publish(self) -> None:
-        """Gives what is written by now its final name; does not wait."""
+        """Gives a checkpoint that is written its final name; does not wait."""
         waiting = self._unfinished is not None and not self._unfinished[1].done()
         if not self.processes.first("waiting" if waiting else None):
             self.finish()
 
     def finish(self) -> None:
-        """Waits until what was begun is on disk under its final name, and removes all but the newest `keep`."""
+        """Waits until the checkpoint is on disk under its final name, and removes all but the newest `keep`."""
         if self._unfinished is None:
             return
         (final, written), self._unfinished = self._unfinished, None
         aside = final.with_name(f"{final.name}.tmp")
         problem = f"{aside} cannot be written: {_why(error)}" if (error := written.exception()) else None
         if problem := self.processes.first(problem):
-            raise UserError(f"{problem}; the checkpoint before it stands")
+            raise UserError(f"{problem}; the previous checkpoint is kept")
         files = {name: about for part in self.processes.gather(written.result()) for name, about in part.items()}
         if self.processes.rank == 0:
             write_whole(aside / MANIFEST, json.dumps({"processes": self.processes.size, "files": files}).encode())
@@ -188,9 +191,9 @@ class Checkpoints:
 
 
 def _why(error: BaseException) -> str:
-    """Of an error of torch's writer, whose text is a whole traceback, the last line."""
+    """The last line of an error of torch's writer, whose text is a whole traceback."""
     if is_full(error) or shutil.disk_usage(Path.cwd()).free < 2**16:
-        return "the disk is full; make room, and the same command goes on"
+        return "the disk is full; make room, and the same command resumes"
     return (str(error).strip().splitlines() or [type(error).__name__])[-1]
 
 
@@ -199,7 +202,7 @@ def _of_iteration(folder: Path, iteration: int) -> Path:
 
 
 def _hashes_of_part(writing: Future, folder: Path, rank: int) -> dict[str, dict]:
-    """Waits for the files of a process; the size and SHA-256 of each."""
+    """Waits for the files of a process; returns the size and SHA-256 of each."""
     writing.result()
     files = list(folder.glob(f"__{rank}_*"))  # as torch.distributed.checkpoint names them
     if rank == 0:
@@ -208,12 +211,15 @@ def _hashes_of_part(writing: Future, folder: Path, rank: int) -> dict[str, dict]
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """The whole checkpoints of a folder, oldest first."""
+    """The complete checkpoints of a folder, oldest first."""
     return sorted(path for path in folder.glob("iteration-*") if re.fullmatch(r"iteration-\d+", path.name))
 
 
 def check_room(needed: float, what: str, processes: ProcessGroup = ProcessGroup()) -> None:  # noqa: B008
-    """UserError where this folder's disk has less room than `needed` bytes; collective. Before the work, not hours into it."""
+    """Checks that the current folder's disk has `needed` bytes free, before the work and not hours into it.
+
+    Collective. UserError if it has less.
+    """
     free = shutil.disk_usage(Path.cwd()).free
     lacks = (
         f"{what} needs {_size(needed)}, and the disk of {Path.cwd()} has {_size(free)} free: make room, or work on another disk"
@@ -232,13 +238,13 @@ def last_iteration(folder: Path) -> int:
 
 
 def load_records(path: Path, processes: ProcessGroup = ProcessGroup()) -> list[dict]:  # noqa: B008
-    """The records of a checkpoint, after all of its files were compared with its manifest; UserError where it is damaged. Collective."""
-    advice = f"delete {path} to go on from the one before, or from the start"
+    """The records of a checkpoint, after checking all its files against the manifest; UserError if it is damaged. Collective."""
+    advice = f"delete {path} to resume from the previous one, or from the start"
     problem = None
     try:
         with reading(path / MANIFEST):
             manifest = read_json(path / MANIFEST, of=dict)
-            mine = sorted(manifest["files"].items())[processes.rank :: processes.size]  # each looks at some
+            mine = sorted(manifest["files"].items())[processes.rank :: processes.size]  # each process checks some
             if not {RECORDS, ".metadata"} <= manifest["files"].keys():
                 raise UserError(f"{MANIFEST} lists no records")
             problem = next((f"{name} {wrong}" for name, about in mine if (wrong := _damage(path / name, about))), None)
@@ -253,7 +259,7 @@ def load_records(path: Path, processes: ProcessGroup = ProcessGroup()) -> list[d
 
 
 def _identity_of(file: Path) -> dict:
-    """What a leftover belongs to; nothing, where that cannot be read: it is only told of."""
+    """The identity of a leftover; empty if it cannot be read, because it is only reported."""
     try:
         return read_json(file, of=dict)
     except UserError:
@@ -264,17 +270,17 @@ def _damage(file: Path, about: dict) -> str | None:
     size = file.stat().st_size if file.is_file() else 0
     if size != about["size"]:
         return f"has {size} of {about['size']} bytes"
-    return None if sha256(file) == about["sha256"] else "is not what was written"
+    return None if sha256(file) == about["sha256"] else "has changed since it was written"
 
 
 def load_state(path: Path, state: dict, processes: ProcessGroup = ProcessGroup()) -> None:  # noqa: B008
-    """Fills the tensors of `state` in place, each process its part; whatever the number of processes that wrote them. Collective."""
-    with reading(path, f"delete {path} to go on from the one before, or from the start"):
+    """Fills the tensors of `state` in place, each process its part; any number of processes may have written them. Collective."""
+    with reading(path, f"delete {path} to resume from the previous one, or from the start"):
         dcp.load(state, checkpoint_id=path, no_dist=processes.size == 1)
 
 
 def discard(folder: Path) -> None:
-    """Removes a folder; if this is cut short, what is left has no final name."""
+    """Removes a folder; if this is interrupted, what is left has no final name."""
     if folder.exists():
         gone = folder.with_name(f"{folder.name}.gone")
         shutil.rmtree(gone, ignore_errors=True)
@@ -283,9 +289,9 @@ def discard(folder: Path) -> None:
 
 
 def publish(folder: Path, output: Path) -> None:
-    """Makes what was built in scratch the output, in one rename where both are on one disk.
+    """Makes a folder built in scratch the output, in one rename if both are on one disk.
 
-    It stays in scratch as well (the same files by another name), for a process that is killed before all is finished.
+    The files also stay in scratch (as hard links), for a process that is killed before everything is finished.
     """
     aside = folder.with_name(f"{folder.name}.published")
     shutil.rmtree(aside, ignore_errors=True)
@@ -301,14 +307,14 @@ def _link(source: str, target: str) -> None:
 
 
 def replace(folder: Path, output: Path) -> None:
-    """Moves a folder to where another may be."""
+    """Moves a folder, and replaces one that is already there."""
     shutil.rmtree(output, ignore_errors=True)
     output.parent.mkdir(parents=True, exist_ok=True)
     shutil.move(folder, output)
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Writes a file aside and renames it, on disk before it has its name."""
+    """Writes a file under a temporary name, and renames it once it is on disk."""
     aside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     with aside.open("wb") as file:
         file.write(data)

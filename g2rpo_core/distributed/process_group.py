@@ -1,4 +1,4 @@
-"""The processes of a run: how many there are, what each does, and what they tell each other. One process is a group, too."""
+"""The processes of a run: how many there are, what each does, and how they communicate. A single process is also a group."""
 
 import atexit
 import ctypes
@@ -30,7 +30,7 @@ class ProcessGroup:
     size: int = 1
 
     def share(self, count: int) -> range:
-        """This process's part of `count` things; ValueError if they cannot be shared evenly."""
+        """This process's part of `count` items; ValueError if they cannot be shared evenly."""
         if count % self.size:
             raise ValueError(f"{count} cannot be shared evenly by {self.size} processes")
         return range(self.rank * count // self.size, (self.rank + 1) * count // self.size)
@@ -47,7 +47,7 @@ class ProcessGroup:
         return [sum(column) / self.size for column in zip(*self.gather(list(values)))]
 
     def first(self, message: str | None) -> str | None:
-        """The first message that any process has: so all of them stop for it together."""
+        """The first message that any process has, so that all processes stop together."""
         return next((message for message in self.gather(message) if message is not None), None)
 
     def barrier(self) -> None:
@@ -56,25 +56,26 @@ class ProcessGroup:
 
 
 def num_processes(processes: Processes) -> int:
-    """How many processes a setting asks for: `auto` is one for each GPU here, one without any; as many as there are where they were started."""
+    """The number of processes in a setting. `auto`: as many as were started, else one for each GPU here, or one without a GPU."""
     if processes != "auto":
         return processes
     return int(os.environ.get("WORLD_SIZE", "0")) or max(1, torch.cuda.device_count())
 
 
 def die_with_parent() -> None:
-    """On Linux, this process is killed when the one that started it ends, however that ends: else it would live on, hung, with its memory."""
+    """On Linux, makes this process die when its parent ends, however that ends; otherwise it would hang and keep its memory."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         parent = Path("/proc", str(os.getppid()), "cmdline").read_bytes()
         if not any(launcher in parent for launcher in (b"accelerate", b"torch", b"stages", b"python")):
-            os._exit(1)  # it ended before this could be asked for
+            os._exit(1)  # the parent ended before this call
 
 
 def join(processes: Processes) -> tuple[ProcessGroup, torch.device]:
     """Joins the process group that `accelerate launch` or torchrun started; the device is this process's own GPU, or the CPU.
 
-    UserError if it is not the group that was asked for: never a silent run alone; and where processes that died could not be replaced.
+    UserError if it is not the group that was asked for, so that a process never silently runs alone, or if dead processes could
+    not be replaced.
     """
     asked, size = num_processes(processes), int(os.environ.get("WORLD_SIZE", "1"))
     if "WORLD_SIZE" in os.environ:
@@ -90,14 +91,14 @@ def join(processes: Processes) -> tuple[ProcessGroup, torch.device]:
         return ProcessGroup(), device
     restarts = int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0"))
     if restarts and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        # the launcher's store outlives the processes: those that are started again would read the addresses of the dead in it, and wait
+        # the launcher's store outlives the processes: restarted ones would read the addresses of dead ones in it, and wait
         raise UserError(
             "processes: --max_restarts needs --rdzv_backend c10d, and TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in the environment, on every node"
         )
-    # without cpu=True, and without CUDA, each process would be a group of its own
+    # without cpu=True and without CUDA, each process would be its own group
     how = {"backend": "cpu:gloo,cuda:nccl"} if cuda else {"cpu": True}
     state = PartialState(**how, timeout=timedelta(hours=1))
     if state.num_processes != size:
-        raise UserError(f"processes: {size} asked for, {state.num_processes} came")
-    atexit.register(state.destroy_process_group)  # its threads, left running, may end an interpreter that is done by SIGABRT
+        raise UserError(f"processes: {size} asked for, but {state.num_processes} joined")
+    atexit.register(state.destroy_process_group)  # its threads, if left running, may abort an interpreter that is done
     return ProcessGroup(state.process_index, size), device

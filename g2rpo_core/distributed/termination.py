@@ -1,4 +1,7 @@
-"""SIGTERM, or SIGINT of Ctrl-C, as a request: the run stops at its next safe point with a checkpoint, and ends in any case before it is killed."""
+"""Treats SIGTERM and SIGINT (Ctrl-C) as requests.
+
+The run stops at its next safe point with a checkpoint, in any case before it is killed.
+"""
 
 import os
 import signal
@@ -10,11 +13,14 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Terminated(Exception):
-    """Raised at a safe point: nothing of the iteration has changed the weights."""
+    """Raised at a safe point: the iteration has not changed the weights."""
 
 
 class Termination:
-    """`requested` after SIGTERM or SIGINT; `limit` seconds later the process ends in any case. A thread sees it even while a long call holds up Python's own handlers."""
+    """`requested` is set after SIGTERM or SIGINT; `limit` seconds later the process ends in any case.
+
+    A thread watches for the signals, because a long call holds up Python's own handlers.
+    """
 
     def __init__(self, limit: float = 25.0):
         self.requested, self._limit = False, limit
@@ -34,4 +40,4 @@ class Termination:
             pass
         self.requested = True
         time.sleep(self._limit)
-        os._exit(STATUS)  # the checkpoint before stands
+        os._exit(STATUS)  # the previous checkpoint is kept

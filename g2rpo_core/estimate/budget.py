@@ -1,4 +1,4 @@
-"""The cheapest way to train a method on given machines: every way to spread it that the settings know, each planned as a whole."""
+"""The cheapest way to train a method on given machines: plans every way to spread it that the settings allow."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -13,7 +13,7 @@ from g2rpo_core.training.settings import TrainingSettings
 
 @dataclass(frozen=True)
 class Way:
-    """How many GPUs, and the settings of `training` in which it differs from the profile, by their names."""
+    """A number of GPUs, and the settings of `training` that differ from the profile, by name."""
 
     gpus: int
     settings: dict[str, object]
@@ -21,9 +21,11 @@ class Way:
 
 
 def ways(profile: Profile, name: str, machines: Machines, lora: bool, rate: float | None = None) -> Iterator[Way]:
-    """Every way whose memory fits: GPUs up to those of `machines`, groups that share a copy, checkpointing, replica, latents a call.
+    """Every way that fits into memory.
 
-    lora: a LoRA of rank 32 in the place of all weights. Of the numbers of latents in a call only the largest that fits is given.
+    Ways differ in the number of GPUs (up to those of `machines`), groups that share a copy, checkpointing, replica, latents per
+    call. lora: train a LoRA of rank 32 instead of all weights. Of the numbers of latents per call, only the largest that fits is
+    given.
     """
     training = training_of(profile.training, profile.methods, name)
     for gpus in divisors(training.prompts_per_iteration):
@@ -55,9 +57,9 @@ def _now(training: TrainingSettings, key: str) -> object:
 def cheapest(
     profile: Profile, name: str, machines: Machines, hours: float, rate: float | None = None
 ) -> tuple[Way | None, Way | None]:
-    """Of the ways that take no more than `hours`, the one with the fewest GPU-hours; and the fastest of all, if there is any.
+    """The way with the fewest GPU-hours of those that take at most `hours`, and the fastest of all; None where there is none.
 
-    All weights where the profile trains them and that is possible; else a LoRA.
+    Trains all weights if the profile does and that is possible, else a LoRA.
     """
     fastest = None
     for lora in (False, True) if training_of(profile.training, profile.methods, name).lora is None else (False,):

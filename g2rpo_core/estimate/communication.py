@@ -1,6 +1,6 @@
-"""What processes send each other in an iteration, by arithmetic: FSDP2's gathers of weights and its sums of gradients.
+"""What processes send each other in an iteration, by arithmetic: FSDP2's gathers of weights and sums of gradients.
 
-`g2rpo rehearse` counts the calls that the stages really make; a test holds these figures to it.
+`g2rpo rehearse` counts the calls that the stages really make; a test compares these figures with it.
 """
 
 from dataclasses import dataclass
@@ -24,15 +24,15 @@ class Sharding:
 
     @property
     def spans_nodes(self) -> bool:
-        """Whether a copy's parts lie on several nodes."""
+        """Whether one copy is spread over several nodes."""
         return self.machines.nodes > 1 and bool(self.machines.per_node % self.shard)
 
     def gathered(self, size: float) -> float:
-        """Bytes that a GPU sends where the parts of `size` bytes are gathered, or summed into parts, in a ring."""
+        """Bytes that a GPU sends in a ring all-gather or reduce-scatter of `size` bytes."""
         return size * (self.shard - 1) / self.shard
 
     def summed_over_copies(self, size: float) -> float:
-        """Bytes that a GPU sends where its part of `size` bytes is summed over all copies, in a ring."""
+        """Bytes that a GPU sends in a ring all-reduce of its part of `size` bytes over all copies."""
         return 2 * size / self.shard * (self.copies - 1) / self.copies
 
 
@@ -46,10 +46,11 @@ def sent(
     replica: bool,
     every_call: bool,
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """GB that a GPU sends in an iteration by phase, and the seconds of it.
+    """GB that a GPU sends in an iteration by phase, and the seconds that this takes.
 
-    width: bytes of a gathered weight; updates: the calls of every optimizer step; kl: whether each asks the model before training as
-    well; replica: rollouts gather nothing, and each iteration the replica is filled once; every_call: gradients are summed in every call.
+    width: bytes of a gathered weight; updates: the calls of every optimizer step; kl: whether each call also runs the model
+    before training; replica: rollouts gather nothing, and the replica is filled once per iteration; every_call: gradients are
+    summed in every call.
     """
     if sharding.machines.gpus == 1:
         return {}, {}

@@ -1,4 +1,4 @@
-"""The machines that a run is planned or rehearsed for, and how long they need for what processes send each other."""
+"""The machines that a run is planned or rehearsed for, and how fast their processes communicate."""
 
 from dataclasses import dataclass
 from math import inf
@@ -14,7 +14,11 @@ GPUS_OF_A_NODE = 8
 
 @dataclass(frozen=True)
 class Machines:
-    """gpus: of all nodes together; memory: GiB of a GPU; inside, between: GB/s from a GPU to the others of its node, and of other nodes."""
+    """The machines of a run.
+
+    gpus: on all nodes together; memory: GiB per GPU; inside, between: GB/s from a GPU to GPUs on its own node, and on other
+    nodes.
+    """
 
     gpus: int
     memory: float
@@ -27,22 +31,22 @@ class Machines:
         return self.gpus // self.nodes
 
     def rate(self, between_nodes: bool) -> float:
-        """Bytes a second that a GPU sends."""
+        """Bytes per second that a GPU sends."""
         return (self.between if between_nodes else self.inside) * 1e9
 
 
 def checked_machines(command: str, gpus: int, memory: float, nodes: int | None, inside: float, between: float) -> Machines:
-    """The machines that a command's options say, as few nodes as hold the GPUs if they do not; UserError for what cannot be."""
+    """The machines of a command's options, by default with as few nodes as hold the GPUs; UserError for impossible ones."""
     options = {"gpus": gpus, "nodes": nodes, "memory": memory, "inside": inside, "between": between}
     for option, value in options.items():
         if value is not None and not 0 < value < inf:
             raise UserError(f"{command}: --{option} {value} must be above 0")
     machines = Machines(gpus, memory, nodes or nodes_of(gpus), inside, between)
     if gpus % machines.nodes:
-        raise UserError(f"{command}: --gpus {gpus} are not as many on each of {machines.nodes} nodes")
+        raise UserError(f"{command}: --gpus {gpus} cannot be divided evenly over {machines.nodes} nodes")
     return machines
 
 
 def nodes_of(gpus: int) -> int:
-    """As few nodes as hold so many GPUs."""
+    """The smallest number of nodes that holds the GPUs."""
     return -(-gpus // GPUS_OF_A_NODE)

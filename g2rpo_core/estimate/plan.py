@@ -1,8 +1,9 @@
-"""What a profile needs before anybody rents it, by arithmetic: forward evaluations, memory per GPU by part, hours, GPU-hours, disk.
+"""What a profile needs, by arithmetic: forward evaluations, memory per GPU by part, hours, GPU-hours, disk.
 
-Weights, gradients and AdamW's states are float32, gathered blocks bfloat16; with a LoRA the frozen weights are bfloat16. Computation
-and communication are added up, though a part of them overlaps; monitors and checkpoints between iterations are not counted. Loading,
-embedding, saving, evaluation and the host are `g2rpo rehearse`'s, which runs the stages themselves; a test holds the two together.
+Weights, gradients and AdamW's states are float32, gathered blocks bfloat16; with a LoRA the frozen weights are bfloat16.
+Computation and communication are added up, although they partly overlap; monitors and checkpoints between iterations are not
+counted. `g2rpo rehearse` covers loading, embedding, saving, evaluation and the host by running the stages themselves; a test
+compares the two.
 """
 
 import random
@@ -34,16 +35,17 @@ from g2rpo_core.sampling.settings import SamplingSettings
 from g2rpo_core.training.settings import TrainingSettings
 
 GIB = 2**30
-LORA = LoraSettings(rank=32, alpha=32.0)  # what is tried where all weights do not fit
+LORA = LoraSettings(rank=32, alpha=32.0)  # tried if all weights do not fit
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What one profile, method and number of GPUs need. phases_gib: per GPU, of the phases of an iteration, which follow each other; memory_gib: of the
-    largest, `memory_total_gib`, by part; seconds: an iteration's computation, by
-    phase; sent_gb: what a GPU sends in it, and communication_seconds: how long that takes by itself; hours, gpu_hours: of all
-    iterations; evaluations (forward evaluations of the transformer, NFE): means over the run's iterations; not_counted: rewards whose
-    size is not known here.
+    """What a profile and method need on a number of GPUs.
+
+    phases_gib: GiB per GPU in each phase of an iteration, one after the other; memory_gib: those of the largest phase, by part,
+    and memory_total_gib in all; seconds: an iteration's computation, by phase; sent_gb: what a GPU sends in an iteration, by
+    phase; communication_seconds: how long that takes by itself; hours, gpu_hours: of all iterations; evaluations (forward
+    evaluations of the transformer, NFE): means over the run's iterations; not_counted: rewards whose size is not known here.
     """
 
     evaluations_per_prompt: float
@@ -67,10 +69,10 @@ class Plan:
 
 
 def make_plan(profile: Profile, name: str, machines: Machines, shard: int | None = None, rate: float | None = None) -> Plan:
-    """The plan of method `name`, each model sharded over `shard` of the GPUs (as the profile says, or all).
+    """The plan of method `name`, with each model sharded over `shard` GPUs (default: as the profile says, or all).
 
-    rate: milliseconds per forward evaluation of the transformer on one GPU; without it, ASSUMED_TFLOPS. UserError where the GPUs cannot share the
-    prompts of an iteration evenly.
+    rate: milliseconds per forward evaluation of the transformer on one GPU; without it, ASSUMED_TFLOPS counts. UserError if the
+    GPUs cannot share the prompts of an iteration evenly.
     """
     from g2rpo_core.data.embeddings import DTYPES
     from g2rpo_core.estimate.tracing import Call, transformer_cost, transformer_parameters, vae_cost
@@ -83,7 +85,7 @@ def make_plan(profile: Profile, name: str, machines: Machines, shard: int | None
     shard = shard or min(training.parallel.shard_size or gpus, gpus)
     if training.prompts_per_iteration % gpus:
         raise UserError(
-            f"plan: --gpus {gpus}: {training.prompts_per_iteration} prompts an iteration cannot be shared evenly by {gpus} GPUs"
+            f"plan: --gpus {gpus}: {training.prompts_per_iteration} prompts per iteration cannot be shared evenly by {gpus} GPUs"
         )
     trees = _trees(method, sampling.steps, training.iterations)
     evaluations = sum(tree.num_forward_evals(group) for tree in trees) / len(trees)
@@ -119,14 +121,13 @@ def make_plan(profile: Profile, name: str, machines: Machines, shard: int | None
 
     frozen = counts.all - counts.trained
     width = DTYPES[sampling.dtype].itemsize
-    if shard > 1:  # one block computes, the next is fetched, and what was read of a block in float32 is cast
+    if shard > 1:  # one block computes, the next is fetched, and one that was read in float32 is cast
         gathered = (2 * counts.block + counts.rest) * width + (0 if lora else counts.block * 4)
     else:
         gathered = counts.all * width if width < 4 and not lora else 0  # autocast's copies
     activations = {
         "rollout": cost(call(latents["rollout"], training=False)).bytes,
-        "decoding": images * image
-        + max(decode.bytes, images * image),  # the parts, and the last call or what they are put together to
+        "decoding": images * image + max(decode.bytes, images * image),  # the parts, and the last call or their concatenation
         "scoring": images * image + max((min(size.at_once, images) * size.bytes_per_image for size in sizes.values()), default=0),
         "update": cost(train(latents["update"])).bytes,
         "optimizer": 4 * counts.trained / shard,  # AdamW's square roots of all second moments at once
@@ -141,7 +142,7 @@ def make_plan(profile: Profile, name: str, machines: Machines, shard: int | None
         "vae": 4 * _vae_parameters(),
         "reserve": RESERVE_GIB * GIB,
     }
-    # of one call they come as activations go; of several they are kept, whole where the last call alone sums them
+    # gradients of a single call come as activations go; those of several are kept, unsharded if only the last call sums them
     kept = 4 * counts.trained / (1 if training.parallel.reduce == "update" else shard) if max(updates) > 1 else 0
     gradients = {"update": kept, "optimizer": 4 * counts.trained / shard}
     passing = {
@@ -203,7 +204,7 @@ def make_plan(profile: Profile, name: str, machines: Machines, shard: int | None
 
 
 def _update_calls(method: Method, prompts: int, transitions: list[tuple[int, int]], group: int, size: int) -> list[int]:
-    """The calls of each optimizer step of an iteration; transitions: the states and next states of those that are trained on."""
+    """The calls of each optimizer step of an iteration; transitions: states and next states of the training transitions."""
     updates = method.updates_per_rollout
     calls = lambda rows: -(-prompts * rows // size)
     if updates == "step":
@@ -239,14 +240,14 @@ def _tokens(profile: Profile, sampling: SamplingSettings) -> tuple[int, int]:
 
 
 def _trees(method, steps: int, iterations: int) -> list:
-    """The tree of every iteration of a run (of a window drawn at random, those of seed 0)."""
+    """The tree of every iteration of a run (for windows drawn at random, with seed 0)."""
     branches = [method.branches(steps, iteration) for iteration in range(iterations)]
     built = {each: method.tree(steps, branches.index(each)) for each in set(branches)}
     return [built[each] for each in branches]
 
 
 def _sizes(profile: Profile, rewards: Iterable[str]) -> dict[str, ModelSize]:
-    """Of the rewards that are computed here and whose model's size is known."""
+    """The model sizes of the rewards that are computed here, where they are known."""
     specs = [REWARDS[name] for name in rewards if name in REWARDS and not settings_of(profile.rewards, name).remote]
     return {spec.name: spec.size for spec in specs if spec.size is not None}
 
@@ -289,7 +290,7 @@ def _disk(profile: Profile, training: TrainingSettings, counts) -> dict[str, flo
 
 
 def changes(profile: Profile, name: str, machines: Machines, fits: bool, shard: int | None = None) -> list[tuple[str, Plan]]:
-    """What changes memory and time most: each change with the plan of the whole; several at once only if the plan does not fit."""
+    """The changes that affect memory and time most, each with its plan; combined changes only if the plan does not fit."""
     training = training_of(profile.training, profile.methods, name)
     lora: dict = {"lora": LORA.model_dump(mode="json")} if training.lora is None else {}
     checkpointing: dict = {} if training.gradient_checkpointing else {"gradient_checkpointing": True}
@@ -305,10 +306,10 @@ def changes(profile: Profile, name: str, machines: Machines, fits: bool, shard: 
     ]
     if not fits:
         options += [
-            ("training.batch_tokens for one latent a call", smallest),
-            ("checkpointing and one latent a call", checkpointing | smallest if checkpointing else {}),
+            ("training.batch_tokens for one latent per call", smallest),
+            ("checkpointing and one latent per call", checkpointing | smallest if checkpointing else {}),
             ("LoRA and training.gradient_checkpointing: true", lora | checkpointing if lora and checkpointing else {}),
-            ("LoRA, checkpointing and one latent a call", lora | checkpointing | smallest if lora else {}),
+            ("LoRA, checkpointing and one latent per call", lora | checkpointing | smallest if lora else {}),
         ]
     planned = [(label, make_plan(changed(profile, name, change), name, machines, shard)) for label, change in options if change]
     now = shard or min(training.parallel.shard_size or machines.gpus, machines.gpus)
@@ -320,7 +321,7 @@ def changes(profile: Profile, name: str, machines: Machines, fits: bool, shard: 
         if more > machines.gpus and training.prompts_per_iteration % more == 0:
             plan = make_plan(changed(profile, name, best), name, replace(machines, gpus=more, nodes=nodes_of(more)), more)
             if plan.fits:
-                planned.append((f"{more} GPUs to a model, checkpointing, one latent a call", plan))
+                planned.append((f"{more} GPUs per model, checkpointing, one latent per call", plan))
                 break
     return planned
 

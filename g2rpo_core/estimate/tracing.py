@@ -1,6 +1,7 @@
-"""What a model of true shape needs, found by tracing its own code on PyTorch fake tensors: memory and floating-point operations.
+"""Memory and floating-point operations of a model of true shape, found by tracing its own code on PyTorch fake tensors.
 
-Nothing is allocated: every operation reports its output's size, and a tensor counts from the operation that makes it until it is freed.
+Nothing is allocated: every operation reports its output's size, and a tensor counts from the operation that makes it until it is
+freed.
 """
 
 import statistics
@@ -36,7 +37,7 @@ ATTENTION = {
 
 
 class Measured(TorchDispatchMode):
-    """Of the operations under it, fake or real: their floating-point operations, bytes of the tensors alive now, and most ever at once."""
+    """Measures the operations under it, fake or real: their FLOPs, the bytes of the tensors alive now, and the peak."""
 
     def __init__(self):
         super().__init__()
@@ -63,7 +64,10 @@ class Measured(TorchDispatchMode):
 
 
 class FusedRMSNorm(torch.autograd.Function):
-    """Shapes of RMSNorm, keeping what CUDA's fused kernel keeps: input, weight, and one float32 a row; a CPU build keeps more."""
+    """The shapes of RMSNorm.
+
+    Keeps what CUDA's fused kernel keeps (input, weight, one float32 per row); a CPU build keeps more.
+    """
 
     @staticmethod
     def forward(ctx, x, weight):
@@ -77,19 +81,22 @@ class FusedRMSNorm(torch.autograd.Function):
 
 
 def rms_norm_under_autocast(input, normalized_shape, weight=None, eps=None):
-    """torch.nn.functional.rms_norm as CUDA's autocast has it: in float32; the CPU's has no rule for it."""
+    """torch.nn.functional.rms_norm as under CUDA's autocast: in float32. The CPU's autocast has no rule for it."""
     return FusedRMSNorm.apply(input.float(), None if weight is None else weight.float())
 
 
 def flash_attention(query, key, value, dropout_p=0.0, is_causal=False, scale=None):
-    """Attention without a mask by CUDA's flash kernel, in bfloat16 as autocast has it there; a CPU build takes another, which keeps more."""
+    """Attention without a mask as in CUDA's flash kernel, in bfloat16 as under autocast.
+
+    A CPU build uses a kernel that keeps more.
+    """
     qkv = (tensor.to(torch.bfloat16) for tensor in (query, key, value))
     return torch.ops.aten._scaled_dot_product_flash_attention(*qkv, dropout_p, is_causal, scale=scale)[0]
 
 
 @contextmanager
 def as_on_cuda(dtype: torch.dtype) -> Iterator[None]:
-    """Autocast with CUDA's rules on the CPU, on tensors without data: there, norms compute in float32 where the CPU's stay in bfloat16."""
+    """CUDA's autocast on the CPU, on tensors without data: norms compute in float32, while the CPU's stay in bfloat16."""
     if dtype == torch.float32:
         yield
         return
@@ -109,7 +116,7 @@ def as_on_cuda(dtype: torch.dtype) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Cost:
-    """bytes: peak of the tensors made on the way, weights and their gradients aside; flops: of everything run."""
+    """bytes: peak of the intermediate tensors, without weights and their gradients; flops: of all operations."""
 
     bytes: int
     flops: int
@@ -117,7 +124,11 @@ class Cost:
 
 @dataclass(frozen=True)
 class Parameters:
-    """all: of the model; trained: those with a gradient; block: of the largest block, which sharding gathers at a time; rest: outside blocks."""
+    """Numbers of parameters.
+
+    all: of the model; trained: those with a gradient; block: of the largest block (sharding gathers one at a time); rest: outside
+    blocks.
+    """
 
     all: int
     trained: int
@@ -153,7 +164,7 @@ def transformer_parameters(config: dict, lora: LoraSettings | None) -> Parameter
 
 
 def transformer_inputs(config: dict, batch: int, image_tokens: int, text_tokens: int, device: str = "cpu") -> dict:
-    """Arguments of a call of the transformer: `batch` latents with a prompt each, zeros."""
+    """Arguments of a call of the transformer: `batch` latents with a prompt each, all zeros."""
     zeros = partial(torch.zeros, device=device)
     return {
         "hidden_states": zeros(batch, image_tokens, config["in_channels"]),
@@ -182,9 +193,9 @@ class Call:
 
 @cache
 def transformer_cost(config: tuple[tuple[str, Any], ...], call: Call) -> Cost:
-    """What a call of a transformer takes; config: items of its configuration.
+    """The cost of a call of a transformer; config: items of its configuration.
 
-    Bytes and operations grow by the same amount with every block of a kind, so three shallow models tell those of any depth.
+    Bytes and operations grow by the same amount with every block of a kind, so three shallow models give those of any depth.
     """
     depths = {"num_layers": dict(config)["num_layers"], "num_single_layers": dict(config)["num_single_layers"]}
     shallow = dict(config) | dict.fromkeys(depths, 1)
@@ -198,7 +209,7 @@ def transformer_cost(config: tuple[tuple[str, Any], ...], call: Call) -> Cost:
 
 
 def traced_cost(config: dict, call: Call) -> Cost:
-    """`transformer_cost` by running the very model of `config`; gradients of the weights go away as soon as they are made."""
+    """`transformer_cost` by tracing the whole model of `config`; gradients of the weights are freed as soon as they are made."""
     with torch.device("meta"):
         transformer = _transformer(config, call.lora)
     with FakeTensorMode():
@@ -254,7 +265,7 @@ def seconds_of(work: Callable[[], object], device: torch.device, repeats: int = 
 
 @torch.no_grad()
 def measured_rate(config: dict, batch: int, image_tokens: int, text_tokens: int, device: str = "cuda") -> float:
-    """Milliseconds per forward evaluation of a bfloat16 transformer with random weights in calls of `batch`, on this machine's device.
+    """Milliseconds per forward evaluation of a bfloat16 transformer with random weights, in calls of `batch`, on this device.
 
     UserError without such a device.
     """

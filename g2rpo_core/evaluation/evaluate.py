@@ -26,7 +26,7 @@ def evaluate_batch(
     number: int,
     trained_share: float,
 ) -> tuple[list[Prompt], torch.Tensor, pd.DataFrame]:
-    """The prompts of a batch, their images [n, 3, H, W], and rows as of `score_table`: rewards, image statistics, and diversity."""
+    """The prompts of a batch, their images [n, 3, H, W], and rows as in `score_table`: rewards, image statistics, diversity."""
 
     def images_of(count: int, seed: int) -> tuple[list[Prompt], torch.Tensor]:
         (batch,) = generate_images(policy, store, count, steps, shift, seed, settings.batch, [number], trained_share)

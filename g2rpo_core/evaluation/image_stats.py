@@ -20,7 +20,7 @@ def sharpness(images: torch.Tensor, prompts: Sequence[str] = ()) -> torch.Tensor
 
 
 def diversity(images: torch.Tensor) -> torch.Tensor:
-    """Images [R, N, 3, H, W] of N prompts with R noises each, R >= 2 -> [N]: how far two of a prompt are apart."""
+    """Images [R, N, 3, H, W] of N prompts with R noises each, R >= 2 -> [N]: how far apart two images of a prompt are."""
     flat = images.flatten(2).transpose(0, 1)
     distances = torch.cdist(flat, flat) / flat.shape[-1] ** 0.5
     first, second = torch.triu_indices(len(images), len(images), 1)

@@ -1,4 +1,4 @@
-"""What an evaluation leaves: its tables' columns, where its images are, and which of it reports are about."""
+"""The outputs of an evaluation: the columns of its tables, the folders of its images, and the rows that reports use."""
 
 import pandas as pd
 
@@ -8,17 +8,20 @@ SCORES = ["method", "seed", "checkpoint", "steps", "prompt_id", "style", "reward
 
 
 def image_folder(checkpoint: str | int, steps: int) -> str:
-    """Where in the folder of an evaluation the images of a checkpoint are, by the number of steps they were sampled in."""
+    """The folder, within an evaluation's, with the images of a checkpoint sampled in this number of steps."""
     return f"pictures/{checkpoint}-{steps}"
 
 
 def chosen(results: pd.DataFrame, checkpoint: str | int, steps: int) -> pd.DataFrame:
-    """The rows of a checkpoint and number of steps; a model without that checkpoint, as the base, stands beside each with what it has."""
+    """The rows of a checkpoint and number of steps.
+
+    A model without that checkpoint, such as the base, keeps the rows that it has.
+    """
     rows = results[results.steps == steps]
     there = rows.checkpoint == str(checkpoint)
     return rows[there | ~rows.method.isin(rows.method[there])]
 
 
 def reported(results: pd.DataFrame, settings: EvaluationSettings) -> pd.DataFrame:
-    """The rows that reports are about: the first of the checkpoints and of the numbers of steps."""
+    """The rows that reports use: the first checkpoint and the first number of steps."""
     return chosen(results, settings.checkpoints[0], settings.steps[0])

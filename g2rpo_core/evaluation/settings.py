@@ -9,7 +9,7 @@ from g2rpo_core.settings import Count, Different, Pixels, Seed, Settings
 
 
 class DiversitySettings(Settings):
-    """How the diversity within a prompt is measured: on so many of the first prompts, with so many noises each."""
+    """How the diversity within a prompt is measured: on how many of the first prompts, with how many noises each."""
 
     prompts: Count
     noises: int = Field(ge=2, le=1000)
@@ -21,7 +21,7 @@ class EvaluationSettings(Settings):
     how = frozenset({"processes"})
 
     steps: Annotated[tuple[Annotated[int, Field(gt=0, le=1000)], ...], Different] = Field(
-        min_length=1, description="numbers of steps; reports are about the first"
+        min_length=1, description="numbers of steps; reports use the first"
     )
     height: Pixels
     width: Pixels
@@ -31,10 +31,10 @@ class EvaluationSettings(Settings):
     checkpoints: Annotated[tuple[Literal["final"] | Count, ...], Different] = Field(
         ("final",),
         min_length=1,
-        description="of every run: the last weights, or iterations of training.snapshots; reports are about the first",
+        description="of every run: the last weights, or iterations in training.snapshots; reports use the first",
     )
-    diversity: DiversitySettings | None = Field(None, description="null: it is not measured")
+    diversity: DiversitySettings | None = Field(None, description="null: not measured")
     trained_share: float = Field(
-        1.0, ge=0, le=1, description="share of the steps, from the noisy end, by the trained weights; the base does the others"
+        1.0, ge=0, le=1, description="share of the steps, from the noisy end, by the trained weights; the base does the rest"
     )
     processes: Processes = Field(1, description="as training.processes")

@@ -1,4 +1,4 @@
-"""The model card of an exported run, in the hub's form: what it was made from and how, its scores beside the base's, and pictures."""
+"""The model card of an exported run, in the hub's format: base model, training, scores beside the base's, and pictures."""
 
 import random
 import shutil
@@ -26,7 +26,7 @@ TEMPLATES = Environment(
     autoescape=False,
 )
 PICTURES = 4  # prompts
-# Licences of base models that the hub's metadata has no word for, by the start of the repository's name.
+# Licences of base models that the hub's metadata has no name for, by the start of the repository's name.
 LICENCES = {
     "black-forest-labs/FLUX.1-dev": {
         "license": "other",
@@ -39,7 +39,7 @@ LICENCES = {
 
 @dataclass(frozen=True)
 class Results:
-    """Where the settings, reports and evaluations of a run are; `study` where it is one of a study's."""
+    """Where the settings, reports and evaluations of a run are; `study`: the study that the run belongs to, if any."""
 
     study: str | None
     reports: Path
@@ -47,7 +47,7 @@ class Results:
 
 
 def results_of(run: Path, profile: str) -> Results:
-    """Of a run's folder: `runs/<profile>/<run>`, or `studies/<study>/runs/<run>`."""
+    """The results of a run's folder: `runs/<profile>/<run>`, or `studies/<study>/runs/<run>`."""
     if run.parts[:1] == ("studies",) and len(run.parts) == 4:
         home = Path("studies", run.parts[1])
         return Results(run.parts[1], home / "reports", home / "evaluations")
@@ -55,9 +55,9 @@ def results_of(run: Path, profile: str) -> Results:
 
 
 def write_card(out: Path, profile: str, run: Path, form: Form, file: Path, repo: str | None) -> Path:
-    """README.md in `out`, and the pictures that it shows; repo: where it will be uploaded to, for its snippet.
+    """Writes README.md and the pictures that it shows to `out`; repo: where they will be uploaded, for the code snippet.
 
-    What was not evaluated has neither table nor pictures, and the card says so.
+    A run that was not evaluated gets neither table nor pictures, and the card says so.
     """
     where = results_of(run, profile)
     settings = load_profile(profile_path(profile), load_study(where.study) if where.study else None)
@@ -99,7 +99,7 @@ def write_card(out: Path, profile: str, run: Path, form: Form, file: Path, repo:
 
 
 def licence(base: str | None) -> dict[str, Any]:
-    """The card's metadata about the licence of what was made from a base; none for the project's tiny models."""
+    """The card's licence metadata for weights made from a base model; empty for the project's tiny models."""
     if base is None:
         return {}
     known = next((found for start, found in LICENCES.items() if base.startswith(start)), None)
@@ -111,7 +111,7 @@ def licence(base: str | None) -> dict[str, Any]:
 
 
 def scores_of(reports: Path, run: str) -> list[tuple[str, float, float]]:
-    """Every reward with its mean over the test prompts by the base and by the run; none where one of them was not evaluated."""
+    """Every reward with the base's and the run's means over the test prompts; empty if one of the two was not evaluated."""
     files = [reports / "metrics" / f"{name}.json" for name in (run_name(*BASE), run)]
     if not all(file.exists() for file in files):
         return []
@@ -120,7 +120,10 @@ def scores_of(reports: Path, run: str) -> list[tuple[str, float, float]]:
 
 
 def copy_pictures(out: Path, settings: Profile, profile: str, evaluations: Path, run: str) -> list[dict[str, str]]:
-    """Copies pictures of the first prompts that the report draws: the prompt, and the files of base and run relative to `out`."""
+    """Copies the pictures of the report's first prompts.
+
+    Returns each prompt with the files of base and run, relative to `out`.
+    """
     evaluation, prompts_file = settings.evaluation, Path("prompts", profile, "test.parquet")
     checkpoints = {run_name(*BASE): "final", run: evaluation.checkpoints[0]}
     folders = {

@@ -1,7 +1,7 @@
-"""A FLUX transformer's weights, or its LoRA's, in the names and shapes that other programs read.
+"""The weights of a FLUX transformer or of its LoRA, with the names and shapes that other programs read.
 
-The original names are those of Black Forest Labs' checkpoints (github.com/black-forest-labs/flux, `src/flux/model.py`). Where a module
-there is several of diffusers' one below the other, ORIGINAL lists them in that order.
+The original names are those of Black Forest Labs' checkpoints (github.com/black-forest-labs/flux, `src/flux/model.py`). If an
+original module stacks several of diffusers' modules, the tables below list them in that order.
 """
 
 from collections.abc import Iterator, Mapping
@@ -49,7 +49,7 @@ SHIFT_FIRST = "final_layer.adaLN_modulation.1"  # diffusers has the scale first
 
 
 def modules(double: int, single: int) -> Iterator[tuple[str, list[str]]]:
-    """The original name of every module of a model with so many blocks, and those of diffusers that it is made of."""
+    """The original name of every module of a model with this many blocks, and the diffusers modules that make it up."""
     yield from AROUND.items()
     for kind, ours, table, count in (
         ("double_blocks", "transformer_blocks", DOUBLE, double),
@@ -61,7 +61,7 @@ def modules(double: int, single: int) -> Iterator[tuple[str, list[str]]]:
 
 
 def original(weights: Mapping[str, torch.Tensor], double: int, single: int) -> Weights:
-    """diffusers' weights in the original names; ValueError if one has no place there."""
+    """diffusers' weights under the original names; ValueError if one has no original name."""
     found: Weights = {}
     used = set()
     for name, parts in modules(double, single):
@@ -82,7 +82,7 @@ def original(weights: Mapping[str, torch.Tensor], double: int, single: int) -> W
 def with_alpha(lora: Mapping[str, torch.Tensor], alpha: float) -> Weights:
     """diffusers' LoRA (`transformer.<module>.lora_A.weight`, ...) with `<module>.alpha`, where ComfyUI and diffusers look for it.
 
-    A program that reads neither it nor the file's metadata would apply rank / alpha of what was trained.
+    A program that reads neither this nor the file's metadata would apply rank / alpha times the trained strength.
     """
     alphas = {key.replace(".lora_A.weight", ".alpha"): torch.tensor(alpha) for key in lora if key.endswith(".lora_A.weight")}
     return {**lora, **alphas}
@@ -91,8 +91,9 @@ def with_alpha(lora: Mapping[str, torch.Tensor], alpha: float) -> Weights:
 def kohya(lora: Mapping[str, torch.Tensor], shapes: Mapping[str, torch.Size], alpha: float, double: int, single: int) -> Weights:
     """diffusers' LoRA as kohya's sd-scripts name it: `lora_unet_<original module>.lora_down.weight`, `.lora_up.weight`, `.alpha`.
 
-    shapes: of diffusers' weights. A module that is several of ours gets their ranks one after the other, its up matrix block by block, and
-    as many times their alpha, so that alpha / rank stays theirs; rows of a part without an adapter are zero.
+    shapes: of diffusers' weights. An original module that stacks several of diffusers' gets their ranks one after the other and a
+    block diagonal up matrix. Its alpha is multiplied by their number, so that alpha / rank stays the same. Rows of a part without
+    an adapter are zero.
     """
     found: Weights = {}
     of = lambda part, side: lora[f"transformer.{part}.lora_{side}.weight"]

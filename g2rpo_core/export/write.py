@@ -1,4 +1,4 @@
-"""A run's weights in one of the forms that other programs read, written to a folder."""
+"""Writes a run's weights to a folder, in a form that other programs read."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,7 @@ Form = Literal["diffusers", "original", "lora", "kohya"]
 
 
 def write(models: Path, trained: Path, form: Form, out: Path, dtype: Literal["float32", "bfloat16"]) -> Path:
-    """The file or folder in `out`.
+    """Writes the weights to `out` and returns the new file or folder.
 
     models: the folder of the stage `models`; trained: a run's `transformer`, or its `lora` for the last two forms.
     """

@@ -1,4 +1,4 @@
-"""Pickled checkpoints (.pt, .bin) -> safetensors, once; nothing that is read may run code."""
+"""Converts pickled checkpoints (.pt, .bin) to safetensors, once, without running any code in them."""
 
 import os
 import pickle
@@ -16,7 +16,7 @@ NESTED = ("state_dict", "model")  # keys under which published checkpoints keep 
 
 
 def without_pickles(folder: Path, target: Path) -> Path:
-    """`target`, a folder with every file of `folder`, pickled checkpoints as safetensors of the same name; made if it is not there.
+    """Returns `target`, a folder with every file of `folder`, but pickled checkpoints as safetensors; made if it does not exist.
 
     UserError names a checkpoint that holds anything but tensors by name.
     """
@@ -37,20 +37,20 @@ def without_pickles(folder: Path, target: Path) -> Path:
 
 
 def read_pickled(path: Path) -> dict[str, torch.Tensor]:
-    """The weights of a pickled checkpoint, each with memory of its own; UserError if it is damaged or holds more than weights."""
+    """The weights of a pickled checkpoint, each in its own memory; UserError if it is damaged or holds more than weights."""
     try:
         loaded = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else "it ends too early"
         raise UserError(
-            f"{path}: not a file of weights alone, and nothing else is read ({reason}): delete it and run again"
+            f"{path}: is damaged or holds more than weights, so it is not read ({reason}): delete it and run again"
         ) from None
     for key in NESTED:
         if isinstance(loaded, Mapping) and isinstance(loaded.get(key), Mapping):
             loaded = loaded[key]
     if not isinstance(loaded, Mapping) or not loaded:
-        raise UserError(f"{path}: holds no weights by name")
+        raise UserError(f"{path}: holds no named weights")
     for name, tensor in loaded.items():
         if not isinstance(tensor, torch.Tensor):
-            raise UserError(f"{path}: {name} is no tensor but a {type(tensor).__name__}")
+            raise UserError(f"{path}: {name} is not a tensor but a {type(tensor).__name__}")
     return {name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in loaded.items()}

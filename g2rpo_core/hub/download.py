@@ -20,10 +20,10 @@ INSTEAD = "or use profile tiny"
 
 
 def download_models(settings: HubModels, revisions: Revisions) -> dict[str, dict]:
-    """Brings every model into the cache (what is there is not loaded again) and returns the lock entries.
+    """Downloads every model that is not in the cache yet, and returns the lock entries.
 
-    UserError, saying what to do, where a licence is not accepted, a repo or revision does not exist, the disk is too small, or a
-    file is not the published one; TransientError where the hub cannot be reached or breaks off.
+    UserError, saying what to do, if a licence is not accepted, a repo or revision does not exist, the disk is too small, or a
+    file is not the published one; TransientError if the hub cannot be reached or the download breaks off.
     """
     return {name: _model(f"models.repos.{name}: {model.repo}", model, revisions) for name, model in settings.repos.items()}
 
@@ -47,9 +47,9 @@ def _model(what: str, model: HubModel, revisions: Revisions) -> dict:
 def download(
     what: str, wanted: HubFiles, revisions: Revisions, repo_type: Literal["model", "dataset"] = "model"
 ) -> tuple[Path, str, dict[str, dict]]:
-    """The folder in the cache with the files of a repository, its commit, and each file's size and hash; errors as `download_models`.
+    """The cache folder with a repository's files, its commit, and each file's size and hash; errors as in `download_models`.
 
-    what: the setting and the repository, as messages begin.
+    what: the setting and the repository, with which messages begin.
     """
     from httpx2 import HTTPError
     from huggingface_hub import HfApi, constants, snapshot_download
@@ -91,20 +91,22 @@ def explained(what: str, wanted: HubFiles, error: Exception, repo_type: str = "m
         return UserError(f"{what} is not in the cache {constants.HF_HUB_CACHE}: unset HF_HUB_OFFLINE and run again, {INSTEAD}")
     cause: BaseException = error
     while isinstance(cause, DryRunError | LocalEntryNotFoundError) and cause.__cause__ is not None:
-        cause = cause.__cause__  # the client wraps what really happened
+        cause = cause.__cause__  # the client wraps the real error
     status = cause.response.status_code if isinstance(cause, HfHubHTTPError) else None
     page = f"{constants.ENDPOINT}/{'datasets/' if repo_type == 'dataset' else ''}{wanted.repo}"
     if isinstance(cause, GatedRepoError):
-        return UserError(f"{what} is gated: accept its licence at {page}, then `hf auth login` or set HF_TOKEN; {INSTEAD}")
+        return UserError(f"{what} is gated: accept its licence at {page}, then run `hf auth login` or set HF_TOKEN; {INSTEAD}")
     if isinstance(cause, RevisionNotFoundError):
         return UserError(f"{what} has no revision {wanted.revision}: put a commit of {page}/commits/main into the profile")
     if isinstance(cause, RepositoryNotFoundError) or status in (401, 403):
-        return UserError(f"{what} does not exist, or is private: `hf auth login` or set HF_TOKEN of an account that sees {page}")
+        return UserError(
+            f"{what} does not exist, or is private: run `hf auth login` or set HF_TOKEN, for an account that can see {page}"
+        )
     if isinstance(cause, OSError) and cause.errno == errno.ENOSPC:
         return UserError(_no_space(what, constants.HF_HUB_CACHE))
     reason = str(cause).strip().splitlines()[0] if str(cause).strip() else type(cause).__name__
     return TransientError(
-        f"{what} could not be downloaded ({reason}): run again, what is complete is kept (hub: {constants.ENDPOINT}); {INSTEAD}"
+        f"{what} could not be downloaded ({reason}): run again, complete files are kept (hub: {constants.ENDPOINT}); {INSTEAD}"
     )
 
 
@@ -113,7 +115,7 @@ def _no_space(what: str, folder: str) -> str:
 
 
 def _check_content(what: str, path: Path, sha256: str, pinned: str | None) -> None:
-    """UserError if a file is not what the profile pins or what the hub publishes: the cache names each file by its hash."""
+    """Checks a file; UserError if it is not what the profile pins or the hub publishes (the cache names files by their hash)."""
     published = path.resolve().name
     if re.fullmatch("[0-9a-f]{40}", published):  # a small file: git's hash of it
         content = path.read_bytes()
@@ -129,7 +131,7 @@ def _check_content(what: str, path: Path, sha256: str, pinned: str | None) -> No
 
 
 def _check_disk(what: str, files: list) -> None:
-    """UserError if the disk has no room for what is still to be downloaded and, of pickled checkpoints, for their conversion."""
+    """Checks that the disk has room for the missing files and for converting pickled checkpoints; UserError otherwise."""
     from huggingface_hub import constants
 
     needed = sum(file.file_size * (2 if Path(file.filename).suffix in PICKLED else 1) for file in files if file.will_download)

@@ -1,4 +1,4 @@
-"""Published or exported weights that are evaluated beside the runs: found, checked, and written into a lock of their own."""
+"""Published or exported weights to evaluate beside the runs: finds them, checks them, and writes their lock."""
 
 import os
 from pathlib import Path
@@ -11,9 +11,9 @@ from g2rpo_core.hub.settings import HubFiles, PublishedModel
 
 
 def fetch_published(name: str, settings: PublishedModel, root: Path, revisions: Revisions) -> None:
-    """Writes the lock of one model into the folder `root`, for `ModelStore(root).folder(name)`; errors as of `download`.
+    """Writes the lock of one model into the folder `root`, for `ModelStore(root).folder(name)`; errors as in `download`.
 
-    UserError where its folder is not there. Nothing is copied: what is in the folder must stay.
+    UserError if its folder does not exist. Nothing is copied: the files must stay in the folder.
     """
     where = f"published.{name}"
     if settings.repo:
@@ -24,7 +24,7 @@ def fetch_published(name: str, settings: PublishedModel, root: Path, revisions: 
         folder = Path(settings.folder or "")
         if not folder.is_dir():
             raise UserError(
-                f"{where}.folder: {folder} is no folder; give one with a transformer or a LoRA, as `g2rpo export` writes it"
+                f"{where}.folder: {folder} is not a folder; give one with a transformer or a LoRA, as `g2rpo export` writes it"
             )
         entry = {"folder": os.path.relpath(folder, root), "files": describe_files(folder)}
     write_lock(root, {name: entry})

@@ -1,4 +1,4 @@
-"""What of the Hugging Face hub a profile names: its section `models` with published models, and data sets of prompts."""
+"""What a profile takes from the Hugging Face hub: published models (section `models`) and data sets of prompts."""
 
 from typing import Annotated, Literal
 
@@ -7,13 +7,13 @@ from pydantic import Field, PositiveInt, model_validator
 from g2rpo_core.settings import Settings
 
 Repo = Annotated[str, Field(pattern=r"^[\w.-]+/[\w.-]+$", description="owner/name on the hub")]
-Revision = Annotated[str | None, Field(pattern=r"^[0-9a-f]{40}$", description="a full commit, as branches move")]
+Revision = Annotated[str | None, Field(pattern=r"^[0-9a-f]{40}$", description="a full commit, because branches move")]
 
 
 class HubFiles(Settings):
-    """Files of a repository. files: patterns of the files to have; sha256: of those whose content must be the known one.
+    """Files of a repository. files: patterns of the files to download; sha256: the required hashes of some of them.
 
-    Without a revision the first download looks it up and writes it into the committed lock (`Revisions`).
+    Without a revision, the first download looks it up and writes it into the committed lock (`Revisions`).
     """
 
     repo: Repo
@@ -25,11 +25,11 @@ class HubFiles(Settings):
 class HubModel(HubFiles):
     """One published model."""
 
-    architecture: str | None = Field(None, description="open_clip's name of the architecture, for checkpoints without one")
+    architecture: str | None = Field(None, description="the architecture's name in open_clip, for checkpoints that do not say it")
 
 
 class HubStyles(Settings):
-    """The style of prompts: that of the list which has them. files: style -> JSON file with its prompts."""
+    """The styles of prompts, from one list per style. files: style -> JSON file with its prompts."""
 
     repo: Repo
     revision: Revision = None
@@ -37,17 +37,17 @@ class HubStyles(Settings):
 
 
 class HubPrompts(HubFiles):
-    """Prompts in a data set: files as a profile may name them on disk. distinct: how many different texts they must have."""
+    """Prompts in a data set, in the same formats as files on disk. distinct: how many different texts they must have."""
 
     distinct: PositiveInt | None = None
     styles: HubStyles | None = None
 
 
 class PublishedModel(Settings):
-    """Weights that others published, or that were exported: a diffusers transformer or a LoRA, evaluated beside the runs.
+    """Published or exported weights: a diffusers transformer or a LoRA, evaluated beside the runs.
 
-    In a repository of the hub (repo, files), or in a folder. trained_on: name -> weight of the rewards that it was trained on, if
-    that is known; method: the method whose numbers in the paper belong beside it; label: in reports.
+    They are in a repository on the hub (repo, files), or in a folder. trained_on: weight of each training reward by its name, if
+    known; method: the method whose numbers in the paper belong beside them; label: their name in reports.
     """
 
     folder: str | None = None

@@ -1,1 +1,1 @@
-"""Pictures of any prompt by the base and by trained runs, and their scores: what `g2rpo generate`, `demo` and `export` share."""
+"""Pictures of any prompt with the base and with trained runs, and their scores, for `g2rpo generate`, `demo` and `export`."""

@@ -1,4 +1,4 @@
-"""A profile's models as one draws with them: loaded when they are first needed, and kept."""
+"""A profile's models, for drawing: loaded when first needed, and kept."""
 
 import io
 import json
@@ -30,9 +30,9 @@ from g2rpo_core.rewards.spec import Reward
 
 
 class Painter:
-    """Draws prompts by the base and by runs of one profile at its evaluation's size, and scores what was drawn.
+    """Draws prompts with the base and with runs of one profile, at the image size of its evaluation, and scores the images.
 
-    models: the folder of the stage `models`; device: a GPU if there is one. UserError where torch finds no such device.
+    models: the folder of the stage `models`; device: by default a GPU if there is one. UserError if torch finds no such device.
     """
 
     def __init__(self, profile: Profile, models: Path, device: str | None = None):
@@ -54,7 +54,7 @@ class Painter:
         return pipeline.to(self.device)
 
     def policy(self, folder: Path | None) -> Policy:
-        """The weights in a run's folder, the base for None."""
+        """The policy with the weights in a run's folder; None means the base."""
         if folder not in self._policies:
             evaluation, sampling = self.profile.evaluation, self.profile.sampling
             self._policies[folder] = Policy.load(
@@ -64,7 +64,7 @@ class Painter:
         return self._policies[folder]
 
     def encode(self, prompts: Sequence[Prompt]) -> list[Conditioning]:
-        """Each prompt by the text encoders, float32 [1, S, D] and [1, E]; UserError for one that they would cut."""
+        """Encodes each prompt, float32 [1, S, D] and [1, E]; UserError for one that the text encoders would cut."""
         embed = self.profile.embed
         check_lengths(prompts, self.encoders.tokenizer_2, embed.max_sequence_length)
         rows = encode(self.encoders, prompts, embed.max_sequence_length, embed.batch)
@@ -80,9 +80,10 @@ class Painter:
         trained_share: float = 1.0,
         lora_scale: float = 1.0,
     ) -> torch.Tensor:
-        """Images [N, 3, H, W] in [0, 1] of one encoded prompt, one a seed: the same noise for every prompt and run.
+        """Images [N, 3, H, W] in [0, 1] of one encoded prompt, one per seed; a seed gives every prompt and run the same noise.
 
-        trained_share: in (0, 1], of the steps, from the noisy end; the base does the others. lora_scale: of a run that is a LoRA.
+        trained_share: share of the steps in (0, 1], from the noisy end, by the run; the base does the rest. lora_scale: strength
+        of a LoRA run.
         """
         policy = self.policy(folder)
         policy.guidance = guidance
@@ -96,7 +97,7 @@ class Painter:
         return images.cpu().clamp(0, 1)
 
     def shift_of(self, policy: Policy) -> float:
-        """Of the sigmas, as FluxPipeline itself samples images of this size."""
+        """The shift of the sigmas with which FluxPipeline itself samples images of this size."""
         return published_shift(self.pipeline, policy.image_tokens)
 
     def load_rewards(self, names: Sequence[str]) -> dict[str, Reward]:
@@ -106,17 +107,17 @@ class Painter:
         return {name: self._rewards[name] for name in names}
 
     def score(self, images: torch.Tensor, prompt: str, names: Sequence[str]) -> list[dict[str, float | str]]:
-        """Of each image its scores by reward; where there is none, the reason instead."""
+        """The scores of each image by reward; a missing score is replaced by its reason."""
         found: list[dict[str, float | str]] = [{} for _ in images]
         for name, reward in self.load_rewards(names).items():
             try:
                 values, (reasons,) = score_all({name: reward}, images.to(self.device), [prompt] * len(images))
-            except ValueError:  # no caption of the shapes task
+            except ValueError:  # not a caption of the shapes task
                 if name not in registry.REWARDS or not registry.REWARDS[name].shapes_only:
                     raise
                 values, reasons = (
                     torch.full((1, len(images)), torch.nan),
-                    ["knows captions of the shapes task alone"] * len(images),
+                    ["only knows captions of the shapes task"] * len(images),
                 )
             for scores, value, reason in zip(found, values[0].tolist(), reasons):
                 scores[name] = value if reason is None else reason
@@ -125,7 +126,7 @@ class Painter:
 
 @contextmanager
 def scaled(policy: Policy, scale: float) -> Iterator[None]:
-    """The policy's LoRA, if it has one, with its strength times `scale`."""
+    """Multiplies the strength of the policy's LoRA, if it has one, by `scale` within the block."""
     layers = [module for module in policy.transformer.modules() if isinstance(module, BaseTunerLayer)]
 
     def put(value: float) -> None:
@@ -141,7 +142,7 @@ def scaled(policy: Policy, scale: float) -> Iterator[None]:
 
 
 def png(image: torch.Tensor, about: Mapping[str, object]) -> bytes:
-    """An image [3, H, W] in [0, 1] as PNG, with what it was made by as JSON in its text `g2rpo`."""
+    """An image [3, H, W] in [0, 1] as PNG, with its settings as JSON in the text field `g2rpo`."""
     text, file = PngInfo(), io.BytesIO()
     text.add_text("g2rpo", json.dumps(about))
     to_pil_image(image).save(file, "PNG", pnginfo=text)

@@ -1,4 +1,4 @@
-"""Which trained runs of a profile are there, and where their weights lie."""
+"""Finds the trained runs of a profile and their weights."""
 
 from pathlib import Path
 from typing import Literal
@@ -28,18 +28,18 @@ def folder_of(run: str, profile: str) -> Path | None:
     for folder in (RUNS / profile / run, Path(run)):
         if kind_of(folder):
             return folder
-    raise UserError(f"{run}: no trained weights; of {profile} there are {', '.join([BASE[0], *trained_runs(profile)])}")
+    raise UserError(f"{run}: no trained weights; profile {profile} has {', '.join([BASE[0], *trained_runs(profile)])}")
 
 
 def tiny_rewards(names: list[str], models: Path) -> str | None:
-    """What says that scores are those of small models that were trained here, and of none that was published; None if they are not.
+    """A note that scores come from small models trained here, not from published ones; None if they do not.
 
     models: the folder of the stage `models`.
     """
     from g2rpo_core.common.model_store import AGAIN, LOCK
     from g2rpo_core.rewards.registry import REWARDS
 
-    if not (models / LOCK).exists():  # rewards that a server computes need none
+    if not (models / LOCK).exists():  # rewards computed by a server need none
         return None
     entries = read_json(models / LOCK, AGAIN, dict)
     tiny = [REWARDS[name].label for name in names if "folder" in entries.get(name, {})]

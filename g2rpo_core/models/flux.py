@@ -23,17 +23,17 @@ from g2rpo_core.models.parallelize import apply_compile, parallelize, refresh, r
 from g2rpo_core.models.settings import LoraSettings, ParallelSettings
 from g2rpo_core.rollout.rollout import Velocity
 
-SNAPSHOTS = "snapshots"  # the folder in a run's that has the weights of iterations
+SNAPSHOTS = "snapshots"  # the folder, within a run's, with the weights of earlier iterations
 
 
 def snapshot(run: Path, checkpoint: str | int) -> Path:
-    """The folder of a run that has the weights of a checkpoint, `final` or the number of an iteration; for `Policy.load`."""
+    """The folder with the weights of a run's checkpoint (`final` or the number of an iteration), for `Policy.load`."""
     return run if checkpoint == "final" else run / SNAPSHOTS / f"{checkpoint:06d}"
 
 
 @contextmanager
 def exact_times(transformer: FluxTransformer2DModel, sigma: torch.Tensor, guidance: torch.Tensor | None) -> Iterator[None]:
-    """Calls of the transformer in it embed sigma [N] and guidance [N] as float32.
+    """Within the block, the transformer embeds sigma [N] and guidance [N] as float32.
 
     diffusers multiplies both by 1000 in the dtype of the hidden states: in bfloat16 the model would see 976 for a sigma of
     0.97826, and 3504 for a guidance of 3.5 (`FluxTransformer2DModel.forward`).
@@ -77,10 +77,11 @@ class Policy:
 
     @classmethod
     def load(cls, pipeline: Path, run: Path | None = None, again: str = "", **settings) -> "Policy":
-        """To sample from: weights without gradients, in the dtype of the computation.
+        """A policy to sample from: weights without gradients, in the dtype of the computation.
 
-        pipeline: a FluxPipeline folder; run: a folder as of `weights_in`, whose weights replace the base's or whose LoRA is laid over
-        them; again: what makes the run again; settings: those of Policy. UserError where the files do not hold the model's weights.
+        pipeline: a FluxPipeline folder; run: a folder for `weights_in`, whose weights replace the base's or whose LoRA is added
+        to them; again: how to make the run again; settings: those of Policy. UserError if the files do not hold the model's
+        weights.
         """
         device, dtype = torch.device(settings.get("device", "cpu")), settings.get("dtype", torch.float32)
         base = pipeline / "transformer"
@@ -104,11 +105,11 @@ class Policy:
         base: bool = False,
         **settings,
     ) -> "Policy":
-        """To train, spread over the processes as `parallel` says; collective.
+        """A policy to train, spread over the processes as `parallel` says; collective.
 
-        All weights are float32 and trained; with a LoRA it alone is, its first values depend on `seed` alone, and the base's weights
-        are kept in the computation's dtype. base: keep the model before training, too, for `base_velocity`: a second set of weights
-        in the computation's dtype, but for a LoRA.
+        All weights are float32 and trained. With a LoRA, only the LoRA is: its initial values depend on `seed` alone, and the
+        base's weights stay in the computation's dtype. base: also keep the model before training, for `base_velocity`; without a
+        LoRA this is a second set of weights, in the computation's dtype.
         """
         device, dtype = torch.device(settings.get("device", "cpu")), settings.get("dtype", torch.float32)
         folder = pipeline / "transformer"
@@ -173,18 +174,18 @@ class Policy:
         return packed if count else packed[0]
 
     def batch_size(self, tokens: int, conditioning: Conditioning) -> int:
-        """How many latents of these prompts make a call of at most `tokens` image and text tokens; at least 1."""
+        """How many latents of these prompts fit into a call of `tokens` image and text tokens; at least 1."""
         return max(1, tokens // (self.image_tokens + conditioning.context.shape[1]))
 
     def keep_base(self) -> None:
-        """Keeps a copy of the transformer as it is now, for `base_velocity`, if there is none; nothing for a LoRA."""
+        """Keeps a copy of the current transformer for `base_velocity`, if there is none yet; does nothing for a LoRA."""
         if self._base is None and not self.has_lora:
             self._base = copy.deepcopy(self.transformer).eval().requires_grad_(False)
 
     def use_base(self, base: "Path | Policy") -> None:
-        """Has the base of a FluxPipeline folder, or one that is loaded, for `base_velocity`, where trained weights were loaded.
+        """Sets the base for `base_velocity` if trained weights were loaded: from a FluxPipeline folder, or a loaded policy.
 
-        Nothing for a LoRA.
+        Does nothing for a LoRA.
         """
         if not self.has_lora:
             if isinstance(base, Path):
@@ -208,16 +209,16 @@ class Policy:
         return velocity
 
     def refresh(self) -> None:
-        """Brings the rollouts' replica of the weights, if there is one, up to date; collective."""
+        """Updates the rollouts' replica of the weights, if there is one; collective."""
         if self._replica is not None:
             refresh(self._replica, self.transformer)
 
     def sampling_velocity(self, conditioning: Conditioning) -> Velocity:
-        """As `velocity`, without gradients, by the replica if there is one."""
+        """As `velocity`, but without gradients and with the replica if there is one."""
         return self._velocity(self._replica if self._replica is not None else self.transformer, conditioning)
 
     def velocity(self, conditioning: Conditioning) -> Velocity:
-        """The velocity field under P encoded prompts, at sigmas that reach the model as they are."""
+        """The velocity field under P encoded prompts; sigmas reach the model unchanged."""
         return self._velocity(self.transformer, conditioning)
 
     def _velocity(self, transformer: FluxTransformer2DModel, conditioning: Conditioning) -> Velocity:
@@ -248,7 +249,7 @@ class Policy:
         latents = FluxPipeline._unpack_latents(latents, self.height, self.width, self.vae_factor)
         latents = latents / self.vae.config.scaling_factor + self.vae.config.shift_factor
         images = [self.vae.decode(part, return_dict=False)[0] for part in latents.split(max_batch)]
-        return torch.cat(images).div_(2).add_(0.5).clamp_(0, 1)  # in place: those of a prompt are 1.7 GiB at 720 x 720
+        return torch.cat(images).div_(2).add_(0.5).clamp_(0, 1)  # in place: the images of a prompt are 1.7 GiB at 720 x 720
 
 
 def _vae(pipeline: Path) -> AutoencoderKL:

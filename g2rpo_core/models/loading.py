@@ -1,6 +1,6 @@
 """Reads a transformer so that no process ever holds more than its part: built without data, sharded, and filled from the files.
 
-Every process reads only its own slices of the safetensors, and casts them as it copies. One process alone is the same case.
+Every process reads only its own slices of the safetensors, and casts them as it copies. A single process works the same way.
 """
 
 from collections.abc import Callable
@@ -33,10 +33,10 @@ def load_transformer(
 ) -> FluxTransformer2DModel:
     """The transformer of a diffusers folder on `device`.
 
-    dtype: of its parameters; trained: whether they have gradients; lora: an adapter to add, in float32, which alone then has
-    gradients and whose values `draw_lora` gives; spread: compiles and shards the model while it has no data; config: the folder with the
-    model's configuration, where that is another one; again: what makes the folder again. UserError where the files do not hold exactly
-    the model's weights.
+    dtype: of its parameters; trained: whether they have gradients; lora: an adapter to add, in float32: then only it has
+    gradients, and `draw_lora` sets its values; spread: compiles and shards the model while it has no data; config: the folder
+    with the model's configuration, if it is another one; again: how to make the folder again. UserError if the files do not hold
+    exactly the model's weights.
     """
     transformer = empty_transformer(config or folder, dtype, trained, lora, again)
     if spread:
@@ -49,11 +49,14 @@ def load_transformer(
 def empty_transformer(
     folder: Path, dtype: torch.dtype, trained: bool, lora: LoraConfig | None = None, again: str = ""
 ) -> FluxTransformer2DModel:
-    """On the meta device: shapes without data. ValueError for a class with buffers that no file holds: they would have no values."""
+    """A transformer on the meta device, without data.
+
+    ValueError for a class with buffers that no file holds: they would lack values.
+    """
     config = whole(folder / "config.json", again)
     with torch.device("meta"), reading(config, again):
         transformer = FluxTransformer2DModel.from_config(FluxTransformer2DModel.load_config(folder))
-        transformer.register_to_config(_name_or_path=str(folder))  # as from_pretrained notes it, for whoever reads what is saved
+        transformer.register_to_config(_name_or_path=str(folder))  # as from_pretrained does, for readers of the saved model
         transformer.requires_grad_(trained and lora is None)
         if lora:
             transformer.add_adapter(lora)
@@ -65,7 +68,7 @@ def empty_transformer(
 
 
 def allocate(transformer: torch.nn.Module, device: torch.device) -> None:
-    """Memory for every parameter, or for this process's part of it, with no values yet."""
+    """Allocates memory for every parameter, or for this process's part of it, without values."""
     transformer._apply(lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor.to(device))
 
 
@@ -82,8 +85,8 @@ def read_weights(transformer: torch.nn.Module, folder: Path, again: str = "") ->
                 if key in state and list(state[key].shape) != shape:
                     raise UserError(complaint(file, f"{key} is {shape}, the model's is {list(state[key].shape)}", again))
     if wrong := sorted(stored ^ state.keys()):
-        which = "lacks" if wrong[0] in state else "has, beside the model's weights,"
-        reason = f"{which} {wrong[0]} ({len(wrong)} such differences): its weights are of another model, or incomplete"
+        which = "lacks" if wrong[0] in state else "has the unknown weight"
+        reason = f"{which} {wrong[0]} ({len(wrong)} such differences): its weights belong to another model, or are incomplete"
         raise UserError(complaint(folder, reason, again))
     with reading(folder, again):
         dcp.load(state, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)  # each process reads for itself
@@ -92,8 +95,8 @@ def read_weights(transformer: torch.nn.Module, folder: Path, again: str = "") ->
 def weights_in(run: Path, again: str = "") -> tuple[Path, str | None]:
     """The folder with the weights of a run, and the name of its file if they are a LoRA's.
 
-    run: what `Policy.save` wrote, or any folder with the safetensors of a transformer (diffusers' names) or of a LoRA, anywhere below
-    it; again: what makes it again. UserError where there are none, or of several models.
+    run: what `Policy.save` wrote, or any folder with the safetensors of a transformer (diffusers' names) or of a LoRA, anywhere
+    below it; again: how to make it again. UserError if there are none, or those of several models.
     """
     for name, file in (("lora", LORA_FILE), ("transformer", None)):
         if (run / name).exists():
@@ -104,7 +107,7 @@ def weights_in(run: Path, again: str = "") -> tuple[Path, str | None]:
         found = (
             f"weights in {len(folders)} folders ({', '.join(map(str, folders[:3]))}): name one" if folders else "no safetensors"
         )
-        raise UserError(complaint(run, f"{found}; a transformer or a LoRA in diffusers' layout is read", again))
+        raise UserError(complaint(run, f"{found}; it must be a transformer or a LoRA in diffusers' layout", again))
     with reading(whole(files[0], again), again), safe_open(files[0], "pt") as opened:
         adapter = any(".lora_" in name or ".lora." in name for name in opened.keys())  # noqa: SIM118 - not iterable itself
     if adapter and len(files) > 1:
@@ -113,9 +116,9 @@ def weights_in(run: Path, again: str = "") -> tuple[Path, str | None]:
 
 
 def load_lora(transformer: FluxTransformer2DModel, folder: Path, file: str, again: str = "") -> None:
-    """Lays a LoRA over the transformer, in float32: of diffusers' layout, or of another that diffusers converts.
+    """Adds a LoRA to the transformer, in float32: in diffusers' layout, or in another that diffusers converts.
 
-    UserError where nothing of it is for a transformer of FLUX.
+    UserError if nothing in it is for a FLUX transformer.
     """
     with reading(whole(folder / file, again), again):
         weights, alphas, metadata = FluxPipeline.lora_state_dict(
@@ -123,7 +126,7 @@ def load_lora(transformer: FluxTransformer2DModel, folder: Path, file: str, agai
         )
     if not any(name.startswith("transformer.") for name in weights):
         raise UserError(
-            f"{folder / file}: no weight of it is named transformer.…, as diffusers names a LoRA for FLUX's transformer"
+            f"{folder / file}: no weight in it is named transformer.…, diffusers' name for a LoRA of FLUX's transformer"
         )
     with reading(folder / file, again):
         FluxPipeline.load_lora_into_transformer(weights, alphas, transformer, metadata=metadata)
@@ -136,9 +139,9 @@ def load_lora(transformer: FluxTransformer2DModel, folder: Path, file: str, agai
 
 @torch.no_grad()
 def draw_lora(transformer: FluxTransformer2DModel, rank: int, generator: torch.Generator) -> None:
-    """A new adapter's values: normal with a deviation of 1 / rank, and zero behind it, so that it changes nothing yet.
+    """Sets a new adapter's values: its first matrix normal with a deviation of 1 / rank, its second zero.
 
-    They depend on the generator alone, whatever the number of processes.
+    So it changes nothing yet. The values depend only on the generator, not on the number of processes.
     """
     for name, parameter in transformer.named_parameters():
         if ".lora_" not in name:

@@ -1,4 +1,4 @@
-"""One model on many GPUs, as three steps in this order: activation checkpointing, compilation, sharding (as torchtitan orders them)."""
+"""One model on many GPUs, in three steps ordered as in torchtitan: activation checkpointing, compilation, sharding."""
 
 import torch
 from diffusers import FluxTransformer2DModel
@@ -18,10 +18,10 @@ def parallelize(
     processes: ProcessGroup,
     device: torch.device,
 ) -> None:
-    """Compiles and shards as the section `training.parallel` says, in place; while it has no data yet, or on its device.
+    """Compiles and shards the transformer in place, as `training.parallel` says; it has no data yet, or is on its device.
 
-    dtype: of the computation and of what is gathered; masters and gradients keep the parameters' dtype; device: where its weights
-    will be. UserError if the number of processes is no multiple of `shard_size`.
+    dtype: of the computation and of gathered weights; masters and gradients keep the parameters' dtype; device: where the weights
+    will be. UserError if the number of processes is not a multiple of `shard_size`.
     """
     if settings.compile:
         apply_compile(transformer)
@@ -39,7 +39,7 @@ def blocks_of(transformer: FluxTransformer2DModel) -> list[torch.nn.Module]:
 
 
 def apply_gradient_checkpointing(transformer: FluxTransformer2DModel) -> None:
-    """Every block keeps its inputs alone and computes its activations again in the backward pass."""
+    """Makes every block keep only its inputs and recompute its activations in the backward pass."""
     transformer.enable_gradient_checkpointing()
 
 
@@ -52,9 +52,9 @@ def apply_compile(transformer: FluxTransformer2DModel) -> None:
 def apply_fsdp(
     transformer: FluxTransformer2DModel, dtype: torch.dtype, device: torch.device, shard_size: int | None = None
 ) -> None:
-    """Shards every block and what is around them over all processes, or over groups of `shard_size` that hold copies (hybrid).
+    """Shards every block and the layers around them over all processes, or over groups of `shard_size` with a copy each (hybrid).
 
-    Gradients are means over all processes, summed in float32. Inputs are not cast: sigma comes to the model in float32, and
+    Gradients are means over all processes, summed in float32. Inputs are not cast: sigma reaches the model in float32, and
     autocast decides what is computed in `dtype`.
     """
     size = torch.distributed.get_world_size()
@@ -70,16 +70,16 @@ def apply_fsdp(
 
 
 def reduce_gradients(transformer: torch.nn.Module, now: bool) -> None:
-    """Whether the next backward pass sums its gradients over the processes, or keeps them whole on each until one that does."""
+    """Sets whether the next backward pass sums its gradients over the processes, or leaves that to a later pass (unsharded)."""
     if isinstance(transformer, FSDPModule):
         transformer.set_requires_gradient_sync(now)
 
 
 def reshard(transformer: torch.nn.Module) -> None:
-    """Leaves every process its part of the weights alone.
+    """Leaves every process only its part of the weights.
 
-    FSDP2 keeps what it gathered for the root module after a forward without gradients; its parameters are then copies in the
-    dtype of the computation, which must not be saved in the place of the masters.
+    After a forward without gradients, FSDP2 keeps the root module gathered; its parameters are then copies in the dtype of the
+    computation, which must not be saved instead of the masters.
     """
     if isinstance(transformer, FSDPModule):
         for module in transformer.modules():

@@ -1,4 +1,4 @@
-"""What of the section `training` is about the model: its LoRA, and how it is spread over GPUs."""
+"""The parts of section `training` about the model: its LoRA, and how it is spread over GPUs."""
 
 from typing import Annotated, Literal
 
@@ -15,7 +15,7 @@ class LoraSettings(Settings):
     target_modules: Annotated[tuple[str, ...], Different] = Field(
         ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out"),
         min_length=1,
-        description="ends of module names; the attention's projections as diffusers' FLUX recipe has them",
+        description="ends of module names; by default the attention projections, as in diffusers' FLUX recipe",
     )
 
 
@@ -25,10 +25,10 @@ class ParallelSettings(Settings):
     compile: bool = Field(False, description="compile every block")
     shard_size: Count | None = Field(
         None,
-        description="processes over which weights are sharded, with a copy in each such group; null, or more than there are: all",
+        description="processes that share one copy of the weights; null, or more than there are: all of them",
     )
     replica: bool = Field(False, description="a whole copy of the weights for rollouts, in the dtype of the computation")
     reduce: Literal["update", "call"] = Field(
         "update",
-        description="sum gradients over the processes once an update, which keeps whole float32 gradients on every GPU meanwhile, or in every call",
+        description="sum gradients over the processes once per update, with unsharded float32 gradients on every GPU until then, or in every call",
     )

@@ -1,7 +1,7 @@
-"""The report's charts: Vega-Lite by altair, drawn in the page by its own library, or as an SVG where no script runs.
+"""The report's charts: Vega-Lite by altair, interactive in the page, or an SVG where no script runs.
 
-In the page they answer to the pointer: values appear, and a click on a name in the legend hides the others. The page's style gives the
-colours of text and lines (`svg text`), so that they are readable on light and on dark.
+In the page, hovering shows values, and a click on a name in the legend hides the others. The page's style sets the colours of
+text and lines (`svg text`), so that they are readable on light and dark backgrounds.
 """
 
 import json
@@ -14,10 +14,10 @@ import vl_convert
 
 from g2rpo_core.reporting.tables import Gain, Run
 
-INK = "#6f7683"  # of an SVG that stands by itself: readable on light and on dark
+INK = "#6f7683"  # for a separate SVG: readable on light and dark backgrounds
 PALETTE = ("#3b7dd8", "#d9822b", "#2f9e6e", "#a05fc0", "#c04f5f", "#6b7785", "#1fa2b8", "#b5a027", "#8a5a44", "#e377c2")  # fmt: skip
 VERSION = "6.4"  # of Vega-Lite, as altair writes it
-PANELS = 3  # beside each other
+PANELS = 3  # side by side
 WIDTH, HEIGHT = 290, 150  # of a panel
 
 
@@ -27,10 +27,10 @@ def _methods(names: Sequence[str]) -> alt.Scale:
 
 
 def forest(gains: Sequence[Gain], labels: Mapping[str, str], columns: Mapping[str | None, str]) -> dict | None:
-    """Gains over the base, a row a method and a panel a column: the mean over seeds with its interval, and every seed as a dot.
+    """Gains over the base, one row per method, one panel per column: mean over seeds with its interval, and every seed as a dot.
 
-    gains: of every method and column; labels: of methods; columns: reward (None: what was trained on) -> the panel's title. Where
-    there are fewer than three seeds, an interval is that of the seed, over prompts. None where there is nothing to show.
+    gains: of every method and column; labels: of methods; columns: reward (None: the training reward) -> the panel's title. With
+    fewer than three seeds, each seed shows its own interval, over prompts. Returns None if there is nothing to show.
     """
     names = [labels[name] for name in dict.fromkeys(gain.method for gain in gains)]
     seeds, means = [], []
@@ -64,7 +64,7 @@ def forest(gains: Sequence[Gain], labels: Mapping[str, str], columns: Mapping[st
             .encode(x=alt.X("low:Q", title=None), x2="high:Q", y=y, color=color, tooltip=shown)
         )
         dots = alt.Chart(rows(seeds)).mark_circle(size=34, opacity=0.55).encode(x=x, y=y, color=color, tooltip=each)
-        if not means:  # seeds have intervals of their own: one below the other
+        if not means:  # each seed has its own interval: one below the other
             bars, dots = (layer.encode(yOffset="seed:N") for layer in (bars, dots))
         layers = [zero, bars, dots]
         if means:
@@ -82,10 +82,10 @@ def forest(gains: Sequence[Gain], labels: Mapping[str, str], columns: Mapping[st
 def curves(
     runs: Mapping[Run, pd.DataFrame], columns: Mapping[str, str], axes: Mapping[str, str], labels: Mapping[str, str]
 ) -> dict | None:
-    """Lines of every run, faint, and of every method their mean and the band between its lowest and its highest seed.
+    """Faint lines for every run, and for every method the mean and the band from its lowest to its highest seed.
 
-    runs: (method, seed) -> records; columns: column -> title of its panel; axes: column -> label, between which the page switches;
-    labels: of methods. None without runs.
+    runs: (method, seed) -> records; columns: column -> title of its panel; axes: column -> label, between which the page can
+    switch; labels: of methods. Returns None without runs.
     """
     points = [
         {"method": labels[method], "seed": str(seed), "panel": title, "value": row[column]}
@@ -133,13 +133,13 @@ def curves(
             title=alt.Title(title, anchor="start", fontSize=12), width=WIDTH, height=HEIGHT
         )
 
-    with warnings.catch_warnings():  # one choice for all panels is what is meant
+    with warnings.catch_warnings():  # all panels are meant to share one selection
         warnings.filterwarnings("ignore", "Automatically deduplicated selection parameter")
         return _spec(alt.concat(*map(panel, columns.values()), columns=PANELS, spacing=18).add_params(axis, chosen))
 
 
 def _spec(chart: alt.Chart) -> dict:
-    """Vega-Lite's specification as JSON values; the same for the same numbers."""
+    """The chart's Vega-Lite specification as JSON values; the same numbers give the same values."""
     return json.loads(
         chart.configure(background="transparent", font="system-ui, sans-serif")
         .configure_view(stroke=None)
@@ -151,12 +151,12 @@ def _spec(chart: alt.Chart) -> dict:
 
 
 def svg(spec: dict | None) -> str:
-    """The chart as an SVG file's text; an empty one for none."""
+    """The chart as the text of an SVG file; an empty SVG for None."""
     if spec is None:
         return '<svg xmlns="http://www.w3.org/2000/svg" width="1" height="1"/>\n'
     return vl_convert.vegalite_to_svg(spec, vl_version=VERSION)
 
 
 def library() -> str:
-    """The JavaScript of vega-embed, Vega-Lite and Vega, for a page that asks nobody for it."""
+    """The JavaScript of vega-embed, Vega-Lite and Vega, for a page that downloads nothing."""
     return vl_convert.javascript_bundle(vl_version=VERSION)  # type: ignore[call-arg]  # its stub wants more

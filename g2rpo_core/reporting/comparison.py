@@ -1,4 +1,4 @@
-"""Two evaluations side by side: which settings differ, by how much each run's rewards do, and whether that is more than chance."""
+"""Compares two evaluations: which settings differ, how far the rewards of each run differ, and whether that is significant."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from g2rpo_core.reporting.tables import Run, by_prompt, tone
 
 @dataclass(frozen=True)
 class Side:
-    """What is compared: its name, the profile as it was put together, and the rows of its evaluations (`SCORES`), which reports are about."""
+    """One side of a comparison: its name, its resolved profile, and the rows of its evaluations (`SCORES`) that reports use."""
 
     name: str
     profile: Mapping[str, object]
@@ -26,7 +26,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Change:
-    """Of one method in one reward, after - before, paired by prompt: each seed's difference, and their mean from three seeds on."""
+    """The change of one method in one reward, after - before, paired by prompt: per seed, and the mean of three seeds or more."""
 
     method: str
     reward: str
@@ -37,13 +37,16 @@ class Change:
 
     @property
     def tone(self) -> str:
-        """`up` or `down` where it is more than chance: over seeds, or on every seed; else empty."""
+        """`up` or `down` if it is significant (over seeds, or on every seed), else empty."""
         tones = {tone(one) for one in ([self.over_seeds] if self.over_seeds else self.seeds.values())}
         return tones.pop() if len(tones) == 1 else ""
 
 
 def changed_settings(before: Side, after: Side) -> list[tuple[str, object, object]]:
-    """The dotted keys of the profiles whose values differ, with both values, None where one has no such key; of the methods that both have."""
+    """The dotted keys whose values differ, with both values (None if a profile lacks the key).
+
+    Methods count only if both sides have them.
+    """
     ours, theirs = dict(_leaves(before.profile)), dict(_leaves(after.profile))
     shared = {method for method, _ in before.runs} & {method for method, _ in after.runs}
     keys = [key for key in dict.fromkeys([*ours, *theirs]) if not key.startswith("methods.") or key.split(".")[1] in shared]
@@ -59,7 +62,10 @@ def _leaves(data: object, prefix: str = "") -> Iterator[tuple[str, object]]:
 
 
 def changes(before: Side, after: Side) -> list[Change]:
-    """Every method and reward that both have, over the seeds and prompts that both have; UserError where they share no prompt or run."""
+    """The change of every method and reward that both have, over shared seeds and prompts.
+
+    UserError if they share no run or prompts.
+    """
     shared = [run for run in before.runs if run in after.runs]
     if not shared:
         raise UserError(
@@ -67,7 +73,7 @@ def changes(before: Side, after: Side) -> list[Change]:
         )
     prompts = set(before.results.prompt_id) & set(after.results.prompt_id)
     if len(prompts) < 2:
-        raise UserError(f"compare: {before.name} and {after.name} were evaluated on other prompts, so nothing can be paired")
+        raise UserError(f"compare: {before.name} and {after.name} were evaluated on different prompts, so nothing can be paired")
     sides = [side.results[side.results.prompt_id.isin(prompts)] for side in (before, after)]
     rewards = [name for name in dict.fromkeys(sides[0].reward) if name in set(sides[1].reward)]
     found = []

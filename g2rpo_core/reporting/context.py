@@ -56,7 +56,7 @@ NOTICE = {
 
 @dataclass(frozen=True)
 class Entry:
-    """An entry of the profile's `methods` with its settings resolved. method: the published one that it departs from."""
+    """An entry of the profile's `methods` with its settings resolved. method: the published method that it starts from."""
 
     label: str | None
     method: str
@@ -67,7 +67,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Published:
-    """Published weights beside the paper: the method whose row is theirs; how they were trained is not known here."""
+    """Published weights: the method whose row in the paper is theirs. How they were trained is not known here."""
 
     method: str
     sampling: None = None
@@ -84,8 +84,8 @@ def build_context(
 ) -> dict:
     """Everything that the templates show.
 
-    settings: the sections of the profile; entries: those of its methods by name; runs: (entry, seed) in the report's order;
-    published: names of the section `published`, which stand in what is about evaluations and not in what is about training.
+    settings: the sections of the profile; entries: the entries of its `methods` by name; runs: (entry, seed) in the report's
+    order; published: names from the section `published`, which appear in tables on evaluation but not in tables on training.
     """
     others = [(name, 0) for name in published]
     evaluated = {run: sources.evaluations / run_name(*run) for run in [BASE, *runs, *others]}
@@ -108,15 +108,15 @@ def build_context(
         for steps in evaluation.steps
     ]
     measured_stats = [name for name in IMAGE_STATS if name in set(results.reward)]
-    few = len(names) <= 3  # methods: between more of them, what was trained is compared alone
+    few = len(names) <= 3  # methods; with more of them, only the training reward is compared
     rows = variants[0][2]
     pairs = method_pairs(results, runs, list(rewards) if few else [], trained_on)
-    together: dict[str, list[str]] = {}  # methods that were trained on the same
+    together: dict[str, list[str]] = {}  # methods with the same training reward
     for name in names:
         together.setdefault(json.dumps(trained_on[name], sort_keys=True), []).append(name)
     verifier = [name for name in rewards if name == "verifier"]
     ranked = [(trained_on[group[0]], found) for group in together.values() if (found := standings(rows, group, verifier))]
-    variant_gains = [  # over seeds, of every method in each variant
+    variant_gains = [  # the gain over seeds of every method in each variant
         (trained_on[group[0]], [{one.method: one.gain for one in standings(found, group, [])} for _, _, found in variants])
         for group in together.values()
     ]
@@ -201,7 +201,7 @@ def build_context(
 
 
 def granularity_lines(records: dict[Run, pd.DataFrame]) -> list[dict]:
-    """What `granularity_correlation` recorded while training, as means over all iterations: a line for each run, granularity and reward."""
+    """The records of `granularity_correlation`, as means over all iterations: one line per run, granularity and reward."""
     lines = []
     for run, table in records.items():
         for column in table.filter(like="correlation_"):
@@ -214,13 +214,13 @@ def granularity_lines(records: dict[Run, pd.DataFrame]) -> list[dict]:
 
 
 def _whose(reward: str, weights: Mapping[str, Mapping[str, float]]) -> str:
-    """Whether a reward was trained on, by all or by some, or is held out."""
+    """Whether all methods, some methods or none were trained on a reward."""
     trained = [reward in of_method for of_method in weights.values()]
     return "trained on" if all(trained) else "trained on by some" if any(trained) else "held out"
 
 
 def _best_seeds(gained: Sequence[Gain]) -> dict[str, int]:
-    """Of every method the seed that gained most in what it was trained on; the methods that gained most come first."""
+    """The seed of every method with the highest gain in its training reward; the methods with the highest gains come first."""
     own = sorted((one for one in gained if one.reward is None), key=lambda one: -one.by)
     return {one.method: max(one.seeds, key=lambda seed: one.seeds[seed].mean) for one in own}
 
@@ -269,7 +269,7 @@ def image_grids(
 
 
 def settings_table(entries: list[Entry], labels: list[str]) -> dict:
-    """Every setting of every method as it was resolved, a column each; `differs` where they are not all the same."""
+    """Every resolved setting, one column per method; `differs` marks settings that are not the same for all."""
     resolved = [
         {**entry.settings.model_dump(), **entry.training.model_dump(exclude={"monitor"}), **entry.sampling.model_dump()}
         for entry in entries
@@ -290,7 +290,7 @@ def shown(value: object) -> str:
 def provenance(
     locks: tuple[Path, ...], runs: list[Run], published: Sequence[str], settings: SimpleNamespace
 ) -> list[tuple[str, str]]:
-    """Versions, seeds, and the hashes that DVC's locks have of every stage's code and outputs; the same again for the same inputs."""
+    """Versions, seeds, and DVC's hashes of every stage's code and outputs; the same inputs give the same lines."""
     lines = [
         ("versions", ", ".join([f"Python {platform.python_version()}", *(f"{name} {version(name)}" for name in PACKAGES)])),
         ("training seeds", ", ".join(str(seed) for seed in dict.fromkeys(seed for _, seed in runs))),

@@ -1,4 +1,4 @@
-"""What the paper published, beside runs that were made and evaluated with its settings."""
+"""The paper's numbers, beside runs that were trained and evaluated with its settings."""
 
 from collections.abc import Mapping
 from itertools import product
@@ -16,9 +16,10 @@ PAPER = YAML(typ="safe", pure=True).load(Path(__file__).with_name("paper.yaml").
 def paper_rows(
     variants: list[tuple[str | int, int, list[Row]]], settings: SimpleNamespace, entries: Mapping, trained_on: Weights
 ) -> list[dict]:
-    """The paper's numbers for our runs' methods with the same rewards: columns as `evaluation.rewards`, None where it has none.
+    """The paper's numbers for the methods of our runs with the same training rewards; None where the paper has no number.
 
-    `unlike` of a line: the settings in which our run differs from the paper's; its numbers may stand beside ours only where it is empty.
+    Columns are those of `evaluation.rewards`. `unlike` lists the settings in which our run differs from the paper's; only if it
+    is empty may the two be compared.
     """
     ours = set(settings.evaluation.steps) if len(settings.evaluation.steps) > 1 else set()
     named = {name for table in PAPER["tables"] for name in table["rows"]}

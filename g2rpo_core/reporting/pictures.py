@@ -1,4 +1,4 @@
-"""Pictures in the page: small ones as they are, large ones as thumbnails that lead to the lossless file."""
+"""Pictures in the page: small ones as they are, large ones as thumbnails that link to the lossless file."""
 
 import base64
 import io
@@ -10,7 +10,7 @@ from PIL import Image
 
 from g2rpo_core.files import reading, whole
 
-LARGE = 512  # pixels, from which a picture goes in as a thumbnail
+LARGE = 512  # pixels; a picture of this size or more becomes a thumbnail
 THUMBNAIL = 320
 QUALITY = 80  # of WebP
 AGAIN = "the stage `evaluate` makes it again"
@@ -18,14 +18,14 @@ AGAIN = "the stage `evaluate` makes it again"
 
 @dataclass(frozen=True)
 class Picture:
-    """source: a data URI; link: from the page's folder to the file, None where the source is the file itself."""
+    """source: a data URI; link: from the page's folder to the file, None if the source is the file itself."""
 
     source: str
     link: str | None
 
 
 def picture(file: Path, page: Path) -> Picture:
-    """A PNG for a page in the folder `page`; UserError where it is gone or damaged."""
+    """A PNG for a page in the folder `page`; UserError if it is missing or damaged."""
     with reading(whole(file, AGAIN), AGAIN):
         data = file.read_bytes()
         with Image.open(io.BytesIO(data)) as image:

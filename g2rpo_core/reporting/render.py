@@ -13,7 +13,7 @@ CHARTS = ("forest", "curves")
 
 
 def render(context: dict) -> dict[str, str]:
-    """The report's files by name, of a context of `context.build_context`: report.html, report.md, and each chart as an image."""
+    """The report's files by name, from a context of `build_context`: report.html, report.md, and each chart as an image."""
     environment = Environment(
         loader=PackageLoader("g2rpo_core.reporting"),
         autoescape=select_autoescape(["html.j2"]),
@@ -34,5 +34,5 @@ def render(context: dict) -> dict[str, str]:
 
 
 def _in_script(value: object) -> Markup:
-    """JSON that ends no script element, whatever text is in it."""
+    """JSON that cannot end the script element, whatever text it holds."""
     return Markup(json.dumps(value, ensure_ascii=False).replace("<", "\\u003c"))

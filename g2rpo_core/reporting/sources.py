@@ -1,4 +1,4 @@
-"""Where the report's numbers are, and how they are read: whole and of the runs that it is about, or a UserError says what makes them again."""
+"""Finds and reads the report's numbers. If they are incomplete or of other runs, a UserError says how to make them again."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from g2rpo_core.reporting.tables import Run
 class Sources:
     """Where the report's numbers are: folders of runs, evaluations and prompts, the models' quality, DVC's locks.
 
-    page: the folder of the report, from which links go; repro: the command that makes a stage of them.
+    page: the report's folder, to which links are relative; repro: the command that runs a stage.
     """
 
     runs: Path
@@ -39,7 +39,7 @@ def stage_of(run: Run, published: Sequence[str]) -> str:
 
 
 def scores_of(run: Run, folder: Path, repro: str, published: Sequence[str] = ()) -> pd.DataFrame:
-    """The rows of one evaluation; UserError where its table is gone or damaged, or not of that run."""
+    """The rows of one evaluation; UserError if its table is missing, damaged or of another run."""
     stage = stage_of(run, published)
     file = made_by("evaluate", folder / "results.parquet", repro)
     again = remade_by(stage, repro)
@@ -52,7 +52,7 @@ def scores_of(run: Run, folder: Path, repro: str, published: Sequence[str] = ())
 def check_whole(
     results: pd.DataFrame, evaluated: Mapping[Run, Path], settings: SimpleNamespace, repro: str, published: Sequence[str]
 ) -> None:
-    """UserError where an evaluation lacks a reward, a checkpoint or a number of steps that the report is about."""
+    """Checks that evaluations have all rewards, checkpoints and numbers of steps that the report needs; UserError otherwise."""
     evaluation = settings.evaluation
     for (method, seed), folder in evaluated.items():
         table = results[(results.method == method) & (results.seed == seed)]
@@ -68,32 +68,32 @@ def check_whole(
 
 
 def records_of(run: Run, folder: Path, repro: str) -> pd.DataFrame:
-    """The records of a run; UserError where they are gone or damaged."""
+    """The records of a run; UserError if they are missing or damaged."""
     again = remade_by(f"train@{run_name(*run)}", repro)
     file = made_by("train", folder / "records.parquet", repro)
     table = read_table(file, again=again)
     columns = {"iteration", "num_forward_evals", "num_transitions", "old_policy_ratio_error"}
     if not len(table) or not columns <= set(table.columns):
-        raise UserError(complaint(file, "holds no records of a training", again))
+        raise UserError(complaint(file, "holds no training records", again))
     return table
 
 
 def prompt_counts(folder: Path) -> str:
-    """How many prompts there are for training and for test, and what was left out so that no test prompt is trained on."""
+    """A sentence on the numbers of training and test prompts, and on what was left out so that no test prompt is trained on."""
     files = {name: folder / f"{name}.parquet" for name in ("train", "test")}
     sets = {name: load_prompts(file) for name, file in files.items()}
     both = {normalized(prompt.text).casefold() for prompt in sets["train"]} & {
         normalized(prompt.text).casefold() for prompt in sets["test"]
     }
     if both:
-        reason = f"has {len(both)} prompts that are test prompts, too: nothing would be held out"
+        reason = f"has {len(both)} prompts that are also test prompts: nothing would be held out"
         raise UserError(complaint(files["train"], reason, remade_by("prompts")))
     left_out = {name: left_out_of(file) for name, file in files.items()}
     twice = sum(counts.get("twice", 0) for counts in left_out.values())
     tested = left_out["train"].get("test prompts", 0)
     return (
         f"{len(sets['train'])} training prompts and {len(sets['test'])} test prompts; no text is in both ({tested} test prompts were left "
-        f"out of training, and {twice} that stood in a file twice)"
+        f"out of training, and {twice} that a file had twice)"
     )
 
 

@@ -1,4 +1,4 @@
-"""Comparisons with their intervals: paired over prompts (bootstrap), and over seeds (Student's t); both are scipy's."""
+"""Comparisons with intervals, computed by scipy: paired over prompts (bootstrap), and over seeds (Student's t)."""
 
 from dataclasses import dataclass
 
@@ -39,7 +39,7 @@ def paired_difference(treated: np.ndarray, control: np.ndarray, name: str = "") 
         raise ValueError(f"need at least two pairs, got {len(difference)}")
     mean = float(difference.mean())
     low = high = mean
-    if np.ptp(difference) > 1e-9 * np.abs(difference).max():  # of equal differences every resample is the same
+    if np.ptp(difference) > 1e-9 * np.abs(difference).max():  # if all differences are equal, so are all resamples
         how = {"n_resamples": RESAMPLES, "confidence_level": CONFIDENCE, "method": "BCa"}
         found = stats.bootstrap((difference,), np.mean, **how, rng=np.random.default_rng(seed_of("bootstrap", name)))
         low, high = map(float, found.confidence_interval)
@@ -64,7 +64,7 @@ class Spread:
 
 
 def spread(values: list[float]) -> Spread:
-    """Of two values or more."""
+    """The spread of two values or more."""
     mean = float(np.mean(values))
     half = float(stats.t.ppf((1 + CONFIDENCE) / 2, len(values) - 1) * stats.sem(values))
     return Spread(tuple(sorted(values)), mean, mean - half, mean + half)

@@ -1,4 +1,4 @@
-"""What a report says: tables of means and paired differences, computed from tidy results."""
+"""The tables of a report: means and paired differences, computed from tidy results."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ Weights = Mapping[str, Mapping[str, float]]  # entry -> the rewards that it was 
 
 @dataclass(frozen=True)
 class Cell:
-    """One reward of one run: its mean over prompts, how many scores are missing, and the paired difference to the base."""
+    """One reward of one run: its mean over prompts, how many scores are missing, and the paired difference from the base."""
 
     mean: float
     missing: int
@@ -23,7 +23,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Row:
-    """One run; `trained` is the difference to the base in the weighted sum that the training maximizes."""
+    """One run; `trained` is its difference from the base in the training reward, the weighted sum that training maximizes."""
 
     method: str
     seed: int
@@ -33,9 +33,10 @@ class Row:
 
 @dataclass(frozen=True)
 class Gain:
-    """One method above the base in one reward, or (None) in the weighted sum that its training maximizes.
+    """How far one method is above the base in one reward, or (reward None) in its training reward.
 
-    seeds: each one's difference over prompts; over_seeds: their mean with its interval, from three seeds on; mean: of the reward itself.
+    seeds: the difference of each seed over prompts; over_seeds: their mean with its interval, if there are at least three; mean:
+    of the reward itself.
     """
 
     method: str
@@ -51,14 +52,14 @@ class Gain:
 
     @property
     def tone(self) -> str:
-        """`up` or `down` where it is more than chance: the interval over seeds, or of every seed, leaves out zero; else empty."""
+        """`up` or `down` if it is significant (the interval over seeds, or that of every seed, excludes zero), else empty."""
         tones = {tone(one) for one in ([self.over_seeds] if self.over_seeds else self.seeds.values())}
         return tones.pop() if len(tones) == 1 else ""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Two methods with the same seed; reward None stands for the weighted sum that the training maximizes."""
+    """Two methods with the same seed; reward None means the training reward."""
 
     first: str
     second: str
@@ -69,7 +70,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class StyleRow:
-    """One run in one style: how many prompts it has, and the difference to the base in the training reward."""
+    """One run in one style: the number of prompts, and the difference from the base in the training reward."""
 
     method: str
     seed: int
@@ -80,10 +81,9 @@ class StyleRow:
 
 @dataclass(frozen=True)
 class Standing:
-    """One method over its seeds: its gain over the base in the training reward and in held-out rewards, and how far it is above each other
-    method.
+    """One method over its seeds: its gains over the base in the training reward and in held-out rewards.
 
-    above: in the training reward, paired by seed.
+    above: how far it is above each other method in the training reward, paired by seed.
     """
 
     method: str
@@ -108,9 +108,9 @@ def difference(results: pd.DataFrame, treated: Run, control: Run, weights: Mappi
 
 
 def main_table(results: pd.DataFrame, base: Run, runs: list[Run], rewards: list[str], trained_on: Weights) -> list[Row]:
-    """The paper's Table 1: the base and every run against every reward, differences to the base paired by prompt.
+    """The paper's Table 1: the base and every run against every reward, with differences from the base paired by prompt.
 
-    trained_on: of the base, and of published weights of which it is not known, nothing.
+    trained_on: empty for the base, and for published weights whose training rewards are unknown.
 
     results: columns method, seed, prompt_id, reward, score, as the stage `evaluate` writes them.
     """
@@ -125,7 +125,7 @@ def main_table(results: pd.DataFrame, base: Run, runs: list[Run], rewards: list[
 
 
 def cells(results: pd.DataFrame, base: Run, run: Run, rewards: list[str]) -> dict[str, Cell]:
-    """One run against each reward, or image statistic."""
+    """The cell of one run for each reward or image statistic."""
     row_cells = {}
     for reward in rewards:
         scores = by_prompt(results, run, reward)
@@ -135,7 +135,7 @@ def cells(results: pd.DataFrame, base: Run, run: Run, rewards: list[str]) -> dic
 
 
 def method_pairs(results: pd.DataFrame, runs: list[Run], rewards: list[str], trained_on: Weights) -> list[Pair]:
-    """Every two methods with every seed that both have: the training reward first (if they share it), then each reward."""
+    """Every pair of methods, for every seed that both have: the training reward first (if they share it), then each reward."""
     methods = list(dict.fromkeys(method for method, _ in runs))
     return [
         Pair(first, second, seed, reward, difference(results, (first, seed), (second, seed), weights))
@@ -150,7 +150,7 @@ def method_pairs(results: pd.DataFrame, runs: list[Run], rewards: list[str], tra
 
 
 def gains(rows: list[Row], rewards: list[str]) -> list[Gain]:
-    """Of every method in the rows' order, in what it was trained on and in every reward."""
+    """The gains of every method, in the rows' order: in its training reward and in every reward."""
     found = []
     for method in dict.fromkeys(row.method for row in rows):
         of_method = [row for row in rows if row.method == method]
@@ -165,15 +165,16 @@ def gains(rows: list[Row], rewards: list[str]) -> list[Gain]:
 
 
 def standings(rows: list[Row], methods: list[str], held_out: list[str]) -> list[Standing]:
-    """Methods that share a training reward, the one that gained most first; methods with fewer than three seeds are left out.
+    """The standings of methods that share a training reward, the highest gain first.
 
-    held_out: rewards that nothing was trained on. A seed is one value, its mean over prompts; two say nothing of a spread.
+    Methods with fewer than three seeds are left out. held_out: rewards that no method was trained on. Each seed is one value, its
+    mean over prompts; two values are too few for a spread.
     """
     runs = {method: {row.seed: row for row in rows if row.method == method} for method in methods}
     runs = {method: seeds for method, seeds in runs.items() if len(seeds) > 2}
 
     def gain(method: str, seed: int, reward: str | None = None) -> float:
-        """Of one run over the base, in the training reward or in one reward."""
+        """The gain of one run over the base, in the training reward or in one reward."""
         row = runs[method][seed]
         difference = row.trained if reward is None else row.cells[reward].difference
         assert difference, "the base has no gain over itself"
@@ -195,7 +196,7 @@ def standings(rows: list[Row], methods: list[str], held_out: list[str]) -> list[
 
 
 def missing_table(results: pd.DataFrame) -> list[dict]:
-    """A line for each run, checkpoint, number of steps and reward that lacks scores: how many, of how many, and the commonest reason."""
+    """One line per run, checkpoint, number of steps and reward with missing scores: how many, of how many, most common reason."""
     keys = ["method", "seed", "checkpoint", "steps", "reward"]
     lines = []
     for key, part in results.groupby(keys, sort=False):
@@ -212,7 +213,7 @@ def win_rates(results: pd.DataFrame, runs: list[Run], weights: Mapping[str, floa
 
 
 def style_table(results: pd.DataFrame, base: Run, runs: list[Run], trained_on: Weights) -> list[StyleRow]:
-    """Differences to the base in the training reward, style by style; styles of fewer than two prompts are left out."""
+    """Differences from the base in the training reward, style by style; styles with fewer than two prompts are left out."""
     rows = []
     for style, part in results.groupby("style", sort=True):
         prompts = part.prompt_id.nunique()
@@ -228,7 +229,7 @@ def most_changed(results: pd.DataFrame, run: Run, base: Run, weights: Mapping[st
 
 
 def tone(difference: Difference | Spread | None) -> str:
-    """`up` or `down` for a difference whose interval leaves out zero, else empty."""
+    """`up` or `down` for a difference whose interval excludes zero, else empty."""
     if difference is None or difference.low <= 0 <= difference.high:
         return ""
     return "up" if difference.mean > 0 else "down"

@@ -1,4 +1,4 @@
-"""What a report says in sentences."""
+"""The sentences of a report."""
 
 from collections.abc import Mapping, Sequence
 
@@ -13,17 +13,18 @@ def verdict(
     rewards: Mapping[str, str],
     held_out: Sequence[str],
 ) -> str:
-    """What a reader tells a colleague: who raised the training reward, who is ahead, and whether what no training saw rose with it.
+    """The result in a few sentences: who raised the training reward, who is ahead, and whether held-out rewards rose too.
 
-    found: of `gains`; ranked: what methods were trained on, with their standings, empty below three seeds; rewards: names in reports.
+    found: from `gains`; ranked: each training reward with the standings of its methods, which are empty below three seeds;
+    rewards: names in reports.
     """
     trained = sorted((one for one in found if one.reward is None), key=lambda one: -one.by)
     if not trained:
-        return "It is not known on which rewards these weights were trained."
+        return "It is not known which rewards these weights were trained on."
     risen, rest = [one for one in trained if one.tone == "up"], [one for one in trained if one.tone != "up"]
     names = lambda some: ", ".join(f"{labels[one.method]} ({one.by:+.3f})" for one in some)
     if len(trained) == 1:
-        verb = {"up": "raises", "down": "lowers", "": "does not change, by more than chance,"}[trained[0].tone]
+        verb = {"up": "raises", "down": "lowers", "": "does not significantly change"}[trained[0].tone]
         sentences = [f"{labels[trained[0].method]} {verb} the reward that it was trained on ({trained[0].by:+.3f})."]
     elif not rest:
         several = "Both methods" if len(trained) == 2 else f"All {len(trained)} methods"
@@ -32,30 +33,30 @@ def verdict(
         which = names(risen) if len(risen) == 1 else f"{len(risen) or 'None'} of {len(trained)} methods"
         verb = "raises" if len(risen) < 2 else "raise"
         sentences = [
-            f"{which} {verb} the reward of the training by more than chance{'; not so ' + names(rest) if len(rest) < 4 else ''}."
+            f"{which} significantly {verb} the training reward{'; no significant rise: ' + names(rest) if len(rest) < 4 else ''}."
         ]
     for weights, standing in ranked:
         if len(standing) > 1:
             on = f"Trained on {' + '.join(rewards[name] for name in weights)}, " if len(ranked) > 1 else ""
             below = [labels[other] for other, gained in standing[0].above.items() if tone(gained) == "up"]
-            whom = " and ".join(below) if len(below) < 3 else f"{len(below)} of {len(standing) - 1} others"
-            ahead = f"and is above {whom} by more than chance" if below else "and is above no other by more than chance"
+            whom = " and ".join(below) if len(below) < 3 else f"{len(below)} of the {len(standing) - 1} others"
+            ahead = f"and is significantly above {whom}" if below else "but is not significantly above any other"
             sentences.append(f"{on}{labels[standing[0].method]} gains most ({standing[0].gain.mean:+.3f}) {ahead}.")
     if not any(standing for _, standing in ranked) and (own := [pair for pair in pairs if pair.reward is None]):
         apart = sorted({(labels[pair.first], labels[pair.second]) for pair in own if tone(pair.difference)})
-        between = "Between them" if len(trained) == 2 else "Between any two"
-        told = f"Apart by more than chance on some seed: {', '.join(' and '.join(two) for two in apart)}."
-        sentences.append(told if apart else f"{between}, no seed shows a difference of more than chance.")
+        between = "between them" if len(trained) == 2 else "between any two of them"
+        told = f"Significantly different on at least one seed: {', '.join(' and '.join(two) for two in apart)}."
+        sentences.append(told if apart else f"No seed shows a significant difference {between}.")
     other = [(rewards[one.reward], one) for one in found if one.reward is not None and one.reward in held_out]
     if other and all(one.tone == "up" for _, one in other):
-        sentences.append(f"What no training saw rises with it: {', '.join(dict.fromkeys(reward for reward, _ in other))}.")
+        sentences.append(f"Held-out rewards rise too: {', '.join(dict.fromkeys(reward for reward, _ in other))}.")
     elif fallen := [f"{reward} of {labels[one.method]}" for reward, one in other if one.tone == "down"]:
-        sentences.append(f"What no training saw falls in places: {', '.join(fallen[:4])}{', …' if len(fallen) > 4 else ''}.")
+        sentences.append(f"Some held-out rewards fall: {', '.join(fallen[:4])}{', …' if len(fallen) > 4 else ''}.")
     return " ".join(sentences)
 
 
 def summary(rows: list[Row], pairs: list[Pair], labels: Mapping[str, str]) -> list[str]:
-    """What happened, in sentences: each method against the base, then the methods against each other, on the training reward."""
+    """Sentences on the training reward: each method against the base, then the methods against each other."""
     against = [(labels[row.method], "the base", row.trained) for row in rows if row.trained]
     against += [(labels[pair.first], labels[pair.second], pair.difference) for pair in pairs if pair.reward is None]
     sentences = []

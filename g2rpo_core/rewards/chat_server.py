@@ -1,4 +1,4 @@
-"""Questions about images to a server that speaks OpenAI's chat completions, such as vLLM or SGLang."""
+"""Sends questions about images to a server with OpenAI's chat completions, such as vLLM or SGLang."""
 
 import json
 from collections.abc import Sequence
@@ -11,9 +11,9 @@ from g2rpo_core.rewards.server_settings import ServerSettings
 
 
 class ChatServer:
-    """ask(N images [3, H, W] uint8, N questions) -> N answers, or Unanswered where every try failed; never another's answer.
+    """ask(N images [3, H, W] uint8, N questions) -> N answers in order, with Unanswered where every try failed.
 
-    UserError where the server refuses every request alike: wrong key, model or address.
+    UserError if the server refuses every request: wrong key, model or address.
     """
 
     def __init__(self, settings: ServerSettings, model: str, max_new_tokens: int):

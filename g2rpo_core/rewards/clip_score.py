@@ -14,7 +14,7 @@ DEFAULT = ScorerSettings()
 
 
 def clip_score(folder: Path, device: torch.device, settings: ScorerSettings = DEFAULT) -> CosineScore:
-    """From a folder with `open_clip_config.json` and weights, as `apple/DFN5B-CLIP-ViT-H-14` is published."""
+    """CLIP Score from a folder with `open_clip_config.json` and weights, laid out like `apple/DFN5B-CLIP-ViT-H-14`."""
     import open_clip
 
     name = f"local-dir:{folder}"

@@ -12,8 +12,8 @@ from g2rpo_core.rewards.spec import ScorerSettings
 class CosineScore:
     """scale * cosine, [N] float32. Texts are encoded once and kept; nothing has a gradient.
 
-    encode_images: [n, 3, size, size] -> [n, D]; encode_texts: n texts -> [n, D]; both on `device` in the dtype of `settings`, of any
-    length. Cosines are taken in float32.
+    encode_images: [n, 3, size, size] -> [n, D]; encode_texts: n texts -> [n, D]; both on `device` in the dtype of `settings`, of
+    any length. Cosines are taken in float32.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class CosineScore:
 def of_open_clip(
     model: torch.nn.Module, tokenize, preprocess: Preprocess, device: torch.device, settings: ScorerSettings
 ) -> CosineScore:
-    """The cosine under an open_clip model, which is put on its device in its dtype."""
+    """The cosine under an open_clip model, which is moved to its device and dtype."""
     model = model.eval().requires_grad_(False).to(device, getattr(torch, settings.dtype))
     encode_texts = lambda texts: model.encode_text(tokenize(texts).to(device))
     return CosineScore(model.encode_image, encode_texts, preprocess, device, settings=settings)

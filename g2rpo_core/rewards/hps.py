@@ -21,7 +21,10 @@ class HPSSettings(BackendSettings):
 
 
 def hps(folder: Path, device: torch.device, architecture: str, settings: ScorerSettings = DEFAULT) -> CosineScore:
-    """From `HPS_v2.1_compressed`, .pt or .safetensors; its architecture is a name of open_clip's, or a file beside it."""
+    """HPS-v2.1 from `HPS_v2.1_compressed`, .pt or .safetensors.
+
+    architecture: a name in open_clip, or a file beside the weights.
+    """
     import open_clip
     from open_clip.constants import OPENAI_DATASET_MEAN, OPENAI_DATASET_STD
 

@@ -1,4 +1,4 @@
-"""Requests to a server that computes rewards: so many at once, and again where the same may pass."""
+"""Requests to a server that computes rewards: several at once, and repeated if a failure may pass."""
 
 import json
 import os
@@ -15,14 +15,14 @@ from g2rpo_core.rewards.server_settings import ServerSettings
 
 LONGEST_WAIT = 60.0  # seconds between two tries
 PASSING = {408, 409, 425, 429, 500, 502, 503, 504}  # HTTP statuses after which the same request may succeed
-MOST_BYTES = 2**26  # of an answer, whose scores and reasons are short
-REFUSED = {401, 403, 404}  # those of a wrong key, model or address: every request fails alike
+MOST_BYTES = 2**26  # largest answer; scores and reasons are short
+REFUSED = {401, 403, 404}  # wrong key, model or address: every request would fail
 
 T = TypeVar("T")
 
 
 class Unanswered(Exception):
-    """No answer was had; the text says why. passing: whether the same request may succeed later."""
+    """There is no answer; the text says why. passing: whether the same request may succeed later."""
 
     passing = False
 
@@ -38,21 +38,24 @@ class Passing(Unanswered):
 
 
 def check_key(settings: ServerSettings, where: str) -> None:
-    """UserError where the key that the server wants is not in the environment, or cannot be sent; `where`: the setting of the server."""
+    """Checks the key that the server needs; UserError if it is not in the environment, or cannot be sent.
+
+    where: the setting of the server.
+    """
     variable = settings.key_variable
     if not variable:
         return
     key = os.environ.get(variable, "")
     if not key or not key.isascii() or not key.isprintable():
-        problem = "holds characters that no key has" if key else "is not set in the environment"
+        problem = "holds characters that a key cannot have" if key else "is not set in the environment"
         raise UserError(f"{where}.key_variable: {variable} {problem}")
 
 
 class HttpClient:
-    """request(path) -> the body of an answer of status 200; Unanswered where every try failed.
+    """request(path) -> the body of an answer of status 200; Unanswered if every try failed.
 
-    What may pass (busy, failing, silent, cut off) is tried again after twice the wait each time, or after as long as the
-    server asks for. UserError where the server refuses every request alike; `where` (a setting) and `hint` stand in its text.
+    Failures that may pass (busy, failing, silent, cut off) are retried, each time after twice the wait, or after as long as the
+    server asks for. UserError if the server refuses every request; its text has `where` (a setting) and `hint`.
     """
 
     def __init__(self, settings: ServerSettings, where: str, hint: str = ""):
@@ -64,7 +67,7 @@ class HttpClient:
             headers["Authorization"] = f"Bearer {os.environ[settings.key_variable]}"
         limits = httpx.Limits(max_connections=settings.concurrency, max_keepalive_connections=settings.concurrency)
         self.client = httpx.Client(headers=headers, timeout=settings.timeout, limits=limits, trust_env=False)
-        # at random, so that requests do not return together
+        # at random, so that requests are not repeated all at once
         longer = wait_exponential_jitter(initial=settings.backoff, max=LONGEST_WAIT, jitter=settings.backoff)
         self.retrying = Retrying(
             stop=stop_after_attempt(settings.tries),
@@ -73,12 +76,15 @@ class HttpClient:
         )
 
     def together(self, ask: Callable[..., T], *items: Sequence) -> list[T]:
-        """`ask` of the first of all items, the second of all, ...: at most `concurrency` at once, the answers in order."""
+        """Calls `ask` on the first of all items, the second of all, and so on, at most `concurrency` at once.
+
+        Returns the answers in order.
+        """
         with ThreadPoolExecutor(self.settings.concurrency) as pool:
             return list(pool.map(ask, *items))
 
     def request(self, path: str, body: object = None) -> bytes:
-        """The answer to a POST of `body` as JSON, or to a GET where it is None."""
+        """The answer to a POST of `body` as JSON, or to a GET if it is None."""
         data = None if body is None else json.dumps(body).encode()
         try:
             return self.retrying(self._once, path, data)
@@ -89,7 +95,7 @@ class HttpClient:
             raise error from None
 
     def _once(self, path: str, body: bytes | None) -> bytes:
-        """One try, within `timeout` seconds as a whole however slowly the server sends."""
+        """One try, within `timeout` seconds in all, however slowly the server sends."""
         address, end = self.url + path, time.monotonic() + self.settings.timeout
         try:
             with self.client.stream("GET" if body is None else "POST", address, content=body) as response:
@@ -99,7 +105,7 @@ class HttpClient:
                     if len(data) > MOST_BYTES:
                         raise Unanswered(f"an answer of over {MOST_BYTES >> 20} MiB")
                     if time.monotonic() > end:
-                        raise Passing(f"no whole answer within {self.settings.timeout:g} s")
+                        raise Passing(f"no complete answer within {self.settings.timeout:g} s")
         except httpx.TimeoutException:
             raise Passing(f"no answer within {self.settings.timeout:g} s") from None
         except httpx.TransportError as error:
@@ -116,7 +122,7 @@ class HttpClient:
         return bytes(data)
 
     def without_key(self, data: bytes | bytearray) -> str:
-        """A server's words, which may repeat what it was sent."""
+        """A server's message without the key, because it may repeat what it was sent."""
         text, variable = data.decode(errors="replace"), self.settings.key_variable
         return text.replace(os.environ.get(variable, ""), f"(the key of {variable})") if variable else text
 
@@ -127,7 +133,7 @@ def _asked_to_wait(state: RetryCallState) -> float:
 
 
 def seconds(retry_after: str | None) -> float:
-    """Of the header Retry-After; 0 where there is none or it names a date."""
+    """The seconds in the header Retry-After; 0 if there is none or it names a date."""
     try:
         return max(0.0, float(retry_after or 0))
     except ValueError:

@@ -1,6 +1,6 @@
 """ImageReward: BLIP's image and text towers, the text attending to the image, and a head on its first token.
 
-The towers are transformers' own; `ImageReward.pt` names its weights as BLIP's first code did, so the keys are renamed.
+The towers are transformers' own. `ImageReward.pt` names its weights as in BLIP's first code, so the keys are renamed.
 """
 
 import json
@@ -53,7 +53,7 @@ class ImageRewardSettings(BackendSettings):
 class ImageRewardModel(nn.Module):
     """images [N, 3, size, size] normalized, tokens [N, L] and their mask -> raw scores [N] float32.
 
-    The head is linear throughout, as published: the activations are commented out there, and dropout acts in training alone.
+    The head is linear throughout, as published: the activations are commented out there, and dropout only acts in training.
     It stays float32 whatever the dtype of the towers.
     """
 
@@ -76,9 +76,10 @@ class ImageRewardModel(nn.Module):
 
 
 def from_checkpoint(weights: dict[str, torch.Tensor], med_config: dict) -> ImageRewardModel:
-    """The model of `ImageReward.pt` with the sizes of its weights; those that the text's do not show are `med_config.json`'s.
+    """The model of `ImageReward.pt`.
 
-    Raises RuntimeError, naming the weights, if they are not exactly those of the model.
+    Its sizes come from the weights, or from `med_config.json` if the text's weights do not show them. Raises RuntimeError, naming
+    the weights, if they are not exactly those of the model.
     """
     from transformers import BlipTextConfig, BlipVisionConfig
 
@@ -111,8 +112,8 @@ def from_checkpoint(weights: dict[str, torch.Tensor], med_config: dict) -> Image
 class ImageReward:
     """(raw score - MEAN) / STD, [N] float32: about normal with deviation 1 over the published images. Nothing has a gradient.
 
-    An image is encoded once for each of its prompts; a prompt's tokens once. Unlike the CLIP scores the text cannot be encoded
-    without its image: it attends to it in every layer.
+    An image is encoded once for each of its prompts; a prompt is tokenized once. Unlike with CLIP scores, the text cannot be
+    encoded without its image, because it attends to the image in every layer.
     """
 
     def __init__(self, model: ImageRewardModel, tokenizer, device: torch.device, settings: ScorerSettings = DEFAULT):
@@ -140,7 +141,7 @@ class ImageReward:
 
 
 def image_reward(folder: Path, tokenizer: Path, device: torch.device, settings: ScorerSettings = DEFAULT) -> ImageReward:
-    """From a folder with `ImageReward`, .pt or .safetensors, and `med_config.json`, as `THUDM/ImageReward` is published.
+    """ImageReward from a folder with `ImageReward` (.pt or .safetensors) and `med_config.json`, as in `THUDM/ImageReward`.
 
     tokenizer: the folder of `bert-base-uncased`'s.
     """

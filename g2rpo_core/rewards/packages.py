@@ -1,8 +1,8 @@
-"""The published packages hpsv2 1.2.0 and image-reward 1.5, made to score beside today's torch, timm and transformers.
+"""The published packages hpsv2 1.2.0 and image-reward 1.5, made to work with today's torch, timm and transformers.
 
-Nothing here touches what computes a score: put right are packages that only their training or other scorers import, names that
-transformers 5 has moved, and a file that hpsv2's wheel lacks. Their hubs are never asked: models are built by their own classes
-from the files of the profile's models. They compute in float32 and get images as files hold them, 8 bits.
+Nothing here changes how a score is computed. It replaces packages that only their training or other scorers import and names that
+transformers 5 has moved, and adds a file that hpsv2's wheel lacks. The packages never contact a hub: their own classes build the
+models from the profile's files. They compute in float32 and get 8-bit images, as files hold them.
 """
 
 import importlib.metadata
@@ -26,7 +26,7 @@ from PIL import Image
 from g2rpo_core.errors import UserError
 from g2rpo_core.rewards.preprocess import Images, check_pairs, eight_bit
 
-VERSIONS = {"hpsv2": "1.2.0", "image-reward": "1.5"}  # those that the code below fits, as in requirements-parity.lock
+VERSIONS = {"hpsv2": "1.2.0", "image-reward": "1.5"}  # those that the code below is written for, as in requirements-parity.lock
 VOCABULARY = "bpe_simple_vocab_16e6.txt.gz"
 Score = Callable[[str, Sequence[Image.Image]], Sequence[float]]  # of images that were made for one prompt
 
@@ -55,7 +55,7 @@ class PackageReward:
 
 
 def check_installed(package: str, where: str) -> None:
-    """UserError, with the command that installs it, unless the package is here in the version that this file fits."""
+    """Checks that a package is installed in the version that this file needs; else UserError with the command to install it."""
     wanted = f"{package}=={VERSIONS[package]}"
     try:
         found = importlib.metadata.version(package)
@@ -67,7 +67,7 @@ def check_installed(package: str, where: str) -> None:
 
 
 def hpsv2(folder: Path, architecture: str, device: torch.device) -> Score:
-    """The loop of hpsv2.img_score.score, in full precision and without its reading the weights anew at every call."""
+    """The loop of hpsv2.img_score.score, in full precision and without reading the weights again at every call."""
     model, preprocess, tokenize = hpsv2_model(folder, architecture)
     model.to(device)
 
@@ -103,14 +103,14 @@ def image_reward(folder: Path, tokenizer: Path, device: torch.device) -> Score:
     @torch.no_grad()
     def score(prompt, images):
         scores = model.score(prompt, list(images))
-        return scores if isinstance(scores, list) else [scores]  # one image's is no list
+        return scores if isinstance(scores, list) else [scores]  # a single image's is not a list
 
     return score
 
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Puts back what importing the packages changes for the whole process (no warnings, every log), and shows no warnings of theirs."""
+    """Undoes what importing the packages changes in the whole process (no warnings, every log), and hides their warnings."""
     root = logging.getLogger()
     level, handlers = root.level, [*root.handlers]
     with warnings.catch_warnings():
@@ -150,7 +150,7 @@ def hpsv2_model(folder: Path, architecture: str):
 
 @_undisturbed()
 def image_reward_model(med_config: Path, tokenizer, vision: dict, hidden: int):
-    """ImageReward's own model, its image tower of the sizes `vision` (VisionTransformer's) and its text of `hidden`."""
+    """ImageReward's own model; vision: sizes of its image tower (VisionTransformer's), hidden: width of its text tower."""
     from transformers import modeling_utils, pytorch_utils
 
     for name in ("apply_chunking_to_forward", "prune_linear_layer"):
@@ -162,7 +162,7 @@ def image_reward_model(med_config: Path, tokenizer, vision: dict, hidden: int):
         _stood_in("fairscale", "fairscale.nn", "fairscale.nn.checkpoint"),
         _stood_in("fairscale.nn.checkpoint.checkpoint_activations", checkpoint_wrapper=None),
     ):
-        import ImageReward  # noqa: F401, its modules are reached by name, as its classes hide them
+        import ImageReward  # noqa: F401, its modules are reached by name because its classes hide them
         from ImageReward.models.BLIP import blip_pretrain, med
         from ImageReward.models.BLIP.vit import VisionTransformer
 
@@ -193,9 +193,9 @@ def _weights(file: Path) -> dict:
 
 @contextmanager
 def _stood_in(*names: str, **attributes) -> Iterator[None]:
-    """Empty modules for packages that are not installed, while what imports and never uses them is imported.
+    """Replaces packages that are not installed by empty modules while importing code that imports but never uses them.
 
-    They go again: other libraries ask whether, say, `datasets` is installed.
+    They are removed afterwards, because other libraries check whether, say, `datasets` is installed.
     """
     absent = []
     for name in names:
@@ -213,7 +213,7 @@ def _stood_in(*names: str, **attributes) -> Iterator[None]:
 
 
 def _place_vocabulary() -> None:
-    """Puts open_clip's copy of the vocabulary, which is the same, where hpsv2 looks for it."""
+    """Copies open_clip's vocabulary, which is the same, to where hpsv2 looks for it."""
     import open_clip
 
     spec = importlib.util.find_spec("hpsv2")

@@ -1,4 +1,4 @@
-"""PickScore: the cosine under a transformers CLIP, times its logit scale over 100, as the paper's tables have it (0.22, not 22)."""
+"""PickScore: the cosine under a transformers CLIP, times its logit scale over 100, as in the paper's tables (0.22, not 22)."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ DEFAULT = ScorerSettings()
 
 
 def pickscore(folder: Path, processor: Path, device: torch.device, settings: ScorerSettings = DEFAULT) -> CosineScore:
-    """From a CLIPModel's folder, as `yuvalkirstain/PickScore_v1` is published.
+    """PickScore from a CLIPModel's folder, laid out like `yuvalkirstain/PickScore_v1`.
 
     processor: the folder with the tokenizer and `preprocessor_config.json`, as `laion/CLIP-ViT-H-14-laion2B-s32B-b79K`'s.
     """

@@ -1,4 +1,4 @@
-"""How an image becomes a model's input: each published scorer has a way of its own, and the score depends on it.
+"""Turns images into a model's input: each published scorer has its own way, and the score depends on it.
 
 | reward | fits by | resamples | converts to RGB |
 |---|---|---|---|
@@ -9,7 +9,7 @@
 
 A tensor is resampled as a tensor (bicubic with antialiasing, as PIL's), so it differs from a PIL image by PIL's rounding alone.
 
-torchvision, a second and a half, is imported where an image is scored: whoever reads a profile does not wait for it.
+torchvision takes 1.5 seconds to import, so it is imported only when an image is scored.
 """
 
 from collections.abc import Sequence
@@ -27,8 +27,8 @@ Images: TypeAlias = torch.Tensor | Sequence[Image.Image]
 class Preprocess:
     """Images -> [N, 3, size, size] float32, normalized by mean and std.
 
-    fit: `pad`, `squash` or `crop`, see the table above. crop_floor: an odd margin is cropped by its smaller half at the top
-    left (transformers) and not by the even one of both (torchvision).
+    fit: `pad`, `squash` or `crop`, see the table above. crop_floor: of an odd margin, the smaller half is cropped at the top
+    left (transformers), instead of the even one of the two halves (torchvision).
     """
 
     size: int
@@ -107,6 +107,6 @@ def eight_bit(images: Images) -> list[torch.Tensor]:
 
 
 def check_pairs(images: Images, prompts: Sequence[str]) -> None:
-    """ValueError unless there is one prompt an image."""
+    """Checks that there is one prompt per image; ValueError otherwise."""
     if len(images) != len(prompts):
-        raise ValueError(f"{len(images)} images and {len(prompts)} prompts; need one prompt an image")
+        raise ValueError(f"{len(images)} images and {len(prompts)} prompts; need one prompt per image")

@@ -1,4 +1,4 @@
-"""The rewards by name: the built-in ones, a line each, and those of the user's own, by import path."""
+"""The rewards by name: the built-in ones, one line each, and the user's own, by import path."""
 
 import json
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ REWARDS: dict[str, RewardSpec] = {spec.name: spec for spec in SPECS}
 
 
 def settings_of(section: Section, name: str) -> RewardSettings:
-    """The typed settings of one reward, those that the section leaves out at their defaults; ValueError for what does not fit."""
+    """The typed settings of one reward, with defaults for what the section leaves out; ValueError if a setting does not fit."""
     schema = REWARDS[name].settings if name in REWARDS else CustomRewardSettings
     if schema is CustomRewardSettings and not {"class", "server"} & section.get(name, {}).keys():
         raise ValueError(
@@ -46,26 +46,26 @@ def models_of(section: Section, name: str) -> tuple[str, ...]:
 
 
 def labels(section: Section) -> dict[str, str]:
-    """The name in reports of every reward that is built in or in the section `rewards`."""
+    """The names in reports of all rewards, built-in or in the section `rewards`."""
     custom = {name: str(entry.get("label") or name) for name, entry in section.items() if name not in REWARDS}
     return {name: spec.label for name, spec in REWARDS.items()} | custom
 
 
 def max_missing(names: Sequence[str], section: Section) -> dict[str, float]:
-    """Of each reward, the largest share of scores that may be missing before a run stops."""
+    """For each reward, the largest share of scores that may be missing before a run stops."""
     return {name: settings_of(section, name).max_missing for name in names}
 
 
 def load(
     names: Sequence[str], models: Path, device: torch.device | str = "cpu", section: Section | None = None
 ) -> dict[str, Reward]:
-    """The rewards of those names, in their order, from the `models` stage's folder; `section`: that of the profile."""
+    """Loads the named rewards, in order, from the folder of the stage `models`; section: the profile's section `rewards`."""
     store = ModelStore(models)
     return {name: _build(name, store, torch.device(device), section or {}) for name in names}
 
 
 def check(name: str, section: Section) -> None:
-    """UserError for what is wrong with a reward before any model is loaded: a class that is not found, a key that is not set."""
+    """Checks a reward before any model is loaded; UserError if, for example, its class is not found or a key is not set."""
     settings = settings_of(section, name)
     if isinstance(settings, CustomRewardSettings) and settings.class_ and not settings.remote:
         found_class(f"rewards.{name}.class", settings.class_)
@@ -80,6 +80,6 @@ def _build(name: str, models: ModelStore, device: torch.device, section: Section
     if isinstance(settings, CustomRewardSettings):
         return CustomReward(name, settings)
     for model in () if settings.remote else REWARDS[name].models:
-        models.folder(model)  # whole, or in words
+        models.folder(model)  # complete, or a UserError
     with reading(models.root / name, AGAIN):
         return REWARDS[name].build(models, device, settings)

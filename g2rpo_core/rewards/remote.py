@@ -1,4 +1,4 @@
-"""A reward that a server computes: any, over HTTP. See docs/reward_servers.md."""
+"""Any reward, computed by a server over HTTP. See docs/reward_servers.md."""
 
 import math
 from collections.abc import Sequence
@@ -13,15 +13,15 @@ from g2rpo_core.rewards.server_settings import RewardServerSettings
 
 
 class RemoteReward:
-    """score(images, prompts) -> [N] float32, NaN where no score could be had; `score_with_reasons` says why as well.
+    """score(images, prompts) -> [N] float32, NaN where a score is missing; `score_with_reasons` also says why.
 
-    The server is asked who it is when this is made: UserError where it serves another reward, TransientError where it cannot be
+    The constructor asks the server which reward it serves: UserError if it serves another one, TransientError if it cannot be
     reached now.
     """
 
     def __init__(self, name: str, settings: RewardServerSettings):
         self.settings, self.where = settings, f"rewards.{name}.server"
-        self.client = HttpClient(settings, self.where, " (a server of scores, as docs/reward_servers.md has it)")
+        self.client = HttpClient(settings, self.where, " (a score server, see docs/reward_servers.md)")
         self.health = self._health()
         self._check(settings.reward or name)
         self.size = min(settings.max_images_per_request, self.health.max_images or settings.max_images_per_request)
@@ -31,9 +31,9 @@ class RemoteReward:
             return read_health(self.client.request("/health"))
         except Unanswered as error:
             kind = TransientError if error.passing else UserError
-            raise kind(f"{self.where}: {self.client.url} cannot be asked which reward it serves: {error}") from None
+            raise kind(f"{self.where}: {self.client.url} did not say which reward it serves: {error}") from None
         except ValueError as error:
-            raise UserError(f"{self.where}: {self.client.url}/health is no server of scores: {error}") from None
+            raise UserError(f"{self.where}: {self.client.url}/health is not a score server: {error}") from None
 
     def _check(self, reward: str) -> None:
         health, settings = self.health, self.settings
@@ -44,13 +44,13 @@ class RemoteReward:
         if PNG not in health.images:
             raise UserError(f"{self.where}: {self.client.url} reads {', '.join(health.images) or 'no images'}, not {PNG}")
         if settings.images == "float32" and NPY not in health.images:
-            raise UserError(f"{self.where}.images: {self.client.url} reads {', '.join(health.images)} alone: set images: png")
+            raise UserError(f"{self.where}.images: {self.client.url} reads {', '.join(health.images)} only: set images: png")
 
     def __call__(self, images: Images, prompts: Sequence[str]) -> torch.Tensor:
         return self.score_with_reasons(images, prompts)[0]
 
     def score_with_reasons(self, images: Images, prompts: Sequence[str]) -> tuple[torch.Tensor, list[str | None]]:
-        """Scores [N], and for each that is NaN the reason."""
+        """Scores [N], and the reason for each that is NaN."""
         check_pairs(images, prompts)
         parts = [slice(start, start + self.size) for start in range(0, len(images), self.size)]
         scored = self.client.together(self._ask, [images[part] for part in parts], [list(prompts[part]) for part in parts])

@@ -1,4 +1,4 @@
-"""What client and server of scores send each other, as docs/reward_servers.md describes it."""
+"""The messages between a client and a score server, as docs/reward_servers.md describes them."""
 
 import base64
 import binascii
@@ -19,12 +19,15 @@ from g2rpo_core.rewards.preprocess import Images, eight_bit
 PNG, NPY = "image/png", "application/x-npy"
 PNG_MODES = {"1", "L", "LA", "P", "RGB", "RGBA", "I;16"}
 FLOAT32 = np.dtype("<f4")
-LARGEST = torch.finfo(torch.float32).max  # what scores are kept in
+LARGEST = torch.finfo(torch.float32).max  # scores are kept as float32
 Scored = tuple[float, str | None]  # a score, or NaN and the reason why there is none
 
 
 class Health(BaseModel):
-    """The answer to GET /health. images: the media types that the server reads; max_images: of a request; note: about its models."""
+    """The answer to GET /health.
+
+    images: the media types that the server reads; max_images: in one request; note: about its models.
+    """
 
     model_config = ConfigDict(strict=True, frozen=True)
 
@@ -54,7 +57,7 @@ class Sent(NamedTuple):
 
 
 def encode(images: Images, form: Literal["float32", "png"]) -> list[str]:
-    """Data URLs of N images: tensors [N, 3, H, W] in [0, 1] in that form, PIL images as PNG of their own mode, so nothing is lost.
+    """Data URLs of N images: tensors [N, 3, H, W] in [0, 1] in that form, PIL images losslessly as PNG of their own mode.
 
     Modes that PNG does not have, such as CMYK, are sent as RGB.
     """
@@ -84,7 +87,7 @@ def _data_url(media: str, data: bytes) -> str:
 
 
 def decode(url: str, most_pixels: int) -> Sent:
-    """The image of a data URL; ValueError, before anything large is made of it, for what is none or has more pixels."""
+    """The image in a data URL; ValueError, before anything large is made of it, if it is not one or has too many pixels."""
     head, _, text = url.partition(",")
     media = head.removeprefix("data:").removesuffix(";base64")
     if head != f"data:{media};base64" or media not in (PNG, NPY):
@@ -110,13 +113,13 @@ def _of_npy(data: bytes, most_pixels: int) -> Sent:
     buffer = io.BytesIO(data)
     version = np.lib.format.read_magic(buffer)
     if version != (1, 0):
-        raise ValueError(f"a .npy of version {version}; 1.0 is read")
+        raise ValueError(f"a .npy of version {version}; only 1.0 is read")
     try:
         shape, by_columns, dtype = np.lib.format.read_array_header_1_0(buffer)
-    except (SyntaxError, TokenError) as error:  # of the header, which NumPy reads as Python writes it
+    except (SyntaxError, TokenError) as error:  # in the header, which NumPy parses as Python
         raise ValueError(f"not a .npy that can be read ({error})") from None
     if len(shape) != 3 or shape[0] != 3 or min(shape) < 1 or by_columns or dtype != FLOAT32:
-        raise ValueError(f"a .npy of {dtype} {list(shape)}; [3, H, W] of little-endian float32, by rows, is read")
+        raise ValueError(f"a .npy of {dtype} {list(shape)}; only [3, H, W] of little-endian float32, by rows, is read")
     pixels = _checked(shape[1] * shape[2], most_pixels)
     if len(data) - buffer.tell() != 3 * pixels * FLOAT32.itemsize:
         raise ValueError(f"a .npy of {list(shape)} with {len(data) - buffer.tell()} bytes of values")
@@ -126,12 +129,12 @@ def _of_npy(data: bytes, most_pixels: int) -> Sent:
 
 def _checked(pixels: int, most: int) -> int:
     if pixels > most:
-        raise ValueError(f"{pixels} pixels; the images of a request may have {most} together")
+        raise ValueError(f"{pixels} pixels; the images of a request may have {most} in all")
     return pixels
 
 
 def answer(scores: Sequence[Scored]) -> dict[str, list]:
-    """The body of an answer to POST /score: what is not finite is null, with a reason."""
+    """The body of an answer to POST /score: a score that is not finite becomes null, with a reason."""
     return {
         "scores": [score if math.isfinite(score) else None for score, _ in scores],
         "reasons": [
@@ -141,7 +144,7 @@ def answer(scores: Sequence[Scored]) -> dict[str, list]:
 
 
 def read_answer(data: bytes, count: int) -> list[Scored]:
-    """Scores of `count` images; ValueError where the answer as a whole is none, a reason where one score is not a finite number."""
+    """Scores of `count` images; ValueError if the whole answer is not one, a reason where a score is not a finite number."""
     try:
         body = json.loads(data)
         scores, reasons = body["scores"], body.get("reasons") or [None] * count
@@ -155,7 +158,7 @@ def read_answer(data: bytes, count: int) -> list[Scored]:
 
 def _read_score(score: object, why: object) -> Scored:
     if score is None:
-        return math.nan, f"the server: {why}" if why else "the server has no score, and no reason"
+        return math.nan, f"the server: {why}" if why else "the server gave neither a score nor a reason"
     if isinstance(score, bool) or not isinstance(score, int | float):
         return math.nan, f"not a number: {str(score)[:60]!r}"
     if not abs(score) <= LARGEST:
@@ -164,7 +167,7 @@ def _read_score(score: object, why: object) -> Scored:
 
 
 def read_health(data: bytes) -> Health:
-    """ValueError, in words, for what is not the answer of a server of scores."""
+    """The answer to GET /health; ValueError with a readable reason if it is not from a score server."""
     try:
         return Health.model_validate_json(data)
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""How a server is asked: one of chat completions, or one of scores."""
+"""Settings for servers: chat completions servers and score servers."""
 
 from typing import Annotated, Literal
 
@@ -13,7 +13,7 @@ class ServerSettings(Settings):
     """A server that a reward asks.
 
     timeout: seconds for one try; tries: of each request; backoff: seconds before the second try, doubled before each further
-    one, and up to as many more at random; concurrency: requests under way at once; key_variable: the environment variable that
+    one, and up to as many more at random; concurrency: open requests at once; key_variable: the environment variable that
     holds the server's key.
     """
 
@@ -26,13 +26,14 @@ class ServerSettings(Settings):
 
 
 class RewardServerSettings(ServerSettings):
-    """A server of scores, such as `g2rpo serve-reward` (docs/reward_servers.md); url: what /health and /score are added to.
+    """A score server, such as `g2rpo serve-reward` (docs/reward_servers.md).
 
-    reward: its name there, None: the name here; version: the one that it must have, None: any; images: how tensors are sent,
-    float32 exactly as they are or png rounded to 8 bits, as files hold them.
+    url: the address to which /health and /score are added. reward: its name on the server, None: the same name; version: the
+    required one, None: any; images: how tensors are sent, float32 exactly as they are, or png rounded to 8 bits, as files hold
+    them.
     """
 
-    concurrency: Connections = 4  # it scores one request after the other; each holds its images in memory
+    concurrency: Connections = 4  # the server scores requests one after the other; each holds its images in memory
     reward: str | None = None
     version: str | None = None
     max_images_per_request: Count = 8

@@ -1,4 +1,4 @@
-"""What a reward is, and what the project has to know of a built-in one: a `RewardSpec` in the reward's own file."""
+"""The interface of a reward, and the description of a built-in one: a `RewardSpec` in the reward's own file."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,8 +20,8 @@ Section = Mapping[str, Mapping[str, object]]  # the section `rewards` of a profi
 class Reward(Protocol):
     """reward(images, prompts) -> float32 [N].
 
-    images: [N, 3, H, W] float in [0, 1], or N PIL images of any size (the verifier takes tensors alone); prompts: N texts.
-    No gradient; higher is better; ValueError unless there is one prompt an image.
+    images: [N, 3, H, W] float in [0, 1], or N PIL images of any size (the verifier only takes tensors); prompts: N texts.
+    No gradient; higher is better; ValueError unless there is one prompt per image.
     """
 
     def __call__(self, images: "Images", prompts: Sequence[str]) -> torch.Tensor: ...
@@ -29,15 +29,15 @@ class Reward(Protocol):
 
 @runtime_checkable
 class RewardWithReasons(Protocol):
-    """A reward that can fail on single images: scores [N] with NaN where one could not be had, and the reasons for these."""
+    """A reward that can fail on single images: scores [N], with NaN for each missing one, and the reasons."""
 
     def score_with_reasons(self, images: "Images", prompts: Sequence[str]) -> tuple[torch.Tensor, list[str | None]]: ...
 
 
 class RewardSettings(Settings):
-    """Of every reward.
+    """Settings of every reward.
 
-    max_missing: the share of images without a score from which an evaluation stops; server: scores come from there.
+    max_missing: the largest share of images without a score before an evaluation stops; server: where scores come from, if set.
     """
 
     max_missing: float = Field(0.05, ge=0, lt=1)
@@ -50,14 +50,14 @@ class RewardSettings(Settings):
 
     @property
     def score_server(self) -> RewardServerSettings | None:
-        """The server if it answers with scores, as docs/reward_servers.md has it."""
+        """The server, if it is a score server (docs/reward_servers.md)."""
         return self.server
 
 
 class ScorerSettings(RewardSettings):
-    """Of a reward with a model. micro_batch: images in one call of it; dtype: of its weights and computation.
+    """Settings of a reward with a model. micro_batch: images in one call of it; dtype: of its weights and computation.
 
-    Scores are float32 in any case. In bfloat16 they are not those of the published package to 1e-5.
+    Scores are always float32. In bfloat16 they do not equal those of the published package to 1e-5.
     """
 
     micro_batch: Count = 256
@@ -65,9 +65,10 @@ class ScorerSettings(RewardSettings):
 
 
 class BackendSettings(ScorerSettings):
-    """Of a reward that a package which people cite can compute in the place of our own code, `native`.
+    """Settings of a reward that a published package can compute instead of our own code, `native`.
 
-    Equal to 1e-5 and slower: a package takes one image at a time, whatever the micro_batch. It gets images as files hold them, 8 bits.
+    The scores are equal to 1e-5. The package is slower: it takes one image at a time, whatever the micro_batch. It gets 8-bit
+    images, as files hold them.
     """
 
     backend: str = "native"
@@ -75,13 +76,13 @@ class BackendSettings(ScorerSettings):
     @model_validator(mode="after")
     def _packages_compute_in_float32(self):
         if self.backend != "native" and self.dtype != "float32":
-            raise ValueError(f"backend: {self.backend} computes in float32 alone; leave out dtype: {self.dtype}, or take native")
+            raise ValueError(f"backend: {self.backend} computes only in float32; leave out dtype: {self.dtype}, or use native")
         return self
 
 
 @dataclass(frozen=True)
 class ModelSize:
-    """Of the published model, for `g2rpo plan`: parameters; peak bytes of activations and operations for one image.
+    """The size of the published model, for `g2rpo plan`: parameters; peak bytes of activations and operations for one image.
 
     width: bytes of a parameter; at_once: images in one call, at most.
     """
@@ -105,15 +106,15 @@ VIT_H_14 = ModelSize(986_109_441, 12 * 257 * 1280 * 4, 0.324e12)
 class RewardSpec:
     """A built-in reward.
 
-    build: makes it from the profile's models, on a device. It imports what it needs when it is called: whoever only asks for
-    names does not wait for libraries. models: those of the profile that it reads, unless its settings are `remote`;
-    open_clip: those of them whose entry must name open_clip's architecture. size: None where it is not known.
-    shapes_only: it knows captions and images of the shapes task alone.
+    build: makes it from the profile's models, on a device. It imports what it needs when it is called, so that listing names
+    does not wait for libraries. models: those of the profile that it reads, unless its settings are `remote`;
+    open_clip: those of them whose entry must name open_clip's architecture. size: None if it is not known.
+    shapes_only: it only knows captions and images of the shapes task.
     """
 
     name: str
     label: str
-    build: Callable[[ModelStore, torch.device, Any], Reward]  # the last of the type `settings`
+    build: Callable[[ModelStore, torch.device, Any], Reward]  # the last argument is of the type `settings`
     settings: type[RewardSettings] = ScorerSettings
     models: tuple[str, ...] = ()
     open_clip: tuple[str, ...] = ()

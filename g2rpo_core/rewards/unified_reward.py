@@ -1,4 +1,4 @@
-"""UnifiedReward: a vision-language model is asked about each image, and its answer in words is read as a score from 1 to 5."""
+"""UnifiedReward: asks a vision-language model about each image, and reads its answer as a score from 1 to 5."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,26 +21,28 @@ Answers = list[str | Exception]  # an answer, or why there is none
 
 
 class UnifiedRewardServerSettings(RewardServerSettings):
-    """model: of a server that speaks OpenAI's chat completions, whose url ends in its version, as http://localhost:8000/v1.
+    """model: of a server with OpenAI's chat completions, whose url ends in the API's version, as in http://localhost:8000/v1.
 
-    Without a model it is a server of scores.
+    Without a model, it is a score server.
     """
 
     model: str | None = None
-    concurrency: Connections = 16  # such servers compute what comes together in one batch
+    concurrency: Connections = 16  # such servers batch requests that arrive together
 
     @model_validator(mode="after")
     def _of_one_kind(self):
         of_scores = RewardServerSettings.model_fields.keys() - ServerSettings.model_fields.keys()
         if self.model is not None and (wrong := sorted(of_scores & self.model_fields_set)):
-            raise ValueError(f"{wrong[0]} is of a server of scores; one of chat completions, which has a model, does not take it")
+            raise ValueError(
+                f"{wrong[0]} is a setting of score servers; a chat completions server, which has a model, does not take it"
+            )
         return self
 
 
 class UnifiedRewardSettings(RewardSettings):
-    """template: which family of questions (see `templates`), it has to fit the model; server: where to ask, None: in this process.
+    """template: the family of questions (see `templates`), which must fit the model; server: where to ask, None: in this process.
 
-    dtype: auto is that of the model's files.
+    dtype: auto means that of the model's files.
     """
 
     micro_batch: Count = 16
@@ -63,9 +65,9 @@ def conversation(text: str) -> list[dict]:
 
 
 class UnifiedReward:
-    """score(images, prompts) -> [N] float32 in [1, 5], NaN where no score could be had; `score_with_reasons` says why as well.
+    """score(images, prompts) -> [N] float32 in [1, 5], NaN where a score is missing; `score_with_reasons` also says why.
 
-    ask: N images [3, H, W] uint8 and N questions -> their answers. Images come as 8 bits, as files would hold them.
+    ask: N images [3, H, W] uint8 and N questions -> their answers. Images have 8 bits, as in files.
     """
 
     def __init__(self, ask: Callable[[list[torch.Tensor], Sequence[str]], Answers], template: str):
@@ -75,7 +77,7 @@ class UnifiedReward:
         return self.score_with_reasons(images, prompts)[0]
 
     def score_with_reasons(self, images: Images, prompts: Sequence[str]) -> tuple[torch.Tensor, list[str | None]]:
-        """Scores [N], and for each that is NaN the reason: what is wrong with the answer and its text, or the failure."""
+        """Scores [N], and the reason for each that is NaN: what is wrong with the answer, with its text, or the failure."""
         check_pairs(images, prompts)
         answers = self.ask(eight_bit(images), [question(self.template, prompt) for prompt in prompts])
         scores, reasons = zip(*(self._read(answer) for answer in answers))
@@ -91,7 +93,10 @@ class UnifiedReward:
 
 
 class InProcess:
-    """Asks a model in this process: a transformers folder of one of FAMILIES, greedily. dtype: a name, or `auto` for its files'."""
+    """Asks a model in this process, greedily: a transformers folder of one of FAMILIES.
+
+    dtype: a name, or `auto` for its files'.
+    """
 
     def __init__(self, folder: Path, device: torch.device, micro_batch: int, max_new_tokens: int, dtype: str = "auto"):
         from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor
@@ -99,7 +104,7 @@ class InProcess:
         model_type = AutoConfig.from_pretrained(folder, local_files_only=True).model_type
         if model_type not in FAMILIES:
             raise UserError(
-                f"{folder}: is a model of type {model_type!r}, and in this process only {', '.join(FAMILIES)} can be asked; "
+                f"{folder}: is a model of type {model_type!r}, but only {', '.join(FAMILIES)} can run in this process; "
                 "serve it and set rewards.unified_reward.server"
             )
         self.model = AutoModelForImageTextToText.from_pretrained(folder, dtype=dtype, local_files_only=True)
@@ -127,7 +132,7 @@ class InProcess:
 
 
 def unified_reward(folder: Callable[[], Path], device: torch.device, settings: UnifiedRewardSettings) -> UnifiedReward:
-    """UnifiedReward from the folder of its model, or from the chat server of the settings (then no folder is asked for)."""
+    """UnifiedReward from the folder of its model, or from the chat server in the settings (then `folder` is not called)."""
     if settings.server is not None and settings.server.model is not None:
         return UnifiedReward(ChatServer(settings.server, settings.server.model, settings.max_new_tokens), settings.template)
     ask = InProcess(folder(), device, settings.micro_batch, settings.max_new_tokens, settings.dtype)

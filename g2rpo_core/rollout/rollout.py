@@ -1,4 +1,4 @@
-"""Runs a tree of model calls: what is ready goes through the model in full batches, nothing is computed twice.
+"""Runs a tree of model calls: ready nodes go through the model in full batches, and nothing is computed twice.
 
 Axes of tensors: P prompts, B branches, J granularities, G members of a group, then the latents' own (`...`).
 """
@@ -14,7 +14,7 @@ from g2rpo_core.sampling.ode import dpm2, ode
 from g2rpo_core.sampling.transitions import Stochastic
 
 Velocity = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""velocity(latents [N, ...], sigma [N], prompt [N] int64) -> [N, ...]: the model at one sigma and prompt a sample."""
+"""velocity(latents [N, ...], sigma [N], prompt [N] int64) -> [N, ...]: the model at one sigma and prompt per sample."""
 
 SigmaOf = Callable[[float], float]
 """sigma_of(step) -> sigma at a step index in 0...T, whole or between two; `schedule.sigma_at` with T and the shift fixed."""
@@ -25,8 +25,8 @@ class SampledTransition:
     """An SDE step as it was sampled, for P prompts: V states and W next states, W a multiple of V; all float32.
 
     latents, mean: [P, V, ...]; next_latents: [P, W, ...]; log_prob: [P, W] of the transition under the policy that sampled it,
-    mean: of that transition. The next states of a state stand side by side. W is G, the members of the group, but in a tree whose
-    states have not all split yet.
+    mean: of that transition. The next states of one state stand side by side. W is smaller than G, the members of the group, until
+    all states of the tree have split.
     """
 
     sde_step: SDEStep
@@ -53,7 +53,7 @@ class SampledTransition:
 class Rollout:
     """clean: final latents [P, B, J, G, ...]; transitions: one for each SDE step of the tree; granularities: the J of them.
 
-    around: of each transition the clean latents predicted before and after it, [P, V, ...] and [P, W, ...], where they were asked for.
+    around: for each transition, the clean latents predicted before and after it, [P, V, ...] and [P, W, ...]; None unless asked for.
     """
 
     clean: torch.Tensor
@@ -82,7 +82,8 @@ def rollout(
     max_batch: latents in one call of the model, at least 1; solver: of the tails, `euler` or `dpm2`; predictions: keep
     `Rollout.around`.
 
-    Nodes of any step share a call as soon as their latents are known, the longest way to go first; nothing waits for the device.
+    Nodes of any step share a call once their latents are known; those with the most steps left go first. Nothing waits for the
+    device.
     """
     shape = initial.shape[2:]
     children = children_of(tree)
@@ -132,7 +133,7 @@ def rollout(
 
 
 def num_calls(tree: Tree, prompts: int, group_size: int, max_batch: int) -> int:
-    """How often `rollout` calls the model, found without it."""
+    """How often `rollout` calls the model, computed without the model."""
     widths = tree.widths(group_size)
     size = lambda index: prompts * widths[index]
     children = children_of(tree)
@@ -175,7 +176,7 @@ def _velocities_of_nodes(velocity: Velocity, nodes: list[tuple[torch.Tensor, flo
 
 @torch.no_grad()
 def sample(velocity: Velocity, initial: torch.Tensor, sigmas: Sequence[float], max_batch: int) -> torch.Tensor:
-    """Deterministic sampling of one image a prompt (Eq. 1): x_T [P, ...] -> clean latents [P, ...], float32."""
+    """Deterministic sampling of one image per prompt (Eq. 1): x_T [P, ...] -> clean latents [P, ...], float32."""
     latents, prompt = initial.float(), torch.arange(len(initial), device=initial.device)
     for sigma, following in zip(sigmas, sigmas[1:]):
         v = velocity_in_batches(velocity, latents, latents.new_full((len(latents),), sigma), prompt, max_batch)
@@ -186,7 +187,7 @@ def sample(velocity: Velocity, initial: torch.Tensor, sigmas: Sequence[float], m
 def velocity_in_batches(
     velocity: Velocity, latents: torch.Tensor, sigma: torch.Tensor, prompt: torch.Tensor, max_batch: int
 ) -> torch.Tensor:
-    """The velocity of latents [N, ...] at a sigma [N] each, in calls of equal size that is at most `max_batch`."""
+    """The velocity of latents [N, ...] at a sigma [N] each, in calls of equal size, at most `max_batch`."""
     calls = -(-len(latents) // max_batch)
     parts = zip(latents.tensor_split(calls), sigma.tensor_split(calls), prompt.tensor_split(calls))
     return torch.cat([velocity(*part) for part in parts])

@@ -1,4 +1,4 @@
-"""The tree of model calls that a rollout needs, with nothing in it twice.
+"""The tree of model calls that a rollout needs, without duplicates.
 
 A node is one call of the velocity model. Its identity is its history (parent, step, noise on the way), so prefixes
 and tails that coincide are one node by construction: all branches share the deterministic prefix (the anchor), the

@@ -14,7 +14,7 @@ def dpm2(latents: torch.Tensor, x0: torch.Tensor, before: torch.Tensor, sigmas: 
     """DPM-Solver++(2M), midpoint (arXiv 2211.01095, Algorithm 2), on the linear path alpha = 1 - sigma; float32.
 
     x0, before: the clean samples predicted at sigma and at the one before it; sigmas: (the sigma before, sigma, next sigma),
-    falling. First order where the one before is 1 (its log-SNR is minus infinity) and at the jump to 0, as MixGRPO-Flash has it.
+    falling. First order if the sigma before is 1 (its log-SNR is minus infinity) and at the jump to 0, as in MixGRPO-Flash.
     """
     last, sigma, following = sigmas
     if last == 1 or following == 0:

@@ -31,11 +31,11 @@ def tail(steps: int, noisy_step: int, granularity: int, grid: Grid = "released")
     """Step indices evaluated after the noisy step k, at granularity lambda; after the last one follows sigma = 0.
 
     All grids start at k+1. `released` (published code): then k+2, k+2+lambda, ..., without the last entry of
-    `sigma[k+2::lambda]`, whose place the jump to sigma = 0 takes. `paper` (Eq. 10, counted from the clean end): then
-    every i with (T-1-i) divisible by lambda. `even`: the steps that are left, divided by lambda and rounded to a number of
-    equal steps, as MixGRPO-Flash shortens its tails; the indices may lie between two steps.
+    `sigma[k+2::lambda]`, which the jump to sigma = 0 replaces. `paper` (Eq. 10, counted from the clean end): then
+    every i with (T-1-i) divisible by lambda. `even`: the number of steps left, divided by lambda and rounded, as that many
+    equal steps (so MixGRPO-Flash shortens its tails); the indices may lie between two steps.
 
-    steps: T; noisy_step: 0 <= k <= T-2, as the last step is deterministic; granularity: >= 1. ValueError otherwise.
+    steps: T; noisy_step: 0 <= k <= T-2, because the last step is deterministic; granularity: >= 1. ValueError otherwise.
     """
     if not 0 <= noisy_step <= steps - 2:
         raise ValueError(f"noisy_step must be in 0...{steps - 2} for {steps} steps, got {noisy_step}")

@@ -16,5 +16,5 @@ class SamplingSettings(Settings):
     width: Pixels
     guidance: float = Field(ge=0, le=1000)
     dtype: Literal["float32", "bfloat16"] = Field(description="of the transformer's computation; weights stay float32")
-    batch_tokens: Count = Field(description="image and text tokens in one call of the transformer, if one latent has no more")
+    batch_tokens: Count = Field(description="image and text tokens in one call of the transformer, or one latent if it has more")
     decode_batch: Count = Field(description="images in one call of the VAE")

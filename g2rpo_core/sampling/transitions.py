@@ -27,7 +27,7 @@ class Transition:
     x0: torch.Tensor
 
     def repeat(self, members: int) -> "Transition":
-        """The transition of N states as that of N * members, each state's members side by side."""
+        """The transition of N * members states: each of the N states, `members` times in a row."""
         parts = (self.mean, self.std, self.x0)
         return Transition(*(part if len(part) == 1 < len(self.mean) else part.repeat_interleave(members, 0) for part in parts))
 

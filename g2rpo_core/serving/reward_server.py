@@ -1,6 +1,7 @@
-"""A reward as a server of scores: GET /health and POST /score, as docs/reward_servers.md describes them.
+"""Serves a reward over HTTP: GET /health and POST /score, as docs/reward_servers.md describes them.
 
-One request after the other is scored. What cannot be answered gets a status and a reason in one line, never a made-up score.
+Requests are scored one after the other. One that cannot be answered gets a status and a reason in one line, never a made-up
+score.
 """
 
 import asyncio
@@ -28,9 +29,9 @@ from g2rpo_core.rewards.scoring import score_one
 from g2rpo_core.rewards.spec import Reward
 
 log = logging.getLogger(__name__)
-AT_ONCE = 8  # requests that are read into memory; the others wait unread
+AT_ONCE = 8  # requests in memory at once; the others wait unread
 MOST_IMAGES = 256  # of a request
-MOST_PIXELS = 2**28  # of a request's images together, 256 of 1024 x 1024
+MOST_PIXELS = 2**28  # all images of a request together, 256 of 1024 x 1024
 ARRIVES = 60.0  # seconds that a request may take to arrive
 
 
@@ -44,7 +45,10 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Served:
-    """reward: scores what comes; tensors: it takes tensors alone; device: where tensors are put; key: what clients must send."""
+    """What is served.
+
+    reward: scores the images; tensors: whether it only takes tensors; device: where tensors are put; key: what clients must send.
+    """
 
     reward: Reward
     health: Health
@@ -108,11 +112,13 @@ async def whole_body(request: Request, most: int) -> bytes:
 
 
 def too_large(most: int) -> Refused:
-    return Refused(413, f"the request is over {most / 2**20:g} MiB: send fewer images at once, or start the server with more")
+    return Refused(
+        413, f"the request is over {most / 2**20:g} MiB: send fewer images at once, or start the server with a higher limit"
+    )
 
 
 def scores_of(served: Served, data: bytes, turn: Lock) -> dict[str, list]:
-    """The answer to a request; Refused where it is none that can be scored, or where the reward fails."""
+    """The answer to a request; Refused if it cannot be scored, or if the reward fails."""
     try:
         asked = ScoreRequest.model_validate_json(data)
     except ValidationError as error:
@@ -120,9 +126,9 @@ def scores_of(served: Served, data: bytes, turn: Lock) -> dict[str, list]:
         raise Refused(422, ": ".join([*map(str, problem["loc"]), problem["msg"]])) from None
     prompts, urls = asked.prompts, asked.images
     if len(prompts) != len(urls):
-        raise Refused(422, f"{len(urls)} images and {len(prompts)} prompts; need one prompt an image")
+        raise Refused(422, f"{len(urls)} images and {len(prompts)} prompts; need one prompt per image")
     if len(urls) > MOST_IMAGES:
-        raise Refused(413, f"{len(urls)} images; a request may have {MOST_IMAGES}")
+        raise Refused(413, f"{len(urls)} images; a request may have at most {MOST_IMAGES}")
     images: list[Sent] = []
     left = MOST_PIXELS
     for number, url in enumerate(urls):
@@ -136,14 +142,17 @@ def scores_of(served: Served, data: bytes, turn: Lock) -> dict[str, list]:
             return answer(score_images(served, [image for image, _ in images], prompts))
     except UserError as error:
         reason = str(error)
-    except Exception as error:  # whatever a reward's code may raise: the next request may be scored all the same
+    except Exception as error:  # a reward's code may raise anything; the next request may still be scored
         log.exception("%s failed", served.health.reward)
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
     raise Refused(500, f"{served.health.reward} failed: {reason}")
 
 
 def score_images(served: Served, images: Sequence[torch.Tensor | Image.Image], prompts: Sequence[str]) -> list[Scored]:
-    """In the images' order: those that came as files together, and tensors of a size together, as the reward would get them here."""
+    """Scores in the images' order.
+
+    Files are scored together, and so are tensors of one size, as the reward would get them locally.
+    """
     from torchvision.transforms.v2 import functional as TF
 
     if served.tensors:
@@ -162,7 +171,7 @@ def score_images(served: Served, images: Sequence[torch.Tensor | Image.Image], p
 
 
 def describe(name: str, label: str, settings: dict, models: dict, note: str | None) -> Health:
-    """What the server says of itself; its version changes with the release and what decides scores: settings and models' files."""
+    """The server's description; its version changes with the release and with what decides scores: settings and models' files."""
     decides = json.dumps({"settings": settings, "models": models}, sort_keys=True).encode()
     version = f"{importlib.metadata.version('g2rpo')}+{hashlib.sha256(decides).hexdigest()[:12]}"
     return Health(reward=name, label=label, version=version, images=[PNG, NPY], max_images=MOST_IMAGES, note=note)

@@ -59,14 +59,14 @@ class TransitionBatch:
 
     @classmethod
     def concatenated(cls, batches: list["TransitionBatch"]) -> "TransitionBatch":
-        """One batch of the states of all."""
+        """One batch with the states of all batches."""
         return cls(*(torch.cat([getattr(batch, field.name) for batch in batches]) for field in fields(cls)))
 
 
 def branch_advantages(
     rewards: torch.Tensor, weights: list[float], clip: float, groups: int = 1, deviation: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Rewards [R, P, B, J, W] -> advantages [P, B, W]: a prompt's branch is so many groups, whose members stand side by side.
+    """Rewards [R, P, B, J, W] -> advantages [P, B, W]: a prompt's branch is divided into this many groups, whose members stand side by side.
 
     deviation: [R, J, 1, 1] as of `standardized`. A group of one has an advantage of 0.
     """
@@ -164,9 +164,9 @@ def transition_batches(
     transitions: list[TrainedTransition],
     processes: ProcessGroup = ProcessGroup(),  # noqa: B008
 ) -> list[TransitionBatch]:
-    """Batches of the states that are trained on: those with as many next states together, the most first. Collective.
+    """Batches of states to train on: states with equally many next states together, those with most first. Collective.
 
-    States of which no next state has a weight are left out, but for as many as all processes then have the same number of states.
+    A state whose next states all have a weight of 0 is left out, unless it is needed so that all processes have equally many states.
     """
     rows = [_rows(transition) for transition in transitions]
     batches = []

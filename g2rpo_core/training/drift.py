@@ -1,10 +1,12 @@
-"""Numbers that drift: what the records of a run say of its health, in words. A pure function of the records, so that a resumed run says the same.
+"""Warnings of drift: what a run's records say about its health.
+
+A pure function of the records, so that a resumed run warns the same.
 
 | what | when |
 |---|---|
 | `held_out` | a held-out reward fell from measurement to measurement, while the same reward in training, or the training reward, rose |
 | `spread` | the members of a group score nearly alike: nothing is left to learn from |
-| `clipped` | nearly every ratio that could be is outside the clip range: updates do nothing |
+| `clipped` | nearly every ratio that can leave the clip range is outside it: updates do nothing |
 """
 
 import math
@@ -14,7 +16,7 @@ from g2rpo_core.algorithm.methods import Method
 from g2rpo_core.errors import UserError
 from g2rpo_core.training.settings import TrainingSettings
 
-COLLAPSED = 0.05  # of the spread with which the run began
+COLLAPSED = 0.05  # share of the spread at the run's start
 CLIPPED = 0.9  # share of ratios outside the clip range
 
 
@@ -23,9 +25,9 @@ class DriftError(UserError):
 
 
 def warnings_of(records: Sequence[Mapping], training: TrainingSettings, updates: int) -> dict[str, str]:
-    """What is wrong after the last of the records (row 0 first), by its name in the table above; empty if nothing is.
+    """The warnings after the last of the records (row 0 first), by their names in the table above; empty if there are none.
 
-    updates: of an iteration, see `updates_of`.
+    updates: per iteration, see `updates_of`.
     """
     return dict(_found(records, training, updates))
 
@@ -56,8 +58,8 @@ def _found(records: Sequence[Mapping], training: TrainingSettings, updates: int)
     last = iterations[-patience:]
     most = 1 - 1 / updates  # of clip_ratio, a mean over the updates
     if most and len(last) == patience and all(record["clip_ratio"] >= CLIPPED * most for record in last):
-        share = f"{CLIPPED * most:.2g} or more, of at most {most:.2g}, in {patience} iterations"
-        yield "clipped", f"clip_ratio was {share}: updates do nothing; a lower learning_rate or a wider clip_range"
+        share = f"{CLIPPED * most:.2g} or more (of at most {most:.2g}) in {patience} iterations"
+        yield "clipped", f"clip_ratio was {share}: updates do nothing; try a lower learning_rate or a wider clip_range"
     if len(iterations) < 2 * patience:
         return
     for reward in training.rewards:
@@ -67,14 +69,14 @@ def _found(records: Sequence[Mapping], training: TrainingSettings, updates: int)
             yield (
                 f"spread_{reward}",
                 (
-                    f"{column} fell from {first:.2g} to {now:.2g}: a group's images score alike, and nothing is left to learn from; more noise (eta), "
+                    f"{column} fell from {first:.2g} to {now:.2g}: a group's images score alike, and nothing is left to learn from; try more noise (eta), "
                     "other SDE steps or a higher kl_coef"
                 ),
             )
 
 
 def _held_out(records: Sequence[Mapping], training: TrainingSettings) -> Iterator[tuple[str, str]]:
-    """Of the last `drift.measurements` intervals between measurements of held-out prompts."""
+    """Warnings about the last `drift.measurements` intervals between measurements of held-out prompts."""
     columns = [key for key in records[0] if key.startswith("heldout_")]
     measured = [index for index, record in enumerate(records) if columns and _is_number(record.get(columns[0]))]
     count = training.drift.measurements

@@ -1,4 +1,4 @@
-"""An exponential moving average (EMA) of the trained weights, which is evaluated and kept in their place."""
+"""An exponential moving average (EMA) of the trained weights, which is evaluated and kept instead of them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,7 +25,7 @@ class Ema:
         self.values = {name: parameter.detach().clone() for name, parameter in policy.trained_parameters().items()}
 
     def update(self, step: int) -> None:
-        """Takes in the weights after optimizer step `step` of the run, from 0, where that is the last of every `settings.every`."""
+        """Adds the weights after the run's optimizer step `step`, from 0, if that is the last of every `settings.every`."""
         if (step + 1) % self.settings.every == 0:
             decay = min((1 + step) / (10 + step), self.settings.decay)
             averages, weights = self._parts()
@@ -33,7 +33,10 @@ class Ema:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """The policy has the average for its weights in it, in rollouts' replica, too; afterwards its own, to the bit. Collective."""
+        """Within the block, the policy and the rollouts' replica have the average.
+
+        Afterwards they have their own weights again, bit for bit. Collective.
+        """
         self._exchange()
         try:
             yield

@@ -21,13 +21,16 @@ from g2rpo_core.sampling.settings import SamplingSettings
 
 
 class NonFiniteError(UserError):
-    """Latents, a reward, loss or gradient that is not a number, or an old-policy ratio that is not 1; names iteration, prompt, reward."""
+    """Latents, a reward, loss or gradient that is not a number, or an old-policy ratio that is not 1.
+
+    The text names iteration, prompt and reward.
+    """
 
 
 class RolloutSampler:
-    """Samples the rollouts of an iteration for P prompts: by seed, iteration and each prompt's index among the iteration's alone.
+    """Samples the rollouts of an iteration for P prompts.
 
-    num_generations: G, members of a group.
+    They depend only on seed, iteration and each prompt's index in the iteration. num_generations: G, members of a group.
     """
 
     def __init__(self, policy: Policy, method: Method, sampling: SamplingSettings, num_generations: int, seed: int):
@@ -39,7 +42,7 @@ class RolloutSampler:
     def __call__(
         self, conditioning: Conditioning, iteration: int, first: int = 0, before_call: Callable[[], None] = lambda: None
     ) -> Rollout:
-        """first: index of the first of the prompts among the iteration's; before_call: called before every call of the transformer."""
+        """first: index in the iteration of the first prompt; before_call: called before every call of the transformer."""
         method, steps = self.method, self.sampling.steps
         tree, group = method.tree(steps, iteration, self.seed), self.num_generations
         generators = [
@@ -78,10 +81,11 @@ def score_rollout(
 ) -> torch.Tensor:
     """[R, P, B, J, G] float32: R rewards of every image of a rollout: P prompts, B branches, J granularities, G members.
 
-    texts: the P prompts; decode_batch: images in one call of the VAE; before_call: called before a prompt's images are decoded, and
-    before they are scored; watch: called with the images [G, 3, H, W] and scores [R, G] of the first prompt's first group. Collective; NonFiniteError names prompt and reward.
+    texts: the P prompts; decode_batch: images in one call of the VAE; before_call: called before a prompt's images are decoded,
+    and before they are scored; watch: called with the images [G, 3, H, W] and scores [R, G] of the first prompt's first group.
+    Collective; NonFiniteError names prompt and reward.
 
-    One prompt's images at a time: those of the paper's 16 prompts on one GPU would be 59 GiB.
+    Handles one prompt's images at a time: those of the paper's 16 prompts on one GPU would take 59 GiB.
     """
     shape = sampled.clean.shape[:4]  # P, B, J, G
     images_per_prompt = math.prod(shape[1:])
@@ -130,7 +134,7 @@ def score_gains(
 def _first_not_finite(
     rewards: Mapping[str, Reward], clean: torch.Tensor, scores: torch.Tensor, reasons: list[list[str | None]], prompts: list[str]
 ) -> str | None:
-    """Which latents or score are not a number, for which prompt and why; None if all are."""
+    """Says which latents or score are not a number, for which prompt and why; None if all are."""
     sums = clean.flatten(0, 3).flatten(1).sum(1).cpu()
     if not sums.isfinite().all():
         return f"latents are not finite for the prompt {prompts[int((~sums.isfinite()).nonzero()[0])]!r}"

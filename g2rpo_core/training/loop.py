@@ -1,4 +1,4 @@
-"""A training run that resumes where it was: the trainer's iterations, what is measured between them, and its checkpoints."""
+"""A training run that can resume: the trainer's iterations, the measurements between them, and the checkpoints."""
 
 import json
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from g2rpo_core.training.experience import NonFiniteError
 from g2rpo_core.training.metrics import START
 from g2rpo_core.training.trainer import Trainer
 
-CURVE = "records.jsonl"  # in the scratch folder: every iteration as it ends, so that a killed run has its curve
+CURVE = "records.jsonl"  # in the scratch folder: every iteration as it ends, so that a killed run keeps its curve
 
 
 def train(
@@ -23,12 +23,12 @@ def train(
     progress: Callable[[dict], None],
     warn: Callable[[int, str], None] = lambda iteration, text: None,
 ) -> list[dict]:
-    """The records of all iterations from 0 on, with `heldout()` where `training.monitor` asks for it; collective.
+    """The records of all iterations from 0 on, with `heldout()` when `training.monitor` says so; collective.
 
-    folder: of `checkpoint.scratch`; progress: called with every new record; warn: with an iteration and what drifts there (`drift.py`),
-    once until it is over; DriftError where `training.drift.stop` asks for it. After SIGTERM a checkpoint is written and Terminated
-    raised; after a number that stops the run one is written, too, from which it is reproduced. However often a run is stopped,
-    weights and records (but for their seconds) end the same.
+    folder: from `checkpoint.scratch`; progress: called with every new record; warn: called with an iteration and a warning
+    (`drift.py`), once until that is over. Raises DriftError if `training.drift.stop` says so. After SIGTERM, writes a checkpoint
+    and raises Terminated; after a number that stops the run, also writes one, from which the error can be reproduced. However
+    often a run is stopped, its final weights and records (except their seconds) are the same.
     """
     settings, processes = trainer.training, trainer.processes
     kept = checkpoint.Checkpoints(folder, settings.checkpoints.keep, processes)
@@ -52,7 +52,7 @@ def train(
         told.update(found)
         if found and settings.drift.stop:
             raise DriftError(
-                f"iteration {records[-1]['iteration']}: {'; '.join(found.values())}; training.drift.stop: false goes on from here"
+                f"iteration {records[-1]['iteration']}: {'; '.join(found.values())}; set training.drift.stop: false to go on from here"
             )
 
     def save() -> None:
@@ -80,12 +80,12 @@ def train(
     except (Terminated, NonFiniteError, DriftError) as error:
         if trainer.weights_unchanged or isinstance(
             error, DriftError
-        ):  # otherwise the checkpoint before stands: everything after it comes again to the same bits
+        ):  # otherwise the previous checkpoint stays, and everything after it is computed again, bit for bit
             save()
         kept.finish()
         if isinstance(error, NonFiniteError):
-            again = f"the same command starts before it again, from {folder}"
-            raise NonFiniteError(f"{error}; nothing was kept of that iteration, {again}") from None
+            again = f"the same command resumes before it, from {folder}"
+            raise NonFiniteError(f"{error}; nothing of that iteration was kept; {again}") from None
         raise
     return records
 
@@ -95,7 +95,10 @@ def _line(record: dict) -> str:
 
 
 def keep_snapshot(trainer: Trainer, folder: Path, iteration: int) -> None:
-    """The weights as they are now, beside the checkpoints; collective. Written aside, as an earlier attempt may have left it half."""
+    """Saves the current weights beside the checkpoints.
+
+    Collective. Uses a temporary name: an earlier attempt may have left half a copy.
+    """
     final = snapshot(folder, iteration)
     aside = final.with_suffix(".tmp")
     with trainer.result():

@@ -1,4 +1,4 @@
-"""What is recorded of an iteration. docs/metrics.md lists every column."""
+"""The records of an iteration. docs/metrics.md lists every column."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ START = {"iteration": 0, "num_forward_evals": 0, "num_transitions": 0, "seconds"
 def reward_metrics(
     names: Sequence[str], rewards: torch.Tensor, advantages: torch.Tensor, granularities: tuple[int, ...], adv_clip_max: float
 ) -> dict[str, float]:
-    """Of this process's rewards [R, P, B, J, G] and the advantages of all transitions, of any shape: means."""
+    """Metrics of this process's rewards [R, P, B, J, G] and of the advantages of all transitions, of any shape: means."""
     return {
         **{f"reward_{name}": score.mean().item() for name, score in zip(names, rewards)},
         **{f"reward_std_{name}": score.std(-1).mean().item() for name, score in zip(names, rewards)},
@@ -22,16 +22,16 @@ def reward_metrics(
 
 
 def update_metrics(updates: list[dict[str, float]]) -> dict[str, float]:
-    """Of the iteration's optimizer steps: means, and the error of the old policy's ratio, which the first step alone shows."""
+    """Metrics of the iteration's optimizer steps: means, and the old-policy ratio error, which only the first step shows."""
     means = {key: sum(step[key] for step in updates) / len(updates) for key in ("loss", "kl", "grad_norm", "clip_ratio")}
     return {"old_policy_ratio_error": updates[0]["old_policy_ratio_error"], **means}
 
 
 def granularity_correlation(rewards: torch.Tensor, names: Sequence[str], granularities: tuple[int, ...]) -> dict[str, float]:
-    """How the same directions score at each granularity but the finest (the paper's Fig. 3), from rewards [R, P, B, J, G].
+    """Compares the scores of the same directions at each granularity with the finest (the paper's Fig. 3).
 
-    `gap_<reward>_<granularity>`: its mean reward minus the finest's; `correlation_...`: with the finest's within a group, the mean
-    over groups. A group whose rewards are all equal counts as a correlation of 0.
+    rewards: [R, P, B, J, G]. `gap_<reward>_<granularity>`: its mean reward minus the finest's; `correlation_...`: the correlation
+    with the finest's within a group, as a mean over groups. A group whose rewards are all equal counts as a correlation of 0.
     """
     scaled, members = standardized(rewards), rewards.shape[-1]
     metrics = {}

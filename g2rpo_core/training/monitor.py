@@ -1,4 +1,4 @@
-"""What is measured on held-out prompts while training."""
+"""Measurements on held-out prompts during training."""
 
 from collections.abc import Mapping
 
@@ -24,9 +24,10 @@ def heldout_means(
 ) -> dict[str, float]:
     """`heldout_<reward>`: each reward's mean over the first `count` test prompts with noise that training never sees; collective.
 
-    max_missing: of each reward, the share of scores that may be missing (none if it is left out); the mean is over the others.
+    max_missing: for each reward, the share of scores that may be missing (none if it is left out); the mean is over the others.
 
-    Where batches cannot be shared evenly, the last one is made more than once: sharded weights need all processes in every call.
+    If batches cannot be shared evenly, the last one is made more than once, because sharded weights need all processes in every
+    call.
     """
     batch = sampling.decode_batch
     last = -(-min(count, len(prompts)) // batch) - 1

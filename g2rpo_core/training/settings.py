@@ -10,7 +10,7 @@ from g2rpo_core.settings import Count, Different, Rate, Scale, Settings
 
 
 class MonitorSettings(Settings):
-    """What is measured on held-out prompts while training: every so many iterations, on so many prompts, by which rewards."""
+    """What is measured on held-out prompts during training: every how many iterations, on how many prompts, by which rewards."""
 
     every: Count
     prompts: Count
@@ -18,20 +18,20 @@ class MonitorSettings(Settings):
 
 
 class CheckpointSettings(Settings):
-    """When a run writes where it is, so that it can resume from there; it always does on SIGTERM."""
+    """When a run writes a checkpoint to resume from; it always does on SIGTERM."""
 
     every: Count = Field(10, description="iterations")
-    keep: Count = Field(1, description="how many of the newest stay on disk; all go when the run is finished")
+    keep: Count = Field(1, description="how many of the newest stay on disk; all are deleted when the run is finished")
     grace: float = Field(
         25.0,
         gt=0,
         le=86_400,
-        description="seconds from SIGTERM until the process ends in any case; whoever asks commonly waits for 30",
+        description="seconds from SIGTERM until the process ends in any case; schedulers commonly wait for 30",
     )
 
 
 class EmaSettings(Settings):
-    """The exponential moving average of the trained weights: with it the monitor, snapshots, evaluation and the saved run are its.
+    """The exponential moving average of the trained weights, which the monitor, snapshots, evaluation and the saved run then use.
 
     The defaults are flow_grpo's: an average over some 80 optimizer steps.
     """
@@ -44,7 +44,7 @@ class SampleSettings(Settings):
     """Pictures of fixed test prompts and noise, and of one group with its rewards."""
 
     every: Count = Field(25, description="iterations")
-    prompts: Count = Field(4, description="of the test prompts, the first ones")
+    prompts: Count = Field(4, description="how many of the first test prompts")
 
 
 class TrackingSettings(Settings):
@@ -54,18 +54,18 @@ class TrackingSettings(Settings):
     samples: SampleSettings | None = SampleSettings()
 
     def samples_due(self, iteration: int) -> bool:
-        """Whether pictures are shown after this iteration; before the first one, too, to compare with."""
+        """Whether pictures are shown after this iteration; also before the first one, for comparison."""
         return self.samples is not None and bool(self.to) and iteration % self.samples.every == 0
 
 
 class DriftSettings(Settings):
-    """When numbers that drift are told (`training/drift.py`), and whether they stop the run."""
+    """When a run warns of drift (`training/drift.py`), and whether that stops the run."""
 
     patience: Annotated[int, Field(ge=2, le=10**6)] = Field(
         20, description="iterations in a row that are clipped, or over which groups' spread is averaged"
     )
-    measurements: Annotated[int, Field(ge=2, le=1000)] = Field(5, description="times in a row that a held-out reward falls")
-    stop: bool = Field(False, description="end the run, with a checkpoint, at the first")
+    measurements: Annotated[int, Field(ge=2, le=1000)] = Field(5, description="how many times in a row a held-out reward falls")
+    stop: bool = Field(False, description="end the run, with a checkpoint, at the first warning")
 
 
 class TrainingSettings(Settings):
@@ -92,13 +92,13 @@ class TrainingSettings(Settings):
     gradient_checkpointing: bool = Field(False, description="recompute activations in the backward pass instead of keeping them")
     max_old_policy_ratio_error: Annotated[float, Field(gt=0, le=1)] = Field(
         1.0,
-        description="largest |ratio - 1| before an iteration's first update that is no error, in clip ranges: by 1, nothing may be clipped"
-        " before anything was learned",
+        description="largest allowed |ratio - 1| before an iteration's first update, in clip ranges: at 1, nothing may be clipped"
+        " before anything is learned",
     )
     checkpoints: CheckpointSettings = CheckpointSettings()
     drift: DriftSettings = DriftSettings()
     snapshots: Annotated[tuple[Count, ...], Different] = Field(
-        (), description="iterations whose weights are kept beside the last, for evaluation"
+        (), description="iterations whose weights are also kept, for evaluation"
     )
     tracking: TrackingSettings = TrackingSettings()
     parallel: ParallelSettings = ParallelSettings()

@@ -1,6 +1,6 @@
-"""A run as it goes: its curves and sample pictures in TensorBoard or another tracker, by accelerate's interface.
+"""Shows a run while it goes on: curves and sample pictures in TensorBoard or another tracker, by accelerate's interface.
 
-Nothing here decides what a run makes, and no stage reads it. It lies in LIVE, outside of what DVC hashes.
+Nothing here changes the result of a run, and no stage reads it. The files are in LIVE, outside what DVC hashes.
 """
 
 import math
@@ -30,10 +30,10 @@ MODULES = {"tensorboard": "tensorboard", "wandb": "wandb", "trackio": "trackio",
 
 
 class Tracking:
-    """Tells every tracker of the run `name` what each iteration measured; by the first process alone.
+    """Logs each iteration of the run `name` to every tracker; only in the first process.
 
-    first: the iteration that a resumed run begins after; what was told of later ones is taken back where the tracker can.
-    UserError where a tracker is not installed.
+    first: the iteration after which a resumed run begins; what was logged of later ones is removed if the tracker can do that.
+    UserError if a tracker is not installed.
     """
 
     def __init__(self, name: str, settings: TrackingSettings, first: int = 0, folder: Path = LIVE):
@@ -42,7 +42,7 @@ class Tracking:
         PartialState()  # accelerate's trackers ask it which process this is
         self.folder = folder / name
         self.before: Mapping | None = None  # the record before
-        self.told: set[str] = set()  # what went wrong already
+        self.told: set[str] = set()  # failures that were already reported
         self.trackers: list[GeneralTracker] = []
         for one in settings.to:
             with self.at_most_a_warning(one):
@@ -51,14 +51,14 @@ class Tracking:
                 self.trackers.append(tracker)
 
     def warn(self, iteration: int, text: str) -> None:
-        """A warning of the run, as text where the tracker takes texts."""
+        """Logs a warning of the run, as text if the tracker takes text."""
         for tracker in self.trackers:
             with self.at_most_a_warning(tracker.name):
                 tracker.log({"training/warning": text}, step=iteration)
 
     @contextmanager
     def at_most_a_warning(self, what: str) -> Iterator[None]:
-        """Whatever goes wrong in what is only shown never ends a training: it is told once, in one line, and left out."""
+        """A failure in the display never ends a training: it is reported once, in one line, and skipped."""
         try:
             yield
         except Exception as error:  # noqa: BLE001 - trackers reach for disks, networks and libraries of all kinds
@@ -66,10 +66,10 @@ class Tracking:
                 self.told.add(what)
                 words = visible(f"{type(error).__name__}: {error}")[:300]
                 with suppress(OSError):  # of a stderr that nobody reads any more
-                    print(f"warning: {what} could not be shown ({words}); the training goes on without it", file=sys.stderr)
+                    print(f"warning: {what} could not be shown ({words}); training goes on without it", file=sys.stderr)
 
     def record(self, record: Mapping, num_images: int) -> None:
-        """An iteration's record as curves by topic, with its speed and memory; num_images: that it sampled."""
+        """Logs an iteration's record as curves by topic, with its speed and memory; num_images: images that it sampled."""
         with self.at_most_a_warning("a record"):
             self._record(record, num_images)
         self.before = record
@@ -88,7 +88,7 @@ class Tracking:
                 tracker.log(values, step=record["iteration"])
 
     def samples(self, iteration: int, images: torch.Tensor, prompts: Sequence[str]) -> None:
-        """images [N, 3, H, W] of fixed prompts and noise: each below that of the model before training, which iteration 0 brings."""
+        """Logs images [N, 3, H, W] of fixed prompts and noise, each below that of the model before training (iteration 0)."""
         with self.at_most_a_warning("the sample pictures"):
             base = self.folder / "base.png"
             now = _row(images, prompts)
@@ -98,7 +98,7 @@ class Tracking:
             self._show("samples", "samples: the base, and now", iteration, [Image.open(base), now] if base.exists() else [now])
 
     def group(self, iteration: int, images: torch.Tensor, rewards: Mapping[str, Sequence[float]], prompt: str) -> None:
-        """images [G, 3, H, W] of one group, each with its rewards, and the prompt under all."""
+        """Logs images [G, 3, H, W] of one group, each with its rewards, and the prompt below all."""
         with self.at_most_a_warning("the pictures of a group"):
             captions = [" ".join(f"{values[index]:.3f}" for values in rewards.values()) for index in range(len(images))]
             self._show("group", f"a group's {', '.join(rewards)}", iteration, [_row(images, captions), _text(prompt, 400)])
@@ -127,7 +127,7 @@ def installed(tracker: str) -> bool:
 
 
 def topic(key: str) -> str:
-    """The group of curves that a record's column stands in."""
+    """The group of curves that a record's column belongs to."""
     for start, name in (
         ("heldout_", "held out"),
         ("reward_", "rewards"),
@@ -140,9 +140,9 @@ def topic(key: str) -> str:
 
 
 def _tracker(kind: str, name: str, folder: Path, first: int) -> GeneralTracker:
-    """A tracker of the run `tiny/g2rpo-1`: for those with projects, of the run g2rpo-1 in the project g2rpo-tiny.
+    """A tracker of the run `tiny/g2rpo-1`; in trackers with projects, this is the run g2rpo-1 in the project g2rpo-tiny.
 
-    Only TensorBoard can take back what was told after a checkpoint; elsewhere a resumed run stands beside the one before.
+    Only TensorBoard can remove what was logged after a checkpoint; in the others a resumed run appears beside the earlier one.
     """
     make = LOGGER_TYPE_TO_CLASS[kind]
     if kind == "tensorboard":
@@ -159,7 +159,7 @@ def _tracker(kind: str, name: str, folder: Path, first: int) -> GeneralTracker:
 
 
 def _show_picture(tracker: GeneralTracker, name: str, title: str, image: Image.Image, step: int) -> None:
-    """By the tracker's own interface where accelerate has none for pictures."""
+    """Uses the tracker's own interface if accelerate has none for pictures."""
     if tracker.name == "tensorboard":
         tracker.log_images({title: to_tensor(image)[None]}, step=step)
     elif tracker.name == "wandb":

@@ -57,9 +57,9 @@ def learning_rate_at(iteration: int, training: TrainingSettings) -> float:
 class Trainer:
     """Trains `policy.transformer` in place.
 
-    rewards: those that `training.rewards` weighs, in its order; prompts: the encoded training prompts; seed: decides the order of the
-    prompts, all noise and the drawn steps. processes: each takes its share of every iteration's prompts, whole groups; what it
-    samples depends on the prompt's index among all, so that any number of processes computes the same.
+    rewards: those that `training.rewards` weighs, in its order; prompts: the encoded training prompts; seed: decides the order of
+    the prompts, all noise and the drawn steps. processes: each takes its share of every iteration's prompts, whole groups; what
+    it samples depends on the prompt's index among all, so that any number of processes computes the same.
 
     sampler: how an iteration's rollouts are made, called as a `RolloutSampler` (the default); experiments bring their own.
     """
@@ -98,10 +98,10 @@ class Trainer:
         self.ema = Ema(policy, training.ema) if training.ema else None
 
     def run(self, last: Mapping = MappingProxyType(START)) -> Iterator[dict]:
-        """The record of each iteration after that of the record `last`, after its updates; docs/metrics.md lists its columns.
+        """Yields the record of each iteration after that of `last`, after its updates; docs/metrics.md lists its columns.
 
-        The iteration's number decides its prompts, noise, window and learning rate: weights and optimizer (`state`) are all else
-        that a resumed run needs. Terminated where SIGTERM was received, before anything of the iteration changed the weights.
+        The iteration's number decides its prompts, noise, window and learning rate; beyond that, a resumed run only needs the
+        weights and the optimizer (`state`). Raises Terminated after SIGTERM, before the iteration has changed the weights.
         """
         num_forward_evals, num_transitions, seconds = last["num_forward_evals"], last["num_transitions"], last["seconds"]
         for iteration in range(last["iteration"], self.training.iterations):
@@ -114,7 +114,7 @@ class Trainer:
             yield {"iteration": iteration + 1, **totals, **record}
 
     def iterate(self, iteration: int) -> dict:
-        """One iteration, from 0: its record, where forward evaluations and transitions are this iteration's of all processes."""
+        """One iteration, from 0: its record, with the iteration's forward evaluations and transitions over all processes."""
         training, processes = self.training, self.processes
         self.weights_unchanged = True
         self.optimizer.param_groups[0]["lr"] = learning_rate_at(iteration, training)
@@ -146,7 +146,7 @@ class Trainer:
         except NonFiniteError as error:
             prompts = ", ".join(map(repr, texts))
             raise NonFiniteError(f"iteration {iteration + 1}: {error}; the prompts are {prompts}") from None
-        self.optimizer.zero_grad()  # their memory is the next rollout's
+        self.optimizer.zero_grad()  # frees their memory for the next rollout
         self.policy.refresh()
 
         every = torch.cat([each.flatten() for each in advantages])
@@ -161,7 +161,7 @@ class Trainer:
     def _trained(
         self, sampled: list[SampledTransition], advantages: list[torch.Tensor], iteration: int, prompts: range
     ) -> list[TrainedTransition]:
-        """Those that this iteration trains on; prompts: their indices among the iteration's."""
+        """The transitions that this iteration trains on; prompts: the indices of this process's prompts among the iteration's."""
         seeds = [
             ("trained", self.seed, iteration, *((index,) if self.method.timesteps_of == "member" else ())) for index in prompts
         ]
@@ -171,14 +171,14 @@ class Trainer:
         return [TrainedTransition(transition, own, weight.to(self.policy.device)) for transition, own, weight in drawn]
 
     def _std(self, sampled: SampledTransition) -> float:
-        """Of the noise at a transition's SDE step, which is the same for all latents."""
+        """The standard deviation of the noise at a transition's SDE step, which is the same for all latents."""
         step, one = sampled.sde_step, torch.zeros(1, 1, device=self.sigmas.device)
         return float(self.transition(one, one, step=step.step, span=step.span).std)
 
     def update(self, conditioning: Conditioning, transitions: list[TrainedTransition]) -> dict:
-        """One optimizer step on the mean weighted loss over all given transitions, in as many batches as it takes (Eq. 12).
+        """Makes one optimizer step on the mean weighted loss over all given transitions, in as many batches as it takes (Eq. 12).
 
-        Returns what the step measured; NonFiniteError before the step where a number is none, or the old policy's ratio is not 1.
+        Returns the step's metrics; NonFiniteError before the step if a number is not finite, or the old policy's ratio is not 1.
         """
         batches = transition_batches(transitions, self.processes)
         total = sum(int(batch.weights.count_nonzero()) for batch in batches)
@@ -236,7 +236,7 @@ class Trainer:
         return self.transition(batch.latents, v, step=batch.step, span=batch.span)
 
     def _policy_loss(self, current: Transition, batch: TransitionBatch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Of every transition the ratio, the loss, and whether it lies outside of the trust region, each [N, M]."""
+        """The ratio and loss of every transition, and whether it lies outside the trust region; each [N, M]."""
         members = batch.next_latents.shape[1]
         log_prob = current.repeat(members).log_prob(batch.next_latents.flatten(0, 1)).view(-1, members)
         divergence = lambda: current.kl(replace(current, mean=batch.mean))[:, None]
@@ -255,7 +255,7 @@ class Trainer:
         return r, loss, outside
 
     def state(self) -> dict[str, dict]:
-        """What the iterations change, by name: the weights that are trained, the optimizer's moments once it has any, and the EMA."""
+        """What the iterations change, by name: the trained weights, the optimizer's moments once it has any, and the EMA."""
         reshard(self.policy.transformer)
         ema = {"ema": self.ema.values} if self.ema else {}
         parameters = self.policy.trained_parameters()
@@ -265,11 +265,11 @@ class Trainer:
         return {"weights": {name: parameter.detach() for name, parameter in parameters.items()}, "moments": moments, **ema}
 
     def result(self) -> AbstractContextManager:
-        """The policy has in it the weights that are evaluated and kept: the EMA's where there is one. Collective."""
+        """Within the block, the policy has the weights that are evaluated and kept: the EMA's if there is one. Collective."""
         return self.ema.in_place() if self.ema else nullcontext()
 
     def restore(self, load: Callable[[dict], None], updated: bool) -> None:
-        """Puts back a state that `load` reads into the tensors that it is given; updated: whether the optimizer had made a step."""
+        """Restores a state; load: reads it into the tensors that it is given; updated: whether the optimizer had made a step."""
         if updated:
             for parameter in self.parameters:  # as AdamW lays them out
                 moments = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
@@ -278,6 +278,6 @@ class Trainer:
         self.policy.refresh()
 
     def _stop_if_asked(self) -> None:
-        """Where nothing of the iteration has changed the weights yet, so that a checkpoint can be written."""
+        """Called while the iteration has not changed the weights yet, so that a checkpoint can be written."""
         if self.processes.first("asked" if self.termination.requested else None):
             raise Terminated

@@ -1,4 +1,4 @@
-"""What earlier stages would have made, for a rehearsal: published configurations without weights, and encoded prompts of zeros."""
+"""Makes a rehearsal's inputs instead of earlier stages: published configurations without weights, prompts encoded as zeros."""
 
 import json
 import shutil
@@ -27,7 +27,7 @@ PIPELINE: dict[str, tuple[str, str, dict[str, Any]]] = {  # part: library, class
 
 
 def make_inputs(home: Path, name: str, profile: Profile) -> None:
-    """Makes what is not there yet below `home`/inputs, for the profile of that name."""
+    """Makes what does not exist yet in `home`/inputs, for the profile of that name."""
     works: dict[str, Callable[[Path], None]] = {
         "models": make_models,
         "embeddings": partial(make_embeddings, profile=profile),
@@ -44,7 +44,7 @@ def make_inputs(home: Path, name: str, profile: Profile) -> None:
 
 
 def make_models(folder: Path) -> None:
-    """The folder of the stage `models`: every part's configuration, and tokenizers of our own."""
+    """The folder of the stage `models`: every part's configuration, and our own tokenizers."""
     pipeline = folder / "pipeline"
     index: dict[str, Any] = {"_class_name": "FluxPipeline", "feature_extractor": [None, None], "image_encoder": [None, None]}
     for part, (library, name, config) in PIPELINE.items():

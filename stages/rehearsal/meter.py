@@ -1,6 +1,7 @@
-"""What a run takes, by phase: memory alive on GPU and host, floating-point operations, and what processes send each other.
+"""Measures a run, by phase: live memory on GPU and host, floating-point operations, and what processes send each other.
 
-It follows storages at PyTorch's dispatch, below autograd and FSDP2: a tensor counts from the operation that makes it until it is freed.
+It follows storages at PyTorch's dispatch, below autograd and FSDP2: a tensor counts from the operation that makes it until it is
+freed.
 """
 
 import functools
@@ -43,7 +44,7 @@ class Collective:
 
 @dataclass
 class Repeated:
-    """What a call took, for those that are not made again; bytes: of a GPU, more than before it, at most at once."""
+    """The cost of a call, for equal calls that are not made again; bytes: its peak on a GPU, above what was there before."""
 
     bytes: int
     flops: int
@@ -60,7 +61,7 @@ class Boxed:
 
 @dataclass
 class Phase:
-    """Most bytes at once by device, operations, and seconds of the rehearsal itself."""
+    """Peak bytes by device, operations, and seconds of the rehearsal itself."""
 
     peak: Counter = field(default_factory=Counter)
     flops: int = 0
@@ -68,9 +69,9 @@ class Phase:
 
 
 class Meter(TorchDispatchMode):
-    """Measures everything under it; torch.OutOfMemoryError where a GPU would hold more than `limit` bytes.
+    """Measures everything under it; torch.OutOfMemoryError if a GPU would hold more than `limit` bytes.
 
-    per_node: processes of a node, which are numbered one node after the other.
+    per_node: processes of a node; they are numbered node by node.
     """
 
     def __init__(self, limit: float, per_node: int):
@@ -80,7 +81,7 @@ class Meter(TorchDispatchMode):
         self.phases: dict[str, Phase] = {}
         self.alive: Counter = Counter()
         self.collectives: list[Collective] = []
-        self.paused = self.high = 0  # high: most bytes of a GPU at once, since it was last set
+        self.paused = self.high = 0  # high: peak bytes of a GPU since it was last set
         self._known: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
         self._costs: dict[object, Repeated] = {}
         self._calls: Counter = Counter()
@@ -90,7 +91,7 @@ class Meter(TorchDispatchMode):
         plain_resize = torch.UntypedStorage.resize_
         plain_propagate = ShardingPropagator._propagate_tensor_meta_non_cached
 
-        def resize_(storage, size):  # how FSDP2 frees and takes what it gathers
+        def resize_(storage, size):  # how FSDP2 frees and allocates what it gathers
             result = plain_resize(storage, size)
             if (box := self._known.get(storage)) is not None:
                 self._add(box.device, storage.nbytes() - box.bytes)
@@ -124,7 +125,10 @@ class Meter(TorchDispatchMode):
         return wrapped
 
     def sometimes(self, key: object, really: Callable[[], Any], instead: Callable[[], Any]) -> Any:
-        """Equal calls without gradients: the first two are made, the others cost the same and give something of the shape."""
+        """Makes only the first two of equal calls without gradients.
+
+        The others count the same cost and return a result of that shape.
+        """
         self._calls[key] += 1
         if self._calls[key] > 2:
             cost = self._costs[key]
@@ -145,7 +149,7 @@ class Meter(TorchDispatchMode):
         return self._of(self.phase).flops, len(self.collectives)
 
     def repeat(self, start: tuple[int, int], end: tuple[int, int], times: int) -> None:
-        """Counts once more, some times, what was done between two moments of this phase."""
+        """Counts `times` more what was done between two moments of this phase."""
         self._of(self.phase).flops += times * (end[0] - start[0])
         self.collectives += times * self.collectives[start[1] : end[1]]
 

@@ -1,7 +1,7 @@
-"""One stage as one of many processes, at true size and without data: `python -m stages.rehearsal.part`, in a process of its own.
+"""Runs one stage as one of many processes, at true size and without data: `python -m stages.rehearsal.part`, in its own process.
 
-The stage's own `main` runs, from its command line to its last file. Replaced is what there is no machine for: the GPUs and the other
-processes (`pretend`), the contents of weights, and of files of weights. Prints one JSON line.
+The stage's own `main` runs, from its command line to its last file. What this machine lacks is replaced: the GPUs and the other
+processes (`pretend`), and the contents of weights and of their files. Prints one JSON line.
 """
 
 from stages.rehearsal import pretend  # isort: skip - before torch
@@ -44,7 +44,7 @@ from stages.rehearsal.meter import GIB, Meter
 
 STAGES = {"embed": stages.embed, "train": stages.train, "resume": stages.train, "evaluate": stages.evaluate}
 written: Counter = Counter()  # bytes that would be on disk, by what they are
-calls = [0]  # forward and backward passes of all updates, with those that are left out
+calls = [0]  # forward and backward passes of all updates, including those that are left out
 
 
 def main() -> None:
@@ -76,7 +76,7 @@ def main() -> None:
     try:
         with pretend.WithoutData(), meter:
             STAGES[args.stage].main()
-    except BaseException as error:  # noqa: BLE001 - whatever a stage ends by is what is reported
+    except BaseException as error:  # noqa: BLE001 - whatever ends a stage is reported
         if not isinstance(error, SystemExit) or error.code:
             ended = f"{type(error).__name__}: {error}"
             traceback.print_exc()
@@ -108,7 +108,7 @@ def report(args: argparse.Namespace, meter: Meter, ended: str | None) -> dict:
 
 
 def prepare(args: argparse.Namespace) -> None:
-    """A folder for this process in which the stage runs, with what earlier stages would have made (`inputs`)."""
+    """Makes the folder in which the stage runs in this process, with the outputs of earlier stages (`inputs`)."""
     profile = load_profile(args.home / "profiles" / f"{args.profile}.yaml")
     own = f"train-{args.method}" if args.stage == "resume" else f"{args.stage}-{args.method}"
     cwd = args.home / f"{own}-{args.rank}"
@@ -142,7 +142,7 @@ def prepare(args: argparse.Namespace) -> None:
 
 
 def replace_machine(args: argparse.Namespace, meter: Meter) -> None:
-    """GPUs, and the other processes: these say what this one says."""
+    """Replaces the GPUs, and the other processes, which answer as this one does."""
     local, per = args.rank % (args.gpus // args.nodes), args.gpus // args.nodes
     pretend.gpus(per, local, args.memory)
 
@@ -185,7 +185,7 @@ def replace_machine(args: argparse.Namespace, meter: Meter) -> None:
 
 
 def counted(size: ModelSize, device: torch.device) -> Callable[..., torch.Tensor]:
-    """UnifiedReward by its model's size: how long it answers depends on what it reads, and here is nothing to read."""
+    """UnifiedReward by its model's size: the length of its answers depends on what it reads, and here it reads nothing."""
     weights = torch.empty(size.bytes, dtype=torch.uint8, device=device)
 
     def score(images: torch.Tensor, prompts: Sequence[str]) -> torch.Tensor:
@@ -196,7 +196,7 @@ def counted(size: ModelSize, device: torch.device) -> Callable[..., torch.Tensor
 
 
 def replace_files(meter: Meter) -> None:
-    """Weights are made by their configuration and read from no file; those that are written are counted."""
+    """Makes weights from their configuration instead of reading files, and counts those that are written."""
 
     def of_diffusers(cls, folder, dtype=torch.float32, **_):
         return cls.from_config(cls.load_config(folder)).to(dtype).eval()
@@ -206,7 +206,7 @@ def replace_files(meter: Meter) -> None:
 
     ModelMixin.from_pretrained = classmethod(of_diffusers)
     transformers.PreTrainedModel.from_pretrained = classmethod(of_transformers)
-    transformers.PreTrainedModel.initialize_weights = lambda model: None  # draws until what is drawn lies in bounds
+    transformers.PreTrainedModel.initialize_weights = lambda model: None  # it draws until the values are within bounds
     open_clip.factory.load_checkpoint = lambda *_, **__: {}
     loading.read_weights = lambda *_: None
 
@@ -222,8 +222,8 @@ def replace_files(meter: Meter) -> None:
     def build(name, models, device, section):
         spec = registry.REWARDS.get(name)
         if spec is None or spec.size is None or registry.settings_of(section, name).remote:
-            return lambda images, prompts: torch.zeros(len(prompts))  # a server's, or the user's own: takes nothing here
-        own = {key: value for key, value in section.get(name, {}).items() if key != "backend"}  # a package is as large
+            return lambda images, prompts: torch.zeros(len(prompts))  # a server's, or the user's own: costs nothing here
+        own = {key: value for key, value in section.get(name, {}).items() if key != "backend"}  # a package's model is as large
         return counted(spec.size, device) if name == "unified_reward" else plain_build(name, models, device, {name: own})
 
     registry._build = build
@@ -241,7 +241,7 @@ def replace_files(meter: Meter) -> None:
     modeling.safetensors.torch.save_file = save_file
 
     class Checkpoints(checkpoint.Checkpoints):
-        """Takes the memory of what is copied before it is written, and leaves the records for a rehearsal that resumes."""
+        """Takes the memory of the copy that is made before writing, and leaves the records for a rehearsal that resumes."""
 
         def __init__(self, folder: Path, keep: int, processes: ProcessGroup = ProcessGroup()):  # noqa: B008
             self.folder = folder
@@ -268,7 +268,7 @@ def replace_files(meter: Meter) -> None:
 
 
 def shorten_updates(meter: Meter) -> None:
-    """Of an update's calls the first two and the last are made; those between them are counted as the second."""
+    """Makes only the first two and the last of an update's calls; those in between count as the second."""
     plain_split, plain_update, plain_reduce = batch.TransitionBatch.split, trainer.Trainer.update, trainer.reduce_gradients
     left_out, starts = [0], []
 
@@ -294,7 +294,7 @@ def shorten_updates(meter: Meter) -> None:
 
 
 def name_phases(meter: Meter) -> None:
-    """Which function belongs to which phase; the innermost counts."""
+    """Says which function belongs to which phase; the innermost phase counts."""
     owned: list[tuple[Any, str, str]] = [
         (flux.Policy, "load", "load"),
         (flux.Policy, "load_to_train", "load"),

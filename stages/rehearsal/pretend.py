@@ -1,10 +1,10 @@
-"""A machine with GPUs, pretended on one without: tensors have shapes, dtypes and devices, and no data. Import it before torch.
+"""Simulates a machine with GPUs on one without: tensors have shapes, dtypes and devices, but no data. Import it before torch.
 
-Device `cuda` works so on a CPU build of torch, with autograd, autocast, FSDP2 and AdamW, because of
+The device `cuda` then works on a CPU build of torch, with autograd, autocast, FSDP2 and AdamW. This takes:
 
 - a stub of CUDA's hooks and of its device guard, which do nothing (`stub.cpp`, compiled once, loaded before torch);
 - stand-ins for the streams, events and queries of `torch.cuda`; a number that is read from a tensor is 0, 1 or true;
-- attention and RMSNorm as CUDA's kernels have them: a CPU build takes other formulas, which keep more memory;
+- attention and RMSNorm as in CUDA's kernels: a CPU build uses other formulas, which keep more memory;
 - torch.distributed's `fake` backend: one process of many, whose collectives return at once.
 
 What it cannot show: workspaces of kernels and of NCCL, fragmentation, speed, overlap, numerics, a collective that hangs.
@@ -59,7 +59,10 @@ aten = torch.ops.aten
 
 
 class WithoutData(FakeTensorMode):
-    """Every tensor that is made under it has no data; small real ones (token ids, encoded prompts) lose theirs at their first use."""
+    """Tensors that are made under it have no data.
+
+    Small real ones (token ids, encoded prompts) lose theirs at their first use.
+    """
 
     avoid_device_init = True  # torch.tensor(..., device="cuda") would allocate
 
@@ -68,7 +71,7 @@ class WithoutData(FakeTensorMode):
 
 
 def _number(_mode, _operation, tensor: torch.Tensor) -> bool | float | int:
-    """What `.item()` gives of a tensor without data."""
+    """What `.item()` returns for a tensor without data."""
     if tensor.constant is not None:
         return tensor.constant.item()
     return True if tensor.dtype == torch.bool else 0.0 if tensor.dtype.is_floating_point else 1
@@ -148,7 +151,7 @@ def _rms_norm(plain):
     def rms_norm(input, normalized_shape, weight=None, eps=None):
         if input.device.type != "cuda":
             return plain(input, normalized_shape, weight, eps)
-        if torch.is_autocast_enabled("cuda"):  # in the float32 list of CUDA's autocast, and not in the CPU's
+        if torch.is_autocast_enabled("cuda"):  # in the float32 list of CUDA's autocast, but not in the CPU's
             return rms_norm_under_autocast(input, normalized_shape, weight, eps)
         return FusedRMSNorm.apply(input, weight)
 
@@ -202,5 +205,5 @@ def process_of(rank: int, size: int) -> None:
             return made(*arguments, **more)
 
     parallelize.init_device_mesh = outside
-    # looks at every tensor once for every tensor, 780² in a step of AdamW, for a kind of sharding that FSDP2 alone does not have
+    # it compares every tensor with every tensor, 780² in a step of AdamW, for a kind of sharding that FSDP2 alone does not use
     _sharding_prop._propagate_use_strided_shard_flag = lambda *_: None

@@ -90,11 +90,11 @@ def test_a_grid_has_a_row_a_prompt_and_a_column_a_seed(project):
     "words, complaint",
     [
         (["a circle " * 20], "prompt 0000 has 41 tokens ('a circle"),
-        ([], "generate: give prompts, or a file of them by --file"),
+        ([], "generate: give prompts, or a file of them with --file"),
         (["a circle", "--seeds", "1-x"], "generate: --seeds 1-x: give whole numbers from 0"),
-        (["a circle", "--run", "g2rpo-9"], "g2rpo-9: no trained weights; of tiny there are base, g2rpo-1"),
+        (["a circle", "--run", "g2rpo-9"], "g2rpo-9: no trained weights; profile tiny has base, g2rpo-1"),
         (["a circle", "--steps", "0"], "generate: --steps must be at least 1"),
-        (["a circle", "--out", "params.yaml"], "generate: --out params.yaml is no folder"),
+        (["a circle", "--out", "params.yaml"], "generate: --out params.yaml is not a folder"),
         (["--file", "nothing.txt"], "nothing.txt: no such prompt file"),
     ],
 )

@@ -64,10 +64,10 @@ def test_a_csv_names_its_images_and_may_name_few(folder, tmp_path):
 @pytest.mark.parametrize(
     "file, text, message",
     [
-        ("p.txt", "one\ntwo\n", "p.txt: 2 lines for the 8 images of "),
+        ("p.txt", "one\ntwo\n", "p.txt: 2 lines for the 8 images in "),
         ("p.txt", "one\n" * 7 + " \n", "the prompt of wide.png is empty"),
         ("p.csv", "name,prompt\nwide.png,x\n", "p.csv: needs columns file,prompt; has name,prompt"),
-        ("p.csv", "file,prompt\nhigh.png,x\n", "p.csv: high.png is no image of "),
+        ("p.csv", "file,prompt\nhigh.png,x\n", "p.csv: high.png is not an image in "),
         ("p.csv", "", "p.csv: cannot be read: "),
     ],
 )
@@ -126,5 +126,5 @@ def test_a_profile_decides_how_rewards_score(models, folder, tmp_path):
         assert [request.body["model"] for request in server.requests] == ["vlm"] * 8
         done = g2rpo(*words, "--profile", "strict", "--out", tmp_path / "t.csv", folder=tmp_path)
     last = done.stderr.strip().split("\n")[-1]
-    assert done.returncode == 1 and last.startswith("error: reward unified_reward: 1 of 8 scores are missing, over ")
+    assert done.returncode == 1 and last.startswith("error: reward unified_reward: 1 of 8 scores are missing, more than ")
     assert len(pd.read_csv(tmp_path / "t.csv")) == 8  # nothing is lost

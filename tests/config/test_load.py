@@ -102,5 +102,5 @@ def test_a_named_variant_departs_from_the_method_that_it_names(profiles):
     assert sampling_of(profile.sampling, profile.methods, "g2rpo_two").steps == 12
     assert training_of(profile.training, profile.methods, "g2rpo_two").num_generations == 6
     assert method_of(profile.methods, "g2rpo").window is None
-    with pytest.raises(UserError, match=r"methods.g2rpo_two: unknown method 'g2rpo_two'; .* says `method:`"):
+    with pytest.raises(UserError, match=r"methods.g2rpo_two: unknown method 'g2rpo_two'; .* needs `method:`"):
         load_profile(profiles("mine", "extends: tiny\nmethods:\n  g2rpo_two: {settings: {eta: 0.5}}\n"))

@@ -36,7 +36,7 @@ def test_every_profile_of_the_project_is_valid(path):
         (
             "g2rpo_no_mgai: {settings: {sde_steps: [0, 1, 2, 3, 4]}}",
             "g2rpo_no_mgai: {settings: {granularities: [0, 1]}}",
-            "methods.g2rpo_no_mgai.settings.granularities: must be at least 1 each",
+            "methods.g2rpo_no_mgai.settings.granularities: must each be at least 1",
         ),
         (
             "g2rpo_no_mgai: {settings: {sde_steps: [0, 1, 2, 3, 4]}}",
@@ -87,7 +87,11 @@ def test_every_profile_of_the_project_is_valid(path):
             "rewards.unified_reward.server.url: String should match pattern",
         ),
         (REWARDS, "red: 1", "rewards.red: Input should be an object (got '1')"),
-        (REWARDS, "sharpness: {class: mine:Sharp}", "rewards.sharpness: evaluations measure this of every image already"),
+        (
+            REWARDS,
+            "sharpness: {class: mine:Sharp}",
+            "rewards.sharpness: evaluations already measure an image statistic of this name",
+        ),
         ("  steps: [10]", "  checkpoints: [50]", "evaluation.steps: Field required"),
         (
             "  steps: [10]",
@@ -102,7 +106,7 @@ def test_every_profile_of_the_project_is_valid(path):
         ("  steps: [10]", "  steps: [10, 10]", "evaluation.steps: must be different from each other"),
         ("source: shapes", "source: attic", "models: Input tag 'attic'"),
         ("dtype: float32", "dtype: float8", "embed.dtype: Input should be 'float32' or 'bfloat16' (got 'float8')"),
-        ("  test: shapes", "  test: mine.txt", "the verifier knows captions of the shapes task alone, not mine.txt"),
+        ("  test: shapes", "  test: mine.txt", "the verifier only knows captions of the shapes task, not mine.txt"),
         ("seed: 0\n  images", "seed: zero\n  images", "models.seed: Input should be a valid integer (got 'zero')"),
         ("vae: {steps: 800", "vae: {stepz: 800", "models.vae.stepz: unknown key; allowed are steps, batch, learning_rate"),
         ("embed:", "embed: [", "not YAML"),
@@ -136,7 +140,7 @@ PIPELINE = section_of("pipeline")
         (
             "      architecture: ViT-H-14\n",
             "",
-            "models.repos.hps: needs `architecture`, open_clip's name of it, such as ViT-H-14",
+            "models.repos.hps: needs `architecture`, its name in open_clip, such as ViT-H-14",
         ),
         (PIPELINE, "", "models: repos: needs `pipeline`, the text-to-image model"),
         ("    clip_score:\n", "    hps_2:\n", "models.repos.hps_2: unknown model; allowed are pipeline, hps, clip_score, "),
@@ -153,7 +157,7 @@ PIPELINE = section_of("pipeline")
             "file: test.json",
             "prompts.test.file: unknown key; allowed are repo, revision, files, sha256, distinct, styles",
         ),
-        ("  g2rpo_published:", "  g2rpo:", "published.g2rpo: is the name of a method; give it another"),
+        ("  g2rpo_published:", "  g2rpo:", "published.g2rpo: is the name of a method; choose another name"),
         ("    method: mix_grpo\n", "    method: mix\n", "published.mix_grpo_published.method: unknown method 'mix'"),
         ("repo: tulvgengenr/MixGRPO", "sha256: {}", "needs either `repo` or `folder`"),
         (

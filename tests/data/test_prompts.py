@@ -47,8 +47,8 @@ def test_every_format_gives_the_same_prompts(tmp_path, suffix):
         ("empty.txt", "\n \n", "holds no prompt"),
         ("empty.csv", "prompt,style\n", "holds no prompt"),
         ("x.csv", "text,style\na,b\n", "no column `prompt`, only text, style"),
-        ("x.jsonl", '{"prompt": "a"}\n{oops\n', "row 2 cannot be read (no JSON: Expecting property name"),
-        ("x.parquet", "not parquet", "is no Parquet file, or its beginning is damaged"),
+        ("x.jsonl", '{"prompt": "a"}\n{oops\n', "row 2 cannot be read (not JSON: Expecting property name"),
+        ("x.parquet", "not parquet", "is not a Parquet file, or its beginning is damaged"),
         ("x.docx", "a", "not from .docx"),
         ("n.jsonl", '1\n"a"\n["b"]\n{"prompt": "a"}\n', "row 1 is a number, not an object with a `prompt`; row 2 is a text, not"),
         (
@@ -61,7 +61,7 @@ def test_every_format_gives_the_same_prompts(tmp_path, suffix):
         ("nul.txt", "a\nb\0c\n", "row 2 has a NUL character"),
         ("escape.txt", "a\x1b[31mb\n", "row 1 has the control character '\\x1b'"),
         ("half.jsonl", '{"prompt": "\\ud800"}\n', "row 1 has the control character '\\ud800'"),
-        ("twice.jsonl", '\n{"prompt": "a", "prompt": "b"}\n', "row 2 cannot be read (a key stands twice)"),
+        ("twice.jsonl", '\n{"prompt": "a", "prompt": "b"}\n', "row 2 cannot be read (a key appears twice)"),
         ("short.csv", "style,prompt\nphoto,a\nanime\n", "row 2 has fewer columns than the first line"),
         ("comma.csv", "prompt,style\na cat, sitting,photo\n", "row 1 has more columns than the first line (put quotes around"),
         ("latin.txt", b"caf\xe9\n", "is not UTF-8 (byte 0xe9 at 3)"),
@@ -90,7 +90,7 @@ def test_what_is_tested_is_not_trained_on():
     train = [Prompt("0", "A  Cat", ""), Prompt("1", "a dog", "")]
     kept, left_out = held_out(train, [Prompt("2", "a cat", "")])
     assert ([prompt.id for prompt in kept], left_out) == (["1"], 1)
-    with pytest.raises(UserError, match="all 2 training prompts are test prompts, too"):
+    with pytest.raises(UserError, match="all 2 training prompts are also test prompts"):
         held_out(train, train)
 
 

@@ -45,7 +45,7 @@ def test_a_link_may_leave_out_what_is_usual(usual):
 @pytest.mark.parametrize(
     "values, complaint",
     [
-        ({"prompt": " \n "}, "prompt: write what is to be drawn"),
+        ({"prompt": " \n "}, "prompt: write what to draw"),
         ({"seed": "1.5"}, "seed: Input should be a valid integer"),
         ({"seed": -1}, "seed: Input should be greater than or equal to 0"),
         ({"steps": 101}, "steps: Input should be less than or equal to 100"),
@@ -133,7 +133,7 @@ def test_scores_are_those_of_the_rewards_and_a_reason_where_there_is_none(usual,
     assert drawn.scores["hps"] == pytest.approx(float(hps), abs=1e-3)  # the file has 8 bits
     assert 0 <= drawn.scores["verifier"] <= 1
     (other,) = answer(painter, "tiny", RUNS, asked_for(usual, prompt="a cat", runs=(), rewards=("verifier",)))
-    assert other.scores == {"verifier": "knows captions of the shapes task alone"}
+    assert other.scores == {"verifier": "only knows captions of the shapes task"}
 
 
 @pytest.mark.pipeline

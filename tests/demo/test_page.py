@@ -144,9 +144,9 @@ def test_a_port_that_is_taken_and_a_run_that_is_not_there_end_in_one_line(addres
     project = small_project(tmp_path, models)
     port = address.rstrip("/").rsplit(":")[-1]
     taken = run_here(main, "demo", "--port", port, folder=project)
-    assert taken.returncode == 1 and f"error: demo: port {port} of 127.0.0.1 cannot be had" in taken.stderr
+    assert taken.returncode == 1 and f"error: demo: port {port} of 127.0.0.1 is not available" in taken.stderr
     unknown = run_here(main, "demo", "--run", "nowhere", folder=project)
     assert (
         unknown.returncode == 1
-        and unknown.stderr == "error: nowhere: no trained weights; of tiny there are base, g2rpo-1, g2rpo-2\n"
+        and unknown.stderr == "error: nowhere: no trained weights; profile tiny has base, g2rpo-1, g2rpo-2\n"
     )

@@ -101,7 +101,9 @@ def test_a_damaged_checkpoint_is_refused_in_words(tmp_path, harm):
             part.write_bytes(data[:-20] + bytes([data[-20] ^ 1]) + data[-19:])
         case _:
             part.write_bytes(data[:-1])
-    with pytest.raises(UserError, match="iteration-000003 is damaged .*: delete .*iteration-000003 to go on from the one before"):
+    with pytest.raises(
+        UserError, match="iteration-000003 is damaged .*: delete .*iteration-000003 to resume from the previous one"
+    ):
         checkpoint.load_records(path)
 
 
@@ -131,7 +133,7 @@ def test_a_checkpoint_that_cannot_be_written_ends_in_one_line_and_the_one_before
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
     try:
         kept.save(2, {"weights": {"one": torch.zeros(1000, 1000)}}, [])
-        with pytest.raises(UserError, match="iteration-000002.tmp cannot be written: .*; the checkpoint before it stands"):
+        with pytest.raises(UserError, match="iteration-000002.tmp cannot be written: .*; the previous checkpoint is kept"):
             kept.finish()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -149,7 +151,7 @@ def test_another_setting_or_input_never_continues_and_another_number_of_processe
     assert folder(kept) == first  # how often is written down decides nothing
     other = folder(tiny.training.model_copy(update={"learning_rate": 1.0}))
     assert other != first
-    assert "is not continued: other training.learning_rate; it can be deleted" in capsys.readouterr().err
+    assert "is not resumed: training.learning_rate changed; it can be deleted" in capsys.readouterr().err
     file.write_text("2")
     assert folder(tiny.training) not in (first, other)
     assert f"content of {file}" in capsys.readouterr().err
@@ -202,7 +204,7 @@ def test_nodes_without_a_shared_disk_are_told_so_at_the_start(tmp_path, shared):
             assert child.returncode == 0 and out.startswith(str(tmp_path / "node0")), err
         else:
             assert child.returncode == 1 and err.startswith("error: ") and err.count("\n") == 1
-            assert "the project's folder must lie on a disk that all nodes share" in err
+            assert "the project's folder must be on a disk that all nodes share" in err
 
 
 @pytest.fixture
@@ -232,7 +234,7 @@ def test_an_edit_in_a_folder_that_a_stage_depends_on_does_not_keep_it(code, tmp_
     edited = code / ("new.py" if edit == "added" else "other.py")
     edited.unlink() if edit == "removed" else edited.write_text("other = 2")
     assert checkpoint.scratch("train", "run", {}, [code]) != first
-    assert f"{first} is not continued: other content of {edited}; it can be deleted" in capsys.readouterr().err
+    assert f"{first} is not resumed: content of {edited} changed; it can be deleted" in capsys.readouterr().err
 
 
 HOLDER = """
@@ -253,7 +255,7 @@ def test_a_second_run_beside_a_living_one_is_refused_and_one_beside_a_killed_one
     try:
         assert child.stdout.readline() == "held\n"
         with pytest.raises(
-            UserError, match=f"train of run is running already \\(process {child.pid} on .*\\): wait until it has ended"
+            UserError, match=f"train of run is already running \\(process {child.pid} on .*\\): wait until it has ended"
         ):
             checkpoint.claim("train", "run")
         checkpoint.claim("train", "another")

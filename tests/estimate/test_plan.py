@@ -214,11 +214,11 @@ def test_the_command_speaks_to_machines_and_says_what_is_wrong():
     done = subprocess.run([*command, "16", "--json"], cwd=ROOT, capture_output=True, text=True)
     made = json.loads(done.stdout)
     assert {"evaluations_per_prompt", "memory_gib", "fits", "seconds_per_iteration", "disk_gib"} <= made.keys()
-    with pytest.raises(UserError, match="--gpus 5: 16 prompts an iteration cannot be shared evenly"):
+    with pytest.raises(UserError, match="--gpus 5: 16 prompts per iteration cannot be shared evenly"):
         make_plan(load_profile(ROOT / "profiles" / "flux_hps_clip.yaml"), "g2rpo", Machines(5, 141))
     for words, message in (
         (["16", "--rate", "fast"], "error: plan: --rate fast: give milliseconds per forward evaluation"),
-        (["16", "--nodes", "3"], "error: plan: --gpus 16 are not as many on each of 3 nodes"),
+        (["16", "--nodes", "3"], "error: plan: --gpus 16 cannot be divided evenly over 3 nodes"),
         (["16", "--hours", "0"], "error: plan: --hours 0.0 must be above 0"),
         (["16", "--shard", "5"], "error: plan: --shard 5 must divide --gpus 16"),
     ):

@@ -67,16 +67,16 @@ def test_what_was_uploaded_comes_back_with_its_card_and_gives_the_same_velocitie
     assert public.returncode == 0 and not hub.repos["somebody/lora"].private
     again = push(project, "g2rpo-2", "--form", "lora", "--out", "again", "--push", "somebody/lora")
     assert again.returncode == 1
-    assert "--push somebody/lora: it is there already and everybody can see it: give --public, or another name" in again.stderr
+    assert "--push somebody/lora: it already exists and everyone can see it: give --public, or another name" in again.stderr
 
 
 @pytest.mark.parametrize(
     "words, token, complaint",
     [
-        (["--push", "a/b/c"], TOKEN, "--push a/b/c: no name of a repository; give it as `user/name`"),
-        (["--push", "a/b"], "", "--push: you are not logged in to the hub: `hf auth login`, or set HF_TOKEN"),
-        (["--push", "a/b"], TOKEN + "2", "refuses (403): the token must be one that may write to it"),
-        (["--public"], TOKEN, "export: --public is about --push"),
+        (["--push", "a/b/c"], TOKEN, "--push a/b/c: not a repository name; give it as `user/name`"),
+        (["--push", "a/b"], "", "--push: you are not logged in to the hub: run `hf auth login`, or set HF_TOKEN"),
+        (["--push", "a/b"], TOKEN + "2", "refuses (403): the token needs write access to it"),
+        (["--public"], TOKEN, "export: --public needs --push"),
     ],
 )
 def test_what_cannot_be_uploaded_is_said_in_one_line(project, hub, words, token, complaint, tmp_path, monkeypatch):

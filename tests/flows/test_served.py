@@ -268,7 +268,7 @@ def test_serve_starts_its_server_again_and_ends_in_one_line_where_that_does_not_
             leader = next(one for one in psutil.Process(serve.pid).children() if "server" in one.cmdline())
             os.killpg(leader.pid, signal.SIGKILL)
             if turn < RESTARTS:
-                until(lambda turn=turn: f"starting it again ({turn + 1} of {RESTARTS})" in log.read_text(errors="replace"))
+                until(lambda turn=turn: f"restarting it ({turn + 1} of {RESTARTS})" in log.read_text(errors="replace"))
         assert serve.wait(120) == 1
     finally:
         serve.kill()

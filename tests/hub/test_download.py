@@ -81,7 +81,7 @@ def test_a_pickled_checkpoint_becomes_safetensors_once(hub, tmp_path):
     fetch(models())
     assert os.stat(folder / "scorer.safetensors") == made
     shutil.rmtree(folder)
-    with pytest.raises(UserError, match="is gone: make it again by `dvc repro --force --single-item models`"):
+    with pytest.raises(UserError, match="is gone: make it again with `dvc repro --force --single-item models`"):
         ModelStore(tmp_path / "models").folder("pipeline")
 
 
@@ -95,8 +95,8 @@ class Payload:
 @pytest.mark.parametrize(
     "content, message",
     [
-        ({"weight": TENSORS["weight"], "hook": Payload()}, "scorer.pt: not a file of weights alone"),
-        ({"weight": TENSORS["weight"], "name": "x"}, "scorer.pt: name is no tensor but a str"),
+        ({"weight": TENSORS["weight"], "hook": Payload()}, "scorer.pt: is damaged or holds more than weights"),
+        ({"weight": TENSORS["weight"], "name": "x"}, "scorer.pt: name is not a tensor but a str"),
     ],
 )
 def test_a_checkpoint_that_is_more_than_weights_is_refused_by_name(hub, content, message):
@@ -113,7 +113,8 @@ def test_a_gated_repo_says_where_its_licence_is(hub, monkeypatch, token):
         monkeypatch.setenv("HF_TOKEN", token)
     message = refusal(models())
     assert (
-        f"is gated: accept its licence at {hub.url}/{REPO}, then `hf auth login` or set HF_TOKEN; or use profile tiny" in message
+        f"is gated: accept its licence at {hub.url}/{REPO}, then run `hf auth login` or set HF_TOKEN; or use profile tiny"
+        in message
     )
 
 
@@ -125,7 +126,7 @@ def test_a_token_with_the_licence_opens_a_gated_repo(hub, monkeypatch):
 
 def test_wrong_revisions_repos_and_files_are_named(hub):
     assert f"has no revision {'f' * 40}: put a commit of " in refusal(models(revision="f" * 40))
-    assert "does not exist, or is private: `hf auth login`" in refusal(models(repo="somebody/else"))
+    assert "does not exist, or is private: run `hf auth login`" in refusal(models(repo="somebody/else"))
     assert "has no file weights.bin at revision" in refusal(models(files=["config.json", "weights.bin"]))
 
 
@@ -139,7 +140,7 @@ def test_a_cut_download_goes_on_from_where_it_stopped(hub):
 def test_a_download_that_keeps_breaking_can_be_taken_up_later(hub, monkeypatch):
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
     hub.cuts["vae/model.safetensors"] = [50_000] + [0] * 5
-    assert "run again, what is complete is kept" in refusal(models(), TransientError)
+    assert "run again, complete files are kept" in refusal(models(), TransientError)
     hub.ranges.clear()
     fetch(models())
     assert [path for path, _ in hub.ranges if path != "scorer.pt"] == ["vae/model.safetensors"]
@@ -203,5 +204,5 @@ def test_without_a_hub_and_a_known_revision_a_model_is_not_guessed(hub, monkeypa
 
 def test_a_damaged_file_of_revisions_ends_in_one_line(tmp_path):
     (tmp_path / "revisions.json").write_text('{"a/b": ')
-    with pytest.raises(UserError, match="revisions.json: .*take it back by `git checkout"):
+    with pytest.raises(UserError, match="revisions.json: .*restore it with `git checkout"):
         Revisions(tmp_path / "revisions.json")

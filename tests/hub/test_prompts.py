@@ -46,7 +46,7 @@ def test_styles_come_from_the_lists_that_have_the_prompts(prompts, capsys):
     files = {"anime": "benchmark/anime.json", "photo": "benchmark/photo.json"}
     styled = prompts(styles={"repo": "somebody/lists", "revision": REVISION, "files": files})
     assert [one.style for one in styled] == ["anime", "", "photo"]
-    assert "1 of 3 prompts are in none of the lists of styles" in capsys.readouterr().out
+    assert "1 of 3 prompts are in none of the style lists" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_styles_come_from_the_lists_that_have_the_prompts(prompts, capsys):
     [
         (
             {"distinct": 5},
-            "has 4 different prompts at 0123456789abcdef0123456789abcdef01234567, not 5 as prompts.train.distinct says",
+            "has 4 different prompts at 0123456789abcdef0123456789abcdef01234567, but prompts.train.distinct says 5",
         ),
         ({"files": ["test.json"]}, "has no file test.json"),
         ({"files": ["*.gz"]}, "prompts are read from .txt, .csv, .jsonl, .json, .parquet, not from .gz"),

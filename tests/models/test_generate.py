@@ -43,7 +43,7 @@ def test_a_scheduler_without_resolution_has_its_own_shift(models, tmp_path):
 
 @pytest.mark.parametrize("strange", [{"use_karras_sigmas": True}, {"time_shift_type": "linear"}])
 def test_a_scheduler_whose_sigmas_are_of_another_kind_is_refused_in_words(tmp_path, strange):
-    with pytest.raises(UserError, match=f"scheduler: {next(iter(strange))} .*is not sampled here"):
+    with pytest.raises(UserError, match=f"scheduler: {next(iter(strange))} .*is not supported"):
         published_shift(with_scheduler(tmp_path, **strange), 4096)
 
 

@@ -44,11 +44,11 @@ def test_a_lora_is_known_by_its_weights(models, embeddings, tmp_path):
 @pytest.mark.parametrize(
     "files, message",
     [
-        ({}, "no safetensors; a transformer or a LoRA in diffusers' layout is read"),
+        ({}, "no safetensors; it must be a transformer or a LoRA in diffusers' layout"),
         ({"one/a": "weight", "two/a": "weight"}, "weights in 2 folders"),
         ({"a": "x.lora_A.weight", "b": "x.lora_A.weight"}, r"holds 2 LoRAs \(a.safetensors, b.safetensors\): name one"),
-        ({"a": "unet.x.lora_A.weight"}, "no weight of it is named transformer.…, as diffusers names a LoRA"),
-        ({"a": "double_blocks.0.img_attn.qkv.weight"}, "its weights are of another model, or incomplete"),
+        ({"a": "unet.x.lora_A.weight"}, "no weight in it is named transformer.…, diffusers' name for a LoRA"),
+        ({"a": "double_blocks.0.img_attn.qkv.weight"}, "its weights belong to another model, or are incomplete"),
     ],
 )
 def test_weights_that_cannot_be_read_are_named(models, tmp_path, files, message):

@@ -302,7 +302,7 @@ def test_an_exported_run_is_a_row_of_the_report_with_the_runs_scores(project):
         assert set(json.loads((project / "reports" / "report.json").read_text())) == {"base-0", "taken_along-0"}
         shutil.rmtree(project / "elsewhere")
         refused = run([sys.executable, "-m", "stages.published", "--profile", "seconds"], project)
-        assert refused.returncode == 1 and "published.taken_along.folder: elsewhere is no folder" in refused.stderr
+        assert refused.returncode == 1 and "published.taken_along.folder: elsewhere is not a folder" in refused.stderr
     finally:
         assert run(["git", "checkout", "--quiet", "--", "."], project).returncode == 0
         dvc(project, "checkout")
@@ -382,7 +382,7 @@ def test_a_job_on_two_nodes_leaves_a_run_that_dvc_knows(project, tmp_path):
     "words, complaint",
     [
         (["--seed", "9"], "dvc repro has no train@g2rpo-9 of seconds: name profile, method and seed in params.yaml"),
-        (["--seed", "7", "--nodes", "2"], "training.processes is 1, and the job has 16 GPUs: write auto"),
+        (["--seed", "7", "--nodes", "2"], "training.processes is 1, but the job has 16 GPUs: write auto"),
     ],
 )
 def test_a_job_that_could_not_start_is_not_written(project, words, complaint):
@@ -458,7 +458,7 @@ def test_an_unknown_study_names_the_known_ones(project):
 
 
 def test_a_new_study_takes_no_name_that_is_taken_or_no_name(project):
-    for name, message in {"compare": "studies/compare exists", "my study": "is no name of a study"}.items():
+    for name, message in {"compare": "studies/compare exists", "my study": "is not a valid name for a study"}.items():
         done = run_here(studies.main, "new", name, folder=project)
         assert done.returncode == 1 and message in done.stderr and done.stderr.count("\n") == 1
 

@@ -59,7 +59,7 @@ def test_a_phase_alone_is_rehearsed_and_what_could_not_start_is_said(tmp_path):
     YAML().dump(data, tmp_path / "profiles" / "four.yaml")
     found, done = rehearse("four", ["--gpus", "1", "--memory", "80", "--phase", "embed"], tmp_path)
     assert done.returncode == 1, done.stderr
-    assert found["problems"] == ["start: training.processes is 4, and there are 1 GPUs: write auto, or 1"]
+    assert found["problems"] == ["start: training.processes is 4, but there are 1 GPUs: write auto, or 1"]
     assert list(found["peak_gib"]) == ["embed"] and 9.0 < found["peak_gib"]["embed"] < 12.0  # T5 has 8.9 GiB in bfloat16
 
 

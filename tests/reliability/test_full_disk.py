@@ -46,7 +46,7 @@ def test_a_full_disk_ends_a_stage_in_words_and_the_same_command_goes_on_after_ro
             assert (
                 len(errors) == 1
                 and "disk is full" in errors[0]
-                and "the same command goes on" in errors[0]
+                and "the same command resumes" in errors[0]
                 and "Traceback" not in said
             )
         assert about["again"][0] == 0, about["again"]

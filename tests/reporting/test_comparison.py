@@ -42,5 +42,5 @@ def test_settings_that_differ_are_those_of_methods_that_both_have(results):
 def test_what_cannot_be_paired_is_refused_in_words(results):
     with pytest.raises(UserError, match="a and b have no run in common: .*g2rpo-1.* against elsewhere-1"):
         changes(Side("a", {}, results), Side("b", {}, results[results.method == "g2rpo"].assign(method="elsewhere")))
-    with pytest.raises(UserError, match="were evaluated on other prompts"):
+    with pytest.raises(UserError, match="were evaluated on different prompts"):
         changes(Side("a", {}, results), Side("b", {}, results.assign(prompt_id="other-" + results.prompt_id)))

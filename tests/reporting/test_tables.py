@@ -143,11 +143,11 @@ def test_the_verdict_says_who_rose_who_is_ahead_and_what_follows(results):
     assert found[0].by == pytest.approx(0.2) and found[0].over_seeds is None
     sentence = verdict(found, [], pairs, LABELS, NAMES, ["hps"])
     assert sentence == (
-        "G²RPO (+0.200) raises the reward of the training by more than chance; not so DanceGRPO (-0.400). "
-        "Apart by more than chance on some seed: G²RPO and DanceGRPO. What no training saw falls in places: HPS-v2.1 of DanceGRPO."
+        "G²RPO (+0.200) significantly raises the training reward; no significant rise: DanceGRPO (-0.400). "
+        "Significantly different on at least one seed: G²RPO and DanceGRPO. Some held-out rewards fall: HPS-v2.1 of DanceGRPO."
     )
     alone = verdict(gains(rows[:2], ["hps"]), [], [], LABELS, NAMES, ["hps"])
-    assert alone == "G²RPO raises the reward that it was trained on (+0.200). What no training saw rises with it: HPS-v2.1."
+    assert alone == "G²RPO raises the reward that it was trained on (+0.200). Held-out rewards rise too: HPS-v2.1."
 
 
 def test_from_three_seeds_on_the_verdict_is_that_of_the_interval_over_seeds(results):
@@ -161,7 +161,7 @@ def test_from_three_seeds_on_the_verdict_is_that_of_the_interval_over_seeds(resu
     found = gains(rows, ["hps"])
     assert found[0].over_seeds.mean == pytest.approx(0.2) and found[0].tone == "up"
     sentence = verdict(found, [(WEIGHTS, standings(rows, ["g2rpo", "dance_grpo"], []))], [], LABELS, NAMES, [])
-    assert sentence.endswith("G²RPO gains most (+0.200) and is above DanceGRPO by more than chance.")
+    assert sentence.endswith("G²RPO gains most (+0.200) and is significantly above DanceGRPO.")
 
 
 def test_a_difference_whose_interval_holds_zero_is_called_not_significant(results):

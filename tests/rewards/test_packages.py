@@ -53,7 +53,7 @@ def test_a_package_gets_tensors_as_files_of_8_bits(models, name):
 
 
 def test_a_package_in_bfloat16_is_refused():
-    with pytest.raises(ValueError, match="rewards.hps.backend: hpsv2 computes in float32 alone; leave out dtype: bfloat16"):
+    with pytest.raises(ValueError, match="rewards.hps.backend: hpsv2 computes only in float32; leave out dtype: bfloat16"):
         rewards.settings_of({"hps": {"backend": "hpsv2", "dtype": "bfloat16"}}, "hps")
     with pytest.raises(ValueError, match="rewards.image_reward.backend: Input should be 'native' or 'image-reward'"):
         rewards.settings_of({"image_reward": {"backend": "hpsv2"}}, "image_reward")

@@ -82,7 +82,7 @@ def replied(text: str):
         (replied('{"scores": ["0.5", 1]}'), "not a number: '0.5'"),
         (replied('{"scores": [true, 1]}'), "not a number: 'True'"),
         (replied('{"scores": [[0.5], 1]}'), "not a number: '[0.5]'"),
-        (replied('{"scores": [null, 1]}'), "the server has no score, and no reason"),
+        (replied('{"scores": [null, 1]}'), "the server gave neither a score nor a reason"),
         (replied('{"scores": [null, 1], "reasons": ["too dark", null]}'), "the server: too dark"),
     ],
 )
@@ -149,11 +149,11 @@ def test_a_server_that_refuses_every_request_ends_the_run(status):
         (HEALTH | {"reward": "pickscore"}, {}, r"serves 'pickscore' \(HPS\), not 'hps'"),
         (HEALTH, {"reward": "hps_of_ours"}, r"serves 'hps' \(HPS\), not 'hps_of_ours'"),
         (HEALTH, {"version": "8"}, "rewards.hps.server.version: .* serves version 7, not 8"),
-        (HEALTH | {"images": ["image/png"]}, {}, "reads image/png alone: set images: png"),
+        (HEALTH | {"images": ["image/png"]}, {}, "reads image/png only: set images: png"),
         (HEALTH | {"images": ["image/jpeg"]}, {}, "reads image/jpeg, not image/png"),
-        (HEALTH | {"protocol": 2}, {}, "is no server of scores: protocol: "),
-        ({"reward": "hps"}, {}, "is no server of scores: label: Field required"),
-        ((200, b"<html>"), {}, "is no server of scores: Invalid JSON"),
+        (HEALTH | {"protocol": 2}, {}, "is not a score server: protocol: "),
+        ({"reward": "hps"}, {}, "is not a score server: label: Field required"),
+        ((200, b"<html>"), {}, "is not a score server: Invalid JSON"),
         ((404, b"nothing"), {}, "answers with status 404"),
     ],
 )
@@ -166,7 +166,9 @@ def test_another_server_is_found_out_before_anything_is_scored(health, server, m
 def test_a_server_that_cannot_be_reached_may_be_there_later():
     with answering(good) as served:
         pass
-    with pytest.raises(TransientError, match=r"rewards.hps.server: http.* cannot be asked .* ConnectError: .* \(2 tries\)"):
+    with pytest.raises(
+        TransientError, match=r"rewards.hps.server: http.* did not say which reward .* ConnectError: .* \(2 tries\)"
+    ):
         reward_of(served)
     with answering(good, (503, b"loading")) as served, pytest.raises(TransientError, match="status 503: 'loading'"):
         reward_of(served)
@@ -199,7 +201,7 @@ def test_every_reward_can_come_from_a_server_and_then_needs_no_model():
         registry.settings_of({"mine": {"label": "x"}}, "mine")
     chat = {"server": {"url": "http://localhost:8000/v1", "model": "vlm"}}
     assert registry.settings_of({"unified_reward": chat}, "unified_reward").score_server is None
-    with pytest.raises(ValueError, match="rewards.unified_reward.server: images is of a server of scores"):
+    with pytest.raises(ValueError, match="rewards.unified_reward.server: images is a setting of score servers"):
         registry.settings_of({"unified_reward": {"server": {**chat["server"], "images": "png"}}}, "unified_reward")
 
 
@@ -265,7 +267,7 @@ def test_an_array_that_is_no_image_or_larger_than_it_says_is_refused():
         with pytest.raises(ValueError, match=r"\[3, H, W\] of little-endian float32"):
             decode(url_of(array), MOST)
     whole = url_of(np.zeros((3, 40, 40), np.float32))
-    with pytest.raises(ValueError, match="1600 pixels; the images of a request may have 1599 together"):
+    with pytest.raises(ValueError, match="1600 pixels; the images of a request may have 1599 in all"):
         decode(whole, 1599)
     data = base64.b64decode(whole.partition(",")[2]).replace(b"(3, 40, 40)", b"(3, 90, 90)")  # says more than it holds
     with pytest.raises(ValueError, match="19200 bytes of values"):

@@ -179,7 +179,7 @@ def test_results_keep_the_reason_and_a_run_stops_over_the_set_share():
     assert table.reason.isna().tolist() == [False] * 2 + [True] * 4 and "'no idea'" in table.reason[0]
     check_missing("unified_reward", 2, 40, 0.05)
     with pytest.raises(
-        UserError, match=r"2 of 39 scores are missing, over rewards.unified_reward.max_missing = 0.05; .* no idea"
+        UserError, match=r"2 of 39 scores are missing, more than rewards.unified_reward.max_missing = 0.05 allows; .* no idea"
     ):
         check_missing("unified_reward", 2, 39, 0.05, "no idea")
 

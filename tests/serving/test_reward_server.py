@@ -107,7 +107,11 @@ PIXEL = encode([Image.new("RGB", (1, 1))], "png")[0]
         (json.dumps({"prompts": ["a"], "images": [PIXEL], "more": 1}).encode(), 422, "more: Extra inputs"),
         (json.dumps({"prompts": [1], "images": [PIXEL]}).encode(), 422, "prompts: 0: Input should be a valid string"),
         (json.dumps({"prompts": ["a", "b"], "images": [PIXEL]}).encode(), 422, "1 images and 2 prompts"),
-        (json.dumps({"prompts": ["a"] * 257, "images": [PIXEL] * 257}).encode(), 413, "257 images; a request may have 256"),
+        (
+            json.dumps({"prompts": ["a"] * 257, "images": [PIXEL] * 257}).encode(),
+            413,
+            "257 images; a request may have at most 256",
+        ),
         (json.dumps({"prompts": ["a", "b"], "images": [PIXEL, PIXEL[:40]]}).encode(), 422, "images: 1: not"),
         (b"x" * (2**20 + 1), 413, "the request is over 1 MiB"),
         ((b"x" * 2**16 for _ in range(17)), 413, "the request is over 1 MiB"),  # without a length
@@ -202,16 +206,16 @@ def test_a_server_that_is_killed_leaves_missing_scores_and_words(profile):
         lost = [why for why in reasons if why]
         assert scores[4].isnan() and all(why.startswith("no answer: ") and why.endswith("(2 tries)") for why in lost)
         assert [why is None for why in reasons] == scores.isfinite().tolist()
-        with pytest.raises(Exception, match="reward mine: .* scores are missing, over rewards.mine.max_missing"):
+        with pytest.raises(Exception, match="reward mine: .* scores are missing, more than rewards.mine.max_missing"):
             check_missing("mine", len(lost), 8, 0.05, lost[0])
-        with pytest.raises(TransientError, match="rewards.mine.server: http://127.0.0.1:.* cannot be asked"):
+        with pytest.raises(TransientError, match="rewards.mine.server: http://127.0.0.1:.* did not say which reward"):
             registry.load(["mine"], profile, section=section_of(server, "mine"))
 
 
 @pytest.mark.slow
 def test_it_stops_at_ctrl_c_without_a_traceback_and_says_when_it_is_open_to_all(models, tmp_path):
     with serving("--reward", "verifier", "--models", models, "--host", "0.0.0.0", folder=tmp_path) as server:
-        assert "note: 0.0.0.0 can be reached from outside; no key is asked for" in server.log.read_text()
+        assert "note: 0.0.0.0 can be reached from outside; no key is needed" in server.log.read_text()
         url = server.url.replace("0.0.0.0", "127.0.0.1")
         section = {"verifier": {"server": {"url": url}}}
         rng = np.random.default_rng(0)
@@ -234,8 +238,8 @@ def test_words_that_do_not_fit_end_in_one_line_before_a_model_is_loaded(profile,
         port = taken.getsockname()[1]
         for words, message in (
             (["--reward", "beauty", "--models", models, "--port", 0], "--reward beauty: unknown; there are hps, "),
-            (["--reward", "far", "--profile", "only", "--port", 0], "--reward far: the profile has it from a server alone"),
-            (["--reward", "hps", "--models", models, "--port", port], f"--port {port}: cannot be listened to: Address already in use"),
+            (["--reward", "far", "--profile", "only", "--port", 0], "--reward far: the profile only gets it from a server"),
+            (["--reward", "hps", "--models", models, "--port", port], f"--port {port}: cannot listen there: Address already in use"),
             (["--reward", "hps", "--models", models, "--host", "nowhere.invalid"], "--host nowhere.invalid"),
             (["--reward", "hps", "--models", models, "--port", 0, "--key-variable", "NOT_SET"], "NOT_SET: is not set in the env"),
             (["--reward", "hps", "--models", profile, "--port", 0], "dvc repro models"),

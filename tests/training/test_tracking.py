@@ -171,7 +171,7 @@ def test_whatever_goes_wrong_in_what_is_only_shown_is_told_once_and_ends_nothing
     run.group(3, torch.rand(2, 3, 8, 8), {"hps": [0.1, 0.2]}, "a\x1b[31m")
     run.finish()
     said = capsys.readouterr().err.splitlines()
-    assert len(said) == 2 and all("could not be shown" in line and "the training goes on without it" in line for line in said)
+    assert len(said) == 2 and all("could not be shown" in line and "training goes on without it" in line for line in said)
     assert "no route to the tracker" in said[0] and "the pictures of a group" in said[1]
 
 
