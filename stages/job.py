@@ -24,11 +24,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="g2rpo launch", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--profile", required=True)
+    parser.add_argument("--profile", required=True, help="the profile of params.yaml")
     parser.add_argument("--method", required=True, help="a method of params.yaml, or base, which is only evaluated")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--nodes", type=int, default=1)
-    parser.add_argument("--gpus-per-node", type=int, default=8)
+    parser.add_argument("--seed", type=int, default=0, help="a seed of params.yaml; 0 for base")
+    parser.add_argument("--nodes", type=int, default=1, help="machines of the job")
+    parser.add_argument("--gpus-per-node", type=int, default=8, help="processes on each")
     parser.add_argument("--time", default="24:00:00", help="time limit of the job (24:00:00)")
     parser.add_argument(
         "--option", action="append", default=[], metavar="--PARTITION=NAME", help="an option for sbatch; may be repeated"

@@ -98,9 +98,9 @@ def parsed(words: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="g2rpo rehearse", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--profile", required=True)
+    parser.add_argument("--profile", required=True, help="a file of profiles/ whose models are on the hub")
     parser.add_argument("--gpus", type=int, required=True, help="GPUs on all nodes together")
-    parser.add_argument("--nodes", type=int, default=1)
+    parser.add_argument("--nodes", type=int, default=1, help="machines that share the GPUs")
     parser.add_argument("--memory", type=float, required=True, help="GiB per GPU")
     parser.add_argument(
         "--method", action="append", help="a method of the profile, or `all` (default: the first one); may be repeated"

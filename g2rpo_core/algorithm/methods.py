@@ -2,7 +2,7 @@
 
 A rollout is a tree: a shared prefix, noise at some steps, tails at some granularities. All differences between the methods
 are here and nowhere else: one rollout engine runs any of them, and one trainer trains on the result.
-A new method is one line in METHODS.
+A new method is one line in SPECS.
 """
 
 import random

@@ -17,7 +17,7 @@ def demo(
         list[str] | None,
         typer.Option(help="folder with `transformer` or `lora`, in addition to the profile's runs; may be repeated"),
     ] = None,
-    port: Annotated[int, typer.Option(min=1, max=65535)] = 7860,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="of the page")] = 7860,
     host: Annotated[
         str, typer.Option(help="address of this machine to listen on, so that others can reach it; there is no password")
     ] = "127.0.0.1",

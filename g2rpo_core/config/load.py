@@ -24,16 +24,24 @@ S = TypeVar("S", bound=Settings)
 class Run(Settings):
     """Which profile, methods and seeds `dvc repro` runs."""
 
-    profile: Name
-    methods: Annotated[tuple[Name, ...], Different] = Field(min_length=1)
-    seeds: Annotated[tuple[Seed, ...], Different] = Field(min_length=1)
+    profile: Name = Field(description="the file of profiles/ to run")
+    methods: Annotated[tuple[Name, ...], Different] = Field(
+        min_length=1, description="entries of the profile's section `methods`, in the report's order"
+    )
+    seeds: Annotated[tuple[Seed, ...], Different] = Field(
+        min_length=1, description="of training; every method is trained with each"
+    )
 
 
 class MainRun(Run):
     """`params.yaml`: a Run, and the profile's published models to evaluate, with or without own runs."""
 
-    methods: Annotated[tuple[Name, ...], Different]
-    published: Annotated[tuple[Name, ...], Different] = ()
+    methods: Annotated[tuple[Name, ...], Different] = Field(
+        description="entries of the profile's section `methods`, in the report's order"
+    )
+    published: Annotated[tuple[Name, ...], Different] = Field(
+        (), description="entries of the profile's section `published`, evaluated beside the runs"
+    )
 
     @model_validator(mode="after")
     def _names_something(self):
@@ -45,8 +53,8 @@ class MainRun(Run):
 class Study(Run):
     """`studies/<study>/params.yaml`: runs with a report of their own, by a profile with changes; the models are the profile's."""
 
-    study: Name
-    title: str
+    study: Name = Field(description="the name of its folder")
+    title: str = Field(description="the report's title")
     about: str = Field(description="what is compared and at what budgets; shown in the report's first lines")
     entries: dict[Name, MethodRun] = Field(min_length=1, description="replaces the profile's section methods")
     changes: dict[Literal["sampling", "rewards", "training", "evaluation"], dict[str, object]] = Field(

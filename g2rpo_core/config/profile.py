@@ -28,15 +28,14 @@ PATCH = {"hub": 16, "shapes": 8}  # side of an image token in pixels, for FLUX's
 class MethodRun(Settings):
     """One entry of section `methods`: its changes to the published settings and to two sections of the profile.
 
-    The entry's name is also that of its runs. `method`: a name in METHODS (default: the entry's name); `label`: its name in
-    reports.
+    The entry's name is also that of its runs.
     """
 
-    method: str | None = None
-    label: str | None = None
-    settings: dict[str, object] = {}
-    sampling: dict[str, object] = {}
-    training: dict[str, object] = {}
+    method: str | None = Field(None, description="a published method; null: that of the entry's name")
+    label: str | None = Field(None, description="its name in reports")
+    settings: dict[str, object] = Field({}, description="that replace the method's own")
+    sampling: dict[str, object] = Field({}, description="that replace the section `sampling`")
+    training: dict[str, object] = Field({}, description="that replace the section `training`")
 
 
 class Profile(Settings):

@@ -25,17 +25,17 @@ Source = Annotated[
 class PromptSettings(Settings):
     """The source of each of the two sets: `shapes`, a file (txt, csv, json, jsonl or parquet), or a data set on the hub."""
 
-    train: Source
-    train_count: Count
-    test: Source
-    test_count: Count
-    seed: Seed
+    train: Source = Field(description="prompts of training")
+    train_count: Count = Field(description="how many are drawn, or made")
+    test: Source = Field(description="held-out prompts")
+    test_count: Count = Field(description="how many are drawn, or made")
+    seed: Seed = Field(description="of the draw")
 
 
 class EmbedSettings(Settings):
     """How prompts are encoded and stored."""
 
     max_sequence_length: int = Field(ge=1, le=LONGEST, description="T5 tokens, padding included: FLUX attends to it")
-    dtype: Literal["float32", "bfloat16"]
-    batch: Count
-    shard_rows: Count
+    dtype: Literal["float32", "bfloat16"] = Field(description="of the stored encodings")
+    batch: Count = Field(description="prompts in one call of the encoders")
+    shard_rows: Count = Field(description="prompts in one Parquet file")

@@ -11,8 +11,8 @@ from g2rpo_core.settings import Count, Different, Pixels, Seed, Settings
 class DiversitySettings(Settings):
     """How the diversity within a prompt is measured: on how many of the first prompts, with how many noises each."""
 
-    prompts: Count
-    noises: int = Field(ge=2, le=1000)
+    prompts: Count = Field(description="how many of the first test prompts")
+    noises: int = Field(ge=2, le=1000, description="images of each of them")
 
 
 class EvaluationSettings(Settings):
@@ -23,11 +23,13 @@ class EvaluationSettings(Settings):
     steps: Annotated[tuple[Annotated[int, Field(gt=0, le=1000)], ...], Different] = Field(
         min_length=1, description="numbers of steps; reports use the first"
     )
-    height: Pixels
-    width: Pixels
-    rewards: Annotated[tuple[str, ...], Different] = Field(min_length=1)
-    seed: Seed
-    batch: Count
+    height: Pixels = Field(description="of images, in pixels")
+    width: Pixels = Field(description="of images, in pixels")
+    rewards: Annotated[tuple[str, ...], Different] = Field(
+        min_length=1, description="that score the images, in the report's order"
+    )
+    seed: Seed = Field(description="of the initial noise, the same for every model")
+    batch: Count = Field(description="images in one call of the model")
     checkpoints: Annotated[tuple[Literal["final"] | Count, ...], Different] = Field(
         ("final",),
         min_length=1,

@@ -18,8 +18,8 @@ class HubFiles(Settings):
 
     repo: Repo
     revision: Revision = None
-    files: tuple[str, ...] = Field(min_length=1)
-    sha256: dict[str, str] = {}
+    files: tuple[str, ...] = Field(min_length=1, description="patterns of the files to download")
+    sha256: dict[str, str] = Field({}, description="file -> hash, of files whose content must be the known one")
 
 
 class HubModel(HubFiles):
@@ -33,14 +33,14 @@ class HubStyles(Settings):
 
     repo: Repo
     revision: Revision = None
-    files: dict[str, str] = Field(min_length=1)
+    files: dict[str, str] = Field(min_length=1, description="style -> JSON file with its prompts")
 
 
 class HubPrompts(HubFiles):
     """Prompts in a data set, in the same formats as files on disk. distinct: how many different texts they must have."""
 
-    distinct: PositiveInt | None = None
-    styles: HubStyles | None = None
+    distinct: PositiveInt | None = Field(None, description="how many different texts there must be; null: any")
+    styles: HubStyles | None = Field(None, description="lists that say each prompt's style")
 
 
 class PublishedModel(Settings):
@@ -50,14 +50,14 @@ class PublishedModel(Settings):
     known; method: the method whose numbers in the paper belong beside them; label: their name in reports.
     """
 
-    folder: str | None = None
-    repo: Repo | None = None
+    folder: str | None = Field(None, description="where exported or published weights lie")
+    repo: Repo | None = Field(None, description="owner/name on the hub, in place of a folder")
     revision: Revision = None
-    files: tuple[str, ...] = ("*.safetensors", "config.json")
-    sha256: dict[str, str] = {}
-    trained_on: dict[str, float] = {}
-    method: str | None = None
-    label: str | None = None
+    files: tuple[str, ...] = Field(("*.safetensors", "config.json"), description="patterns of the files to download")
+    sha256: dict[str, str] = Field({}, description="file -> hash")
+    trained_on: dict[str, float] = Field({}, description="reward -> weight, if known")
+    method: str | None = Field(None, description="whose numbers in the paper are shown beside it")
+    label: str | None = Field(None, description="its name in reports")
 
     @model_validator(mode="after")
     def _has_one_place(self):
@@ -69,8 +69,8 @@ class PublishedModel(Settings):
 class HubModels(Settings):
     """Published models from the Hugging Face hub: the text-to-image pipeline, and what the rewards need (`RewardSpec.models`)."""
 
-    source: Literal["hub"]
-    repos: dict[str, HubModel]
+    source: Literal["hub"] = Field(description="download published models")
+    repos: dict[str, HubModel] = Field(description="model -> its repository: `pipeline`, and those of the rewards")
 
     @model_validator(mode="after")
     def _has_a_pipeline(self):

@@ -10,8 +10,8 @@ from g2rpo_core.settings import Count, Different, Scale, Settings
 class LoraSettings(Settings):
     """A low-rank adapter (LoRA, arXiv 2106.09685) of the transformer: rank, scale alpha / rank, and the layers that get one."""
 
-    rank: int = Field(gt=0, le=2**16)
-    alpha: Scale
+    rank: int = Field(gt=0, le=2**16, description="of the adapter")
+    alpha: Scale = Field(description="the adapter is scaled by alpha / rank")
     target_modules: Annotated[tuple[str, ...], Different] = Field(
         ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out"),
         min_length=1,

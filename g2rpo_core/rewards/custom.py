@@ -15,13 +15,13 @@ from g2rpo_core.rewards.spec import RewardSettings
 class CustomRewardSettings(RewardSettings):
     """A class by import path, and its arguments; or a server, which may have the class instead.
 
-    version: raise it when the class's code changes, so that DVC reruns what uses it; label: its name in reports.
+    version: raise it when the class's code changes, so that DVC reruns what uses it; label: its name in reports. = Field(description='raise it when the code changes, so that DVC reruns what uses it')
     """
 
     class_: str | None = Field(None, alias="class", pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$", description="package.module:Class")
-    settings: dict[str, object] = {}
+    settings: dict[str, object] = Field({}, description="what the class is made with")
     version: int = 1
-    label: str | None = None
+    label: str | None = Field(None, description="its name in reports")
 
 
 def found_class(where: str, path: str) -> Callable[..., Any]:

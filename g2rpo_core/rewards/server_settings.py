@@ -12,17 +12,17 @@ Connections = Annotated[int, Field(gt=0, le=10_000)]
 class ServerSettings(Settings):
     """A server that a reward asks.
 
-    timeout: seconds for one try; tries: of each request; backoff: seconds before the second try, doubled before each further
+    timeout: seconds for one try; tries: of each request; backoff: seconds before the second try, doubled before each further = Field(description='seconds for one try')
     one, and up to as many more at random; concurrency: open requests at once; key_variable: the environment variable that
     holds the server's key.
     """
 
-    url: str = Field(pattern=r"^https?://\S+$")
+    url: str = Field(pattern=r"^https?://\S+$", description="the server's address")
     timeout: float = Field(120, gt=0, le=86_400)
-    tries: int = Field(5, gt=0, le=1000)
-    backoff: float = Field(1.0, ge=0, le=3600)
-    concurrency: Connections = 16
-    key_variable: str | None = None
+    tries: int = Field(5, gt=0, le=1000, description="of each request")
+    backoff: float = Field(1.0, ge=0, le=3600, description="seconds before the second try, doubled before each further one")
+    concurrency: Connections = Field(16, description="requests under way at once")
+    key_variable: str | None = Field(None, description="the environment variable with the server's key")
 
 
 class RewardServerSettings(ServerSettings):
@@ -33,8 +33,10 @@ class RewardServerSettings(ServerSettings):
     them.
     """
 
-    concurrency: Connections = 4  # the server scores requests one after the other; each holds its images in memory
-    reward: str | None = None
-    version: str | None = None
-    max_images_per_request: Count = 8
-    images: Literal["float32", "png"] = "float32"
+    concurrency: Connections = Field(
+        4, description="requests under way at once; the server scores one after the other, and each holds its images in memory"
+    )
+    reward: str | None = Field(None, description="its name at the server; null: the name here")
+    version: str | None = Field(None, description="that the server must have; null: any")
+    max_images_per_request: Count = Field(8, description="images in one request")
+    images: Literal["float32", "png"] = Field("float32", description="how tensors are sent: exactly, or rounded to 8 bits")

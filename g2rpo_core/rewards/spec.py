@@ -60,7 +60,7 @@ class ScorerSettings(RewardSettings):
     Scores are always float32. In bfloat16 they do not equal those of the published package to 1e-5.
     """
 
-    micro_batch: Count = 256
+    micro_batch: Count = Field(256, description="images in one call of the model")
     dtype: Literal["float32", "bfloat16"] = "float32"
 
 

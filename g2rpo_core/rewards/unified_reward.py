@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from g2rpo_core.common.model_store import ModelStore
 from g2rpo_core.errors import UserError
@@ -45,10 +45,10 @@ class UnifiedRewardSettings(RewardSettings):
     dtype: auto means that of the model's files.
     """
 
-    micro_batch: Count = 16
+    micro_batch: Count = Field(16, description="images in one call of the model")
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     template: Literal["final_score.v1", "word_axes.v1", "axes.v1"] = "final_score.v1"
-    max_new_tokens: Count = 512
+    max_new_tokens: Count = Field(512, description="of an answer; a longer one has no score")
     server: UnifiedRewardServerSettings | None = None
 
     @property

@@ -2,22 +2,24 @@
 
 from typing import Literal
 
+from pydantic import Field
+
 from g2rpo_core.settings import Count, Rate, Seed, Settings
 
 
 class FitSettings(Settings):
     """How long a tiny model is trained: optimizer steps, examples a step, peak learning rate."""
 
-    steps: Count
-    batch: Count
+    steps: Count = Field(description="optimizer steps")
+    batch: Count = Field(description="examples in a step")
     learning_rate: Rate
 
 
 class ShapesModels(Settings):
     """Models built and trained here on the shapes task; images: how many the pipeline is trained on."""
 
-    source: Literal["shapes"]
-    seed: Seed
+    source: Literal["shapes"] = Field(description="build and train the models here")
+    seed: Seed = Field(description="of images and weights")
     images: Count
     vae: FitSettings
     flux: FitSettings

@@ -12,9 +12,9 @@ from g2rpo_core.settings import Count, Different, Rate, Scale, Settings
 class MonitorSettings(Settings):
     """What is measured on held-out prompts during training: every how many iterations, on how many prompts, by which rewards."""
 
-    every: Count
-    prompts: Count
-    rewards: Annotated[tuple[str, ...], Different]
+    every: Count = Field(description="iterations between two measurements")
+    prompts: Count = Field(description="how many of the first test prompts")
+    rewards: Annotated[tuple[str, ...], Different] = Field(description="that are measured, trained on or not")
 
 
 class CheckpointSettings(Settings):
@@ -50,8 +50,10 @@ class SampleSettings(Settings):
 class TrackingSettings(Settings):
     """Where a run can be watched while it trains: `tensorboard --logdir .cache/live`, or another tracker that is installed."""
 
-    to: Annotated[tuple[Literal["tensorboard", "wandb", "trackio", "mlflow", "dvclive"], ...], Different] = ("tensorboard",)
-    samples: SampleSettings | None = SampleSettings()
+    to: Annotated[tuple[Literal["tensorboard", "wandb", "trackio", "mlflow", "dvclive"], ...], Different] = Field(
+        ("tensorboard",), description="the trackers that a run writes to"
+    )
+    samples: SampleSettings | None = Field(SampleSettings(), description="sample pictures; null: none")
 
     def samples_due(self, iteration: int) -> bool:
         """Whether pictures are shown after this iteration; also before the first one, for comparison."""
@@ -73,20 +75,20 @@ class TrainingSettings(Settings):
 
     how = frozenset({"checkpoints", "drift", "processes", "tracking"})
 
-    iterations: Count
-    prompts_per_iteration: Count
+    iterations: Count = Field(description="of rollout and update")
+    prompts_per_iteration: Count = Field(description="of all processes together")
     num_generations: int = Field(ge=2, le=10_000, description="G, members of a group: samples of one SDE step for one prompt")
     batch_tokens: Count = Field(description="as sampling.batch_tokens, for a forward and backward")
     rewards: dict[str, Annotated[float, Field(ge=-1e6, le=1e6)]] = Field(
         min_length=1, description="name: weight of its advantage"
     )
-    learning_rate: Rate
+    learning_rate: Rate = Field(description="AdamW's, at the start")
     lr_scheduler: Literal["constant", "linear"] = Field(description="the paper's is constant; linear falls to 0")
-    weight_decay: float = Field(ge=0, le=1)
-    max_grad_norm: Scale
-    clip_range: float = Field(gt=0, le=1)
+    weight_decay: float = Field(ge=0, le=1, description="AdamW's")
+    max_grad_norm: Scale = Field(description="gradients are clipped to this norm")
+    clip_range: float = Field(gt=0, le=1, description="eps of the clipped objective: ratios beyond 1 ± eps get no gradient")
     adv_clip_max: Scale = Field(description="advantages are clamped to plus or minus this")
-    monitor: MonitorSettings
+    monitor: MonitorSettings = Field(description="measurements on held-out prompts")
     lora: LoraSettings | None = Field(None, description="train a LoRA beside frozen weights; null: all weights")
     ema: EmaSettings | None = Field(None, description="evaluate and keep the average of the weights; null: the last ones")
     gradient_checkpointing: bool = Field(False, description="recompute activations in the backward pass instead of keeping them")
@@ -95,13 +97,13 @@ class TrainingSettings(Settings):
         description="largest allowed |ratio - 1| before an iteration's first update, in clip ranges: at 1, nothing may be clipped"
         " before anything is learned",
     )
-    checkpoints: CheckpointSettings = CheckpointSettings()
-    drift: DriftSettings = DriftSettings()
+    checkpoints: CheckpointSettings = Field(CheckpointSettings(), description="when a run writes one")
+    drift: DriftSettings = Field(DriftSettings(), description="when a run warns")
     snapshots: Annotated[tuple[Count, ...], Different] = Field(
         (), description="iterations whose weights are also kept, for evaluation"
     )
-    tracking: TrackingSettings = TrackingSettings()
-    parallel: ParallelSettings = ParallelSettings()
+    tracking: TrackingSettings = Field(TrackingSettings(), description="where a run can be watched")
+    parallel: ParallelSettings = Field(ParallelSettings(), description="how the model is spread over GPUs")
     processes: Processes = Field(1, description="on all nodes together; auto: one for each GPU")
 
     @field_validator("rewards")
