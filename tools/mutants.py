@@ -24,7 +24,13 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 TESTS = {  # for each package: those that know it best come first
     "sampling": ["tests/sampling", "tests/rollout"],
-    "algorithm": ["tests/algorithm", "tests/training/test_closed_forms.py", "tests/training/test_batch.py", "tests/rollout"],
+    "algorithm": [
+        "tests/algorithm",
+        "tests/training/test_credit.py",
+        "tests/training/test_closed_forms.py",
+        "tests/training/test_batch.py",
+        "tests/rollout",
+    ],
     "rollout": ["tests/rollout", "tests/training/test_closed_forms.py", "tests/training/test_trainer.py"],
     "training": ["tests/training"],
 }
@@ -46,6 +52,12 @@ def faults(tree: ast.AST) -> Iterator[tuple[ast.AST, str]]:
         for inner in ast.walk(getattr(node, field, None) or ast.Pass())
     }
     # that a value is frozen is for the type checker
+    annotations |= {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Field"
+        for inner in ast.walk(node)
+    }  # ranges and defaults of settings are data, as in LEFT_OUT
     annotations |= {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.keyword) and node.arg == "frozen"}
     for node in ast.walk(tree):
         if id(node) in annotations:

@@ -58,3 +58,8 @@ def test_the_entries_of_the_papers_page_are_the_methods_own_settings():
         assert Method.model_validate(tuples(entry["settings"])) == METHODS[name], name
     coarse = METHODS["g2rpo_coarse"]
     assert (coarse.sde_steps, coarse.window, coarse.granularities) == ((3, 4, 5, 6, 7), Window(size=1, order="scattered"), (3,))
+
+
+def test_the_last_tails_begin_where_the_last_sde_step_ends():
+    assert [METHODS[name].last_step(16) for name in ("g2rpo", "dance_grpo", "e_grpo")] == [8, 15, 8]
+    assert METHODS["e_grpo"].model_copy(update={"spans": (1, 1, 1, 1, 5, 2)}).last_step(16) == 9

@@ -116,6 +116,26 @@ def test_a_step_may_have_the_gain_of_the_clean_prediction_as_its_reward(make_tra
         torch.testing.assert_close(advantages[0], z(*gain[0, 0].tolist()), rtol=1e-3, atol=1e-4)
 
 
+def test_a_shared_prediction_is_the_one_before_the_gain_of_each_of_its_next_states(make_trainer, embeddings, policy):
+    """In a tree whose states split again, each next state is compared with the state that it came from."""
+    trainer = make_trainer(small_method("branch_grpo", splits=(0, 2), credit="gain"), num_generations=4)
+    rollout = trainer.sampler(embeddings.conditioning([0, 1]), 0)
+    scores = lambda latents: redness(policy.decode(latents.flatten(0, 1), 16), None).view(latents.shape[:2])
+    gains = score_gains(policy, {"redness": redness}, rollout, ["a", "b"], 16, 0)
+    before, after = rollout.around[2]
+    assert before.shape[1] == 2 and after.shape[1] == 4
+    expected = scores(after) - scores(before)[:, [0, 0, 1, 1]]
+    torch.testing.assert_close(gains[2][0], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_part_of_the_members_keeps_the_states_that_they_came_from():
+    (transition,) = sampled((2, 4))
+    part = transition.members(torch.tensor([1, 2]))
+    assert torch.equal(part.latents, transition.latents[:, [0, 1]]) and torch.equal(part.mean, transition.mean[:, [0, 1]])
+    assert torch.equal(part.next_latents, transition.next_latents[:, [1, 2]])
+    assert torch.equal(transition.members(slice(2, 4)).latents, transition.latents[:, [1, 1]])
+
+
 def test_a_step_may_weigh_as_its_noise_does():
     method = PLAIN.model_copy(update={"step_weights": "noise"})
     weights = loss_weights(sampled((1, 3), (3, 3), prompts=2), method, [0.3, 0.1], [random.Random(0)] * 2)
@@ -206,6 +226,9 @@ def test_noise_is_larger_where_states_split_and_its_density_is_not(make_trainer,
     (first, *_), (same, *_) = (trainer.sampler(conditioning, 0).transitions for trainer in (plain, wide))
     torch.testing.assert_close(same.next_latents - same.mean, 3 * (first.next_latents - first.mean), rtol=1e-4, atol=1e-5)
     assert (same.log_prob < first.log_prob).all()
+    (_, second, *_), (_, as_usual, *_) = (trainer.sampler(conditioning, 0).transitions for trainer in (plain, wide))
+    spread = lambda sampled: ((sampled.next_latents - sampled.mean) ** 2).mean()
+    torch.testing.assert_close(spread(as_usual), spread(second), rtol=1e-3, atol=1e-6)  # step 1 splits nothing
 
 
 @pytest.mark.parametrize(

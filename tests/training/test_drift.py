@@ -56,6 +56,10 @@ def test_an_interval_holds_the_iterations_after_a_measurement_up_to_the_next(tra
         records(6, heldout=lambda n: -n, reward=rewards.get), training.model_copy(update={"drift": DriftSettings(measurements=3)})
     )
     assert [iteration for iteration, _ in told] == [6]
+    uneven = {1: 1, 2: 1, 3: 5, 4: 5, 5: 4, 6: 4}  # means 1, 5 and 4
+    assert not history(
+        records(6, heldout=lambda n: -n, reward=uneven.get), training.model_copy(update={"drift": DriftSettings(measurements=3)})
+    )
     penalty = training.model_copy(update={"rewards": {"hps": -1.0}})  # which is to fall
     assert not history(records(8, heldout=lambda n: -n, other=lambda n: n, reward=lambda n: n), penalty)
 

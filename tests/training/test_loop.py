@@ -60,3 +60,25 @@ def test_checkpoints_are_written_every_so_many_iterations_and_after_the_last(mak
     settings = CheckpointSettings(every=2, keep=10)
     train(make_trainer(small_method("g2rpo"), iterations=5, checkpoints=settings), tmp_path, dict, lambda record: None)
     assert [path.name for path in checkpoint.checkpoints(tmp_path)] == [f"iteration-{number:06d}" for number in (2, 4, 5)]
+
+
+def test_a_run_stopped_after_its_first_iteration_has_the_optimizers_moments_when_it_goes_on(make_trainer, policy, tmp_path):
+    """AdamW's second step depends on the first: without its moments the weights would end elsewhere."""
+    start = {name: value.clone() for name, value in policy.transformer.state_dict().items()}
+    first = policy.transformer.proj_out.weight.clone()
+    (tmp_path / "whole").mkdir()
+    train(make_trainer(small_method("g2rpo")), tmp_path / "whole", dict, lambda record: None)
+    whole = policy.transformer.proj_out.weight.clone()
+
+    def broken(images, prompts):
+        moved = not torch.equal(policy.transformer.proj_out.weight, first)
+        return torch.full((len(images),), float("nan")) if moved else redness(images, prompts)
+
+    policy.transformer.load_state_dict(start)
+    (tmp_path / "stopped").mkdir()
+    with pytest.raises(NonFiniteError):
+        train(make_trainer(small_method("g2rpo"), reward=broken), tmp_path / "stopped", dict, lambda record: None)
+    assert checkpoint.last_iteration(tmp_path / "stopped") == 1
+    policy.transformer.load_state_dict(start)
+    train(make_trainer(small_method("g2rpo")), tmp_path / "stopped", dict, lambda record: None)
+    assert torch.equal(policy.transformer.proj_out.weight, whole)

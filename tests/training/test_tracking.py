@@ -79,6 +79,10 @@ def test_pictures_stand_below_those_of_the_model_before_training(tmp_path):
         2 * 128 + 3 * 2,
         2 * (128 + 2 * 2 + CAPTION),
     )  # two by two, four times as large, a frame of 2, captions below
+    assert [shown.getpixel((x, y)) for x, y in ((1, 1), (2, 2), (129, 129), (130, 130), (132, 2), (131, 64))] == [
+        (255,) * 3, (0,) * 3, (0,) * 3, (255,) * 3, (0,) * 3, (255,) * 3,
+    ]  # fmt: skip
+    assert shown.getpixel((2, row + 1)) == (255,) * 3
     caption = shown.crop((2, row - CAPTION, shown.width // 2, row)).convert("L")
     assert 0 < sum(pixel < 128 for pixel in caption.getdata()) < caption.width * CAPTION / 4
     events = events_of(tmp_path / "run")
