@@ -39,6 +39,12 @@ def test_no_page_loads_anything_from_the_web(site):
         assert not re.search(r"""url\(["']?(?:https?:)?//|@import""", style.read_text()), style
 
 
+def test_sets_in_braces_stay_text(site):
+    """An extension of Markdown would take `{1}` at the end of a cell for attributes."""
+    assert "Λ = {1}" in (site / "reference" / "papers.html").read_text()
+    assert "<td>{1, 2}</td>" in (site / "findings.html").read_text()
+
+
 def test_the_api_shows_the_shapes_of_the_docstrings(site):
     page = (site / "reference" / "api.html").read_text()
     assert "g2rpo_core.sampling.schedule.tail" in page
