@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def generate(
     prompts: Annotated[list[str] | None, typer.Argument(metavar="PROMPT", help="prompts; or use --file")] = None,
     file: Annotated[
-        Path | None, typer.Option(help="file of prompts, in a format that profiles take: txt, csv, jsonl or parquet")
+        Path | None, typer.Option(help="file of prompts, in a format that profiles take: txt, csv, json, jsonl or parquet")
     ] = None,
     run: Annotated[str, typer.Option(help="`base`, a run such as g2rpo-1, or a folder with `transformer` or `lora`")] = BASE[0],
     profile: Annotated[
