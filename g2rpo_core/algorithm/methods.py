@@ -133,8 +133,13 @@ class Method(Settings):
             raise ValueError("spans: needs branching: each, as the steps of one branch may not overlap")
         if self.splits is not None and (self.branching == "each" or self.window or not self.splits):
             raise ValueError("splits: needs branching: all, no window, and at least one step")
-        if self.splits is not None and (list(self.splits) != sorted(set(self.splits)) or not self._may_split()):
+        known = self.splits if self.sde_steps == "all" else self.sde_steps
+        if self.splits is not None and (
+            list(self.splits) != sorted(set(self.splits)) or not set(self.splits) <= set(known or ())
+        ):
             raise ValueError("splits: must be some of sde_steps, in rising order")
+        if self.splits is not None and self.timesteps_of == "member":
+            raise ValueError("timesteps_of: members share states until they have split: must be group")
         if self.splits is None and self.split_noise != 1:
             raise ValueError("split_noise: needs splits")
         if self.splits is not None and isinstance(self.updates_per_rollout, int) and self.updates_per_rollout > 1:
@@ -144,9 +149,6 @@ class Method(Settings):
         if self.compared == "noise" and self.initial_noises == "each":
             raise ValueError("compared: noise needs several members of an initial noise, and initial_noises: each leaves one")
         return self
-
-    def _may_split(self) -> bool:
-        return self.splits is None or self.sde_steps == "all" or set(self.splits) <= set(self.sde_steps)
 
     def group_problem(self, group_size: int) -> str | None:
         """Why a group of this size cannot be sampled; None if it can."""

@@ -256,6 +256,7 @@ def test_a_group_that_the_method_cannot_sample_is_named(name, changes, group, pr
         ({"splits": (2, 0)}, "splits: must be some of sde_steps, in rising order"),
         ({"split_noise": 2.0}, "split_noise: needs splits"),
         ({"splits": (0, 1), "updates_per_rollout": 2}, "updates_per_rollout: members share states"),
+        ({"splits": (0, 1), "timesteps_of": "member"}, "timesteps_of: members share states"),
         ({"credit": "gain", "granularities": (1, 2)}, "credit: gain has no tails to compare"),
         ({"compared": "noise", "initial_noises": "each"}, "compared: noise needs several members"),
     ],
