@@ -34,7 +34,7 @@ class SDEStep:
 
     branch: int
     step: int
-    span: int = 1
+    span: int
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,8 @@ class Tree:
     sde_steps: tuple[SDEStep, ...]
     leaves: tuple[tuple[int, ...], ...]
     granularities: tuple[int, ...]
-    initial_noises: int | None = 1
-    splits: int = 1
+    initial_noises: int | None
+    splits: int
 
     def width(self, splits: int, group_size: int) -> int:
         """The states of a prompt after so many splits; ValueError where a group of this size cannot come of the tree."""

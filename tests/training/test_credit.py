@@ -28,7 +28,7 @@ def sampled(*widths: tuple[int, int], prompts: int = 1) -> list[SampledTransitio
     """Transitions of one branch from so many states to so many next ones."""
     return [
         SampledTransition(
-            SDEStep(0, step), torch.randn(prompts, before, 2), torch.zeros(prompts, before, 2),
+            SDEStep(0, step, 1), torch.randn(prompts, before, 2), torch.zeros(prompts, before, 2),
             torch.randn(prompts, after, 2), torch.zeros(prompts, after),
         )
         for step, (before, after) in enumerate(widths)

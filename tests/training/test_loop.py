@@ -67,7 +67,9 @@ def test_a_run_stopped_after_its_first_iteration_has_the_optimizers_moments_when
     start = {name: value.clone() for name, value in policy.transformer.state_dict().items()}
     first = policy.transformer.proj_out.weight.clone()
     (tmp_path / "whole").mkdir()
-    train(make_trainer(small_method("g2rpo")), tmp_path / "whole", dict, lambda record: None)
+    shown: list[int] = []
+    train(make_trainer(small_method("g2rpo")), tmp_path / "whole", dict, lambda record: shown.append(record["iteration"]))
+    assert shown == [0, 1, 2]  # also where it begins
     whole = policy.transformer.proj_out.weight.clone()
 
     def broken(images, prompts):
@@ -80,5 +82,7 @@ def test_a_run_stopped_after_its_first_iteration_has_the_optimizers_moments_when
         train(make_trainer(small_method("g2rpo"), reward=broken), tmp_path / "stopped", dict, lambda record: None)
     assert checkpoint.last_iteration(tmp_path / "stopped") == 1
     policy.transformer.load_state_dict(start)
-    train(make_trainer(small_method("g2rpo")), tmp_path / "stopped", dict, lambda record: None)
+    shown.clear()
+    train(make_trainer(small_method("g2rpo")), tmp_path / "stopped", dict, lambda record: shown.append(record["iteration"]))
+    assert shown == [1, 2]
     assert torch.equal(policy.transformer.proj_out.weight, whole)

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from g2rpo_core.algorithm.methods import METHODS
+from g2rpo_core.distributed.termination import Terminated
 from g2rpo_core.models.flux import Policy
 from g2rpo_core.models.generate import generate_images
 from g2rpo_core.models.settings import LoraSettings
@@ -199,3 +200,21 @@ def test_an_experiment_may_hook_in_another_sampler(make_trainer, policy):
     assert usual.num_images == rollouts[-1].clean.shape[:4].numel()
     assert counts[0] < counts[1] and [record["num_forward_evals"] for record in records] == [counts[0], sum(counts)]
     assert all(record["old_policy_ratio_error"] < 2e-5 for record in records)
+
+
+def test_a_run_that_is_asked_to_stop_samples_no_further(make_trainer, policy):
+    """It looks before every call of the transformer, which may take a minute, and before it scores."""
+    trainer = make_trainer(small_method("g2rpo"))
+    calls = []
+
+    def asked(*_):
+        calls.append(True)
+        trainer.termination.requested = len(calls) == 3
+
+    hook = policy.transformer.register_forward_hook(asked)
+    try:
+        with pytest.raises(Terminated):
+            list(trainer.run())
+    finally:
+        hook.remove()
+    assert len(calls) == 3 and trainer.weights_unchanged
