@@ -125,26 +125,18 @@ def with_advantages(transition: SampledTransition, advantages: torch.Tensor) -> 
     return TrainedTransition(transition, own, torch.ones_like(own))
 
 
-def loss_weights(
-    transitions: Sequence[SampledTransition], method: Method, stds: Sequence[float], rngs: Sequence[random.Random]
-) -> list[torch.Tensor]:
-    """The weights [P, W] of every transition's next states in the loss, on the CPU: 0 for those that this iteration leaves out.
+def noise_weights(stds: Sequence[float]) -> list[float]:
+    """The weight of every SDE step in the loss by the standard deviation of its noise, 1 on average (TempFlow-GRPO)."""
+    return [std * len(stds) / sum(stds) for std in stds]
 
-    stds: of the noise of every transition's SDE step; rngs: one a prompt, the same for all where `method.timesteps_of` is `group`.
-    """
-    group = transitions[-1].log_prob.shape[1]
-    members = group if method.timesteps_of == "member" else 1
-    drawn = torch.zeros(len(rngs), group, len(transitions))
+
+def drawn_by_members(method: Method, num_transitions: int, members: int, rngs: Sequence[random.Random]) -> torch.Tensor:
+    """Which transitions each member of each prompt trains on: 0 or 1 [K, P, G], float32 on the CPU; rngs: one per prompt."""
+    drawn = torch.zeros(num_transitions, len(rngs), members)
     for prompt, rng in enumerate(rngs):
         for member in range(members):
-            part = slice(None) if members == 1 else member
-            drawn[prompt, part, method.trained(len(transitions), rng)] = 1.0
-    found = [drawn[:, : transition.log_prob.shape[1], index] for index, transition in enumerate(transitions)]
-    if method.step_weights == "noise":
-        trained = [std for std, weight in zip(stds, found) if weight.any()]
-        mean = sum(trained) / len(trained)
-        found = [weight * (std / mean) for std, weight in zip(stds, found)]
-    return found
+            drawn[method.trained(num_transitions, rng), prompt, member] = 1.0
+    return drawn
 
 
 def split_updates(
@@ -160,22 +152,20 @@ def split_updates(
     return [[transition.members(members) for transition in transitions] for members in slices]
 
 
-def transition_batches(
-    transitions: list[TrainedTransition],
-    processes: ProcessGroup = ProcessGroup(),  # noqa: B008
-) -> list[TransitionBatch]:
-    """Batches of states to train on: states with equally many next states together, those with most first. Collective.
+def transition_batches(transitions: list[TrainedTransition], processes: ProcessGroup | None = None) -> list[TransitionBatch]:
+    """Batches of states to train on: states with equally many next states together, those with most first.
 
-    A state whose next states all have a weight of 0 is left out, unless it is needed so that all processes have equally many states.
+    processes: leave out the states whose next states all have a weight of 0, but for as many as are needed so that all processes have
+    equally many states; collective then.
     """
     rows = [_rows(transition) for transition in transitions]
     batches = []
     for members in sorted({row.old_log_prob.shape[1] for row in rows}, reverse=True):
         batch = TransitionBatch.concatenated([row for row in rows if row.old_log_prob.shape[1] == members])
-        needed = batch.weights.any(1)
-        count = max(processes.gather(int(needed.sum())))
-        if count < len(needed):
-            batch = batch.states(needed.logical_not().sort(stable=True).indices[:count])
+        if processes:
+            needed = batch.weights.any(1)
+            count = max(processes.gather(int(needed.sum())))
+            batch = batch.states(needed.logical_not().sort(stable=True).indices[:count].sort().values)
         batches.append(batch)
     return batches
 

@@ -36,7 +36,8 @@ from g2rpo_core.sampling.transitions import Transition
 from g2rpo_core.training.batch import (
     TrainedTransition,
     TransitionBatch,
-    loss_weights,
+    drawn_by_members,
+    noise_weights,
     split_updates,
     transition_advantages,
     transition_batches,
@@ -162,13 +163,19 @@ class Trainer:
         self, sampled: list[SampledTransition], advantages: list[torch.Tensor], iteration: int, prompts: range
     ) -> list[TrainedTransition]:
         """The transitions that this iteration trains on; prompts: the indices of this process's prompts among the iteration's."""
-        seeds = [
-            ("trained", self.seed, iteration, *((index,) if self.method.timesteps_of == "member" else ())) for index in prompts
-        ]
-        rngs = [random.Random(seed_of(*seed)) for seed in seeds]
-        weights = loss_weights(sampled, self.method, [self._std(transition) for transition in sampled], rngs)
-        drawn = [each for each in zip(sampled, advantages, weights) if each[2].any() or self.method.timesteps_of == "member"]
-        return [TrainedTransition(transition, own, weight.to(self.policy.device)) for transition, own, weight in drawn]
+        method, device, count = self.method, self.policy.device, len(sampled)
+        if method.timesteps_of == "member":
+            chosen = list(range(count))
+            rngs = [random.Random(seed_of("trained", self.seed, iteration, index)) for index in prompts]
+            weights = list(drawn_by_members(method, count, self.training.num_generations, rngs).to(device))
+        else:
+            chosen = method.trained(count, random.Random(seed_of("trained", self.seed, iteration)))
+            weights = [torch.ones_like(each) for each in advantages]
+        steps = [1.0] * count
+        if method.step_weights == "noise":
+            by_noise = noise_weights([self._std(sampled[index]) for index in chosen])
+            steps = [dict(zip(chosen, by_noise)).get(index, 0.0) for index in range(count)]
+        return [TrainedTransition(sampled[index], advantages[index], weights[index] * steps[index]) for index in chosen]
 
     def _std(self, sampled: SampledTransition) -> float:
         """The standard deviation of the noise at a transition's SDE step, which is the same for all latents."""
@@ -180,8 +187,9 @@ class Trainer:
 
         Returns the step's metrics; NonFiniteError before the step if a number is not finite, or the old policy's ratio is not 1.
         """
-        batches = transition_batches(transitions, self.processes)
-        total = sum(int(batch.weights.count_nonzero()) for batch in batches)
+        by_member = self.method.timesteps_of == "member"
+        batches = transition_batches(transitions, self.processes if by_member else None)
+        total = sum(int(batch.weights.count_nonzero()) if by_member else batch.weights.numel() for batch in batches)
         size = self.policy.batch_size(self.training.batch_tokens, conditioning)
         velocity = self.policy.velocity(conditioning)
         base = self.policy.base_velocity(conditioning) if self.method.kl_coef else None

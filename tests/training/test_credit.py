@@ -13,7 +13,8 @@ from g2rpo_core.training.batch import (
     TrainedTransition,
     batch_deviation,
     branch_advantages,
-    loss_weights,
+    drawn_by_members,
+    noise_weights,
     transition_advantages,
     transition_batches,
 )
@@ -136,32 +137,36 @@ def test_a_part_of_the_members_keeps_the_states_that_they_came_from():
     assert torch.equal(transition.members(slice(2, 4)).latents, transition.latents[:, [1, 1]])
 
 
-def test_a_step_may_weigh_as_its_noise_does():
-    method = PLAIN.model_copy(update={"step_weights": "noise"})
-    weights = loss_weights(sampled((1, 3), (3, 3), prompts=2), method, [0.3, 0.1], [random.Random(0)] * 2)
-    assert [weight.unique().tolist() for weight in weights] == [[1.5], [0.5]]  # 1 on average
-    assert [tuple(weight.shape) for weight in weights] == [(2, 3)] * 2
+def test_a_step_may_weigh_as_its_noise_does(make_trainer, embeddings):
+    assert noise_weights([0.3, 0.1]) == pytest.approx([1.5, 0.5])  # 1 on average
+    trainer = make_trainer(small_method("tempflow_grpo", sde_steps=(0, 2, 3), timestep_fraction=2 / 3))
+    transitions = trainer.sampler(embeddings.conditioning([0, 1]), 0).transitions
+    trained = trainer._trained(transitions, [torch.zeros(2, 3)] * 3, 0, range(2))
+    stds = [trainer._std(each.sampled) for each in trained]
+    assert len(trained) == 2 and [each.weights.unique().item() for each in trained] == pytest.approx(noise_weights(stds))
 
 
-def test_the_share_of_steps_is_drawn_for_the_group_or_for_each_member():
-    three = sampled(*[(1, 3)] + [(3, 3)] * 9, prompts=2)
+def test_the_share_of_steps_is_drawn_for_the_group_or_for_each_member(make_trainer, embeddings):
     method = PLAIN.model_copy(update={"timestep_fraction": 0.6})
-    of_group = torch.stack(loss_weights(three, method, [1.0] * 10, [random.Random(4), random.Random(4)]))  # [K, P, G]
-    assert (of_group == of_group[:, :1, :1]).all() and of_group[:, 0, 0].sum() == 6
-    of_member = torch.stack(
-        loss_weights(
-            three, method.model_copy(update={"timesteps_of": "member"}), [1.0] * 10, [random.Random(4), random.Random(5)]
-        )
-    )
-    assert (of_member.sum(0) == 6).all()  # everyone trains on as many
+    of_member = drawn_by_members(method, 10, 3, [random.Random(4), random.Random(5)])
+    assert of_member.shape == (10, 2, 3) and (of_member.sum(0) == 6).all()  # everyone trains on as many
     assert len(of_member.flatten(1).T.unique(dim=0)) > 3  # but not on the same ones
+    counts = {}
+    for timesteps_of in ("group", "member"):
+        trainer = make_trainer(small_method("dance_grpo", timesteps_of=timesteps_of))
+        transitions = trainer.sampler(embeddings.conditioning([0, 1]), 0).transitions
+        trained = trainer._trained(transitions, [torch.zeros(2, 3)] * 5, 0, range(2))
+        counts[timesteps_of] = torch.stack([each.weights for each in trained])
+    assert (counts["group"] == 1).all() and len(counts["group"]) == 3
+    assert len(counts["member"]) == 5 and (counts["member"].sum(0) == 3).all()
 
 
 def test_states_that_nothing_is_learned_from_are_left_out_but_for_as_many_as_another_process_needs(monkeypatch):
     one, other = sampled((3, 3), (1, 3))
     weights = torch.tensor([[1.0, 0.0, 1.0]])
     transitions = [TrainedTransition(one, torch.arange(3.0)[None], weights), TrainedTransition(other, torch.zeros(1, 3), weights)]
-    shared, apart = transition_batches(transitions)
+    shared, apart = transition_batches(transitions, ProcessGroup())
+    assert [len(batch.latents) for batch in transition_batches(transitions)] == [1, 3]  # all, where nothing is drawn by members
     assert shared.weights.tolist() == weights.tolist()  # the state that all depart from has one row
     assert torch.equal(apart.latents, one.latents[0, [0, 2]]) and apart.weights.tolist() == [[1.0], [1.0]]
     monkeypatch.setattr(ProcessGroup, "gather", lambda self, value: [value, 3])
@@ -172,7 +177,7 @@ def test_states_that_nothing_is_learned_from_are_left_out_but_for_as_many_as_ano
 def test_a_weight_of_zero_leaves_a_transition_out_of_loss_and_gradient(make_trainer, embeddings, policy):
     """Half the members with a weight of 0: the same as if they were not there."""
     conditioning = embeddings.conditioning([0, 1])
-    trainer = make_trainer(small_method("mix_grpo"), max_grad_norm=1e9)
+    trainer = make_trainer(small_method("mix_grpo", timesteps_of="member"), max_grad_norm=1e9)
     trainer.optimizer.step = lambda: None
     (first, second, *_) = trainer.sampler(conditioning, 0).transitions
     advantages = torch.randn(2, 3, generator=torch.Generator().manual_seed(0))
