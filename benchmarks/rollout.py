@@ -33,7 +33,7 @@ from g2rpo_core.rewards import registry
 from g2rpo_core.rollout.rollout import velocity_in_batches
 from g2rpo_core.sampling.settings import SamplingSettings
 from g2rpo_core.tiny_models.build import build_models
-from g2rpo_core.training.batch import branch_advantages, with_advantages
+from g2rpo_core.training.batch import TrainedTransition, transition_advantages
 from g2rpo_core.training.experience import score_rollout
 from g2rpo_core.training.trainer import Trainer
 from reference.published_loops import PublishedIteration
@@ -149,8 +149,10 @@ def compare(name: str, policy: Policy, store: EmbeddingStore, models: Path, samp
         sampled, sampling_seconds = timed(policy.device, lambda: trainer.sampler(conditioning, 0))
         scored = partial(score_rollout, policy, scorers, sampled, [text], sampling.decode_batch, 0)
         scores, scoring_seconds = timed(policy.device, scored)
-        advantages = branch_advantages(scores, list(training.rewards.values()), training.adv_clip_max)
-        transitions = [with_advantages(sampled.transitions[index], advantages) for index in chosen]
+        weights = list(training.rewards.values())
+        advantages = transition_advantages(sampled.transitions, scores, None, method, weights, training.adv_clip_max)
+        chosen_ones = [(sampled.transitions[index], advantages[index]) for index in chosen]
+        transitions = [TrainedTransition(transition, own, torch.ones_like(own)) for transition, own in chosen_ones]
         _, training_seconds = timed(policy.device, lambda: trainer.update(conditioning, transitions))
         parts = {"sampling": sampling_seconds, "scoring": scoring_seconds, "training": training_seconds}
         return sampled.num_forward_evals, (sampled.clean[0], scores, gradients(trainer)), parts

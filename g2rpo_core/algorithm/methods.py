@@ -14,7 +14,7 @@ import torch
 from pydantic import Field, field_validator, model_validator
 
 from g2rpo_core.common.seeding import seed_of
-from g2rpo_core.rollout.tree import Tree, build
+from g2rpo_core.rollout.tree import Tree, build, children_of_split
 from g2rpo_core.sampling.schedule import Grid
 from g2rpo_core.sampling.transitions import SDES, Stochastic
 from g2rpo_core.settings import Count, Settings
@@ -127,28 +127,30 @@ class Method(Settings):
 
     @model_validator(mode="after")
     def _fits_together(self):
-        if self.spans is not None and (self.sde_steps == "all" or len(self.spans) != len(self.sde_steps)):
-            raise ValueError("spans: needs a number for each of sde_steps")
-        if self.spans is not None and self.branching == "all":
-            raise ValueError("spans: needs branching: each, as the steps of one branch may not overlap")
-        if self.splits is not None and (self.branching == "each" or self.window or not self.splits):
-            raise ValueError("splits: needs branching: all, no window, and at least one step")
-        known = self.splits if self.sde_steps == "all" else self.sde_steps
-        if self.splits is not None and (
-            list(self.splits) != sorted(set(self.splits)) or not set(self.splits) <= set(known or ())
-        ):
-            raise ValueError("splits: must be some of sde_steps, in rising order")
-        if self.splits is not None and self.timesteps_of == "member":
-            raise ValueError("timesteps_of: members share states until they have split: must be group")
-        if self.splits is None and self.split_noise != 1:
+        if self.spans is not None:
+            if self.sde_steps == "all" or len(self.spans) != len(self.sde_steps):
+                raise ValueError("spans: needs a number for each of sde_steps")
+            if self.branching == "all":
+                raise ValueError("spans: needs branching: each, as the steps of one branch may not overlap")
+        if self.splits is not None:
+            self._check_splits(self.splits)
+        elif self.split_noise != 1:
             raise ValueError("split_noise: needs splits")
-        if self.splits is not None and isinstance(self.updates_per_rollout, int) and self.updates_per_rollout > 1:
-            raise ValueError("updates_per_rollout: members share states until they have split: must be iteration, step or 1")
         if self.credit == "gain" and len(self.granularities) > 1:
             raise ValueError("credit: gain has no tails to compare: granularities must be one")
         if self.compared == "noise" and self.initial_noises == "each":
             raise ValueError("compared: noise needs several members of an initial noise, and initial_noises: each leaves one")
         return self
+
+    def _check_splits(self, splits: tuple[int, ...]) -> None:
+        if self.branching == "each" or self.window or not splits:
+            raise ValueError("splits: needs branching: all, no window, and at least one step")
+        if list(splits) != sorted(set(splits)) or (self.sde_steps != "all" and not set(splits) <= set(self.sde_steps)):
+            raise ValueError("splits: must be some of sde_steps, in rising order")
+        if self.timesteps_of == "member":
+            raise ValueError("timesteps_of: members share states until they have split: must be group")
+        if isinstance(self.updates_per_rollout, int) and self.updates_per_rollout > 1:
+            raise ValueError("updates_per_rollout: members share states until they have split: must be iteration, step or 1")
 
     def group_problem(self, group_size: int) -> str | None:
         """Why a group of this size cannot be sampled; None if it can."""
@@ -158,8 +160,9 @@ class Method(Settings):
         if rest or per_noise < (2 if self.compared == "noise" else 1):
             return f"{group_size} members cannot share {self.initial_noises} initial noises evenly"
         splits = 1 if self.splits is None else len(self.splits)
-        children = round(per_noise ** (1 / splits))
-        return None if children**splits == per_noise else f"{per_noise} members of a noise cannot come of {splits} equal splits"
+        if children_of_split(per_noise, splits) is None:
+            return f"{per_noise} members of a noise cannot come of {splits} equal splits"
+        return None
 
     def candidates(self, steps: int) -> tuple[int, ...]:
         """Every step index that may be an SDE step for T = steps; the last step, T-1, is always deterministic."""
@@ -174,14 +177,18 @@ class Method(Settings):
 
     def tree(self, steps: int, iteration: int = 0, seed: int = 0) -> Tree:
         """The tree of an iteration's rollout, for T = steps; ValueError as `build`."""
-        spans = {} if self.spans is None or self.sde_steps == "all" else dict(zip(self.sde_steps, self.spans))
         noises = None if self.initial_noises == "each" else self.initial_noises
-        return build(self.branches(steps, iteration, seed), self.granularities, steps, self.grid, spans, self.splits, noises)
+        branches, spans = self.branches(steps, iteration, seed), self._spans(steps)
+        return build(branches, self.granularities, steps, self.grid, spans, self.splits, noises)
+
+    def _spans(self, steps: int) -> dict[int, int]:
+        """How many steps of the grid each candidate takes at once."""
+        candidates = self.candidates(steps)
+        return dict(zip(candidates, self.spans or (1,) * len(candidates)))
 
     def last_step(self, steps: int) -> int:
         """The index at which the tails begin that begin last; the tree needs it to be T-1 or less."""
-        spans = self.spans or (1,) * len(self.candidates(steps))
-        return max(step + span for step, span in zip(self.candidates(steps), spans))
+        return max(step + span for step, span in self._spans(steps).items())
 
     def transition(self, sigmas: torch.Tensor) -> Stochastic:
         """The method's stochastic step on the given sigmas."""

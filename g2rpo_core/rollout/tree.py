@@ -54,8 +54,9 @@ class Tree:
     def width(self, splits: int, group_size: int) -> int:
         """The states of a prompt after so many splits; ValueError where a group of this size cannot come of the tree."""
         first = self.initial_noises or group_size
-        children = round((group_size / first) ** (1 / self.splits)) if self.splits else 1
-        if first * children**self.splits != group_size:
+        per_noise, rest = divmod(group_size, first)
+        children = children_of_split(per_noise, self.splits)
+        if rest or children is None:
             noises = f"{first} initial noises" if first > 1 else "one initial noise"
             raise ValueError(f"a group of {group_size} cannot come of {noises} by {self.splits} splits into equally many")
         return first * children**splits
@@ -72,6 +73,12 @@ class Tree:
     def num_forward_evals(self, group_size: int) -> int:
         """NFE, calls of the model for one prompt: design-level cost of a rollout, 1700 at the paper's setting."""
         return sum(self.widths(group_size))
+
+
+def children_of_split(states: int, splits: int) -> int | None:
+    """How many each state becomes at every split, where one becomes so many by equal splits; None where that is no whole number."""
+    children = round(states ** (1 / splits)) if splits else 1
+    return children if children**splits == states else None
 
 
 def build(

@@ -73,9 +73,8 @@ def branch_advantages(
     _, prompts, branches, _, width = rewards.shape
     if width <= groups:
         return rewards.new_zeros(prompts, branches, width)
-    compared = (
-        rewards.unflatten(-1, (groups, width // groups)).permute(0, 3, 1, 2, 4, 5).flatten(2, 4)
-    )  # [R, J, P * B * groups, -1]
+    grouped = rewards.unflatten(-1, (groups, width // groups))  # [R, P, B, J, groups, -1]
+    compared = grouped.permute(0, 3, 1, 2, 4, 5).flatten(2, 4)  # [R, J, P * B * groups, -1]
     return group_advantages(compared, weights, clip, deviation).view(prompts, branches, width)
 
 
@@ -117,12 +116,6 @@ def transition_advantages(
         else:
             found.append(advantages(of_shared_states(rewards[:, :, [branch]], width))[:, 0])
     return found
-
-
-def with_advantages(transition: SampledTransition, advantages: torch.Tensor) -> TrainedTransition:
-    """Every next state with its branch's advantages [P, B, W], all of the same weight."""
-    own = advantages[:, transition.sde_step.branch]
-    return TrainedTransition(transition, own, torch.ones_like(own))
 
 
 def noise_weights(stds: Sequence[float]) -> list[float]:

@@ -106,28 +106,15 @@ def score_rollout(
     return scores.view(-1, *shape)
 
 
-def score_gains(
-    policy: Policy,
-    rewards: Mapping[str, Reward],
-    sampled: Rollout,
-    texts: list[str],
-    decode_batch: int,
-    iteration: int,
-    processes: ProcessGroup = ProcessGroup(),  # noqa: B008
-    before_call: Callable[[], None] = lambda: None,
-) -> list[torch.Tensor]:
+def score_gains(sampled: Rollout, score: Callable[[Rollout], torch.Tensor]) -> list[torch.Tensor]:
     """Of every transition [R, P, W]: the rewards of the clean prediction after it, minus those before it (arXiv 2603.28718).
 
-    Arguments as of `score_rollout`; every prediction is scored once, also where one transition follows another. Collective.
+    score: `score_rollout` with all else given. Every prediction is scored once, also where one transition follows another. Collective.
     """
-    predictions = {id(each): each for pair in sampled.around or () for each in pair}
-    scored = {
-        key: score_rollout(
-            policy, rewards, replace(sampled, clean=each[:, None, None]), texts, decode_batch, iteration, processes, before_call
-        )[:, :, 0, 0]
-        for key, each in predictions.items()
-    }
-    pairs = [(scored[id(before)], scored[id(after)]) for before, after in sampled.around or ()]
+    around = sampled.around or []
+    predictions = {id(each): each for pair in around for each in pair}
+    scored = {key: score(replace(sampled, clean=each[:, None, None]))[:, :, 0, 0] for key, each in predictions.items()}
+    pairs = [(scored[id(before)], scored[id(after)]) for before, after in around]
     return [after - before.repeat_interleave(after.shape[-1] // before.shape[-1], -1) for before, after in pairs]
 
 

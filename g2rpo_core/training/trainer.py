@@ -127,16 +127,13 @@ class Trainer:
         conditioning = self.prompts.conditioning(indices)
 
         sampled = self.sampler(conditioning, iteration, mine.start, before_call=self._stop_if_asked)
-        rewards = score_rollout(
-            self.policy, self.rewards, sampled, texts, self.sampling.decode_batch, iteration, processes, self._stop_if_asked,
-            partial(self.watch, iteration + 1, texts[0]) if self.watch else None,
+        score = partial(
+            score_rollout, self.policy, self.rewards, texts=texts, decode_batch=self.sampling.decode_batch, iteration=iteration,
+            processes=processes, before_call=self._stop_if_asked,
         )  # fmt: skip
+        rewards = score(sampled, watch=partial(self.watch, iteration + 1, texts[0]) if self.watch else None)
         self.num_images = rewards[0].numel() * processes.size
-        gains = None
-        if sampled.around is not None:
-            gains = score_gains(
-                self.policy, self.rewards, sampled, texts, self.sampling.decode_batch, iteration, processes, self._stop_if_asked
-            )
+        gains = score_gains(sampled, score) if sampled.around is not None else None
         advantages = transition_advantages(
             sampled.transitions, rewards, gains, self.method, list(training.rewards.values()), training.adv_clip_max, processes
         )
@@ -163,19 +160,18 @@ class Trainer:
         self, sampled: list[SampledTransition], advantages: list[torch.Tensor], iteration: int, prompts: range
     ) -> list[TrainedTransition]:
         """The transitions that this iteration trains on; prompts: the indices of this process's prompts among the iteration's."""
-        method, device, count = self.method, self.policy.device, len(sampled)
+        method, count = self.method, len(sampled)
         if method.timesteps_of == "member":
-            chosen = list(range(count))
             rngs = [random.Random(seed_of("trained", self.seed, iteration, index)) for index in prompts]
-            weights = list(drawn_by_members(method, count, self.training.num_generations, rngs).to(device))
+            drawn = drawn_by_members(method, count, self.training.num_generations, rngs).to(self.policy.device)
+            chosen, weights = list(range(count)), list(drawn)
         else:
             chosen = method.trained(count, random.Random(seed_of("trained", self.seed, iteration)))
-            weights = [torch.ones_like(each) for each in advantages]
-        steps = [1.0] * count
+            weights = [torch.ones_like(advantages[index]) for index in chosen]
         if method.step_weights == "noise":
             by_noise = noise_weights([self._std(sampled[index]) for index in chosen])
-            steps = [dict(zip(chosen, by_noise)).get(index, 0.0) for index in range(count)]
-        return [TrainedTransition(sampled[index], advantages[index], weights[index] * steps[index]) for index in chosen]
+            weights = [weight * factor for weight, factor in zip(weights, by_noise)]
+        return [TrainedTransition(sampled[index], advantages[index], weight) for index, weight in zip(chosen, weights)]
 
     def _std(self, sampled: SampledTransition) -> float:
         """The standard deviation of the noise at a transition's SDE step, which is the same for all latents."""

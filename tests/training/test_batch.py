@@ -5,9 +5,9 @@ import itertools
 import pytest
 import torch
 
-from g2rpo_core.training.batch import branch_advantages, split_updates, transition_batches, with_advantages
+from g2rpo_core.training.batch import branch_advantages, split_updates, transition_batches
 from g2rpo_core.training.trainer import Trainer
-from tests.fixtures.rollouts import small_method
+from tests.fixtures.rollouts import small_method, with_advantages
 
 
 def test_advantages_stay_with_their_prompt_and_branch():

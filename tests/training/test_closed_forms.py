@@ -9,12 +9,12 @@ from g2rpo_core.distributed import checkpoint
 from g2rpo_core.distributed.process_group import ProcessGroup
 from g2rpo_core.errors import UserError
 from g2rpo_core.models.flux import snapshot
-from g2rpo_core.training.batch import branch_advantages, split_updates, with_advantages
+from g2rpo_core.training.batch import branch_advantages, split_updates
 from g2rpo_core.training.loop import train
 from g2rpo_core.training.metrics import reward_metrics, update_metrics
 from g2rpo_core.training.tracking import topic
 from g2rpo_core.training.trainer import learning_rate_at
-from tests.fixtures.rollouts import redness, small_method
+from tests.fixtures.rollouts import redness, small_method, with_advantages
 
 
 def test_a_linear_learning_rate_falls_by_the_same_step_to_zero_after_the_last_iteration(settings):

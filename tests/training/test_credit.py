@@ -1,6 +1,7 @@
 """Which transition gets which advantage, and how much it counts: trees, initial noises, batches, gains and weights, by hand."""
 
 import random
+from functools import partial
 
 import pytest
 import torch
@@ -18,8 +19,14 @@ from g2rpo_core.training.batch import (
     transition_advantages,
     transition_batches,
 )
-from g2rpo_core.training.experience import score_gains
+from g2rpo_core.training.experience import score_gains, score_rollout
 from tests.fixtures.rollouts import redness, small_method
+
+
+def scorer(policy):
+    """`score_rollout` by redness, of two prompts."""
+    return partial(score_rollout, policy, {"redness": redness}, texts=["a", "b"], decode_batch=16, iteration=0)
+
 
 ONE = {"weights": [1.0], "clip": 100.0}
 PLAIN = Method(branching="all", sde_steps="all", sde="flow", eta=0.7)
@@ -106,7 +113,7 @@ def test_a_step_may_have_the_gain_of_the_clean_prediction_as_its_reward(make_tra
     rollout = trainer.sampler(conditioning, 0)
     images = lambda latents: policy.decode(latents.flatten(0, 1), 16)
     scores = lambda latents: redness(images(latents), None).view(latents.shape[:2])
-    gains = score_gains(policy, {"redness": redness}, rollout, ["a", "b"], 16, 0)
+    gains = score_gains(rollout, scorer(policy))
     assert [tuple(gain.shape) for gain in gains] == [(1, 2, 3)] * 5
     for gain, (before, after) in zip(gains, rollout.around):
         torch.testing.assert_close(gain[0], scores(after) - scores(before), rtol=1e-4, atol=1e-5)
@@ -122,7 +129,7 @@ def test_a_shared_prediction_is_the_one_before_the_gain_of_each_of_its_next_stat
     trainer = make_trainer(small_method("branch_grpo", splits=(0, 2), credit="gain"), num_generations=4)
     rollout = trainer.sampler(embeddings.conditioning([0, 1]), 0)
     scores = lambda latents: redness(policy.decode(latents.flatten(0, 1), 16), None).view(latents.shape[:2])
-    gains = score_gains(policy, {"redness": redness}, rollout, ["a", "b"], 16, 0)
+    gains = score_gains(rollout, scorer(policy))
     before, after = rollout.around[2]
     assert before.shape[1] == 2 and after.shape[1] == 4
     expected = scores(after) - scores(before)[:, [0, 0, 1, 1]]

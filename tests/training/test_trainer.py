@@ -12,10 +12,9 @@ from g2rpo_core.reporting.statistics import paired_difference
 from g2rpo_core.rollout.rollout import rollout
 from g2rpo_core.sampling.schedule import shifted_sigmas
 from g2rpo_core.sampling.transitions import SDES
-from g2rpo_core.training.batch import with_advantages
 from g2rpo_core.training.experience import NonFiniteError
 from g2rpo_core.training.trainer import Trainer
-from tests.fixtures.rollouts import noise, redness, sigma_of, small_method
+from tests.fixtures.rollouts import noise, redness, sigma_of, small_method, with_advantages
 
 
 @pytest.mark.parametrize("name", METHODS)
