@@ -148,6 +148,9 @@ class Checkpoints:
         self._group = dist.new_group(backend="gloo") if processes.size > 1 else None
         self._background = ThreadPoolExecutor(1)
         self._unfinished: tuple[Path, Future] | None = None
+        if processes.rank == 0:  # before anything is written: what a killed run left may be most of the disk
+            for unfinished in folder.glob("*.tmp"):
+                shutil.rmtree(unfinished, ignore_errors=True)
 
     def save(self, iteration: int, state: dict, records: list[dict]) -> None:
         """Starts to write, after waiting for the previous checkpoint; `state` (nested tensors) may change once this returns."""
@@ -157,8 +160,6 @@ class Checkpoints:
             return
         aside = final.with_name(f"{final.name}.tmp")
         if self.processes.rank == 0:
-            for unfinished in self.folder.glob("*.tmp"):
-                shutil.rmtree(unfinished, ignore_errors=True)
             aside.mkdir(parents=True)
             write_whole(aside / RECORDS, json.dumps(records).encode())
         self.processes.barrier()
