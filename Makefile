@@ -13,7 +13,7 @@ help: ## what there is
 
 reproduce: .venv/ready ## from nothing to reports/report.html: installs, then runs the whole pipeline
 	$(BIN)/python -m stages.check
-	$(BIN)/dvc repro
+	$(BIN)/python -m stages.reproduce
 	@echo "report: $(CURDIR)/reports/report.html"
 
 verify: .venv/ready ## which outputs of this checkout equal the committed dvc.lock
