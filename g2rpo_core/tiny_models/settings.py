@@ -6,11 +6,12 @@ from g2rpo_core.settings import Count, Rate, Seed, Settings
 
 
 class FitSettings(Settings):
-    """How long a tiny model is trained: optimizer steps, examples a step, peak learning rate."""
+    """How long a tiny model is trained: optimizer steps, examples a step, peak learning rates of AdamW and of Muon."""
 
     steps: Count
     batch: Count
     learning_rate: Rate
+    muon_rate: Rate = 0.02  # the published default; see `fit.optimizers_of`
 
 
 class ShapesModels(Settings):
