@@ -54,13 +54,13 @@ def optimizers_of(modules: list[torch.nn.Module], how: FitSettings) -> list[torc
         id(layer.weight)
         for module in modules
         for name, layer in module.named_modules()
-        if isinstance(layer, torch.nn.Linear) and any(part.isdigit() for part in name.split("."))
+        if how.muon_rate and isinstance(layer, torch.nn.Linear) and any(part.isdigit() for part in name.split("."))
     }
     trained = [p for module in modules for p in module.parameters() if p.requires_grad]
     weights = [p for p in trained if id(p) in of_blocks]
     others = [p for p in trained if id(p) not in of_blocks]
     adamw = torch.optim.AdamW(others, how.learning_rate, betas=(0.9, 0.99), weight_decay=0.01, fused=True)
-    return [adamw, Muon(weights, how.muon_rate)] if weights else [adamw]
+    return [adamw, Muon(weights, how.muon_rate)] if weights and how.muon_rate else [adamw]
 
 
 def share_of_peak(step: int, steps: int) -> float:

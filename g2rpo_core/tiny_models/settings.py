@@ -11,7 +11,7 @@ class FitSettings(Settings):
     steps: Count
     batch: Count
     learning_rate: Rate
-    muon_rate: Rate = 0.02  # the published default; see `fit.optimizers_of`
+    muon_rate: Rate | None = 0.02  # the published default; none: AdamW alone, see `fit.optimizers_of`
 
 
 class ShapesModels(Settings):

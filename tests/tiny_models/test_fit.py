@@ -54,7 +54,9 @@ def test_muon_has_the_matrices_of_blocks_and_adamw_all_else():
     assert of(muon) == {id(blocks[0].weight)}
     assert of(adamw) == {id(p) for p in model.parameters() if p.requires_grad} - of(muon)
     assert (adamw.param_groups[0]["lr"], muon.param_groups[0]["lr"]) == (1e-2, 0.1)
-    assert [type(each) for each in optimizers_of([torch.nn.Conv2d(1, 1, 3)], HOW)] == [torch.optim.AdamW]
+    for modules, how in (([torch.nn.Conv2d(1, 1, 3)], HOW), ([model], HOW.model_copy(update={"muon_rate": None}))):
+        (alone,) = optimizers_of(modules, how)
+        assert of(alone) == {id(p) for module in modules for p in module.parameters() if p.requires_grad}
 
 
 @pytest.mark.parametrize("steps", [3, 40, 500])
