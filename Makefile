@@ -14,7 +14,7 @@ help: ## list the targets
 
 reproduce: .venv/ready ## from nothing to reports/report.html: installs, then runs the whole pipeline
 	$(BIN)/python -m stages.check
-	$(BIN)/dvc repro
+	$(BIN)/python -m stages.reproduce
 	@echo "report: $(CURDIR)/reports/report.html"
 
 verify: .venv/ready ## compare the outputs of this checkout with the committed dvc.lock

@@ -20,7 +20,7 @@ from g2rpo_core.tiny_models.tokenizers import CLIP_LENGTH, clip_tokenizer
 ARCHITECTURE: dict[str, Any] = {
     "embed_dim": 64,
     "vision_cfg": {"image_size": SIZE, "layers": 3, "width": 96, "head_width": 32, "patch_size": 8},
-    "text_cfg": {"context_length": 32, "vocab_size": 49408, "width": 64, "heads": 2, "layers": 2},
+    "text_cfg": {"context_length": CLIP_LENGTH, "vocab_size": 49408, "width": 64, "heads": 2, "layers": 2},
 }
 HPS_ARCHITECTURE = "tiny-ViT.json"  # beside the checkpoint; for the published one, open_clip knows the name
 PREPROCESS = {  # of `apple/DFN5B-CLIP-ViT-H-14`

@@ -14,6 +14,7 @@ from g2rpo_core.tiny_models.tokenizers import CLIP_LENGTH, T5_LENGTH, clip_token
 
 GUIDANCE = 3.5  # FLUX.1-dev takes its guidance scale as an input; the tiny one is trained at this value alone
 KL_WEIGHT = 1e-6
+LOG_VARIANCE = -4.0  # of the latents before the VAE has learned any: at 0 its noise would hide them for hundreds of steps
 EMA_DECAY = 0.99
 
 
@@ -28,6 +29,10 @@ def train_vae(images: torch.Tensor, how: FitSettings, seed: int) -> tuple[Autoen
         down_block_types=("DownEncoderBlock2D",) * 3, up_block_types=("UpDecoderBlock2D",) * 3,
         use_quant_conv=False, use_post_quant_conv=False, mid_block_add_attention=False,
     )  # fmt: skip
+    for name, parameter in vae.named_parameters():  # every residual block is the identity at first, which halves the steps
+        if "resnets" in name and "conv2" in name:
+            torch.nn.init.zeros_(parameter)
+    torch.nn.init.constant_(vae.encoder.conv_out.bias[vae.config.latent_channels :], LOG_VARIANCE)
     generator = torch.Generator().manual_seed(seed)
 
     def loss_of(indices):

@@ -8,11 +8,12 @@ from g2rpo_core.settings import Count, Rate, Seed, Settings
 
 
 class FitSettings(Settings):
-    """How long a tiny model is trained: optimizer steps, examples a step, peak learning rate."""
+    """How long a tiny model is trained: optimizer steps, examples a step, peak learning rates of AdamW and of Muon."""
 
     steps: Count = Field(description="optimizer steps")
     batch: Count = Field(description="examples in a step")
     learning_rate: Rate
+    muon_rate: Rate | None = 0.02  # the published default; none: AdamW alone, see `fit.optimizers_of`
 
 
 class ShapesModels(Settings):

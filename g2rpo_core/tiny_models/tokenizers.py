@@ -11,8 +11,8 @@ from transformers import BertTokenizer, CLIPTokenizer, T5TokenizerFast
 
 from g2rpo_core.shapes.scenes import COLORS, PLACES, RADII, RELATIONS, SHAPES
 
-T5_LENGTH = 16  # tokens; captions have at most 11
-CLIP_LENGTH = 32  # tokens; the published CLIP has 77, captions of shape scenes have at most 12
+T5_LENGTH = 12  # tokens; captions have at most 11
+CLIP_LENGTH = 16  # tokens; the published CLIP has 77, captions of shape scenes have at most 12
 
 
 def clip_tokenizer() -> CLIPTokenizer:

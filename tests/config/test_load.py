@@ -71,7 +71,7 @@ def test_the_origin_of_a_value_is_the_line_that_says_it(profiles):
     assert "training.rewards.clip_score" not in resolved.origin
     parent = path.with_name("tiny.yaml")
     for key, value in (
-        ("training.learning_rate", "learning_rate: 4.0e-5"),
+        ("training.learning_rate", "learning_rate: 2.0e-5"),
         ("evaluation.diversity.prompts", "diversity: {prompts: 64"),
     ):
         file, _, line = resolved.origin[key].rpartition(":")

@@ -99,8 +99,8 @@ def test_every_profile_of_the_project_is_valid(path):
             "methods.g2rpo: evaluation.checkpoints: 50 is not among training.snapshots",
         ),
         (
-            "  iterations: 200",
-            "  iterations: 200\n  snapshots: [300]",
+            "  iterations: 150",
+            "  iterations: 150\n  snapshots: [300]",
             "methods.g2rpo: training.snapshots: 300 is beyond training.iterations",
         ),
         ("  steps: [10]", "  steps: [10, 10]", "evaluation.steps: must be different from each other"),
@@ -229,6 +229,6 @@ def test_the_fast_profile_gives_each_method_a_fifth_of_the_full_settings_forward
         return sum(tree.num_forward_evals(training.num_generations) for tree in trees)
 
     fifth = num_forward_evals(full, "g2rpo") / 5
-    assert fifth == 22_760
+    assert fifth == 17_070
     counted = {name: num_forward_evals(fast, name) for name in fast.methods}
     assert counted == pytest.approx(dict.fromkeys(fast.methods, fifth), rel=0.03)

@@ -155,7 +155,7 @@ def test_a_lora_at_scale_zero_is_the_base_and_comes_back(usual, painter):
 @pytest.mark.parametrize(
     "values, complaint",
     [
-        ({"prompt": "a circle " * 20}, "are over the profile's embed.max_sequence_length = 16"),
+        ({"prompt": "a circle " * 20}, "are over the profile's embed.max_sequence_length = 12"),
         ({"runs": ("../../etc",)}, "there is no run '../../etc' here, only g2rpo-1, g2rpo-2"),
         ({"rewards": ("nonsense",)}, "there is no reward 'nonsense' here, only hps, clip_score, pickscore"),
     ],

@@ -552,7 +552,7 @@ def test_dvc_repro_goes_on_after_a_kill_to_the_same_bits(project):
 
 @pytest.mark.parametrize(
     "prompts, message",
-    [("\n\n", "mine.txt: holds no prompt"), ("a red circle " * 20, "are over the profile's embed.max_sequence_length = 16")],
+    [("\n\n", "mine.txt: holds no prompt"), ("a red circle " * 20, "are over the profile's embed.max_sequence_length = 12")],
 )
 def test_bad_prompts_end_before_any_work(project, prompts, message):
     original = (project / "mine.txt").read_text()

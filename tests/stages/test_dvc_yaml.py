@@ -131,7 +131,7 @@ EVALUATE = {"evaluate_base", "evaluate@g2rpo-1", "evaluate@mix_grpo-1"}
         ("profiles/tiny.yaml", "seed: 1223627", "seed: 5", {"profile", "report"} | EVALUATE),
         ("profiles/tiny.yaml", "shift: 3.0", "shift: 2.0", {"profile", "report"} | TRAIN | EVALUATE),
         ("profiles/tiny.yaml", "images: 8192", "images: 64", {"profile", "models", "report"}),
-        ("profiles/tiny_fast.yaml", "iterations: 713", "iterations: 7", {"profile", "train@g2rpo-1", "report"}),
+        ("profiles/tiny_fast.yaml", "iterations: 535", "iterations: 7", {"profile", "train@g2rpo-1", "report"}),
         ("profiles/tiny.yaml", "dance_grpo: # as", "dance_grpo: # with", {"profile"}),
         ("profiles/flux_fast.yaml", "iterations: 1800", "iterations: 9", {"profile"}),
     ],

@@ -1,4 +1,5 @@
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -9,9 +10,10 @@ from ruamel.yaml import YAML
 
 from flows import KNOWN, version_problem
 from g2rpo_core.errors import UserError
-from stages import runner
+from stages import reproduce, runner
 from stages.graph import chosen, read_graph
 from tests.conftest import ROOT
+from tests.fixtures.commands import run_here
 
 RUN = YAML(typ="safe", pure=True).load((ROOT / "params.yaml").read_text())
 
@@ -136,3 +138,30 @@ def test_a_studys_bar_says_how_far_each_stage_is_and_where_its_output_goes(tmp_p
     assert "slow 0/7" in shown and "slow 7/7" in shown and shown[-1] == ""
     assert "study: the output of each stage is in logs/study/<stage>.log\n" in capsys.readouterr().err
     assert "7/7" in Path("logs/study/slow.log").read_text()
+
+
+@pytest.mark.parametrize("gpu, threads", [(False, "1"), (True, "2")])
+def test_reproduce_runs_two_stages_at_a_time_where_there_is_no_gpu(tmp_path, monkeypatch, gpu, threads):
+    """Each of two real stages of DVC says how many threads it was given, and whether it met the other."""
+    (tmp_path / "meet.py").write_text(
+        "import os, sys, time\nfrom pathlib import Path\nmine, other = sys.argv[1:]\nPath(f'{mine}.here').touch()\n"
+        "end = time.monotonic() + (60 if os.environ['OMP_NUM_THREADS'] == '1' else 0)\n"
+        "while not (met := Path(f'{other}.here').exists()) and time.monotonic() < end: time.sleep(0.05)\n"
+        "Path(mine).write_text(f\"{os.environ['OMP_NUM_THREADS']} {met}\")\nPath(f'{mine}.here').unlink() if not met else None\n"
+    )
+    stage = "  {0}:\n    cmd: python meet.py {0} {1}\n    outs: [{0}]\n"
+    (tmp_path / "dvc.yaml").write_text("stages:\n" + stage.format("a", "b") + stage.format("b", "a"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DVC_NO_ANALYTICS", "1")
+    for command in (["git", "init", "--quiet"], [sys.executable, "-m", "dvc", "init", "--quiet"]):
+        subprocess.run(command, check=True)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: gpu)
+    monkeypatch.setattr(reproduce, "CPUS", 2)
+    monkeypatch.setattr(runner, "CPUS", 2)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    done = run_here(reproduce.main, folder=tmp_path)
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+    assert done.returncode == 0, done.stderr
+    assert {Path(name).read_text() for name in "ab"} == {f"{threads} {not gpu}"}
+    assert {log.name for log in Path(".cache", "reproduce").iterdir()} == {"a.log", "b.log"}

@@ -1,0 +1,81 @@
+import pytest
+import torch
+
+from g2rpo_core.tiny_models.fit import fit, optimizers_of, share_of_peak
+from g2rpo_core.tiny_models.muon import MOMENTUM, Muon, orthogonal
+from g2rpo_core.tiny_models.settings import FitSettings
+
+HOW = FitSettings(steps=40, batch=4, learning_rate=1e-2, muon_rate=0.1)
+
+
+@pytest.mark.parametrize("shape", [(8, 8), (24, 8), (8, 24)])
+def test_orthogonal_keeps_the_singular_vectors_and_brings_the_values_near_one(shape):
+    matrix = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    left, values, right = torch.linalg.svd(matrix, full_matrices=False)
+    assert values.max() > 2 * values.min()
+    diagonal = left.T @ orthogonal(matrix) @ right.T
+    assert torch.allclose(diagonal, torch.diag(diagonal.diagonal()), atol=1e-4)
+    assert 0.6 < diagonal.diagonal().min() and diagonal.diagonal().max() < 1.25
+
+
+def test_a_matrix_of_zeros_stays_one():
+    assert not orthogonal(torch.zeros(3, 5)).any()
+
+
+def test_muons_step_is_its_rate_along_the_orthogonal_momentum_whatever_the_gradients_size():
+    first, second = torch.randn(2, 12, 3, generator=torch.Generator().manual_seed(1))
+    stepped = []
+    for size in (1.0, 1000.0):
+        weight = torch.nn.Parameter(torch.zeros(12, 3))
+        optimizer = Muon([weight], 0.01)
+        for gradient in (first, second):
+            weight.grad = size * gradient
+            optimizer.step()
+        stepped.append(weight.detach())
+    momentum, expected = torch.zeros(12, 3), torch.zeros(12, 3)
+    for gradient in (first, second):
+        momentum = MOMENTUM * momentum + (1 - MOMENTUM) * gradient
+        expected -= 0.01 * 2 * orthogonal((1 - MOMENTUM) * gradient + MOMENTUM * momentum)
+    assert torch.allclose(stepped[0], expected, atol=1e-6) and torch.allclose(stepped[0], stepped[1], atol=1e-5)
+
+
+def test_a_weight_without_a_gradient_is_left_alone():
+    weight = torch.nn.Parameter(torch.ones(2, 2))
+    Muon([weight], 0.1).step()
+    assert torch.equal(weight, torch.ones(2, 2))
+
+
+def test_muon_has_the_matrices_of_blocks_and_adamw_all_else():
+    blocks = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.LayerNorm(4), torch.nn.Conv2d(1, 1, 3))
+    model = torch.nn.ModuleDict({"embedder": torch.nn.Linear(2, 4), "blocks": blocks, "words": torch.nn.Embedding(5, 4)})
+    blocks[0].bias.requires_grad_(False)
+    adamw, muon = optimizers_of([model], HOW)
+    of = lambda optimizer: {id(p) for group in optimizer.param_groups for p in group["params"]}
+    assert of(muon) == {id(blocks[0].weight)}
+    assert of(adamw) == {id(p) for p in model.parameters() if p.requires_grad} - of(muon)
+    assert (adamw.param_groups[0]["lr"], muon.param_groups[0]["lr"]) == (1e-2, 0.1)
+    for modules, how in (([torch.nn.Conv2d(1, 1, 3)], HOW), ([model], HOW.model_copy(update={"muon_rate": None}))):
+        (alone,) = optimizers_of(modules, how)
+        assert of(alone) == {id(p) for module in modules for p in module.parameters() if p.requires_grad}
+
+
+@pytest.mark.parametrize("steps", [3, 40, 500])
+def test_the_rate_rises_to_its_peak_and_falls_to_nothing(steps):
+    shares = [share_of_peak(step, steps) for step in range(steps)]
+    top = shares.index(1.0)
+    assert top <= 0.05 * steps and shares[: top + 1] == sorted(shares[: top + 1])
+    assert shares[top:] == sorted(shares[top:], reverse=True) and min(shares) > 0 and share_of_peak(steps, steps) < 1e-9
+
+
+def test_a_fit_learns_and_is_the_same_every_time():
+    def fitted():
+        generator = torch.Generator().manual_seed(0)
+        inputs = torch.randn(64, 4, generator=generator)
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(4, 16), torch.nn.Tanh(), torch.nn.Linear(16, 4))
+        before = (model(inputs) - inputs.flip(1)).square().mean().item()
+        loss = fit([model], lambda rows: (model(inputs[rows]) - inputs[rows].flip(1)).square().mean(), HOW, generator, 64, "x")
+        return before, loss, model[0].weight
+
+    (before, loss, weight), (_, again, same) = fitted(), fitted()
+    assert loss < before / 5 and loss == again and torch.equal(weight, same)
