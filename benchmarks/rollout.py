@@ -2,7 +2,7 @@
 
     python -m benchmarks.rollout [--size tiny|compute|all] [--models models/tiny] [--repeats 3] [--compile] [--json]
 
-Sizes: `tiny` is the profile's (16 + 16 tokens: per-call overhead dominates); `compute` the same model on larger images (484 + 16
+Sizes: `tiny` is the profile's (16 + 12 tokens: per-call overhead dominates); `compute` the same model on larger images (484 + 12
 tokens: arithmetic dominates, so that only saved forward evaluations and saved training passes count). With `--compile`, ours has
 the setting `training.parallel.compile`, which the published loops lack. Compiling takes minutes and is not timed.
 """
@@ -95,7 +95,7 @@ def make_store(models: Path, folder: Path) -> EmbeddingStore:
     from diffusers import FluxPipeline
 
     pipeline = FluxPipeline.from_pretrained(models / "pipeline", transformer=None, vae=None)
-    encoded = partial(encode, pipeline, max_length=16, batch=4)
+    encoded = partial(encode, pipeline, max_length=12, batch=4)
     write(folder / "embeddings", shape_prompts(4, 0, testing=False), encoded, "float32", shard_rows=4)
     return EmbeddingStore(folder / "embeddings")
 
@@ -270,11 +270,12 @@ def main() -> None:
             side, batch, decode_batch, suffix = SIZES[size]
             policy = make_policy(models, side, args.device, args.compile)
             profile = load_profile(Path("profiles/tiny.yaml"))
-            tokens = batch * (policy.image_tokens + 16)
+            texts = profile.embed.max_sequence_length
+            tokens = batch * (policy.image_tokens + texts)
             sampling = profile.sampling.model_copy(
                 update={"steps": STEPS, "height": side, "width": side, "batch_tokens": tokens, "decode_batch": decode_batch}
             )
-            print(f"\n{size}: {policy.image_tokens} + 16 tokens, {args.device}, {torch.get_num_threads()} threads")
+            print(f"\n{size}: {policy.image_tokens} + {texts} tokens, {args.device}, {torch.get_num_threads()} threads")
             for name in args.methods:
                 results[name + suffix] = result = compare(name, policy, store, models, sampling, args.repeats)
                 ours, theirs = result["ours"], result["published"]

@@ -1,7 +1,8 @@
 """Encoded prompts in sharded Parquet: written once, read by random access, a few prompts per row group.
 
 Tensors are raw little-endian bytes in `large_binary` columns, uncompressed, without dictionary or statistics, so that a random
-row is one short read. Padding rows of T5 are kept because FLUX attends to them. The schema's metadata holds shapes and dtype.
+row is one short read. Padding rows of T5 are kept because FLUX attends to them. The schema's metadata holds shapes, dtype and
+the number of prompts in all parts.
 """
 
 import json
@@ -82,14 +83,15 @@ def write(
         part, path = prompts[start : start + shard_rows], folder / f"part-{number:05d}.parquet"
         if not path.exists():
             aside = path.with_suffix(".tmp")
-            _write_part(aside, encoded(part), dtype)
+            _write_part(aside, encoded(part), dtype, len(prompts))
             aside.rename(path)
         progress(len(part))
 
 
-def _write_part(path: Path, encoded: Iterator[tuple[Prompt, Conditioning]], dtype: str) -> None:
+def _write_part(path: Path, encoded: Iterator[tuple[Prompt, Conditioning]], dtype: str, prompts: int) -> None:
     first = next(encoded)
-    meta = {"dtype": dtype, "context": list(first[1].context.shape), "pooled": list(first[1].pooled.shape)}
+    shapes = {"context": list(first[1].context.shape), "pooled": list(first[1].pooled.shape)}
+    meta = {"dtype": dtype, **shapes, "prompts": prompts}
     schema = pa.schema(
         [("id", pa.string()), ("prompt", pa.string()), ("style", pa.string()), ("context", pa.large_binary()), ("pooled", pa.large_binary())],
         metadata={"g2rpo": json.dumps(meta)},
@@ -121,11 +123,17 @@ class EmbeddingStore:
                 raise UserError(complaint(folder / f"part-{number:05d}.parquet", "is missing, but later parts exist", AGAIN))
             file, meta, prompts = _opened(path)
             if number and meta != self._meta:
-                raise UserError(complaint(path, f"does not belong to {self._paths[0].name}: different dtype or shapes", AGAIN))
+                raise UserError(
+                    complaint(
+                        path, f"does not belong to {self._paths[0].name}: different dtype, shapes or number of prompts", AGAIN
+                    )
+                )
             self._meta = meta
             self._files.append(file)
             self._places += [(number, *divmod(row, ROW_GROUP)) for row in range(len(prompts))]
             self.prompts += prompts
+        if (expected := self._meta["prompts"]) != len(self):
+            raise UserError(complaint(folder, f"has {len(self)} prompts of {expected}: parts at the end are missing", AGAIN))
 
     def __len__(self) -> int:
         return len(self.prompts)
@@ -165,7 +173,9 @@ def _opened(path: Path) -> tuple[pq.ParquetFile, dict, list[Prompt]]:
 
 def _is_meta(meta: object) -> bool:
     shape = lambda value: isinstance(value, list) and bool(value) and all(type(size) is int and size > 0 for size in value)
-    return isinstance(meta, dict) and meta.get("dtype") in DTYPES and shape(meta.get("context")) and shape(meta.get("pooled"))
+    if not isinstance(meta, dict) or type(meta.get("prompts")) is not int:
+        return False
+    return meta.get("dtype") in DTYPES and shape(meta.get("context")) and shape(meta.get("pooled"))
 
 
 def _to_bytes(tensor: torch.Tensor, dtype: torch.dtype) -> bytes:

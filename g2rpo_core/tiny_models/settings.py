@@ -8,12 +8,14 @@ from g2rpo_core.settings import Count, Rate, Seed, Settings
 
 
 class FitSettings(Settings):
-    """How long a tiny model is trained: optimizer steps, examples a step, peak learning rates of AdamW and of Muon."""
+    """How long a tiny model is trained: optimizer steps, examples a step, peak learning rates."""
 
     steps: Count = Field(description="optimizer steps")
     batch: Count = Field(description="examples in a step")
-    learning_rate: Rate
-    muon_rate: Rate | None = 0.02  # the published default; none: AdamW alone, see `fit.optimizers_of`
+    learning_rate: Rate = Field(description="AdamW's peak learning rate")
+    muon_rate: Rate | None = Field(
+        0.02, description="Muon's, for the matrices of blocks; 0.02 is its published default; none: AdamW alone"
+    )
 
 
 class ShapesModels(Settings):

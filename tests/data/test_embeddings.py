@@ -95,6 +95,19 @@ def test_a_missing_store_says_which_stage_makes_it(tmp_path):
         EmbeddingStore(tmp_path / "nothing")
 
 
+@pytest.mark.parametrize(
+    "gone, complaint", [(2, r"has 12 prompts of 17: parts at the end are missing"), (1, "is missing, but later parts exist")]
+)
+def test_missing_parts_are_noticed_wherever_they_were(gone, complaint, tmp_path):
+    one = Conditioning(torch.zeros(2, 2), torch.zeros(2))
+    prompts = [Prompt(str(number), "text", "") for number in range(17)]
+    write(tmp_path / "x", prompts, lambda part: ((prompt, one) for prompt in part), "float32", shard_rows=6)
+    assert len(EmbeddingStore(tmp_path / "x")) == 17
+    (tmp_path / "x" / f"part-{gone:05d}.parquet").unlink()
+    with pytest.raises(UserError, match=f"{complaint}.*dvc repro embed"):
+        EmbeddingStore(tmp_path / "x")
+
+
 def test_an_interrupted_store_goes_on_without_encoding_anything_twice(pipeline, tmp_path):
     prompts, encoded = shape_prompts(23, 0, testing=False), partial(encode, pipeline, max_length=16, batch=4)
     write(tmp_path / "whole", prompts, encoded, "float32", shard_rows=6)

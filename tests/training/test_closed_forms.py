@@ -49,7 +49,7 @@ def test_the_loss_is_the_mean_over_all_batches_of_an_update(make_trainer, policy
     for key in ("loss", "grad_norm", "kl", "clip_ratio", "num_transitions"):
         assert [record[key] for record in records] == pytest.approx([records[-1][key]] * 3, rel=1e-3, abs=1e-7), key
     # with the ratio at 1 the loss is minus the mean advantage, which is 0 in every group
-    assert records[-1]["loss"] == pytest.approx(0, abs=1e-5) and records[-1]["num_transitions"] == 2 * 3  # prompts x SDE steps
+    assert records[-1]["loss"] == pytest.approx(0, abs=1e-4) and records[-1]["num_transitions"] == 2 * 3  # prompts x SDE steps
 
 
 def test_the_loss_of_an_update_is_minus_the_mean_advantage_while_nothing_was_learned(make_trainer, embeddings, policy):
