@@ -6,6 +6,7 @@ from pathlib import Path
 from g2rpo_core.data.hub_prompts import fetch_prompts
 from g2rpo_core.data.prompts import Prompt, choose, distinct, held_out, read_all, shape_prompts, write_prompts
 from g2rpo_core.data.settings import PromptSettings
+from g2rpo_core.errors import UserError
 from g2rpo_core.hub.revisions import Revisions
 from stages import allow_hub
 from stages.common import REVISIONS, arguments, ends_in_one_line, sections
@@ -28,7 +29,7 @@ class Chosen:
 
 
 def all_prompts(settings: PromptSettings, *, testing: bool) -> list[Prompt]:
-    """The prompts that one of the two sets is chosen from, with a file's repeats.
+    """The prompts that one of the two sets is chosen from, with a file's repeats; `test_skip` is not looked at in files.
 
     UserError if they are missing, empty or malformed.
     """
@@ -36,14 +37,28 @@ def all_prompts(settings: PromptSettings, *, testing: bool) -> list[Prompt]:
     if not isinstance(source, str):
         allow_hub()
         return fetch_prompts(f"prompts.{'test' if testing else 'train'}", source, Revisions(REVISIONS / "prompts.json"))
-    return shape_prompts(count, settings.seed, testing=testing) if source == "shapes" else read_all(Path(source))
+    if source != "shapes":
+        return read_all(Path(source))
+    seen = shape_prompts(settings.test_skip, settings.seed, testing=True) if testing else []
+    return shape_prompts(count, settings.seed, testing=testing, without={prompt.text for prompt in seen})
+
+
+def unseen(prompts: list[Prompt], settings: PromptSettings) -> list[Prompt]:
+    """A file's test prompts without the draw of `test_skip` of them; UserError if none is left."""
+    if settings.test == "shapes" or not settings.test_skip:
+        return prompts
+    seen = {prompt.id for prompt in choose(prompts, settings.test_skip, settings.seed)}
+    left = [prompt for prompt in prompts if prompt.id not in seen]
+    if not left:
+        raise UserError(f"prompts.test_skip: {settings.test_skip} leaves none of the {len(prompts)} test prompts")
+    return left
 
 
 def chosen_prompts(settings: PromptSettings) -> Chosen:
     """The prompts by the settings' seeded draws; errors as in `all_prompts`, and UserError if no training prompt is left."""
     found = {name: all_prompts(settings, testing=name == "test") for name in ("test", "train")}
     once = {name: distinct(prompts) for name, prompts in found.items()}
-    test = choose(once["test"], settings.test_count, settings.seed)
+    test = choose(unseen(once["test"], settings), settings.test_count, settings.seed)
     train, as_test = held_out(once["train"], test)
     repeated = {name: len(found[name]) - len(once[name]) for name in found}
     return Chosen(choose(train, settings.train_count, settings.seed), test, as_test, repeated)

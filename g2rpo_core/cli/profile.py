@@ -63,7 +63,7 @@ def diff(
 ) -> None:
     """Show the settings in which two profiles differ, one per line: key, first value, second value.
 
-    Example: g2rpo profile diff flux_hps flux_fast
+    Example: g2rpo profile diff flux_hps flux_lora_1gpu
     """
     from g2rpo_core.config import load_profile, profile_path
 

@@ -6,7 +6,7 @@ import math
 import random
 import re
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,11 +34,11 @@ class Prompt:
     style: str
 
 
-def shape_prompts(count: int, seed: int, *, testing: bool) -> list[Prompt]:
-    """Captions of different scenes; test captions are never among training ones. UserError if there are too few."""
+def shape_prompts(count: int, seed: int, *, testing: bool, without: Collection[str] = ()) -> list[Prompt]:
+    """Captions of different scenes, none of `without`; test captions are never among training ones. UserError if there are too few."""
     prefix = "test" if testing else "train"
     try:
-        scenes = distinct_scenes(count, seed_of("prompts", seed, prefix), testing=testing)
+        scenes = distinct_scenes(count, seed_of("prompts", seed, prefix), testing=testing, without=without)
     except ValueError as error:
         raise UserError(f"prompts.{prefix}_count: {error}") from None
     return [Prompt(f"{prefix}-{index:05d}", scene.caption, scene.style) for index, scene in enumerate(scenes)]

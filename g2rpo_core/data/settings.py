@@ -29,6 +29,9 @@ class PromptSettings(Settings):
     train_count: Count = Field(description="how many are drawn, or made")
     test: Source = Field(description="held-out prompts")
     test_count: Count = Field(description="how many are drawn, or made")
+    test_skip: int = Field(
+        0, ge=0, le=10**6, description="test prompts that choices were made on: the draw of that many is left out of `test`"
+    )
     seed: Seed = Field(description="of the draw")
 
 

@@ -5,6 +5,7 @@ attribute of every object, so that an image can be checked against it exactly (s
 """
 
 import zlib
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
@@ -129,13 +130,14 @@ def all_scenes(style: str) -> tuple[Scene, ...]:
     return tuple(Scene((a, b), relation) for a in things for b in things if a.color != b.color for relation in RELATIONS)
 
 
-def distinct_scenes(count: int, seed: int, *, testing: bool) -> list[Scene]:
-    """`count` different scenes by a seeded draw, of the held-out captions if `testing`, else of the others.
+def distinct_scenes(count: int, seed: int, *, testing: bool, without: Collection[str] = ()) -> list[Scene]:
+    """`count` different scenes by a seeded draw, of the held-out captions if `testing`, else of the others; none of `without`.
 
     Half have one object, or as many as there are. Raises ValueError if there are fewer captions of that kind.
     """
     rng = np.random.default_rng(seed)
-    pools = [[scene for scene in all_scenes(style) if held_out(scene.caption) == testing] for style in STYLES]
+    fits = lambda caption: held_out(caption) == testing and caption not in without
+    pools = [[scene for scene in all_scenes(style) if fits(scene.caption)] for style in STYLES]
     single = min(count // 2, len(pools[0]))
     if count - single > len(pools[1]):
         raise ValueError(f"the shapes task has no {count} different {'held-out' if testing else 'training'} captions")

@@ -29,7 +29,7 @@ from g2rpo_core.distributed.termination import Terminated, Termination
 from g2rpo_core.models.flux import Policy
 from g2rpo_core.models.parallelize import apply_gradient_checkpointing, reduce_gradients, reshard
 from g2rpo_core.rewards.spec import Reward
-from g2rpo_core.rollout.rollout import Rollout, SampledTransition, Velocity
+from g2rpo_core.rollout.rollout import SampledTransition, Velocity
 from g2rpo_core.sampling.schedule import shifted_sigmas
 from g2rpo_core.sampling.settings import SamplingSettings
 from g2rpo_core.sampling.transitions import Transition
@@ -61,8 +61,6 @@ class Trainer:
     rewards: those that `training.rewards` weighs, in its order; prompts: the encoded training prompts; seed: decides the order of
     the prompts, all noise and the drawn steps. processes: each takes its share of every iteration's prompts, whole groups; what
     it samples depends on the prompt's index among all, so that any number of processes computes the same.
-
-    sampler: how an iteration's rollouts are made, called as a `RolloutSampler` (the default); experiments bring their own.
     """
 
     def __init__(
@@ -76,12 +74,11 @@ class Trainer:
         seed: int,
         processes: ProcessGroup = ProcessGroup(),  # noqa: B008
         termination: Termination | None = None,
-        sampler: Callable[..., Rollout] | None = None,
     ):
         self.policy, self.method, self.sampling, self.training = policy, method, sampling, training
         self.prompts, self.rewards, self.seed = prompts, rewards, seed
         self.processes, self.termination = processes, termination or Termination()
-        self.sampler = sampler or RolloutSampler(policy, method, sampling, training.num_generations, seed)
+        self.sampler = RolloutSampler(policy, method, sampling, training.num_generations, seed)
         self.watch: Callable[[int, str, torch.Tensor, torch.Tensor], None] | None = (
             None  # an iteration's first group, see score_rollout
         )

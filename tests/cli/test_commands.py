@@ -124,8 +124,8 @@ def test_profiles_are_listed_and_their_differences_shown():
     )
     shown = run_here(main, "profile", "diff", "flux_hps_clip", "flux_hps", folder=ROOT)
     assert shown.stdout == "training.rewards.clip_score: 1.0 -> -\n"
-    fast = run_here(main, "profile", "diff", "flux_hps_clip", "flux_fast", folder=ROOT).stdout.splitlines()
-    assert "methods.g2rpo_no_mgai: there -> not there" in fast and "training.iterations: 300 -> 1800" in fast
+    lora = run_here(main, "profile", "diff", "flux_hps_clip", "flux_lora_1gpu", folder=ROOT).stdout.splitlines()
+    assert "training.lora.rank: - -> 32" in lora and "training.prompts_per_iteration: 16 -> 1" in lora
 
 
 def test_a_word_that_no_command_has_ends_with_status_two():
@@ -137,7 +137,10 @@ def test_the_report_is_found_and_a_study_that_is_not_there_named():
     done = run_here(main, "report", "--study", "compare", folder=ROOT)
     assert done.stdout == f"{ROOT / 'studies' / 'compare' / 'reports' / 'report.html'}\n"
     unknown = run_here(main, "report", "--study", "nope", folder=ROOT)
-    assert unknown.returncode == 1 and unknown.stderr == "error: report: --study nope: there are compare, granularities, steps\n"
+    assert (
+        unknown.returncode == 1
+        and unknown.stderr == "error: report: --study nope: there are compare, development, granularities, steps\n"
+    )
 
 
 def test_open_hands_the_report_to_the_browser(tmp_path, monkeypatch):
@@ -157,8 +160,8 @@ def test_prompts_of_another_profile_are_fetched_by_the_stage_and_a_mistake_ends_
     shutil.copytree(ROOT / "profiles", tmp_path / "profiles")
     shutil.copy(ROOT / "params.yaml", tmp_path)
     command = [sys.executable, "-m", "g2rpo_core.cli", "prompts", "--profile"]
-    done = subprocess.run([*command, "tiny_fast"], cwd=tmp_path, capture_output=True, text=True)
-    assert done.stdout == "256 train prompts, 256 test prompts\n", done.stderr
-    assert (tmp_path / "prompts" / "tiny_fast" / "train.parquet").exists()
+    done = subprocess.run([*command, "tiny_verdict"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout == "256 train prompts, 512 test prompts\n", done.stderr
+    assert (tmp_path / "prompts" / "tiny_verdict" / "train.parquet").exists()
     missing = subprocess.run([*command, "flux_hps"], cwd=tmp_path, capture_output=True, text=True)
     assert missing.returncode == 1 and missing.stderr.startswith("error: prompts.test: ymhao/HPDv2 is not in the cache")

@@ -13,7 +13,7 @@ from tests.fixtures.commands import run_here
 pytestmark = pytest.mark.pipeline
 
 
-@pytest.mark.parametrize("name", ["tiny_fast", "flux_lora_1gpu"])
+@pytest.mark.parametrize("name", ["tiny_verdict", "flux_lora_1gpu"])
 def test_what_is_shown_is_the_whole_profile_with_where_each_value_comes_from(tmp_path, name):
     done = run_here(main, "profile", "show", name, folder=ROOT)
     assert done.returncode == 0, done.stderr

@@ -1,9 +1,10 @@
 import re
+from pathlib import Path
 
 import pytest
 
 from g2rpo_core.algorithm.methods import METHODS
-from g2rpo_core.config import load_profile, load_run, method_of, training_of
+from g2rpo_core.config import load_profile, load_run, load_study, method_of, training_of
 from g2rpo_core.errors import UserError
 from tests.conftest import ROOT
 
@@ -219,16 +220,18 @@ def test_departures_of_a_method_apply_to_it_alone(tmp_path):
     assert training_of(profile.training, profile.methods, "g2rpo") == profile.training
 
 
-def test_the_fast_profile_gives_each_method_a_fifth_of_the_full_settings_forward_evaluations():
-    """`tiny_fast` compares methods at equal forward evaluations: those of its trees, over all iterations."""
-    fast, full = (load_profile(ROOT / "profiles" / f"{name}.yaml") for name in ("tiny_fast", "tiny"))
+def test_the_entries_of_the_protocol_have_a_fifth_of_the_full_settings_forward_evaluations(monkeypatch):
+    """Those of their trees, over all iterations."""
+    monkeypatch.chdir(ROOT)
+    full = load_profile(Path("profiles/tiny.yaml"))
 
     def num_forward_evals(profile, name):
         method, training = method_of(profile.methods, name), training_of(profile.training, profile.methods, name)
-        trees = (method.tree(profile.sampling.steps, iteration, 1) for iteration in range(training.iterations))
+        trees = (method.tree(profile.sampling.steps, iteration, 101) for iteration in range(training.iterations))
         return sum(tree.num_forward_evals(training.num_generations) for tree in trees)
 
     fifth = num_forward_evals(full, "g2rpo") / 5
     assert fifth == 17_070
-    counted = {name: num_forward_evals(fast, name) for name in fast.methods}
-    assert counted == pytest.approx(dict.fromkeys(fast.methods, fifth), rel=0.03)
+    study = load_profile(Path("profiles/tiny.yaml"), load_study("development"))
+    counted = {name: num_forward_evals(study, name) for name in study.methods} | {"": num_forward_evals(full, "g2rpo_coarse")}
+    assert counted == pytest.approx(dict.fromkeys(counted, fifth), rel=0.03)

@@ -56,7 +56,7 @@ ONLY_PARSED = {
     r"^g2rpo doctor --profile": "an example of the help text; tests/cli runs it",
     r"^dvc exp\b": "a training; docs/howto/dvc.md says what it does",
     r"^dvc (dag|metrics show|status)$": "named with other words that are run",
-    r"^python -m (benchmarks|experiments)": "minutes to hours; tests/benchmarks and tests/experiments run small ones",
+    r"^python -m benchmarks": "minutes to hours; tests/benchmarks runs small ones",
     r"^python -m (flows|studies)": "a server, or named without its words; tests/flows and tests/pipeline run them",
     r"^prefect\b": "a server; tests/flows run what needs no account",
     r"^python -m stages\.check$": "make reproduce begins with it; tests/reliability and tests/pipeline run it",

@@ -46,9 +46,7 @@ def test_no_package_outside_the_core_and_the_stages_is_imported_by_a_stage(stage
         for file in ([ROOT / path] if path.endswith(".py") else (ROOT / path).rglob("*.py"))
     ]
     for file in files:
-        assert not re.search(
-            r"^\s*(from|import) (flows|studies|reference|experiments|benchmarks)\b", file.read_text(), re.MULTILINE
-        )
+        assert not re.search(r"^\s*(from|import) (flows|studies|reference|benchmarks)\b", file.read_text(), re.MULTILINE)
 
 
 @pytest.mark.parametrize("stage", [stage for stage in STAGES if module_of(stage) != "profile"])
@@ -89,12 +87,12 @@ def test_a_study_is_a_dvc_project_of_its_own_with_the_graph_of_all(params, monke
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory) -> Path:
-    """The project's code, graph and profiles as a DVC project without data, with profile `tiny_fast`."""
+    """The project's code, graph and profiles as a DVC project without data, with profile `tiny_verdict`."""
     folder = tmp_path_factory.mktemp("checkout")
     for name in ("dvc.yaml", "g2rpo_core", "stages", "profiles"):
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
         copy(ROOT / name, folder / name)
-    (folder / "params.yaml").write_text("profile: tiny_fast\nmethods: [g2rpo, mix_grpo]\nseeds: [1]\npublished: []\n")
+    (folder / "params.yaml").write_text("profile: tiny_verdict\nmethods: [g2rpo, mix_grpo]\nseeds: [1]\npublished: []\n")
     (folder / ".dvc").mkdir()
     shutil.copy(ROOT / ".dvc" / "config", folder / ".dvc" / "config")
     shutil.copy(ROOT / ".dvcignore", folder / ".dvcignore")
@@ -104,7 +102,7 @@ def checkout(tmp_path_factory) -> Path:
 
 def dependencies(project: Path) -> dict[str, dict[str, object]]:
     """What DVC compares of every stage: the hashes of its code and profiles, and its parameters, as they are now."""
-    source = project / "profiles" / "tiny_fast.yaml"
+    source = project / "profiles" / "tiny_verdict.yaml"
     write_profile(project / "reports" / "profile.yaml", resolve(source).data, source)
     repo = Repo(str(project))
     with lock_repo(repo):
@@ -131,9 +129,9 @@ EVALUATE = {"evaluate_base", "evaluate@g2rpo-1", "evaluate@mix_grpo-1"}
         ("profiles/tiny.yaml", "seed: 1223627", "seed: 5", {"profile", "report"} | EVALUATE),
         ("profiles/tiny.yaml", "shift: 3.0", "shift: 2.0", {"profile", "report"} | TRAIN | EVALUATE),
         ("profiles/tiny.yaml", "images: 8192", "images: 64", {"profile", "models", "report"}),
-        ("profiles/tiny_fast.yaml", "iterations: 535", "iterations: 7", {"profile", "train@g2rpo-1", "report"}),
+        ("profiles/tiny_verdict.yaml", "test_count: 512", "test_count: 7", {"profile", "prompts", "report"}),
         ("profiles/tiny.yaml", "dance_grpo: # as", "dance_grpo: # with", {"profile"}),
-        ("profiles/flux_fast.yaml", "iterations: 1800", "iterations: 9", {"profile"}),
+        ("profiles/flux_hps_clip.yaml", "iterations: 1800", "iterations: 9", {"profile"}),
     ],
 )  # fmt: skip
 def test_a_change_runs_exactly_what_it_decides(checkout, file, old, new, stages):
