@@ -1,12 +1,12 @@
-"""Stage `report`: one self-contained report.html, report.md beside it, their numbers as JSON, and its charts as images."""
+"""Stage `report`: one self-contained report.html, report.md beside it, their numbers as JSON, its charts as images, and seconds."""
 
 from pathlib import Path
 from types import SimpleNamespace
 
 from g2rpo_core.config import MainRun, Run, Study, load_run, load_study, method_of, sampling_of, training_of
 from g2rpo_core.reporting.context import Entry, build_context, headline
-from g2rpo_core.reporting.render import render
-from g2rpo_core.reporting.sources import Sources
+from g2rpo_core.reporting.render import in_script, render
+from g2rpo_core.reporting.sources import Sources, seconds_of
 from stages.common import REPORTS, arguments, ends_in_one_line, run_paths, sections, write_json
 
 SECTIONS = ("models", "prompts", "sampling", "rewards", "training", "methods", "evaluation", "published")
@@ -30,6 +30,8 @@ def main() -> None:
     for name, text in render(context | title).items():
         (paths.reports / name).write_text(text, encoding="utf-8")
     write_json(paths.reports / "report.json", headline(context["rows"]))
+    seconds = seconds_of(runs, paths.timings, context["labels"])  # beside the page, whose hash is then the same every time
+    (paths.reports / "seconds.js").write_text(f"const SECONDS = {in_script(seconds)};\n", encoding="utf-8")
     print(f"wrote {paths.reports / 'report.html'}")
 
 

@@ -85,11 +85,14 @@ def curves(
     """Faint lines for every run, and for every method the mean and the band from its lowest to its highest seed.
 
     runs: (method, seed) -> records; columns: column -> title of its panel; axes: column -> label, between which the page can
-    switch; labels: of methods. Returns None without runs.
+    switch, the first of them iterations; a point's place on them is the mean over the method's seeds, so that seeds stand one above the
+    other. labels: of methods. Returns None without runs.
     """
+    everything = [records.assign(method=method) for (method, _), records in runs.items()]
+    places = pd.concat(everything).groupby(["method", "iteration"])[list(axes)].mean() if everything else pd.DataFrame()
     points = [
         {"method": labels[method], "seed": str(seed), "panel": title, "value": row[column]}
-        | {label: row[axis] for axis, label in axes.items()}
+        | {label: places.at[(method, row["iteration"]), axis] for axis, label in axes.items()}
         for (method, seed), records in runs.items()
         for column, title in columns.items()
         if column in records

@@ -24,7 +24,7 @@ def render(context: dict) -> dict[str, str]:
         ),
     )
     environment.filters["tone"] = tone
-    environment.filters["script"] = _in_script
+    environment.filters["script"] = in_script
     environment.filters["literal"] = markdown
     environment.globals["library"] = library
     images = {name: svg(context[name]) for name in CHARTS}
@@ -33,6 +33,6 @@ def render(context: dict) -> dict[str, str]:
     return texts | {f"{name}.svg": image for name, image in images.items()}
 
 
-def _in_script(value: object) -> Markup:
+def in_script(value: object) -> Markup:
     """JSON that cannot end the script element, whatever text it holds."""
     return Markup(json.dumps(value, ensure_ascii=False).replace("<", "\\u003c"))

@@ -1,8 +1,9 @@
 """Finds and reads the report's numbers. If they are incomplete or of other runs, a UserError says how to make them again."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import mean
 from types import SimpleNamespace
 
 import pandas as pd
@@ -65,6 +66,26 @@ def check_whole(
             stage = stage_of((method, seed), published)
             what = f"has no scores of {lacking[0][2]} at {lacking[0][1]} steps of checkpoint {lacking[0][0]}"
             raise UserError(complaint(folder / "results.parquet", what, remade_by(stage, repro)))
+
+
+def seconds_of(runs: Iterable[Run], timings: Path, labels: Mapping[str, str]) -> dict[str, dict[str, float]]:
+    """Label of a method -> iteration -> seconds of training until its end, the mean over seeds.
+
+    Without methods of which a run has no timings here, because it was made elsewhere. UserError if a file of timings is damaged.
+    """
+    by_method: dict[str, list[dict[str, float]]] = {}
+    for run in runs:
+        file, advice = timings / f"{run_name(*run)}.json", "delete it; it is needed for nothing but the report's axis of seconds"
+        found = read_json(file, advice, dict).get("seconds") if file.exists() else {}
+        if not isinstance(found, dict) or not all(key.isdecimal() and type(found[key]) in (int, float) for key in found):
+            raise UserError(complaint(file, "holds no seconds of iterations", advice))
+        by_method.setdefault(labels[run[0]], []).append(found)
+    shared = {label: set.intersection(*map(set, found)) for label, found in by_method.items()}
+    return {
+        label: {iteration: round(mean(each[iteration] for each in found), 3) for iteration in sorted(shared[label], key=int)}
+        for label, found in by_method.items()
+        if shared[label]
+    }
 
 
 def records_of(run: Run, folder: Path, repro: str) -> pd.DataFrame:

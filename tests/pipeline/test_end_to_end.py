@@ -216,7 +216,7 @@ def test_the_report_works_in_a_browser(project, tmp_path, width):
         page.evaluate("dispatchEvent(new Event('beforeprint'))")
         assert page.evaluate("[...document.querySelectorAll('details')].every(part => part.open)")
         fits_the_page(page)
-        assert page.requests() == [(project / "reports" / "report.html").as_uri()]
+        assert page.requests() == [(project / "reports" / name).as_uri() for name in ("report.html", "seconds.js")]
         assert page.complaints() == []
 
 
@@ -236,9 +236,12 @@ def drawn_charts(page) -> None:
     assert page.evaluate(panels.format("forest")) >= 6 and page.evaluate(panels.format("curves")) >= 1
     lines = "[...document.querySelectorAll('#curves svg .mark-line path')].map(path => path.getAttribute('d')).join()"
     before = page.evaluate(lines)
-    page.evaluate("document.querySelectorAll('#curves input[type=radio]')[1].click()")
-    page.evaluate("new Promise(done => setTimeout(done, 300))")
-    assert page.evaluate(lines) != before
+    seen = [before]
+    for number in (1, 2):  # forward evaluations, then the seconds of the runs' own timings
+        page.evaluate(f"document.querySelectorAll('#curves input[type=radio]')[{number}].click()")
+        page.evaluate("new Promise(done => setTimeout(done, 300))")
+        seen.append(page.evaluate(lines))
+    assert len(set(seen)) == 3
     faint = "[...document.querySelectorAll('#curves svg .mark-line path')].filter(path => path.getAttribute('opacity') === '0.06').length"
     assert page.evaluate(faint) == 0
     name = "document.querySelector('#curves svg .role-legend-label text')"

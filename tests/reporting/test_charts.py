@@ -47,6 +47,15 @@ def test_curves_hold_every_run_at_every_axis_and_are_the_same_every_time():
     assert svg(spec) == svg(spec) and svg(spec).startswith("<svg")
 
 
+def test_seeds_that_needed_more_or_fewer_forward_evaluations_stand_one_above_the_other():
+    """A random window's cost differs from seed to seed; their mean at an iteration has one place."""
+    dear = RECORDS.assign(num_forward_evals=RECORDS.num_forward_evals * 3)
+    spec = curves({("g2rpo", 1): RECORDS, ("g2rpo", 2): dear}, COLUMNS, AXES, LABELS)
+    assert {(row["seed"], row["iterations"], row["forward evaluations"]) for row in points(spec)} == {
+        (seed, iteration, 20 * iteration) for seed in "12" for iteration in range(3)
+    }
+
+
 def test_a_forest_has_intervals_over_seeds_from_three_seeds_on_and_else_of_each_seed():
     few = points(forest([gain("g2rpo", 0.1, 0.3)], LABELS, {None: "training reward"}))
     assert [(row["low"], row["high"]) for row in few if "low" in row][:2] == [(0.0, 0.2), (0.3 - 0.1, 0.3 + 0.1)]

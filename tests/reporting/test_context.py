@@ -2,8 +2,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from g2rpo_core.errors import UserError
 from g2rpo_core.reporting.context import headline
 from g2rpo_core.reporting.paper import PAPER, paper_rows
+from g2rpo_core.reporting.sources import seconds_of
 from g2rpo_core.reporting.tables import main_table
 
 
@@ -36,6 +38,17 @@ def test_the_papers_number_stands_beside_the_run_that_it_belongs_to(results, nam
     theirs["training"].iterations = 200
     for line in paper_rows(variants, settings, entries, trained_on):
         assert ("training.iterations 200 (the paper's 300)" in line["unlike"]) == bool(line["row"].trained)
+
+
+def test_seconds_are_means_over_seeds_and_left_out_where_a_run_was_made_elsewhere(tmp_path):
+    (tmp_path / "a-1.json").write_text('{"seconds": {"0": 0.0, "2": 3.0, "10": 20.0}}')
+    (tmp_path / "a-2.json").write_text('{"seconds": {"0": 0.0, "2": 4.0}}')
+    (tmp_path / "b-1.json").write_text('{"seconds": {"0": 0.0}}')
+    runs = [("a", 1), ("a", 2), ("b", 1), ("b", 2)]
+    assert seconds_of(runs, tmp_path, {"a": "A", "b": "B"}) == {"A": {"0": 0.0, "2": 3.5}}
+    (tmp_path / "b-2.json").write_text('{"seconds": [1, 2]}')
+    with pytest.raises(UserError, match="b-2.json: holds no seconds of iterations; delete it"):
+        seconds_of(runs, tmp_path, {"a": "A", "b": "B"})
 
 
 def test_the_headline_has_every_mean_and_the_gain_in_the_training_reward(results):
