@@ -29,6 +29,22 @@ def test_drawn_windows_depend_on_seed_and_iteration_alone_and_reach_every_step(o
         assert all(draw[2] - draw[0] == 2 for draw in draws)
 
 
+@pytest.mark.parametrize(
+    "wrong, complaint",
+    [
+        ({"sde_steps": (3, 1)}, "must be different numbers in rising order"),
+        ({"sde_steps": (1, 1)}, "must be different numbers in rising order"),
+        ({"sde_steps": ()}, "must be different numbers in rising order"),
+        ({"granularities": (2, 1)}, "must be different numbers in rising order"),
+        ({"sde_steps": (-1, 2)}, "must be 0 or more"),
+        ({"granularities": (0, 1)}, "must each be at least 1"),
+    ],
+)
+def test_steps_and_granularities_are_numbers_in_rising_order(wrong, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        Method.model_validate(METHODS["g2rpo"].model_dump() | wrong)
+
+
 def test_a_frozen_window_stays_at_the_first_steps():
     assert {Window(size=4, order="frozen").choose(STEPS, iteration, 1) for iteration in range(50)} == {(0, 1, 2, 3)}
 
