@@ -22,7 +22,8 @@ def main() -> None:
     prompts = Path("prompts", args.profile)
     sources = Sources(paths.runs, paths.evaluations, prompts, REPORTS / "models.json", paths.reports, locks, paths.repro)
     published = asked.published if isinstance(asked, MainRun) else ()
-    context = build_context(args.profile, sources, settings, entries_of(settings), runs, published)
+    named = asked.comparisons if isinstance(asked, Study) else ()
+    context = build_context(args.profile, sources, settings, entries_of(settings), runs, published, named)
     title = {"title": "G²RPO and its baselines", "about": ""}
     if isinstance(asked, Study):
         title = {"title": asked.title, "about": asked.about}

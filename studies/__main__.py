@@ -41,6 +41,7 @@ entries:
   g2rpo: {{}}
   dance_grpo: {{}}
 changes: {{}}
+comparisons: [] # to name before the runs: {{method: g2rpo, against: dance_grpo}}, and perhaps reward: verifier
 """
 
 

@@ -6,13 +6,14 @@ to `reports/profile.yaml`; the other stages depend on the sections of it that th
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
 from pydantic import Field, ValidationError, model_validator
 
+from g2rpo_core.config.comparisons import TRAINING, Comparison
 from g2rpo_core.config.profile import MethodRun, Profile
 from g2rpo_core.errors import UserError
 from g2rpo_core.files import complaint, in_one_line, read_yaml, read_yaml_with_lines
@@ -59,6 +60,9 @@ class Study(Run):
     entries: dict[Name, MethodRun] = Field(min_length=1, description="replaces the profile's section methods")
     changes: dict[Literal["sampling", "rewards", "training", "evaluation"], dict[str, object]] = Field(
         {}, description="overrides these sections of the profile"
+    )
+    comparisons: tuple[Comparison, ...] = Field(
+        (), description="named before the runs, and judged together: their intervals hold for all of them at once"
     )
 
 
@@ -169,7 +173,7 @@ def _load(path: Path, schema):
     return _checked(read_yaml(path), schema, str(path))
 
 
-def _check_chosen(path: Path, key: str, names: tuple[str, ...], known: Mapping[str, object], where: str) -> None:
+def _check_chosen(path: Path, key: str, names: tuple[str, ...], known: Collection[str], where: str) -> None:
     if unknown := [repr(name) for name in names if name not in known]:
         is_are = "is" if len(unknown) == 1 else "are"
         raise UserError(f"{path}: {key}: {', '.join(unknown)} {is_are} not in {where}; allowed are {', '.join(known) or 'none'}")
@@ -193,8 +197,13 @@ def load_study(name: str) -> Study:
     study = _load(path, Study)
     if study.study != name:
         raise UserError(f"{path}: study: must be the name of its folder, {name} (got {study.study!r})")
-    load_profile(profile_path(study.profile), study)
+    profile = load_profile(profile_path(study.profile), study)
     _check_chosen(path, "methods", study.methods, study.entries, "entries")
+    for number, comparison in enumerate(study.comparisons):
+        _check_chosen(path, f"comparisons.{number}", (comparison.method, comparison.against), study.methods, "methods")
+        _check_chosen(
+            path, f"comparisons.{number}.reward", (comparison.reward,), (TRAINING, *profile.evaluation.rewards), "rewards"
+        )
     return study
 
 

@@ -16,6 +16,7 @@ from g2rpo_core.algorithm.methods import Method
 from g2rpo_core.common.dvc_lock import read_lock
 from g2rpo_core.common.runs import BASE, run_name
 from g2rpo_core.common.seeding import seed_of
+from g2rpo_core.config.comparisons import Comparison
 from g2rpo_core.data.prompts import load_prompts
 from g2rpo_core.errors import UserError
 from g2rpo_core.evaluation.image_stats import LABELS as IMAGE_STATS
@@ -35,6 +36,7 @@ from g2rpo_core.reporting.tables import (
     method_pairs,
     missing_table,
     most_changed,
+    named_beforehand,
     standings,
     style_table,
     win_rates,
@@ -81,11 +83,13 @@ def build_context(
     entries: Mapping[str, Entry],
     runs: list[Run],
     published: Sequence[str] = (),
+    comparisons: Sequence[Comparison] = (),
 ) -> dict:
     """Everything that the templates show.
 
     settings: the sections of the profile; entries: the entries of its `methods` by name; runs: (entry, seed) in the report's
-    order; published: names from the section `published`, which appear in tables on evaluation but not in tables on training.
+    order; published: names from the section `published`, which appear in tables on evaluation but not in tables on training;
+    comparisons: those that a study named before its runs.
     """
     others = [(name, 0) for name in published]
     evaluated = {run: sources.evaluations / run_name(*run) for run in [BASE, *runs, *others]}
@@ -110,7 +114,8 @@ def build_context(
     measured_stats = [name for name in IMAGE_STATS if name in set(results.reward)]
     few = len(names) <= 3  # methods; with more of them, only the training reward is compared
     rows = variants[0][2]
-    pairs = method_pairs(results, runs, list(rewards) if few else [], trained_on)
+    crowded = len(runs) > 50  # then methods are compared over seeds alone: a table of all pairs of runs says nothing
+    pairs = [] if crowded else method_pairs(results, runs, list(rewards) if few else [], trained_on)
     together: dict[str, list[str]] = {}  # methods with the same training reward
     for name in names:
         together.setdefault(json.dumps(trained_on[name], sort_keys=True), []).append(name)
@@ -120,7 +125,7 @@ def build_context(
         (trained_on[group[0]], [{one.method: one.gain for one in standings(found, group, [])} for _, _, found in variants])
         for group in together.values()
     ]
-    groups = [[run for run in runs if run[0] in group] for group in together.values()]
+    groups = [] if crowded else [[run for run in runs if run[0] in group] for group in together.values()]
     monitored = [name.removeprefix("heldout_") for table in records.values() for name in table.filter(like="heldout_")]
     measured = list(dict.fromkeys([*settings.training.rewards, *monitored]))
     named = reward_labels(settings.rewards)
@@ -155,6 +160,7 @@ def build_context(
             (trained_on[group[0][0]], list(zip(group, win_rates(results, group, trained_on[group[0][0]])))) for group in groups
         ],
         "standings": ranked,
+        "comparisons": named_beforehand(rows, comparisons),
         "missing": missing_table(everything),
         "variants": variants,
         "variant_gains": [(weights, found) for weights, found in variant_gains if len(found) > 1 and found[0]],

@@ -55,7 +55,7 @@ def paired_difference(treated: np.ndarray, control: np.ndarray, name: str = "") 
 
 @dataclass(frozen=True)
 class Spread:
-    """Values of several seeds in rising order, their mean, and its 95 % interval by Student's t."""
+    """Values of several seeds in rising order, their mean, and its interval (of 95 % unless said) by Student's t."""
 
     values: tuple[float, ...]
     mean: float
@@ -63,8 +63,8 @@ class Spread:
     high: float
 
 
-def spread(values: list[float]) -> Spread:
-    """The spread of two values or more."""
+def spread(values: list[float], confidence: float = CONFIDENCE) -> Spread:
+    """The spread of two values or more; confidence: of its interval."""
     mean = float(np.mean(values))
-    half = float(stats.t.ppf((1 + CONFIDENCE) / 2, len(values) - 1) * stats.sem(values))
+    half = float(stats.t.ppf((1 + confidence) / 2, len(values) - 1) * stats.sem(values))
     return Spread(tuple(sorted(values)), mean, mean - half, mean + half)

@@ -1,12 +1,13 @@
 """The tables of a report: means and paired differences, computed from tidy results."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
 import pandas as pd
 
-from g2rpo_core.reporting.statistics import Difference, Spread, paired_difference, spread
+from g2rpo_core.config.comparisons import TRAINING, Comparison
+from g2rpo_core.reporting.statistics import CONFIDENCE, Difference, Spread, paired_difference, spread
 
 Run = tuple[str, int]  # entry of the profile's `methods`, and seed
 Weights = Mapping[str, Mapping[str, float]]  # entry -> the rewards that it was trained on, with their weights
@@ -193,6 +194,39 @@ def standings(rows: list[Row], methods: list[str], held_out: list[str]) -> list[
         for method, seeds in runs.items()
     ]
     return sorted(standing, key=lambda one: -one.gain.mean)
+
+
+@dataclass(frozen=True)
+class Named:
+    """A comparison that was named before the runs: the difference over seeds with its joint interval, and whether it holds."""
+
+    comparison: Comparison
+    difference: Spread
+    holds: bool
+
+
+def named_beforehand(rows: list[Row], comparisons: Sequence[Comparison]) -> list[Named]:
+    """The comparisons of a study, each over the seeds that both entries have, at least two.
+
+    The intervals are joint: by Bonferroni, all of them contain the true differences in 95 % of studies.
+    """
+    runs = {(row.method, row.seed): row for row in rows}
+    confidence = 1 - (1 - CONFIDENCE) / max(1, len(comparisons))
+
+    def gain(method: str, seed: int, reward: str) -> float:
+        row = runs[method, seed]
+        difference = row.trained if reward == TRAINING else row.cells[reward].difference
+        assert difference, "a study's entries have training rewards, and a gain over the base"
+        return difference.mean
+
+    found = []
+    for one in comparisons:
+        seeds = [seed for method, seed in runs if method == one.method and (one.against, seed) in runs]
+        values = [gain(one.method, seed, one.reward) - gain(one.against, seed, one.reward) for seed in seeds]
+        if len(values) > 1:
+            difference = spread(values, confidence)
+            found.append(Named(one, difference, difference.low > -one.margin))
+    return found
 
 
 def missing_table(results: pd.DataFrame) -> list[dict]:

@@ -235,3 +235,24 @@ def test_the_entries_of_the_protocol_have_a_fifth_of_the_full_settings_forward_e
     study = load_profile(Path("profiles/tiny.yaml"), load_study("development"))
     counted = {name: num_forward_evals(study, name) for name in study.methods} | {"": num_forward_evals(full, "g2rpo_coarse")}
     assert counted == pytest.approx(dict.fromkeys(counted, fifth), rel=0.03)
+
+
+@pytest.mark.parametrize(
+    "comparison, complaint",
+    [
+        ("{method: g2rpo, against: mix_grpo, reward: verifier}", None),
+        ("{method: g2rpo, against: flow_grpo}", "comparisons.0: 'flow_grpo' is not in methods; allowed are g2rpo, mix_grpo, dance_grpo"),
+        ("{method: g2rpo, against: mix_grpo, reward: beauty}", "comparisons.0.reward: 'beauty' is not in rewards; allowed are training, hps, "),
+    ],
+)  # fmt: skip
+def test_a_study_compares_its_own_methods_by_its_own_rewards(comparison, complaint, tmp_path, monkeypatch):
+    (tmp_path / "profiles").symlink_to(ROOT / "profiles")
+    (tmp_path / "studies" / "steps").mkdir(parents=True)
+    text = (ROOT / "studies" / "steps" / "params.yaml").read_text().replace("comparisons: []", f"comparisons: [{comparison}]")
+    (tmp_path / "studies" / "steps" / "params.yaml").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    if complaint is None:
+        assert load_study("steps").comparisons[0].against == "mix_grpo"
+    else:
+        with pytest.raises(UserError, match=re.escape(complaint)):
+            load_study("steps")

@@ -3,6 +3,7 @@ import pandas as pd
 import pytest
 
 from g2rpo_core.algorithm.methods import LABELS
+from g2rpo_core.config.comparisons import Comparison
 from g2rpo_core.reporting.tables import (
     difference,
     gains,
@@ -10,6 +11,7 @@ from g2rpo_core.reporting.tables import (
     method_pairs,
     missing_table,
     most_changed,
+    named_beforehand,
     standings,
     style_table,
     tone,
@@ -68,6 +70,32 @@ def test_methods_are_ranked_over_seeds_and_compared_seed_by_seed(results):
     significant = [(standing.method, other) for standing in ranked for other, gap in standing.above.items() if tone(gap) == "up"]
     assert significant == [("g2rpo", "dance_grpo")]
     assert standings(rows[:-1], ["mix_grpo"], []) == []
+
+
+def test_comparisons_named_beforehand_share_one_confidence_and_hold_or_do_not(results):
+    """Three of them at 95 % together are each at 98.33 %, where Student's t has 7.649 for three seeds."""
+    base, treated = results[results.method == "base"], results[results.method == "g2rpo"]
+    shifts = {"g2rpo": (0.1, 0.3, 0.5), "dance_grpo": (0.0, 0.2, 0.45)}
+    parts = [
+        treated.assign(method=method, seed=seed, score=treated.score + shift * (treated.reward == "hps"))
+        for method, values in shifts.items()
+        for seed, shift in enumerate(values)
+    ]
+    runs = [(method, seed) for method in shifts for seed in range(3)]
+    rows = main_table(pd.concat([base, *parts]), ("base", 0), runs, ["hps", "clip_score"], {method: WEIGHTS for method in shifts})
+    asked = [
+        Comparison(method="g2rpo", against="dance_grpo"),
+        Comparison(method="dance_grpo", against="g2rpo", reward="hps"),
+        Comparison(method="dance_grpo", against="g2rpo", reward="hps", margin=0.25),
+    ]
+    above, below, within = named_beforehand(rows, asked)
+    assert above.difference.values == pytest.approx((0.1, 0.2, 0.2))  # hps counts twice in the training reward
+    error = 0.1 / 3  # of its mean
+    assert above.difference.high - above.difference.mean == pytest.approx(7.648 * error, rel=1e-3)
+    assert below.difference.mean == pytest.approx(-0.25 / 3) and below.difference == within.difference
+    assert [one.holds for one in (above, below, within)] == [False, False, True]
+    (alone,) = named_beforehand(rows, asked[:1])
+    assert alone.holds and alone.difference.high - alone.difference.mean == pytest.approx(4.3027 * error, rel=1e-3)
 
 
 def test_missing_scores_are_listed_with_their_commonest_reason(results):
