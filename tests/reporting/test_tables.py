@@ -176,6 +176,8 @@ def test_the_verdict_says_who_rose_who_is_ahead_and_what_follows(results):
     )
     alone = verdict(gains(rows[:2], ["hps"]), [], [], LABELS, NAMES, ["hps"])
     assert alone == "G²RPO raises the reward that it was trained on (+0.200). Held-out rewards rise too: HPS-v2.1."
+    two = verdict(gains(rows[:2], ["hps", "clip_score"]), [], [], LABELS, NAMES, ["hps", "clip_score"])
+    assert two.endswith(" Held-out rewards rise too: HPS-v2.1; not always significantly: CLIP Score.")
 
 
 def test_from_three_seeds_on_the_verdict_is_that_of_the_interval_over_seeds(results):
