@@ -32,7 +32,8 @@ def main() -> None:
         (paths.reports / name).write_text(text, encoding="utf-8")
     write_json(paths.reports / "report.json", headline(context["rows"]))
     seconds = seconds_of(runs, paths.timings, context["labels"])  # beside the page, whose hash is then the same every time
-    (paths.reports / "seconds.js").write_text(f"const SECONDS = {in_script(seconds)};\n", encoding="utf-8")
+    paths.timings.mkdir(exist_ok=True)
+    (paths.timings / "seconds.js").write_text(f"const SECONDS = {in_script(seconds)};\n", encoding="utf-8")
     print(f"wrote {paths.reports / 'report.html'}")
 
 
