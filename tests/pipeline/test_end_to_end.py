@@ -404,6 +404,7 @@ entries:
   first: {method: g2rpo, label: The first, settings: {sde_steps: [0, 1], granularities: [1]}, training: {iterations: 1, snapshots: []}}
   second: {method: mix_grpo, label: The second, training: {rewards: {hps: 1.0}}}
 changes: {evaluation: {steps: [2], checkpoints: [final], rewards: [hps, clip_score, verifier]}, training: {snapshots: []}}
+comparisons: []
 """
 
 
