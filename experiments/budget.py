@@ -24,11 +24,12 @@ from g2rpo_core.algorithm.methods import METHODS, Method
 from g2rpo_core.common.model_store import ModelStore
 from g2rpo_core.config import Profile, load_profile
 from g2rpo_core.data.embeddings import EmbeddingStore
-from g2rpo_core.models.flux import Policy
 from g2rpo_core.models.generate import generate_images
+from g2rpo_core.models.policy import Policy
 from g2rpo_core.reporting.statistics import Difference, paired_difference
 from g2rpo_core.rewards import registry
 from g2rpo_core.rewards.scoring import score_all
+from g2rpo_core.sampling.schedule import even_sigmas
 from g2rpo_core.training.metrics import START
 from g2rpo_core.training.settings import TrainingSettings
 from g2rpo_core.training.trainer import Trainer
@@ -73,7 +74,7 @@ def evaluate(policy: Policy, store: EmbeddingStore, scorers: dict, profile: Prof
     ids, scores = [], []
     settings = profile.evaluation
     for part, images in generate_images(
-        policy, store, len(store), settings.steps[0], profile.sampling.shift, settings.seed, settings.batch
+        policy, store, len(store), even_sigmas(settings.steps[0], profile.sampling.shift), settings.seed, settings.batch
     ):
         ids += [prompt.id for prompt in part]
         scores.append(score_all(scorers, images, [prompt.text for prompt in part]).values)

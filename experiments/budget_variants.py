@@ -12,7 +12,7 @@ import torch
 from g2rpo_core.algorithm.methods import Method
 from g2rpo_core.data.embeddings import Conditioning, EmbeddingStore
 from g2rpo_core.data.prompts import prompt_order
-from g2rpo_core.models.flux import Policy
+from g2rpo_core.models.policy import Policy
 from g2rpo_core.rewards.spec import Reward
 from g2rpo_core.rollout.rollout import Rollout, velocity_in_batches
 from g2rpo_core.rollout.tree import build

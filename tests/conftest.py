@@ -57,7 +57,7 @@ def models(once) -> Path:
 @pytest.fixture
 def policy(models):
     """The tiny policy, hardly trained, with random output and modulation weights."""
-    from g2rpo_core.models.flux import Policy
+    from g2rpo_core.models.policy import Policy
     from tests.fixtures.weights import randomize
 
     policy = Policy.load_to_train(models / "pipeline", height=32, width=32, guidance=3.5)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from diffusers import AutoencoderKL, FluxTransformer2DModel
 
+from g2rpo_core.bases.flux import TRANSFORMER, VAE, Flux
 from g2rpo_core.cli.main import main
 from g2rpo_core.config import load_profile
 from g2rpo_core.errors import UserError
@@ -16,18 +17,18 @@ from g2rpo_core.estimate import communication, tracing
 from g2rpo_core.estimate.budget import cheapest, ways
 from g2rpo_core.estimate.machines import Machines
 from g2rpo_core.estimate.plan import changed, changes, make_plan
-from g2rpo_core.estimate.published import TRANSFORMER, VAE
 from g2rpo_core.models.settings import LoraSettings
 from tests.conftest import ROOT
 from tests.fixtures.commands import run_here
 
+FLUX = Flux()
 SMALL = TRANSFORMER | {
     "num_layers": 2, "num_single_layers": 3, "num_attention_heads": 2, "joint_attention_dim": 64, "pooled_projection_dim": 32,
 }  # fmt: skip
 
 
 def test_weights_of_the_published_configuration():
-    counts = tracing.transformer_parameters(TRANSFORMER, None)
+    counts = tracing.transformer_parameters(FLUX, TRANSFORMER, None)
     assert counts.all == counts.trained == 11_901_408_320  # as FLUX.1-dev's checkpoint holds
     assert tracing.count_parameters(lambda: AutoencoderKL(**VAE)) == 83_819_683
 
@@ -40,7 +41,7 @@ def test_a_lora_is_counted_as_peft_makes_it():
         model = FluxTransformer2DModel(**SMALL)
         model.add_adapter(LoraConfig(r=4, target_modules=list(targets)))
     made = sum(parameter.numel() for name, parameter in model.named_parameters() if "lora_" in name)
-    assert tracing.transformer_parameters(SMALL, LoraSettings(rank=4, alpha=4.0, target_modules=targets)).trained == made
+    assert tracing.transformer_parameters(FLUX, SMALL, LoraSettings(rank=4, alpha=4.0, target_modules=targets)).trained == made
 
 
 def allocated(work) -> int:
@@ -76,7 +77,7 @@ def test_memory_is_what_a_small_model_really_takes(training, checkpointing):
         model.enable_gradient_checkpointing()
     for parameter in model.parameters():
         parameter.register_post_accumulate_grad_hook(lambda weight: setattr(weight, "grad", None))
-    arguments = tracing.transformer_inputs(SMALL, 3, 128, 64)
+    arguments = FLUX.inputs(SMALL, 3, 128, 64, "cpu")
 
     def work():
         with torch.set_grad_enabled(training):
@@ -86,7 +87,7 @@ def test_memory_is_what_a_small_model_really_takes(training, checkpointing):
 
     work()
     call = tracing.Call(3, 128, 64, torch.float32, training, checkpointing=checkpointing)
-    traced = tracing.traced_cost(SMALL, call).bytes
+    traced = tracing.traced_cost(FLUX, SMALL, call).bytes
     assert traced == pytest.approx(allocated(work), rel=0.1)
 
 
@@ -96,7 +97,7 @@ def test_memory_is_what_a_small_model_really_takes(training, checkpointing):
 def test_three_shallow_models_tell_the_cost_of_a_deep_one(training, lora):
     deep = SMALL | {"num_layers": 4, "num_single_layers": 5}
     call = tracing.Call(2, 128, 64, torch.bfloat16, training, lora)
-    extrapolated, traced = tracing.transformer_cost(tuple(deep.items()), call), tracing.traced_cost(deep, call)
+    extrapolated, traced = tracing.transformer_cost(FLUX, deep, call), tracing.traced_cost(FLUX, deep, call)
     assert extrapolated.flops == traced.flops
     assert extrapolated.bytes == pytest.approx(traced.bytes, rel=0.02)
 
@@ -107,7 +108,7 @@ def test_operations_are_those_of_the_matrix_products():
     blocks = (19 + 38) * 12 * width**2  # attention's four and the MLP's eight widths, for the tokens of both streams
     attention = (19 + 38) * 4 * tokens**2 * width
     call = partial(tracing.Call, 1, 2025, 512, torch.bfloat16)
-    cost = lambda training: tracing.transformer_cost(tuple(TRANSFORMER.items()), call(training)).flops
+    cost = lambda training: tracing.transformer_cost(FLUX, TRANSFORMER, call(training)).flops
     forward = 2 * blocks * tokens + attention
     assert cost(False) == pytest.approx(forward, rel=0.02)
     assert cost(True) == pytest.approx(

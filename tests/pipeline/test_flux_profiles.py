@@ -18,11 +18,12 @@ from open_clip.constants import OPENAI_DATASET_MEAN, OPENAI_DATASET_STD
 from ruamel.yaml import YAML
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from g2rpo_core.bases.flux import Flux
 from g2rpo_core.common.model_store import describe_files
 from g2rpo_core.config import load_profile, method_of, resolve, sampling_of
 from g2rpo_core.data.embeddings import DTYPES, Conditioning
 from g2rpo_core.evaluation.image_stats import LABELS as IMAGE_STATS
-from g2rpo_core.models.flux import Policy
+from g2rpo_core.models.policy import Policy
 from g2rpo_core.rewards import registry as rewards
 from g2rpo_core.rewards.cosine import CosineScore
 from g2rpo_core.rewards.preprocess import Preprocess
@@ -61,9 +62,9 @@ def test_true_shapes_fit_through_flux(name, without_memory):
     with torch.no_grad():
         transformer, vae = FluxTransformer2DModel(guidance_embeds=True), AutoencoderKL(**FLUX_VAE)
         assert sum(parameter.numel() for parameter in transformer.parameters()) == 11_901_408_320
-        conditioning = Conditioning(pooled=torch.empty(1, 768), context=torch.empty(1, length, 4096))
+        conditioning = Conditioning({"pooled": torch.empty(1, 768), "context": torch.empty(1, length, 4096)})
         for size, batch in ((sampling, profile.training.num_generations), (profile.evaluation, profile.evaluation.batch)):
-            policy = Policy(transformer, vae, size.height, size.width, sampling.guidance, DTYPES[sampling.dtype])
+            policy = Policy(Flux(), transformer, vae, size.height, size.width, sampling.guidance, DTYPES[sampling.dtype])
             latents = torch.empty(batch, policy.image_tokens, 64)
             velocity = policy.velocity(conditioning)(latents, torch.empty(batch), torch.zeros(batch, dtype=torch.int64))
             assert velocity.shape == latents.shape and velocity.dtype == torch.float32
