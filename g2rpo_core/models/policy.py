@@ -237,6 +237,10 @@ class Policy:
         guided = self.forward_evals > 1
         if lacking := [name for name in self.architecture.encoding if name not in conditioning.tensors]:
             raise self._not_encoded_for(f"their {', '.join(lacking)}")
+        config = transformer.config
+        for name, shape in self.architecture.encoding_shapes(config, 1, 1).items():
+            if (width := conditioning.tensors[name].shape[-1]) != shape[-1]:
+                raise self._not_encoded_for(f"a {name} of width {shape[-1]} (theirs has {width})")
         if guided and conditioning.negative is None:
             raise self._not_encoded_for("the empty prompt, for classifier-free guidance")
         encoded = {name: conditioning.tensors[name].to(self.device) for name in self.architecture.encoding}
