@@ -104,11 +104,14 @@ def licence(architecture: Base, base: str | None) -> dict[str, Any]:
     if base is None:
         return {}
     known = next((found for start, found in architecture.licences.items() if base.startswith(start)), None)
-    return known or {
-        "license": "other",
-        "license_name": "that-of-the-base-model",
-        "license_link": f"https://huggingface.co/{base}",
-    }
+    return dict(
+        known
+        or {
+            "license": "other",
+            "license_name": "that-of-the-base-model",
+            "license_link": f"https://huggingface.co/{base}",
+        }
+    )
 
 
 def scores_of(reports: Path, run: str) -> list[tuple[str, float, float]]:
