@@ -86,9 +86,8 @@ def sd3_policy(sd3_models):
 
 
 @pytest.fixture(scope="session")
-def sd3_embeddings(sd3_models, once):
-    """The store of 12 training captions of the shapes task, encoded for Stable Diffusion 3."""
-    from g2rpo_core.data.embeddings import EmbeddingStore
+def sd3_embeddings_folder(sd3_models, once) -> Path:
+    """A folder with 12 training captions of the shapes task, encoded for Stable Diffusion 3."""
 
     def embed(folder: Path) -> None:
         from g2rpo_core.bases.table import text_encoders
@@ -100,7 +99,15 @@ def sd3_embeddings(sd3_models, once):
         write(folder / "train", shape_prompts(12, 0, testing=False), encoded, "float32", shard_rows=10)
         write_negative(folder / "train", encode_negative(pipeline, 12), "float32")
 
-    return EmbeddingStore(once("sd3_embeddings", embed) / "train")
+    return once("sd3_embeddings", embed) / "train"
+
+
+@pytest.fixture(scope="session")
+def sd3_embeddings(sd3_embeddings_folder):
+    """The store of that folder."""
+    from g2rpo_core.data.embeddings import EmbeddingStore
+
+    return EmbeddingStore(sd3_embeddings_folder)
 
 
 @pytest.fixture

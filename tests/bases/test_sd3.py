@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,9 +12,6 @@ from g2rpo_core.bases.sd3 import StableDiffusion3
 from g2rpo_core.bases.table import base_of, published_schedule, text_encoders
 from g2rpo_core.data.embeddings import Conditioning
 from g2rpo_core.errors import UserError
-from g2rpo_core.export.lora import with_alpha_in_weights
-from g2rpo_core.export.write import write
-from g2rpo_core.models.generate import generate_images
 from g2rpo_core.models.policy import Policy
 from g2rpo_core.models.settings import LoraSettings
 from g2rpo_core.rollout.rollout import sample
@@ -155,7 +151,9 @@ def test_what_is_missing_is_said_in_words(sd3_models, sd3_policy, sd3_embeddings
     shutil.copytree(sd3_models / "pipeline", tmp_path / "pipeline")
     index = json.loads((tmp_path / "pipeline" / "model_index.json").read_text())
     (tmp_path / "pipeline" / "model_index.json").write_text(json.dumps(index | {"text_encoder_3": [None, None]}))
-    with pytest.raises(UserError, match="has no text_encoder_3: Stable Diffusion 3 encodes its prompts with all of text_encoder, "):
+    with pytest.raises(
+        UserError, match="has no text_encoder_3: Stable Diffusion 3 encodes its prompts with all of text_encoder, "
+    ):
         text_encoders(tmp_path / "pipeline")
     (tmp_path / "pipeline" / "model_index.json").write_text(json.dumps(index | {"_class_name": "SanaPipeline"}))
     with pytest.raises(UserError, match="SanaPipeline is no base model that is known here, only FluxPipeline, StableDiffusion3"):
