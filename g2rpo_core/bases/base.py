@@ -107,6 +107,10 @@ class Base(ABC):
         weights, metadata = self.pipeline.lora_state_dict(folder, **how)
         return weights, {"metadata": metadata}
 
+    def guided(self, without: torch.Tensor, with_prompt: torch.Tensor, guidance: float) -> torch.Tensor:
+        """The velocity of classifier-free guidance, from those without and with the prompt; only where `forward_evals` is two."""
+        return without + guidance * (with_prompt - without)
+
     def blocks(self, transformer: ModelMixin) -> list[torch.nn.Module]:
         """The blocks that are compiled and sharded one by one, in the order of the computation."""
         return list(transformer.transformer_blocks)

@@ -257,7 +257,7 @@ class Policy:
             if not guided:
                 return output.float()
             without, with_prompt = output.float().chunk(2)
-            return without + guidance * (with_prompt - without)
+            return self.architecture.guided(without, with_prompt, guidance)
 
         return velocity
 

@@ -15,6 +15,8 @@ from g2rpo_core.errors import UserError
 from g2rpo_core.models.policy import Policy
 from g2rpo_core.models.settings import LoraSettings
 from g2rpo_core.rollout.rollout import sample
+from g2rpo_core.training.loop import train
+from g2rpo_core.training.settings import CheckpointSettings
 from g2rpo_core.training.trainer import Trainer
 from tests.fixtures.rollouts import redness, small_method
 from tests.fixtures.weights import randomize
@@ -112,6 +114,32 @@ def test_every_forward_evaluation_of_guidance_is_counted(sd3_models, sd3_embeddi
     assert largest[0] <= 6 and record["old_policy_ratio_error"] < 1e-6 and record["grad_norm"] > 0
 
 
+def test_a_run_that_was_stopped_goes_on_bit_for_bit(sd3_models, sd3_embeddings, tiny, tmp_path):
+    changes = {"iterations": 2, "num_generations": 4, "rewards": {"redness": 1.0}, "learning_rate": 1e-3}
+    training = tiny.training.model_copy(update=changes | {"checkpoints": CheckpointSettings(every=1)})
+    sampling = tiny.sampling.model_copy(update={"steps": 6, "guidance": 4.5})
+
+    def run(folder, reward) -> dict[str, torch.Tensor]:
+        policy = Policy.load_to_train(sd3_models / "pipeline", **HOW)
+        randomize(policy.transformer)
+        trainer = Trainer(policy, small_method("g2rpo"), sampling, training, sd3_embeddings, {"redness": reward}, seed=1)
+        train(trainer, folder, dict, lambda record: None)
+        return policy.transformer.state_dict()
+
+    scored = []
+
+    def failing(images, prompts):
+        scored.append(len(images))
+        if len(scored) > training.prompts_per_iteration:
+            raise RuntimeError("stopped in the second iteration")
+        return redness(images, prompts)
+
+    with pytest.raises(RuntimeError, match="second iteration"):
+        run(tmp_path / "stopped", failing)
+    resumed, straight = run(tmp_path / "stopped", redness), run(tmp_path / "straight", redness)
+    assert all(torch.equal(resumed[name], straight[name]) for name in straight)
+
+
 @pytest.fixture
 def adapted(sd3_models, sd3_policy, tmp_path):
     """The randomized policy as a base on disk, and a policy on it whose LoRA is not zero."""
@@ -132,8 +160,7 @@ def test_a_lora_is_on_flow_grpos_layers(adapted):
     assert len(adapted.trained_parameters()) == 2 * (4 * 8 - 1)
 
 
-def test_a_saved_and_an_exported_lora_draw_the_same_images_in_plain_diffusers(adapted, sd3_embeddings, tmp_path):
-    """With its metadata bit for bit; exported without, where its alpha is in the weights."""
+def test_a_saved_lora_draws_the_same_images_in_plain_diffusers(adapted, sd3_embeddings, tmp_path):
     adapted.save(tmp_path / "run")
     initial, texts = adapted.noise(torch.Generator().manual_seed(5), 2), [prompt.text for prompt in sd3_embeddings.prompts[:2]]
     plain = StableDiffusion3Pipeline.from_pretrained(tmp_path / "pipeline")
