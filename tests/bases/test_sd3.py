@@ -115,7 +115,7 @@ def test_every_forward_evaluation_of_guidance_is_counted(sd3_models, sd3_embeddi
 
 
 def test_a_run_that_was_stopped_goes_on_bit_for_bit(sd3_models, sd3_embeddings, tiny, tmp_path):
-    changes = {"iterations": 2, "num_generations": 4, "rewards": {"redness": 1.0}, "learning_rate": 1e-3}
+    changes = {"iterations": 2, "num_generations": 2, "rewards": {"redness": 1.0}, "learning_rate": 1e-3}
     training = tiny.training.model_copy(update=changes | {"checkpoints": CheckpointSettings(every=1)})
     sampling = tiny.sampling.model_copy(update={"steps": 6, "guidance": 4.5})
 
@@ -123,6 +123,7 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(sd3_models, sd3_embeddings, 
         policy = Policy.load_to_train(sd3_models / "pipeline", **HOW)
         randomize(policy.transformer)
         trainer = Trainer(policy, small_method("g2rpo"), sampling, training, sd3_embeddings, {"redness": reward}, seed=1)
+        folder.mkdir(exist_ok=True)
         train(trainer, folder, dict, lambda record: None)
         return policy.transformer.state_dict()
 
