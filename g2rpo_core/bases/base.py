@@ -74,6 +74,10 @@ class Base(ABC):
         """The inverse of `pack`, for latents of rows x columns."""
         return latents
 
+    def longest_side(self, transformer: Config) -> int | None:
+        """How many rows or columns latents may have; None: any number."""
+        return None
+
     def schedule(self, config: Config, image_tokens: int) -> Schedule:
         """The sigmas with which the pipeline itself samples images of that many tokens; config: its scheduler's."""
         return Schedule.published(config, image_tokens)

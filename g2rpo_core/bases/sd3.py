@@ -69,6 +69,10 @@ class StableDiffusion3(Base):
         width = transformer["joint_attention_dim"]
         return {"context": (clip_length + max_length, width), "pooled": (transformer["pooled_projection_dim"],)}
 
+    def longest_side(self, transformer: Config) -> int | None:
+        """The table of positions ends there."""
+        return transformer["pos_embed_max_size"] * transformer["patch_size"]
+
     def schedule(self, config: Config, image_tokens: int) -> Schedule:
         """The pipeline leaves the sigmas to its scheduler, which shifts its smallest one twice."""
         found = super().schedule(config, image_tokens)

@@ -67,6 +67,11 @@ class Policy:
         self.vae_factor = 2 ** (len(vae.config.block_out_channels) - 1)
         if height % (2 * self.vae_factor) or width % (2 * self.vae_factor):
             raise UserError(f"height and width of images must be divisible by {2 * self.vae_factor}, got {height}x{width}")
+        longest = architecture.longest_side(transformer.config)
+        if longest and max(height, width) > longest * self.vae_factor:
+            raise UserError(
+                f"height and width of images are at most {longest * self.vae_factor} for this {architecture.label}, got {height}x{width}"
+            )
         self.rows, self.columns = height // self.vae_factor, width // self.vae_factor
         self.unpacked_shape = (vae.config.latent_channels, self.rows, self.columns)
         self.image_tokens = self.rows * self.columns // 4

@@ -191,5 +191,7 @@ def test_what_is_missing_is_said_in_words(sd3_models, sd3_policy, sd3_embeddings
     narrow = {"context": torch.zeros(1, 28, 32), "pooled": torch.zeros(1, 64)}
     with pytest.raises(UserError, match=r"lack a context of width 64 \(theirs has 32\)"):
         sd3_policy.velocity(Conditioning(narrow, narrow))
+    with pytest.raises(UserError, match="at most 64 for this Stable Diffusion 3, got 72x32"):
+        Policy.load(sd3_models / "pipeline", height=72, width=32, guidance=4.5)
     with pytest.raises(UserError, match="lack their pooled, which FLUX.1 needs"):
         policy.velocity(Conditioning({"context": torch.zeros(1, 28, 64)}))
