@@ -107,7 +107,9 @@ def embedded(folder: Path, models: Path, training: dict) -> None:
     }
     profile = YAML(typ="safe", pure=True).load((ROOT / "profiles" / "tiny.yaml").read_text())
     others = {
-        name: {"settings": {"sde_steps": [0]}} for name in profile["methods"] if name in ("g2rpo_no_mgai", "flow_grpo_fast")
+        name: {"settings": {"sde_steps": [0]}}
+        for name in profile["methods"]
+        if name in ("g2rpo_no_mgai", "g2rpo_coarse", "flow_grpo_fast")
     }
     sections["methods"] |= others
     project(folder, models, sections)

@@ -3,13 +3,11 @@
 Every stage's output is in .cache/reproduce/<stage>.log.
 """
 
-import signal
-import threading
 from pathlib import Path
 
 from stages.common import arguments, ends_in_one_line
 from stages.graph import read_graph
-from stages.runner import CPUS, run_with_bar
+from stages.runner import CPUS, run_with_bar, stop_on_signals
 
 
 @ends_in_one_line
@@ -18,10 +16,7 @@ def main() -> None:
     import torch  # after --help, which need not wait for it
 
     side_by_side = 1 if torch.cuda.is_available() else min(2, CPUS)
-    stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
-    run_with_bar(read_graph(), side_by_side, Path(".cache", "reproduce"), stop)
+    run_with_bar(read_graph(), side_by_side, Path(".cache", "reproduce"), stop_on_signals())
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import os
 import queue
 import re
+import signal
 import sys
 import threading
 import time
@@ -23,6 +24,14 @@ CPUS = os.cpu_count() or 1
 BUSY_WAIT = 5.0  # seconds
 BAR = re.compile(r"\|\s*(\d[\d.]*\w?/\d[\d.]*\w?) \[")  # tqdm's
 T = TypeVar("T")
+
+
+def stop_on_signals() -> threading.Event:
+    """An event that SIGINT and SIGTERM set from now on."""
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    return stop
 
 
 def run_graph(

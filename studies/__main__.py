@@ -9,9 +9,7 @@ output is in .cache/studies/<study>/.
 """
 
 import re
-import signal
 import sys
-import threading
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from pathlib import Path
 
@@ -19,7 +17,7 @@ from g2rpo_core.config import load_run, load_study
 from g2rpo_core.errors import UserError
 from stages.common import ends_in_one_line
 from stages.graph import chosen, read_graph
-from stages.runner import CPUS, run_with_bar
+from stages.runner import CPUS, run_with_bar, stop_on_signals
 
 STUDIES = Path("studies")
 GRAPH = STUDIES / "study.yaml"
@@ -81,9 +79,7 @@ def run(name: str, side_by_side: int) -> None:
         raise UserError(
             f"studies/{name}/params.yaml: profile: {study.profile}, but params.yaml names {profile}: make both the same"
         )
-    stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
+    stop = stop_on_signals()
     logs = Path(".cache", "studies", name)
     shared = chosen(read_graph(), ["embed"])
     if any(stage.changed for stage in shared.values()):

@@ -223,7 +223,7 @@ _FAST = {"sde_steps": tuple(range(8)), "window": Window(size=2, order="random")}
 # DanceGRPO, arXiv 2505.07818: eta 0.3, a random 60 % of the steps is trained on, 12 members in steps of 4
 _DANCE = Method(branching="all", sde_steps="all", sde="dance", eta=0.3, timestep_fraction=0.6, updates_per_rollout=3)
 
-# the form that reached the full setting's reward with a fifth of its forward evaluations in the tiny world (docs/findings.md): one
+# the form that reached the full setting's reward with a fifth of its forward evaluations in the first tiny world (docs/findings_first_world.md): one
 # SDE step an iteration, from the later part of the first half, and coarse tails alone
 _COARSE = {"sde_steps": tuple(range(3, 8)), "window": Window(size=1, order="scattered"), "granularities": (3,)}
 # BranchGRPO, arXiv 2509.06040; its script for FLUX (T = 20, G = 16): every state splits in two at four steps, with four times the noise

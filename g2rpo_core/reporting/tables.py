@@ -174,26 +174,26 @@ def standings(rows: list[Row], methods: list[str], held_out: list[str]) -> list[
     runs = {method: {row.seed: row for row in rows if row.method == method} for method in methods}
     runs = {method: seeds for method, seeds in runs.items() if len(seeds) > 2}
 
-    def gain(method: str, seed: int, reward: str | None = None) -> float:
-        """The gain of one run over the base, in the training reward or in one reward."""
-        row = runs[method][seed]
-        difference = row.trained if reward is None else row.cells[reward].difference
-        assert difference, "the base has no gain over itself"
-        return difference.mean
-
     def above(method: str, other: str) -> Spread:
-        return spread([gain(method, seed) - gain(other, seed) for seed in runs[method] if seed in runs[other]])
+        return spread([_gain(runs[method][seed]) - _gain(runs[other][seed]) for seed in runs[method] if seed in runs[other]])
 
     standing = [
         Standing(
             method,
-            spread([gain(method, seed) for seed in seeds]),
-            {name: spread([gain(method, seed, name) for seed in seeds]) for name in held_out},
+            spread([_gain(row) for row in seeds.values()]),
+            {name: spread([_gain(row, name) for row in seeds.values()]) for name in held_out},
             {other: above(method, other) for other in runs if other != method},
         )
         for method, seeds in runs.items()
     ]
     return sorted(standing, key=lambda one: -one.gain.mean)
+
+
+def _gain(row: Row, reward: str = TRAINING) -> float:
+    """The gain of one run over the base, in the training reward or in one reward."""
+    difference = row.trained if reward == TRAINING else row.cells[reward].difference
+    assert difference, "the base has no gain over itself"
+    return difference.mean
 
 
 @dataclass(frozen=True)
@@ -212,17 +212,10 @@ def named_beforehand(rows: list[Row], comparisons: Sequence[Comparison]) -> list
     """
     runs = {(row.method, row.seed): row for row in rows}
     confidence = 1 - (1 - CONFIDENCE) / max(1, len(comparisons))
-
-    def gain(method: str, seed: int, reward: str) -> float:
-        row = runs[method, seed]
-        difference = row.trained if reward == TRAINING else row.cells[reward].difference
-        assert difference, "a study's entries have training rewards, and a gain over the base"
-        return difference.mean
-
     found = []
     for one in comparisons:
         seeds = [seed for method, seed in runs if method == one.method and (one.against, seed) in runs]
-        values = [gain(one.method, seed, one.reward) - gain(one.against, seed, one.reward) for seed in seeds]
+        values = [_gain(runs[one.method, seed], one.reward) - _gain(runs[one.against, seed], one.reward) for seed in seeds]
         if len(values) > 1:
             difference = spread(values, confidence)
             found.append(Named(one, difference, difference.low > -one.margin))

@@ -48,18 +48,16 @@ def verdict(
         told = f"Significantly different on at least one seed: {', '.join(' and '.join(two) for two in apart)}."
         sentences.append(told if apart else f"No seed shows a significant difference {between}.")
     other = [(rewards[one.reward], one) for one in found if one.reward is not None and one.reward in held_out]
-    always = [
-        reward
-        for reward in dict.fromkeys(reward for reward, _ in other)
-        if all(one.tone == "up" for name, one in other if name == reward)
-    ]
-    if always and not any(one.tone == "down" for _, one in other):
-        unsure = dict.fromkeys(reward for reward, _ in other if reward not in always)
-        sentences.append(
-            f"Held-out rewards rise too: {', '.join(always)}{'; not always significantly: ' if unsure else ''}{', '.join(unsure)}."
-        )
-    elif fallen := [f"{reward} of {labels[one.method]}" for reward, one in other if one.tone == "down"]:
+    tones: dict[str, set[str]] = {}  # of each held-out reward, by all methods
+    for reward, one in other:
+        tones.setdefault(reward, set()).add(one.tone)
+    always = [reward for reward, seen in tones.items() if seen == {"up"}]
+    unsure = [reward for reward in tones if reward not in always]
+    if fallen := [f"{reward} of {labels[one.method]}" for reward, one in other if one.tone == "down"]:
         sentences.append(f"Some held-out rewards fall: {', '.join(fallen[:4])}{', …' if len(fallen) > 4 else ''}.")
+    elif always:
+        not_always = f"; not always significantly: {', '.join(unsure)}" if unsure else ""
+        sentences.append(f"Held-out rewards rise too: {', '.join(always)}{not_always}.")
     return " ".join(sentences)
 
 

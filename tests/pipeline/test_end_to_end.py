@@ -458,7 +458,9 @@ def test_an_unknown_study_names_the_known_ones(project):
     assert done.returncode == 2 and "invalid choice: 'compair'" in done.stderr
     done = run_here(studies.main, "run", "compair", folder=project)
     assert done.returncode == 1
-    assert done.stderr == "error: studies/compair/params.yaml: no such study; there are compare, granularities, steps\n"
+    assert (
+        done.stderr == "error: studies/compair/params.yaml: no such study; there are compare, development, granularities, steps\n"
+    )
 
 
 def test_a_new_study_takes_no_name_that_is_taken_or_no_name(project):

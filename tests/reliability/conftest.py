@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
+from g2rpo_core.config import load_profile
 from tests.conftest import ROOT
 from tests.fixtures.commands import Ended, run_here
 
@@ -34,7 +35,7 @@ SMALL = {
     },
     "methods": {
         "g2rpo": {"settings": {"sde_steps": [0, 1], "granularities": [1, 2]}},
-        **{name: None for name in ("g2rpo_no_mgai", "dance_grpo", "mix_grpo", "mix_grpo_flash", "flow_grpo", "flow_grpo_fast")},
+        **{name: None for name in load_profile(ROOT / "profiles" / "tiny.yaml").methods if name != "g2rpo"},
     },
     "evaluation": {"steps": [2], "rewards": ["hps", "verifier"], "batch": 3, "diversity": None},
 }

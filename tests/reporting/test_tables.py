@@ -50,18 +50,22 @@ def test_seeds_are_values_of_their_own_and_two_say_nothing_of_a_spread(results):
     assert standings(rows[:-1], ["g2rpo"], []) == []
 
 
-def test_methods_are_ranked_over_seeds_and_compared_seed_by_seed(results):
-    """Seeds differ by more than methods do: only paired by seed is a difference significant, and never that of the third, which changes sides."""
+def rows_of_seeds(results, shifts: dict[str, tuple[float, ...]]) -> list:
+    """Rows of methods whose seeds are above the run of `results` by these shifts in the first reward."""
     base, treated = results[results.method == "base"], results[results.method == "g2rpo"]
-    shifts = {"g2rpo": (0.1, 0.3, 0.5), "dance_grpo": (0.0, 0.21, 0.39), "mix_grpo": (0.2, 0.1, 0.6)}
     parts = [
         treated.assign(method=method, seed=seed, score=treated.score + shift * (treated.reward == "hps"))
         for method, values in shifts.items()
         for seed, shift in enumerate(values)
     ]
-    runs = [(method, seed) for method in shifts for seed in range(3)]
-    trained_on = {method: WEIGHTS for method in shifts}
-    rows = main_table(pd.concat([base, *parts]), ("base", 0), runs, ["hps"], trained_on)
+    runs = [(method, seed) for method, values in shifts.items() for seed in range(len(values))]
+    return main_table(pd.concat([base, *parts]), ("base", 0), runs, ["hps"], {method: WEIGHTS for method in shifts})
+
+
+def test_methods_are_ranked_over_seeds_and_compared_seed_by_seed(results):
+    """Seeds differ by more than methods do: only paired by seed is a difference significant, and never that of the third, which changes sides."""
+    shifts = {"g2rpo": (0.1, 0.3, 0.5), "dance_grpo": (0.0, 0.21, 0.39), "mix_grpo": (0.2, 0.1, 0.6)}
+    rows = rows_of_seeds(results, shifts)
     ranked = standings(rows, list(shifts), [])
     assert [standing.method for standing in ranked] in (["g2rpo", "mix_grpo", "dance_grpo"], ["mix_grpo", "g2rpo", "dance_grpo"])
     first = next(standing for standing in ranked if standing.method == "g2rpo")
@@ -74,15 +78,7 @@ def test_methods_are_ranked_over_seeds_and_compared_seed_by_seed(results):
 
 def test_comparisons_named_beforehand_share_one_confidence_and_hold_or_do_not(results):
     """Three of them at 95 % together are each at 98.33 %, where Student's t has 7.649 for three seeds."""
-    base, treated = results[results.method == "base"], results[results.method == "g2rpo"]
-    shifts = {"g2rpo": (0.1, 0.3, 0.5), "dance_grpo": (0.0, 0.2, 0.45)}
-    parts = [
-        treated.assign(method=method, seed=seed, score=treated.score + shift * (treated.reward == "hps"))
-        for method, values in shifts.items()
-        for seed, shift in enumerate(values)
-    ]
-    runs = [(method, seed) for method in shifts for seed in range(3)]
-    rows = main_table(pd.concat([base, *parts]), ("base", 0), runs, ["hps", "clip_score"], {method: WEIGHTS for method in shifts})
+    rows = rows_of_seeds(results, {"g2rpo": (0.1, 0.3, 0.5), "dance_grpo": (0.0, 0.2, 0.45)})
     asked = [
         Comparison(method="g2rpo", against="dance_grpo"),
         Comparison(method="dance_grpo", against="g2rpo", reward="hps"),
