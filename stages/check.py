@@ -84,7 +84,7 @@ def _of_prompts(name: str, settings: PromptSettings, embed: EmbedSettings | None
         yield from problems
     if chosen and not problems and _changed_since(name, settings, chosen):
         files = " and ".join(
-            source for source in (settings.train, settings.test) if isinstance(source, str) and source != "shapes"
+            source for source in (settings.train, settings.test) if isinstance(source, str) and source not in WORLDS
         )
         yield f"{files}: changed since prompts/{name} was made, which DVC does not see: dvc repro --force --single-item prompts"
 
@@ -107,7 +107,7 @@ def _tokenizer(name: str):
     from g2rpo_core.tiny_models.tokenizers import t5_tokenizer
 
     try:
-        if load_profile(profile_path(name)).models.source == "shapes":
+        if load_profile(profile_path(name)).models.source != "hub":
             return t5_tokenizer()
         models = Path("models", name)
         return (
@@ -134,7 +134,7 @@ def _of_machine(name: str, profile: Profile) -> Iterator[str]:
 
 def disk_gib(profile: Profile) -> float:
     """What the profile writes in this folder while one run of its first method trains, by `g2rpo plan`."""
-    if profile.models.source == "shapes":
+    if profile.models.source != "hub":
         return TINY_GIB
     from g2rpo_core.estimate.machines import Machines
     from g2rpo_core.estimate.plan import make_plan
