@@ -8,7 +8,7 @@ from g2rpo_core.data.prompts import Prompt, captions, choose, distinct, held_out
 from g2rpo_core.data.settings import PromptSettings
 from g2rpo_core.errors import UserError
 from g2rpo_core.hub.revisions import Revisions
-from g2rpo_core.worlds.table import WORLDS
+from g2rpo_core.worlds.names import WORLD_NAMES
 from stages import allow_hub
 from stages.common import REVISIONS, arguments, ends_in_one_line, sections
 
@@ -38,7 +38,7 @@ def all_prompts(settings: PromptSettings, *, testing: bool) -> list[Prompt]:
     if not isinstance(source, str):
         allow_hub()
         return fetch_prompts(f"prompts.{'test' if testing else 'train'}", source, Revisions(REVISIONS / "prompts.json"))
-    if source not in WORLDS:
+    if source not in WORLD_NAMES:
         return read_all(Path(source))
     seen = captions(source, settings.test_skip, settings.seed, testing=True) if testing else []
     return captions(source, count, settings.seed, testing=testing, without={prompt.text for prompt in seen})
@@ -46,7 +46,7 @@ def all_prompts(settings: PromptSettings, *, testing: bool) -> list[Prompt]:
 
 def unseen(prompts: list[Prompt], settings: PromptSettings) -> list[Prompt]:
     """A file's test prompts without the draw of `test_skip` of them; UserError if none is left."""
-    if settings.test in WORLDS or not settings.test_skip:
+    if settings.test in WORLD_NAMES or not settings.test_skip:
         return prompts
     seen = {prompt.id for prompt in choose(prompts, settings.test_skip, settings.seed)}
     left = [prompt for prompt in prompts if prompt.id not in seen]

@@ -19,6 +19,7 @@ from g2rpo_core.sampling.settings import SamplingSettings
 from g2rpo_core.settings import Name, Settings, do_not_fit, problems_of
 from g2rpo_core.tiny_models.settings import BuiltModels
 from g2rpo_core.training.settings import TrainingSettings
+from g2rpo_core.worlds.names import WORLD_NAMES
 
 S = TypeVar("S", bound=Settings)
 T = TypeVar("T")
@@ -142,13 +143,15 @@ class Profile(Settings):
             if reward not in known:
                 yield f"{where}: unknown reward {reward!r}; allowed are {', '.join(known)}"
                 continue
-            if reward in REWARDS and REWARDS[reward].worlds_only and source not in WORLDS:
+            if reward in REWARDS and REWARDS[reward].worlds_only and source not in WORLD_NAMES:
                 named = source if isinstance(source, str) else source.repo
-                yield f"{where}: the {reward} only knows captions of {' and '.join(WORLDS)}, not {named}: remove it"
-            if self.models.source == "hub":
-                models = attempt(partial(models_of, self.rewards, reward), ValueError)[0] or ()
-                if lacking := [model for model in models if model not in self.models.repos]:
-                    yield f"{where}: {reward} needs {' and '.join(lacking)} in models.repos"
+                yield f"{where}: the {reward} only knows captions of {' and '.join(WORLD_NAMES)}, not {named}: remove it"
+            models = attempt(partial(models_of, self.rewards, reward), ValueError)[0] or ()
+            if self.models.source != "hub":
+                if models and not self.models.fit_of(reward):
+                    yield f"{where}: {reward} is not built: say in models.{reward} how it is trained, or remove it"
+            elif lacking := [model for model in models if model not in self.models.repos]:
+                yield f"{where}: {reward} needs {' and '.join(lacking)} in models.repos"
 
 
 def _problems_of_repos(models: HubModels) -> Iterator[str]:

@@ -8,12 +8,12 @@ from pydantic import AfterValidator, Discriminator, Field, Tag
 from g2rpo_core.data.formats import FORMATS, LONGEST
 from g2rpo_core.hub.settings import HubPrompts
 from g2rpo_core.settings import Count, Seed, Settings
-from g2rpo_core.worlds.table import WORLDS
+from g2rpo_core.worlds.names import WORLD_NAMES
 
 
 def _source(value: str) -> str:
-    if value not in WORLDS and Path(value).suffix not in FORMATS:
-        raise ValueError(f"prompts are {' or '.join(f'`{world}`' for world in WORLDS)}, or read from {', '.join(FORMATS)}")
+    if value not in WORLD_NAMES and Path(value).suffix not in FORMATS:
+        raise ValueError(f"prompts are {' or '.join(f'`{world}`' for world in WORLD_NAMES)}, or read from {', '.join(FORMATS)}")
     return value
 
 

@@ -46,9 +46,7 @@ def build_pipeline(root: Path, settings: BuiltModels) -> dict:
     vae, vae_quality = train_vae(images, settings.vae, settings.seed)
     builders: dict[str, Callable[[World, list[str]], Small]] = {"flux": TinyFlux, "sd3": TinyStableDiffusion3}
     captions = [scene.caption for scene in scenes]
-    pipeline, quality = train_pipeline(
-        builders[settings.base], world, vae, captions, images, settings.fit_of_base, settings.seed
-    )
+    pipeline, quality = train_pipeline(builders[settings.base], world, vae, captions, images, settings.fit_of_base, settings.seed)
     pipeline.save_pretrained(root / "pipeline")
     return {"vae": vae_quality, settings.base: quality}
 

@@ -2,8 +2,8 @@
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -170,7 +170,9 @@ def scorer_quality(score, world: World, seed: int = 10_000, count: int = 512) ->
 def save_clip_score(model: torch.nn.Module, world: World, folder: Path) -> None:
     """The files of `apple/DFN5B-CLIP-ViT-H-14`: open_clip_config.json and open_clip_pytorch_model.bin."""
     folder.mkdir(parents=True)
-    (folder / "open_clip_config.json").write_text(json.dumps({"model_cfg": architecture(world), "preprocess_cfg": PREPROCESS}, indent=1))
+    (folder / "open_clip_config.json").write_text(
+        json.dumps({"model_cfg": architecture(world), "preprocess_cfg": PREPROCESS}, indent=1)
+    )
     torch.save(model.state_dict(), folder / "open_clip_pytorch_model.bin")
 
 
@@ -188,5 +190,7 @@ def save_pickscore(model: CLIPModel, folder: Path) -> None:
 
 def save_pickscore_processor(world: World, folder: Path) -> None:
     """The files of `laion/CLIP-ViT-H-14-laion2B-s32B-b79K` that are not weights: tokenizer and preprocessing."""
-    CLIPImageProcessor(size={"shortest_edge": world.size}, crop_size={"height": world.size, "width": world.size}).save_pretrained(folder)
+    CLIPImageProcessor(size={"shortest_edge": world.size}, crop_size={"height": world.size, "width": world.size}).save_pretrained(
+        folder
+    )
     clip_tokenizer().save_pretrained(folder)

@@ -52,7 +52,9 @@ def answer(world: World, asked: Scene, shown: Scene, spoilt: bool) -> str:
 def tokenizer(world: World) -> Qwen2TokenizerFast:
     """A byte-level BPE tokenizer in Qwen's form: one token for each word, each element, and the fixed part of the question."""
     trained = ByteLevelBPETokenizer()
-    trained.train_from_iterator([f"{word} {word}" for word in world.phrases] * 8, vocab_size=1000, min_frequency=2, show_progress=False)
+    trained.train_from_iterator(
+        [f"{word} {word}" for word in world.phrases] * 8, vocab_size=1000, min_frequency=2, show_progress=False
+    )
     vocabulary, merges = model_of(trained)
     made = Qwen2TokenizerFast(vocab=vocabulary, merges=merges)
     made.add_special_tokens({"additional_special_tokens": SPECIAL})
@@ -98,9 +100,7 @@ def model(world: World, words: Qwen2TokenizerFast) -> Qwen2_5_VLForConditionalGe
     return Qwen2_5_VLForConditionalGeneration(Qwen2_5_VLConfig(text_config=text, vision_config=vision, **ids, **end))
 
 
-def train_vlm(
-    world: World, how: FitSettings, seed: int
-) -> tuple[Qwen2_5_VLForConditionalGeneration, Qwen2_5_VLProcessor, dict]:
+def train_vlm(world: World, how: FitSettings, seed: int) -> tuple[Qwen2_5_VLForConditionalGeneration, Qwen2_5_VLProcessor, dict]:
     """Supervised answers for right captions, captions with one and with several wrong attributes, and spoilt images.
 
     Where the caption is right its own words are learned too, from the image before them: that is how it comes to see.

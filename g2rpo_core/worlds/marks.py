@@ -26,9 +26,14 @@ RADII = {"small": 7.0, "large": 11.0}  # half the side of the bounding box, in p
 OBJECT_COLORS = tuple(color for color in COLORS if color != "black")
 PLURALS = {"circle": "circles", "square": "squares", "triangle": "triangles", "cross": "crosses"}
 NO_MARKS = "no marks"
-MARKS = {NO_MARKS: ("dot", 0)} | {  # how a caption says it -> what, how many
-    f"{count} {mark}{'s' if number > 1 else ''}": (mark, number) for mark in ("dot", "bar") for number, count in enumerate(COUNTS[:3], 1)
-}
+MARKS = (
+    {NO_MARKS: ("dot", 0)}
+    | {  # how a caption says it -> what, how many
+        f"{count} {mark}{'s' if number > 1 else ''}": (mark, number)
+        for mark in ("dot", "bar")
+        for number, count in enumerate(COUNTS[:3], 1)
+    }
+)
 SPOTS = [(SIZE // 2, y) for y in (8, 24, 40, 56)] + [(x, SIZE // 2) for x in (8, 24, 40, 56)]  # centres (x, y), between quarters
 AROUND = 5  # pixels: half the side of what belongs to a spot
 JITTER = 1  # pixels: centres are drawn up to so far from the middle of their quarter
@@ -87,7 +92,8 @@ def mark_cover(mark: str, size: int) -> np.ndarray:
     """Coverage [size, size] of one mark in the middle: a dot of 4 pixels, or a bar of 6 x 2."""
     if mark == "dot":
         return stencil("circle", 2.0, size)
-    cover, middle = np.zeros((size, size), np.float32), size // 2
+    cover: np.ndarray = np.zeros((size, size), np.float32)
+    middle = size // 2
     cover[middle - 1 : middle + 1, middle - 3 : middle + 3] = 1
     return cover
 
@@ -98,6 +104,7 @@ class Marks(World[MarksScene]):
     size, background, colors, styles = SIZE, BACKGROUND, COLORS, TEXTURES
     kinds = CHOICES | {"shape": (*SHAPES, *PLURALS.values())}
     other_words = ("with",)
+    example = "three large striped red squares with two dots"
 
     def random_scene(self, rng: np.random.Generator) -> MarksScene:
         return MarksScene(**{kind: str(rng.choice(words)) for kind, words in CHOICES.items()})

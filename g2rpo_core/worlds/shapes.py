@@ -88,6 +88,7 @@ class Shapes(World[ShapesScene]):
     size, background, colors, styles = SIZE, BACKGROUND, COLORS, STYLES
     kinds = {"size": RADII, "color": COLORS, "shape": SHAPES, "layout": (*PLACES, *RELATIONS)}
     other_words = ("a",)
+    example = "a large red circle above a small blue square"
 
     def random_scene(self, rng: np.random.Generator) -> ShapesScene:
         """One or two objects, half and half."""

@@ -6,10 +6,11 @@ from typing import Any
 import torch
 
 from g2rpo_core.worlds.marks import Marks
+from g2rpo_core.worlds.names import WORLD_NAMES
 from g2rpo_core.worlds.shapes import Shapes
 from g2rpo_core.worlds.world import World
 
-WORLDS: dict[str, World[Any]] = {"shapes": Shapes(), "marks": Marks()}
+WORLDS: dict[str, World[Any]] = dict(zip(WORLD_NAMES, (Shapes(), Marks()), strict=True))
 
 
 def world_of(caption: str) -> World[Any]:

@@ -28,7 +28,7 @@ class World(ABC, Generic[S]):
     """How scenes are drawn at random, said, painted and checked.
 
     size: pixels, of square images; colors: name -> RGB of whatever is painted; kinds: of attributes -> the words for each, in which
-    those of the last kind may be phrases; other_words: of captions; styles: all that scenes have.
+    those of the last kind may be phrases; other_words: of captions; styles: all that scenes have; example: a caption.
     """
 
     size: int
@@ -37,6 +37,7 @@ class World(ABC, Generic[S]):
     kinds: Mapping[str, Collection[str]]
     other_words: Sequence[str]
     styles: Sequence[str]
+    example: str
 
     @abstractmethod
     def random_scene(self, rng: np.random.Generator) -> S:

@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 import torch
-
 from g2rpo_core.shapes.scenes import distinct_scenes, draw, held_out, parse_caption, random_scene, sample
 from g2rpo_core.shapes.verifier import attributes, verify
+
 from g2rpo_core.tiny_models.clip import degrade, neighbour
 
 
