@@ -113,10 +113,13 @@ class StableDiffusion3(Base):
         }
 
     def shallow(self, config: Config) -> tuple[dict[str, Any], list[tuple[dict[str, Any], int]]]:
-        """Blocks with a second attention come first; the last block, always without, drops the text."""
+        """Blocks with a second attention come first; the last block, always without, drops the text.
+
+        Two of each: with checkpointing, the peak comes while a block with a second attention is computed again, after those before it.
+        """
         dual = len(config["dual_attention_layers"])
         plain = config["num_layers"] - dual
         of = lambda dual, plain: {**config, "num_layers": dual + plain, "dual_attention_layers": tuple(range(dual))}
-        first = (min(dual, 1), min(plain, 2))
+        first = (min(dual, 2), min(plain, 2))
         more = [(of(first[0] + 1, first[1]), dual - first[0]), (of(first[0], first[1] + 1), plain - first[1])]
         return of(*first), [(deeper, times) for deeper, times in more if times]

@@ -131,7 +131,7 @@ def test_memory_is_what_a_small_model_really_takes(base, small, training, checkp
 
 
 @pytest.mark.pipeline
-@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("training, checkpointing", [(False, False), (True, False), (True, True)])
 @pytest.mark.parametrize("lora", [None, LoraSettings(rank=4, alpha=4.0)])
 @pytest.mark.parametrize(
     "base, deep",
@@ -142,11 +142,11 @@ def test_memory_is_what_a_small_model_really_takes(base, small, training, checkp
     ],
     ids=["flux", "sd3", "sd3 without a second attention"],
 )
-def test_shallow_models_tell_the_cost_of_a_deep_one(base, deep, training, lora):
-    call = tracing.Call(2, 128, 64, torch.bfloat16, training, lora)
+def test_shallow_models_tell_the_cost_of_a_deep_one(base, deep, training, checkpointing, lora):
+    call = tracing.Call(2, 128, 64, torch.bfloat16, training, lora, checkpointing)
     extrapolated, traced = tracing.transformer_cost(base, deep, call), tracing.traced_cost(base, deep, call)
     assert extrapolated.flops == traced.flops
-    assert extrapolated.bytes == pytest.approx(traced.bytes, rel=0.02)
+    assert extrapolated.bytes == pytest.approx(traced.bytes, rel=0.03)
 
 
 def test_operations_are_those_of_the_matrix_products():
