@@ -39,7 +39,7 @@ AROUND = 5  # pixels: half the side of what belongs to a spot
 JITTER = 1  # pixels: centres are drawn up to so far from the middle of their quarter
 
 MIN_IOU = 0.55  # between the pixels of the asked colour in a quarter and the best stencil; under it no object is recognised
-MIN_AREA = 16  # pixels; a quarter with fewer of the asked colour has no object
+AREAS = (16, 600)  # pixels of the asked colour in a quarter; with fewer there is nothing, with more it is flooded
 MIN_MARK = 4  # pixels of black; a spot with fewer has no mark
 MAX_STRAY = 0.02  # share of the image's pixels that may belong to neither background, asked colour nor marks
 REACH = 12  # pixels: half the side of a stencil; it may lie up to QUARTER / 2 - REACH from the middle
@@ -151,7 +151,7 @@ class Marks(World[MarksScene]):
     def attributes(self, images: torch.Tensor, scenes: Sequence[MarksScene]) -> list[dict[str, bool]]:
         """Count, color, size, texture and shape, held if all objects of the asked colour hold them; marks, and being clean.
 
-        An object that is not recognised holds neither size, texture nor shape.
+        An object that is not recognised is not counted, and holds neither size, texture nor shape.
         """
         labels = nearest_color(images)  # [N, H, W], 0 is the background
         colors = list(COLORS)
@@ -166,12 +166,12 @@ class Marks(World[MarksScene]):
 
         results = []
         for n, scene in enumerate(scenes):
-            seen = [found[4 * n + quarter] for quarter in range(4) if areas[n, quarter] >= MIN_AREA]
+            seen = [found[4 * n + quarter] for quarter in range(4) if AREAS[0] <= areas[n, quarter] <= AREAS[1]]
             all_have = lambda place, word, seen=seen: bool(seen) and all(one is not None and one[place] == word for one in seen)
             mark, number = MARKS[scene.marks]
             results.append(
                 {
-                    "count": len(seen) == COUNTS.index(scene.count) + 1,
+                    "count": sum(one is not None for one in seen) == COUNTS.index(scene.count) + 1,
                     "size": all_have(1, scene.size),
                     "texture": all_have(2, scene.texture),
                     "color": bool(seen),
