@@ -42,8 +42,8 @@ docs: .venv/ready ## build the documents as a site, site/index.html; needs no ne
 docs-serve: .venv/ready ## serve the same at http://127.0.0.1:8000, rebuilt at every change
 	$(BIN)/python -m mkdocs serve
 
-rehearse: .venv/ready ## every flux profile and method at true size on simulated GPUs, as its comment says (3 minutes each)
-	@grep -hoE 'g2rpo rehearse --profile [^`]*' profiles/flux_*.yaml | while read -r line; do $(BIN)/$$line --method all || exit 1; done
+rehearse: .venv/ready ## every profile of published models and every method at true size on simulated GPUs, as its comment says (3 minutes each)
+	@grep -hoE 'g2rpo rehearse --profile [^`]*' profiles/*.yaml | while read -r line; do $(BIN)/$$line --method all || exit 1; done
 
 test: .venv/ready ## all tests except the slow ones
 	$(PYTEST) -m "not slow"

@@ -24,10 +24,10 @@ from diffusers import AutoencoderKL, FluxTransformer2DModel
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from g2rpo_core.algorithm.methods import METHODS
+from g2rpo_core.bases.flux import TRANSFORMER, VAE, Flux
 from g2rpo_core.data.embeddings import Conditioning
-from g2rpo_core.estimate.published import TRANSFORMER, VAE
 from g2rpo_core.estimate.tracing import Call, Measured, seconds_of, transformer_cost
-from g2rpo_core.models.flux import Policy
+from g2rpo_core.models.policy import Policy
 from g2rpo_core.rollout.rollout import Velocity, rollout, sample
 from g2rpo_core.sampling.schedule import shifted_sigmas, sigma_at
 
@@ -60,9 +60,11 @@ def make_policy(size: str, device: torch.device) -> tuple[Policy, Conditioning]:
     transformer, vae, side, text_tokens = SIZES[size]
     with torch.device(device):
         model = FluxTransformer2DModel(**transformer).to(torch.bfloat16)
-        policy = Policy(model, AutoencoderKL(**vae), side, side, 3.5, torch.bfloat16, device)
+        policy = Policy(Flux(), model, AutoencoderKL(**vae), side, side, 3.5, torch.bfloat16, device)
     context = torch.randn(1, text_tokens, transformer["joint_attention_dim"], device=device)
-    return policy, Conditioning(context, torch.randn(1, transformer["pooled_projection_dim"], device=device))
+    return policy, Conditioning(
+        {"context": context, "pooled": torch.randn(1, transformer["pooled_projection_dim"], device=device)}
+    )
 
 
 class Fp8Linear(torch.nn.Module):
@@ -139,7 +141,7 @@ def main() -> None:
     flops = measured.flops
     result = {"device": name, "matrix_tflops": peak / 1e12, "tflop_per_evaluation": flops / 1e12, "variants": {}}
     print(
-        f"{name}: {peak / 1e12:.0f} TFLOP/s bf16; {flops / 1e12:.2f} TFLOP a forward evaluation, {policy.image_tokens} + {conditioning.context.shape[1]} tokens"
+        f"{name}: {peak / 1e12:.0f} TFLOP/s bf16; {flops / 1e12:.2f} TFLOP a forward evaluation, {policy.image_tokens} + {conditioning.tensors['context'].shape[1]} tokens"
     )
 
     def measure(label: str, field: Velocity, batches: list[int], context=contextlib.nullcontext) -> None:
@@ -154,8 +156,8 @@ def main() -> None:
                 before = torch.cuda.memory_allocated()
                 with context():
                     field(*arguments)
-                call = Call(batch, policy.image_tokens, conditioning.context.shape[1], policy.dtype, training=False)
-                traced = transformer_cost(tuple(SIZES[args.size][0].items()), call).bytes
+                call = Call(batch, policy.image_tokens, conditioning.tensors["context"].shape[1], policy.dtype, training=False)
+                traced = transformer_cost(policy.architecture, SIZES[args.size][0], call).bytes
                 rows[batch] |= {
                     "allocated_gib": (torch.cuda.max_memory_allocated() - before) / 2**30,
                     "planned_gib": traced / 2**30,

@@ -27,7 +27,7 @@ from g2rpo_core.config import load_profile, method_of
 from g2rpo_core.data.embeddings import EmbeddingStore, encode, write
 from g2rpo_core.data.prompts import shape_prompts
 from g2rpo_core.estimate.tracing import Measured
-from g2rpo_core.models.flux import Policy
+from g2rpo_core.models.policy import Policy
 from g2rpo_core.models.settings import ParallelSettings
 from g2rpo_core.rewards import registry
 from g2rpo_core.rollout.rollout import velocity_in_batches

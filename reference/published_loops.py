@@ -12,7 +12,7 @@ import torch
 
 from g2rpo_core.algorithm.loss import clipped_loss, ratio
 from g2rpo_core.data.embeddings import Conditioning
-from g2rpo_core.models.flux import Policy
+from g2rpo_core.models.policy import Policy
 from g2rpo_core.rewards.spec import Reward
 from g2rpo_core.sampling.schedule import sigma_at, tail
 from g2rpo_core.training.batch import branch_advantages

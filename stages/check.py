@@ -103,6 +103,7 @@ def _tokenizer(name: str):
     """T5's tokenizer: from the profile's models if they exist; for profiles that build their own, the one that is built."""
     from transformers import AutoTokenizer
 
+    from g2rpo_core.bases.table import base_of
     from g2rpo_core.common.model_store import LOCK, ModelStore
     from g2rpo_core.tiny_models.tokenizers import t5_tokenizer
 
@@ -110,11 +111,10 @@ def _tokenizer(name: str):
         if load_profile(profile_path(name)).models.source == "shapes":
             return t5_tokenizer()
         models = Path("models", name)
-        return (
-            AutoTokenizer.from_pretrained(ModelStore(models).folder("pipeline") / "tokenizer_2")
-            if (models / LOCK).exists()
-            else None
-        )
+        if not (models / LOCK).exists():
+            return None
+        pipeline = ModelStore(models).folder("pipeline")
+        return AutoTokenizer.from_pretrained(pipeline / list(base_of(pipeline).tokenizers)[-1])
     except (UserError, OSError, ValueError):
         return None
 

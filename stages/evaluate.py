@@ -7,6 +7,7 @@ import pandas as pd
 from torchvision.utils import save_image
 from tqdm import tqdm
 
+from g2rpo_core.bases.table import published_schedule
 from g2rpo_core.common.model_store import LOCK, ModelStore
 from g2rpo_core.common.runs import BASE, run_name
 from g2rpo_core.data.embeddings import EmbeddingStore
@@ -16,8 +17,7 @@ from g2rpo_core.evaluation.evaluate import evaluate_batch
 from g2rpo_core.evaluation.results import SCORES, image_folder, reported
 from g2rpo_core.evaluation.settings import EvaluationSettings
 from g2rpo_core.files import read_table, remade_by
-from g2rpo_core.models.flux import SNAPSHOTS, Policy, snapshot
-from g2rpo_core.models.generate import published_shift
+from g2rpo_core.models.policy import SNAPSHOTS, Policy, snapshot
 from g2rpo_core.rewards import registry
 from g2rpo_core.rewards.scoring import check_missing
 from stages.common import RunPaths, arguments, declared_code, ends_in_one_line, run_paths, sections, write_json
@@ -103,13 +103,13 @@ def main() -> None:
         if trained and evaluation.trained_share < 1:
             policy.use_base(pipeline)
         share = evaluation.trained_share if trained else 1.0
-        shift = published_shift(pipeline, policy.image_tokens)
+        schedule = published_schedule(policy.architecture, pipeline, policy.image_tokens)
         for steps in evaluation.steps:
             variant = (kept, steps)
             shown = folder / "out" / image_folder(*variant)
             shown.mkdir(parents=True, exist_ok=True)
             for number in todo[variant]:
-                prompts, images, part = evaluate_batch(policy, store, scorers, evaluation, steps, shift, number, share)
+                prompts, images, part = evaluate_batch(policy, store, scorers, evaluation, schedule.sigmas(steps), number, share)
                 for prompt, image in zip(prompts, images):
                     save_image(image, shown / f"{prompt.id}.png")
                 checkpoint.write_whole(

@@ -15,9 +15,10 @@ from g2rpo_core.data.embeddings import EmbeddingStore
 from g2rpo_core.distributed import checkpoint
 from g2rpo_core.distributed.termination import STATUS, Terminated, Termination
 from g2rpo_core.errors import UserError
-from g2rpo_core.models.flux import SNAPSHOTS, Policy
 from g2rpo_core.models.generate import generate_images
+from g2rpo_core.models.policy import SNAPSHOTS, Policy
 from g2rpo_core.rewards import registry
+from g2rpo_core.sampling.schedule import even_sigmas
 from g2rpo_core.training.drift import history, updates_of
 from g2rpo_core.training.loop import train
 from g2rpo_core.training.monitor import heldout_means
@@ -82,7 +83,7 @@ def main() -> None:
             tracking.record(record, trainer.num_images)
         if (samples := training.tracking.samples) and training.tracking.samples_due(record["iteration"]):
             # by all processes, because sharded weights need them in every call
-            how = (samples.prompts, sampling.steps, sampling.shift, 0, sampling.decode_batch)
+            how = (samples.prompts, even_sigmas(sampling.steps, sampling.shift), 0, sampling.decode_batch)
             with trainer.result():
                 batches = list(generate_images(policy, stores["test"], *how))
             if tracking:

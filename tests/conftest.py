@@ -1,6 +1,8 @@
 """Real models at a size of seconds: built once a session by the code that builds profile `tiny`, hardly trained."""
 
+import json
 import os
+import shutil
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 if "PYTEST_XDIST_WORKER" in os.environ:  # as many workers as cores: each, and what it starts, computes in one thread
@@ -48,16 +50,70 @@ def models(once) -> Path:
 
         how = FitSettings(steps=3, batch=8, learning_rate=1e-3)
         fits = {name: how for name, field in ShapesModels.model_fields.items() if field.annotation is FitSettings}
-        entries, _ = build_models(folder, ShapesModels(source="shapes", seed=0, images=64, **fits))
+        entries, _ = build_models(folder, ShapesModels(source="shapes", seed=0, images=64, flux=how, **fits))
         write_lock(folder, entries)
 
     return once("models", build)
 
 
+@pytest.fixture(scope="session")
+def sd3_models(models, once) -> Path:
+    """As `models`, with a tiny Stable Diffusion 3 for the pipeline."""
+
+    def build(folder: Path) -> None:
+        from g2rpo_core.common.model_store import LOCK, describe_files
+        from g2rpo_core.tiny_models.build import _pipeline
+
+        how = FitSettings(steps=3, batch=8, learning_rate=1e-3)
+        fits = {name: how for name, field in ShapesModels.model_fields.items() if field.annotation is FitSettings}
+        shutil.copytree(models, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("pipeline"))
+        _pipeline(folder, ShapesModels(source="shapes", seed=0, images=64, sd3=how, **fits))
+        entries = json.loads((models / LOCK).read_text())
+        write_lock(folder, entries | {"pipeline": {"folder": "pipeline", "files": describe_files(folder / "pipeline")}})
+
+    return once("sd3_models", build)
+
+
+@pytest.fixture
+def sd3_policy(sd3_models):
+    """The tiny policy of Stable Diffusion 3, with random output and modulation weights."""
+    from g2rpo_core.models.policy import Policy
+    from tests.fixtures.weights import randomize
+
+    policy = Policy.load_to_train(sd3_models / "pipeline", height=32, width=32, guidance=4.5)
+    randomize(policy.transformer)
+    return policy
+
+
+@pytest.fixture(scope="session")
+def sd3_embeddings_folder(sd3_models, once) -> Path:
+    """A folder with 12 training captions of the shapes task, encoded for Stable Diffusion 3."""
+
+    def embed(folder: Path) -> None:
+        from g2rpo_core.bases.table import text_encoders
+        from g2rpo_core.data.embeddings import encode, encode_negative, write, write_negative
+        from g2rpo_core.data.prompts import shape_prompts
+
+        pipeline = text_encoders(sd3_models / "pipeline")
+        encoded = partial(encode, pipeline, max_length=12, batch=10)
+        write(folder / "train", shape_prompts(12, 0, testing=False), encoded, "float32", shard_rows=10)
+        write_negative(folder / "train", encode_negative(pipeline, 12), "float32")
+
+    return once("sd3_embeddings", embed) / "train"
+
+
+@pytest.fixture(scope="session")
+def sd3_embeddings(sd3_embeddings_folder):
+    """The store of that folder."""
+    from g2rpo_core.data.embeddings import EmbeddingStore
+
+    return EmbeddingStore(sd3_embeddings_folder)
+
+
 @pytest.fixture
 def policy(models):
     """The tiny policy, hardly trained, with random output and modulation weights."""
-    from g2rpo_core.models.flux import Policy
+    from g2rpo_core.models.policy import Policy
     from tests.fixtures.weights import randomize
 
     policy = Policy.load_to_train(models / "pipeline", height=32, width=32, guidance=3.5)

@@ -15,8 +15,8 @@ def export(
     form: Annotated[
         Literal["diffusers", "original", "lora", "kohya"],
         typer.Option(
-            help="diffusers: a folder for from_pretrained; original: one file with Black Forest Labs' names, for ComfyUI's "
-            "diffusion_models; for a LoRA: lora (diffusers and ComfyUI) or kohya (programs that read sd-scripts' names)"
+            help="diffusers: a folder for from_pretrained; original: FLUX alone, one file with Black "
+            "Forest Labs' names, for ComfyUI's diffusion_models; for a LoRA: lora (diffusers and ComfyUI) or, for FLUX, kohya (programs that read sd-scripts' names)"
         ),
     ],
     out: Annotated[Path, typer.Option(help="a new folder")],
@@ -53,17 +53,20 @@ def draw_up(args: SimpleNamespace) -> None:
         )
     if args.out.exists() and (not args.out.is_dir() or any(args.out.iterdir())):
         raise UserError(f"export: --out {args.out} already exists; name a new folder")
+    from g2rpo_core.export.write import check_form, write
+
+    models = Path("models", profile)
+    base = check_form(models, args.form)
     if args.public and not args.push:
         raise UserError("export: --public needs --push")
     if args.push:
         check_repo(args.push)
 
     from g2rpo_core.export.card import write_card
-    from g2rpo_core.export.write import write
 
     args.out.mkdir(parents=True, exist_ok=True)
-    file = write(Path("models", profile), folder / str(trained), args.form, args.out, args.dtype)
-    write_card(args.out, profile, folder, args.form, file, args.push)
+    file = write(models, folder / str(trained), args.form, args.out, args.dtype)
+    write_card(args.out, profile, base, folder, args.form, file, args.push)
     print(file)
     if args.push:
         print(push(args.out, args.push, args.public))

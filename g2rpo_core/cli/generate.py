@@ -71,7 +71,7 @@ def draw(args: SimpleNamespace) -> None:
     encoded = painter.encode(prompts)
     args.out.mkdir(parents=True, exist_ok=True)
     how = {"steps": steps, "guidance": guidance, "trained_share": args.trained_share, "lora_scale": args.lora_scale}
-    about = {"profile": profile, "run": args.run, "shift": painter.shift_of(painter.policy(folder)), **how}
+    about = {"profile": profile, "run": args.run, "shift": painter.schedule_of(painter.policy(folder)).shift, **how}
     name, rows = args.run.replace("/", "_"), []
     for number, (prompt, conditioning) in enumerate(zip(prompts, encoded)):
         images = painter.draw(folder, conditioning, seeds, **how)

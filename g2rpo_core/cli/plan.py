@@ -52,7 +52,7 @@ def run(args: SimpleNamespace) -> None:
     profile = load_profile(profile_path(args.profile))
     if profile.models.source != "hub":
         raise UserError(
-            f"plan: profile {args.profile} builds its own small models, which fit on any machine; plan a flux_* profile"
+            f"plan: profile {args.profile} builds its own small models, which fit on any machine; plan one of published models"
         )
     if args.method not in profile.methods:
         raise UserError(f"plan: --method {args.method}: profile {args.profile} has only {', '.join(profile.methods)}")

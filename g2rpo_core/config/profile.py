@@ -22,7 +22,10 @@ from g2rpo_core.training.settings import TrainingSettings
 
 S = TypeVar("S", bound=Settings)
 T = TypeVar("T")
-PATCH = {"hub": 16, "shapes": 8}  # side of an image token in pixels, for FLUX's VAE and for the tiny one
+PATCH = {
+    "hub": 16,
+    "shapes": 8,
+}  # side of an image token in pixels, for published VAEs of an eighth and the tiny one of a quarter
 
 
 class MethodRun(Settings):

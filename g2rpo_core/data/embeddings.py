@@ -1,13 +1,14 @@
 """Encoded prompts in sharded Parquet: written once, read by random access, a few prompts per row group.
 
-Tensors are raw little-endian bytes in `large_binary` columns, uncompressed, without dictionary or statistics, so that a random
-row is one short read. Padding rows of T5 are kept because FLUX attends to them. The schema's metadata holds shapes, dtype and
-the number of prompts in all parts.
+Which tensors a prompt has is the base model's affair (`Base.encoding`). They are raw little-endian bytes in `large_binary` columns,
+uncompressed, without dictionary or statistics, so that a random row is one short read. Padding rows of T5 are kept because models
+attend to them. The schema's metadata holds shapes, dtype and the number of prompts in all parts. Where a base needs the empty prompt,
+for classifier-free guidance, its encoding is in a file of its own, once.
 """
 
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
@@ -15,8 +16,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-from diffusers import FluxPipeline
+from diffusers import DiffusionPipeline
 
+from g2rpo_core.bases.table import BASES
 from g2rpo_core.data.formats import LONGEST
 from g2rpo_core.data.prompts import Prompt
 from g2rpo_core.errors import UserError, made_by
@@ -24,17 +26,28 @@ from g2rpo_core.files import complaint, in_one_line, reading, remade_by, whole
 from g2rpo_core.texts import visible
 
 ROW_GROUP = 4
-COLUMNS = ("id", "prompt", "style", "context", "pooled")
+COLUMNS = ("id", "prompt", "style")
+NEGATIVE = "negative.parquet"  # the empty prompt
 AGAIN = remade_by("embed")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
 class Conditioning:
-    """Encoded prompts: context [P, S, D] (T5 states, padding included) and pooled [P, E] (CLIP)."""
+    """Encoded prompts: name -> [P, ...], such as context [P, S, D] (padding included) and pooled [P, E].
 
-    context: torch.Tensor
-    pooled: torch.Tensor
+    negative: the encoding of the empty prompt, name -> [1, ...], where the base model needs it.
+    """
+
+    tensors: Mapping[str, torch.Tensor]
+    negative: Mapping[str, torch.Tensor] | None = None
+
+    def __len__(self) -> int:
+        return len(next(iter(self.tensors.values())))
+
+    def repeated(self, count: int) -> "Conditioning":
+        """One prompt, `count` times."""
+        return Conditioning({name: one.expand(count, *one.shape[1:]) for name, one in self.tensors.items()}, self.negative)
 
 
 def check_lengths(prompts: Sequence[Prompt], tokenizer, limit: int) -> None:
@@ -56,14 +69,23 @@ def check_lengths(prompts: Sequence[Prompt], tokenizer, limit: int) -> None:
 
 @torch.no_grad()
 def encode(
-    pipeline: FluxPipeline, prompts: Sequence[Prompt], max_length: int, batch: int
+    pipeline: DiffusionPipeline, prompts: Sequence[Prompt], max_length: int, batch: int
 ) -> Iterator[tuple[Prompt, Conditioning]]:
-    """Each prompt with its context [S, D] and pooled [E], by the pipeline's own `encode_prompt`."""
+    """Each prompt with its encoding, such as context [S, D] and pooled [E], by the pipeline's own `encode_prompt`."""
+    base = BASES[type(pipeline).__name__]
     for start in range(0, len(prompts), batch):
         part = prompts[start : start + batch]
-        context, pooled, _ = pipeline.encode_prompt([p.text for p in part], None, max_sequence_length=max_length)
-        for row in zip(part, context.cpu(), pooled.cpu()):
-            yield row[0], Conditioning(*row[1:])
+        encoded = {name: tensor.cpu() for name, tensor in base.encode(pipeline, [p.text for p in part], max_length).items()}
+        for row, prompt in enumerate(part):
+            yield prompt, Conditioning({name: tensor[row] for name, tensor in encoded.items()})
+
+
+def encode_negative(pipeline: DiffusionPipeline, max_length: int) -> Mapping[str, torch.Tensor] | None:
+    """The encoding of the empty prompt, name -> [1, ...]; None for a base model that does not need it."""
+    if not BASES[type(pipeline).__name__].has_negative:
+        return None
+    ((_, empty),) = encode(pipeline, [Prompt("negative", "", "")], max_length, 1)
+    return {name: tensor[None] for name, tensor in empty.tensors.items()}
 
 
 def write(
@@ -88,14 +110,24 @@ def write(
         progress(len(part))
 
 
+def write_negative(folder: Path, negative: Mapping[str, torch.Tensor] | None, dtype: str) -> None:
+    """Writes the encoding of the empty prompt beside the others, if there is one."""
+    if negative is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        aside = (folder / NEGATIVE).with_suffix(".tmp")
+        row = Conditioning({name: tensor[0] for name, tensor in negative.items()})
+        _write_part(aside, iter([(Prompt("negative", "", ""), row)]), dtype, 1)
+        aside.rename(folder / NEGATIVE)
+
+
 def _write_part(path: Path, encoded: Iterator[tuple[Prompt, Conditioning]], dtype: str, prompts: int) -> None:
     first = next(encoded)
-    shapes = {"context": list(first[1].context.shape), "pooled": list(first[1].pooled.shape)}
+    shapes = {name: list(tensor.shape) for name, tensor in first[1].tensors.items()}
     meta = {"dtype": dtype, **shapes, "prompts": prompts}
     schema = pa.schema(
-        [("id", pa.string()), ("prompt", pa.string()), ("style", pa.string()), ("context", pa.large_binary()), ("pooled", pa.large_binary())],
+        [*((name, pa.string()) for name in COLUMNS), *((name, pa.large_binary()) for name in shapes)],
         metadata={"g2rpo": json.dumps(meta)},
-    )  # fmt: skip
+    )
     encoded = chain([first], encoded)
     with path.open("wb") as file:
         with pq.ParquetWriter(file, schema, compression="none", use_dictionary=False, write_statistics=False) as writer:
@@ -106,7 +138,7 @@ def _write_part(path: Path, encoded: Iterator[tuple[Prompt, Conditioning]], dtyp
 
 
 def _row(prompt: Prompt, conditioning: Conditioning, dtype: torch.dtype) -> dict:
-    tensors = {name: _to_bytes(getattr(conditioning, name), dtype) for name in ("context", "pooled")}
+    tensors = {name: _to_bytes(tensor, dtype) for name, tensor in conditioning.tensors.items()}
     return {"id": prompt.id, "prompt": prompt.text, "style": prompt.style, **tensors}
 
 
@@ -134,23 +166,45 @@ class EmbeddingStore:
             self.prompts += prompts
         if (expected := self._meta["prompts"]) != len(self):
             raise UserError(complaint(folder, f"has {len(self)} prompts of {expected}: parts at the end are missing", AGAIN))
+        self._negative = self._read_negative(folder / NEGATIVE)
+
+    def _read_negative(self, path: Path) -> Mapping[str, torch.Tensor] | None:
+        if not path.exists():
+            return None
+        file, meta, _ = _opened(path)
+        if meta | {"prompts": self._meta["prompts"]} != self._meta:
+            raise UserError(complaint(path, f"does not belong to {self._paths[0].name}: different dtype or shapes", AGAIN))
+        return {name: tensor[None] for name, tensor in _read_row(path, file, meta, 0, 0, "negative").items()}
 
     def __len__(self) -> int:
         return len(self.prompts)
 
     def conditioning(self, indices: Sequence[int]) -> Conditioning:
-        """The stacked encodings of some prompts, float32: context [P, S, D], pooled [P, E]."""
+        """The stacked encodings of some prompts, float32: name -> [P, ...]."""
         rows = []
         for index in indices:
             file, group, offset = self._places[index]
-            with reading(self._paths[file], AGAIN):
-                row = self._files[file].read_row_group(group, columns=["context", "pooled"]).slice(offset, 1).to_pylist()[0]
-                rows.append({name: _from_bytes(row[name], DTYPES[self._meta["dtype"]], self._meta[name]) for name in row})
-            if not all(tensor.isfinite().all() for tensor in rows[-1].values()):
-                raise UserError(
-                    complaint(self._paths[file], f"prompt {self.prompts[index].id} has numbers that are not finite", AGAIN)
-                )
-        return Conditioning(*(torch.stack([row[name] for row in rows]) for name in ("context", "pooled")))
+            rows.append(_read_row(self._paths[file], self._files[file], self._meta, group, offset, self.prompts[index].id))
+        return Conditioning({name: torch.stack([row[name] for row in rows]) for name in self._shapes}, self._negative)
+
+    @property
+    def _shapes(self) -> dict[str, list[int]]:
+        return _shapes_of(self._meta)
+
+
+def _read_row(path: Path, file: pq.ParquetFile, meta: dict, group: int, offset: int, prompt: str) -> dict[str, torch.Tensor]:
+    shapes = _shapes_of(meta)
+    with reading(path, AGAIN):
+        row = file.read_row_group(group, columns=list(shapes)).slice(offset, 1).to_pylist()[0]
+        tensors = {name: _from_bytes(row[name], DTYPES[meta["dtype"]], shape) for name, shape in shapes.items()}
+    if not all(tensor.isfinite().all() for tensor in tensors.values()):
+        raise UserError(complaint(path, f"prompt {prompt} has numbers that are not finite", AGAIN))
+    return tensors
+
+
+def _shapes_of(meta: dict) -> dict[str, list[int]]:
+    """The tensors of a prompt and their shapes, from a file's metadata."""
+    return {name: value for name, value in meta.items() if isinstance(value, list)}
 
 
 def _opened(path: Path) -> tuple[pq.ParquetFile, dict, list[Prompt]]:
@@ -161,9 +215,9 @@ def _opened(path: Path) -> tuple[pq.ParquetFile, dict, list[Prompt]]:
             raise UserError(complaint(path, "is not a part of encoded prompts, or its beginning is damaged", AGAIN))
         file = pq.ParquetFile(path, memory_map=True)
         meta = json.loads((file.schema_arrow.metadata or {}).get(b"g2rpo", b"null"))
-        if not _is_meta(meta) or not set(COLUMNS) <= set(file.schema_arrow.names):
+        if not _is_meta(meta) or not {*COLUMNS, *_shapes_of(meta)} <= set(file.schema_arrow.names):
             raise UserError(complaint(path, "is not a part of encoded prompts", AGAIN))
-        rows = file.read(columns=["id", "prompt", "style"]).to_pylist()
+        rows = file.read(columns=list(COLUMNS)).to_pylist()
         if not rows or not all(isinstance(value, str) for row in rows for value in row.values()):
             raise UserError(complaint(path, "holds no prompts, or some that are not text", AGAIN))
         if file.num_row_groups != -(-len(rows) // ROW_GROUP):
@@ -175,7 +229,8 @@ def _is_meta(meta: object) -> bool:
     shape = lambda value: isinstance(value, list) and bool(value) and all(type(size) is int and size > 0 for size in value)
     if not isinstance(meta, dict) or type(meta.get("prompts")) is not int:
         return False
-    return meta.get("dtype") in DTYPES and shape(meta.get("context")) and shape(meta.get("pooled"))
+    tensors = [value for key, value in meta.items() if key not in ("dtype", "prompts")]
+    return meta.get("dtype") in DTYPES and bool(tensors) and all(map(shape, tensors))
 
 
 def _to_bytes(tensor: torch.Tensor, dtype: torch.dtype) -> bytes:

@@ -38,7 +38,7 @@ class PromptSettings(Settings):
 class EmbedSettings(Settings):
     """How prompts are encoded and stored."""
 
-    max_sequence_length: int = Field(ge=1, le=LONGEST, description="T5 tokens, padding included: FLUX attends to it")
+    max_sequence_length: int = Field(ge=1, le=LONGEST, description="T5 tokens, padding included: models attend to it")
     dtype: Literal["float32", "bfloat16"] = Field(description="of the stored encodings")
     batch: Count = Field(description="prompts in one call of the encoders")
     shard_rows: Count = Field(description="prompts in one Parquet file")

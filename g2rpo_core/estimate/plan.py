@@ -11,13 +11,15 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
+from math import prod
 
 import numpy as np
 
 from g2rpo_core.algorithm.methods import Method
+from g2rpo_core.bases.base import Base, Published
 from g2rpo_core.config import Profile, method_of, sampling_of, training_of
 from g2rpo_core.errors import UserError
-from g2rpo_core.estimate import published as flux
+from g2rpo_core.estimate.bases import encoder_of, encoding_shapes, shape_of
 from g2rpo_core.estimate.communication import Sharding, sent
 from g2rpo_core.estimate.machines import (
     ASSUMED_TFLOPS,
@@ -45,7 +47,7 @@ class Plan:
     phases_gib: GiB per GPU in each phase of an iteration, one after the other; memory_gib: those of the largest phase, by part,
     and memory_total_gib in all; seconds: an iteration's computation, by phase; sent_gb: what a GPU sends in an iteration, by
     phase; communication_seconds: how long that takes by itself; hours, gpu_hours: of all iterations; evaluations (forward
-    evaluations of the transformer, NFE): means over the run's iterations; not_counted: rewards whose size is not known here.
+    evaluations of the transformer, NFE, with those of classifier-free guidance): means over the run's iterations; not_counted: rewards whose size is not known here.
     """
 
     evaluations_per_prompt: float
@@ -77,9 +79,11 @@ def make_plan(profile: Profile, name: str, machines: Machines, shard: int | None
     from g2rpo_core.data.embeddings import DTYPES
     from g2rpo_core.estimate.tracing import Call, transformer_cost, transformer_parameters, vae_cost
 
+    base, shape = shape_of(profile)
     method = method_of(profile.methods, name)
     sampling = sampling_of(profile.sampling, profile.methods, name)
     training = training_of(profile.training, profile.methods, name)
+    forward_evals = base.forward_evals(sampling.guidance)  # of the velocity of one latent
     lora, group = training.lora, training.num_generations
     gpus = machines.gpus
     shard = shard or min(training.parallel.shard_size or gpus, gpus)
@@ -88,19 +92,19 @@ def make_plan(profile: Profile, name: str, machines: Machines, shard: int | None
             f"plan: --gpus {gpus}: {training.prompts_per_iteration} prompts per iteration cannot be shared evenly by {gpus} GPUs"
         )
     trees = _trees(method, sampling.steps, training.iterations)
-    evaluations = sum(tree.num_forward_evals(group) for tree in trees) / len(trees)
+    evaluations = forward_evals * sum(tree.num_forward_evals(group) for tree in trees) / len(trees)
     widest = max(trees, key=lambda tree: tree.num_forward_evals(group))
     prompts = training.prompts_per_iteration // gpus
 
-    tokens = _tokens(profile, sampling)
+    tokens = _tokens(base, shape, profile, sampling)
     trained = len(method.trained(len(widest.sde_steps), random.Random(0)))
     ends, widths = widest.transitions(), widest.widths(group)
     # of each trained transition the states and their next ones; of a share that is drawn, the first ones
     transitions = [(widths[before], widths[after]) for before, after in ends[:trained]]
     states = sum(before for before, _ in transitions)
     at_once = {
-        "rollout": max(1, sampling.batch_tokens // sum(tokens)),
-        "update": max(1, training.batch_tokens // sum(tokens)),
+        "rollout": max(1, sampling.batch_tokens // (sum(tokens) * forward_evals)),
+        "update": max(1, training.batch_tokens // (sum(tokens) * forward_evals)),
     }
     updates = _update_calls(method, prompts, transitions, group, at_once["update"])
     latents = {
@@ -109,13 +113,13 @@ def make_plan(profile: Profile, name: str, machines: Machines, shard: int | None
     }
     call = partial(Call, image_tokens=tokens[0], text_tokens=tokens[1], dtype=DTYPES[sampling.dtype])
     train = partial(call, training=True, lora=lora, checkpointing=training.gradient_checkpointing)
-    cost = partial(transformer_cost, tuple(flux.TRANSFORMER.items()))
-    counts = transformer_parameters(flux.TRANSFORMER, lora)
+    cost = partial(transformer_cost, base, shape.transformer)
+    counts = transformer_parameters(base, shape.transformer, lora)
     images = len(widest.leaves) * len(widest.leaves[0]) * group  # of one prompt: decoded and scored by themselves
     around = {node for pair in ends for node in pair} if method.credit == "gain" else set()
     scored = images + sum(widths[index] for index in around)  # clean predictions, too
     image = 3 * sampling.height * sampling.width * 4
-    decode = vae_cost(tuple(flux.VAE.items()), min(sampling.decode_batch, images), sampling.height, sampling.width)
+    decode = vae_cost(tuple(shape.vae.items()), min(sampling.decode_batch, images), sampling.height, sampling.width)
     scorers = dict.fromkeys([*training.rewards, *training.monitor.rewards])
     sizes = _sizes(profile, scorers)
 
@@ -126,20 +130,20 @@ def make_plan(profile: Profile, name: str, machines: Machines, shard: int | None
     else:
         gathered = counts.all * width if width < 4 and not lora else 0  # autocast's copies
     activations = {
-        "rollout": cost(call(latents["rollout"], training=False)).bytes,
+        "rollout": cost(call(latents["rollout"] * forward_evals, training=False)).bytes,
         "decoding": images * image + max(decode.bytes, images * image),  # the parts, and the last call or their concatenation
         "scoring": images * image + max((min(size.at_once, images) * size.bytes_per_image for size in sizes.values()), default=0),
-        "update": cost(train(latents["update"])).bytes,
+        "update": cost(train(latents["update"] * forward_evals)).bytes,
         "optimizer": 4 * counts.trained / shard,  # AdamW's square roots of all second moments at once
     }
     lasting = {
-        "weights": (4 * counts.trained + width * frozen) / shard,
-        "base": 4 * counts.all / shard if method.kl_coef and not lora else 0,
+        "weights": (4 * counts.trained + width * frozen) / shard + 4 * counts.buffers,
+        "base": 4 * (counts.all / shard + counts.buffers) if method.kl_coef and not lora else 0,
         "optimizer": 8 * counts.trained / shard,
         "ema": 4 * counts.trained / shard if training.ema else 0,
-        "replica": width * counts.all if training.parallel.replica and shard > 1 else 0,
+        "replica": width * counts.all + 4 * counts.buffers if training.parallel.replica and shard > 1 else 0,
         "rewards": sum(size.bytes for size in sizes.values()),
-        "vae": 4 * _vae_parameters(),
+        "vae": 4 * _vae_parameters(shape),
         "reserve": RESERVE_GIB * GIB,
     }
     # gradients of a single call come as activations go; those of several are kept, unsharded if only the last call sums them
@@ -168,7 +172,7 @@ def make_plan(profile: Profile, name: str, machines: Machines, shard: int | None
         * sum(sizes[name].flops_per_image for name in training.rewards if name in sizes)
         * per_flop
         * SCORE_SLOWER,
-        "update": prompts * states * (cost(train(1)).flops + (flops if method.kl_coef else 0)) * per_flop,
+        "update": prompts * states * forward_evals * (cost(train(1)).flops + (flops if method.kl_coef else 0)) * per_flop,
     }
     different = {id(tree): tree for tree in trees}
     calls_of = {key: num_calls(tree, prompts, group, at_once["rollout"]) for key, tree in different.items()}
@@ -198,7 +202,7 @@ def make_plan(profile: Profile, name: str, machines: Machines, shard: int | None
         seconds_per_iteration=round(iteration, 3),
         hours=round(hours, 2),
         gpu_hours=round(hours * gpus, 1),
-        disk_gib=gib(_disk(profile, training, counts)),
+        disk_gib=gib(_disk(base, shape, profile, training, counts)),
         not_counted=[name for name in scorers if name not in sizes],
     )
 
@@ -228,15 +232,17 @@ def measured_rate(profile: Profile, name: str) -> float:
     from g2rpo_core.estimate import tracing
 
     sampling = sampling_of(profile.sampling, profile.methods, name)
-    image_tokens, text_tokens = _tokens(profile, sampling)
+    base, shape = shape_of(profile)
+    image_tokens, text_tokens = _tokens(base, shape, profile, sampling)
     batch = max(1, sampling.batch_tokens // (image_tokens + text_tokens))
-    return tracing.measured_rate(flux.TRANSFORMER, batch, image_tokens, text_tokens)
+    return tracing.measured_rate(base, shape.transformer, batch, image_tokens, text_tokens)
 
 
-def _tokens(profile: Profile, sampling: SamplingSettings) -> tuple[int, int]:
+def _tokens(base: Base, shape: Published, profile: Profile, sampling: SamplingSettings) -> tuple[int, int]:
     """Image and text tokens of one latent."""
-    factor = 2 * 2 ** (len(flux.VAE["block_out_channels"]) - 1)
-    return (sampling.height // factor) * (sampling.width // factor), profile.embed.max_sequence_length
+    factor = 2 * 2 ** (len(shape.vae["block_out_channels"]) - 1)
+    encoded = encoding_shapes(base, shape, profile.embed.max_sequence_length)
+    return (sampling.height // factor) * (sampling.width // factor), encoded["context"][0]
 
 
 def _trees(method, steps: int, iterations: int) -> list:
@@ -256,33 +262,30 @@ def _whole(value: float) -> float:
     return int(value) if value == int(value) else round(value, 1)
 
 
-def _vae_parameters() -> int:
+def _vae_parameters(shape: Published) -> int:
     from diffusers import AutoencoderKL
 
     from g2rpo_core.estimate.tracing import count_parameters
 
-    return count_parameters(lambda: AutoencoderKL(**flux.VAE))
+    return count_parameters(lambda: AutoencoderKL(**shape.vae))
 
 
-def _disk(profile: Profile, training: TrainingSettings, counts) -> dict[str, float]:
+def _disk(base: Base, shape: Published, profile: Profile, training: TrainingSettings, counts) -> dict[str, float]:
     """Bytes of the models' files, of the encoded prompts, and of one run's trained weights."""
-    from transformers import CLIPTextConfig, CLIPTextModel, T5Config, T5EncoderModel
-
     from g2rpo_core.data.embeddings import DTYPES
     from g2rpo_core.estimate.tracing import count_parameters
 
-    published = counts.all if training.lora is None else counts.all - counts.trained
-    encoders = count_parameters(lambda: CLIPTextModel(CLIPTextConfig(**flux.CLIP_TEXT)))
-    encoders += count_parameters(lambda: T5EncoderModel(T5Config(**flux.T5)))
-    row = profile.embed.max_sequence_length * flux.TRANSFORMER["joint_attention_dim"] + flux.TRANSFORMER["pooled_projection_dim"]
+    published = (counts.all if training.lora is None else counts.all - counts.trained) + counts.buffers
+    encoders = sum(count_parameters(partial(encoder_of, *each)) for each in shape.encoders.values())
+    row = sum(prod(size) for size in encoding_shapes(base, shape, profile.embed.max_sequence_length).values())
     prompts = profile.prompts.train_count + profile.prompts.test_count
     used = dict.fromkeys([*training.rewards, *training.monitor.rewards, *profile.evaluation.rewards])
     sizes = _sizes(profile, used).values()
     return {
-        "flux": 2 * (published + encoders + _vae_parameters()),  # published in bfloat16
+        "pipeline": 2 * (published + encoders + _vae_parameters(shape)),  # published in 16 bits
         "rewards": sum(2 * size.bytes for size in sizes),  # most are pickled, and converted to safetensors
         "embeddings": prompts * row * DTYPES[profile.embed.dtype].itemsize,
-        "trained": 4 * counts.trained * (1 + len(training.snapshots)),
+        "trained": 4 * (counts.trained + (0 if training.lora else counts.buffers)) * (1 + len(training.snapshots)),
         "checkpoints": (16 if training.ema else 12)
         * counts.trained
         * (training.checkpoints.keep + 1),  # one more while it is written

@@ -10,19 +10,20 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from typing import Any
 from unittest.mock import patch
 
 import torch
-from diffusers import AutoencoderKL, FluxTransformer2DModel
-from peft import LoraConfig
+from diffusers import AutoencoderKL
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
+from g2rpo_core.bases.base import Base, Config
 from g2rpo_core.errors import UserError
+from g2rpo_core.models.loading import lora_config
 from g2rpo_core.models.settings import LoraSettings
 
 # PyTorch counts the operations of attention on a GPU; on the CPU, where models are traced, they are the same
@@ -127,20 +128,21 @@ class Parameters:
     """Numbers of parameters.
 
     all: of the model; trained: those with a gradient; block: of the largest block (sharding gathers one at a time); rest: outside
-    blocks.
+    blocks; buffers: numbers in float32 on every GPU, such as a table of positions.
     """
 
     all: int
     trained: int
     block: int
     rest: int
+    buffers: int = 0
 
 
-def _transformer(config: dict, lora: LoraSettings | None) -> FluxTransformer2DModel:
-    transformer = FluxTransformer2DModel(**config)
+def _transformer(base: Base, config: Config, lora: LoraSettings | None) -> torch.nn.Module:
+    transformer = base.transformer(**config)
     if lora:
         transformer.requires_grad_(False)
-        transformer.add_adapter(LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=list(lora.target_modules)))
+        transformer.add_adapter(lora_config(base, lora))
     return transformer
 
 
@@ -154,33 +156,19 @@ def count_parameters(make: Callable[[], torch.nn.Module]) -> int:
         return _count(make())
 
 
-def transformer_parameters(config: dict, lora: LoraSettings | None) -> Parameters:
-    """Counts for a FLUX transformer, with the LoRA's if there is one."""
+def transformer_parameters(base: Base, config: Config, lora: LoraSettings | None) -> Parameters:
+    """Counts for a base model's transformer, with the LoRA's if there is one."""
     with torch.device("meta"):
-        transformer = _transformer(config, lora)
+        transformer = _transformer(base, config, lora)
     trained = sum(parameter.numel() for parameter in transformer.parameters() if parameter.requires_grad)
-    blocks = [_count(block) for block in [*transformer.transformer_blocks, *transformer.single_transformer_blocks]]
-    return Parameters(_count(transformer), trained, max(blocks), _count(transformer) - sum(blocks))
-
-
-def transformer_inputs(config: dict, batch: int, image_tokens: int, text_tokens: int, device: str = "cpu") -> dict:
-    """Arguments of a call of the transformer: `batch` latents with a prompt each, all zeros."""
-    zeros = partial(torch.zeros, device=device)
-    return {
-        "hidden_states": zeros(batch, image_tokens, config["in_channels"]),
-        "timestep": zeros(batch),
-        "guidance": zeros(batch),
-        "pooled_projections": zeros(batch, config["pooled_projection_dim"]),
-        "encoder_hidden_states": zeros(batch, text_tokens, config["joint_attention_dim"]),
-        "txt_ids": zeros(text_tokens, 3),
-        "img_ids": zeros(image_tokens, 3),
-        "return_dict": False,
-    }
+    blocks = [_count(block) for block in base.blocks(transformer)]
+    buffers = sum(buffer.numel() for buffer in transformer.buffers())
+    return Parameters(_count(transformer), trained, max(blocks), _count(transformer) - sum(blocks), buffers)
 
 
 @dataclass(frozen=True)
 class Call:
-    """A forward of `batch` latents, with weights in `dtype`; training: forward and backward."""
+    """A forward of `batch` rows, which are latents with a prompt each, with weights in `dtype`; training: forward and backward."""
 
     batch: int
     image_tokens: int
@@ -191,27 +179,30 @@ class Call:
     checkpointing: bool = False
 
 
-@cache
-def transformer_cost(config: tuple[tuple[str, Any], ...], call: Call) -> Cost:
-    """The cost of a call of a transformer; config: items of its configuration.
+def transformer_cost(base: Base, config: Config, call: Call) -> Cost:
+    """The cost of a call of a base model's transformer.
 
-    Bytes and operations grow by the same amount with every block of a kind, so three shallow models give those of any depth.
+    Bytes and operations grow by the same amount with every block of a kind, so a few shallow models give those of any depth.
     """
-    depths = {"num_layers": dict(config)["num_layers"], "num_single_layers": dict(config)["num_single_layers"]}
-    shallow = dict(config) | dict.fromkeys(depths, 1)
-    first = traced_cost(shallow, call)
+    shallow, deeper = base.shallow(config)
+    first = _traced_once(base, tuple(shallow.items()), call)
     size, flops = first.bytes, first.flops
-    for block_type, depth in depths.items():
-        deeper = traced_cost(shallow | {block_type: 2}, call)
-        size += (depth - 1) * (deeper.bytes - first.bytes)
-        flops += (depth - 1) * (deeper.flops - first.flops)
+    for one, more in deeper:
+        cost = _traced_once(base, tuple(one.items()), call)
+        size += more * (cost.bytes - first.bytes)
+        flops += more * (cost.flops - first.flops)
     return Cost(size, flops)
 
 
-def traced_cost(config: dict, call: Call) -> Cost:
+@cache
+def _traced_once(base: Base, config: tuple[tuple[str, Any], ...], call: Call) -> Cost:
+    return traced_cost(base, dict(config), call)
+
+
+def traced_cost(base: Base, config: Config, call: Call) -> Cost:
     """`transformer_cost` by tracing the whole model of `config`; gradients of the weights are freed as soon as they are made."""
     with torch.device("meta"):
-        transformer = _transformer(config, call.lora)
+        transformer = _transformer(base, config, call.lora)
     with FakeTensorMode():
         for module in transformer.modules():
             for name, parameter in module._parameters.items():
@@ -221,9 +212,11 @@ def traced_cost(config: dict, call: Call) -> Cost:
                     module._parameters[name] = fake
                     if parameter.requires_grad:
                         fake.register_post_accumulate_grad_hook(lambda one: setattr(one, "grad", None))
+            for name, buffer in module._buffers.items():
+                module._buffers[name] = None if buffer is None else torch.empty(buffer.shape, dtype=buffer.dtype)
         if call.checkpointing and call.training:
             transformer.enable_gradient_checkpointing()
-        arguments = transformer_inputs(config, call.batch, call.image_tokens, call.text_tokens)
+        arguments = base.inputs(config, call.batch, call.image_tokens, call.text_tokens, "cpu")
 
         def work():
             with as_on_cuda(call.dtype), torch.set_grad_enabled(call.training):
@@ -264,7 +257,7 @@ def seconds_of(work: Callable[[], object], device: torch.device, repeats: int = 
 
 
 @torch.no_grad()
-def measured_rate(config: dict, batch: int, image_tokens: int, text_tokens: int, device: str = "cuda") -> float:
+def measured_rate(base: Base, config: Config, batch: int, image_tokens: int, text_tokens: int, device: str = "cuda") -> float:
     """Milliseconds per forward evaluation of a bfloat16 transformer with random weights, in calls of `batch`, on this device.
 
     UserError without such a device.
@@ -272,8 +265,8 @@ def measured_rate(config: dict, batch: int, image_tokens: int, text_tokens: int,
     if device == "cuda" and not torch.cuda.is_available():
         raise UserError("plan: --rate measured needs a CUDA device here; give milliseconds per forward evaluation instead")
     with torch.device(device):
-        transformer = FluxTransformer2DModel(**config).to(torch.bfloat16)
-    arguments = transformer_inputs(config, batch, image_tokens, text_tokens, device)
+        transformer = base.transformer(**config).to(torch.bfloat16)
+    arguments = base.inputs(config, batch, image_tokens, text_tokens, device)
 
     def work():
         with torch.autocast(device, torch.bfloat16):

@@ -1,6 +1,6 @@
 """The images of a batch of test prompts, and their rows of scores."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import pandas as pd
 import torch
@@ -10,8 +10,8 @@ from g2rpo_core.data.embeddings import EmbeddingStore
 from g2rpo_core.data.prompts import Prompt
 from g2rpo_core.evaluation import image_stats
 from g2rpo_core.evaluation.settings import EvaluationSettings
-from g2rpo_core.models.flux import Policy
 from g2rpo_core.models.generate import generate_images
+from g2rpo_core.models.policy import Policy
 from g2rpo_core.rewards.scoring import score_table
 from g2rpo_core.rewards.spec import Reward
 
@@ -21,15 +21,14 @@ def evaluate_batch(
     store: EmbeddingStore,
     rewards: Mapping[str, Reward],
     settings: EvaluationSettings,
-    steps: int,
-    shift: float,
+    sigmas: Sequence[float],
     number: int,
     trained_share: float,
 ) -> tuple[list[Prompt], torch.Tensor, pd.DataFrame]:
     """The prompts of a batch, their images [n, 3, H, W], and rows as in `score_table`: rewards, image statistics, diversity."""
 
     def images_of(count: int, seed: int) -> tuple[list[Prompt], torch.Tensor]:
-        (batch,) = generate_images(policy, store, count, steps, shift, seed, settings.batch, [number], trained_share)
+        (batch,) = generate_images(policy, store, count, sigmas, seed, settings.batch, [number], trained_share)
         return batch
 
     prompts, images = images_of(len(store), settings.seed)

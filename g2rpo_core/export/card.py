@@ -9,6 +9,7 @@ from typing import Any
 from huggingface_hub import ModelCard, ModelCardData
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from g2rpo_core.bases.base import Base
 from g2rpo_core.common.runs import BASE, run_name
 from g2rpo_core.common.seeding import seed_of
 from g2rpo_core.config import Profile, load_profile, load_study, method_of, profile_path, sampling_of, training_of
@@ -26,15 +27,6 @@ TEMPLATES = Environment(
     autoescape=False,
 )
 PICTURES = 4  # prompts
-# Licences of base models that the hub's metadata has no name for, by the start of the repository's name.
-LICENCES = {
-    "black-forest-labs/FLUX.1-dev": {
-        "license": "other",
-        "license_name": "flux-1-dev-non-commercial-license",
-        "license_link": "https://huggingface.co/black-forest-labs/FLUX.1-dev/blob/main/LICENSE.md",
-    },
-    "black-forest-labs/FLUX.1-schnell": {"license": "apache-2.0"},
-}
 
 
 @dataclass(frozen=True)
@@ -54,7 +46,7 @@ def results_of(run: Path, profile: str) -> Results:
     return Results(None, Path("reports"), Path("evaluations", profile))
 
 
-def write_card(out: Path, profile: str, run: Path, form: Form, file: Path, repo: str | None) -> Path:
+def write_card(out: Path, profile: str, architecture: Base, run: Path, form: Form, file: Path, repo: str | None) -> Path:
     """Writes README.md and the pictures that it shows to `out`; repo: where they will be uploaded, for the code snippet.
 
     A run that was not evaluated gets neither table nor pictures, and the card says so.
@@ -71,16 +63,25 @@ def write_card(out: Path, profile: str, run: Path, form: Form, file: Path, repo:
         base_model_relation=("adapter" if lora else "finetune") if base else None,
         library_name="diffusers",
         pipeline_tag="text-to-image",
-        tags=["g2rpo", "flux", "reinforcement-learning", "grpo", *(["lora"] if lora else [])],
-        **licence(base),
+        tags=[
+            "g2rpo",
+            architecture.tag,
+            "reinforcement-learning",
+            "grpo",
+            *(["lora"] if lora else []),
+        ],
+        **licence(architecture, base),
     )
     shown = {
         "run": run.name,
         "profile": profile,
+        "pipeline_class": architecture.pipeline.__name__,
+        "transformer_class": architecture.transformer.__name__,
+        "label": architecture.label,
         "study": where.study,
         "base": base,
         "revision": repos["pipeline"].revision if repos else None,
-        "licence": licence(base),
+        "licence": licence(architecture, base),
         "form": form,
         "file": file.name,
         "repo": repo or "path/to/this/folder",
@@ -98,16 +99,19 @@ def write_card(out: Path, profile: str, run: Path, form: Form, file: Path, repo:
     return out / "README.md"
 
 
-def licence(base: str | None) -> dict[str, Any]:
+def licence(architecture: Base, base: str | None) -> dict[str, Any]:
     """The card's licence metadata for weights made from a base model; empty for the project's tiny models."""
     if base is None:
         return {}
-    known = next((found for start, found in LICENCES.items() if base.startswith(start)), None)
-    return known or {
-        "license": "other",
-        "license_name": "that-of-the-base-model",
-        "license_link": f"https://huggingface.co/{base}",
-    }
+    known = next((found for start, found in architecture.licences.items() if base.startswith(start)), None)
+    return dict(
+        known
+        or {
+            "license": "other",
+            "license_name": "that-of-the-base-model",
+            "license_link": f"https://huggingface.co/{base}",
+        }
+    )
 
 
 def scores_of(reports: Path, run: str) -> list[tuple[str, float, float]]:

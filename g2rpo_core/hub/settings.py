@@ -25,7 +25,11 @@ class HubFiles(Settings):
 class HubModel(HubFiles):
     """One published model."""
 
-    architecture: str | None = Field(None, description="the architecture's name in open_clip, for checkpoints that do not say it")
+    architecture: str | None = Field(
+        None,
+        description="the architecture's name in open_clip, for checkpoints that do not say it; of `pipeline`, the repository"
+        " whose shape it has, for plans of a model that is not known here",
+    )
 
 
 class HubStyles(Settings):

@@ -8,22 +8,23 @@ from functools import cached_property
 from pathlib import Path
 
 import torch
-from diffusers import FluxPipeline
+from diffusers import DiffusionPipeline
 from diffusers.utils.logging import disable_progress_bar
 from peft.tuners.tuners_utils import BaseTunerLayer
 from PIL.PngImagePlugin import PngInfo
 from torchvision.transforms.functional import to_pil_image
 from transformers.utils.logging import disable_progress_bar as disable_progress_bar_of_encoders
 
-from g2rpo_core.common.model_store import AGAIN, ModelStore
+from g2rpo_core.bases.schedule import Schedule
+from g2rpo_core.bases.table import base_of, published_schedule, text_encoders
+from g2rpo_core.common.model_store import ModelStore
 from g2rpo_core.common.seeding import generator
 from g2rpo_core.config import Profile
-from g2rpo_core.data.embeddings import DTYPES, Conditioning, check_lengths, encode
+from g2rpo_core.data.embeddings import DTYPES, Conditioning, check_lengths, encode, encode_negative
 from g2rpo_core.data.prompts import Prompt
 from g2rpo_core.errors import UserError
-from g2rpo_core.files import reading
-from g2rpo_core.models.flux import Policy
-from g2rpo_core.models.generate import draw, published_shift
+from g2rpo_core.models.generate import draw
+from g2rpo_core.models.policy import Policy
 from g2rpo_core.rewards import registry
 from g2rpo_core.rewards.scoring import score_all
 from g2rpo_core.rewards.spec import Reward
@@ -45,13 +46,16 @@ class Painter:
         self._rewards: dict[str, Reward] = {}
 
     @cached_property
-    def encoders(self) -> FluxPipeline:
+    def encoders(self) -> DiffusionPipeline:
         disable_progress_bar()
         disable_progress_bar_of_encoders()
-        parts = {"transformer": None, "vae": None, "dtype": DTYPES[self.profile.embed.dtype]}
-        with reading(self.pipeline, AGAIN):
-            pipeline = FluxPipeline.from_pretrained(self.pipeline, **parts)
-        return pipeline.to(self.device)
+        return text_encoders(self.pipeline, dtype=DTYPES[self.profile.embed.dtype]).to(self.device)
+
+    @cached_property
+    def negative(self) -> Mapping[str, torch.Tensor] | None:
+        """The encoding of the empty prompt, float32 [1, ...], if the base model needs it."""
+        encoded = encode_negative(self.encoders, self.profile.embed.max_sequence_length)
+        return encoded and {name: tensor.float() for name, tensor in encoded.items()}
 
     def policy(self, folder: Path | None) -> Policy:
         """The policy with the weights in a run's folder; None means the base."""
@@ -64,11 +68,13 @@ class Painter:
         return self._policies[folder]
 
     def encode(self, prompts: Sequence[Prompt]) -> list[Conditioning]:
-        """Encodes each prompt, float32 [1, S, D] and [1, E]; UserError for one that the text encoders would cut."""
+        """Encodes each prompt, float32 [1, ...]; UserError for one that the text encoders would cut."""
         embed = self.profile.embed
-        check_lengths(prompts, self.encoders.tokenizer_2, embed.max_sequence_length)
+        check_lengths(prompts, base_of(self.pipeline).tokenizer(self.encoders), embed.max_sequence_length)
         rows = encode(self.encoders, prompts, embed.max_sequence_length, embed.batch)
-        return [Conditioning(one.context.float()[None], one.pooled.float()[None]) for _, one in rows]
+        return [
+            Conditioning({name: tensor.float()[None] for name, tensor in one.tensors.items()}, self.negative) for _, one in rows
+        ]
 
     def draw(
         self,
@@ -90,15 +96,15 @@ class Painter:
         share = trained_share if folder else 1.0
         if share < 1 and not policy.has_lora:
             policy.use_base(self.policy(None))
-        many = Conditioning(*(part.expand(len(seeds), *part.shape[1:]) for part in (prompt.context, prompt.pooled)))
         noise = torch.stack([policy.noise(generator("generate", seed)) for seed in seeds])
+        sigmas = self.schedule_of(policy).sigmas(steps)
         with scaled(policy, lora_scale):
-            images = draw(policy, many, noise, steps, self.shift_of(policy), self.profile.evaluation.batch, share)
+            images = draw(policy, prompt.repeated(len(seeds)), noise, sigmas, self.profile.evaluation.batch, share)
         return images.cpu().clamp(0, 1)
 
-    def shift_of(self, policy: Policy) -> float:
-        """The shift of the sigmas with which FluxPipeline itself samples images of this size."""
-        return published_shift(self.pipeline, policy.image_tokens)
+    def schedule_of(self, policy: Policy) -> Schedule:
+        """The sigmas with which the base model's pipeline itself samples images of this size."""
+        return published_schedule(policy.architecture, self.pipeline, policy.image_tokens)
 
     def load_rewards(self, names: Sequence[str]) -> dict[str, Reward]:
         """The rewards of those names."""

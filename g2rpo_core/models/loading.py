@@ -8,20 +8,23 @@ from pathlib import Path
 
 import torch
 import torch.distributed.checkpoint as dcp
-from diffusers import FluxPipeline, FluxTransformer2DModel
+from diffusers.models.modeling_utils import ModelMixin
 from peft import LoraConfig
 from safetensors import safe_open
 from torch.distributed.checkpoint import HuggingFaceStorageReader
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from g2rpo_core.bases.base import Base
 from g2rpo_core.errors import UserError
 from g2rpo_core.files import complaint, reading, whole
+from g2rpo_core.models.settings import LoraSettings
 
 LORA_FILE = "pytorch_lora_weights.safetensors"  # diffusers' name
-Spread = Callable[[FluxTransformer2DModel], None]
+Spread = Callable[[ModelMixin], None]
 
 
 def load_transformer(
+    base: Base,
     folder: Path,
     device: torch.device,
     dtype: torch.dtype,
@@ -30,7 +33,7 @@ def load_transformer(
     spread: Spread | None = None,
     config: Path | None = None,
     again: str = "",
-) -> FluxTransformer2DModel:
+) -> ModelMixin:
     """The transformer of a diffusers folder on `device`.
 
     dtype: of its parameters; trained: whether they have gradients; lora: an adapter to add, in float32: then only it has
@@ -38,7 +41,7 @@ def load_transformer(
     with the model's configuration, if it is another one; again: how to make the folder again. UserError if the files do not hold
     exactly the model's weights.
     """
-    transformer = empty_transformer(config or folder, dtype, trained, lora, again)
+    transformer = empty_transformer(base, config or folder, dtype, trained, lora, again)
     if spread:
         spread(transformer)
     allocate(transformer, device)
@@ -47,15 +50,15 @@ def load_transformer(
 
 
 def empty_transformer(
-    folder: Path, dtype: torch.dtype, trained: bool, lora: LoraConfig | None = None, again: str = ""
-) -> FluxTransformer2DModel:
+    base: Base, folder: Path, dtype: torch.dtype, trained: bool, lora: LoraConfig | None = None, again: str = ""
+) -> ModelMixin:
     """A transformer on the meta device, without data.
 
     ValueError for a class with buffers that no file holds: they would lack values.
     """
     config = whole(folder / "config.json", again)
     with torch.device("meta"), reading(config, again):
-        transformer = FluxTransformer2DModel.from_config(FluxTransformer2DModel.load_config(folder))
+        transformer = base.transformer.from_config(base.transformer.load_config(folder))
         transformer.register_to_config(_name_or_path=str(folder))  # as from_pretrained does, for readers of the saved model
         transformer.requires_grad_(trained and lora is None)
         if lora:
@@ -115,21 +118,25 @@ def weights_in(run: Path, again: str = "") -> tuple[Path, str | None]:
     return folders[0], files[0].name if adapter else None
 
 
-def load_lora(transformer: FluxTransformer2DModel, folder: Path, file: str, again: str = "") -> None:
+def lora_config(base: Base, lora: LoraSettings) -> LoraConfig:
+    """The adapter that the settings describe, on the base model's own layers if they name none; its values are not set."""
+    targets = list(lora.target_modules or base.lora_targets)
+    return LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=targets, init_lora_weights=False)
+
+
+def load_lora(base: Base, transformer: ModelMixin, folder: Path, file: str, again: str = "") -> None:
     """Adds a LoRA to the transformer, in float32: in diffusers' layout, or in another that diffusers converts.
 
-    UserError if nothing in it is for a FLUX transformer.
+    UserError if nothing in it is for a transformer of this base model.
     """
     with reading(whole(folder / file, again), again):
-        weights, alphas, metadata = FluxPipeline.lora_state_dict(
-            folder, weight_name=file, return_alphas=True, return_lora_metadata=True, local_files_only=True
-        )
+        weights, more = base.read_lora(folder, file)
     if not any(name.startswith("transformer.") for name in weights):
         raise UserError(
-            f"{folder / file}: no weight in it is named transformer.…, diffusers' name for a LoRA of FLUX's transformer"
+            f"{folder / file}: no weight in it is named transformer.…, diffusers' name for a LoRA of {base.label}'s transformer"
         )
     with reading(folder / file, again):
-        FluxPipeline.load_lora_into_transformer(weights, alphas, transformer, metadata=metadata)
+        base.pipeline.load_lora_into_transformer(weights, transformer=transformer, **more)
     if not getattr(transformer, "peft_config", None):
         raise UserError(complaint(folder / file, "holds no LoRA of this model", again))
     for name, parameter in transformer.named_parameters():
@@ -138,7 +145,7 @@ def load_lora(transformer: FluxTransformer2DModel, folder: Path, file: str, agai
 
 
 @torch.no_grad()
-def draw_lora(transformer: FluxTransformer2DModel, rank: int, generator: torch.Generator) -> None:
+def draw_lora(transformer: ModelMixin, rank: int, generator: torch.Generator) -> None:
     """Sets a new adapter's values: its first matrix normal with a deviation of 1 / rank, its second zero.
 
     So it changes nothing yet. The values depend only on the generator, not on the number of processes.

@@ -1,7 +1,9 @@
 """One model on many GPUs, in three steps ordered as in torchtitan: activation checkpointing, compilation, sharding."""
 
+from collections.abc import Sequence
+
 import torch
-from diffusers import FluxTransformer2DModel
+from diffusers.models.modeling_utils import ModelMixin
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
@@ -12,7 +14,8 @@ from g2rpo_core.models.settings import ParallelSettings
 
 
 def parallelize(
-    transformer: FluxTransformer2DModel,
+    transformer: ModelMixin,
+    blocks: Sequence[torch.nn.Module],
     settings: ParallelSettings,
     dtype: torch.dtype,
     processes: ProcessGroup,
@@ -20,37 +23,38 @@ def parallelize(
 ) -> None:
     """Compiles and shards the transformer in place, as `training.parallel` says; it has no data yet, or is on its device.
 
+    blocks: those of the transformer that are compiled and sharded one by one.
+
     dtype: of the computation and of gathered weights; masters and gradients keep the parameters' dtype; device: where the weights
     will be. UserError if the number of processes is not a multiple of `shard_size`.
     """
     if settings.compile:
-        apply_compile(transformer)
+        apply_compile(blocks)
     if processes.size > 1:
         if settings.shard_size and processes.size > settings.shard_size and processes.size % settings.shard_size:
             raise UserError(
                 f"training.parallel.shard_size: {processes.size} processes cannot be divided into groups of {settings.shard_size}"
             )
-        apply_fsdp(transformer, dtype, device, settings.shard_size)
+        apply_fsdp(transformer, blocks, dtype, device, settings.shard_size)
 
 
-def blocks_of(transformer: FluxTransformer2DModel) -> list[torch.nn.Module]:
-    """The double and single blocks, in the order of the computation."""
-    return [*transformer.transformer_blocks, *transformer.single_transformer_blocks]
-
-
-def apply_gradient_checkpointing(transformer: FluxTransformer2DModel) -> None:
+def apply_gradient_checkpointing(transformer: ModelMixin) -> None:
     """Makes every block keep only its inputs and recompute its activations in the backward pass."""
     transformer.enable_gradient_checkpointing()
 
 
-def apply_compile(transformer: FluxTransformer2DModel) -> None:
+def apply_compile(blocks: Sequence[torch.nn.Module]) -> None:
     """Compiles every block in place: blocks of a kind share one compiled graph."""
-    for block in blocks_of(transformer):
+    for block in blocks:
         block.compile()
 
 
 def apply_fsdp(
-    transformer: FluxTransformer2DModel, dtype: torch.dtype, device: torch.device, shard_size: int | None = None
+    transformer: ModelMixin,
+    blocks: Sequence[torch.nn.Module],
+    dtype: torch.dtype,
+    device: torch.device,
+    shard_size: int | None = None,
 ) -> None:
     """Shards every block and the layers around them over all processes, or over groups of `shard_size` with a copy each (hybrid).
 
@@ -64,7 +68,7 @@ def apply_fsdp(
         shape, names = ((size // shard_size, shard_size), ("replicate", "shard"))
     mesh = init_device_mesh(device.type, shape, mesh_dim_names=names)
     precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
-    for block in blocks_of(transformer):
+    for block in blocks:
         fully_shard(block, mesh=mesh, mp_policy=precision)
     fully_shard(transformer, mesh=mesh, mp_policy=precision)
 
@@ -93,3 +97,5 @@ def refresh(replica: torch.nn.Module, transformer: torch.nn.Module) -> None:
     reshard(transformer)
     for copy, parameter in zip(replica.parameters(), transformer.parameters()):
         copy.copy_(parameter.full_tensor() if isinstance(parameter, DTensor) else parameter)
+    for copy, buffer in zip(replica.buffers(), transformer.buffers()):
+        copy.copy_(buffer)

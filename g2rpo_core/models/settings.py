@@ -12,10 +12,8 @@ class LoraSettings(Settings):
 
     rank: int = Field(gt=0, le=2**16, description="of the adapter")
     alpha: Scale = Field(description="the adapter is scaled by alpha / rank")
-    target_modules: Annotated[tuple[str, ...], Different] = Field(
-        ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out"),
-        min_length=1,
-        description="ends of module names; by default the attention projections, as in diffusers' FLUX recipe",
+    target_modules: Annotated[tuple[str, ...], Different, Field(min_length=1)] | None = Field(
+        None, description="ends of module names; null: the attention projections, as the base model's published recipe has them"
     )
 
 

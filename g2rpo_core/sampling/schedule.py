@@ -14,11 +14,16 @@ Grid = Literal["released", "paper", "even"]
 def shifted_sigmas(steps: int, shift: float) -> torch.Tensor:
     """sigma = s u / (1 + (s - 1) u) at u = 1 - i/T, float32 [T+1], falling from 1 to 0.
 
-    steps: T >= 1; shift: s > 0 (1 is uniform, 3 is FLUX's). ValueError otherwise.
+    steps: T >= 1; shift: s > 0 (1 is uniform). ValueError otherwise.
     """
     if steps < 1 or shift <= 0:
         raise ValueError(f"need steps >= 1 and shift > 0, got {steps} and {shift}")
-    return torch.tensor([sigma_at(step, steps, shift) for step in range(steps + 1)])
+    return torch.tensor(even_sigmas(steps, shift))
+
+
+def even_sigmas(steps: int, shift: float) -> list[float]:
+    """The same, in double precision: what sampling without noise takes."""
+    return [sigma_at(step, steps, shift) for step in range(steps + 1)]
 
 
 def sigma_at(step: float, steps: int, shift: float) -> float:

@@ -8,13 +8,17 @@ from g2rpo_core.settings import Count, Pixels, Settings
 
 
 class SamplingSettings(Settings):
-    """How images are sampled in training: T steps, shift of the sigmas, pixels, FLUX's guidance scale."""
+    """How images are sampled in training: T steps, shift of the sigmas, pixels, guidance scale."""
 
     steps: int = Field(ge=2, le=1000, description="T, steps of a rollout")
-    shift: float = Field(gt=0, le=1000, description="of the sigmas towards noise: 1 is even, FLUX's is 3")
+    shift: float = Field(gt=0, le=1000, description="of the sigmas towards noise: 1 is even, the paper's is 3")
     height: Pixels = Field(description="of images, in pixels")
     width: Pixels = Field(description="of images, in pixels")
-    guidance: float = Field(ge=0, le=1000, description="FLUX.1-dev's guidance scale, an input of the model")
+    guidance: float = Field(
+        ge=0,
+        le=1000,
+        description="guidance scale: an input of FLUX.1-dev; of Stable Diffusion 3 the scale of classifier-free guidance, which takes two forward evaluations (none up to 1)",
+    )
     dtype: Literal["float32", "bfloat16"] = Field(description="of the transformer's computation; weights stay float32")
     batch_tokens: Count = Field(description="image and text tokens in one call of the transformer, or one latent if it has more")
     decode_batch: Count = Field(description="images in one call of the VAE")

@@ -1,9 +1,10 @@
-"""Builds and trains every model of profile `tiny`, in two processes of one thread each.
+"""Builds and trains every model of a profile whose models are made here, such as `tiny`, in two processes of one thread each.
 
-The pipeline (VAE, then FLUX with its text encoders) and each scorer need nothing of each other. On small models two
+The pipeline (VAE, then transformer with text encoders) and each scorer need nothing of each other. On small models two
 processes of one thread beat one of two threads, and one thread sums in one order: the same weights every time.
 """
 
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -32,14 +33,17 @@ def build_models(root: Path, settings: ShapesModels) -> tuple[dict, dict]:
 
 
 def _pipeline(root: Path, settings: ShapesModels) -> dict:
-    from g2rpo_core.tiny_models.pipeline import train_flux, train_vae
+    from g2rpo_core.tiny_models.flux import TinyFlux
+    from g2rpo_core.tiny_models.pipeline import Small, train_pipeline, train_vae
+    from g2rpo_core.tiny_models.sd3 import TinyStableDiffusion3
 
     scenes, images = sample(settings.images, seed_of("pictures", settings.seed), testing=False)
     images = torch.from_numpy(images) * 2 - 1
     vae, vae_quality = train_vae(images, settings.vae, settings.seed)
-    pipeline, flux_quality = train_flux(vae, scenes, images, settings.flux, settings.seed)
+    builders: dict[str, Callable[[list[str]], Small]] = {"flux": TinyFlux, "sd3": TinyStableDiffusion3}
+    pipeline, quality = train_pipeline(builders[settings.base], vae, scenes, images, settings.fit_of_base, settings.seed)
     pipeline.save_pretrained(root / "pipeline")
-    return {"vae": vae_quality, "flux": flux_quality}
+    return {"vae": vae_quality, settings.base: quality}
 
 
 def _hps(root: Path, settings: ShapesModels) -> dict:

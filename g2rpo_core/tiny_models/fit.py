@@ -28,7 +28,7 @@ def fit(
     optimizers = optimizers_of(modules, how)
     schedules = [torch.optim.lr_scheduler.LambdaLR(each, lambda step: share_of_peak(step, how.steps)) for each in optimizers]
     losses = []
-    line = 0 if label in ("vae", "flux") else 1  # two processes draw, each on a line of its own
+    line = 0 if label in ("vae", "transformer") else 1  # two processes draw, each on a line of its own
     bar = tqdm(range(how.steps), desc=label, mininterval=2, unit="step", position=line)
     for step in bar:
         loss = loss_of(torch.randint(count, (how.batch,), generator=generator))
@@ -48,7 +48,7 @@ def fit(
 def optimizers_of(modules: list[torch.nn.Module], how: FitSettings) -> list[torch.optim.Optimizer]:
     """Muon for the weights of linear layers in stacks of blocks, and AdamW for all else, first and last layers as well.
 
-    The tiny FLUX gets to the same loss in half of the steps that AdamW alone takes.
+    The tiny transformer of profile `tiny` gets to the same loss in half of the steps that AdamW alone takes.
     """
     of_blocks = {
         id(layer.weight)

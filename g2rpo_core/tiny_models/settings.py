@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from g2rpo_core.settings import Count, Rate, Seed, Settings
 
@@ -19,15 +19,37 @@ class FitSettings(Settings):
 
 
 class ShapesModels(Settings):
-    """Models built and trained here on the shapes task; images: how many the pipeline is trained on."""
+    """Models built and trained here on the shapes task; images: how many the pipeline is trained on.
+
+    The base model is the one whose fit is given, `flux` or `sd3`: its transformer and text encoders.
+    """
 
     source: Literal["shapes"] = Field(description="build and train the models here")
     seed: Seed = Field(description="of images and weights")
     images: Count
     vae: FitSettings
-    flux: FitSettings
+    flux: FitSettings | None = Field(None, description="build a small FLUX.1, and fit it so")
+    sd3: FitSettings | None = Field(None, description="build a small Stable Diffusion 3.5 instead, and fit it so")
     clip_score: FitSettings
     hps: FitSettings
     pickscore: FitSettings
     image_reward: FitSettings
     unified_reward: FitSettings
+
+    @model_validator(mode="after")
+    def _has_one_base(self):
+        if (self.flux is None) == (self.sd3 is None):
+            raise ValueError("needs the fit of one base model: either `flux` or `sd3`")
+        return self
+
+    @property
+    def base(self) -> Literal["flux", "sd3"]:
+        """Which base model is built."""
+        return "flux" if self.flux else "sd3"
+
+    @property
+    def fit_of_base(self) -> FitSettings:
+        """How its transformer and text encoders are trained."""
+        fit = self.flux or self.sd3
+        assert fit is not None  # as checked
+        return fit

@@ -7,8 +7,8 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from g2rpo_core.models.flux import Policy
 from g2rpo_core.models.parallelize import reshard
+from g2rpo_core.models.policy import Policy
 from g2rpo_core.training.settings import EmaSettings
 
 

@@ -12,7 +12,7 @@ from g2rpo_core.common.seeding import generator
 from g2rpo_core.data.embeddings import Conditioning
 from g2rpo_core.distributed.process_group import ProcessGroup
 from g2rpo_core.errors import UserError
-from g2rpo_core.models.flux import Policy
+from g2rpo_core.models.policy import Policy
 from g2rpo_core.rewards.scoring import score_all
 from g2rpo_core.rewards.spec import Reward
 from g2rpo_core.rollout.rollout import Rollout, rollout
@@ -45,10 +45,8 @@ class RolloutSampler:
         """first: index in the iteration of the first prompt; before_call: called before every call of the transformer."""
         method, steps = self.method, self.sampling.steps
         tree, group = method.tree(steps, iteration, self.seed), self.num_generations
-        generators = [
-            generator("rollout", self.seed, iteration, index) for index in range(first, first + len(conditioning.pooled))
-        ]
-        noise = lambda count: torch.stack([self.policy.noise(each, count) for each in generators])  # [P, count, tokens, channels]
+        generators = [generator("rollout", self.seed, iteration, index) for index in range(first, first + len(conditioning))]
+        noise = lambda count: torch.stack([self.policy.noise(each, count) for each in generators])  # [P, count, ...]
         initial = noise(tree.width(0, group))
         widths = tree.widths(group)
         noises = [noise(widths[after]) for _, after in tree.transitions()]

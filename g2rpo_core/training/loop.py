@@ -7,7 +7,7 @@ from pathlib import Path
 
 from g2rpo_core.distributed import checkpoint
 from g2rpo_core.distributed.termination import Terminated
-from g2rpo_core.models.flux import snapshot
+from g2rpo_core.models.policy import snapshot
 from g2rpo_core.training.drift import DriftError, updates_of, warnings_of
 from g2rpo_core.training.experience import NonFiniteError
 from g2rpo_core.training.metrics import START

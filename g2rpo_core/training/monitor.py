@@ -6,10 +6,11 @@ import pandas as pd
 
 from g2rpo_core.data.embeddings import EmbeddingStore
 from g2rpo_core.distributed.process_group import ProcessGroup
-from g2rpo_core.models.flux import Policy
 from g2rpo_core.models.generate import generate_images
+from g2rpo_core.models.policy import Policy
 from g2rpo_core.rewards.scoring import check_missing, score_table
 from g2rpo_core.rewards.spec import Reward
+from g2rpo_core.sampling.schedule import even_sigmas
 from g2rpo_core.sampling.settings import SamplingSettings
 
 
@@ -32,7 +33,7 @@ def heldout_means(
     batch = sampling.decode_batch
     last = -(-min(count, len(prompts)) // batch) - 1
     mine = [min(turn + processes.rank, last) for turn in range(0, last + 1, processes.size)]
-    batches = generate_images(policy, prompts, count, sampling.steps, sampling.shift, 0, batch, mine)
+    batches = generate_images(policy, prompts, count, even_sigmas(sampling.steps, sampling.shift), 0, batch, mine)
     scored = {number: score_table(rewards, part, images) for number, (part, images) in zip(mine, batches)}
     everyone = {number: table for of_process in processes.gather(scored) for number, table in of_process.items()}
     table = pd.concat([everyone[number] for number in range(last + 1)])

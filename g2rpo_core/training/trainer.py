@@ -26,8 +26,8 @@ from g2rpo_core.data.embeddings import Conditioning, EmbeddingStore
 from g2rpo_core.data.prompts import prompt_order
 from g2rpo_core.distributed.process_group import ProcessGroup
 from g2rpo_core.distributed.termination import Terminated, Termination
-from g2rpo_core.models.flux import Policy
 from g2rpo_core.models.parallelize import apply_gradient_checkpointing, reduce_gradients, reshard
+from g2rpo_core.models.policy import Policy
 from g2rpo_core.rewards.spec import Reward
 from g2rpo_core.rollout.rollout import SampledTransition, Velocity
 from g2rpo_core.sampling.schedule import shifted_sigmas
@@ -147,7 +147,7 @@ class Trainer:
         every = torch.cat([each.flatten() for each in advantages])
         means = reward_metrics(list(self.rewards), rewards, every, sampled.granularities, training.adv_clip_max)
         return {
-            "num_forward_evals": sampled.num_forward_evals * processes.size,
+            "num_forward_evals": sampled.num_forward_evals * self.policy.forward_evals * processes.size,
             "num_transitions": sum(update["num_transitions"] for update in updates) * processes.size,
             **dict(zip(means, processes.mean(list(means.values())))),
             **update_metrics(updates),

@@ -12,24 +12,20 @@ from diffusers import FlowMatchEulerDiscreteScheduler
 
 from g2rpo_core.common.model_store import LOCK
 from g2rpo_core.config.profile import Profile
-from g2rpo_core.data.embeddings import Conditioning, write
+from g2rpo_core.data.embeddings import Conditioning, write, write_negative
 from g2rpo_core.data.prompts import Prompt, write_prompts
 from g2rpo_core.estimate import published
+from g2rpo_core.estimate.bases import CLIP_TOKENS, encoding_shapes, shape_of
 from g2rpo_core.tiny_models.tokenizers import bert_tokenizer, clip_tokenizer, t5_tokenizer
 
 PROMPTS = 16  # of each set: those of an iteration
-PIPELINE: dict[str, tuple[str, str, dict[str, Any]]] = {  # part: library, class, configuration
-    "transformer": ("diffusers", "FluxTransformer2DModel", published.TRANSFORMER),
-    "vae": ("diffusers", "AutoencoderKL", published.VAE),
-    "text_encoder": ("transformers", "CLIPTextModel", published.CLIP_TEXT),
-    "text_encoder_2": ("transformers", "T5EncoderModel", published.T5),
-}
+TOKENIZERS = {"clip": (clip_tokenizer, CLIP_TOKENS), "t5": (t5_tokenizer, 512)}  # how one is made, and its published length
 
 
 def make_inputs(home: Path, name: str, profile: Profile) -> None:
     """Makes what does not exist yet in `home`/inputs, for the profile of that name."""
     works: dict[str, Callable[[Path], None]] = {
-        "models": make_models,
+        "models": partial(make_models, profile=profile),
         "embeddings": partial(make_embeddings, profile=profile),
         "prompts": make_prompts,
     }
@@ -43,11 +39,21 @@ def make_inputs(home: Path, name: str, profile: Profile) -> None:
             aside.rename(folder)
 
 
-def make_models(folder: Path) -> None:
+def make_models(folder: Path, profile: Profile) -> None:
     """The folder of the stage `models`: every part's configuration, and our own tokenizers."""
+    base, shape = shape_of(profile)
     pipeline = folder / "pipeline"
-    index: dict[str, Any] = {"_class_name": "FluxPipeline", "feature_extractor": [None, None], "image_encoder": [None, None]}
-    for part, (library, name, config) in PIPELINE.items():
+    index: dict[str, Any] = {
+        "_class_name": base.pipeline.__name__,
+        "feature_extractor": [None, None],
+        "image_encoder": [None, None],
+    }
+    parts = {
+        "transformer": ("diffusers", base.transformer.__name__, shape.transformer),
+        "vae": ("diffusers", "AutoencoderKL", shape.vae),
+        **{part: ("transformers", name, config) for part, (name, config) in shape.encoders.items()},
+    }
+    for part, (library, name, config) in parts.items():
         index[part] = [library, name]
         (pipeline / part).mkdir(parents=True)
         about = {
@@ -57,11 +63,13 @@ def make_models(folder: Path) -> None:
             "model_type": "t5" if "T5" in name else "clip_text_model",
         }
         (pipeline / part / "config.json").write_text(json.dumps(about))
-    for part, tokenizer in {"tokenizer": clip_tokenizer(), "tokenizer_2": t5_tokenizer()}.items():
-        tokenizer.model_max_length = 77 if part == "tokenizer" else 512
+    for part, kind in base.tokenizers.items():
+        make, length = TOKENIZERS[kind]
+        tokenizer = make()
+        tokenizer.model_max_length = length
         tokenizer.save_pretrained(pipeline / part)
         index[part] = ["transformers", type(tokenizer).__name__]
-    scheduler = FlowMatchEulerDiscreteScheduler(shift=3.0, use_dynamic_shifting=True)
+    scheduler = FlowMatchEulerDiscreteScheduler(**shape.scheduler)
     scheduler.save_pretrained(pipeline / "scheduler")
     index["scheduler"] = ["diffusers", type(scheduler).__name__]
     (pipeline / "model_index.json").write_text(json.dumps(index))
@@ -89,11 +97,15 @@ def make_models(folder: Path) -> None:
 
 def make_embeddings(folder: Path, profile: Profile) -> None:
     """The folder of the stage `embed`: prompts of both sets, each of the profile's length and the text encoders' width."""
-    context = torch.zeros(profile.embed.max_sequence_length, published.T5["d_model"])
-    zeros = Conditioning(context, torch.zeros(published.TRANSFORMER["pooled_projection_dim"]))
+    base, shape = shape_of(profile)
+    shapes = encoding_shapes(base, shape, profile.embed.max_sequence_length)
+    zeros = {name: torch.zeros(size) for name, size in shapes.items()}
     for part in ("train", "test"):
         prompts = prompts_of(part)
-        write(folder / part, prompts, lambda some: ((one, zeros) for one in some), profile.embed.dtype, profile.embed.shard_rows)
+        encoded = lambda some: ((one, Conditioning(zeros)) for one in some)
+        write(folder / part, prompts, encoded, profile.embed.dtype, profile.embed.shard_rows)
+        if base.has_negative:
+            write_negative(folder / part, {name: tensor[None] for name, tensor in zeros.items()}, profile.embed.dtype)
 
 
 def make_prompts(folder: Path) -> None:

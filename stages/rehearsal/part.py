@@ -23,20 +23,21 @@ import diffusers.models.modeling_utils as modeling
 import open_clip.factory
 import torch
 import transformers
-from diffusers import AutoencoderKL, FluxPipeline, FluxTransformer2DModel
+from diffusers import AutoencoderKL
 from diffusers.models.modeling_utils import ModelMixin
-from peft import LoraConfig
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves
 
 import stages.embed
 import stages.evaluate
 import stages.train
+from g2rpo_core.bases.base import Base
 from g2rpo_core.config import load_profile, training_of
 from g2rpo_core.distributed import checkpoint
 from g2rpo_core.distributed.process_group import ProcessGroup
 from g2rpo_core.estimate import published
-from g2rpo_core.models import flux, loading
+from g2rpo_core.estimate.bases import shape_of
+from g2rpo_core.models import loading, policy
 from g2rpo_core.rewards import image_reward, registry
 from g2rpo_core.rewards.spec import ModelSize
 from g2rpo_core.training import batch, experience, trainer
@@ -63,11 +64,11 @@ def main() -> None:
     args = parser.parse_args()
     warnings.filterwarnings("ignore")
     meter = Meter(args.memory * GIB, args.gpus // args.nodes)
-    prepare(args)
+    base = prepare(args)
     replace_machine(args, meter)
     replace_files(meter)
     shorten_updates(meter)
-    name_phases(meter)
+    name_phases(meter, base)
     words = ["--profile", args.profile]
     if args.stage != "embed":
         words += ["--method", args.method, "--seed", "0"]
@@ -107,9 +108,10 @@ def report(args: argparse.Namespace, meter: Meter, ended: str | None) -> dict:
     }  # fmt: skip
 
 
-def prepare(args: argparse.Namespace) -> None:
-    """Makes the folder in which the stage runs in this process, with the outputs of earlier stages (`inputs`)."""
+def prepare(args: argparse.Namespace) -> Base:
+    """Makes the folder in which the stage runs in this process, with the outputs of earlier stages (`inputs`); the base model."""
     profile = load_profile(args.home / "profiles" / f"{args.profile}.yaml")
+    base, _ = shape_of(profile)
     own = f"train-{args.method}" if args.stage == "resume" else f"{args.stage}-{args.method}"
     cwd = args.home / f"{own}-{args.rank}"
     if args.stage != "resume":
@@ -129,16 +131,16 @@ def prepare(args: argparse.Namespace) -> None:
         (run / "records.parquet").touch()
         shutil.copy(Path("models", args.profile, "pipeline", "transformer", "config.json"), weights)
         if lora:
-            modules = list(lora.target_modules)
-            config = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=modules, init_lora_weights=False)
+            config = loading.lora_config(base, lora)
 
-            def load_lora(transformer: FluxTransformer2DModel, *_) -> None:
+            def load_lora(_, transformer: ModelMixin, *__) -> None:
                 transformer.add_adapter(config)
                 for name, parameter in transformer.named_parameters():
                     if ".lora_" in name:
                         parameter.data = parameter.data.float()
 
-            flux.load_lora = load_lora
+            policy.load_lora = load_lora
+    return base
 
 
 def replace_machine(args: argparse.Namespace, meter: Meter) -> None:
@@ -163,10 +165,10 @@ def replace_machine(args: argparse.Namespace, meter: Meter) -> None:
     ProcessGroup.gather = gather
     scratch = checkpoint.scratch
     checkpoint.scratch = lambda stage, name, settings, dependencies, processes=None: scratch(stage, name, settings, [])
-    plain_velocity, plain_decode = flux.Policy._velocity, AutoencoderKL.decode
+    plain_velocity, plain_decode = policy.Policy._velocity, AutoencoderKL.decode
 
-    def velocity_of(policy, transformer, conditioning):
-        real = plain_velocity(policy, transformer, conditioning)
+    def velocity_of(own, transformer, conditioning):
+        real = plain_velocity(own, transformer, conditioning)
 
         def velocity(latents, *rest):
             if torch.is_grad_enabled():
@@ -181,7 +183,7 @@ def replace_machine(args: argparse.Namespace, meter: Meter) -> None:
         really = lambda: plain_decode(vae, latents, return_dict=False)
         return meter.sometimes(("vae", meter.phase, tuple(latents.shape)), really, lambda: (latents.new_empty(shape),))
 
-    flux.Policy._velocity, AutoencoderKL.decode = velocity_of, decode
+    policy.Policy._velocity, AutoencoderKL.decode = velocity_of, decode
 
 
 def counted(size: ModelSize, device: torch.device) -> Callable[..., torch.Tensor]:
@@ -293,24 +295,24 @@ def shorten_updates(meter: Meter) -> None:
     batch.TransitionBatch.split, trainer.Trainer.update, trainer.reduce_gradients = split, update, reduce_gradients
 
 
-def name_phases(meter: Meter) -> None:
+def name_phases(meter: Meter, base: Base) -> None:
     """Says which function belongs to which phase; the innermost phase counts."""
     owned: list[tuple[Any, str, str]] = [
-        (flux.Policy, "load", "load"),
-        (flux.Policy, "load_to_train", "load"),
+        (policy.Policy, "load", "load"),
+        (policy.Policy, "load_to_train", "load"),
         (registry, "load", "load"),
-        (FluxPipeline, "from_pretrained", "load"),
+        (base.pipeline, "from_pretrained", "load"),
         (experience.RolloutSampler, "__call__", "rollout"),
-        (flux.Policy, "decode", "decode"),
+        (policy.Policy, "decode", "decode"),
         (experience, "score_all", "score"),
         (trainer.Trainer, "update", "update"),
         (torch.optim.AdamW, "step", "optimizer"),
         (stages.train, "heldout_means", "monitor"),
         (checkpoint.Checkpoints, "save", "save"),
-        (flux.Policy, "save", "save"),
+        (policy.Policy, "save", "save"),
         (trainer.Trainer, "restore", "resume"),
         (stages.evaluate, "evaluate_batch", "evaluate"),
-        (FluxPipeline, "encode_prompt", "embed"),
+        (base.pipeline, "encode_prompt", "embed"),
     ]
     for owner, name, phase in owned:
         raw = vars(owner).get(name) or getattr(owner, name)

@@ -28,13 +28,13 @@ def test_what_comes_back_is_what_the_pipeline_encodes(pipeline, tmp_path, dtype)
         with torch.no_grad():
             context, pooled, _ = pipeline.encode_prompt([prompts[index].text], None, max_sequence_length=16)
         torch.testing.assert_close(
-            stored.context[row],
+            stored.tensors["context"][row],
             context[0].to(getattr(torch, dtype)).float(),
             rtol=1e-2 if dtype == "bfloat16" else 1e-5,
             atol=2e-2 if dtype == "bfloat16" else 1e-5,
         )
         torch.testing.assert_close(
-            stored.pooled[row],
+            stored.tensors["pooled"][row],
             pooled[0].float(),
             rtol=1e-2 if dtype == "bfloat16" else 1e-5,
             atol=2e-2 if dtype == "bfloat16" else 1e-5,
@@ -45,10 +45,12 @@ def test_what_comes_back_is_what_the_pipeline_encodes(pipeline, tmp_path, dtype)
 def test_bfloat16_is_stored_bit_for_bit(tmp_path):
     context, pooled = torch.randn(5, 3, 4).bfloat16(), torch.randn(5, 6).bfloat16()
     prompts = [Prompt(str(n), "text", "") for n in range(5)]
-    rows = lambda part: ((prompt, Conditioning(context[int(prompt.id)], pooled[int(prompt.id)])) for prompt in part)
+    rows = lambda part: (
+        (prompt, Conditioning({"context": context[int(prompt.id)], "pooled": pooled[int(prompt.id)]})) for prompt in part
+    )
     write(tmp_path / "x", prompts, rows, "bfloat16", shard_rows=2)
     stored = EmbeddingStore(tmp_path / "x").conditioning(range(5))
-    assert torch.equal(stored.context, context.float()) and torch.equal(stored.pooled, pooled.float())
+    assert torch.equal(stored.tensors["context"], context.float()) and torch.equal(stored.tensors["pooled"], pooled.float())
 
 
 def test_files_are_laid_out_for_random_access(pipeline, tmp_path):
@@ -80,7 +82,7 @@ def test_padding_is_kept(pipeline, tmp_path):
         "float32",
         shard_rows=8,
     )
-    assert EmbeddingStore(tmp_path / "x").conditioning([0]).context.shape == (1, 16, 64)
+    assert EmbeddingStore(tmp_path / "x").conditioning([0]).tensors["context"].shape == (1, 16, 64)
 
 
 def test_a_prompt_over_the_limit_is_named(pipeline):
@@ -99,7 +101,7 @@ def test_a_missing_store_says_which_stage_makes_it(tmp_path):
     "gone, complaint", [(2, r"has 12 prompts of 17: parts at the end are missing"), (1, "is missing, but later parts exist")]
 )
 def test_missing_parts_are_noticed_wherever_they_were(gone, complaint, tmp_path):
-    one = Conditioning(torch.zeros(2, 2), torch.zeros(2))
+    one = Conditioning({"context": torch.zeros(2, 2), "pooled": torch.zeros(2)})
     prompts = [Prompt(str(number), "text", "") for number in range(17)]
     write(tmp_path / "x", prompts, lambda part: ((prompt, one) for prompt in part), "float32", shard_rows=6)
     assert len(EmbeddingStore(tmp_path / "x")) == 17

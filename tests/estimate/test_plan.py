@@ -9,27 +9,66 @@ import pytest
 import torch
 from diffusers import AutoencoderKL, FluxTransformer2DModel
 
+from g2rpo_core.bases.flux import TRANSFORMER, VAE, Flux
+from g2rpo_core.bases.sd3 import MEDIUM, StableDiffusion3
+from g2rpo_core.bases.table import published_shape
 from g2rpo_core.cli.main import main
 from g2rpo_core.config import load_profile
 from g2rpo_core.errors import UserError
 from g2rpo_core.estimate import communication, tracing
+from g2rpo_core.estimate.bases import encoder_of
 from g2rpo_core.estimate.budget import cheapest, ways
 from g2rpo_core.estimate.machines import Machines
 from g2rpo_core.estimate.plan import changed, changes, make_plan
-from g2rpo_core.estimate.published import TRANSFORMER, VAE
 from g2rpo_core.models.settings import LoraSettings
 from tests.conftest import ROOT
 from tests.fixtures.commands import run_here
 
+FLUX, SD3 = Flux(), StableDiffusion3()
 SMALL = TRANSFORMER | {
     "num_layers": 2, "num_single_layers": 3, "num_attention_heads": 2, "joint_attention_dim": 64, "pooled_projection_dim": 32,
 }  # fmt: skip
 
+SMALL_SD3 = MEDIUM | {  # two blocks with a second attention, two without
+    "num_layers": 4, "dual_attention_layers": (0, 1), "num_attention_heads": 2, "caption_projection_dim": 128, "joint_attention_dim": 64,
+    "pooled_projection_dim": 32, "pos_embed_max_size": 16,
+}  # fmt: skip
+SMALLS = pytest.mark.parametrize("base, small", [(FLUX, SMALL), (SD3, SMALL_SD3)], ids=["flux", "sd3"])
 
-def test_weights_of_the_published_configuration():
-    counts = tracing.transformer_parameters(TRANSFORMER, None)
-    assert counts.all == counts.trained == 11_901_408_320  # as FLUX.1-dev's checkpoint holds
-    assert tracing.count_parameters(lambda: AutoencoderKL(**VAE)) == 83_819_683
+
+@pytest.mark.parametrize(
+    "repo, weights, positions",
+    [
+        ("black-forest-labs/FLUX.1-dev", 11_901_408_320, 0),  # as its checkpoint holds
+        ("black-forest-labs/FLUX.1-schnell", 11_891_178_560, 0),
+        ("stabilityai/stable-diffusion-3.5-medium", 2_243_171_520, 384**2 * 1536),  # 2.47 B with its table of positions
+        ("stabilityai/stable-diffusion-3.5-large", 8_056_627_520, 192**2 * 2432),
+    ],
+)
+def test_weights_of_the_published_configurations(repo, weights, positions):
+    base, shape = published_shape(repo)
+    counts = tracing.transformer_parameters(base, shape.transformer, None)
+    assert counts.all == counts.trained == weights and counts.buffers == positions
+    assert tracing.count_parameters(lambda: AutoencoderKL(**shape.vae)) == 83_819_683
+
+
+def test_weights_of_the_published_text_encoders():
+    count = lambda encoder: tracing.count_parameters(partial(encoder_of, *encoder))
+    _, shape = published_shape("stabilityai/stable-diffusion-3.5-medium")
+    assert [count(encoder) for encoder in shape.encoders.values()] == [123_650_304, 694_659_840, 4_762_310_656]
+
+
+@pytest.mark.pipeline
+def test_classifier_free_guidance_is_planned_as_two_evaluations():
+    profile = load_profile(ROOT / "profiles" / "sd35_medium_lora_1gpu.yaml")
+    guided = make_plan(profile, "g2rpo", Machines(1, 24))
+    sampling = profile.sampling.model_copy(update={"guidance": 1.0})
+    alone = make_plan(profile.model_copy(update={"sampling": sampling}), "g2rpo", Machines(1, 24))
+    assert guided.evaluations_per_prompt == 2 * alone.evaluations_per_prompt
+    assert guided.latents_per_call == {"rollout": 4, "update": 4} and alone.latents_per_call == {"rollout": 8, "update": 5}
+    for phase in ("rollout", "update"):
+        assert guided.seconds[phase] == pytest.approx(2 * alone.seconds[phase], rel=0.01)
+    assert guided.fits and not make_plan(profile, "g2rpo", Machines(1, 16)).fits
 
 
 def test_a_lora_is_counted_as_peft_makes_it():
@@ -40,7 +79,7 @@ def test_a_lora_is_counted_as_peft_makes_it():
         model = FluxTransformer2DModel(**SMALL)
         model.add_adapter(LoraConfig(r=4, target_modules=list(targets)))
     made = sum(parameter.numel() for name, parameter in model.named_parameters() if "lora_" in name)
-    assert tracing.transformer_parameters(SMALL, LoraSettings(rank=4, alpha=4.0, target_modules=targets)).trained == made
+    assert tracing.transformer_parameters(FLUX, SMALL, LoraSettings(rank=4, alpha=4.0, target_modules=targets)).trained == made
 
 
 def allocated(work) -> int:
@@ -69,14 +108,15 @@ def allocated(work) -> int:
 @pytest.mark.pipeline
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("training", [False, True])
-def test_memory_is_what_a_small_model_really_takes(training, checkpointing):
+@SMALLS
+def test_memory_is_what_a_small_model_really_takes(base, small, training, checkpointing):
     """Forward, and forward with backward, on real tensors: the profiler's peak beside that of the trace without data."""
-    model = FluxTransformer2DModel(**SMALL).train()
+    model = base.transformer(**small).train()
     if checkpointing:
         model.enable_gradient_checkpointing()
     for parameter in model.parameters():
         parameter.register_post_accumulate_grad_hook(lambda weight: setattr(weight, "grad", None))
-    arguments = tracing.transformer_inputs(SMALL, 3, 128, 64)
+    arguments = base.inputs(small, 3, 128, 64, "cpu")
 
     def work():
         with torch.set_grad_enabled(training):
@@ -86,19 +126,27 @@ def test_memory_is_what_a_small_model_really_takes(training, checkpointing):
 
     work()
     call = tracing.Call(3, 128, 64, torch.float32, training, checkpointing=checkpointing)
-    traced = tracing.traced_cost(SMALL, call).bytes
+    traced = tracing.traced_cost(base, small, call).bytes
     assert traced == pytest.approx(allocated(work), rel=0.1)
 
 
 @pytest.mark.pipeline
-@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("training, checkpointing", [(False, False), (True, False), (True, True)])
 @pytest.mark.parametrize("lora", [None, LoraSettings(rank=4, alpha=4.0)])
-def test_three_shallow_models_tell_the_cost_of_a_deep_one(training, lora):
-    deep = SMALL | {"num_layers": 4, "num_single_layers": 5}
-    call = tracing.Call(2, 128, 64, torch.bfloat16, training, lora)
-    extrapolated, traced = tracing.transformer_cost(tuple(deep.items()), call), tracing.traced_cost(deep, call)
+@pytest.mark.parametrize(
+    "base, deep",
+    [
+        (FLUX, SMALL | {"num_layers": 4, "num_single_layers": 5}),
+        (SD3, SMALL_SD3 | {"num_layers": 7, "dual_attention_layers": (0, 1, 2)}),
+        (SD3, SMALL_SD3 | {"num_layers": 5, "dual_attention_layers": ()}),
+    ],
+    ids=["flux", "sd3", "sd3 without a second attention"],
+)
+def test_shallow_models_tell_the_cost_of_a_deep_one(base, deep, training, checkpointing, lora):
+    call = tracing.Call(2, 128, 64, torch.bfloat16, training, lora, checkpointing)
+    extrapolated, traced = tracing.transformer_cost(base, deep, call), tracing.traced_cost(base, deep, call)
     assert extrapolated.flops == traced.flops
-    assert extrapolated.bytes == pytest.approx(traced.bytes, rel=0.02)
+    assert extrapolated.bytes == pytest.approx(traced.bytes, rel=0.03)
 
 
 def test_operations_are_those_of_the_matrix_products():
@@ -107,7 +155,7 @@ def test_operations_are_those_of_the_matrix_products():
     blocks = (19 + 38) * 12 * width**2  # attention's four and the MLP's eight widths, for the tokens of both streams
     attention = (19 + 38) * 4 * tokens**2 * width
     call = partial(tracing.Call, 1, 2025, 512, torch.bfloat16)
-    cost = lambda training: tracing.transformer_cost(tuple(TRANSFORMER.items()), call(training)).flops
+    cost = lambda training: tracing.transformer_cost(FLUX, TRANSFORMER, call(training)).flops
     forward = 2 * blocks * tokens + attention
     assert cost(False) == pytest.approx(forward, rel=0.02)
     assert cost(True) == pytest.approx(

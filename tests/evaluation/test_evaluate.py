@@ -6,6 +6,7 @@ import torch
 from g2rpo_core.evaluation import image_stats
 from g2rpo_core.evaluation.evaluate import evaluate_batch
 from g2rpo_core.evaluation.settings import EvaluationSettings
+from g2rpo_core.sampling.schedule import even_sigmas
 
 
 def test_rows_of_a_batch_hold_rewards_image_statistics_and_diversity(policy, embeddings):
@@ -15,7 +16,7 @@ def test_rows_of_a_batch_hold_rewards_image_statistics_and_diversity(policy, emb
     red = lambda images, prompts: images[:, 0].mean((1, 2))
     measured = {}  # batch -> the prompts whose diversity is measured with it
     for number in range(6):
-        _, images, rows = evaluate_batch(policy, embeddings, {"red": red}, settings, 2, 3.0, number, 1.0)
+        _, images, rows = evaluate_batch(policy, embeddings, {"red": red}, settings, even_sigmas(2, 3.0), number, 1.0)
         torch.testing.assert_close(rows[rows.reward == "red"].score.tolist(), red(images, None).tolist())
         assert rows[rows.reward == "sharpness"].score.tolist() == pytest.approx(image_stats.sharpness(images).tolist())
         measured[number] = rows[rows.reward == "diversity"].prompt_id.tolist()

@@ -7,9 +7,10 @@ from diffusers.loaders.single_file_utils import convert_flux_transformer_checkpo
 from safetensors import safe_open
 from safetensors.torch import load_file
 
+from g2rpo_core.bases import flux_layouts as layouts
+from g2rpo_core.bases.flux import Flux
 from g2rpo_core.cli.main import main
-from g2rpo_core.export import layouts
-from g2rpo_core.models.flux import Policy
+from g2rpo_core.models.policy import Policy
 from tests.fixtures.commands import run_here
 from tests.fixtures.projects import ALPHA, RANK, small_project
 from tests.fixtures.weights import randomize
@@ -76,7 +77,7 @@ def test_a_lora_has_its_alpha_where_loaders_look_for_it(project, models, embeddi
     pipeline.load_lora_weights(file.parent, weight_name=file.name)
     how = {"height": 32, "width": 32, "guidance": 3.5}
     ours = Policy.load(models / "pipeline", project / "runs" / "tiny" / "g2rpo-2", **how)
-    theirs = Policy(pipeline.transformer, pipeline.vae, **how)
+    theirs = Policy(Flux(), pipeline.transformer, pipeline.vae, **how)
     base = Policy.load(models / "pipeline", **how)
     for policy in (ours, theirs, base):
         randomize(policy.transformer)  # of the base, alike: hardly trained, it would hide what an adapter does

@@ -8,7 +8,7 @@ from huggingface_hub import ModelCard, constants, snapshot_download
 
 from g2rpo_core.cli.main import main
 from g2rpo_core.errors import TRANSIENT_STATUS
-from g2rpo_core.models.flux import Policy
+from g2rpo_core.models.policy import Policy
 from tests.fixtures.commands import run_here
 from tests.fixtures.projects import small_project
 from tests.fixtures.small_hub import small_hub

@@ -3,7 +3,7 @@ import torch
 from diffusers import FluxPipeline, FluxTransformer2DModel
 
 from g2rpo_core.errors import UserError
-from g2rpo_core.models.flux import Policy
+from g2rpo_core.models.policy import Policy
 from g2rpo_core.models.settings import LoraSettings
 from g2rpo_core.rollout.rollout import sample
 from g2rpo_core.sampling.schedule import shifted_sigmas
@@ -65,7 +65,7 @@ def test_sigma_and_guidance_reach_the_time_embedding_as_they_are(models, embeddi
 
 def test_sizes_must_fit_the_patches(policy):
     with pytest.raises(UserError, match="divisible by 8"):
-        Policy(policy.transformer, policy.vae, height=36, width=32, guidance=3.5)
+        Policy(policy.architecture, policy.transformer, policy.vae, height=36, width=32, guidance=3.5)
 
 
 def images_by_diffusers(pipeline: FluxPipeline, texts: list[str], initial: torch.Tensor) -> torch.Tensor:

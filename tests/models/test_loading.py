@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 
 from g2rpo_core.errors import UserError
-from g2rpo_core.models.flux import Policy
+from g2rpo_core.models.policy import Policy
 from g2rpo_core.models.settings import LoraSettings
 
 HOW = {"height": 32, "width": 32, "guidance": 3.5}

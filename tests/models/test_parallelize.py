@@ -10,7 +10,6 @@ import pytest
 import torch
 from diffusers import FluxTransformer2DModel
 
-from g2rpo_core.estimate.tracing import transformer_inputs
 from g2rpo_core.models.parallelize import apply_compile
 from tests.conftest import ROOT
 from tests.fixtures.killed import BFLOAT16, HYBRID, LORA, WHOLE
@@ -88,7 +87,7 @@ def test_compiled_blocks_compute_the_same_without_a_break_in_their_graphs(policy
     def outputs() -> list[torch.Tensor]:
         generator, tensors = torch.Generator().manual_seed(0), []
         for batch in (2, 5):
-            inputs = transformer_inputs(transformer.config, batch, image_tokens=16, text_tokens=8)
+            inputs = policy.architecture.inputs(transformer.config, batch, 16, 8, "cpu")
             for name in ("hidden_states", "encoder_hidden_states", "pooled_projections", "timestep"):
                 inputs[name] = torch.rand(inputs[name].shape, generator=generator)
             transformer.zero_grad()
@@ -100,7 +99,7 @@ def test_compiled_blocks_compute_the_same_without_a_break_in_their_graphs(policy
     plain = outputs()
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
     torch._dynamo.utils.counters.clear()
-    apply_compile(transformer)
+    apply_compile(policy.architecture.blocks(transformer))
     for compiled, eager in zip(outputs(), plain, strict=True):
         torch.testing.assert_close(compiled, eager, rtol=1e-4, atol=1e-6)
     counters = torch._dynamo.utils.counters

@@ -12,7 +12,7 @@ import open_clip
 import pandas as pd
 import pytest
 import torch
-from diffusers import AutoencoderKL, FluxTransformer2DModel
+from diffusers import AutoencoderKL
 from huggingface_hub import constants
 from open_clip.constants import OPENAI_DATASET_MEAN, OPENAI_DATASET_STD
 from ruamel.yaml import YAML
@@ -21,8 +21,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from g2rpo_core.common.model_store import describe_files
 from g2rpo_core.config import load_profile, method_of, resolve, sampling_of
 from g2rpo_core.data.embeddings import DTYPES, Conditioning
+from g2rpo_core.estimate.bases import encoding_shapes, shape_of
 from g2rpo_core.evaluation.image_stats import LABELS as IMAGE_STATS
-from g2rpo_core.models.flux import Policy
+from g2rpo_core.models.policy import Policy
 from g2rpo_core.rewards import registry as rewards
 from g2rpo_core.rewards.cosine import CosineScore
 from g2rpo_core.rewards.preprocess import Preprocess
@@ -35,14 +36,10 @@ from tests.fixtures.small_hub import small_hub
 
 pytestmark = pytest.mark.pipeline
 
-PROFILES = sorted(path.stem for path in (ROOT / "profiles").glob("flux_*.yaml"))
+ALL = [path.stem for path in sorted((ROOT / "profiles").glob("*.yaml")) if load_profile(path).models.source == "hub"]
+PROFILES = [name for name in ALL if name.startswith("flux_") and name not in ("flux_krea", "flux_schnell")]  # of FLUX.1-dev
 MAIN = "0" * 40  # the commit of repositories that the profiles do not pin: a made-up one
 STYLES = {"anime": ["a small red circle"], "concept-art": [], "paintings": [], "photo": ["a large blue square"]}
-FLUX_VAE = {  # vae/config.json of FLUX.1-dev
-    "down_block_types": ["DownEncoderBlock2D"] * 4, "up_block_types": ["UpDecoderBlock2D"] * 4, "block_out_channels": [128, 256, 512, 512],
-    "layers_per_block": 2, "latent_channels": 16, "scaling_factor": 0.3611, "shift_factor": 0.1159, "use_quant_conv": False,
-    "use_post_quant_conv": False, "force_upcast": True, "sample_size": 1024,
-}  # fmt: skip
 
 
 @pytest.fixture
@@ -53,23 +50,26 @@ def without_memory(monkeypatch):
         yield
 
 
-@pytest.mark.parametrize("name", PROFILES)
-def test_true_shapes_fit_through_flux(name, without_memory):
-    """FLUX.1-dev's transformer and VAE in their published configuration, in the profile's sizes and dtype."""
+@pytest.mark.parametrize("name", ALL)
+def test_true_shapes_fit_through_the_policy(name, without_memory):
+    """The base model's transformer and VAE in their published configuration, in the profile's sizes and dtype."""
     profile = load_profile(ROOT / "profiles" / f"{name}.yaml")
-    sampling, length = profile.sampling, profile.embed.max_sequence_length
+    base, shape = shape_of(profile)
+    sampling, encoded = profile.sampling, encoding_shapes(base, shape, profile.embed.max_sequence_length)
     with torch.no_grad():
-        transformer, vae = FluxTransformer2DModel(guidance_embeds=True), AutoencoderKL(**FLUX_VAE)
-        assert sum(parameter.numel() for parameter in transformer.parameters()) == 11_901_408_320
-        conditioning = Conditioning(pooled=torch.empty(1, 768), context=torch.empty(1, length, 4096))
+        transformer, vae = base.transformer(**shape.transformer), AutoencoderKL(**shape.vae)
+        tensors = lambda: {name: torch.empty(1, *size) for name, size in encoded.items()}
+        conditioning = Conditioning(tensors(), tensors() if base.has_negative else None)
         for size, batch in ((sampling, profile.training.num_generations), (profile.evaluation, profile.evaluation.batch)):
-            policy = Policy(transformer, vae, size.height, size.width, sampling.guidance, DTYPES[sampling.dtype])
-            latents = torch.empty(batch, policy.image_tokens, 64)
+            policy = Policy(base, transformer, vae, size.height, size.width, sampling.guidance, DTYPES[sampling.dtype])
+            latents = base.pack(torch.empty(batch, *policy.unpacked_shape))
             velocity = policy.velocity(conditioning)(latents, torch.empty(batch), torch.zeros(batch, dtype=torch.int64))
             assert velocity.shape == latents.shape and velocity.dtype == torch.float32
             assert policy.decode(latents[:1], 1).shape == (1, 3, size.height, size.width)
-    assert policy.image_tokens == 4096
-    assert sampling.batch_tokens >= profile.training.num_generations * (2025 + length)
+            assert policy.image_tokens == size.height * size.width // 16**2
+    group = 1 if profile.training.lora else profile.training.num_generations  # what one call of the rollout has
+    of_one = sampling.height * sampling.width // 16**2 + base.text_tokens(conditioning.tensors)
+    assert sampling.batch_tokens >= group * of_one * policy.forward_evals
 
 
 def test_the_open_clip_scorers_read_the_published_architecture(without_memory):

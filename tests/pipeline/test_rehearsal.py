@@ -16,7 +16,7 @@ from g2rpo_core.estimate.plan import make_plan
 from tests.conftest import ROOT
 
 PHASES = ["load", "embed", "rollout", "update", "save", "evaluate"]
-TRAINING = [word for phase in ("load", "rollout", "update", "save") for word in ("--phase", phase)]
+REHEARSED = ("flux_hps_clip", "flux_lora_1gpu", "sd35_medium_lora_1gpu")  # `make rehearse` rehearses all
 
 
 def machines_of(profile: str) -> list[str]:
@@ -25,7 +25,11 @@ def machines_of(profile: str) -> list[str]:
     return re.search(rf"`g2rpo rehearse --profile {profile} (--gpus \d+(?: --nodes \d+)? --memory \d+)`", text)[1].split()
 
 
-PROFILES = {path.stem: machines_of(path.stem) for path in sorted((ROOT / "profiles").glob("flux_*.yaml"))}
+PROFILES = {
+    path.stem: machines_of(path.stem)
+    for path in sorted((ROOT / "profiles").glob("*.yaml"))
+    if load_profile(path).models.source == "hub"
+}
 
 
 def rehearse(profile: str, words: list[str], folder: Path) -> tuple[dict, subprocess.CompletedProcess]:
@@ -64,13 +68,12 @@ def test_a_phase_alone_is_rehearsed_and_what_could_not_start_is_said(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", PROFILES)
+@pytest.mark.parametrize("name", REHEARSED)
 def test_a_profiles_own_method_fits_the_machines_it_names(name, tmp_path):
-    """All stages of the two that differ in them; and the plan's arithmetic is within a tenth of what the stages take."""
-    whole = name in ("flux_hps_clip", "flux_lora_1gpu")
-    found, done = rehearse(name, PROFILES[name] + ([] if whole else TRAINING), tmp_path)
+    """In all stages; and the plan's arithmetic is within a tenth of what the stages take, but for the seconds of scoring."""
+    found, done = rehearse(name, PROFILES[name], tmp_path)
     assert done.returncode == 0 and found["fits"] and not found["problems"], done.stderr + str(found)
-    assert list(found["peak_gib"]) == [phase for phase in PHASES if whole or phase not in ("embed", "evaluate")]
+    assert list(found["peak_gib"]) == PHASES
     words = dict(zip(PROFILES[name][::2], PROFILES[name][1::2]))
     machines = Machines(int(words["--gpus"]), float(words["--memory"]), int(words.get("--nodes", 1)))
     plan = make_plan(load_profile(ROOT / "profiles" / f"{name}.yaml"), "g2rpo", machines)
@@ -80,7 +83,8 @@ def test_a_profiles_own_method_fits_the_machines_it_names(name, tmp_path):
         assert gib == pytest.approx(found["peak_gib"][phase], rel=0.1), phase
         if machines.gpus > 1:
             assert plan.sent_gb[phase] == pytest.approx(found["collectives"][phase]["gb"], rel=0.1), phase
-    assert plan.seconds_per_iteration == pytest.approx(found["seconds_per_iteration"], rel=0.1)
+    scoring = plan.seconds["scoring"] / plan.seconds_per_iteration  # which both only estimate
+    assert plan.seconds_per_iteration == pytest.approx(found["seconds_per_iteration"], rel=0.1 + 0.1 * scoring)
 
 
 @pytest.mark.slow

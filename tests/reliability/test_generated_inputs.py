@@ -267,7 +267,7 @@ class TestPrompts:
 
 def encoded(prompts):
     for number, prompt in enumerate(prompts):
-        yield prompt, Conditioning(torch.full((2, 3), float(number)), torch.full((4,), float(number)))
+        yield prompt, Conditioning({"context": torch.full((2, 3), float(number)), "pooled": torch.full((4,), float(number))})
 
 
 class TestStores:
@@ -281,7 +281,7 @@ class TestStores:
         damage(whole / part, folder / "store" / part, how)
         store = in_words(lambda: EmbeddingStore(folder / "store"))
         found = in_words(lambda: store.conditioning(range(len(store)))) if store else None
-        assert found is None or (found.context.isfinite().all() and found.context.shape[1:] == (2, 3))
+        assert found is None or (found.tensors["context"].isfinite().all() and found.tensors["context"].shape[1:] == (2, 3))
 
     @draws(damages, st.integers(0, 20))
     def test_damaged_models(self, folder, how, which):

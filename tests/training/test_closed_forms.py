@@ -8,7 +8,7 @@ from g2rpo_core.data.prompts import Prompt
 from g2rpo_core.distributed import checkpoint
 from g2rpo_core.distributed.process_group import ProcessGroup
 from g2rpo_core.errors import UserError
-from g2rpo_core.models.flux import snapshot
+from g2rpo_core.models.policy import snapshot
 from g2rpo_core.training.batch import branch_advantages, split_updates
 from g2rpo_core.training.loop import train
 from g2rpo_core.training.metrics import reward_metrics, update_metrics
@@ -123,7 +123,7 @@ def test_a_prompt_of_as_many_tokens_as_allowed_is_taken_and_one_more_is_not(mode
 
 def test_as_many_latents_go_into_a_call_as_its_tokens_hold(policy, embeddings):
     conditioning = embeddings.conditioning([0])
-    tokens = policy.image_tokens + conditioning.context.shape[1]
+    tokens = policy.image_tokens + conditioning.tensors["context"].shape[1]
     assert [policy.batch_size(count, conditioning) for count in (1, tokens, 2 * tokens - 1, 2 * tokens)] == [1, 1, 1, 2]
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from diffusers import FluxTransformer2DModel
 
-from g2rpo_core.models.flux import Policy, snapshot
+from g2rpo_core.models.policy import Policy, snapshot
 from g2rpo_core.models.settings import LoraSettings
 from g2rpo_core.training.ema import Ema
 from g2rpo_core.training.loop import train

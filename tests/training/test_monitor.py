@@ -5,6 +5,7 @@ import torch
 
 from g2rpo_core.distributed.process_group import ProcessGroup
 from g2rpo_core.models.generate import generate_images
+from g2rpo_core.sampling.schedule import even_sigmas
 from g2rpo_core.training.monitor import heldout_means
 from tests.fixtures.rollouts import redness
 
@@ -13,7 +14,7 @@ from tests.fixtures.rollouts import redness
 def test_the_mean_is_over_the_first_prompts_each_counted_once(policy, embeddings, settings, count, batch):
     sampling = settings[0].model_copy(update={"decode_batch": batch})
     measured = heldout_means(policy, embeddings, {"redness": redness}, count, sampling)
-    parts = generate_images(policy, embeddings, count, sampling.steps, sampling.shift, 0, count)
+    parts = generate_images(policy, embeddings, count, even_sigmas(sampling.steps, sampling.shift), 0, count)
     whole = torch.cat([redness(images, None) for _, images in parts])
     assert len(whole) == count and measured == pytest.approx({"heldout_redness": whole.mean().item()}, rel=1e-4, abs=1e-6)
 

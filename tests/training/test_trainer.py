@@ -5,12 +5,12 @@ import torch
 
 from g2rpo_core.algorithm.methods import METHODS
 from g2rpo_core.distributed.termination import Terminated
-from g2rpo_core.models.flux import Policy
 from g2rpo_core.models.generate import generate_images
+from g2rpo_core.models.policy import Policy
 from g2rpo_core.models.settings import LoraSettings
 from g2rpo_core.reporting.statistics import paired_difference
 from g2rpo_core.rollout.rollout import rollout
-from g2rpo_core.sampling.schedule import shifted_sigmas
+from g2rpo_core.sampling.schedule import even_sigmas, shifted_sigmas
 from g2rpo_core.sampling.transitions import SDES
 from g2rpo_core.training.experience import NonFiniteError
 from g2rpo_core.training.trainer import Trainer
@@ -83,7 +83,7 @@ def test_training_raises_a_reward_on_noise_and_prompts_it_never_saw(make_trainer
     sampling, _ = settings
 
     def heldout():
-        parts = generate_images(policy, embeddings, len(embeddings), sampling.steps, sampling.shift, 99, 24)
+        parts = generate_images(policy, embeddings, len(embeddings), even_sigmas(sampling.steps, sampling.shift), 99, 24)
         return torch.cat([redness(images, None) for _, images in parts])[12:].numpy()
 
     before = heldout()

@@ -1,24 +1,35 @@
-"""FLUX as a velocity field: load, evaluate under a batch of prompts, decode to images, save."""
+"""A base model as a velocity field: load, evaluate under a batch of prompts, decode to images, save."""
 
 import copy
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from diffusers import AutoencoderKL, FluxPipeline, FluxTransformer2DModel
+from diffusers import AutoencoderKL
+from diffusers.models.modeling_utils import ModelMixin
 from diffusers.utils.peft_utils import scale_lora_layers, unscale_lora_layers
-from peft import LoraConfig, get_peft_model_state_dict
+from peft import get_peft_model_state_dict
 from torch.distributed.tensor import DTensor
 
+from g2rpo_core.bases.base import Base
+from g2rpo_core.bases.table import base_of
 from g2rpo_core.common.model_store import AGAIN
 from g2rpo_core.common.seeding import generator
+from g2rpo_core.data import embeddings
 from g2rpo_core.data.embeddings import Conditioning
 from g2rpo_core.distributed.process_group import ProcessGroup
 from g2rpo_core.errors import UserError
 from g2rpo_core.files import reading
-from g2rpo_core.models.loading import LORA_FILE, allocate, draw_lora, empty_transformer, load_lora, load_transformer, weights_in
+from g2rpo_core.models.loading import (
+    LORA_FILE,
+    allocate,
+    draw_lora,
+    empty_transformer,
+    load_lora,
+    load_transformer,
+    lora_config,
+    weights_in,
+)
 from g2rpo_core.models.parallelize import apply_compile, parallelize, refresh, reshard
 from g2rpo_core.models.settings import LoraSettings, ParallelSettings
 from g2rpo_core.rollout.rollout import Velocity
@@ -31,31 +42,18 @@ def snapshot(run: Path, checkpoint: str | int) -> Path:
     return run if checkpoint == "final" else run / SNAPSHOTS / f"{checkpoint:06d}"
 
 
-@contextmanager
-def exact_times(transformer: FluxTransformer2DModel, sigma: torch.Tensor, guidance: torch.Tensor | None) -> Iterator[None]:
-    """Within the block, the transformer embeds sigma [N] and guidance [N] as float32.
-
-    diffusers multiplies both by 1000 in the dtype of the hidden states: in bfloat16 the model would see 976 for a sigma of
-    0.97826, and 3504 for a guidance of 3.5 (`FluxTransformer2DModel.forward`).
-    """
-    times = (1000 * sigma,) if guidance is None else (1000 * sigma, 1000 * guidance)
-    hook = transformer.time_text_embed.register_forward_pre_hook(lambda _, given: (*times, given[-1]))
-    try:
-        yield
-    finally:
-        hook.remove()
-
-
 class Policy:
-    """A FLUX transformer and its VAE at one image size.
+    """A base model's transformer and VAE at one image size.
 
-    height, width: pixels, divisible by twice the VAE's factor (UserError otherwise); guidance: FLUX.1-dev's guidance scale;
-    dtype: of the transformer's computation (autocast), weights, latents and velocities stay float32.
+    height, width: pixels, divisible by twice the VAE's factor (UserError otherwise); guidance: the guidance scale, an input of the
+    model or that of classifier-free guidance, as the base model has it; dtype: of the transformer's computation (autocast), weights,
+    latents and velocities stay float32.
     """
 
     def __init__(
         self,
-        transformer: FluxTransformer2DModel,
+        architecture: Base,
+        transformer: ModelMixin,
         vae: AutoencoderKL,
         height: int,
         width: int,
@@ -63,36 +61,42 @@ class Policy:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ):
+        self.architecture = architecture
         self.transformer, self.vae = transformer, vae.to(device).eval().requires_grad_(False)
         self.height, self.width, self.guidance, self.dtype, self.device = height, width, guidance, dtype, torch.device(device)
         self.vae_factor = 2 ** (len(vae.config.block_out_channels) - 1)
         if height % (2 * self.vae_factor) or width % (2 * self.vae_factor):
             raise UserError(f"height and width of images must be divisible by {2 * self.vae_factor}, got {height}x{width}")
-        rows, columns = height // self.vae_factor, width // self.vae_factor
-        self.unpacked_shape = (vae.config.latent_channels, rows, columns)
-        self.image_tokens = rows * columns // 4
-        self._base: FluxTransformer2DModel | None = None
-        self._replica: FluxTransformer2DModel | None = None
-        self._image_ids = FluxPipeline._prepare_latent_image_ids(1, rows // 2, columns // 2, device, torch.float32)
+        longest = architecture.longest_side(transformer.config)
+        if longest and max(height, width) > longest * self.vae_factor:
+            raise UserError(
+                f"height and width of images are at most {longest * self.vae_factor} for this {architecture.label}, got {height}x{width}"
+            )
+        self.rows, self.columns = height // self.vae_factor, width // self.vae_factor
+        self.unpacked_shape = (vae.config.latent_channels, self.rows, self.columns)
+        self.image_tokens = self.rows * self.columns // 4
+        self._base: ModelMixin | None = None
+        self._replica: ModelMixin | None = None
+        self._positions = architecture.positions(self.rows, self.columns, self.device)
 
     @classmethod
     def load(cls, pipeline: Path, run: Path | None = None, again: str = "", **settings) -> "Policy":
         """A policy to sample from: weights without gradients, in the dtype of the computation.
 
-        pipeline: a FluxPipeline folder; run: a folder for `weights_in`, whose weights replace the base's or whose LoRA is added
+        pipeline: the folder of a base model's pipeline; run: a folder for `weights_in`, whose weights replace the base's or whose LoRA is added
         to them; again: how to make the run again; settings: those of Policy. UserError if the files do not hold the model's
         weights.
         """
         device, dtype = torch.device(settings.get("device", "cpu")), settings.get("dtype", torch.float32)
-        base = pipeline / "transformer"
+        architecture, base = base_of(pipeline), pipeline / "transformer"
         folder, lora = weights_in(run, again) if run else (base, None)
         weights = base if lora else folder
         config = weights if (weights / "config.json").exists() else base
         of_weights = AGAIN if weights == base else again
-        transformer = load_transformer(weights, device, dtype, trained=False, config=config, again=of_weights)
+        transformer = load_transformer(architecture, weights, device, dtype, trained=False, config=config, again=of_weights)
         if lora:
-            load_lora(transformer, folder, lora, again)
-        return cls(transformer, _vae(pipeline), **settings)
+            load_lora(architecture, transformer, folder, lora, again)
+        return cls(architecture, transformer, _vae(pipeline), **settings)
 
     @classmethod
     def load_to_train(
@@ -112,21 +116,25 @@ class Policy:
         LoRA this is a second set of weights, in the computation's dtype.
         """
         device, dtype = torch.device(settings.get("device", "cpu")), settings.get("dtype", torch.float32)
-        folder = pipeline / "transformer"
-        spread = lambda transformer: parallelize(transformer, parallel, dtype, processes, device)
-        adapter = lora and LoraConfig(
-            r=lora.rank, lora_alpha=lora.alpha, target_modules=list(lora.target_modules), init_lora_weights=False
+        architecture, folder = base_of(pipeline), pipeline / "transformer"
+        spread = lambda transformer: parallelize(
+            transformer, architecture.blocks(transformer), parallel, dtype, processes, device
         )
-        transformer = load_transformer(folder, device, dtype if lora else torch.float32, True, adapter, spread, again=AGAIN)
+        adapter = lora and lora_config(architecture, lora)
+        transformer = load_transformer(
+            architecture, folder, device, dtype if lora else torch.float32, True, adapter, spread, again=AGAIN
+        )
         if lora:
             draw_lora(transformer, lora.rank, generator("adapter", seed))
-        policy = cls(transformer, _vae(pipeline), **settings)
+        policy = cls(architecture, transformer, _vae(pipeline), **settings)
         if base and not lora:
-            policy._base = load_transformer(folder, device, dtype, trained=False, spread=spread, again=AGAIN).eval()
+            policy._base = load_transformer(architecture, folder, device, dtype, trained=False, spread=spread, again=AGAIN).eval()
         if parallel.replica and processes.size > 1:
-            replica = empty_transformer(folder, dtype, trained=False, lora=adapter).to(dtype).requires_grad_(False)
+            replica = empty_transformer(architecture, folder, dtype, trained=False, lora=adapter).requires_grad_(False)
+            for parameter in replica.parameters():  # the adapter's, too; buffers keep their dtype
+                parameter.data = parameter.data.to(dtype)
             if parallel.compile:
-                apply_compile(replica)
+                apply_compile(architecture.blocks(replica))
             allocate(replica, device)
             policy._replica = replica
             policy.refresh()
@@ -141,7 +149,7 @@ class Policy:
         return {name: parameter for name, parameter in self.transformer.named_parameters() if parameter.requires_grad}
 
     def save(self, folder: Path) -> None:
-        """Writes `folder`/transformer for `FluxTransformer2DModel.from_pretrained`, or `folder`/lora for `load_lora_weights`.
+        """Writes `folder`/transformer for diffusers' `from_pretrained`, or `folder`/lora for `load_lora_weights`.
 
         Collective: the first process writes, the others only help to gather what is sharded.
         """
@@ -155,7 +163,7 @@ class Policy:
         if rank > 0:
             return
         if self.has_lora:
-            FluxPipeline.save_lora_weights(
+            self.architecture.pipeline.save_lora_weights(
                 folder / "lora",
                 transformer_lora_layers=get_peft_model_state_dict(self.transformer, weights),
                 weight_name=LORA_FILE,
@@ -163,19 +171,26 @@ class Policy:
             )
             return
         with torch.device("meta"):
-            whole = FluxTransformer2DModel.from_config(self.transformer.config)
-        whole.load_state_dict(weights, assign=True)
+            whole = self.architecture.transformer.from_config(self.transformer.config)
+        buffers = {name: buffer.cpu() for name, buffer in self.transformer.named_buffers()}  # on every process whole
+        whole.load_state_dict(weights | buffers, assign=True)
         whole.save_pretrained(folder / "transformer")
 
     def noise(self, generator: torch.Generator, count: int | None = None) -> torch.Tensor:
-        """Packed standard normal latents [tokens, channels], or [count, tokens, channels]; drawn as diffusers draws them."""
+        """Standard normal latents [...] as the transformer takes them, or [count, ...]; drawn as diffusers draws them."""
         unpacked = torch.randn((count or 1, *self.unpacked_shape), generator=generator)
-        packed = FluxPipeline._pack_latents(unpacked, *unpacked.shape).to(self.device)
+        packed = self.architecture.pack(unpacked).to(self.device)
         return packed if count else packed[0]
 
     def batch_size(self, tokens: int, conditioning: Conditioning) -> int:
         """How many latents of these prompts fit into a call of `tokens` image and text tokens; at least 1."""
-        return max(1, tokens // (self.image_tokens + conditioning.context.shape[1]))
+        of_one = self.image_tokens + self.architecture.text_tokens(conditioning.tensors)
+        return max(1, tokens // (of_one * self.forward_evals))
+
+    @property
+    def forward_evals(self) -> int:
+        """Forward evaluations (NFE) of the velocity of one latent: two with classifier-free guidance."""
+        return self.architecture.forward_evals(self.guidance)
 
     def keep_base(self) -> None:
         """Keeps a copy of the current transformer for `base_velocity`, if there is none yet; does nothing for a LoRA."""
@@ -183,13 +198,15 @@ class Policy:
             self._base = copy.deepcopy(self.transformer).eval().requires_grad_(False)
 
     def use_base(self, base: "Path | Policy") -> None:
-        """Sets the base for `base_velocity` if trained weights were loaded: from a FluxPipeline folder, or a loaded policy.
+        """Sets the base for `base_velocity` if trained weights were loaded: from a pipeline's folder, or a loaded policy.
 
         Does nothing for a LoRA.
         """
         if not self.has_lora:
             if isinstance(base, Path):
-                self._base = load_transformer(base / "transformer", self.device, self.dtype, trained=False, again=AGAIN).eval()
+                folder = base / "transformer"
+                loaded = load_transformer(self.architecture, folder, self.device, self.dtype, trained=False, again=AGAIN)
+                self._base = loaded.eval()
             else:
                 self._base = base.transformer
 
@@ -221,32 +238,44 @@ class Policy:
         """The velocity field under P encoded prompts; sigmas reach the model unchanged."""
         return self._velocity(self.transformer, conditioning)
 
-    def _velocity(self, transformer: FluxTransformer2DModel, conditioning: Conditioning) -> Velocity:
-        context, pooled = conditioning.context.to(self.device), conditioning.pooled.to(self.device)
-        text_ids = torch.zeros(context.shape[1], 3, device=self.device)
+    def _velocity(self, transformer: ModelMixin, conditioning: Conditioning) -> Velocity:
+        guided = self.forward_evals > 1
+        if lacking := [name for name in self.architecture.encoding if name not in conditioning.tensors]:
+            raise self._not_encoded_for(f"their {', '.join(lacking)}")
+        config = transformer.config
+        for name, shape in self.architecture.encoding_shapes(config, 1, 1).items():
+            if (width := conditioning.tensors[name].shape[-1]) != shape[-1]:
+                raise self._not_encoded_for(f"a {name} of width {shape[-1]} (theirs has {width})")
+        if guided and conditioning.negative is None:
+            raise self._not_encoded_for("the empty prompt, for classifier-free guidance")
+        encoded = {name: conditioning.tensors[name].to(self.device) for name in self.architecture.encoding}
+        negative = {name: tensor.to(self.device) for name, tensor in (conditioning.negative or {}).items()}
+        guidance, positions = self.guidance, self._positions
 
         def velocity(latents: torch.Tensor, sigma: torch.Tensor, prompt: torch.Tensor) -> torch.Tensor:
-            guidance = torch.full_like(sigma, self.guidance) if transformer.config.guidance_embeds else None
-            autocast = torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32)
-            with autocast, exact_times(transformer, sigma, guidance):
-                output = transformer(
-                    hidden_states=latents,
-                    timestep=sigma,  # the model multiplies by 1000 itself
-                    guidance=guidance,
-                    pooled_projections=pooled[prompt],
-                    encoder_hidden_states=context[prompt],
-                    txt_ids=text_ids,
-                    img_ids=self._image_ids,
-                    return_dict=False,
-                )[0]
-            return output.float()
+            rows = {name: tensor[prompt] for name, tensor in encoded.items()}
+            if guided:  # both in one call, in diffusers' order
+                latents, sigma = torch.cat([latents] * 2), torch.cat([sigma] * 2)
+                rows = {name: torch.cat([negative[name].expand_as(row), row]) for name, row in rows.items()}
+            with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
+                output = self.architecture.velocity(transformer, latents, sigma, rows, guidance, positions)
+            if not guided:
+                return output.float()
+            without, with_prompt = output.float().chunk(2)
+            return self.architecture.guided(without, with_prompt, guidance)
 
         return velocity
 
+    def _not_encoded_for(self, lacking: str) -> UserError:
+        label = self.architecture.label
+        return UserError(
+            f"the encoded prompts lack {lacking}, which {label} needs: they are of another model; {embeddings.AGAIN}"
+        )
+
     @torch.no_grad()
     def decode(self, latents: torch.Tensor, max_batch: int) -> torch.Tensor:
-        """Packed clean latents [N, tokens, channels] -> images [N, 3, height, width], float32 in [0, 1]."""
-        latents = FluxPipeline._unpack_latents(latents, self.height, self.width, self.vae_factor)
+        """Clean latents [N, ...] as the transformer takes them -> images [N, 3, height, width], float32 in [0, 1]."""
+        latents = self.architecture.unpack(latents, self.rows, self.columns)
         latents = latents / self.vae.config.scaling_factor + self.vae.config.shift_factor
         images = [self.vae.decode(part, return_dict=False)[0] for part in latents.split(max_batch)]
         return torch.cat(images).div_(2).add_(0.5).clamp_(0, 1)  # in place: the images of a prompt are 1.7 GiB at 720 x 720

@@ -79,15 +79,6 @@ def original(weights: Mapping[str, torch.Tensor], double: int, single: int) -> W
     return found
 
 
-def with_alpha(lora: Mapping[str, torch.Tensor], alpha: float) -> Weights:
-    """diffusers' LoRA (`transformer.<module>.lora_A.weight`, ...) with `<module>.alpha`, where ComfyUI and diffusers look for it.
-
-    A program that reads neither this nor the file's metadata would apply rank / alpha times the trained strength.
-    """
-    alphas = {key.replace(".lora_A.weight", ".alpha"): torch.tensor(alpha) for key in lora if key.endswith(".lora_A.weight")}
-    return {**lora, **alphas}
-
-
 def kohya(lora: Mapping[str, torch.Tensor], shapes: Mapping[str, torch.Size], alpha: float, double: int, single: int) -> Weights:
     """diffusers' LoRA as kohya's sd-scripts name it: `lora_unet_<original module>.lora_down.weight`, `.lora_up.weight`, `.alpha`.
 

@@ -1,0 +1,169 @@
+"""Stable Diffusion 3 through every stage and command, and over several processes: what is the base's affair is nobody else's."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pandas as pd
+import pytest
+import torch
+from diffusers import SD3Transformer2DModel, StableDiffusion3Pipeline
+from ruamel.yaml import YAML
+
+from g2rpo_core.cli.main import main
+from g2rpo_core.config import load_profile, method_of
+from g2rpo_core.demo.answer import answer, checked, defaults
+from g2rpo_core.inference.pictures import Painter
+from stages import embed, evaluate, prompts, report, train
+from tests.conftest import ROOT
+from tests.fixtures.commands import run_here
+from tests.fixtures.killed import HYBRID, LORA, WHOLE
+
+pytestmark = pytest.mark.pipeline
+
+METHODS = ("g2rpo", "g2rpo_no_mgai", "dance_grpo", "mix_grpo", "mix_grpo_flash", "flow_grpo", "flow_grpo_fast")
+SMALL = {
+    "extends": "tiny_sd3",
+    "prompts": {"train_count": 6, "test_count": 4},
+    "sampling": {"steps": 6},
+    "training": {
+        "iterations": 1,
+        "num_generations": 4,
+        "rewards": {"hps": 1.0, "clip_score": None},
+        "monitor": {"every": 1, "prompts": 2, "rewards": ["hps"]},
+        "tracking": {"to": ["tensorboard"], "samples": {"every": 1, "prompts": 1}},
+    },
+    "methods": {
+        "dance_grpo": {"training": {"iterations": None, "monitor": None}},  # as the others
+        "adapted": {
+            "method": "g2rpo_no_mgai",
+            "settings": {"sde_steps": [0, 1]},
+            "training": {"lora": {"rank": 2, "alpha": 6.0}, "learning_rate": 0.01},
+        },
+    },
+    "evaluation": {"steps": [3], "rewards": ["hps", "verifier"], "batch": 3, "diversity": None},
+}
+
+
+@pytest.fixture(scope="module")
+def project(sd3_models, tmp_path_factory):
+    """A small checkout with profile `small`, taken through prompts, embed and the training of every method."""
+    folder = tmp_path_factory.mktemp("sd3")
+    shutil.copytree(ROOT / "profiles", folder / "profiles")
+    YAML().dump(SMALL, folder / "profiles" / "small.yaml")
+    (folder / "params.yaml").write_text("profile: small\nmethods: [g2rpo, adapted]\nseeds: [1]\n")
+    (folder / "models").mkdir()
+    (folder / "models" / "small").symlink_to(sd3_models)
+    (folder / "reports").mkdir()
+    (folder / "reports" / "models.json").write_text('{"hps": {"attribute": 0.5}}\n')
+    shutil.copy(ROOT / "dvc.lock", folder / "dvc.lock")
+    for stage in (prompts, embed):
+        done = run_here(stage.main, "--profile", "small", folder=folder)
+        assert done.returncode == 0, done.stderr
+    return folder
+
+
+def run(stage, folder, method: str, seed: int = 1) -> None:
+    done = run_here(stage.main, "--profile", "small", "--method", method, "--seed", seed, folder=folder)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="module")
+def trained(project):
+    for name in (*METHODS, "adapted"):
+        run(train, project, name)
+    return project
+
+
+def test_every_method_trains_and_counts_the_evaluations_of_its_guidance(trained):
+    profile = load_profile(trained / "profiles" / "small.yaml")
+    base = SD3Transformer2DModel.from_pretrained(trained / "models" / "small" / "pipeline" / "transformer").state_dict()
+    for name in METHODS:
+        records = pd.read_parquet(trained / "runs" / "small" / f"{name}-1" / "records.parquet")
+        tree = method_of(profile.methods, name).tree(6, 0, 1)
+        assert records.num_forward_evals.tolist() == [0, 2 * tree.num_forward_evals(4)], name
+        assert records.grad_norm.iloc[-1] > 0 and records.old_policy_ratio_error.max() < 1e-4, name
+        weights = SD3Transformer2DModel.from_pretrained(trained / "runs" / "small" / f"{name}-1" / "transformer").state_dict()
+        assert weights.keys() == base.keys() and torch.equal(weights["pos_embed.pos_embed"], base["pos_embed.pos_embed"])
+        assert any(not torch.equal(weights[key], base[key]) for key in base), name
+
+
+def test_runs_are_evaluated_and_reported_beside_the_base(trained):
+    for method, seed in (("base", 0), ("g2rpo", 1), ("adapted", 1)):
+        run(evaluate, trained, method, seed)
+    done = run_here(report.main, "--profile", "small", folder=trained)
+    assert done.returncode == 0, done.stderr
+    found = json.loads((trained / "reports" / "report.json").read_text())
+    assert set(found) >= {"base-0", "g2rpo-1", "adapted-1"}
+
+
+def test_weights_are_exported_in_the_forms_that_the_base_has(trained):
+    """In plain diffusers, the LoRA has the strength that it was trained at; Black Forest Labs' names are FLUX's alone."""
+    words = ["export", "g2rpo-1", "--out", "whole", "--form"]
+    done = run_here(main, *words, "original", folder=trained)
+    assert (done.returncode, done.stderr) == (1, "error: export: Stable Diffusion 3 has no form original, only diffusers, lora\n")
+    assert run_here(main, *words, "diffusers", folder=trained).returncode == 0
+    whole = SD3Transformer2DModel.from_pretrained(trained / "whole" / "transformer").state_dict()
+    ours = SD3Transformer2DModel.from_pretrained(trained / "runs" / "small" / "g2rpo-1" / "transformer").state_dict()
+    assert all(torch.equal(whole[name], ours[name]) for name in ours)
+    card = (trained / "whole" / "README.md").read_text()
+    assert "from diffusers import SD3Transformer2DModel, StableDiffusion3Pipeline" in card and "stable-diffusion-3" in card
+    done = run_here(main, "export", "adapted-1", "--form", "lora", "--out", "lora", folder=trained)
+    assert done.returncode == 0, done.stderr
+    outputs = []
+    for folder in (trained / "lora", trained / "runs" / "small" / "adapted-1" / "lora"):
+        pipeline = StableDiffusion3Pipeline.from_pretrained(trained / "models" / "small" / "pipeline")
+        with torch.no_grad():
+            for parameter in pipeline.transformer.proj_out.parameters():  # hardly trained, it would hide what an adapter does
+                torch.nn.init.normal_(parameter, generator=torch.Generator().manual_seed(0))
+        pipeline.load_lora_weights(folder)
+        pipeline.set_progress_bar_config(disable=True)
+        how = {"height": 32, "width": 32, "num_inference_steps": 2, "max_sequence_length": 12, "output_type": "latent"}
+        outputs.append(pipeline("a red circle", generator=torch.Generator().manual_seed(0), **how).images)
+    torch.testing.assert_close(*outputs, rtol=1e-4, atol=1e-5)
+
+
+def test_pictures_are_drawn_with_guidance_and_without(trained):
+    files = []
+    for guidance in ("3.0", "1.0"):
+        words = ["a small red circle", "--run", "g2rpo-1", "--guidance", guidance, "--out", f"pictures-{guidance}"]
+        done = run_here(main, "generate", *words, folder=trained)
+        assert done.returncode == 0, done.stderr
+        files.append((trained / done.stdout.split()[0]).read_bytes())
+    assert files[0] != files[1]
+
+
+def test_the_demo_draws_a_lora_beside_the_base(trained, monkeypatch):
+    monkeypatch.chdir(trained)
+    profile = load_profile(trained / "profiles" / "small.yaml")
+    painter = Painter(profile, trained / "models" / "small", "cpu")
+    values = {"prompt": "a small red circle", "runs": ("adapted-1",), "rewards": ("hps",)}
+    asked = checked({**defaults(profile, ["adapted-1"]), **values})
+    pictures = answer(painter, "small", ["adapted-1"], asked)
+    assert [picture.run for picture in pictures] == ["base", "adapted-1"] and all("hps" in picture.scores for picture in pictures)
+
+
+@pytest.fixture(scope="module")
+def ends(sd3_models, sd3_embeddings_folder, tmp_path_factory):
+    """What real processes end with, by what is trained and sharded and their number: the first one's part."""
+    folder = tmp_path_factory.mktemp("processes")
+    (folder / "models").symlink_to(sd3_models)
+    (folder / "embeddings").symlink_to(sd3_embeddings_folder)
+    runs = [(WHOLE, 1), (WHOLE, 2), (HYBRID, 4), (LORA, 1), (LORA, 2)]
+    command = [sys.executable, "-m", "tests.fixtures.killed", folder, *(f"{mode}-{size}" for mode, size in runs)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return {(mode, size): torch.load(folder / f"end-{mode}-{size}-0.pt", weights_only=True) for mode, size in runs}
+
+
+@pytest.mark.parametrize("mode, size", [(WHOLE, 2), (HYBRID, 4), (LORA, 2)])
+def test_process_groups_of_any_size_compute_the_same(ends, mode, size):
+    """Sharded, with a replica whose table of positions is a copy, and with an adapter alone."""
+    alone, many = ends[LORA if mode == LORA else WHOLE, 1], ends[mode, size]
+    for record, other in zip(alone["records"], many["records"], strict=True):
+        for key in record.keys() - {"seconds", "old_policy_ratio_error", "clip_ratio"}:
+            assert other[key] == pytest.approx(record[key], rel=1e-3, abs=2e-6), key
+    torch.testing.assert_close(alone["images"], many["images"], rtol=1e-3, atol=1e-3)
