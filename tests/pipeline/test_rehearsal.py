@@ -70,7 +70,7 @@ def test_a_phase_alone_is_rehearsed_and_what_could_not_start_is_said(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", REHEARSED)
 def test_a_profiles_own_method_fits_the_machines_it_names(name, tmp_path):
-    """In all stages; and the plan's arithmetic is within a tenth of what the stages take."""
+    """In all stages; and the plan's arithmetic is within a tenth of what the stages take, but for the seconds of scoring."""
     found, done = rehearse(name, PROFILES[name], tmp_path)
     assert done.returncode == 0 and found["fits"] and not found["problems"], done.stderr + str(found)
     assert list(found["peak_gib"]) == PHASES
@@ -83,7 +83,8 @@ def test_a_profiles_own_method_fits_the_machines_it_names(name, tmp_path):
         assert gib == pytest.approx(found["peak_gib"][phase], rel=0.1), phase
         if machines.gpus > 1:
             assert plan.sent_gb[phase] == pytest.approx(found["collectives"][phase]["gb"], rel=0.1), phase
-    assert plan.seconds_per_iteration == pytest.approx(found["seconds_per_iteration"], rel=0.1)
+    scoring = plan.seconds["scoring"] / plan.seconds_per_iteration  # which both only estimate
+    assert plan.seconds_per_iteration == pytest.approx(found["seconds_per_iteration"], rel=0.1 + 0.1 * scoring)
 
 
 @pytest.mark.slow
