@@ -95,7 +95,7 @@ def sd3_policy(sd3_models):
 
 @pytest.fixture(scope="session")
 def sd3_embeddings_folder(sd3_models, once) -> Path:
-    """A folder with 12 training captions of the shapes task, encoded for Stable Diffusion 3."""
+    """A folder with 12 training captions of world `shapes`, encoded for Stable Diffusion 3."""
 
     def embed(folder: Path) -> None:
         from g2rpo_core.bases.table import text_encoders
@@ -131,7 +131,7 @@ def policy(models):
 
 @pytest.fixture(scope="session")
 def embeddings_folder(models, once) -> Path:
-    """A folder with 24 training captions of the shapes task."""
+    """A folder with 24 training captions of world `shapes`."""
 
     def embed(folder: Path) -> None:
         from diffusers import FluxPipeline
