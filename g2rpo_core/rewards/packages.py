@@ -126,7 +126,7 @@ def _undisturbed() -> Iterator[None]:
 def hpsv2_model(folder: Path, architecture: str):
     """(model, preprocess, tokenize) of hpsv2 with the weights of `HPS_v2.1_compressed`; architecture: a name, or a file there."""
     _place_vocabulary()
-    with _stood_in("clint", "clint.textui", progress=None):
+    with _stood_in("clint", "clint.textui", progress=None), _stood_in("turtle", forward=None):
         from hpsv2.src.open_clip import create_model_and_transforms, factory, get_tokenizer
 
     published = factory._MODEL_CONFIGS["ViT-H-14"]
@@ -191,15 +191,18 @@ def _weights(file: Path) -> dict:
     return torch.load(file, map_location="cpu", weights_only=True)
 
 
+NEEDS = {"turtle": "tkinter"}  # which some distributions leave out of Python
+
+
 @contextmanager
 def _stood_in(*names: str, **attributes) -> Iterator[None]:
-    """Replaces packages that are not installed by empty modules while importing code that imports but never uses them.
+    """Replaces packages that are not installed, or lack what they need, by empty modules while importing code that never uses them.
 
     They are removed afterwards, because other libraries check whether, say, `datasets` is installed.
     """
     absent = []
     for name in names:
-        if name not in sys.modules and importlib.util.find_spec(name) is None:
+        if name not in sys.modules and importlib.util.find_spec(NEEDS.get(name, name)) is None:
             absent.append(name)
             sys.modules[name] = ModuleType(name)
             sys.modules[name].__path__ = []
