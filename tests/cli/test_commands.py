@@ -126,7 +126,7 @@ def test_the_probe_shows_every_step_and_the_same_as_json(project):
             "probe: --granularities are rising whole numbers from 1, as 1,2,3; --prompts is at least 1, --group at least 2",
         ),
         (["--run", "g2rpo-9"], "g2rpo-9: no trained weights"),
-        (["--profile", "tiny_sd3"], "models/tiny_sd3/models.json does not exist; the stage `models` makes it"),
+        (["--profile", "tiny_sd3"], "embeddings/tiny_sd3/train/part-00000.parquet does not exist; the stage `embed` makes it"),
     ],
 )
 def test_what_cannot_be_probed_is_said_in_one_line(project, words, complaint):
