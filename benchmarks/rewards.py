@@ -27,7 +27,7 @@ from g2rpo_core.config import load_profile
 from g2rpo_core.rewards import registry
 from g2rpo_core.rewards.preprocess import Images
 from g2rpo_core.rewards.spec import Reward, RewardWithReasons
-from g2rpo_core.shapes.scenes import draw, random_scene
+from g2rpo_core.worlds.table import WORLDS
 from reference import upstream_scorers as upstream
 
 PACKAGES = {
@@ -39,11 +39,11 @@ Scored = tuple[torch.Tensor, list[str | None]]  # scores [N], and why one is mis
 
 def make_images(prompts: int, group: int, side: int, seed: int) -> tuple[list[str], torch.Tensor]:
     """Different captions and `group` images drawn for each, [prompts * group, 3, side, side] in [0, 1] of 8 bits."""
-    rng, scenes = np.random.default_rng(seed), {}
+    rng, world, scenes = np.random.default_rng(seed), WORLDS["shapes"], {}
     while len(scenes) < prompts:
-        scene = random_scene(rng)
+        scene = world.random_scene(rng)
         scenes[scene.caption] = scene
-    drawn = torch.from_numpy(np.stack([draw(scene, rng) for scene in scenes.values() for _ in range(group)])).float()
+    drawn = torch.from_numpy(np.stack([world.draw(scene, rng) for scene in scenes.values() for _ in range(group)])).float()
     if drawn.shape[-1] != side:
         drawn = F.interpolate(drawn, (side, side), mode="bicubic", antialias=True)
     return list(scenes), (drawn.clamp(0, 1) * 255).round() / 255

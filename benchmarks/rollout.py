@@ -25,7 +25,7 @@ from g2rpo_core.common.model_store import write_lock
 from g2rpo_core.common.seeding import generator
 from g2rpo_core.config import load_profile, method_of
 from g2rpo_core.data.embeddings import EmbeddingStore, encode, write
-from g2rpo_core.data.prompts import shape_prompts
+from g2rpo_core.data.prompts import captions
 from g2rpo_core.estimate.tracing import Measured
 from g2rpo_core.models.policy import Policy
 from g2rpo_core.models.settings import ParallelSettings
@@ -96,7 +96,7 @@ def make_store(models: Path, folder: Path) -> EmbeddingStore:
 
     pipeline = FluxPipeline.from_pretrained(models / "pipeline", transformer=None, vae=None)
     encoded = partial(encode, pipeline, max_length=12, batch=4)
-    write(folder / "embeddings", shape_prompts(4, 0, testing=False), encoded, "float32", shard_rows=4)
+    write(folder / "embeddings", captions("shapes", 4, 0, testing=False), encoded, "float32", shard_rows=4)
     return EmbeddingStore(folder / "embeddings")
 
 

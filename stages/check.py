@@ -18,6 +18,7 @@ from g2rpo_core.files import read_yaml
 from g2rpo_core.rewards import registry
 from g2rpo_core.settings import name_problem
 from g2rpo_core.training.tracking import MODULES, installed
+from g2rpo_core.worlds.names import WORLD_NAMES
 from stages.common import REPORTS, ends_in_one_line
 from stages.prompts import Chosen, all_prompts, chosen_prompts
 
@@ -84,7 +85,7 @@ def _of_prompts(name: str, settings: PromptSettings, embed: EmbedSettings | None
         yield from problems
     if chosen and not problems and _changed_since(name, settings, chosen):
         files = " and ".join(
-            source for source in (settings.train, settings.test) if isinstance(source, str) and source != "shapes"
+            source for source in (settings.train, settings.test) if isinstance(source, str) and source not in WORLD_NAMES
         )
         yield f"{files}: changed since prompts/{name} was made, which DVC does not see: dvc repro --force --single-item prompts"
 
@@ -106,10 +107,11 @@ def _tokenizer(name: str):
     from g2rpo_core.bases.table import base_of
     from g2rpo_core.common.model_store import LOCK, ModelStore
     from g2rpo_core.tiny_models.tokenizers import t5_tokenizer
+    from g2rpo_core.worlds import table
 
     try:
-        if load_profile(profile_path(name)).models.source == "shapes":
-            return t5_tokenizer()
+        if (source := load_profile(profile_path(name)).models.source) != "hub":
+            return t5_tokenizer(table.WORLDS[source])
         models = Path("models", name)
         if not (models / LOCK).exists():
             return None
@@ -134,7 +136,7 @@ def _of_machine(name: str, profile: Profile) -> Iterator[str]:
 
 def disk_gib(profile: Profile) -> float:
     """What the profile writes in this folder while one run of its first method trains, by `g2rpo plan`."""
-    if profile.models.source == "shapes":
+    if profile.models.source != "hub":
         return TINY_GIB
     from g2rpo_core.estimate.machines import Machines
     from g2rpo_core.estimate.plan import make_plan

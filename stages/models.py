@@ -16,7 +16,7 @@ def main() -> None:
     settings = sections(args, *SECTIONS).models
     root = fresh(Path("models", args.profile))
     revisions = Revisions(REVISIONS / "models.json")
-    if settings.source == "shapes":
+    if settings.source != "hub":
         from g2rpo_core.tiny_models.build import build_models
 
         entries, quality = build_models(root, settings)

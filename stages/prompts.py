@@ -4,10 +4,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from g2rpo_core.data.hub_prompts import fetch_prompts
-from g2rpo_core.data.prompts import Prompt, choose, distinct, held_out, read_all, shape_prompts, write_prompts
+from g2rpo_core.data.prompts import Prompt, captions, choose, distinct, held_out, read_all, write_prompts
 from g2rpo_core.data.settings import PromptSettings
 from g2rpo_core.errors import UserError
 from g2rpo_core.hub.revisions import Revisions
+from g2rpo_core.worlds.names import WORLD_NAMES
 from stages import allow_hub
 from stages.common import REVISIONS, arguments, ends_in_one_line, sections
 
@@ -37,15 +38,15 @@ def all_prompts(settings: PromptSettings, *, testing: bool) -> list[Prompt]:
     if not isinstance(source, str):
         allow_hub()
         return fetch_prompts(f"prompts.{'test' if testing else 'train'}", source, Revisions(REVISIONS / "prompts.json"))
-    if source != "shapes":
+    if source not in WORLD_NAMES:
         return read_all(Path(source))
-    seen = shape_prompts(settings.test_skip, settings.seed, testing=True) if testing else []
-    return shape_prompts(count, settings.seed, testing=testing, without={prompt.text for prompt in seen})
+    seen = captions(source, settings.test_skip, settings.seed, testing=True) if testing else []
+    return captions(source, count, settings.seed, testing=testing, without={prompt.text for prompt in seen})
 
 
 def unseen(prompts: list[Prompt], settings: PromptSettings) -> list[Prompt]:
     """A file's test prompts without the draw of `test_skip` of them; UserError if none is left."""
-    if settings.test == "shapes" or not settings.test_skip:
+    if settings.test in WORLD_NAMES or not settings.test_skip:
         return prompts
     seen = {prompt.id for prompt in choose(prompts, settings.test_skip, settings.seed)}
     left = [prompt for prompt in prompts if prompt.id not in seen]

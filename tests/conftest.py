@@ -17,7 +17,7 @@ from filelock import FileLock
 
 from g2rpo_core.common.model_store import write_lock
 from g2rpo_core.config import load_profile
-from g2rpo_core.tiny_models.settings import FitSettings, ShapesModels
+from g2rpo_core.tiny_models.settings import BuiltModels, FitSettings
 
 ROOT = Path(__file__).parents[1]
 GOLDENS = ROOT / "tests" / "goldens"
@@ -49,8 +49,12 @@ def models(once) -> Path:
         from g2rpo_core.tiny_models.build import build_models
 
         how = FitSettings(steps=3, batch=8, learning_rate=1e-3)
-        fits = {name: how for name, field in ShapesModels.model_fields.items() if field.annotation is FitSettings}
-        entries, _ = build_models(folder, ShapesModels(source="shapes", seed=0, images=64, flux=how, **fits))
+        fits = {
+            name: how
+            for name, field in BuiltModels.model_fields.items()
+            if field.annotation == FitSettings | None and name not in ("flux", "sd3") or field.annotation is FitSettings
+        }
+        entries, _ = build_models(folder, BuiltModels(source="shapes", seed=0, images=64, flux=how, **fits))
         write_lock(folder, entries)
 
     return once("models", build)
@@ -62,12 +66,16 @@ def sd3_models(models, once) -> Path:
 
     def build(folder: Path) -> None:
         from g2rpo_core.common.model_store import LOCK, describe_files
-        from g2rpo_core.tiny_models.build import _pipeline
+        from g2rpo_core.tiny_models.build import build_pipeline
 
         how = FitSettings(steps=3, batch=8, learning_rate=1e-3)
-        fits = {name: how for name, field in ShapesModels.model_fields.items() if field.annotation is FitSettings}
+        fits = {
+            name: how
+            for name, field in BuiltModels.model_fields.items()
+            if field.annotation == FitSettings | None and name not in ("flux", "sd3") or field.annotation is FitSettings
+        }
         shutil.copytree(models, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("pipeline"))
-        _pipeline(folder, ShapesModels(source="shapes", seed=0, images=64, sd3=how, **fits))
+        build_pipeline(folder, BuiltModels(source="shapes", seed=0, images=64, sd3=how, **fits))
         entries = json.loads((models / LOCK).read_text())
         write_lock(folder, entries | {"pipeline": {"folder": "pipeline", "files": describe_files(folder / "pipeline")}})
 
@@ -87,16 +95,16 @@ def sd3_policy(sd3_models):
 
 @pytest.fixture(scope="session")
 def sd3_embeddings_folder(sd3_models, once) -> Path:
-    """A folder with 12 training captions of the shapes task, encoded for Stable Diffusion 3."""
+    """A folder with 12 training captions of world `shapes`, encoded for Stable Diffusion 3."""
 
     def embed(folder: Path) -> None:
         from g2rpo_core.bases.table import text_encoders
         from g2rpo_core.data.embeddings import encode, encode_negative, write, write_negative
-        from g2rpo_core.data.prompts import shape_prompts
+        from g2rpo_core.data.prompts import captions
 
         pipeline = text_encoders(sd3_models / "pipeline")
         encoded = partial(encode, pipeline, max_length=12, batch=10)
-        write(folder / "train", shape_prompts(12, 0, testing=False), encoded, "float32", shard_rows=10)
+        write(folder / "train", captions("shapes", 12, 0, testing=False), encoded, "float32", shard_rows=10)
         write_negative(folder / "train", encode_negative(pipeline, 12), "float32")
 
     return once("sd3_embeddings", embed) / "train"
@@ -123,17 +131,17 @@ def policy(models):
 
 @pytest.fixture(scope="session")
 def embeddings_folder(models, once) -> Path:
-    """A folder with 24 training captions of the shapes task."""
+    """A folder with 24 training captions of world `shapes`."""
 
     def embed(folder: Path) -> None:
         from diffusers import FluxPipeline
 
         from g2rpo_core.data.embeddings import encode, write
-        from g2rpo_core.data.prompts import shape_prompts
+        from g2rpo_core.data.prompts import captions
 
         pipeline = FluxPipeline.from_pretrained(models / "pipeline", transformer=None, vae=None)
         encoded = partial(encode, pipeline, max_length=16, batch=10)
-        write(folder / "train", shape_prompts(24, 0, testing=False), encoded, "float32", shard_rows=10)
+        write(folder / "train", captions("shapes", 24, 0, testing=False), encoded, "float32", shard_rows=10)
 
     return once("embeddings", embed) / "train"
 

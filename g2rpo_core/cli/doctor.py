@@ -87,11 +87,13 @@ def missing(name: str, profile) -> Iterator[str]:
     """What `dvc repro` of a profile needs, or makes first."""
     from huggingface_hub import get_token
 
+    from g2rpo_core.worlds.names import WORLD_NAMES
+
     if profile.models.source == "hub" and not get_token():
         yield "a token for its gated weights (hf auth login)"
     for part, named in (("train", "training"), ("test", "test")):
         source = getattr(profile.prompts, part)
-        if isinstance(source, str) and source != "shapes" and not Path(source).exists():
+        if isinstance(source, str) and source not in WORLD_NAMES and not Path(source).exists():
             yield f"the {named} prompts {source}"
         if not isinstance(source, str) and not Path("prompts", name, f"{part}.parquet").exists():
             yield f"the {named} prompts of {source.repo}, which dvc repro fetches"

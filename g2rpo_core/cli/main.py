@@ -7,7 +7,20 @@ import sys
 
 import typer
 
-from g2rpo_core.cli import demo, doctor, export, fetch, generate, of_the_checkout, plan, profile, report, score, serve_reward
+from g2rpo_core.cli import (
+    demo,
+    doctor,
+    export,
+    fetch,
+    generate,
+    of_the_checkout,
+    plan,
+    probe,
+    profile,
+    report,
+    score,
+    serve_reward,
+)
 from g2rpo_core.errors import TRANSIENT_STATUS, TransientError, UserError
 
 app = typer.Typer(
@@ -27,6 +40,7 @@ for name, (module, about, example) in of_the_checkout.COMMANDS.items():
     )
 app.command("models")(fetch.models)
 app.command("prompts")(fetch.prompts)
+app.command("probe")(probe.probe)
 app.command("generate")(generate.generate)
 app.command("score")(score.score)
 app.command("demo")(demo.demo)

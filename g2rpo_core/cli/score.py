@@ -59,7 +59,7 @@ def run(args: SimpleNamespace) -> None:
         profile = profile or load_run().profile
         section = load_profile(profile_path(profile)).rewards
     aliases = {alias: spec.name for spec in SPECS for alias in spec.aliases}
-    any_image = [spec.name for spec in SPECS if not spec.shapes_only]
+    any_image = [spec.name for spec in SPECS if not spec.worlds_only]
     any_image += [name for name in section if name not in REWARDS and settings_of(section, name).remote]
     names = [aliases.get(name, name) for name in args.reward]
     for given, name in zip(args.reward, names):

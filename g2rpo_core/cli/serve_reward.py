@@ -103,7 +103,7 @@ def served_of(args: SimpleNamespace, key: str | None) -> "Served":
     reward = registry.load([name], models, device, {name: own})[name]
     entries = {model: ModelStore(models).entry(model)["files"] for model in registry.models_of({name: own}, name)}
     health = describe(name, registry.labels(section)[name], decides, entries, tiny_rewards([name], models))
-    tensors = isinstance(settings, CustomRewardSettings) or registry.REWARDS[name].shapes_only
+    tensors = isinstance(settings, CustomRewardSettings) or registry.REWARDS[name].worlds_only
     return Served(reward, health, device, tensors, args.max_request_mib * 2**20, key)
 
 

@@ -17,15 +17,13 @@ from g2rpo_core.hub.settings import HubModels, HubPrompts, PublishedModel
 from g2rpo_core.rewards.registry import REWARDS, models_of, settings_of
 from g2rpo_core.sampling.settings import SamplingSettings
 from g2rpo_core.settings import Name, Settings, do_not_fit, problems_of
-from g2rpo_core.tiny_models.settings import ShapesModels
+from g2rpo_core.tiny_models.settings import BuiltModels
 from g2rpo_core.training.settings import TrainingSettings
+from g2rpo_core.worlds.names import WORLD_NAMES
 
 S = TypeVar("S", bound=Settings)
 T = TypeVar("T")
-PATCH = {
-    "hub": 16,
-    "shapes": 8,
-}  # side of an image token in pixels, for published VAEs of an eighth and the tiny one of a quarter
+PATCH = {True: 16, False: 8}  # side of an image token in pixels, for published VAEs of an eighth and tiny ones of a quarter
 
 
 class MethodRun(Settings):
@@ -44,7 +42,7 @@ class MethodRun(Settings):
 class Profile(Settings):
     """A whole profile, checked across its sections."""
 
-    models: Annotated[ShapesModels | HubModels, Field(discriminator="source")]
+    models: Annotated[BuiltModels | HubModels, Field(discriminator="source")]
     prompts: PromptSettings
     embed: EmbedSettings
     sampling: SamplingSettings
@@ -135,7 +133,7 @@ class Profile(Settings):
             yield f"{where}.prompts_per_iteration: {prompts} cannot be shared evenly by {processes} processes"
 
     def _problems_of_size(self, where: str, settings: SamplingSettings | EvaluationSettings) -> Iterator[str]:
-        patch = PATCH[self.models.source]
+        patch = PATCH[self.models.source == "hub"]
         if wrong := [f"{key} {getattr(settings, key)}" for key in ("height", "width") if getattr(settings, key) % patch]:
             yield f"{where}: height and width must be divisible by {patch} (got {', '.join(wrong)})"
 
@@ -145,13 +143,15 @@ class Profile(Settings):
             if reward not in known:
                 yield f"{where}: unknown reward {reward!r}; allowed are {', '.join(known)}"
                 continue
-            if reward in REWARDS and REWARDS[reward].shapes_only and source != "shapes":
+            if reward in REWARDS and REWARDS[reward].worlds_only and source not in WORLD_NAMES:
                 named = source if isinstance(source, str) else source.repo
-                yield f"{where}: the {reward} only knows captions of the shapes task, not {named}: remove it"
-            if self.models.source == "hub":
-                models = attempt(partial(models_of, self.rewards, reward), ValueError)[0] or ()
-                if lacking := [model for model in models if model not in self.models.repos]:
-                    yield f"{where}: {reward} needs {' and '.join(lacking)} in models.repos"
+                yield f"{where}: the {reward} only knows captions of {' and '.join(WORLD_NAMES)}, not {named}: remove it"
+            models = attempt(partial(models_of, self.rewards, reward), ValueError)[0] or ()
+            if self.models.source != "hub":
+                if models and not self.models.fit_of(reward):
+                    yield f"{where}: {reward} is not built: say in models.{reward} how it is trained, or remove it"
+            elif lacking := [model for model in models if model not in self.models.repos]:
+                yield f"{where}: {reward} needs {' and '.join(lacking)} in models.repos"
 
 
 def _problems_of_repos(models: HubModels) -> Iterator[str]:

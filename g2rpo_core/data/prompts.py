@@ -1,4 +1,4 @@
-"""Where prompts come from: the shapes task, or the user's own file."""
+"""Where prompts come from: a tiny world, or the user's own file."""
 
 import csv
 import json
@@ -19,8 +19,8 @@ from g2rpo_core.common.seeding import seed_of
 from g2rpo_core.data.formats import FORMATS
 from g2rpo_core.errors import UserError, made_by
 from g2rpo_core.files import complaint, in_one_line, read_table, reading, remade_by
-from g2rpo_core.shapes.scenes import distinct_scenes
 from g2rpo_core.texts import unprintable, visible
+from g2rpo_core.worlds.table import WORLDS
 
 MISSING: Any = object()  # a field that a row of a csv does not have
 
@@ -34,11 +34,11 @@ class Prompt:
     style: str
 
 
-def shape_prompts(count: int, seed: int, *, testing: bool, without: Collection[str] = ()) -> list[Prompt]:
-    """Captions of different scenes, none of `without`; test captions are never among training ones. UserError if there are too few."""
+def captions(world: str, count: int, seed: int, *, testing: bool, without: Collection[str] = ()) -> list[Prompt]:
+    """Captions of different scenes of a world, none of `without`; test captions are never among training ones. UserError if there are too few."""
     prefix = "test" if testing else "train"
     try:
-        scenes = distinct_scenes(count, seed_of("prompts", seed, prefix), testing=testing, without=without)
+        scenes = WORLDS[world].distinct_scenes(count, seed_of("prompts", seed, prefix), testing=testing, without=without)
     except ValueError as error:
         raise UserError(f"prompts.{prefix}_count: {error}") from None
     return [Prompt(f"{prefix}-{index:05d}", scene.caption, scene.style) for index, scene in enumerate(scenes)]

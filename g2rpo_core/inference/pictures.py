@@ -118,12 +118,12 @@ class Painter:
         for name, reward in self.load_rewards(names).items():
             try:
                 values, (reasons,) = score_all({name: reward}, images.to(self.device), [prompt] * len(images))
-            except ValueError:  # not a caption of the shapes task
-                if name not in registry.REWARDS or not registry.REWARDS[name].shapes_only:
+            except ValueError:  # not a caption of a tiny world
+                if name not in registry.REWARDS or not registry.REWARDS[name].worlds_only:
                     raise
                 values, reasons = (
                     torch.full((1, len(images)), torch.nan),
-                    ["only knows captions of the shapes task"] * len(images),
+                    ["only knows captions of tiny worlds"] * len(images),
                 )
             for scores, value, reason in zip(found, values[0].tolist(), reasons):
                 scores[name] = value if reason is None else reason

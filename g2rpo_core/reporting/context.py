@@ -51,7 +51,7 @@ PACKAGES = ("torch", "diffusers", "transformers", "open_clip_torch", "dvc", "pya
 IMAGES, FIRST, WORST = 12, 6, 6  # prompts drawn for the page, those of them on its first screen, and those that fell most
 SHOWN = 4  # methods on the first screen beside the base
 NOTICE = {
-    "shapes": "Profile {} is synthetic: images of coloured shapes by small models that were trained on this machine. Nothing on this page is a result of the paper.",
+    "built": "Profile {} is synthetic: images of coloured shapes by small models that were trained on this machine. Nothing on this page is a result of the paper.",
     "hub": "Profile {}: published weights, trained and evaluated as stated below.",
 }  # fmt: skip
 
@@ -143,7 +143,7 @@ def build_context(
     paper = paper_rows(variants, settings, {**entries, **theirs}, weights)
     return {
         "profile": profile,
-        "notice": NOTICE[settings.models.source].format(profile),
+        "notice": NOTICE["hub" if settings.models.source == "hub" else "built"].format(profile),
         "summary": summary(rows, pairs if few else [], labels),
         "prompts": results.prompt_id.nunique(),
         "prompt_counts": prompt_counts(sources.prompts),

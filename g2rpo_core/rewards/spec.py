@@ -109,7 +109,7 @@ class RewardSpec:
     build: makes it from the profile's models, on a device. It imports what it needs when it is called, so that listing names
     does not wait for libraries. models: those of the profile that it reads, unless its settings are `remote`;
     open_clip: those of them whose entry must name open_clip's architecture. size: None if it is not known.
-    shapes_only: it only knows captions and images of the shapes task.
+    worlds_only: it only knows captions and images of tiny worlds.
     """
 
     name: str
@@ -120,4 +120,4 @@ class RewardSpec:
     open_clip: tuple[str, ...] = ()
     size: ModelSize | None = None
     aliases: tuple[str, ...] = ()
-    shapes_only: bool = False
+    worlds_only: bool = False

@@ -4,8 +4,9 @@ import torch
 from diffusers import FluxPipeline, FluxTransformer2DModel
 from transformers import CLIPTextConfig, CLIPTextModel, T5Config, T5EncoderModel
 
-from g2rpo_core.tiny_models.pipeline import initialize
+from g2rpo_core.tiny_models.pipeline import TOKEN, initialize
 from g2rpo_core.tiny_models.tokenizers import CLIP_LENGTH, T5_LENGTH, clip_tokenizer, t5_tokenizer
+from g2rpo_core.worlds.world import World
 
 GUIDANCE = 3.5  # FLUX.1-dev takes its guidance scale as an input; the tiny one is trained at this value alone
 
@@ -13,8 +14,8 @@ GUIDANCE = 3.5  # FLUX.1-dev takes its guidance scale as an input; the tiny one 
 class TinyFlux:
     """A `Small` of FLUX's classes."""
 
-    def __init__(self, captions: list[str]):
-        self.clip_tokens, self.t5_tokens = clip_tokenizer(), t5_tokenizer()
+    def __init__(self, world: World, captions: list[str]):
+        self.clip_tokens, self.t5_tokens = clip_tokenizer(), t5_tokenizer(world)
         clip = CLIPTextModel(
             CLIPTextConfig(
                 vocab_size=len(self.clip_tokens), hidden_size=64, intermediate_size=128, num_hidden_layers=1, num_attention_heads=2,
@@ -33,11 +34,12 @@ class TinyFlux:
         self.parts = torch.nn.ModuleDict({"transformer": transformer, "clip": clip, "t5": t5})
         self.clip_ids = self.clip_tokens(captions, padding="max_length", return_tensors="pt").input_ids
         self.t5_ids = self.t5_tokens(captions, padding="max_length", max_length=T5_LENGTH, return_tensors="pt").input_ids
-        self.image_ids = FluxPipeline._prepare_latent_image_ids(1, 4, 4, "cpu", torch.float32)
+        tokens = world.size // TOKEN
+        self.image_ids = FluxPipeline._prepare_latent_image_ids(1, tokens, tokens, "cpu", torch.float32)
         self.text_ids = torch.zeros(T5_LENGTH, 3)
 
     def pack(self, latents: torch.Tensor) -> torch.Tensor:
-        """[N, 8, 8, 8] -> [N, 16, 32]."""
+        """[N, 8, rows, columns] -> [N, rows * columns / 4, 32]."""
         return FluxPipeline._pack_latents(latents, *latents.shape)
 
     def velocity(self, latents, sigma, prompt, generator):

@@ -1,4 +1,4 @@
-"""The tiny ImageReward: BLIP towers trained here on shape scenes, saved in the published form."""
+"""The tiny ImageReward: BLIP towers trained here on a world's pictures, saved in the published form."""
 
 import json
 import re
@@ -11,11 +11,11 @@ from torch import nn
 from transformers import BlipTextConfig, BlipVisionConfig
 
 from g2rpo_core.rewards.image_reward import HEAD_WIDTH, ImageRewardModel
-from g2rpo_core.shapes.scenes import SIZE
 from g2rpo_core.tiny_models.clip import degrade, pairs
 from g2rpo_core.tiny_models.fit import fit
 from g2rpo_core.tiny_models.settings import FitSettings
 from g2rpo_core.tiny_models.tokenizers import bert_tokenizer
+from g2rpo_core.worlds.world import World
 
 WIDTH, TEXT_WIDTH, EMBEDDING = 128, 96, 256
 INITIAL = 0.1  # deviation of the first weights: at BERT's 0.02 so narrow a tower passes on almost nothing, and does not learn
@@ -34,17 +34,17 @@ PUBLISHED = [  # the names of transformers in those of `ImageReward.pt`, see REN
 ]
 
 
-def train_image_reward(how: FitSettings, seed: int) -> tuple[nn.ModuleDict, dict]:
+def train_image_reward(world: World, how: FitSettings, seed: int) -> tuple[nn.ModuleDict, dict]:
     """The reward model with BLIP's two projections, trained by BLIP's contrastive loss and ImageReward's ranking loss at once.
 
     Ranking: of two images for one caption, the right and clean one should score over that of a neighbour (a scene with one
     attribute changed), and over a degraded copy of itself.
     """
     torch.manual_seed(seed)
-    tokenizer = bert_tokenizer()
+    tokenizer = bert_tokenizer(world)
     vision = BlipVisionConfig(
         hidden_size=WIDTH, intermediate_size=4 * WIDTH, num_hidden_layers=2, num_attention_heads=WIDTH // HEAD_WIDTH,
-        image_size=SIZE, patch_size=8, hidden_act="gelu", layer_norm_eps=1e-6, initializer_range=INITIAL,
+        image_size=world.size, patch_size=8, hidden_act="gelu", layer_norm_eps=1e-6, initializer_range=INITIAL,
     )  # fmt: skip
     text = BlipTextConfig(
         vocab_size=len(tokenizer), hidden_size=TEXT_WIDTH, intermediate_size=4 * TEXT_WIDTH, num_hidden_layers=2,
@@ -55,7 +55,7 @@ def train_image_reward(how: FitSettings, seed: int) -> tuple[nn.ModuleDict, dict
     model = nn.ModuleDict(
         {"reward": reward, "vision_proj": nn.Linear(WIDTH, EMBEDDING), "text_proj": nn.Linear(TEXT_WIDTH, EMBEDDING)}
     )
-    captions, images, other_captions, other_images = pairs(6144, seed, testing=False)
+    captions, images, other_captions, other_images = pairs(world, 6144, seed, testing=False)
     encoded = tokenizer(captions + other_captions, padding=True, return_tensors="pt")
     tokens, masks = encoded.input_ids, encoded.attention_mask
     generator = torch.Generator().manual_seed(seed)
@@ -67,7 +67,10 @@ def train_image_reward(how: FitSettings, seed: int) -> tuple[nn.ModuleDict, dict
         token, mask = tokens[rows], masks[rows]
         clean = torch.cat([images[indices], other_images[indices]])
         seen = torch.cat(
-            [degrade(clean, clean.roll(1, 0), 0.4, generator), degrade(clean[:count], clean[count:], 1.0, generator)]
+            [
+                degrade(world, clean, clean.roll(1, 0), 0.4, generator),
+                degrade(world, clean[:count], clean[count:], 1.0, generator),
+            ]
         )
         seen = reward.vision((seen - mean) / std).last_hidden_state  # right images, neighbours, degraded ones
 
@@ -87,7 +90,7 @@ def train_image_reward(how: FitSettings, seed: int) -> tuple[nn.ModuleDict, dict
     return model.eval(), {"loss": loss, "parameters": sum(p.numel() for p in model.parameters())}
 
 
-def save_image_reward(model: nn.ModuleDict, folder: Path, tokenizer: Path) -> None:
+def save_image_reward(model: nn.ModuleDict, world: World, folder: Path, tokenizer: Path) -> None:
     """The files of `THUDM/ImageReward`: ImageReward.pt and med_config.json; and those of bert-base-uncased's tokenizer."""
     folder.mkdir(parents=True)
     weights = {f"blip.{name}": value for name, value in model.state_dict().items() if not name.startswith("reward.")}
@@ -108,4 +111,4 @@ def save_image_reward(model: nn.ModuleDict, folder: Path, tokenizer: Path) -> No
     )  # fmt: skip
     med_config |= {key: getattr(text, key) for key in shared}
     (folder / "med_config.json").write_text(json.dumps(med_config, indent=1))
-    bert_tokenizer().save_pretrained(tokenizer)
+    bert_tokenizer(world).save_pretrained(tokenizer)

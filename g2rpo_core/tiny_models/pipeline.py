@@ -1,4 +1,4 @@
-"""The tiny text-to-image model: a pipeline of the published classes of a base model, trained here on shape scenes."""
+"""The tiny text-to-image model: a pipeline of the published classes of a base model, trained here on a world's pictures."""
 
 import copy
 from collections.abc import Callable
@@ -8,23 +8,24 @@ import torch
 import torch.nn.functional as F
 from diffusers import AutoencoderKL, DiffusionPipeline, FlowMatchEulerDiscreteScheduler
 
-from g2rpo_core.shapes.scenes import SIZE, Scene
 from g2rpo_core.tiny_models.fit import fit
 from g2rpo_core.tiny_models.settings import FitSettings
+from g2rpo_core.worlds.world import World
 
 KL_WEIGHT = 1e-6
 LOG_VARIANCE = -4.0  # of the latents before the VAE has learned any: at 0 its noise would hide them for hundreds of steps
 EMA_DECAY = 0.99
+TOKEN = 8  # pixels: the side of an image token
 
 
 def train_vae(images: torch.Tensor, how: FitSettings, seed: int) -> tuple[AutoencoderKL, dict]:
-    """AutoencoderKL with 8 latent channels at a quarter of the size, for images [N, 3, 32, 32] in [-1, 1].
+    """AutoencoderKL with 8 latent channels at a quarter of the size, for square images [N, 3, size, size] in [-1, 1].
 
     Its config holds the mean and the standard deviation of the latents as shift and scaling factor, like the published ones.
     """
     torch.manual_seed(seed)
     vae = AutoencoderKL(
-        sample_size=SIZE, block_out_channels=(16, 32, 32), layers_per_block=1, latent_channels=8, norm_num_groups=8,
+        sample_size=images.shape[-1], block_out_channels=(16, 32, 32), layers_per_block=1, latent_channels=8, norm_num_groups=8,
         down_block_types=("DownEncoderBlock2D",) * 3, up_block_types=("UpDecoderBlock2D",) * 3,
         use_quant_conv=False, use_post_quant_conv=False, mid_block_add_attention=False,
     )  # fmt: skip
@@ -49,7 +50,7 @@ def train_vae(images: torch.Tensor, how: FitSettings, seed: int) -> tuple[Autoen
 
 @torch.no_grad()
 def encode(vae: AutoencoderKL, images: torch.Tensor) -> torch.Tensor:
-    """Means of the latents, [N, 8, 8, 8], not yet shifted or scaled."""
+    """Means of the latents, [N, 8, size / 4, size / 4], not yet shifted or scaled."""
     return torch.cat([vae.encode(batch).latent_dist.mean for batch in images.split(256)])
 
 
@@ -81,20 +82,21 @@ def initialize(transformer: torch.nn.Module) -> None:
 
 
 def train_pipeline(
-    build: Callable[[list[str]], Small],
+    build: Callable[[World, list[str]], Small],
+    world: World,
     vae: AutoencoderKL,
-    scenes: list[Scene],
+    captions: list[str],
     images: torch.Tensor,
     how: FitSettings,
     seed: int,
 ) -> tuple[DiffusionPipeline, dict]:
     """Transformer and text encoders trained together by flow matching, as an averaged pipeline.
 
-    build: makes the model for a list of captions, after `torch.manual_seed`; scenes, images [N, 3, 32, 32] in [-1, 1]: the
+    build: makes the model for captions of a world, after `torch.manual_seed`; captions, images [N, 3, size, size] in [-1, 1]: the
     training set. Sigma is uniform, shifted by 3 like sampling's.
     """
     torch.manual_seed(seed)
-    small = build([scene.caption for scene in scenes])
+    small = build(world, captions)
     parts = small.parts
     latents = small.pack((encode(vae, images) - vae.config.shift_factor) * vae.config.scaling_factor)
     generator = torch.Generator().manual_seed(seed)

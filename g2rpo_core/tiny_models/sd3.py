@@ -5,8 +5,9 @@ import torch.nn.functional as F
 from diffusers import SD3Transformer2DModel, StableDiffusion3Pipeline
 from transformers import CLIPTextConfig, CLIPTextModelWithProjection, CLIPTokenizer, T5Config, T5EncoderModel
 
-from g2rpo_core.tiny_models.pipeline import initialize
+from g2rpo_core.tiny_models.pipeline import TOKEN, initialize
 from g2rpo_core.tiny_models.tokenizers import CLIP_LENGTH, T5_LENGTH, clip_tokenizer, t5_tokenizer
+from g2rpo_core.worlds.world import World
 
 DROPPED = 0.1  # share of captions that are trained as the empty prompt, for classifier-free guidance
 WIDTH = 64  # of T5; the two CLIPs fill it side by side
@@ -15,15 +16,15 @@ WIDTH = 64  # of T5; the two CLIPs fill it side by side
 class TinyStableDiffusion3:
     """A `Small` of Stable Diffusion 3's classes."""
 
-    def __init__(self, captions: list[str]):
-        self.clip_tokens, self.t5_tokens = clip_tokenizer(), t5_tokenizer()
+    def __init__(self, world: World, captions: list[str]):
+        self.clip_tokens, self.t5_tokens = clip_tokenizer(), t5_tokenizer(world)
         clips = {name: _clip(self.clip_tokens) for name in ("clip_l", "clip_g")}
         t5 = T5EncoderModel(
             T5Config(vocab_size=len(self.t5_tokens), d_model=WIDTH, d_ff=128, d_kv=32, num_layers=2, num_heads=2, dropout_rate=0)
         )
         transformer = SD3Transformer2DModel(
-            sample_size=8, patch_size=2, in_channels=8, out_channels=8, num_layers=4, attention_head_dim=32, num_attention_heads=4,
-            joint_attention_dim=WIDTH, caption_projection_dim=128, pooled_projection_dim=WIDTH, pos_embed_max_size=8,
+            sample_size=world.size // TOKEN * 2, patch_size=2, in_channels=8, out_channels=8, num_layers=4, attention_head_dim=32, num_attention_heads=4,
+            joint_attention_dim=WIDTH, caption_projection_dim=128, pooled_projection_dim=WIDTH, pos_embed_max_size=world.size // TOKEN * 2,
             dual_attention_layers=(0,), qk_norm="rms_norm",
         )  # fmt: skip
         initialize(transformer)
@@ -33,7 +34,7 @@ class TinyStableDiffusion3:
         self.t5_ids = self.t5_tokens(texts, padding="max_length", max_length=T5_LENGTH, return_tensors="pt").input_ids
 
     def pack(self, latents: torch.Tensor) -> torch.Tensor:
-        """[N, 8, 8, 8], as they are."""
+        """As they are."""
         return latents
 
     def velocity(self, latents, sigma, prompt, generator):

@@ -1,4 +1,4 @@
-"""The section `models` of a profile whose models are built and trained here, on images of coloured shapes."""
+"""The section `models` of a profile whose models are built and trained here, on a world's pictures."""
 
 from typing import Literal
 
@@ -18,23 +18,23 @@ class FitSettings(Settings):
     )
 
 
-class ShapesModels(Settings):
-    """Models built and trained here on the shapes task; images: how many the pipeline is trained on.
+class BuiltModels(Settings):
+    """Models built and trained here on the pictures of a world; images: how many the pipeline is trained on.
 
-    The base model is the one whose fit is given, `flux` or `sd3`: its transformer and text encoders.
+    The base model is the one whose fit is given, `flux` or `sd3`: its transformer and text encoders. A scorer without a fit is not built.
     """
 
-    source: Literal["shapes"] = Field(description="build and train the models here")
+    source: Literal["shapes", "marks"] = Field(description="build and train the models here, on this world's pictures")
     seed: Seed = Field(description="of images and weights")
     images: Count
     vae: FitSettings
     flux: FitSettings | None = Field(None, description="build a small FLUX.1, and fit it so")
     sd3: FitSettings | None = Field(None, description="build a small Stable Diffusion 3.5 instead, and fit it so")
-    clip_score: FitSettings
-    hps: FitSettings
-    pickscore: FitSettings
-    image_reward: FitSettings
-    unified_reward: FitSettings
+    clip_score: FitSettings | None = None
+    hps: FitSettings | None = None
+    pickscore: FitSettings | None = None
+    image_reward: FitSettings | None = None
+    unified_reward: FitSettings | None = None
 
     @model_validator(mode="after")
     def _has_one_base(self):
@@ -53,3 +53,7 @@ class ShapesModels(Settings):
         fit = self.flux or self.sd3
         assert fit is not None  # as checked
         return fit
+
+    def fit_of(self, scorer: str) -> FitSettings | None:
+        """How a scorer is trained; None: not at all."""
+        return getattr(self, scorer)

@@ -9,10 +9,10 @@ import open_clip
 from open_clip.tokenizer import bytes_to_unicode
 from transformers import BertTokenizer, CLIPTokenizer, T5TokenizerFast
 
-from g2rpo_core.shapes.scenes import COLORS, PLACES, RADII, RELATIONS, SHAPES
+from g2rpo_core.worlds.world import World
 
-T5_LENGTH = 12  # tokens; captions have at most 11
-CLIP_LENGTH = 16  # tokens; the published CLIP has 77, captions of shape scenes have at most 12
+T5_LENGTH = 12  # tokens; captions of any world have at most 11
+CLIP_LENGTH = 16  # tokens; the published CLIP has 77, captions of any world have at most 12
 
 
 def clip_tokenizer() -> CLIPTokenizer:
@@ -32,20 +32,20 @@ def clip_tokenizer() -> CLIPTokenizer:
         return CLIPTokenizer.from_pretrained(folder)
 
 
-def t5_tokenizer() -> T5TokenizerFast:
-    """A unigram tokenizer in T5's form with a token for every word of the shapes task; other words fall back to letters."""
-    vocabulary = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), *((f"▁{word}", -3.0) for word in _words())]
+def t5_tokenizer(world: World) -> T5TokenizerFast:
+    """A unigram tokenizer in T5's form with a token for every word of a world; other words fall back to letters."""
+    vocabulary = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), *((f"▁{word}", -3.0) for word in _words(world))]
     vocabulary += [(letter, -10.0) for letter in ["▁", *map(chr, range(33, 127))]]
     return T5TokenizerFast(vocab=vocabulary, extra_ids=0, model_max_length=T5_LENGTH)
 
 
-def bert_tokenizer() -> BertTokenizer:
-    """A WordPiece tokenizer as bert-base-uncased's, with a token for every word of the shapes task; others fall back to letters."""
+def bert_tokenizer(world: World) -> BertTokenizer:
+    """A WordPiece tokenizer as bert-base-uncased's, with a token for every word of a world; others fall back to letters."""
     letters = list(map(chr, range(33, 65))) + list(map(chr, range(91, 127)))  # all but the capitals
-    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *_words(), *letters, *("##" + letter for letter in letters)]
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *_words(world), *letters, *("##" + letter for letter in letters)]
     return BertTokenizer(vocab={piece: index for index, piece in enumerate(dict.fromkeys(pieces))}, do_lower_case=True)
 
 
-def _words() -> list[str]:
-    """Every word of the captions of shape scenes, sorted."""
-    return sorted({word for phrase in ["a", *RADII, *COLORS, *SHAPES, *PLACES, *RELATIONS] for word in phrase.split()})
+def _words(world: World) -> list[str]:
+    """Every word of its captions, sorted."""
+    return sorted({word for phrase in world.phrases for word in phrase.split()})

@@ -17,9 +17,14 @@ from g2rpo_core.data.prompts import Prompt, write_prompts
 from g2rpo_core.estimate import published
 from g2rpo_core.estimate.bases import CLIP_TOKENS, encoding_shapes, shape_of
 from g2rpo_core.tiny_models.tokenizers import bert_tokenizer, clip_tokenizer, t5_tokenizer
+from g2rpo_core.worlds.table import WORLDS
 
 PROMPTS = 16  # of each set: those of an iteration
-TOKENIZERS = {"clip": (clip_tokenizer, CLIP_TOKENS), "t5": (t5_tokenizer, 512)}  # how one is made, and its published length
+ANY_WORLD = WORLDS["shapes"]  # no text is looked at
+TOKENIZERS: dict[str, tuple[Callable[[], Any], int]] = {
+    "clip": (clip_tokenizer, CLIP_TOKENS),
+    "t5": (partial(t5_tokenizer, ANY_WORLD), 512),
+}  # how one is made, and its published length
 
 
 def make_inputs(home: Path, name: str, profile: Profile) -> None:
@@ -89,7 +94,7 @@ def make_models(folder: Path, profile: Profile) -> None:
     (folder / "image_reward").mkdir()
     (folder / "image_reward" / "ImageReward.safetensors").touch()
     (folder / "image_reward" / "med_config.json").write_text(json.dumps(published.IMAGE_REWARD_TEXT))
-    bert_tokenizer().save_pretrained(folder / "image_reward_tokenizer")
+    bert_tokenizer(ANY_WORLD).save_pretrained(folder / "image_reward_tokenizer")
     entries = {path.name: {"folder": path.name, "files": {}} for path in folder.iterdir()}
     entries["hps"]["architecture"] = "ViT-H-14"
     (folder / LOCK).write_text(json.dumps(entries))

@@ -17,7 +17,7 @@ from tests.fixtures.commands import run_here
 
 pytestmark = pytest.mark.pipeline
 COMMANDS = (
-    *("doctor", "plan", "models", "prompts", "generate", "score", "demo", "export", "report"),
+    *("doctor", "plan", "models", "prompts", "probe", "generate", "score", "demo", "export", "report"),
     *("profile list", "profile show", "profile diff"),
 )
 # of the commands that hand their words to a module, what `--help` loads
@@ -25,13 +25,15 @@ MODULES = ("stages.rehearse", "stages.job")
 
 
 @pytest.fixture(scope="module")
-def project(models, tmp_path_factory):
+def project(models, embeddings_folder, tmp_path_factory):
     """A folder with the profiles, the tiny models, and a run whose weights are the base's but for one layer."""
     folder = tmp_path_factory.mktemp("commands")
     shutil.copytree(ROOT / "profiles", folder / "profiles")
     (folder / "params.yaml").write_text("profile: tiny\nmethods: [g2rpo]\nseeds: [1]\n")
     (folder / "models").mkdir()
     (folder / "models" / "tiny").symlink_to(models)
+    (folder / "embeddings").mkdir()
+    (folder / "embeddings" / "tiny").symlink_to(embeddings_folder.parent)
     profile = YAML(typ="safe").load(ROOT / "profiles" / "tiny.yaml")
     profile["evaluation"]["steps"] = [3]
     YAML().dump(profile, folder / "profiles" / "tiny.yaml")
@@ -100,6 +102,35 @@ def test_a_grid_has_a_row_a_prompt_and_a_column_a_seed(project):
 )
 def test_what_cannot_be_drawn_is_said_in_one_line(project, words, complaint):
     done = run_here(main, "generate", *words, folder=project)
+    assert done.returncode == 1 and done.stderr.startswith(f"error: {complaint}"), done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_the_probe_shows_every_step_and_the_same_as_json(project):
+    words = ["probe", "--prompts", "2", "--group", "3", "--granularities", "1,3"]
+    shown, listed = (run_here(main, *words, *more, folder=project) for more in ([], ["--json"]))
+    assert shown.returncode == listed.returncode == 0, shown.stderr
+    steps = json.loads(listed.stdout)
+    assert [step["step"] for step in steps] == list(range(9)) and set(steps[0]["gap"]) == {"1", "3"}
+    lines = shown.stdout.splitlines()
+    assert lines[0] == "tiny, base: training reward hps + clip_score over 2 prompts, groups of 3"
+    assert lines[2].split()[:3] == ["0", "1.000", f"{steps[0]['spread']:.4f}"] and len(lines) == 2 + 9
+
+
+@pytest.mark.parametrize(
+    "words, complaint",
+    [
+        (["--granularities", "3,1"], "probe: --granularities are rising whole numbers from 1"),
+        (
+            ["--group", "1"],
+            "probe: --granularities are rising whole numbers from 1, as 1,2,3; --prompts is at least 1, --group at least 2",
+        ),
+        (["--run", "g2rpo-9"], "g2rpo-9: no trained weights"),
+        (["--profile", "tiny_sd3"], "embeddings/tiny_sd3/train/part-00000.parquet does not exist; the stage `embed` makes it"),
+    ],
+)
+def test_what_cannot_be_probed_is_said_in_one_line(project, words, complaint):
+    done = run_here(main, "probe", *words, folder=project)
     assert done.returncode == 1 and done.stderr.startswith(f"error: {complaint}"), done.stderr
     assert done.stderr.count("\n") == 1
 

@@ -107,7 +107,7 @@ def test_every_profile_of_the_project_is_valid(path):
         ("  steps: [10]", "  steps: [10, 10]", "evaluation.steps: must be different from each other"),
         ("source: shapes", "source: attic", "models: Input tag 'attic'"),
         ("dtype: float32", "dtype: float8", "embed.dtype: Input should be 'float32' or 'bfloat16' (got 'float8')"),
-        ("  test: shapes", "  test: mine.txt", "the verifier only knows captions of the shapes task, not mine.txt"),
+        ("  test: shapes", "  test: mine.txt", "the verifier only knows captions of shapes and marks, not mine.txt"),
         ("seed: 0\n  images", "seed: zero\n  images", "models.seed: Input should be a valid integer (got 'zero')"),
         ("vae: {steps: 800", "vae: {stepz: 800", "models.vae.stepz: unknown key; allowed are steps, batch, learning_rate"),
         ("embed:", "embed: [", "not YAML"),

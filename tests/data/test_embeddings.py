@@ -6,7 +6,7 @@ import torch
 from diffusers import FluxPipeline
 
 from g2rpo_core.data.embeddings import Conditioning, EmbeddingStore, check_lengths, encode, write
-from g2rpo_core.data.prompts import Prompt, shape_prompts
+from g2rpo_core.data.prompts import Prompt, captions
 from g2rpo_core.errors import UserError
 
 
@@ -18,7 +18,7 @@ def pipeline(models):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_what_comes_back_is_what_the_pipeline_encodes(pipeline, tmp_path, dtype):
     pipeline = FluxPipeline.from_pipe(pipeline, dtype=getattr(torch, dtype))
-    prompts = shape_prompts(23, 0, testing=False)
+    prompts = captions("shapes", 23, 0, testing=False)
     write(tmp_path / "train", prompts, partial(encode, pipeline, max_length=16, batch=7), dtype, shard_rows=10)
     store = EmbeddingStore(tmp_path / "train")
     assert store.prompts == prompts and len(store) == 23
@@ -56,7 +56,7 @@ def test_bfloat16_is_stored_bit_for_bit(tmp_path):
 def test_files_are_laid_out_for_random_access(pipeline, tmp_path):
     write(
         tmp_path / "train",
-        shape_prompts(11, 0, testing=False),
+        captions("shapes", 11, 0, testing=False),
         partial(encode, pipeline, max_length=16, batch=4),
         "float32",
         shard_rows=8,
@@ -111,7 +111,7 @@ def test_missing_parts_are_noticed_wherever_they_were(gone, complaint, tmp_path)
 
 
 def test_an_interrupted_store_goes_on_without_encoding_anything_twice(pipeline, tmp_path):
-    prompts, encoded = shape_prompts(23, 0, testing=False), partial(encode, pipeline, max_length=16, batch=4)
+    prompts, encoded = captions("shapes", 23, 0, testing=False), partial(encode, pipeline, max_length=16, batch=4)
     write(tmp_path / "whole", prompts, encoded, "float32", shard_rows=6)
     seen = []
 

@@ -5,12 +5,12 @@ import pytest
 
 from g2rpo_core.data.prompts import (
     Prompt,
+    captions,
     choose,
     held_out,
     load_prompts,
     prompt_order,
     read_prompts,
-    shape_prompts,
     write_prompts,
 )
 from g2rpo_core.errors import UserError
@@ -95,7 +95,7 @@ def test_what_is_tested_is_not_trained_on():
 
 
 def test_prompts_survive_the_file(tmp_path):
-    prompts = shape_prompts(5, 0, testing=True)
+    prompts = captions("shapes", 5, 0, testing=True)
     write_prompts(tmp_path / "deep" / "test.parquet", prompts)
     assert load_prompts(tmp_path / "deep" / "test.parquet") == prompts
     with pytest.raises(UserError, match="dvc repro prompts"):
@@ -103,7 +103,7 @@ def test_prompts_survive_the_file(tmp_path):
 
 
 def test_training_and_test_captions_are_different_ones():
-    train, test = shape_prompts(400, 0, testing=False), shape_prompts(400, 0, testing=True)
+    train, test = captions("shapes", 400, 0, testing=False), captions("shapes", 400, 0, testing=True)
     assert len({prompt.text for prompt in [*train, *test]}) == 800
 
 

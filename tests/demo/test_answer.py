@@ -133,7 +133,7 @@ def test_scores_are_those_of_the_rewards_and_a_reason_where_there_is_none(usual,
     assert drawn.scores["hps"] == pytest.approx(float(hps), abs=1e-3)  # the file has 8 bits
     assert 0 <= drawn.scores["verifier"] <= 1
     (other,) = answer(painter, "tiny", RUNS, asked_for(usual, prompt="a cat", runs=(), rewards=("verifier",)))
-    assert other.scores == {"verifier": "only knows captions of the shapes task"}
+    assert other.scores == {"verifier": "only knows captions of tiny worlds"}
 
 
 @pytest.mark.pipeline

@@ -53,7 +53,7 @@ ONLY_PARSED = {
     r"^g2rpo (generate|score|report|profile (show|diff)|--install-completion)": "named with other words that are run; completion writes into the home folder",
     r"^(hf|dvc (push|pull|remote))\b": "a hub, or a remote of the reader's",
     r"^python -m tools\.": "tests/docs/test_site.py runs what they write",
-    r"^g2rpo doctor --profile": "an example of the help text; tests/cli runs it",
+    r"^g2rpo (doctor --profile|probe)": "an example of the help text; tests/cli runs them",
     r"^dvc exp\b": "a training; docs/howto/dvc.md says what it does",
     r"^dvc (dag|metrics show|status)$": "named with other words that are run",
     r"^python -m benchmarks": "minutes to hours; tests/benchmarks runs small ones",

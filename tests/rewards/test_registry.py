@@ -25,7 +25,7 @@ def test_a_reward_says_which_models_it_reads_and_they_are_built(spec, models):
     store = ModelStore(models)
     assert all(store.folder(name).is_dir() for name in spec.models)
     assert all("architecture" in store.entry(name) for name in spec.open_clip)
-    assert bool(spec.models) != spec.shapes_only  # the verifier alone needs none
+    assert bool(spec.models) != spec.worlds_only  # the verifier alone needs none
     assert spec.size is None or min(spec.size.parameters, spec.size.bytes_per_image, spec.size.flops_per_image) > 0
 
 

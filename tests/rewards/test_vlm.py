@@ -20,18 +20,19 @@ from g2rpo_core.rewards import registry as rewards
 from g2rpo_core.rewards.preprocess import eight_bit
 from g2rpo_core.rewards.templates import parse, question
 from g2rpo_core.rewards.unified_reward import InProcess, conversation
-from g2rpo_core.shapes.scenes import parse_caption
 from g2rpo_core.tiny_models.settings import FitSettings
-from g2rpo_core.tiny_models.unified_reward import TEMPLATE, answer, elements, processor, tokenizer, train_vlm
+from g2rpo_core.tiny_models.unified_reward import TEMPLATE, answer, processor, tokenizer, train_vlm
+from g2rpo_core.worlds.table import WORLDS
 from tests.fixtures.images import IMAGES, PROMPTS
 
 CPU = torch.device("cpu")
+SHAPES = WORLDS["shapes"]
 
 
 @pytest.fixture(scope="module")
 def llava(tmp_path_factory):
     """A LLaVA-OneVision of a few thousand weights."""
-    words = tokenizer()
+    words = tokenizer(SHAPES)
     words.add_special_tokens({"additional_special_tokens": ["<image>", "<video>"]})
     image, video, end = words.convert_tokens_to_ids(["<image>", "<video>", "<|im_end|>"])
     vision = SiglipVisionConfig(
@@ -47,7 +48,7 @@ def llava(tmp_path_factory):
         vision_config=vision, text_config=text, image_token_index=image, video_token_index=video, image_grid_pinpoints=grid,
         vision_feature_select_strategy="full", vision_feature_layer=-1,
     )  # fmt: skip
-    chat = processor().chat_template.replace("<|vision_start|><|image_pad|><|vision_end|>", "<image>\n")
+    chat = processor(SHAPES).chat_template.replace("<|vision_start|><|image_pad|><|vision_end|>", "<image>\n")
     size = {"height": 28, "width": 28}
     made = LlavaOnevisionProcessor(
         image_processor=LlavaOnevisionImageProcessor(size=size, image_grid_pinpoints=grid), tokenizer=words,
@@ -122,18 +123,18 @@ def test_a_model_of_another_family_is_refused_by_name(models):
 )
 def test_the_answers_taught_are_in_the_template_s_words(shown, spoilt, score):
     caption = "a small blue cross above a large green square"
-    text = answer(parse_caption(caption), parse_caption(shown), spoilt)
+    text = answer(SHAPES, SHAPES.parse(caption), SHAPES.parse(shown), spoilt)
     assert parse(TEMPLATE, text) == score
     assert text.split("\n")[3].startswith("above (layout): ")
     held = [line.endswith(": 1") for line in text.split("\n")[:-1]]
-    assert held == [a == s for a, s in zip(elements(parse_caption(caption)), elements(parse_caption(shown)))]
-    words = tokenizer()
+    assert held == [a == s for a, s in zip(SHAPES.elements(SHAPES.parse(caption)), SHAPES.elements(SHAPES.parse(shown)))]
+    words = tokenizer(SHAPES)
     assert words.decode(words(text)["input_ids"]) == text and len(words(text)["input_ids"]) == 2 * 7 + 2
 
 
 @pytest.mark.pipeline
 def test_the_same_seed_teaches_the_same_weights():
     how = FitSettings(steps=2, batch=4, learning_rate=1e-3)
-    first, second, other = (train_vlm(how, seed)[0].state_dict() for seed in (1, 1, 2))
+    first, second, other = (train_vlm(SHAPES, how, seed)[0].state_dict() for seed in (1, 1, 2))
     assert all(torch.equal(first[name], second[name]) for name in first)
     assert not all(torch.equal(first[name], other[name]) for name in first)

@@ -21,7 +21,7 @@ from g2rpo_core.errors import TransientError
 from g2rpo_core.rewards import registry
 from g2rpo_core.rewards.reward_protocol import encode
 from g2rpo_core.rewards.scoring import check_missing, score_all
-from g2rpo_core.shapes.scenes import draw, random_scene
+from g2rpo_core.worlds.table import WORLDS
 from tests.conftest import ROOT
 from tests.fixtures.commands import run_here
 from tests.fixtures.images import IMAGES, PROMPTS, folder_to_score
@@ -219,8 +219,9 @@ def test_it_stops_at_ctrl_c_without_a_traceback_and_says_when_it_is_open_to_all(
         url = server.url.replace("0.0.0.0", "127.0.0.1")
         section = {"verifier": {"server": {"url": url}}}
         rng = np.random.default_rng(0)
-        scenes = [random_scene(rng) for _ in range(8)]
-        drawn = torch.from_numpy(np.stack([draw(scene, rng) for scene in scenes])).float()
+        world = WORLDS["shapes"]
+        scenes = [world.random_scene(rng) for _ in range(8)]
+        drawn = torch.from_numpy(np.stack([world.draw(scene, rng) for scene in scenes])).float()
         captions = [scene.caption for scene in scenes[:4] + scenes[:4]]  # half of them another image's
         local = registry.load(["verifier"], models)["verifier"](drawn, captions)
         served = registry.load(["verifier"], models, section=section)["verifier"](drawn, captions)

@@ -1,0 +1,81 @@
+"""What noise at each denoising step does to the reward, before anything is trained: which steps can teach, and which tails agree."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from g2rpo_core.algorithm.advantage import standardized
+from g2rpo_core.algorithm.methods import METHODS
+from g2rpo_core.data.embeddings import EmbeddingStore
+from g2rpo_core.models.policy import Policy
+from g2rpo_core.rewards.spec import Reward
+from g2rpo_core.sampling.schedule import sigma_at
+from g2rpo_core.sampling.settings import SamplingSettings
+from g2rpo_core.training.experience import RolloutSampler, score_rollout
+
+
+@dataclass(frozen=True)
+class Step:
+    """Of one SDE step, means over prompts of the training reward, which is the weighted sum of rewards.
+
+    spread: standard deviation within a group; granularity -> correlation of scores within a group with those of the finest
+    tail, the mean score minus its, and the forward evaluations of a group (NFE) if this were the only step and the only tail.
+    """
+
+    step: int
+    sigma: float
+    spread: float
+    correlation: dict[int, float]
+    gap: dict[int, float]
+    evaluations: dict[int, int]
+
+
+@torch.no_grad()
+def probe(
+    policy: Policy,
+    rewards: Mapping[str, Reward],
+    weights: Mapping[str, float],
+    store: EmbeddingStore,
+    sampling: SamplingSettings,
+    granularities: tuple[int, ...],
+    prompts: int,
+    group: int,
+    seed: int,
+) -> Iterator[list[Step]]:
+    """After each of the first `prompts` prompts of the store, what is known of every SDE step by then.
+
+    A group's members share the initial noise and, at the step, get noise of their own (G²RPO's transition); everything else is
+    deterministic. granularities: rising, the finest first; group: members.
+    """
+    steps = tuple(range(sampling.steps - 1))
+    method = METHODS["g2rpo"].model_copy(update={"sde_steps": steps, "granularities": granularities})
+    sampler = RolloutSampler(policy, method, sampling, group, seed)
+    weight = torch.tensor([float(weights[name]) for name in rewards]).view(-1, 1, 1, 1)
+    found: list[torch.Tensor] = []  # of every prompt, [B, J, G]
+    for index in range(min(prompts, len(store))):
+        sampled = sampler(store.conditioning([index]), iteration=0, first=index)
+        scores = score_rollout(policy, rewards, sampled, [store.prompts[index].text], sampling.decode_batch, 0)
+        found.append((weight * scores[:, 0].cpu()).sum(0))
+        yield _steps(torch.stack(found), steps, sampling, granularities, policy.forward_evals)
+
+
+def _steps(
+    scores: torch.Tensor, steps: Sequence[int], sampling: SamplingSettings, granularities: tuple[int, ...], forward_evals: int
+) -> list[Step]:
+    """scores: [P, B, J, G], a branch a step."""
+    scaled, group = standardized(scores), scores.shape[-1]
+    together = (scaled * scaled[:, :, :1]).sum(-1).mean(0) / (group - 1)  # [B, J]
+    gaps = (scores - scores[:, :, :1]).mean((0, 3))
+    alone = lambda step, granularity: METHODS["g2rpo"].model_copy(update={"sde_steps": (step,), "granularities": (granularity,)})
+    return [
+        Step(
+            step,
+            sigma_at(step, sampling.steps, sampling.shift),
+            scores[:, branch, 0].std(-1).mean().item(),
+            {each: together[branch, index].item() for index, each in enumerate(granularities)},
+            {each: gaps[branch, index].item() for index, each in enumerate(granularities)},
+            {each: forward_evals * alone(step, each).tree(sampling.steps).num_forward_evals(group) for each in granularities},
+        )
+        for branch, step in enumerate(steps)
+    ]
