@@ -46,14 +46,10 @@ def once(tmp_path_factory, worker_id) -> Callable[[str, Callable[[Path], None]],
 @pytest.fixture(scope="session")
 def models(once) -> Path:
     def build(folder: Path) -> None:
-        from g2rpo_core.tiny_models.build import build_models
+        from g2rpo_core.tiny_models.build import BUILDERS, build_models
 
         how = FitSettings(steps=3, batch=8, learning_rate=1e-3)
-        fits = {
-            name: how
-            for name, field in BuiltModels.model_fields.items()
-            if field.annotation == FitSettings | None and name not in ("flux", "sd3") or field.annotation is FitSettings
-        }
+        fits = dict.fromkeys(("vae", *BUILDERS), how)
         entries, _ = build_models(folder, BuiltModels(source="shapes", seed=0, images=64, flux=how, **fits))
         write_lock(folder, entries)
 
@@ -66,20 +62,29 @@ def sd3_models(models, once) -> Path:
 
     def build(folder: Path) -> None:
         from g2rpo_core.common.model_store import LOCK, describe_files
-        from g2rpo_core.tiny_models.build import build_pipeline
+        from g2rpo_core.tiny_models.build import BUILDERS, build_pipeline
 
         how = FitSettings(steps=3, batch=8, learning_rate=1e-3)
-        fits = {
-            name: how
-            for name, field in BuiltModels.model_fields.items()
-            if field.annotation == FitSettings | None and name not in ("flux", "sd3") or field.annotation is FitSettings
-        }
+        fits = dict.fromkeys(("vae", *BUILDERS), how)
         shutil.copytree(models, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("pipeline"))
         build_pipeline(folder, BuiltModels(source="shapes", seed=0, images=64, sd3=how, **fits))
         entries = json.loads((models / LOCK).read_text())
         write_lock(folder, entries | {"pipeline": {"folder": "pipeline", "files": describe_files(folder / "pipeline")}})
 
     return once("sd3_models", build)
+
+
+def embed(folder: Path, models: Path, count: int, max_length: int) -> None:
+    """Encodes so many training captions of world `shapes` by the pipeline in `models`, in parts of 10."""
+    from g2rpo_core.bases.table import text_encoders
+    from g2rpo_core.data.embeddings import encode, encode_negative, write, write_negative
+    from g2rpo_core.data.prompts import captions
+
+    pipeline = text_encoders(models / "pipeline")
+    encoded = partial(encode, pipeline, max_length=max_length, batch=10)
+    write(folder / "train", captions("shapes", count, 0, testing=False), encoded, "float32", shard_rows=10)
+    if negative := encode_negative(pipeline, max_length):
+        write_negative(folder / "train", negative, "float32")
 
 
 @pytest.fixture
@@ -96,18 +101,7 @@ def sd3_policy(sd3_models):
 @pytest.fixture(scope="session")
 def sd3_embeddings_folder(sd3_models, once) -> Path:
     """A folder with 12 training captions of world `shapes`, encoded for Stable Diffusion 3."""
-
-    def embed(folder: Path) -> None:
-        from g2rpo_core.bases.table import text_encoders
-        from g2rpo_core.data.embeddings import encode, encode_negative, write, write_negative
-        from g2rpo_core.data.prompts import captions
-
-        pipeline = text_encoders(sd3_models / "pipeline")
-        encoded = partial(encode, pipeline, max_length=12, batch=10)
-        write(folder / "train", captions("shapes", 12, 0, testing=False), encoded, "float32", shard_rows=10)
-        write_negative(folder / "train", encode_negative(pipeline, 12), "float32")
-
-    return once("sd3_embeddings", embed) / "train"
+    return once("sd3_embeddings", lambda folder: embed(folder, sd3_models, 12, max_length=12)) / "train"
 
 
 @pytest.fixture(scope="session")
@@ -132,18 +126,7 @@ def policy(models):
 @pytest.fixture(scope="session")
 def embeddings_folder(models, once) -> Path:
     """A folder with 24 training captions of world `shapes`."""
-
-    def embed(folder: Path) -> None:
-        from diffusers import FluxPipeline
-
-        from g2rpo_core.data.embeddings import encode, write
-        from g2rpo_core.data.prompts import captions
-
-        pipeline = FluxPipeline.from_pretrained(models / "pipeline", transformer=None, vae=None)
-        encoded = partial(encode, pipeline, max_length=16, batch=10)
-        write(folder / "train", captions("shapes", 24, 0, testing=False), encoded, "float32", shard_rows=10)
-
-    return once("embeddings", embed) / "train"
+    return once("embeddings", lambda folder: embed(folder, models, 24, max_length=16)) / "train"
 
 
 @pytest.fixture(scope="session")

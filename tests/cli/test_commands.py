@@ -168,10 +168,8 @@ def test_the_report_is_found_and_a_study_that_is_not_there_named():
     done = run_here(main, "report", "--study", "compare", folder=ROOT)
     assert done.stdout == f"{ROOT / 'studies' / 'compare' / 'reports' / 'report.html'}\n"
     unknown = run_here(main, "report", "--study", "nope", folder=ROOT)
-    assert (
-        unknown.returncode == 1
-        and unknown.stderr == "error: report: --study nope: there are compare, development, granularities, steps\n"
-    )
+    known = ", ".join(sorted(path.parent.name for path in (ROOT / "studies").glob("*/params.yaml")))
+    assert unknown.returncode == 1 and unknown.stderr == f"error: report: --study nope: there are {known}\n"
 
 
 def test_open_hands_the_report_to_the_browser(tmp_path, monkeypatch):
