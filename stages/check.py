@@ -116,7 +116,7 @@ def _tokenizer(name: str):
         if not (models / LOCK).exists():
             return None
         pipeline = ModelStore(models).folder("pipeline")
-        return AutoTokenizer.from_pretrained(pipeline / list(base_of(pipeline).tokenizers)[-1])
+        return AutoTokenizer.from_pretrained(pipeline / base_of(pipeline).long_tokenizer)
     except (UserError, OSError, ValueError):
         return None
 

@@ -20,6 +20,11 @@ def standardized(rewards: torch.Tensor, deviation: torch.Tensor | None = None) -
     return torch.where(all_equal, 0.0, scaled)
 
 
+def correlation(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    """Pearson's, within each group [..., G] of two standardized tensors: [...]; 0 where all of either are equal."""
+    return (first * second).sum(-1) / (first.shape[-1] - 1)
+
+
 def group_advantages(
     rewards: torch.Tensor, weights: Sequence[float] | None = None, clip: float = 5.0, deviation: torch.Tensor | None = None
 ) -> torch.Tensor:

@@ -41,7 +41,7 @@ class Base(ABC):
     licences: Mapping[str, Mapping[str, str]]  # start of a repository's name -> the hub's metadata for its licence
     pipeline: type[DiffusionPipeline]
     transformer: type[ModelMixin]
-    tokenizers: Mapping[str, str]  # part of the pipeline -> kind, clip or t5; the last one's length is embed.max_sequence_length
+    tokenizers: Mapping[str, str]  # part of the pipeline -> kind, clip or t5; the last one is the `long_tokenizer`
     text_encoders: tuple[str, ...]  # parts of the pipeline
     encoding: tuple[str, ...]  # the names of the tensors of an encoded prompt
     lora_targets: tuple[str, ...]  # ends of the names of modules that an adapter takes if the profile names none
@@ -58,9 +58,14 @@ class Base(ABC):
     def encoding_shapes(self, transformer: Config, max_length: int, clip_length: int) -> dict[str, tuple[int, ...]]:
         """The shape of each tensor of an encoded prompt, without encoding one."""
 
+    @property
+    def long_tokenizer(self) -> str:
+        """The tokenizer, a part of the pipeline, whose length `embed.max_sequence_length` limits."""
+        return list(self.tokenizers)[-1]
+
     def tokenizer(self, pipeline: DiffusionPipeline) -> Any:
-        """The tokenizer whose length `embed.max_sequence_length` limits."""
-        return getattr(pipeline, list(self.tokenizers)[-1])
+        """That part of a pipeline."""
+        return getattr(pipeline, self.long_tokenizer)
 
     def text_tokens(self, encoded: Tensors) -> int:
         """The text tokens among which a call of the transformer attends; encoded: name -> [P, ...]."""

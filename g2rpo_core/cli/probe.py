@@ -44,16 +44,16 @@ def probe(
         )
     folder = folder_of(run, name)
 
-    import torch
     from tqdm import tqdm
 
+    from g2rpo_core.common.devices import device_of
     from g2rpo_core.common.model_store import ModelStore
     from g2rpo_core.data.embeddings import DTYPES, EmbeddingStore
     from g2rpo_core.inference.probe import probe as steps_of
     from g2rpo_core.models.policy import Policy
     from g2rpo_core.rewards import registry
 
-    where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    where = device_of(device)
     sampling, weights, models = settings.sampling, settings.training.rewards, Path("models", name)
     store = EmbeddingStore(Path("embeddings", name, "train"))
     policy = Policy.load(
@@ -61,8 +61,8 @@ def probe(
         dtype=DTYPES[sampling.dtype], device=where,
     )  # fmt: skip
     rewards = registry.load(list(weights), models, where, settings.rewards)
-    known = steps_of(policy, rewards, weights, store, sampling, tails, prompts, members, seed)
-    *_, found = tqdm(known, total=min(prompts, len(store)), desc="prompts", disable=None)
+    first = tqdm(range(min(prompts, len(store))), desc="prompts", disable=None)
+    found = steps_of(policy, rewards, weights, store, first, sampling, tails, members, seed)
     if as_json:
         print(json.dumps([asdict(step) for step in found]))
         return

@@ -45,10 +45,9 @@ def run(args: SimpleNamespace) -> None:
 
     UserError before scoring if an input is missing, and after it if more scores are missing than `max_missing` allows.
     """
-    import torch
-
     from g2rpo_core.cli.image_folder import pair
     from g2rpo_core.cli.image_folder import score as score_images
+    from g2rpo_core.common.devices import device_of
     from g2rpo_core.config import load_profile, load_run, profile_path
     from g2rpo_core.rewards.registry import REWARDS, SPECS, load, settings_of
     from g2rpo_core.rewards.remote import RemoteReward
@@ -69,7 +68,7 @@ def run(args: SimpleNamespace) -> None:
         raise UserError(f"--out {args.out}: must end in .csv or .parquet")
     table = pair(args.folder, args.prompts)
     models = args.models or Path("models", str(profile))
-    scorers = load(names, models, "cuda" if torch.cuda.is_available() else "cpu", section)
+    scorers = load(names, models, device_of(None), section)
     for name, values in score_images(args.folder, table, scorers).items():
         table[name] = values
     here = tiny_rewards([name for name in names if not settings_of(section, name).remote], models)

@@ -68,8 +68,7 @@ def serve(served: "Served", listener: socket.socket) -> None:
 
 
 def served_of(args: SimpleNamespace, key: str | None) -> "Served":
-    import torch
-
+    from g2rpo_core.common.devices import device_of
     from g2rpo_core.common.model_store import ModelStore
     from g2rpo_core.inference.runs import tiny_rewards
     from g2rpo_core.rewards import registry
@@ -90,12 +89,7 @@ def served_of(args: SimpleNamespace, key: str | None) -> "Served":
     own = {key: value for key, value in section.get(name, {}).items() if key != "server"}
     if name not in registry.REWARDS and "class" not in own:
         raise UserError(f"--reward {name}: the profile only gets it from a server; set `class` in rewards.{name} to its code")
-    try:
-        device = torch.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    except RuntimeError as error:
-        raise UserError(f"--device {args.device}: {str(error).splitlines()[0]}") from None
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise UserError(f"--device {args.device}: torch finds {torch.cuda.device_count() or 'no'} GPU here")
+    device = device_of(args.device)
     sys.path.insert(0, os.getcwd())  # so that a user's own class is found
     models = args.models or Path("models", str(profile))
     settings = registry.settings_of({name: own}, name)

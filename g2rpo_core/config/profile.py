@@ -17,13 +17,13 @@ from g2rpo_core.hub.settings import HubModels, HubPrompts, PublishedModel
 from g2rpo_core.rewards.registry import REWARDS, models_of, settings_of
 from g2rpo_core.sampling.settings import SamplingSettings
 from g2rpo_core.settings import Name, Settings, do_not_fit, problems_of
-from g2rpo_core.tiny_models.settings import BuiltModels
+from g2rpo_core.tiny_models.settings import TOKEN, BuiltModels
 from g2rpo_core.training.settings import TrainingSettings
 from g2rpo_core.worlds.names import WORLD_NAMES
 
 S = TypeVar("S", bound=Settings)
 T = TypeVar("T")
-PATCH = {True: 16, False: 8}  # side of an image token in pixels, for published VAEs of an eighth and tiny ones of a quarter
+PUBLISHED_TOKEN = 16  # pixels: the side of an image token of published models
 
 
 class MethodRun(Settings):
@@ -63,6 +63,10 @@ class Profile(Settings):
         """Everything that does not fit together, each problem once."""
         if self.models.source == "hub":
             yield from _problems_of_repos(self.models)
+        else:
+            for part in ("train", "test"):
+                if (world := getattr(self.prompts, part)) in WORLD_NAMES and world != self.models.source:
+                    yield f"prompts.{part}: models of {self.models.source} do not know the words of {world}: ask for {self.models.source}"
         for reward in self.rewards:
             if reward in IMAGE_STATS:
                 yield f"rewards.{reward}: evaluations already measure an image statistic of this name; choose another name"
@@ -133,9 +137,9 @@ class Profile(Settings):
             yield f"{where}.prompts_per_iteration: {prompts} cannot be shared evenly by {processes} processes"
 
     def _problems_of_size(self, where: str, settings: SamplingSettings | EvaluationSettings) -> Iterator[str]:
-        patch = PATCH[self.models.source == "hub"]
-        if wrong := [f"{key} {getattr(settings, key)}" for key in ("height", "width") if getattr(settings, key) % patch]:
-            yield f"{where}: height and width must be divisible by {patch} (got {', '.join(wrong)})"
+        token = PUBLISHED_TOKEN if self.models.source == "hub" else TOKEN
+        if wrong := [f"{key} {getattr(settings, key)}" for key in ("height", "width") if getattr(settings, key) % token]:
+            yield f"{where}: height and width must be divisible by {token} (got {', '.join(wrong)})"
 
     def _problems_of_rewards(self, where: str, rewards, source: str | HubPrompts) -> Iterator[str]:
         known = dict.fromkeys([*REWARDS, *self.rewards])

@@ -16,6 +16,7 @@ from g2rpo_core.errors import UserError
 from g2rpo_core.inference.pictures import Painter
 from g2rpo_core.inference.runs import folder_of, kind_of, tiny_rewards
 from g2rpo_core.rewards.registry import labels
+from g2rpo_core.worlds.names import WORLD_NAMES
 from g2rpo_core.worlds.table import WORLDS
 
 KEPT = 30  # in the history
@@ -96,7 +97,8 @@ def make_page(painter: Painter, profile: str, runs_of: Callable[[], list[str]], 
 
 def _inputs(painter: Painter, names: dict[str, str], usual: dict, runs: list[str], any_lora: bool) -> tuple[dict, gr.Button]:
     """A component for each field of `Asked`, in their order, and the button."""
-    example = WORLDS[test].example if (test := painter.profile.prompts.test) in WORLDS else "what to draw"
+    source = painter.profile.prompts.test
+    example = WORLDS[source].example if source in WORLD_NAMES else "what to draw"
     made = {"prompt": gr.Textbox(label="Prompt", lines=2, max_lines=6, placeholder=example, elem_id="prompt")}
     press = gr.Button("Draw", variant="primary", elem_id="draw")
     made["runs"] = gr.CheckboxGroup(runs, value=list(usual["runs"]), label="Trained runs, beside the base", elem_id="runs")

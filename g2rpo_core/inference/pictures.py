@@ -17,12 +17,12 @@ from transformers.utils.logging import disable_progress_bar as disable_progress_
 
 from g2rpo_core.bases.schedule import Schedule
 from g2rpo_core.bases.table import base_of, published_schedule, text_encoders
+from g2rpo_core.common.devices import device_of
 from g2rpo_core.common.model_store import ModelStore
 from g2rpo_core.common.seeding import generator
 from g2rpo_core.config import Profile
 from g2rpo_core.data.embeddings import DTYPES, Conditioning, check_lengths, encode, encode_negative
 from g2rpo_core.data.prompts import Prompt
-from g2rpo_core.errors import UserError
 from g2rpo_core.models.generate import draw
 from g2rpo_core.models.policy import Policy
 from g2rpo_core.rewards import registry
@@ -33,14 +33,12 @@ from g2rpo_core.rewards.spec import Reward
 class Painter:
     """Draws prompts with the base and with runs of one profile, at the image size of its evaluation, and scores the images.
 
-    models: the folder of the stage `models`; device: by default a GPU if there is one. UserError if torch finds no such device.
+    models: the folder of the stage `models`; device: as of `device_of`. UserError if torch finds no such device.
     """
 
     def __init__(self, profile: Profile, models: Path, device: str | None = None):
         self.profile, self.models = profile, models
-        self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        if self.device.type == "cuda" and not torch.cuda.is_available():
-            raise UserError(f"device {device}: torch finds no GPU here")
+        self.device = device_of(device)
         self.pipeline = ModelStore(models).folder("pipeline")
         self._policies: dict[Path | None, Policy] = {}
         self._rewards: dict[str, Reward] = {}

@@ -1,11 +1,11 @@
 """What noise at each denoising step does to the reward, before anything is trained: which steps can teach, and which tails agree."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from g2rpo_core.algorithm.advantage import standardized
+from g2rpo_core.algorithm.advantage import correlation, standardized
 from g2rpo_core.algorithm.methods import METHODS
 from g2rpo_core.data.embeddings import EmbeddingStore
 from g2rpo_core.models.policy import Policy
@@ -37,13 +37,13 @@ def probe(
     rewards: Mapping[str, Reward],
     weights: Mapping[str, float],
     store: EmbeddingStore,
+    prompts: Iterable[int],
     sampling: SamplingSettings,
     granularities: tuple[int, ...],
-    prompts: int,
     group: int,
     seed: int,
-) -> Iterator[list[Step]]:
-    """After each of the first `prompts` prompts of the store, what is known of every SDE step by then.
+) -> list[Step]:
+    """Every SDE step but the last, over prompts of the store, by their indices.
 
     A group's members share the initial noise and, at the step, get noise of their own (G²RPO's transition); everything else is
     deterministic. granularities: rising, the finest first; group: members.
@@ -53,11 +53,11 @@ def probe(
     sampler = RolloutSampler(policy, method, sampling, group, seed)
     weight = torch.tensor([float(weights[name]) for name in rewards]).view(-1, 1, 1, 1)
     found: list[torch.Tensor] = []  # of every prompt, [B, J, G]
-    for index in range(min(prompts, len(store))):
+    for index in prompts:
         sampled = sampler(store.conditioning([index]), iteration=0, first=index)
         scores = score_rollout(policy, rewards, sampled, [store.prompts[index].text], sampling.decode_batch, 0)
         found.append((weight * scores[:, 0].cpu()).sum(0))
-        yield _steps(torch.stack(found), steps, sampling, granularities, policy.forward_evals)
+    return _steps(torch.stack(found), steps, sampling, granularities, policy.forward_evals)
 
 
 def _steps(
@@ -65,7 +65,7 @@ def _steps(
 ) -> list[Step]:
     """scores: [P, B, J, G], a branch a step."""
     scaled, group = standardized(scores), scores.shape[-1]
-    together = (scaled * scaled[:, :, :1]).sum(-1).mean(0) / (group - 1)  # [B, J]
+    together = correlation(scaled, scaled[:, :, :1]).mean(0)  # [B, J]
     gaps = (scores - scores[:, :, :1]).mean((0, 3))
     alone = lambda step, granularity: METHODS["g2rpo"].model_copy(update={"sde_steps": (step,), "granularities": (granularity,)})
     return [

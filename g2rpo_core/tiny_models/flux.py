@@ -4,7 +4,8 @@ import torch
 from diffusers import FluxPipeline, FluxTransformer2DModel
 from transformers import CLIPTextConfig, CLIPTextModel, T5Config, T5EncoderModel
 
-from g2rpo_core.tiny_models.pipeline import TOKEN, initialize
+from g2rpo_core.tiny_models.pipeline import initialize
+from g2rpo_core.tiny_models.settings import TOKEN
 from g2rpo_core.tiny_models.tokenizers import CLIP_LENGTH, T5_LENGTH, clip_tokenizer, t5_tokenizer
 from g2rpo_core.worlds.world import World
 

@@ -15,7 +15,6 @@ from g2rpo_core.worlds.world import World
 KL_WEIGHT = 1e-6
 LOG_VARIANCE = -4.0  # of the latents before the VAE has learned any: at 0 its noise would hide them for hundreds of steps
 EMA_DECAY = 0.99
-TOKEN = 8  # pixels: the side of an image token
 
 
 def train_vae(images: torch.Tensor, how: FitSettings, seed: int) -> tuple[AutoencoderKL, dict]:

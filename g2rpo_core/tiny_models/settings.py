@@ -5,6 +5,9 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from g2rpo_core.settings import Count, Rate, Seed, Settings
+from g2rpo_core.worlds.names import WorldName
+
+TOKEN = 8  # pixels: the side of an image token of tiny models
 
 
 class FitSettings(Settings):
@@ -24,7 +27,7 @@ class BuiltModels(Settings):
     The base model is the one whose fit is given, `flux` or `sd3`: its transformer and text encoders. A scorer without a fit is not built.
     """
 
-    source: Literal["shapes", "marks"] = Field(description="build and train the models here, on this world's pictures")
+    source: WorldName = Field(description="build and train the models here, on this world's pictures")
     seed: Seed = Field(description="of images and weights")
     images: Count
     vae: FitSettings

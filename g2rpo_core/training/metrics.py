@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from g2rpo_core.algorithm.advantage import standardized
+from g2rpo_core.algorithm.advantage import correlation, standardized
 
 START = {"iteration": 0, "num_forward_evals": 0, "num_transitions": 0, "seconds": 0.0}  # before the first iteration
 
@@ -33,11 +33,11 @@ def granularity_correlation(rewards: torch.Tensor, names: Sequence[str], granula
     rewards: [R, P, B, J, G]. `gap_<reward>_<granularity>`: its mean reward minus the finest's; `correlation_...`: the correlation
     with the finest's within a group, as a mean over groups. A group whose rewards are all equal counts as a correlation of 0.
     """
-    scaled, members = standardized(rewards), rewards.shape[-1]
+    scaled = standardized(rewards)
     metrics = {}
     for index, granularity in list(enumerate(granularities))[1:]:
         for name, raw, score in zip(names, rewards, scaled):
-            together = (score[:, :, index] * score[:, :, 0]).sum(-1) / (members - 1)  # [P, B]
+            together = correlation(score[:, :, index], score[:, :, 0])  # [P, B]
             metrics[f"gap_{name}_{granularity}"] = (raw[:, :, index] - raw[:, :, 0]).mean().item()
             metrics[f"correlation_{name}_{granularity}"] = together.mean().item()
     return metrics

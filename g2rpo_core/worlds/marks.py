@@ -38,6 +38,17 @@ SPOTS = [(SIZE // 2, y) for y in (8, 24, 40, 56)] + [(x, SIZE // 2) for x in (8,
 AROUND = 5  # pixels: half the side of what belongs to a spot
 JITTER = 1  # pixels: centres are drawn up to so far from the middle of their quarter
 
+Y, X = np.indices((SIZE, SIZE))
+PATTERNS: dict[str, np.ndarray] = {  # texture -> which pixels [SIZE, SIZE] it paints, 0 or 1, wherever the object is
+    "plain": np.ones((SIZE, SIZE), np.float32),
+    "striped": (Y // 2 % 2 == 0).astype(np.float32),
+    "checked": ((Y // 2 + X // 2) % 2 == 0).astype(np.float32),
+    "dotted": (((Y + 1) // 2 % 2 == 0) | ((X + 1) // 2 % 2 == 0)).astype(np.float32),  # holes of 2 x 2
+}
+CHOICES: dict[str, Sequence[str]] = {
+    "count": COUNTS, "size": tuple(RADII), "texture": tuple(PATTERNS), "color": OBJECT_COLORS, "shape": SHAPES, "marks": tuple(MARKS),
+}  # fmt: skip
+
 MIN_IOU = 0.55  # between the pixels of the asked colour in a quarter and the best stencil; under it no object is recognised
 AREAS = (16, 600)  # pixels of the asked colour in a quarter; with fewer there is nothing, with more it is flooded
 MIN_MARK = 4  # pixels of black; a spot with fewer has no mark
@@ -70,24 +81,6 @@ class MarksScene:
 
 
 @cache
-def patterns() -> dict[str, np.ndarray]:
-    """Which pixels [SIZE, SIZE] each texture paints, 0 or 1, wherever the object is."""
-    y, x = np.indices((SIZE, SIZE))
-    return {
-        "plain": np.ones((SIZE, SIZE), np.float32),
-        "striped": (y // 2 % 2 == 0).astype(np.float32),
-        "checked": ((y // 2 + x // 2) % 2 == 0).astype(np.float32),
-        "dotted": (((y + 1) // 2 % 2 == 0) | ((x + 1) // 2 % 2 == 0)).astype(np.float32),  # holes of 2 x 2
-    }
-
-
-TEXTURES = ("plain", "striped", "checked", "dotted")
-CHOICES: dict[str, Sequence[str]] = {
-    "count": COUNTS, "size": tuple(RADII), "texture": TEXTURES, "color": OBJECT_COLORS, "shape": SHAPES, "marks": tuple(MARKS),
-}  # fmt: skip
-
-
-@cache
 def mark_cover(mark: str, size: int) -> np.ndarray:
     """Coverage [size, size] of one mark in the middle: a dot of 4 pixels, or a bar of 6 x 2."""
     if mark == "dot":
@@ -101,7 +94,7 @@ def mark_cover(mark: str, size: int) -> np.ndarray:
 class Marks(World[MarksScene]):
     """4,480 captions; a test set of 256 has 64 of each texture."""
 
-    size, background, colors, styles = SIZE, BACKGROUND, COLORS, TEXTURES
+    size, colors, styles = SIZE, COLORS, tuple(PATTERNS)
     kinds = CHOICES | {"shape": (*SHAPES, *PLURALS.values())}
     other_words = ("with",)
     example = "three large striped red squares with two dots"
@@ -141,7 +134,7 @@ class Marks(World[MarksScene]):
         for quarter in quarters:
             jitter = (0, 0) if rng is None else rng.integers(-JITTER, JITTER + 1, size=2)
             dx, dy = (QUARTER * int(side) - QUARTER // 2 + int(by) for side, by in zip((quarter % 2, quarter // 2), jitter))
-            cover = stencil(scene.shape, RADII[scene.size], SIZE, dx, dy) * patterns()[scene.texture]
+            cover = stencil(scene.shape, RADII[scene.size], SIZE, dx, dy) * PATTERNS[scene.texture]
             image = paint(image, cover, COLORS[scene.color])
         for spot in spots:
             dx, dy = (place - SIZE // 2 for place in SPOTS[spot])
@@ -194,13 +187,13 @@ def _best_objects(quarters: torch.Tensor) -> list[tuple[str, str, str] | None]:
     outlines = torch.stack([torch.from_numpy(stencil(shape, RADII[size], 2 * REACH) > 0.5).float() for shape, size in names])
     kernels = outlines[:, None]
     ious = []
-    for texture in TEXTURES:
-        pattern = torch.from_numpy(patterns()[texture][:QUARTER, :QUARTER])
+    for pattern in (torch.from_numpy(each[:QUARTER, :QUARTER]) for each in PATTERNS.values()):
         overlap = F.conv2d((quarters * pattern)[:, None], kernels)  # [N, names, 9, 9]
         area = F.conv2d(pattern[None, None], kernels)
         ious.append((overlap / (quarters.sum((1, 2))[:, None, None, None] + area - overlap)).flatten(2).amax(2))
     best, index = torch.cat(ious, 1).max(1)
-    which = [(*names[i % len(names)], TEXTURES[i // len(names)]) for i in index.tolist()]
+    textures = list(PATTERNS)
+    which = [(*names[i % len(names)], textures[i // len(names)]) for i in index.tolist()]
     return [one if iou >= MIN_IOU else None for one, iou in zip(which, best.tolist())]
 
 

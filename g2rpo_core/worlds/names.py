@@ -1,3 +1,6 @@
 """The names of all worlds, for whoever need not wait for libraries."""
 
-WORLD_NAMES = ("shapes", "marks")
+from typing import Literal, get_args
+
+WorldName = Literal["shapes", "marks"]
+WORLD_NAMES: tuple[WorldName, ...] = get_args(WorldName)

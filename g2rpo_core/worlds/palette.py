@@ -1,7 +1,5 @@
 """The colours of a world, and which of them a pixel has."""
 
-from collections.abc import Iterable
-
 import torch
 import torch.nn.functional as F
 
@@ -17,13 +15,13 @@ COLORS = {
 CLOSE = 0.25  # of two colours in [0, 1]^3
 
 
-def nearest_color(images: torch.Tensor, colors: Iterable[tuple[int, int, int]] = COLORS.values()) -> torch.Tensor:
-    """[N, 3, H, W] in [0, 1] -> palette index [N, H, W]: 0 background, then `colors` in order.
+def nearest_color(images: torch.Tensor) -> torch.Tensor:
+    """[N, 3, H, W] in [0, 1] -> palette index [N, H, W]: 0 background, then COLORS in order.
 
     Anti-aliased edges between an object and the background may lie nearest to a third colour, so a pixel that is
     not close to any palette entry takes the label that most of its 3x3 neighbourhood has.
     """
-    palette = torch.tensor([BACKGROUND, *colors]).float() / 255
+    palette = torch.tensor([BACKGROUND, *COLORS.values()]).float() / 255
     distance = (images[:, :, None] - palette.T[None, :, :, None, None]).square().sum(1).sqrt()  # [N, palette, H, W]
     nearest, labels = distance.min(1)
     sure = F.one_hot(labels, len(palette)).permute(0, 3, 1, 2).float() * (nearest < CLOSE)[:, None]

@@ -85,7 +85,7 @@ class ShapesScene:
 class Shapes(World[ShapesScene]):
     """8,112 captions: 432 with one object, 7,680 with two."""
 
-    size, background, colors, styles = SIZE, BACKGROUND, COLORS, STYLES
+    size, colors, styles = SIZE, COLORS, STYLES
     kinds = {"size": RADII, "color": COLORS, "shape": SHAPES, "layout": (*PLACES, *RELATIONS)}
     other_words = ("a",)
     example = "a large red circle above a small blue square"

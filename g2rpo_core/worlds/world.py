@@ -32,7 +32,6 @@ class World(ABC, Generic[S]):
     """
 
     size: int
-    background: tuple[int, int, int]
     colors: Mapping[str, tuple[int, int, int]]
     kinds: Mapping[str, Collection[str]]
     other_words: Sequence[str]

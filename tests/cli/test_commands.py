@@ -126,6 +126,8 @@ def test_the_probe_shows_every_step_and_the_same_as_json(project):
             "probe: --granularities are rising whole numbers from 1, as 1,2,3; --prompts is at least 1, --group at least 2",
         ),
         (["--run", "g2rpo-9"], "g2rpo-9: no trained weights"),
+        (["--device", "cuda:99"], "--device cuda:99: torch finds "),
+        (["--device", "gpu"], "--device gpu: Expected one of cpu, cuda"),
         (["--profile", "tiny_sd3"], "embeddings/tiny_sd3/train/part-00000.parquet does not exist; the stage `embed` makes it"),
     ],
 )

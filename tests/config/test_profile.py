@@ -108,6 +108,8 @@ def test_every_profile_of_the_project_is_valid(path):
         ("source: shapes", "source: attic", "models: Input tag 'attic'"),
         ("dtype: float32", "dtype: float8", "embed.dtype: Input should be 'float32' or 'bfloat16' (got 'float8')"),
         ("  test: shapes", "  test: mine.txt", "the verifier only knows captions of shapes and marks, not mine.txt"),
+        ("  test: shapes", "  test: marks", "prompts.test: models of shapes do not know the words of marks: ask for shapes"),
+        ("  clip_score: {steps", "  # clip_score: {steps", "clip_score is not built: say in models.clip_score how it is trained"),
         ("seed: 0\n  images", "seed: zero\n  images", "models.seed: Input should be a valid integer (got 'zero')"),
         ("vae: {steps: 800", "vae: {stepz: 800", "models.vae.stepz: unknown key; allowed are steps, batch, learning_rate"),
         ("embed:", "embed: [", "not YAML"),

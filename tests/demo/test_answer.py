@@ -13,7 +13,9 @@ from g2rpo_core.cli.main import main
 from g2rpo_core.config import load_profile, profile_path
 from g2rpo_core.demo import views
 from g2rpo_core.demo.answer import Asked, answer, checked, defaults, from_link, link, rewards_of
+from g2rpo_core.demo.page import make_page
 from g2rpo_core.errors import UserError
+from g2rpo_core.hub.settings import HubPrompts
 from tests.conftest import ROOT
 from tests.fixtures.commands import run_here
 from tests.fixtures.projects import small_project
@@ -98,6 +100,13 @@ def painter(project, monkeypatch):
 
     monkeypatch.chdir(project)
     return Painter(load_profile(profile_path("tiny")), project / "models" / "tiny")
+
+
+def test_the_page_of_a_profile_with_prompts_from_the_hub_can_be_made(painter):
+    prompts = painter.profile.prompts.model_copy(update={"test": HubPrompts(repo="someone/prompts", files=("test.txt",))})
+    painter.profile = painter.profile.model_copy(update={"prompts": prompts})
+    page = make_page(painter, "tiny", lambda: RUNS, open_to_all=False)
+    assert "what to draw" in json.dumps(page.get_config_file(), default=str)
 
 
 def asked_for(usual, **values) -> Asked:

@@ -14,7 +14,7 @@ def probed(policy, models, embeddings, tiny):
     """What two prompts say with six steps, and how it was asked."""
     sampling = tiny.sampling.model_copy(update={"steps": 6})
     rewards = registry.load(list(WEIGHTS), models)
-    *_, found = probe(policy, rewards, WEIGHTS, embeddings, sampling, (1, 2, 3), prompts=2, group=4, seed=3)
+    found = probe(policy, rewards, WEIGHTS, embeddings, range(2), sampling, (1, 2, 3), group=4, seed=3)
     return found, rewards, sampling
 
 
