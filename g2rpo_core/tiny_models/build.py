@@ -4,9 +4,11 @@ The pipeline (VAE, then transformer with text encoders) and each scorer need not
 processes of one thread beat one of two threads, and one thread sums in one order: the same weights every time.
 """
 
+import os
+import threading
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from pathlib import Path
 
 import torch
@@ -24,7 +26,7 @@ def build_models(root: Path, settings: BuiltModels) -> tuple[dict, dict]:
     """Writes the pipeline's folder and those of the scorers below `root`; their lock entries, and what the training reached."""
     from g2rpo_core.tiny_models.clip import HPS_ARCHITECTURE
 
-    with ProcessPoolExecutor(2, mp_context=get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,)) as pool:
+    with ProcessPoolExecutor(2, mp_context=get_context("spawn"), initializer=_start) as pool:
         tasks = [pool.submit(build_pipeline, root, settings)]
         tasks += [pool.submit(build_scorer, root, settings, name) for name in BUILDERS if settings.fit_of(name)]
         quality = {name: value for task in tasks for name, value in task.result().items()}
@@ -32,6 +34,19 @@ def build_models(root: Path, settings: BuiltModels) -> tuple[dict, dict]:
     if "hps" in entries:
         entries["hps"]["architecture"] = HPS_ARCHITECTURE
     return entries, quality
+
+
+def _start() -> None:
+    torch.set_num_threads(1)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """A pool's process outlives a killed parent until its task is done; the next build would meet its files."""
+    parent = parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 def build_pipeline(root: Path, settings: BuiltModels) -> dict:
