@@ -10,8 +10,9 @@ from pathlib import Path
 
 import torch
 
+from g2rpo_core.common.processes import die_with_parent
 from g2rpo_core.data.embeddings import DTYPES
-from g2rpo_core.distributed.process_group import Processes, ProcessGroup, die_with_parent, join, num_processes
+from g2rpo_core.distributed.process_group import Processes, ProcessGroup, join, num_processes
 from g2rpo_core.distributed.termination import SIGNALS, STATUS
 from g2rpo_core.sampling.settings import SamplingSettings
 from stages.common import STATUS_FOLDER, RunPaths

@@ -1,14 +1,10 @@
 """The processes of a run: how many there are, what each does, and how they communicate. A single process is also a group."""
 
 import atexit
-import ctypes
 import os
-import signal
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 from typing import Annotated, Literal
 
 import torch
@@ -16,9 +12,9 @@ import torch.distributed as dist
 from accelerate import PartialState
 from pydantic import Field
 
+from g2rpo_core.common.processes import die_with_parent
 from g2rpo_core.errors import UserError
 
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
 Processes = Annotated[int, Field(gt=0, le=10**6)] | Literal["auto"]  # as a setting: how many, or one for each GPU
 
 
@@ -60,15 +56,6 @@ def num_processes(processes: Processes) -> int:
     if processes != "auto":
         return processes
     return int(os.environ.get("WORLD_SIZE", "0")) or max(1, torch.cuda.device_count())
-
-
-def die_with_parent() -> None:
-    """On Linux, makes this process die when its parent ends, however that ends; otherwise it would hang and keep its memory."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        parent = Path("/proc", str(os.getppid()), "cmdline").read_bytes()
-        if not any(launcher in parent for launcher in (b"accelerate", b"torch", b"stages", b"python")):
-            os._exit(1)  # the parent ended before this call
 
 
 def join(processes: Processes) -> tuple[ProcessGroup, torch.device]:

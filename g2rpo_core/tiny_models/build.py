@@ -4,16 +4,15 @@ The pipeline (VAE, then transformer with text encoders) and each scorer need not
 processes of one thread beat one of two threads, and one thread sums in one order: the same weights every time.
 """
 
-import os
-import threading
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context, parent_process
+from multiprocessing import get_context
 from pathlib import Path
 
 import torch
 
 from g2rpo_core.common.model_store import describe_files
+from g2rpo_core.common.processes import die_with_parent
 from g2rpo_core.common.seeding import seed_of
 from g2rpo_core.tiny_models.settings import BuiltModels, FitSettings
 from g2rpo_core.worlds.table import WORLDS
@@ -38,15 +37,7 @@ def build_models(root: Path, settings: BuiltModels) -> tuple[dict, dict]:
 
 def _start() -> None:
     torch.set_num_threads(1)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    """A pool's process outlives a killed parent until its task is done; the next build would meet its files."""
-    parent = parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)
+    die_with_parent()  # it would go on until its task is done, and the next build would meet its files
 
 
 def build_pipeline(root: Path, settings: BuiltModels) -> dict:

@@ -14,6 +14,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's signal at a parent's death is Linux's")
 @pytest.mark.slow
 def test_a_build_that_is_killed_leaves_no_process_behind(tmp_path):
     (tmp_path / "build.py").write_text(BUILD)
