@@ -42,7 +42,7 @@ def draw_gains() -> Picture:
     title = "One choice of G²RPO with coarse tails changed: the difference it makes, three seeds"
     unchanged = "unchanged: noise at one of steps 2–4 of 10, η = 0.7, tail λ = 3, groups of 12"
     below = _rows(picture, below + 26, title, unchanged, changed, [])
-    words = "Training reward: HPS-v2.1 + CLIP Score. A dot is a seed; a bar is the mean with its 95 % interval over seeds."
+    words = "Training reward: HPS-v2.1 + CLIP Score. A dot is a seed, a bar the mean with its 95 % interval over seeds. Scales differ."
     picture.text(20, below + 6, words, color=GREY, size=12)
     return picture
 
