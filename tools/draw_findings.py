@@ -1,7 +1,7 @@
 """The picture that leads docs/findings.md, drawn from the committed tables of studies."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from g2rpo_core.algorithm.methods import LABELS
@@ -36,12 +36,12 @@ def draw_gains() -> Picture:
     rows = len(methods) + len(second) + len(changed)
     picture = Picture(254 + ROW * rows, "Gain in the training reward by method, and by choice")
     title = "Gain over the base at equal forward evaluations, eight fresh seeds, unseen prompts"
-    below = _rows(picture, 26, title, "the base", methods, [label for label in methods if label.startswith("G²RPO")])
-    title = "The same in a second world, in which fine detail counts"
-    below = _rows(picture, below + 26, title, "the base", second, [label for label in second if label.startswith("G²RPO")])
+    below = _rows(picture, 26, title, "the base", methods)
+    title = "Gain over the base in a second world, in which fine detail counts, eight fresh seeds"
+    below = _rows(picture, below + 26, title, "the base", second)
     title = "One choice of G²RPO with coarse tails changed: the difference it makes, three seeds"
     unchanged = "unchanged: noise at one of steps 2–4 of 10, η = 0.7, tail λ = 3, groups of 12"
-    below = _rows(picture, below + 26, title, unchanged, changed, [])
+    below = _rows(picture, below + 26, title, unchanged, changed)
     words = "Training reward: HPS-v2.1 + CLIP Score. A dot is a seed, a bar the mean with its 95 % interval over seeds. Scales differ."
     picture.text(20, below + 6, words, color=GREY, size=12)
     return picture
@@ -51,7 +51,7 @@ def _best_first(seeds: Mapping[str, list[float]]) -> dict[str, Spread]:
     return dict(sorted(((label, spread(values)) for label, values in seeds.items()), key=lambda item: -item[1].mean))
 
 
-def _rows(picture: Picture, top: float, title: str, zero: str, rows: Mapping[str, Spread], ours: Sequence[str]) -> float:
+def _rows(picture: Picture, top: float, title: str, zero: str, rows: Mapping[str, Spread]) -> float:
     """A row an entry, with its seeds, mean and interval; zero: what 0 is. Returns where the next part begins."""
     picture.text(20, top, title, bold=True)
     low = min(0.0, *(min(row.low, *row.values) for row in rows.values()))
@@ -61,7 +61,7 @@ def _rows(picture: Picture, top: float, title: str, zero: str, rows: Mapping[str
     picture.line(x(0), top + 12, x(0), bottom, GREY, 1)
     picture.text(x(0), bottom + 14, zero, "middle", GREY, 12)
     for number, (label, row) in enumerate(rows.items()):
-        y, color = top + 28 + ROW * number, ORANGE if label in ours else BLUE
+        y, color = top + 28 + ROW * number, ORANGE if label.startswith("G²RPO") else BLUE
         picture.text(20, y + 4, label)
         picture.line(x(row.low), y, x(row.high), y, color, 2)
         for value in row.values:
