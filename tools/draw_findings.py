@@ -27,17 +27,17 @@ def gains(study: str) -> dict[str, list[float]]:
 
 def draw_gains() -> Picture:
     """What the verdict measured, the same in the second world, and what each choice of G²RPO with coarse tails is worth."""
-    judged, choices, marks = gains("verdict"), gains("choices"), gains("marks")
+    judged, choices, late = gains("verdict"), gains("choices"), gains("marks_late")
     whole = {"G²RPO, all NFE", "G²RPO, coarse tails, a tenth"}  # other budgets
     methods = _best_first({label: values for label, values in judged.items() if label not in whole})
     first, *others = choices
     changed = {label: spread([one - by for one, by in zip(choices[label], choices[first])]) for label in others}
-    second = _best_first(marks)
+    second = _best_first(late)
     rows = len(methods) + len(second) + len(changed)
     picture = Picture(254 + ROW * rows, "Gain in the training reward by method, and by choice")
     title = "Gain over the base at equal forward evaluations, eight fresh seeds, unseen prompts"
     below = _rows(picture, 26, title, "the base", methods)
-    title = "Gain over the base in a second world, in which fine detail counts, eight fresh seeds"
+    title = "The same in a second world, in which fine detail counts; late: noise at steps 8–11 of 16"
     below = _rows(picture, below + 26, title, "the base", second)
     title = "One choice of G²RPO with coarse tails changed: the difference it makes, three seeds"
     unchanged = "unchanged: noise at one of steps 2–4 of 10, η = 0.7, tail λ = 3, groups of 12"
