@@ -1,1 +1,1 @@
-"""Only measures. README.md beside this file explains each benchmark."""
+"""Measure speed, memory and differences. README.md in this folder explains each benchmark."""

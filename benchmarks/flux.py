@@ -1,10 +1,10 @@
-"""FLUX.1-dev's true shape with random weights on one GPU: what a forward evaluation costs, and what makes it cheaper.
+"""Measure FLUX.1-dev's true shape with random weights on one GPU: what a forward evaluation costs, and what makes it cheaper.
 
     python -m benchmarks.flux [--batches 1 2 4 8 12] [--iteration] [--json]
 
 Prints, all from one run:
 - the bf16 matrix peak, milliseconds per forward evaluation for each batch size, and their share of that peak;
-- what a call allocates, beside the estimate of `g2rpo plan`;
+- what a call allocates, and what `g2rpo plan` expects;
 - what compiled blocks, attention backends and fp8 layers gain, and how far they move velocities, log-probabilities and latents;
 - the seconds of a G2RPO iteration at the paper's setting (720x720, T = 16, 12 members), by the measured rate or (--iteration) by
   running its rollout.
@@ -17,18 +17,20 @@ import copy
 import json
 import shutil
 import time
+from collections.abc import Callable
 from functools import partial
+from typing import TypeVar
 
 import torch
 from diffusers import AutoencoderKL, FluxTransformer2DModel
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from g2rpo_core.algorithm.methods import METHODS
-from g2rpo_core.bases.flux import TRANSFORMER, VAE, Flux
+from g2rpo_core.architectures.flux import TRANSFORMER, VAE, Flux
 from g2rpo_core.data.embeddings import Conditioning
-from g2rpo_core.estimate.tracing import Call, Measured, seconds_of, transformer_cost
+from g2rpo_core.estimate.tracing import Call, Measured, median_seconds, transformer_cost
 from g2rpo_core.models.policy import Policy
-from g2rpo_core.rollout.rollout import Velocity, rollout, sample
+from g2rpo_core.sampling.rollout import Velocity, rollout, sample
 from g2rpo_core.sampling.schedule import shifted_sigmas, sigma_at
 
 SIZES = {  # transformer, VAE, side of the images, text tokens
@@ -41,22 +43,29 @@ SIZES = {  # transformer, VAE, side of the images, text tokens
     ),
 }  # fmt: skip
 STEPS, GROUP = 16, 12
+T = TypeVar("T")
 PUBLISHED_FORWARD_EVALS = 2188  # of the published loop at this setting; each is a call of batch 1
-BACKENDS = {
-    "flash": SDPBackend.FLASH_ATTENTION,
-    "cudnn": SDPBackend.CUDNN_ATTENTION,
-    "efficient": SDPBackend.EFFICIENT_ATTENTION,
-}
+BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION, "efficient": SDPBackend.EFFICIENT_ATTENTION}
 
 
 def matrix_peak(device: torch.device, side: int, dtype: torch.dtype = torch.bfloat16) -> float:
-    """FLOP/s of a square matrix product on random data."""
+    """Measure the FLOP/s of a square matrix product on random data."""
     a, b = (torch.randn(side, side, device=device, dtype=dtype) for _ in range(2))
-    return 2 * side**3 / seconds_of(lambda: a @ b, device)
+    return 2 * side**3 / median_seconds(lambda: a @ b, device)
+
+
+def timed(device: torch.device, work: Callable[[], T]) -> tuple[T, float]:
+    """Return the result of `work` and its seconds."""
+    wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+    wait()
+    start = time.perf_counter()
+    result = work()
+    wait()
+    return result, time.perf_counter() - start
 
 
 def make_policy(size: str, device: torch.device) -> tuple[Policy, Conditioning]:
-    """A policy of true shape with random bf16 weights made on the device, and the random encoding of one prompt."""
+    """Make a policy of true shape with random bf16 weights on the device, and the random encoding of one prompt."""
     transformer, vae, side, text_tokens = SIZES[size]
     with torch.device(device):
         model = FluxTransformer2DModel(**transformer).to(torch.bfloat16)
@@ -86,29 +95,31 @@ class Fp8Linear(torch.nn.Module):
         return (out if self.bias is None else out + self.bias).view(*x.shape[:-1], -1)
 
 
-def in_fp8(model: torch.nn.Module) -> torch.nn.Module:
-    """A copy of a transformer with the linear layers of its blocks in float8."""
+def quantize_blocks(model: torch.nn.Module) -> torch.nn.Module:
+    """Copy a transformer, with the linear layers of its blocks in float8."""
     model = copy.deepcopy(model)
     for block in [*model.transformer_blocks, *model.single_transformer_blocks]:
         for name, child in list(block.named_modules()):
-            if isinstance(child, torch.nn.Linear) and "norm" not in name:  # modulation sees one row per sample: too few
+            # modulation sees one row per sample, too few for float8 to pay off
+            if isinstance(child, torch.nn.Linear) and "norm" not in name:
                 parent, _, last = name.rpartition(".")
                 setattr(block.get_submodule(parent), last, Fp8Linear(child))
     return model
 
 
 def inputs(policy: Policy, batch: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Make the arguments of a velocity: latents, sigma 0.7, and the index of the only prompt."""
     latents = policy.noise(torch.Generator().manual_seed(0), batch)
     return latents, latents.new_full((batch,), 0.7), torch.zeros(batch, dtype=torch.int64, device=policy.device)
 
 
 def drift(policy: Policy, exact: Velocity, other: Velocity) -> dict[str, float]:
-    """The distance of a velocity from the exact one: relative error, |ratio - 1| of a Flow-SDE step, and latents after an ODE."""
+    """Return how far a velocity is from the exact one: relative error, |ratio - 1| of a Flow-SDE step, and latents after an ODE."""
     x, sigma, prompt = inputs(policy, 2)
     sigmas = shifted_sigmas(STEPS, 3.0).to(policy.device)
     step = torch.full((2,), 4, device=policy.device)
     velocities = [field(x, sigma, prompt) for field in (exact, other)]
-    transitions = [METHODS["g2rpo"].transition(sigmas)(x, v, step=step) for v in velocities]
+    transitions = [METHODS["g2rpo"].tree.transition(sigmas)(x, v, step=step) for v in velocities]
     sampled = transitions[0].sample(policy.noise(torch.Generator().manual_seed(1), 2))
     log_probs = [transition.log_prob(sampled) for transition in transitions]
     ends = [sample(field, x[:1], sigmas.tolist(), 1) for field in (exact, other)]
@@ -120,8 +131,109 @@ def drift(policy: Policy, exact: Velocity, other: Velocity) -> dict[str, float]:
     }
 
 
+class Bench:
+    """One model on one device; `results` is what was measured so far."""
+
+    def __init__(self, size: str, device: torch.device):
+        self.config, self.device = SIZES[size][0], device
+        self.peak = matrix_peak(device, 8192 if device.type == "cuda" else 512)
+        self.policy, self.conditioning = make_policy(size, device)
+        self.text_tokens = self.conditioning.tensors["context"].shape[1]
+        self.exact = self.policy.velocity(self.conditioning)
+        with Measured() as measured:
+            self.exact(*inputs(self.policy, 1))
+        self.flops = measured.flops
+        name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
+        self.results = {
+            "device": name,
+            "matrix_tflops": self.peak / 1e12,
+            "tflop_per_evaluation": self.flops / 1e12,
+            "variants": {},
+        }
+        print(
+            f"{name}: {self.peak / 1e12:.0f} TFLOP/s bf16; {self.flops / 1e12:.2f} TFLOP per forward evaluation, "
+            f"{self.policy.image_tokens} + {self.text_tokens} tokens"
+        )
+
+    def measure_variants(self, batches: list[int]) -> None:
+        """Measure the eager model, attention backends, compiled blocks and fp8 layers, as far as the device has them."""
+        cuda, largest, weights = self.device.type == "cuda", max(batches), self.policy.transformer
+        self.measure("eager", self.exact, batches)
+        for name, backend in BACKENDS.items() if cuda else ():
+            self.measure(name, self.exact, [largest], partial(sdpa_kernel, [backend]))
+        if cuda or shutil.which("c++"):
+            self.measure_compiled("compiled", copy.deepcopy(weights), batches)
+        if cuda and torch.cuda.get_device_capability() >= (8, 9):
+            self.measure_compiled("fp8+compiled", quantize_blocks(weights), batches)
+        self.policy.transformer = weights
+
+    def measure_compiled(self, label: str, transformer: torch.nn.Module, batches: list[int]) -> None:
+        """Compile the blocks of another transformer and measure it in place of the policy's."""
+        self.policy.transformer = transformer
+        for block in self.policy.architecture.blocks(transformer):
+            block.compile()
+        self.measure(label, self.policy.velocity(self.conditioning), batches)
+
+    def measure(self, label: str, field: Velocity, batches: list[int], context=contextlib.nullcontext) -> None:
+        """Measure time and memory of a velocity by batch size, and its distance from the exact one."""
+        rows = {}
+        for batch in batches:
+            with context():
+                seconds = median_seconds(partial(field, *inputs(self.policy, batch)), self.device) / batch
+            rows[batch] = {"ms_per_evaluation": 1e3 * seconds, "share_of_peak": self.flops / seconds / self.peak}
+            if self.device.type == "cuda":
+                with context():
+                    rows[batch] |= self.measure_memory(field, batch)
+            print(
+                f"{label:12} batch {batch:3}: {1e3 * seconds:8.2f} ms per forward evaluation, "
+                f"{100 * rows[batch]['share_of_peak']:5.1f} % of the peak",
+                flush=True,
+            )
+        with context():
+            moved = drift(self.policy, self.exact, field)
+        print(f"{label:12} " + ", ".join(f"{key} {value:.1e}" for key, value in moved.items()), flush=True)
+        self.results["variants"][label] = {"batches": rows, "drift": moved}
+
+    def measure_memory(self, field: Velocity, batch: int) -> dict[str, float]:
+        """Return the GiB that a call allocates, and those that `g2rpo plan` expects."""
+        arguments = inputs(self.policy, batch)
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        field(*arguments)
+        allocated = torch.cuda.max_memory_allocated() - before
+        call = Call(batch, self.policy.image_tokens, self.text_tokens, self.policy.dtype, training=False)
+        planned = transformer_cost(self.policy.architecture, self.config, call).bytes
+        return {"allocated_gib": allocated / 2**30, "planned_gib": planned / 2**30}
+
+    def project_rollout(self) -> None:
+        """Multiply the best rate of each variant by the forward evaluations of a rollout."""
+        variants = self.results["variants"]
+        count = METHODS["g2rpo"].tree.build(STEPS).num_forward_evals(GROUP)
+        seconds: dict = {"evaluations": {"ours": count, "published": PUBLISHED_FORWARD_EVALS}}
+        for label, variant in variants.items():
+            seconds[label] = count * min(row["ms_per_evaluation"] for row in variant["batches"].values()) / 1e3
+        if alone := variants["eager"]["batches"].get(1):
+            seconds["published, eager, batch 1"] = PUBLISHED_FORWARD_EVALS * alone["ms_per_evaluation"] / 1e3
+        self.results["rollout_seconds"] = seconds
+
+    def run_rollout(self, batch: int) -> None:
+        """Run the rollout of one prompt and decode its images."""
+        method, policy, generator = METHODS["g2rpo"], self.policy, torch.Generator().manual_seed(0)
+        tree = method.tree.build(STEPS)
+        noises = [policy.noise(generator, GROUP)[None] for _ in tree.sde_steps]
+        sigma_of = partial(sigma_at, steps=STEPS, shift=3.0)
+        transition = method.tree.transition(shifted_sigmas(STEPS, 3.0).to(self.device))
+        work = partial(rollout, self.exact, tree, sigma_of, transition, policy.noise(generator, 1)[None], noises, batch)
+        sampled, self.results["rollout_seconds"]["measured, eager"] = timed(self.device, work)
+        decode = partial(policy.decode, sampled.clean.flatten(0, 3), 4)
+        _, self.results["decode_seconds"] = timed(self.device, decode)
+        if self.device.type == "cuda":
+            self.results["peak_gib"] = torch.cuda.max_memory_allocated() / 2**30
+
+
 @torch.no_grad()
 def main() -> None:
+    """Parse the options, measure, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=SIZES, default="flux")
     parser.add_argument("--device", default="cuda")
@@ -132,100 +244,16 @@ def main() -> None:
     device = torch.device(args.device)
     if device.type == "cuda" and not torch.cuda.is_available():
         parser.exit(1, "error: no CUDA device; run on one, or try `--size tiny --device cpu`\n")
-    name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
-    peak = matrix_peak(device, 8192 if device.type == "cuda" else 512)
-    policy, conditioning = make_policy(args.size, device)
-    velocity = policy.velocity(conditioning)
-    with Measured() as measured:
-        velocity(*inputs(policy, 1))
-    flops = measured.flops
-    result = {"device": name, "matrix_tflops": peak / 1e12, "tflop_per_evaluation": flops / 1e12, "variants": {}}
-    print(
-        f"{name}: {peak / 1e12:.0f} TFLOP/s bf16; {flops / 1e12:.2f} TFLOP a forward evaluation, {policy.image_tokens} + {conditioning.tensors['context'].shape[1]} tokens"
-    )
-
-    def measure(label: str, field: Velocity, batches: list[int], context=contextlib.nullcontext) -> None:
-        rows = {}
-        for batch in batches:
-            arguments = inputs(policy, batch)
-            with context():
-                seconds = seconds_of(partial(field, *arguments), device) / batch
-            rows[batch] = {"ms_per_evaluation": 1e3 * seconds, "share_of_peak": flops / seconds / peak}
-            if device.type == "cuda":
-                torch.cuda.reset_peak_memory_stats()
-                before = torch.cuda.memory_allocated()
-                with context():
-                    field(*arguments)
-                call = Call(batch, policy.image_tokens, conditioning.tensors["context"].shape[1], policy.dtype, training=False)
-                traced = transformer_cost(policy.architecture, SIZES[args.size][0], call).bytes
-                rows[batch] |= {
-                    "allocated_gib": (torch.cuda.max_memory_allocated() - before) / 2**30,
-                    "planned_gib": traced / 2**30,
-                }
-            print(
-                f"{label:12} batch {batch:3}: {1e3 * seconds:8.2f} ms a forward evaluation, {100 * flops / seconds / peak:5.1f} % of the peak",
-                flush=True,
-            )
-        with context():
-            moved = drift(policy, velocity, field)
-        print(f"{label:12} " + ", ".join(f"{key} {value:.1e}" for key, value in moved.items()), flush=True)
-        result["variants"][label] = {"batches": rows, "drift": moved}
-
-    largest = max(args.batches)
-    measure("eager", velocity, args.batches)
-    if device.type == "cuda":
-        for name_of_backend, backend in BACKENDS.items():
-            measure(name_of_backend, velocity, [largest], partial(sdpa_kernel, [backend]))
-    weights = policy.transformer
-    if device.type == "cuda" or shutil.which("c++"):
-        policy.transformer = compiled = copy.deepcopy(weights)
-        for block in [*compiled.transformer_blocks, *compiled.single_transformer_blocks]:
-            block.compile()
-        measure("compiled", policy.velocity(conditioning), args.batches)
-        del compiled
-    if device.type == "cuda" and torch.cuda.get_device_capability() >= (8, 9):
-        policy.transformer = in_fp8(weights)
-        for block in [*policy.transformer.transformer_blocks, *policy.transformer.single_transformer_blocks]:
-            block.compile()
-        measure("fp8+compiled", policy.velocity(conditioning), args.batches)
-    policy.transformer = weights
-
-    best = {
-        label: min(row["ms_per_evaluation"] for row in variant["batches"].values())
-        for label, variant in result["variants"].items()
-    }
-    method = METHODS["g2rpo"]
-    tree = method.tree(STEPS)
-    num_forward_evals = tree.num_forward_evals(GROUP)
-    alone = result["variants"]["eager"]["batches"].get(1)
-    result["rollout_seconds"] = {
-        "evaluations": {"ours": num_forward_evals, "published": PUBLISHED_FORWARD_EVALS},
-        **{label: num_forward_evals * ms / 1e3 for label, ms in best.items()},
-        **({"published, eager, batch 1": PUBLISHED_FORWARD_EVALS * alone["ms_per_evaluation"] / 1e3} if alone else {}),
-    }
+    bench = Bench(args.size, device)
+    bench.measure_variants(args.batches)
+    bench.project_rollout()
     if args.iteration:
-        generator = torch.Generator().manual_seed(0)
-        noises = [policy.noise(generator, GROUP)[None] for _ in tree.sde_steps]
-        sigma_of = partial(sigma_at, steps=STEPS, shift=3.0)
-        transition = method.transition(shifted_sigmas(STEPS, 3.0).to(device))
-        work = partial(rollout, velocity, tree, sigma_of, transition, policy.noise(generator, 1)[None], noises, largest)
-        start = time.perf_counter()
-        sampled = work()
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        result["rollout_seconds"]["measured, eager"] = time.perf_counter() - start
-        start = time.perf_counter()
-        policy.decode(sampled.clean.flatten(0, 3), 4)
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-            result["peak_gib"] = torch.cuda.max_memory_allocated() / 2**30
-        result["decode_seconds"] = time.perf_counter() - start
-    print(
-        "rollout of one prompt at the paper's setting, seconds: "
-        + ", ".join(f"{key} {value:.1f}" for key, value in result["rollout_seconds"].items() if key != "evaluations")
-    )
+        bench.run_rollout(max(args.batches))
+    seconds = {key: value for key, value in bench.results["rollout_seconds"].items() if key != "evaluations"}
+    shown = ", ".join(f"{key} {value:.1f}" for key, value in seconds.items())
+    print(f"rollout of one prompt at the paper's setting, seconds: {shown}")
     if args.json:
-        print(json.dumps(result))
+        print(json.dumps(bench.results))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Measures whether memory stays bounded and what more processes gain.
+"""Measure whether memory stays bounded and what more processes gain.
 
     python -m benchmarks.load --models models/tiny [prompts|iterations|scaling]
 
-The real stages run as separate processes in a temporary folder; the memory of each and its children is sampled ten times a
+The real stages run as separate processes in a temporary folder; the memory of each and its children is sampled ten times per
 second. `prompts`: the stages prompts and embed, for growing numbers of prompts; `iterations`: one training run of many
 iterations; `scaling`: seconds of training iterations with 1, 2 and 4 processes, with equally many prompts in all (strong) or per
 process (weak).
@@ -28,8 +28,8 @@ PROCESSES = (1, 2, 4)
 SMALL = {"num_generations": 4, "rewards": {"hps": 1.0}, "learning_rate": 1e-6}  # how it learns does not matter
 
 
-def project(folder: Path, models: Path, sections: dict) -> None:
-    """A folder to run stages in, with profile `load`: tiny's, with changes in its sections."""
+def write_project(folder: Path, models: Path, sections: dict) -> None:
+    """Write a folder to run stages in, with profile `load`: tiny's, with changes in its sections."""
     profile = YAML(typ="safe", pure=True).load((ROOT / "profiles" / "tiny.yaml").read_text())
     for name, changes in sections.items():
         profile[name] |= changes
@@ -41,8 +41,8 @@ def project(folder: Path, models: Path, sections: dict) -> None:
         (folder / "models" / "load").symlink_to(models.resolve())
 
 
-def stage(folder: Path, name: str, *words: str) -> list[tuple[float, int]]:
-    """Runs a stage to its end: (seconds, bytes that its processes hold) over its time."""
+def run_stage(folder: Path, name: str, *words: str) -> list[tuple[float, int]]:
+    """Run a stage to its end; return (seconds, bytes that its processes hold) over its time."""
     start, held = time.perf_counter(), []
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", f"stages.{name}", "--profile", "load", *words]
@@ -50,14 +50,15 @@ def stage(folder: Path, name: str, *words: str) -> list[tuple[float, int]]:
         child = subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log)
         whole = psutil.Process(child.pid)
         while child.poll() is None:
-            held.append((time.perf_counter() - start, resident(whole)))
+            held.append((time.perf_counter() - start, sum_memory(whole)))
             time.sleep(0.1)
     if child.returncode:
         sys.exit((folder / f"{name}.log").read_text()[-2000:])
     return held
 
 
-def resident(process: psutil.Process) -> int:
+def sum_memory(process: psutil.Process) -> int:
+    """Return the bytes that a process and its children hold."""
     total = 0
     try:
         for each in [process, *process.children(recursive=True)]:
@@ -67,25 +68,27 @@ def resident(process: psutil.Process) -> int:
     return total
 
 
-def mib(held: list[tuple[float, int]]) -> int:
+def peak_mib(held: list[tuple[float, int]]) -> int:
+    """Return the most that was held, in MiB."""
     return round(max(size for _, size in held) / 2**20)
 
 
-def prompts(folder: Path, models: Path, counts: tuple[int, ...]) -> list[dict]:
+def measure_prompts(folder: Path, models: Path, counts: tuple[int, ...]) -> list[dict]:
+    """Measure memory and time of choosing and encoding prompts, by their number."""
     rows = []
     for count in counts:
         text = "".join(f"a large red circle above a small blue square, number {number}\n" for number in range(count))
         (folder / "prompts.txt").write_text(text)
         sets = {"train": "prompts.txt", "train_count": count, "test": "prompts.txt", "test_count": 1}
-        project(folder, models, {"prompts": sets, "embed": {"max_sequence_length": 32}, "evaluation": {"rewards": ["hps"]},
+        write_project(folder, models, {"prompts": sets, "embed": {"max_sequence_length": 32}, "evaluation": {"rewards": ["hps"]},
                                  "methods": {"dance_grpo": {}},  # tiny's entry has a monitor that uses the verifier
                                  "training": {"monitor": {"every": 1, "prompts": 1, "rewards": ["hps"]}}})  # fmt: skip
-        chosen, encoded = stage(folder, "prompts"), stage(folder, "embed")
+        chosen, encoded = run_stage(folder, "prompts"), run_stage(folder, "embed")
         rows.append(
             {
                 "prompts": count,
-                "prompts_mib": mib(chosen),
-                "embed_mib": mib(encoded),
+                "prompts_mib": peak_mib(chosen),
+                "embed_mib": peak_mib(encoded),
                 "embed_seconds": round(encoded[-1][0], 1),
                 "parquet_mib": round(sum(file.stat().st_size for file in (folder / "embeddings").rglob("*.parquet")) / 2**20),
             }
@@ -93,34 +96,29 @@ def prompts(folder: Path, models: Path, counts: tuple[int, ...]) -> list[dict]:
     return rows
 
 
-def embedded(folder: Path, models: Path, training: dict) -> None:
-    """The folder with 64 embedded prompts, for a run with these settings of section `training`."""
+def write_embedded_project(folder: Path, models: Path, training: dict) -> None:
+    """Write a folder with 64 embedded prompts, for a run with these settings of section `training`."""
     monitor = {"every": training["iterations"], "prompts": 1, "rewards": ["hps"]}
     sections = {
         "prompts": {"train_count": 64, "test_count": 16},
         "sampling": {"steps": 4},
         "training": SMALL | {"monitor": monitor} | training,
         "methods": {
-            "g2rpo": {"settings": {"sde_steps": [0, 1], "granularities": [1, 2]}},
-            "dance_grpo": {},
-        },  # tiny's entry has a monitor that uses the verifier
+            **{name: {"settings": {"tree": {"sde_steps": [0]}}} for name in ("g2rpo_no_mgai", "g2rpo_coarse", "flow_grpo_fast")},
+            "g2rpo": {"settings": {"tree": {"sde_steps": [0, 1], "granularities": [1, 2]}}},
+            "dance_grpo": {},  # tiny's entry has a monitor that uses the verifier
+        },
     }
-    profile = YAML(typ="safe", pure=True).load((ROOT / "profiles" / "tiny.yaml").read_text())
-    others = {
-        name: {"settings": {"sde_steps": [0]}}
-        for name in profile["methods"]
-        if name in ("g2rpo_no_mgai", "g2rpo_coarse", "flow_grpo_fast")
-    }
-    sections["methods"] |= others
-    project(folder, models, sections)
+    write_project(folder, models, sections)
     if not (folder / "embeddings").exists():
-        stage(folder, "prompts")
-        stage(folder, "embed")
+        run_stage(folder, "prompts")
+        run_stage(folder, "embed")
 
 
-def iterations(folder: Path, models: Path, count: int) -> list[dict]:
-    embedded(folder, models, {"iterations": count, "prompts_per_iteration": 1})
-    held = stage(folder, "train", "--method", "g2rpo", "--seed", "1")
+def measure_iterations(folder: Path, models: Path, count: int) -> list[dict]:
+    """Measure the memory of one training run at four times."""
+    write_embedded_project(folder, models, {"iterations": count, "prompts_per_iteration": 1})
+    held = run_stage(folder, "train", "--method", "g2rpo", "--seed", "1")
     whole = held[-1][0]
     return [
         {"share_of_run": share, "mib": round(min(held, key=lambda sample: abs(sample[0] - share * whole))[1] / 2**20)}
@@ -128,19 +126,20 @@ def iterations(folder: Path, models: Path, count: int) -> list[dict]:
     ]
 
 
-def scaling(folder: Path, models: Path, processes: tuple[int, ...], count: int) -> list[dict]:
+def measure_scaling(folder: Path, models: Path, processes: tuple[int, ...], count: int) -> list[dict]:
+    """Measure the seconds of an iteration by the number of processes."""
     rows = []
-    for scaling in ("strong", "weak"):
+    for kind in ("strong", "weak"):
         for size in processes:
-            several = max(processes) if scaling == "strong" else size
-            embedded(folder, models, {"iterations": count, "prompts_per_iteration": several, "processes": size})
-            stage(folder, "train", "--method", "g2rpo", "--seed", "1")
+            several = max(processes) if kind == "strong" else size
+            write_embedded_project(folder, models, {"iterations": count, "prompts_per_iteration": several, "processes": size})
+            run_stage(folder, "train", "--method", "g2rpo", "--seed", "1")
             timings = json.loads((folder / "reports" / "timings" / "g2rpo-1.json").read_text())
             seconds = pd.Series(list(timings["seconds"].values())).diff().iloc[2:].median()  # the first iteration warms up
-            first = next((row["seconds"] for row in rows if row["kind"] == scaling), seconds)
+            first = next((row["seconds"] for row in rows if row["kind"] == kind), seconds)
             rows.append(
                 {
-                    "kind": scaling,
+                    "kind": kind,
                     "processes": size,
                     "prompts": several,
                     "seconds": round(seconds, 4),
@@ -151,6 +150,7 @@ def scaling(folder: Path, models: Path, processes: tuple[int, ...], count: int) 
 
 
 def main() -> None:
+    """Parse the options, measure in temporary folders, and print the results."""
     parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("what", nargs="*", default=["prompts", "iterations", "scaling"], help="which to measure (default: all)")
     parser.add_argument("--models", type=Path, default=Path("models/tiny"), help="folder made by the stage models")
@@ -161,15 +161,16 @@ def main() -> None:
     args = parser.parse_args()
     if not (args.models / "models.lock.json").exists():
         sys.exit(f"error: {args.models}: no models there; the stage `models` makes them: dvc repro models")
+    # Each measurement has a folder of its own
     measured = {}
     for name in args.what:
         with tempfile.TemporaryDirectory() as folder:
-            how = {
-                "prompts": lambda folder: prompts(folder, args.models, tuple(args.prompts)),
-                "iterations": lambda folder: iterations(folder, args.models, args.iterations),
-                "scaling": lambda folder: scaling(folder, args.models, tuple(args.processes), 12),
+            measures = {
+                "prompts": lambda folder: measure_prompts(folder, args.models, tuple(args.prompts)),
+                "iterations": lambda folder: measure_iterations(folder, args.models, args.iterations),
+                "scaling": lambda folder: measure_scaling(folder, args.models, tuple(args.processes), 12),
             }
-            measured[name] = how[name](Path(folder))
+            measured[name] = measures[name](Path(folder))
         print(f"{name}\n{pd.DataFrame(measured[name]).to_string(index=False)}\n", flush=True)
     if args.json:
         print(json.dumps(measured))

@@ -1,4 +1,4 @@
-"""One iteration by the published loops and by ours, on the same weights and noise: NFE, seconds, memory, differences.
+"""Compare one iteration by the published loops and by ours, on the same weights and noise: NFE, seconds, memory, differences.
 
     python -m benchmarks.rollout [--size tiny|compute|all] [--models models/tiny] [--repeats 3] [--compile] [--json]
 
@@ -12,7 +12,6 @@ import json
 import random
 import tempfile
 import threading
-import time
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -20,35 +19,37 @@ from statistics import median
 import psutil
 import torch
 
-from benchmarks.flux import matrix_peak
+from benchmarks.flux import matrix_peak, timed
+from benchmarks.published_loops import PublishedIteration
+from g2rpo_core.algorithm.batch import TrainedTransition
+from g2rpo_core.algorithm.credit import transition_advantages
+from g2rpo_core.algorithm.methods import METHODS
 from g2rpo_core.common.model_store import write_lock
 from g2rpo_core.common.seeding import generator
-from g2rpo_core.config import load_profile, method_of
+from g2rpo_core.config import load_profile
 from g2rpo_core.data.embeddings import EmbeddingStore, encode, write
 from g2rpo_core.data.prompts import captions
 from g2rpo_core.estimate.tracing import Measured
 from g2rpo_core.models.policy import Policy
 from g2rpo_core.models.settings import ParallelSettings
 from g2rpo_core.rewards import registry
-from g2rpo_core.rollout.rollout import velocity_in_batches
+from g2rpo_core.sampling.rollout import velocity_in_batches
 from g2rpo_core.sampling.settings import SamplingSettings
 from g2rpo_core.tiny_models.build import build_models
-from g2rpo_core.training.batch import TrainedTransition, transition_advantages
 from g2rpo_core.training.experience import score_rollout
 from g2rpo_core.training.trainer import Trainer
-from reference.published_loops import PublishedIteration
 
 # side of the images in pixels, latents in a call of the transformer, images in one of the VAE (each what is fastest on a
 # CPU), and what is added to a method's name
 SIZES = {"tiny": (32, 144, 16, ""), "compute": (176, 12, 1, "_500_tokens")}
-METHODS = ("g2rpo", "dance_grpo", "mix_grpo")
+NAMES = ("g2rpo", "dance_grpo", "mix_grpo")
 STEPS, PLAIN_BATCH = 16, 12
 PEAK_SIDE = 2048  # of the square matrices whose product is the machine's peak
 PROMPTS = 4  # of a second rollout if one prompt's group leaves a call half empty, as with MixGRPO and DanceGRPO
 
 
 class Peak:
-    """Peak memory above that at its start: of the GPU's tensors, or of the process, looked at every 5 ms."""
+    """Peak memory above that at its start: of the GPU's tensors, or of the process, read every 5 ms."""
 
     def __init__(self, device: torch.device):
         self.device, self.gib = device, 0.0
@@ -78,7 +79,7 @@ class Peak:
 
 
 def make_models(folder: Path) -> Path:
-    """The tiny models at full size, hardly trained: their weights do not matter here."""
+    """Build the tiny models at full size, hardly trained: their weights do not matter here."""
     settings = load_profile(Path("profiles/tiny.yaml")).models
     short = {
         name: value.model_copy(update={"steps": 3, "batch": 8})
@@ -91,7 +92,7 @@ def make_models(folder: Path) -> Path:
 
 
 def make_store(models: Path, folder: Path) -> EmbeddingStore:
-    """A few encoded prompts."""
+    """Encode a few prompts."""
     from diffusers import FluxPipeline
 
     pipeline = FluxPipeline.from_pretrained(models / "pipeline", transformer=None, vae=None)
@@ -101,7 +102,7 @@ def make_store(models: Path, folder: Path) -> EmbeddingStore:
 
 
 def make_policy(models: Path, side: int, device: str, compiled: bool = False) -> Policy:
-    """The tiny policy with random output and modulation weights, as an untrained DiT's velocity is zero everywhere."""
+    """Load the tiny policy with random output and modulation weights, as an untrained DiT's velocity is zero everywhere."""
     parallel = ParallelSettings(compile=compiled)
     policy = Policy.load_to_train(models / "pipeline", parallel=parallel, height=side, width=side, guidance=3.5, device=device)
     random_numbers = torch.Generator().manual_seed(0)
@@ -112,120 +113,125 @@ def make_policy(models: Path, side: int, device: str, compiled: bool = False) ->
     return policy
 
 
-def timed(device: torch.device, work):
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    start = time.perf_counter()
-    result = work()
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    return result, time.perf_counter() - start
-
-
 def gradients(trainer: Trainer) -> torch.Tensor:
+    """Return all gradients of the trained weights, flat."""
     return torch.cat([parameter.grad.flatten() for parameter in trainer.parameters if parameter.grad is not None])
 
 
-def compare(name: str, policy: Policy, store: EmbeddingStore, models: Path, sampling: SamplingSettings, repeats: int) -> dict:
-    """Runs both loops in turn for one iteration of a method at T = 16 and 12 members.
+class Comparison:
+    """Both loops for one iteration of a method at T = 16 and 12 members, on the same weights and noise."""
 
-    Returns the medians of their costs, and how far they differ.
-    """
-    profile = load_profile(Path("profiles/tiny.yaml"))
-    method = method_of({name: type(profile.methods[name])()}, name).model_copy(update={"updates_per_rollout": "iteration"})
-    training = profile.training.model_copy(
-        update={"learning_rate": 0.0, "max_grad_norm": 1e9, "batch_tokens": sampling.batch_tokens}
-    )
-    scorers = registry.load(list(training.rewards), models, policy.device)
-    trainer = Trainer(policy, method, sampling, training, store, scorers, seed=0)
-    conditioning, text = store.conditioning([0]), store.prompts[0].text
-    tree = method.tree(STEPS)
-    chosen = method.trained(len(tree.sde_steps), random.Random(0))
-    draw = generator("rollout", 0, 0, 0)  # what RolloutSampler draws in iteration 0
-    initial = policy.noise(draw)
-    noises = [policy.noise(draw, training.num_generations) for _ in tree.sde_steps]
+    def __init__(self, name: str, policy: Policy, store: EmbeddingStore, models: Path, sampling: SamplingSettings):
+        profile = load_profile(Path("profiles/tiny.yaml"))
+        self.policy, self.store, self.sampling = policy, store, sampling
+        self.method = METHODS[name].changed(objective={"updates_per_rollout": "iteration"})
+        self.training = profile.training.model_copy(
+            update={"learning_rate": 0.0, "max_grad_norm": 1e9, "batch_tokens": sampling.batch_tokens}
+        )
+        self.rewards = registry.load(list(self.training.rewards), models, policy.device)
+        self.trainer = Trainer(policy, self.method, sampling, self.training, store, self.rewards, seed=0)
+        self.conditioning, self.text = store.conditioning([0]), store.prompts[0].text
+        tree = self.method.tree.build(STEPS)
+        self.chosen = self.method.objective.draw_steps(len(tree.sde_steps), random.Random(0))
+        # what RolloutSampler draws in iteration 0
+        draw = generator("rollout", 0, 0, 0)
+        self.initial = policy.noise(draw)
+        self.noises = [policy.noise(draw, self.training.num_generations) for _ in tree.sde_steps]
 
-    def ours() -> tuple[int, tuple, dict]:
-        sampled, sampling_seconds = timed(policy.device, lambda: trainer.sampler(conditioning, 0))
-        scored = partial(score_rollout, policy, scorers, sampled, [text], sampling.decode_batch, 0)
-        scores, scoring_seconds = timed(policy.device, scored)
-        weights = list(training.rewards.values())
-        advantages = transition_advantages(sampled.transitions, scores, None, method, weights, training.adv_clip_max)
-        chosen_ones = [(sampled.transitions[index], advantages[index]) for index in chosen]
-        transitions = [TrainedTransition(transition, own, torch.ones_like(own)) for transition, own in chosen_ones]
-        _, training_seconds = timed(policy.device, lambda: trainer.update(conditioning, transitions))
+    def run_ours(self) -> tuple[int, tuple, dict]:
+        """Run our iteration; return its NFE, its results (latents, scores, gradients), and seconds by part."""
+        policy, trainer = self.policy, self.trainer
+        sampled, sampling_seconds = timed(policy.device, lambda: trainer.sampler(self.conditioning, 0))
+        score = partial(score_rollout, policy, self.rewards, sampled, [self.text], self.sampling.decode_batch, 0)
+        scores, scoring_seconds = timed(policy.device, score)
+        weights = [self.training.rewards[reward] for reward in self.rewards]
+        advantages = transition_advantages(
+            sampled.transitions, scores, None, self.method.credit, self.method.groups, weights, self.training.adv_clip_max
+        )
+        pairs = [(sampled.transitions[index], advantages[index]) for index in self.chosen]
+        transitions = [TrainedTransition(transition, own, torch.ones_like(own)) for transition, own in pairs]
+        _, training_seconds = timed(policy.device, lambda: trainer.update(self.conditioning, transitions))
         parts = {"sampling": sampling_seconds, "scoring": scoring_seconds, "training": training_seconds}
         return sampled.num_forward_evals, (sampled.clean[0], scores, gradients(trainer)), parts
 
     @torch.compiler.set_stance("force_eager")
-    def theirs() -> tuple[int, tuple, dict]:
-        published = PublishedIteration(trainer, conditioning, initial, noises)
-        clean, sampling_seconds = timed(policy.device, published.sample)
-        scores, scoring_seconds = timed(policy.device, lambda: published.score(clean, scorers, text))
-        _, training_seconds = timed(policy.device, lambda: published.update(scores, chosen))
+    def run_published(self) -> tuple[int, tuple, dict]:
+        """Run the published iteration; return what `run_ours` returns."""
+        device = self.policy.device
+        published = PublishedIteration(self.trainer, self.conditioning, self.initial, self.noises)
+        clean, sampling_seconds = timed(device, published.sample)
+        scores, scoring_seconds = timed(device, lambda: published.score(clean, self.rewards, self.text))
+        _, training_seconds = timed(device, lambda: published.update(scores, self.chosen))
         parts = {"sampling": sampling_seconds, "scoring": scoring_seconds, "training": training_seconds}
-        return published.num_forward_evals, (clean, scores, gradients(trainer)), parts
+        return published.num_forward_evals, (clean, scores, gradients(self.trainer)), parts
 
-    ours()  # warms up, and compiles
-    several = store.conditioning(range(PROMPTS))
-    unfilled = method.branching == "all" and policy.batch_size(sampling.batch_tokens, conditioning) > training.num_generations
-    if unfilled:
-        trainer.sampler(several, 0)
-    results, runs, plain, wide, peaks = {}, {"published": [], "ours": []}, [], [], []
-    for _ in range(repeats):
-        for label, loop in (("published", theirs), ("ours", ours)):
-            with Peak(policy.device) as peak:
-                num_forward_evals, results[label], parts = loop()
-            runs[label].append(
-                {"evaluations": num_forward_evals, "seconds": sum(parts.values()), "parts": parts, "peak_gib": peak.gib}
-            )
-        plain.append(plain_rate(policy, store))
-        peaks.append(matrix_peak(policy.device, PEAK_SIDE, policy.dtype))
-        if unfilled:
-            sampled, seconds = timed(policy.device, lambda: trainer.sampler(several, 0))
-            wide.append(sampled.num_forward_evals / seconds)
+    def leaves_calls_unfilled(self) -> bool:
+        """Return whether one prompt's group leaves a call half empty, so that several prompts are measured, too."""
+        size = self.policy.batch_size(self.sampling.batch_tokens, self.conditioning)
+        return self.method.tree.branching == "all" and size > self.training.num_generations
 
-    def entry(label: str) -> dict:
-        of_loop = runs[label]
+    def run(self, repeats: int) -> dict:
+        """Run both loops in turn; return the medians of their costs, and how far their results differ."""
+        # Warm up, and compile
+        self.run_ours()
+        several = self.store.conditioning(range(PROMPTS)) if self.leaves_calls_unfilled() else None
+        if several:
+            self.trainer.sampler(several, 0)
+        # Both loops in turn, and the bare transformer and the matrix peak on the same machine at the same time
+        device, results, runs = self.policy.device, {}, {"published": [], "ours": []}
+        plain, wide, peaks = [], [], []
+        for _ in range(repeats):
+            for label, loop in (("published", self.run_published), ("ours", self.run_ours)):
+                with Peak(device) as peak:
+                    count, results[label], parts = loop()
+                runs[label].append({"evaluations": count, "seconds": sum(parts.values()), "parts": parts, "peak_gib": peak.gib})
+            plain.append(plain_rate(self.policy, self.store))
+            peaks.append(matrix_peak(device, PEAK_SIDE, self.policy.dtype))
+            if several:
+                sampled, seconds = timed(device, lambda: self.trainer.sampler(several, 0))
+                wide.append(sampled.num_forward_evals / seconds)
+        # Medians and shares of the peak
+        published, ours = summarize(runs["published"]), summarize(runs["ours"])
+        rates = {"rollout": ours["evaluations"] / ours["seconds_by_part"]["sampling"], "plain_batches": median(plain)}
+        if wide:
+            rates[f"rollout_of_{PROMPTS}_prompts"] = median(wide)
+        ours["evaluations_per_second"] = rates["rollout"]
+        ours[f"evaluations_per_second_of_{PROMPTS}_prompts"] = median(wide) if wide else None
+        flops = count_flops(self.policy, self.store)
+        ratios = sorted(theirs["seconds"] / own["seconds"] for theirs, own in zip(runs["published"], runs["ours"]))
         return {
-            "evaluations": of_loop[0]["evaluations"],
-            "seconds": median(run["seconds"] for run in of_loop),
-            "seconds_by_part": {part: median(run["parts"][part] for run in of_loop) for part in of_loop[0]["parts"]},
-            "peak_gib": max(run["peak_gib"] for run in of_loop),
+            "published": published,
+            "ours": ours,
+            "plain_batches_evaluations_per_second": median(plain),
+            "matrix_gflops": median(peaks) / 1e9,
+            "gflop_per_evaluation": flops / 1e9,
+            "share_of_peak": {name: rate * flops / median(peaks) for name, rate in rates.items()},
+            "speedup": published["seconds"] / ours["seconds"],
+            "speedup_range": [ratios[0], ratios[-1]],
+            "max_difference": largest_differences(results["ours"], results["published"]),
         }
 
-    published, our = entry("published"), entry("ours")
-    rates = {"rollout": our["evaluations"] / our["seconds_by_part"]["sampling"], "plain_batches": median(plain)}
-    if wide:
-        rates[f"rollout_of_{PROMPTS}_prompts"] = median(wide)
-    flops = flops_of_an_evaluation(policy, store)
-    ratios = sorted(theirs["seconds"] / ours["seconds"] for theirs, ours in zip(runs["published"], runs["ours"]))
-    latents, rewards, gradient = ((a - b).abs().max().item() for a, b in zip(results["ours"], results["published"]))
+
+def summarize(runs: list[dict]) -> dict:
+    """Return the medians of a loop's seconds, its NFE, and its largest peak of memory."""
     return {
-        "published": published,
-        "ours": {
-            **our,
-            "evaluations_per_second": rates["rollout"],
-            f"evaluations_per_second_of_{PROMPTS}_prompts": median(wide) if wide else None,
-        },
-        "plain_batches_evaluations_per_second": median(plain),
-        "matrix_gflops": median(peaks) / 1e9,
-        "gflop_per_evaluation": flops / 1e9,
-        "share_of_peak": {name: rate * flops / median(peaks) for name, rate in rates.items()},
-        "speedup": published["seconds"] / our["seconds"],
-        "speedup_range": [ratios[0], ratios[-1]],
-        "max_difference": {
-            "latents": latents,
-            "rewards": rewards,
-            "gradients_relative": gradient / results["published"][2].abs().max().item(),
-        },
+        "evaluations": runs[0]["evaluations"],
+        "seconds": median(run["seconds"] for run in runs),
+        "seconds_by_part": {part: median(run["parts"][part] for run in runs) for part in runs[0]["parts"]},
+        "peak_gib": max(run["peak_gib"] for run in runs),
     }
+
+
+def largest_differences(ours: tuple, published: tuple) -> dict[str, float]:
+    """Return the largest differences of latents, rewards and gradients; those of gradients relative to the largest one."""
+    latents, rewards, gradient = ((a - b).abs().max().item() for a, b in zip(ours, published))
+    return {"latents": latents, "rewards": rewards, "gradients_relative": gradient / published[2].abs().max().item()}
 
 
 @torch.no_grad()
 @torch.compiler.set_stance("force_eager")
-def flops_of_an_evaluation(policy: Policy, store: EmbeddingStore) -> float:
-    """Floating-point operations of the transformer for one of the latents in a call."""
+def count_flops(policy: Policy, store: EmbeddingStore) -> float:
+    """Count the floating-point operations of the transformer for one of the latents in a call."""
     latents = policy.noise(torch.Generator().manual_seed(0), PLAIN_BATCH)
     prompt = torch.zeros(PLAIN_BATCH, dtype=torch.int64, device=policy.device)
     with Measured() as measured:
@@ -236,7 +242,7 @@ def flops_of_an_evaluation(policy: Policy, store: EmbeddingStore) -> float:
 @torch.no_grad()
 @torch.compiler.set_stance("force_eager")
 def plain_rate(policy: Policy, store: EmbeddingStore) -> float:
-    """Forward evaluations a second of the bare transformer in batches of 12, latents ready on the device."""
+    """Measure forward evaluations per second of the bare transformer in batches of 12, latents ready on the device."""
     conditioning = store.conditioning([0])
     velocity = policy.velocity(conditioning)
     latents = policy.noise(torch.Generator().manual_seed(0), PLAIN_BATCH)
@@ -248,10 +254,31 @@ def plain_rate(policy: Policy, store: EmbeddingStore) -> float:
     return calls * PLAIN_BATCH / seconds
 
 
+def print_result(name: str, result: dict) -> None:
+    """Print NFE, seconds, memory and differences of both loops in a few lines."""
+    ours, theirs = result["ours"], result["published"]
+    for label, row in (("published", theirs), ("ours", ours)):
+        parts = ", ".join(f"{part} {seconds:.2f}" for part, seconds in row["seconds_by_part"].items())
+        cost = f"{row['evaluations']:5} NFE {row['seconds']:7.2f} s ({parts})  peak +{row['peak_gib']:.2f} GiB"
+        print(f"{name:12} {label:10} {cost}")
+    difference = ", ".join(f"{key} {value:.1e}" for key, value in result["max_difference"].items())
+    low, high = result["speedup_range"]
+    print(f"{name:12} speedup {result['speedup']:.2f}x [{low:.2f}, {high:.2f}]; largest differences: {difference}")
+    wide = ours[f"evaluations_per_second_of_{PROMPTS}_prompts"]
+    print(
+        f"{name:12} NFE/s: rollout {ours['evaluations_per_second']:.0f}"
+        + (f", of {PROMPTS} prompts {wide:.0f}" if wide else "")
+        + f", bare transformer in batches of {PLAIN_BATCH} {result['plain_batches_evaluations_per_second']:.0f}"
+    )
+    shares = ", ".join(f"{key.replace('_', ' ')} {share:.0%}" for key, share in result["share_of_peak"].items())
+    print(f"{name:12} share of the matrix peak, {result['matrix_gflops']:.0f} GFLOP/s: {shares}")
+
+
 def main() -> None:
+    """Parse the options, compare both loops for each size and method, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=[*SIZES, "all"], default="all")
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
+    parser.add_argument("--methods", nargs="+", choices=NAMES, default=NAMES)
     parser.add_argument(
         "--models", type=Path, help="folder made by the stage `models`; without it, hardly trained models are made"
     )
@@ -260,8 +287,9 @@ def main() -> None:
     parser.add_argument("--compile", action="store_true", help="ours with compiled blocks")
     parser.add_argument("--json", action="store_true", help="the last line is one JSON object: method -> what was measured")
     args = parser.parse_args()
+    # a method needs up to 8 variants of a block, and here three share a process
     if args.compile:
-        torch._dynamo.config.recompile_limit = 64  # a method needs up to 8 variants of a block, and here three share a process
+        torch._dynamo.config.recompile_limit = 64
     results = {}
     with tempfile.TemporaryDirectory() as folder:
         models = args.models or make_models(Path(folder))
@@ -277,24 +305,8 @@ def main() -> None:
             )
             print(f"\n{size}: {policy.image_tokens} + {texts} tokens, {args.device}, {torch.get_num_threads()} threads")
             for name in args.methods:
-                results[name + suffix] = result = compare(name, policy, store, models, sampling, args.repeats)
-                ours, theirs = result["ours"], result["published"]
-                for label, row in (("published", theirs), ("ours", ours)):
-                    parts = ", ".join(f"{part} {seconds:.2f}" for part, seconds in row["seconds_by_part"].items())
-                    print(
-                        f"{name:12} {label:10} {row['evaluations']:5} NFE {row['seconds']:7.2f} s ({parts})  peak +{row['peak_gib']:.2f} GiB"
-                    )
-                difference = ", ".join(f"{key} {value:.1e}" for key, value in result["max_difference"].items())
-                low, high = result["speedup_range"]
-                print(f"{name:12} speedup {result['speedup']:.2f}x [{low:.2f}, {high:.2f}]; largest differences: {difference}")
-                wide = ours[f"evaluations_per_second_of_{PROMPTS}_prompts"]
-                print(
-                    f"{name:12} NFE/s: rollout {ours['evaluations_per_second']:.0f}"
-                    + (f", of {PROMPTS} prompts {wide:.0f}" if wide else "")
-                    + f", bare transformer in batches of {PLAIN_BATCH} {result['plain_batches_evaluations_per_second']:.0f}"
-                )
-                shares = ", ".join(f"{key.replace('_', ' ')} {share:.0%}" for key, share in result["share_of_peak"].items())
-                print(f"{name:12} share of the matrix peak, {result['matrix_gflops']:.0f} GFLOP/s: {shares}")
+                results[name + suffix] = result = Comparison(name, policy, store, models, sampling).run(args.repeats)
+                print_result(name, result)
     if args.json:
         print(json.dumps(results))
 

@@ -27,10 +27,10 @@ for _name, _value in {
 
 
 def version_problem(installed: Mapping[str, str]) -> str | None:
-    """One line about the first package whose version is known to fail; None if all are good."""
+    """Return one line about the first package whose version is known to fail; None if all are good."""
     for package, good, consequence in KNOWN:
         if package not in installed:
-            return f"{package} is not installed: pip install -r requirements.lock"
+            return f"{package} is not installed: pip install 'g2rpo[flows]'"
         if installed[package] not in SpecifierSet(good):
             return f"{package} {installed[package]} is known to fail ({consequence}): pip install '{package}{good}'"
     return None

@@ -1,26 +1,41 @@
-"""The artifacts of a flow run: results table, report, reward curves and a grid of images, from the files that exist."""
+"""Makes the artifacts of a flow run from the files that exist: results, report and images at its end, a training's curve while it goes on.
+
+The training knows nothing of Prefect: everything is read from the files that it writes.
+"""
 
 import base64
 import io
+import json
+import math
 import re
+import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from uuid import UUID
 
 import httpx
-from matplotlib.figure import Figure
 from PIL import Image
 from prefect.artifacts import create_image_artifact, create_link_artifact, create_table_artifact
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.actions import ArtifactUpdate
 from prefect.logging import get_run_logger
 
-from g2rpo_core.errors import UserError
-from g2rpo_core.files import complaint, read_json, reading, remade_by
-from stages.graph import Stage
+from g2rpo_core.foundation.errors import UserError
+from g2rpo_core.foundation.files import complaint, read_json, reading
+from g2rpo_core.reporting import charts
+from pipeline.graph import Stage
 
 GRID_PROMPTS = 6
 GRID_PIXELS = 128  # of one image's side
+RECORDS = "*/{run}/*/records.jsonl"  # training/loop.py's CURVE in the scratch folder of distributed/checkpoint.py, by profile
+# the last of training/tracking.py
+RESUME, LIVE = Path(".cache", "resume", "train"), Path(".cache", "live")
+LAST_ROWS = 12
 
 
 def publish(root: Path, stages: dict[str, Stage]) -> None:
-    """Adds the artifacts to the calling flow run; leaves out what no stage has made yet and what `stages` do not make."""
+    """Add the artifacts to the calling flow run; leave out what no stage has made yet and what `stages` do not make."""
     groups = {stage.group for stage in stages.values()}
     runs = sorted(stage.name.split("@")[1] for stage in stages.values() if "@" in stage.name)
     try:
@@ -39,65 +54,57 @@ def publish(root: Path, stages: dict[str, Stage]) -> None:
 
 
 def results(root: Path) -> list[dict]:
-    """One row per model: its name and its mean rewards."""
+    """Return one row per model: its name and its mean rewards."""
     files = sorted((root / "reports" / "metrics").glob("*.json"))
     rows = []
     for file in files:
-        again = remade_by("evaluate")
-        means = read_json(file, again, dict)
-        with reading(file, again):
+        means = read_json(file, dict)
+        with reading(file):
             rows.append({"model": file.stem, **{name: round(value, 4) for name, value in means.items()}})
     return rows
 
 
 def reward_curve(root: Path) -> str | None:
-    """Every held-out reward of every run against its iterations, as the URL of an image; None without a run."""
-    curves = {file.stem: curve_of(file) for file in sorted((root / "reports" / "curves").glob("*.json"))}
+    """Draw every held-out reward of every run against its iterations; return the URL of an image, or None without a run."""
+    curves = {file.stem: read_curve(file) for file in sorted((root / "reports" / "curves").glob("*.json"))}
     return curve_image(curves, ("heldout_",))
 
 
 def curve_image(curves: dict[str, list[dict]], prefixes: tuple[str, ...]) -> str | None:
-    """The columns with these prefixes, of every run, against the iteration, as the URL of an image; None without such a column.
+    """Draw the columns with these prefixes against the iteration; return the URL of an image, or None without such a column.
 
     One chart per reward, one line per run and prefix.
     """
     columns = {name for curve in curves.values() for row in curve for name in row if name.startswith(prefixes)}
+    # The spread within groups is on another scale than the rewards
     columns -= {name for name in columns if name.startswith("reward_std_")}
     bare = lambda name: next(name.removeprefix(prefix) for prefix in prefixes if name.startswith(prefix))
-    rewards = list(dict.fromkeys(bare(name) for curve in curves.values() for row in curve for name in row if name in columns))
-    if not rewards:
-        return None
-    figure = Figure(figsize=(4 * len(rewards), 3), layout="constrained")
-    for axes, reward in zip(figure.subplots(1, len(rewards), squeeze=False)[0], rewards):
-        for run, curve in curves.items():
-            for prefix in prefixes:
-                points = [(row["iteration"], row[f"{prefix}{reward}"]) for row in curve if f"{prefix}{reward}" in row]
-                if points:
-                    label = run if len(prefixes) == 1 else f"{run}, {prefix.rstrip('_')}"
-                    axes.plot(*zip(*points), label=label)
-        axes.set(title=reward, xlabel="iteration")
-    axes.legend(fontsize="small")
-    file = io.BytesIO()
-    figure.savefig(file, format="png", dpi=80)
-    return image_url(file)
+    line_of = lambda run, name: run if len(prefixes) == 1 else f"{run}, {name.removesuffix(f'_{bare(name)}')}"
+    points = [
+        {"line": line_of(run, name), "reward": bare(name), "iteration": row["iteration"], "value": row[name]}
+        for run, curve in curves.items()
+        for row in curve
+        for name in sorted(columns & row.keys())
+        if row[name] is not None and math.isfinite(row[name])
+    ]
+    return image_url(charts.png(charts.lines(points))) if points else None
 
 
-def key_of(*words: str) -> str:
-    """An artifact's key: lower-case letters, digits and dashes."""
+def artifact_key(*words: str) -> str:
+    """Return an artifact's key: lower-case letters, digits and dashes."""
     return re.sub(r"[^a-z0-9]+", "-", " ".join(words).lower()).strip("-")
 
 
-def curve_of(file: Path) -> list[dict]:
-    """The rows of a curve; UserError if there are none."""
-    again = remade_by("train")
-    rows = read_json(file, again, list)
+def read_curve(file: Path) -> list[dict]:
+    """Return the rows of a curve; UserError if there are none."""
+    rows = read_json(file, list)
     if not rows or not all(isinstance(row, dict) and row.keys() == rows[0].keys() and "iteration" in row for row in rows):
-        raise UserError(complaint(file, "is not a training curve", again))
+        raise UserError(complaint(file, "is not a training curve"))
     return rows
 
 
 def image_grid(root: Path, runs: list[str]) -> str | None:
-    """The images of the first test prompts, one row per model (the base first), as the URL of an image; None without images.
+    """Lay out the images of the first test prompts, one row per model, the base first; return a URL, or None without images.
 
     If several checkpoints or numbers of steps were evaluated, it shows the first by name.
     """
@@ -107,17 +114,78 @@ def image_grid(root: Path, runs: list[str]) -> str | None:
     names = sorted({file.name for folder in rows for file in folder.glob("*.png")})[:GRID_PROMPTS]
     if not names:
         return None
+    # Paste each image at its prompt and model; what is missing stays black
     sheet = Image.new("RGB", (GRID_PIXELS * len(names), GRID_PIXELS * len(rows)))
     for y, folder in enumerate(rows):
         for x, name in enumerate(names):
             if (folder / name).exists():
-                with reading(folder / name, remade_by("evaluate")), Image.open(folder / name) as image:
+                with reading(folder / name), Image.open(folder / name) as image:
                     small = image.convert("RGB").resize((GRID_PIXELS, GRID_PIXELS), Image.Resampling.BICUBIC)
                     sheet.paste(small, (GRID_PIXELS * x, GRID_PIXELS * y))
     file = io.BytesIO()
     sheet.save(file, "PNG")
-    return image_url(file)
+    return image_url(file.getvalue())
 
 
-def image_url(file: io.BytesIO) -> str:
-    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+def image_url(png: bytes) -> str:
+    return f"data:image/png;base64,{base64.b64encode(png).decode()}"
+
+
+class Live:
+    """The artifacts that one stage's task updates while it runs; only a training has any."""
+
+    def __init__(self, stage: Stage):
+        self.run = stage.name.partition("@")[2] if stage.group == "train" else ""
+        self.project, self.name, self.since = stage.project, stage.name, time.time()
+        self.artifacts: dict[str, UUID] = {}
+
+    def update(self) -> None:
+        """Update the artifacts to the last record; do nothing before the first. httpx.HTTPError while the server is away."""
+        file = self._file()
+        records = read_records(file) if file else []
+        if not file or not records:
+            return
+        # A link to the trackers' files
+        curves = self.project / LIVE / file.parents[2].name / self.run
+        if "live" not in self.artifacts and curves.exists():
+            about = f"curves and sample images of {self.run}, on the machine that trains: tensorboard --logdir {LIVE}"
+            self.artifacts["live"] = create_link_artifact(
+                curves.resolve().as_uri(), self.run, artifact_key("live", self.name), about
+            )
+        # The last rewards, newest first, and the curve so far
+        table = [make_row(record) for record in records[: -LAST_ROWS - 1 : -1]]
+        self._put("rewards", json.dumps(table), partial(create_table_artifact, table), f"the last iterations of {self.run}")
+        if image := curve_image({self.run: records}, ("reward_", "heldout_")):
+            about = f"rewards of {self.run} so far: of training, and of held-out prompts"
+            self._put("curve", image, partial(create_image_artifact, image), about)
+
+    def _put(self, name: str, data: str, create: Callable[[str, str], UUID], about: str) -> None:
+        """Create an artifact of this data, or update the one that is there."""
+        if name not in self.artifacts:
+            self.artifacts[name] = create(artifact_key(name, self.name), about)
+            return
+        with get_client(sync_client=True) as client:
+            client.update_artifact(self.artifacts[name], ArtifactUpdate(data=data))
+
+    def _file(self) -> Path | None:
+        """Return the newest file of records, unless it is older than the stage: then an attempt with other settings left it."""
+        files = (self.project / RESUME).glob(RECORDS.format(run=self.run)) if self.run else ()
+        written = {file: file.stat().st_mtime for file in files}
+        newest = max(written, key=written.__getitem__, default=None)
+        return newest if newest and written[newest] >= self.since - 1 else None
+
+
+def read_records(file: Path) -> list[dict]:
+    """Return every complete line: the last may be half written; empty if the run has ended and removed its file."""
+    try:
+        lines = file.read_text().split("\n")[:-1]
+    except FileNotFoundError:
+        return []
+    return [json.loads(line) for line in lines if line]
+
+
+def make_row(record: dict) -> dict:
+    """Return an iteration's rewards as a row of the table."""
+    wanted = ("reward_", "heldout_", "grad_norm", "kl", "clip_ratio", "seconds")
+    numbers = {key: value for key, value in record.items() if key.startswith(wanted) and math.isfinite(value)}
+    return {"iteration": record["iteration"], **{key: float(f"{value:.4g}") for key, value in numbers.items()}}

@@ -17,9 +17,9 @@ from rich.console import Console
 from flows.artifacts import publish
 from flows.server import healthy
 from flows.stage import stage_task
-from g2rpo_core.errors import UserError
-from stages.graph import Stage, chosen, read_graph
-from stages.runner import run_graph
+from g2rpo_core.foundation.errors import UserError
+from pipeline.graph import Stage, chosen, read_graph
+from pipeline.runner import run_graph
 
 # A dead runner no longer reads its run's output; rich would then end the run.
 Console.on_broken_pipe = lambda console: setattr(console, "quiet", True)
@@ -30,46 +30,47 @@ AWAY_WAIT = 5.0  # seconds
 
 @flow(task_runner=ThreadPoolTaskRunner(), persist_result=False)
 def reproduce(targets: list[str] | None = None, side_by_side: int = SIDE_BY_SIDE) -> State:
-    """Every stage, or the targets and all that they need: what `dvc repro` does."""
+    """Run every stage, or the targets and all that they need, as `dvc repro` does."""
     return run_chosen(lambda stages: chosen(stages, targets or []), side_by_side)
 
 
 @flow(task_runner=ThreadPoolTaskRunner(), persist_result=False)
 def train(runs: list[str] | None = None, side_by_side: int = SIDE_BY_SIDE) -> State:
-    """The named runs (`g2rpo-1`), or all of them, and what they need."""
+    """Train the named runs (`g2rpo-1`), or all of them, after what they need."""
     return run_chosen(lambda stages: chosen(stages, [f"train@{run}" for run in runs or []] or ["train"]), side_by_side)
 
 
 @flow(task_runner=ThreadPoolTaskRunner(), persist_result=False)
 def evaluate(side_by_side: int = SIDE_BY_SIDE) -> State:
-    """The base model and every trained run that have no scores yet; trains nothing."""
+    """Score the base model and every trained run that have no scores yet; train nothing."""
     return run_chosen(unscored, side_by_side)
 
 
 @flow(task_runner=ThreadPoolTaskRunner(), persist_result=False)
 def report() -> State:
-    """The report alone, from the runs and scores that are there."""
+    """Write the report alone, from the runs and scores that exist."""
     return run_chosen(lambda stages: {name: stage for name, stage in stages.items() if stage.group == "report"}, 1)
 
 
 def unscored(stages: dict[str, Stage]) -> dict[str, Stage]:
-    """The stages `evaluate…` whose training (and all else that they need) is up to date; logs the others."""
-    found = {}
+    """Return the stages `evaluate…` whose training (and all else that they need) is up to date; log the others."""
+    ready = {}
     for name, stage in stages.items():
         if not stage.group.startswith("evaluate"):
             continue
         if unmade := [need for need in stage.needs if stages[need].changed]:
             get_run_logger().info("%s: left out, because %s is not up to date", name, ", ".join(unmade))
         else:
-            found[name] = stage
-    return found
+            ready[name] = stage
+    return ready
 
 
 def run_chosen(choose: Callable[[dict[str, Stage]], dict[str, Stage]], side_by_side: int) -> State:
-    """Runs the stages that `choose` takes from the current graph; an error that the user can fix ends in one line."""
+    """Run the stages that `choose` takes from the current graph; an error that the user can fix ends in one line."""
     try:
         stages = read_graph()
-        if (profile := stages.get("profile")) and profile.changed:  # seconds; only after it is known what else has changed
+        # seconds; only after it is known what else has changed
+        if (profile := stages.get("profile")) and profile.changed:
             state = run_stages({profile.name: profile}, 1)
             if not state.is_completed():
                 return state
@@ -80,7 +81,7 @@ def run_chosen(choose: Callable[[dict[str, Stage]], dict[str, Stage]], side_by_s
 
 
 def run_stages(stages: dict[str, Stage], side_by_side: int) -> State:
-    """Runs each stage after those it needs, at most `side_by_side` at once, and returns the state of the whole.
+    """Run each stage after those it needs, at most `side_by_side` at once, and return the state of the whole.
 
     A stage after a failed one does not run; independent ones do. SIGTERM (a cancelled run) ends the process groups of all
     running stages; then Prefect's own exception is raised.
@@ -100,7 +101,8 @@ def run_stages(stages: dict[str, Stage], side_by_side: int) -> State:
 
     def end(name: str, future: PrefectFuture) -> bool:
         running.remove(name)
-        future.wait()  # until then, its state is that of the server, which is older
+        # until then, its state is that of the server, which is older
+        future.wait()
         ended[name] = future.state
         return future.state.is_completed() and future.state.name != "Skipped"
 
@@ -117,7 +119,7 @@ def run_stages(stages: dict[str, Stage], side_by_side: int) -> State:
 
 
 def outcome(ended: dict[str, State]) -> State:
-    """The state of a flow run from the states of its stages: what failed and how, and what therefore did not run."""
+    """Return the state of a flow run from the states of its stages: what failed and how, and what therefore did not run."""
     failed = [state.message for state in ended.values() if state.is_failed() or state.is_crashed() or state.is_cancelled()]
     unstarted = [name for name, state in ended.items() if state.is_pending()]
     if failed:
@@ -129,9 +131,10 @@ def outcome(ended: dict[str, State]) -> State:
 
 
 def wait_for_server(stop: threading.Event) -> None:
-    """Returns once the Prefect server answers, so that a run outlives its server."""
+    """Return once the Prefect server answers, so that a run outlives its server."""
     api = PREFECT_API_URL.value() or os.environ.get("PREFECT_API_URL")
-    if not api or healthy(api):  # without an address, Prefect runs a server inside this process
+    # without an address, Prefect runs a server inside this process
+    if not api or healthy(api):
         return
     get_run_logger().warning("the Prefect server does not answer: waiting for it")
     started = time.monotonic()

@@ -13,7 +13,7 @@ from datetime import timedelta
 import httpx
 
 from flows.server import failed, local_server, wait_until_healthy
-from g2rpo_core.errors import UserError
+from g2rpo_core.foundation.errors import UserError
 
 SILENT = 45.0  # seconds without a heartbeat, one and a half times the interval
 SERVED_AT_START = 30.0  # seconds in which a server named by PREFECT_API_URL must answer
@@ -33,7 +33,7 @@ def arguments(given: list[str] | None = None) -> Namespace:
 
 
 def deployments(args: Namespace) -> list:
-    """One deployment per flow, with one run at a time; a run that is due meanwhile is cancelled, and its state says why."""
+    """Return one deployment per flow, with one run at a time; a run that is due meanwhile is cancelled, and its state says why."""
     from prefect.client.schemas.objects import ConcurrencyLimitConfig, ConcurrencyLimitStrategy
     from prefect.flows import EntrypointType
     from prefect.schedules import Cron
@@ -61,17 +61,18 @@ def deployments(args: Namespace) -> list:
 
 
 def limit_tag(tag: str, slots: int) -> None:
-    """At most `slots` tasks with `tag` at once, over all runs of the server."""
+    """Let at most `slots` tasks with `tag` run at once, over all runs of the server."""
     from prefect.client.orchestration import get_client
 
     with get_client(sync_client=True) as client:
-        client.upsert_global_concurrency_limit_by_name(f"tag:{tag}", slots)  # the name that Prefect gives a tag's limit
+        # the name that Prefect gives a tag's limit
+        client.upsert_global_concurrency_limit_by_name(f"tag:{tag}", slots)
 
 
 def crash_silent_runs() -> None:
-    """Prefect's own automation: a run whose heartbeats stop becomes Crashed, and gives its deployment's slot back.
+    """Make the server mark a run whose heartbeats stop as Crashed, so that its deployment's slot is free again.
 
-    A run whose process was killed would stay Running for good. Heartbeats come every HEARTBEAT seconds (flows/__init__.py).
+    Without this automation, a run whose process was killed would stay Running. flows/__init__.py sets the heartbeat's interval.
     """
     from prefect.client.orchestration import get_client
     from prefect.client.schemas.objects import StateType
@@ -80,6 +81,7 @@ def crash_silent_runs() -> None:
     from prefect.events.schemas.events import ResourceSpecification
 
     name = "g2rpo: a run without heartbeats has crashed"
+    # Any of these events ends the wait for a heartbeat
     over = {f"prefect.flow-run.{state}" for state in ("Completed", "Failed", "Cancelled", "Crashed", "TryAgain")}
     automation = AutomationCore(
         name=name,
@@ -98,21 +100,23 @@ def crash_silent_runs() -> None:
             )
         ],
     )
+    # Replace the automation of an earlier start
     with get_client(sync_client=True) as client:
-        found = client._client.post("/automations/filter", json={"automations": {"name": {"any_": [name]}}})
-        for old in found.json():
+        earlier = client._client.post("/automations/filter", json={"automations": {"name": {"any_": [name]}}})
+        for old in earlier.json():
             client._client.delete(f"/automations/{old['id']}")
         client._client.post("/automations/", json=automation.model_dump(mode="json")).raise_for_status()
 
 
 def main(given: list[str] | None = None) -> None:
     args = arguments(given)
-    # or the server would stay behind
+    # Without this handler, the server would outlive this process
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(f"error: {failed[0]}" if failed else 128 + signal.SIGTERM))
     existing = os.environ.get("PREFECT_API_URL")
     try:
         with nullcontext(existing) if existing else local_server(args.port) as api:
-            os.environ["PREFECT_API_URL"] = api  # read when prefect is imported, by this process and by every run
+            # read when prefect is imported, by this process and by every run
+            os.environ["PREFECT_API_URL"] = api
             wait_until_healthy(api, limit=SERVED_AT_START)
             from prefect import serve
 

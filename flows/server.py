@@ -12,14 +12,14 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from g2rpo_core.errors import UserError
+from g2rpo_core.foundation.errors import UserError
 
 RESTARTS = 3
 START_LIMIT = 120.0  # seconds; 9 to 25 with SQLite on two cores
 
 
 def healthy(api: str) -> bool:
-    """Whether a server answers at `api` (http://host:port/api)."""
+    """Tell whether a server answers at `api` (http://host:port/api) within five seconds."""
     try:
         with urllib.request.urlopen(f"{api}/health", timeout=5) as answer:
             return answer.status == 200
@@ -29,7 +29,7 @@ def healthy(api: str) -> bool:
 
 @contextmanager
 def local_server(port: int) -> Iterator[str]:
-    """A server on this machine with its SQLite file in PREFECT_HOME; yields its API's address, and ends with the block."""
+    """Run a server on this machine with its SQLite file in PREFECT_HOME until the block ends; yield its API's address. UserError if the port is taken."""
     with socket.socket() as probe:
         if probe.connect_ex(("127.0.0.1", port)) == 0:
             raise UserError(
@@ -71,7 +71,8 @@ class Supervised:
                 return
             self.restarts += 1
             print(f"the Prefect server ended {how}: restarting it ({self.restarts} of {RESTARTS})", file=sys.stderr, flush=True)
-            stop_server(self.process, signal.SIGKILL)  # the rest of its group, which may still hold the port
+            # the rest of its group, which may still hold the port
+            stop_server(self.process, signal.SIGKILL)
             self.process = start_server(self.port)
 
     def end(self) -> None:
@@ -86,12 +87,12 @@ def start_server(port: int) -> subprocess.Popen:
     command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
     environment = {key: value for key, value in os.environ.items() if key != "PREFECT_API_URL"}
     environment |= {"PREFECT_UI_API_URL": f"http://127.0.0.1:{port}/api", "PREFECT_LOGGING_SERVER_LEVEL": "WARNING"}
-    # its own process group: Ctrl-C ends the flows first, while the server still accepts their last states
+    # Its own process group: Ctrl-C ends the flows first, while the server still accepts their last states
     return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, start_new_session=True)
 
 
 def stop_server(process: subprocess.Popen, number: signal.Signals = signal.SIGTERM) -> None:
-    """Ends a server and all its processes."""
+    """End a server and all its processes."""
     try:
         os.killpg(process.pid, number)
         process.wait(15)
@@ -103,7 +104,7 @@ def stop_server(process: subprocess.Popen, number: signal.Signals = signal.SIGTE
 
 
 def wait_until_healthy(api: str, process: subprocess.Popen | None = None, limit: float = START_LIMIT) -> None:
-    """Waits until the server answers; UserError if it does not within `limit` seconds, or if its process has ended."""
+    """Wait until the server answers; UserError if it does not within `limit` seconds, or if its process has ended."""
     until = time.monotonic() + limit
     while not healthy(api):
         if process is not None and process.poll() is not None:

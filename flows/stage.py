@@ -1,4 +1,4 @@
-"""One DVC stage as one Prefect task."""
+"""Runs one DVC stage as one Prefect task."""
 
 import re
 import threading
@@ -15,12 +15,11 @@ from prefect.logging import get_run_logger
 from prefect.states import Cancelled, Completed, Failed, State
 from prefect.tasks import exponential_backoff
 
-from flows.artifacts import key_of
-from flows.live import Live
-from g2rpo_core.errors import TRANSIENT_STATUS
-from stages.graph import Stage
-from stages.process import Ended, Text
-from stages.runner import repro
+from flows.artifacts import Live, artifact_key
+from g2rpo_core.foundation.errors import TRANSIENT_STATUS
+from pipeline.graph import Stage
+from pipeline.process import Ended, Text
+from pipeline.runner import repro
 
 BAR = re.compile(r"(\d{1,3})%\|")  # tqdm's
 BAR_LOGGED_EVERY = 60.0  # seconds
@@ -31,7 +30,7 @@ TRANSIENT = "TryAgain"  # the state's name after a temporary failure
 
 @dataclass
 class Output:
-    """What a stage has printed so far, on its way to Prefect's log and to its live progress artifact."""
+    """A callback for a stage's output: it passes each line to Prefect's log, and progress bars to an artifact, both at intervals."""
 
     stage: str
     live: Live
@@ -55,13 +54,10 @@ class Output:
         get_run_logger().info("%s", text.text)
 
     def show(self, percent: float, line: str) -> None:
-        """Updates the progress artifact to `percent`, and the other live artifacts.
-
-        A server that is away gets the next update.
-        """
+        """Update the progress artifact to `percent`, and the other live artifacts; skip an update that the server does not take."""
         try:
             if self.artifact is None:
-                self.artifact = create_progress_artifact(percent, key_of("progress", self.stage), line)
+                self.artifact = create_progress_artifact(percent, artifact_key("progress", self.stage), line)
             else:
                 update_progress_artifact(self.artifact, percent, line)
             self.live.update()
@@ -69,12 +65,12 @@ class Output:
             get_run_logger().debug("no progress shown: %s", error)
 
     def says(self, pattern: str) -> re.Match | None:
-        """The last match among the last lines."""
+        """Return the last match among the last lines."""
         return next((match for line in reversed(self.tail) if (match := re.search(pattern, line))), None)
 
 
 def stage_task(stage: Stage, stop: threading.Event) -> Task:
-    """The task of a stage.
+    """Return the task of a stage.
 
     Its run ends Completed, Skipped or Restored (DVC had nothing to run), Failed, or Cancelled by `stop`.
     """
@@ -99,29 +95,31 @@ def stage_task(stage: Stage, stop: threading.Event) -> Task:
 
 
 def reproduce_stage(stage: Stage, stop: threading.Event) -> State:
-    """`dvc repro --single-item` of a stage; the state that says how it ended."""
+    """Run `dvc repro --single-item` of a stage, and return the state that says how it ended."""
     output = Output(stage.name, Live(stage))
     busy = lambda: get_run_logger().warning("another run is using the same files: waiting for it")
     ended = repro(stage, output, stop=stop, time_limit=stage.meta.time_limit, on_busy=busy)
-    return state_of(stage, ended, output)
+    return make_state(stage, ended, output)
 
 
-def state_of(stage: Stage, ended: Ended, output: Output) -> State:
-    """The end of a stage's process as a Prefect state; a failure leaves its last lines as an artifact."""
+def make_state(stage: Stage, ended: Ended, output: Output) -> State:
+    """Return the end of a stage's process as a Prefect state; a failure leaves its last lines as an artifact."""
     if ended.by == "stop":
         return Cancelled(message="its process group was ended; training resumes from its checkpoint the next time")
+    # Success: DVC says whether it ran the stage
     if ended.by == "itself" and ended.status == 0:
         if output.says(r"^Stage '.*' didn't change, skipping"):
             return Completed(name="Skipped", message="DVC: nothing changed")
         if output.says(r"^Stage '.*' is cached - skipping run"):
             return Completed(name="Restored", message="DVC had run it before with the same inputs: outputs taken from its cache")
         return Completed()
-    status = int(exited[1]) if (exited := output.says(r"exited with (-?\d+)")) else ended.status  # DVC's own is always 255
+    # DVC's own is always 255
+    status = int(exited[1]) if (exited := output.says(r"exited with (-?\d+)")) else ended.status
     what = f"over its time limit of {stage.meta.time_limit:g} s" if ended.by == "time limit" else f"exit status {status}"
     last = "\n".join(output.tail)
     try:
         create_markdown_artifact(
-            f"## {stage.name}: {what}\n\n```\n{last}\n```\n", key_of("failure", stage.name), f"last lines of {stage.name}"
+            f"## {stage.name}: {what}\n\n```\n{last}\n```\n", artifact_key("failure", stage.name), f"last lines of {stage.name}"
         )
     except httpx.HTTPError as error:
         get_run_logger().warning("the last lines could not be kept as an artifact: %s", error)

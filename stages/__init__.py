@@ -1,4 +1,4 @@
-"""The stages of the pipeline: thin modules that read parameters, call g2rpo_core and write outputs.
+"""The stages of the pipeline: each module reads its parameters, calls g2rpo_core and writes its outputs.
 
 All of them start offline. `models`, `prompts` and `published` may access a hub if the settings name one: `allow_hub`.
 """
@@ -8,14 +8,19 @@ import signal
 import sys
 
 _SET_BY_USER = os.environ.get("HF_HUB_OFFLINE")
-os.environ["HF_HUB_OFFLINE"] = "1"  # read once, when huggingface_hub is imported
-if (
-    sys.argv[0] == "-m"
-):  # `python -m stages.train` imports for seconds: Ctrl-C then ends it without a traceback (see `ends_in_one_line`)
+# huggingface_hub reads it once, at its import
+os.environ["HF_HUB_OFFLINE"] = "1"
+# `python -m stages.train` imports for seconds, in which Ctrl-C has to end it without a traceback (see `ends_in_one_line`)
+if sys.argv[0] == "-m":
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    # before the stage imports torch
+    if "--profile" in sys.argv[:-1]:
+        from g2rpo_core.numerics.pins import pin_profile
+
+        pin_profile(sys.argv[sys.argv.index("--profile") + 1])
 
 
 def allow_hub() -> None:
-    """Call it before huggingface_hub is imported. The user's own setting is kept: HF_HUB_OFFLINE=1 keeps a stage offline."""
+    """Let this stage use the hub, unless the user has set HF_HUB_OFFLINE=1; to be called before huggingface_hub is imported."""
     if _SET_BY_USER is None:
         os.environ["HF_HUB_OFFLINE"] = "0"

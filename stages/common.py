@@ -1,10 +1,11 @@
-"""What all stages share: reading their sections of the profile, and ending in one line on an error that the user can fix."""
+"""Reads the arguments and sections of a stage, names its folders, and ends it in one line on an error that the user can fix."""
 
 import functools
 import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import threading
 from argparse import ArgumentParser
@@ -12,23 +13,22 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
+from typing import ParamSpec
 
 from tqdm import tqdm
 
-from g2rpo_core.errors import TRANSIENT_STATUS, TransientError, UserError
-from g2rpo_core.files import is_full, read_yaml
-from g2rpo_core.settings import checked_name
-from g2rpo_core.texts import visible
+from g2rpo_core.foundation.errors import STATUS_FOLDER, TRANSIENT_STATUS, TransientError, UserError
+from g2rpo_core.foundation.files import is_full, read_yaml
+from g2rpo_core.foundation.settings import checked_name
+from g2rpo_core.foundation.texts import visible
 
+P = ParamSpec("P")
 ROOT = Path(__file__).parents[1]  # of the code; data are in the working directory
 REPORTS = Path("reports")
-REVISIONS = REPORTS / "revisions"  # committed: what was looked up on the hub, of models and of prompts
-# the environment variable with the folder in which a process that accelerate started leaves a file named by its exit status
-STATUS_FOLDER = "G2RPO_STATUS_FOLDER"
 
 
 def arguments(description: str, *names: str) -> SimpleNamespace:
-    """The named command-line arguments of a stage, all required except `study`."""
+    """Return the named command-line arguments of a stage, all required except `study`."""
     parser = ArgumentParser(description=description)
     for name in names:
         parser.add_argument(f"--{name}", required=name != "study")
@@ -43,57 +43,82 @@ def arguments(description: str, *names: str) -> SimpleNamespace:
 
 @dataclass(frozen=True)
 class RunPaths:
-    """The folders of runs, evaluations and reports: those of params.yaml, or of a study.
-
-    timings: seconds differ from run to run, so they are outside what DVC hashes; lock: DVC's; repro: the command that runs a
-    stage.
-    """
+    """The folders of runs, evaluations and reports: those of params.yaml, or of a study."""
 
     name: str
+    """The profile's, or `studies/NAME`."""
     runs: Path
     evaluations: Path
     reports: Path
     lock: Path
-    repro: str
+    """DVC's."""
 
     @property
     def timings(self) -> Path:
+        """Return the folder of seconds, which differ from run to run, so that DVC does not hash them."""
         return self.reports / "timings"
 
 
 def run_paths(profile: str, study: str | None) -> RunPaths:
-    """The paths of the profile's own runs, or of a study with it."""
+    """Return the paths of the profile's own runs, or of a study with it."""
     if study is None:
-        return RunPaths(profile, Path("runs", profile), Path("evaluations", profile), REPORTS, Path("dvc.lock"), "dvc repro")
+        return RunPaths(profile, Path("runs", profile), Path("evaluations", profile), REPORTS, Path("dvc.lock"))
     home = Path("studies", study)
-    return RunPaths(
-        str(home), home / "runs", home / "evaluations", home / "reports", home / "dvc.lock", f"cd {home} && dvc repro"
-    )
+    return RunPaths(str(home), home / "runs", home / "evaluations", home / "reports", home / "dvc.lock")
 
 
 def declared_code(stage: str) -> list[Path]:
-    """The packages and files of code that a stage declares to DVC; a run can resume as long as they stay the same."""
+    """Return the packages and files of code that a stage declares to DVC; a run can resume while they stay the same."""
     stages = read_yaml(ROOT / "dvc.yaml")["stages"]
     return [ROOT / path for path in stages[stage]["deps"] if path.startswith(("g2rpo_core/", "stages/"))]
 
 
 def sections(args: SimpleNamespace, *names: str) -> SimpleNamespace:
-    """The named sections of a profile that was checked as a whole, with the study's changes; a stage sees no others."""
-    from g2rpo_core.config import load_profile, load_study, profile_path  # imports torch, which would slow down --help
+    """Return the named sections of a profile that was checked as a whole, with the study's changes; a stage sees no others.
+
+    Compute by the profile's numerics from now on. With the section `methods` comes `run`, which resolves one of its entries.
+    """
+    # Late, so that --help does not wait for torch
+    from g2rpo_core.config import load_profile, load_study, profile_path
+    from g2rpo_core.numerics.portable import use
 
     loaded = load_profile(profile_path(args.profile), load_study(args.study) if args.study else None)
-    return SimpleNamespace(**{name: getattr(loaded, name) for name in names})
+    use(loaded.numerics)
+    runs = {"run": loaded.run} if "methods" in names else {}
+    return SimpleNamespace(**{name: getattr(loaded, name) for name in names}, **runs)
 
 
-def ends_in_one_line(main: Callable[[], None]) -> Callable[[], None]:
-    """Turns a UserError into one line and exit status 1, or 75 if the same command may work later."""
+def commit(stage: str, paths: RunPaths) -> bool:
+    """Commit to DVC the outputs of a stage that DVC did not start: the next `dvc repro` would delete them and run it again.
+
+    Return whether DVC knows them now, or there is no DVC here.
+    """
+    project = paths.lock.parent
+    if "DVC_STAGE" in os.environ or not (project / ".dvc").exists():
+        return True
+    for words in (["repro", "--quiet", "profile"], ["commit", "--quiet", "--force", stage]):
+        command = [sys.executable, "-m", "dvc", "--wait-for-lock", *words]
+        done = subprocess.run(command, cwd=project, capture_output=True, text=True)
+        if done.returncode:
+            why = done.stderr.strip().split("\n")[-1]
+            print(
+                f"DVC does not know this run yet ({why}); before the next dvc repro, run: dvc commit -f {stage}", file=sys.stderr
+            )
+            return False
+    print(f"dvc status knows this run as {stage}")
+    return True
+
+
+def ends_in_one_line(main: Callable[P, None]) -> Callable[P, None]:
+    """Turn a UserError into one line and exit status 1, or 75 if the same command may work later."""
 
     @functools.wraps(main)
-    def run() -> None:
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
         if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGINT, signal.default_int_handler)  # see stages/__init__.py
+            # From here on Ctrl-C is handled below, see stages/__init__.py
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
-            main()
+            main(*args, **kwargs)
         except UserError as error:
             say(f"error: {error}")
             status = TRANSIENT_STATUS if isinstance(error, TransientError) else 1
@@ -116,19 +141,21 @@ def ends_in_one_line(main: Callable[[], None]) -> Callable[[], None]:
 
 
 def say(line: str) -> None:
-    """Prints one line on stderr, below the progress bars, which it closes."""
-    for bar in list(getattr(tqdm, "_instances", ())):  # there is no public list of them
+    """Print one line on stderr, below the progress bars, which it closes."""
+    # tqdm has no public list of its bars
+    for bar in list(getattr(tqdm, "_instances", ())):
         bar.close()
     print(line, file=sys.stderr)
 
 
 def fresh(folder: Path) -> Path:
-    """`folder`, new and empty: what an earlier run by hand left is removed, as DVC removes outputs before a run."""
+    """Empty a folder of what an earlier run by hand left, as DVC removes outputs before a run; return it."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     return folder
 
 
 def write_json(path: Path, data: object) -> None:
+    """Write indented JSON, after making the file's folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(data, indent=1) + "\n")

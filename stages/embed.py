@@ -7,46 +7,52 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from g2rpo_core.bases.table import base_of, text_encoders
+from g2rpo_core.architectures.table import read_architecture, text_encoders
 from g2rpo_core.common.model_store import LOCK, ModelStore
 from g2rpo_core.data.embeddings import DTYPES, check_lengths, encode, encode_negative, write, write_negative
 from g2rpo_core.data.prompts import load_prompts
-from g2rpo_core.distributed import checkpoint
+from g2rpo_core.distributed.machine import REAL, Machine
 from stages.common import arguments, declared_code, ends_in_one_line, sections
 
-SECTIONS = ("embed",)
+SECTIONS = ("numerics", "embed")
 
 
 @ends_in_one_line
-def main() -> None:
+def main(machine: Machine = REAL) -> None:
     args = arguments(__doc__, "profile")
     settings = sections(args, *SECTIONS).embed
-    checkpoint.claim("embed", args.profile)
+    machine.claim("embed", args.profile)
+
+    # Read prompts and text encoders, and check that every prompt fits
     files = {name: Path("prompts", args.profile, f"{name}.parquet") for name in ("train", "test")}
     sets = {name: load_prompts(file) for name, file in files.items()}
     models = Path("models", args.profile)
     folder = ModelStore(models).folder("pipeline")
-    base, pipeline = base_of(folder), text_encoders(folder, dtype=DTYPES[settings.dtype])
-    pipeline.to("cuda" if torch.cuda.is_available() else "cpu")
+    with machine.phase("load"):
+        base, pipeline = read_architecture(folder), text_encoders(folder, dtype=DTYPES[settings.dtype])
+        pipeline.to("cuda" if torch.cuda.is_available() else "cpu")
     for prompts in sets.values():
         check_lengths(prompts, base.tokenizer(pipeline), settings.max_sequence_length)
     config = base.transformer.load_config(folder / "transformer")
+    # Find what an interrupted run has written, and check the room for the rest
     shapes = base.encoding_shapes(config, settings.max_sequence_length, pipeline.tokenizer.model_max_length)
-    folder = checkpoint.scratch(
+    folder = machine.scratch(
         "embed", args.profile, {"embed": settings}, [*declared_code("embed"), models / LOCK, *files.values()]
     )
     width = sum(math.prod(shape) for shape in shapes.values())
     written = sum(file.stat().st_size for file in folder.rglob("*.parquet"))
     needed = width * DTYPES[settings.dtype].itemsize * sum(map(len, sets.values())) - written
-    checkpoint.check_room(needed, "encoding the prompts")
+    machine.check_room(needed, "encoding the prompts")
+    # Encode, and write the outputs
     encoded = partial(encode, pipeline, max_length=settings.max_sequence_length, batch=settings.batch)
-    negative = encode_negative(pipeline, settings.max_sequence_length)
-    for name, prompts in sets.items():
-        with tqdm(desc=f"embed {name}", total=len(prompts), unit="prompt", mininterval=2) as bar:
-            write(folder / "out" / name, prompts, encoded, settings.dtype, settings.shard_rows, bar.update)
-        write_negative(folder / "out" / name, negative, settings.dtype)
-    checkpoint.publish(folder / "out", Path("embeddings", args.profile))
-    checkpoint.discard(folder)
+    with machine.phase("embed"):
+        negative = encode_negative(pipeline, settings.max_sequence_length)
+        for name, prompts in sets.items():
+            with tqdm(desc=f"embed {name}", total=len(prompts), unit="prompt", mininterval=2) as bar:
+                write(folder / "out" / name, prompts, encoded, settings.dtype, settings.shard_rows, bar.update)
+            write_negative(folder / "out" / name, negative, settings.dtype)
+    machine.publish(folder / "out", Path("embeddings", args.profile))
+    machine.discard(folder)
 
 
 if __name__ == "__main__":

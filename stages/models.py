@@ -1,13 +1,13 @@
-"""Stage `models`: every model of a profile, built here (tiny) or downloaded from the hub, and their lock file."""
+"""Stage `models`: builds every model of a profile (tiny) or downloads it from the hub, and writes their lock file."""
 
 from pathlib import Path
 
 from g2rpo_core.common.model_store import write_lock
-from g2rpo_core.hub.revisions import Revisions
+from g2rpo_core.hub.download import REVISIONS, Revisions
 from stages import allow_hub
-from stages.common import REPORTS, REVISIONS, arguments, ends_in_one_line, fresh, sections, write_json
+from stages.common import REPORTS, arguments, ends_in_one_line, fresh, sections, write_json
 
-SECTIONS = ("models",)
+SECTIONS = ("numerics", "models")
 
 
 @ends_in_one_line

@@ -13,7 +13,8 @@ def main() -> None:
     args = arguments(__doc__, "profile", "study")
     study = load_study(args.study) if args.study else None
     if study is None:
-        load_run()  # the first stage of all: a mistake in params.yaml ends here, before any work
+        # The first stage of all: a mistake in params.yaml ends here, before any work
+        load_run()
     path = profile_path(args.profile)
     load_profile(path, study)
     source = path if study is None else study_path(study.study)
@@ -21,11 +22,8 @@ def main() -> None:
 
 
 def write_profile(out: Path, data: dict, source: Path) -> None:
-    """Writes the data as YAML, in the order of the files they come from.
-
-    A section that stages depend on is written even if empty.
-    """
-    data = data | {section: {} for section in ("rewards", "published") if section not in data}
+    """Write the data as YAML in the order of their files, also the empty sections that stages depend on."""
+    data = {"numerics": "native", **data, **{section: {} for section in ("rewards", "published") if section not in data}}
     out.parent.mkdir(parents=True, exist_ok=True)
     yaml = YAML(typ="safe", pure=True)
     yaml.default_flow_style, yaml.sort_base_mapping_type_on_output, yaml.allow_unicode, yaml.width = None, False, True, 130

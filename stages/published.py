@@ -1,12 +1,11 @@
-"""Stage `published`: the published or exported weights that params.yaml asks for, each with a lock file."""
+"""Stage `published`: fetches the published or exported weights that params.yaml names, each with a lock file."""
 
 from pathlib import Path
 
 from g2rpo_core.config import load_run
-from g2rpo_core.hub.published import fetch_published
-from g2rpo_core.hub.revisions import Revisions
+from g2rpo_core.hub.download import REVISIONS, Revisions, fetch_published
 from stages import allow_hub
-from stages.common import REVISIONS, arguments, ends_in_one_line, fresh, sections, write_json
+from stages.common import arguments, ends_in_one_line, fresh, sections, write_json
 
 SECTIONS = ("published",)
 

@@ -1,54 +1,72 @@
-"""Stage `report`: one self-contained report.html, report.md beside it, their numbers as JSON, its charts as images, and seconds."""
+"""Stage `report`: writes a self-contained report.html, report.md, their numbers as JSON, charts as images, and seconds.
+
+A study also gets its results.parquet. If it has no evaluations, as in a clone, its page is made from that table.
+"""
 
 from pathlib import Path
-from types import SimpleNamespace
 
-from g2rpo_core.config import MainRun, Run, Study, load_run, load_study, method_of, sampling_of, training_of
-from g2rpo_core.reporting.context import Entry, build_context, headline
-from g2rpo_core.reporting.render import in_script, render
-from g2rpo_core.reporting.sources import Sources, seconds_of
-from stages.common import REPORTS, arguments, ends_in_one_line, run_paths, sections, write_json
+from g2rpo_core.common.processes import describe_machine
+from g2rpo_core.config import MainRun, Run, Study, load_run, load_study
+from g2rpo_core.reporting.context import build_context, headline
+from g2rpo_core.reporting.measured import Compared, Sources, measure, read_seconds
+from g2rpo_core.reporting.recorded import read_measured, write_results
+from g2rpo_core.reporting.render import in_script, render, small
+from stages.common import REPORTS, RunPaths, arguments, ends_in_one_line, run_paths, sections, write_json
 
-SECTIONS = ("models", "prompts", "sampling", "rewards", "training", "methods", "evaluation", "published")
+SECTIONS = ("numerics", "models", "prompts", "sampling", "rewards", "training", "methods", "evaluation", "published")
 
 
 @ends_in_one_line
 def main() -> None:
     args = arguments(__doc__, "profile", "study")
     paths, settings = run_paths(args.profile, args.study), sections(args, *SECTIONS)
+    # Name what is reported
     asked: Run = load_study(args.study) if args.study else load_run()
-    runs = [(method, seed) for method in asked.methods for seed in asked.seeds]
-    locks = (Path("dvc.lock"), paths.lock)
-    prompts = Path("prompts", args.profile)
-    sources = Sources(paths.runs, paths.evaluations, prompts, REPORTS / "models.json", paths.reports, locks, paths.repro)
-    published = asked.published if isinstance(asked, MainRun) else ()
-    named = asked.comparisons if isinstance(asked, Study) else ()
-    context = build_context(args.profile, sources, settings, entries_of(settings), runs, published, named)
+    compared = Compared(
+        args.profile,
+        settings,
+        {name: settings.run(name) for name in settings.methods},
+        [(method, seed) for method in asked.methods for seed in asked.seeds],
+        asked.published if isinstance(asked, MainRun) else (),
+        asked.comparisons if isinstance(asked, Study) else (),
+    )
     title = {"title": "G²RPO and its baselines", "about": ""}
     if isinstance(asked, Study):
         title = {"title": asked.title, "about": asked.about}
+    # Write the page, from evaluations or from the committed table
     paths.reports.mkdir(parents=True, exist_ok=True)
-    for name, text in render(context | title).items():
-        (paths.reports / name).write_text(text, encoding="utf-8")
-    write_json(paths.reports / "report.json", headline(context["rows"]))
-    seconds = seconds_of(runs, paths.timings, context["labels"])  # beside the page, whose hash is then the same every time
-    paths.timings.mkdir(exist_ok=True)
-    (paths.timings / "seconds.js").write_text(f"const SECONDS = {in_script(seconds)};\n", encoding="utf-8")
+    if isinstance(asked, Study) and not paths.evaluations.exists():
+        home = paths.reports.parent
+        measured = read_measured(compared, home / "results.parquet", home / "runs.txt")
+        page = render(build_context(compared, measured) | title)["report.html"]
+        (paths.reports / "report.html").write_text(page, encoding="utf-8")
+    else:
+        write_report(compared, paths, title)
     print(f"wrote {paths.reports / 'report.html'}")
 
 
-def entries_of(settings: SimpleNamespace) -> dict[str, Entry]:
-    """Every entry of the section `methods` with its settings resolved."""
-    return {
-        name: Entry(
-            run.label,
-            run.method or name,
-            method_of(settings.methods, name),
-            sampling_of(settings.sampling, settings.methods, name),
-            training_of(settings.training, settings.methods, name),
-        )
-        for name, run in settings.methods.items()
-    }
+def write_report(compared: Compared, paths: RunPaths, title: dict[str, str]) -> None:
+    """Write every file of a report, from evaluations and runs on disk."""
+    locks = (Path("dvc.lock"), paths.lock)
+    prompts = Path("prompts", compared.profile)
+    sources = Sources(paths.runs, paths.evaluations, prompts, REPORTS / "models.json", paths.reports, locks)
+    measured = measure(compared, sources)
+    context = build_context(compared, measured, sources)
+    study = paths.reports != REPORTS
+    for name, text in render(context | title).items():
+        # A study's are committed, for report.md alone
+        text = small(text) if study and name.endswith(".svg") else text
+        (paths.reports / name).write_text(text, encoding="utf-8")
+    write_json(paths.reports / "report.json", headline(context))
+    if study:
+        write_results(paths.reports.parent / "results.parquet", compared, measured)
+    else:
+        # No output of DVC, as it differs from machine to machine; committed, so that `make verify` can tell
+        write_json(paths.reports / "machine.json", describe_machine())
+    # In a file of their own, so that the page's hash is the same every time
+    seconds = read_seconds(compared.runs, paths.timings, compared.labels)
+    paths.timings.mkdir(exist_ok=True)
+    (paths.timings / "seconds.js").write_text(f"const SECONDS = {in_script(seconds)};\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

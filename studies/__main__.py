@@ -1,6 +1,7 @@
 """Runs studies, or makes a new one.
 
     python -m studies run compare      skips finished stages and resumes interrupted ones
+    python -m studies verify compare   compares the hashes of a run here with the committed ones
     python -m studies new my_study     makes a folder studies/my_study to edit: methods, seeds, changes to the profile
     python -m studies list
 
@@ -13,17 +14,21 @@ import sys
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from pathlib import Path
 
-from g2rpo_core.config import load_run, load_study
-from g2rpo_core.errors import UserError
+import pandas as pd
+
+from g2rpo_core.common.runs import run_name
+from g2rpo_core.config import Study, load_run, load_study
+from g2rpo_core.foundation.errors import UserError
+from pipeline.graph import chosen, read_graph
+from pipeline.runner import SIDE_BY_SIDE, run_with_bar, stop_on_signals
 from stages.common import ends_in_one_line
-from stages.graph import chosen, read_graph
-from stages.runner import CPUS, run_with_bar, stop_on_signals
+from studies.committed import hashes_in, read_committed, states, write_seconds
 
 STUDIES = Path("studies")
 GRAPH = STUDIES / "study.yaml"
-PROJECT = {  # makes a folder its own DVC project, with the main one's cache
-    ".dvc/config": "[core]\n    analytics = false\n    autostage = false\n[cache]\n    dir = ../../../.dvc/cache\n",
-    ".dvc/.gitignore": "/config.local\n/tmp\n/cache\n",
+# These files make a folder its own DVC project with the main one's cache. git ignores them, so DVC must not ask git.
+PROJECT = {
+    ".dvc/config": "[core]\n    analytics = false\n    no_scm = true\n[cache]\n    dir = ../../../.dvc/cache\n",
     ".dvcignore": "__pycache__\n.venv\n",
 }
 PARAMS = """\
@@ -50,6 +55,8 @@ def main() -> None:
         print("\n".join(names()))
     elif args.action == "new":
         new(args.study)
+    elif args.action == "verify":
+        verify(args.study)
     else:
         run(args.study, max(1, args.side_by_side))
 
@@ -59,7 +66,9 @@ def parsed(words: list[str]) -> Namespace:
     actions = parser.add_subparsers(dest="action", required=True, metavar="action")
     command = actions.add_parser("run", help="bring a study up to date")
     command.add_argument("study", help=f"one of {', '.join(names())}")
-    command.add_argument("--side-by-side", type=int, default=min(2, CPUS), help="stages at once (default: %(default)s)")
+    command.add_argument("--side-by-side", type=int, default=SIDE_BY_SIDE, help="stages at once (default: %(default)s)")
+    command = actions.add_parser("verify", help="compare the hashes of a run here with the committed ones")
+    command.add_argument("study", help=f"one of {', '.join(names())}")
     command = actions.add_parser("new", help="make the folder of a new study")
     command.add_argument("study", metavar="NAME", help="letters, digits and _")
     actions.add_parser("list", help="list the studies")
@@ -73,32 +82,62 @@ def names() -> list[str]:
 
 
 def run(name: str, side_by_side: int) -> None:
-    """Updates the models and embeddings of the main project, then runs the study's stages."""
-    study = load_study(name)
+    """Update the models and embeddings of the main project, then the study: its stages, report, table, hashes and seconds."""
+    study, folder = load_study(name), STUDIES / name
     if (profile := load_run().profile) != study.profile:
-        raise UserError(
-            f"studies/{name}/params.yaml: profile: {study.profile}, but params.yaml names {profile}: make both the same"
-        )
+        raise UserError(f"{folder}/params.yaml: profile: {study.profile}, but params.yaml names {profile}: make both the same")
+    # What studies share: models, prompts and embeddings of the main project
     stop = stop_on_signals()
     logs = Path(".cache", "studies", name)
     shared = chosen(read_graph(), ["embed"])
     if any(stage.changed for stage in shared.values()):
         run_with_bar(shared, side_by_side, logs.with_name("embed"), stop)
-    run_with_bar(read_graph(STUDIES / name), side_by_side, logs, stop)
-    print(f"report: {(STUDIES / name / 'reports' / 'report.html').resolve()}")
+    # The study itself
+    write_project(folder)
+    run_with_bar(read_graph(folder), side_by_side, logs, stop)
+    # What is committed of it
+    named_hashes(study).to_csv(folder / "runs.txt", sep=" ")
+    write_seconds(folder / "seconds.json", study, folder / "reports" / "timings")
+    print(f"report: {(folder / 'reports' / 'report.html').resolve()}")
+
+
+def write_project(folder: Path) -> None:
+    """Make a study's folder a DVC project with the graph of all studies."""
+    for file, text in {**PROJECT, "dvc.yaml": GRAPH.read_text()}.items():
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (folder / file).write_text(text)
+
+
+def named_hashes(study: Study) -> pd.DataFrame:
+    """Return the hashes of the base and of the runs that a study names; UserError if it was never run here."""
+    lock = STUDIES / study.study / "dvc.lock"
+    if not lock.exists():
+        raise UserError(f"studies/{study.study} was not run here: python -m studies run {study.study}")
+    hashes = hashes_in(lock)
+    named = ["base-0", *(run_name(method, seed) for method in study.methods for seed in study.seeds)]
+    return hashes.loc[[run for run in named if run in hashes.index]]
+
+
+def verify(name: str) -> None:
+    """Compare every run with the committed one; print the others, and end with status 1 if one differs or is missing."""
+    compared = states(read_committed(STUDIES / name / "runs.txt"), named_hashes(load_study(name)))
+    counts = compared.str.split().str[0].value_counts()
+    print("".join(f"{run} {state}\n" for run, state in compared.items() if not state.startswith("equal")), end="")
+    print(", ".join(f"{counts.get(state, 0)} {state}" for state in ("equal", "different", "missing")))
+    if counts.get("equal", 0) < len(compared):
+        sys.exit(1)
 
 
 def new(name: str) -> None:
-    """Makes a folder that `run` takes; UserError if it already exists."""
+    """Make a folder that `run` takes; UserError if it already exists."""
     if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
         raise UserError(f"{name!r} is not a valid name for a study: use letters, digits and _, such as my_study")
     folder = STUDIES / name
     if folder.exists():
         raise UserError(f"{folder} exists; choose another name")
     params = PARAMS.format(name=name, profile=load_run().profile, title=name.replace("_", " ").capitalize())
-    for file, text in {**PROJECT, "dvc.yaml": GRAPH.read_text(), "params.yaml": params}.items():
-        (folder / file).parent.mkdir(parents=True, exist_ok=True)
-        (folder / file).write_text(text)
+    folder.mkdir()
+    (folder / "params.yaml").write_text(params)
     print(f"{folder / 'params.yaml'}: edit what is compared, then python -m studies run {name}")
 
 

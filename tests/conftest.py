@@ -4,9 +4,14 @@ import json
 import os
 import shutil
 
+from g2rpo_core.numerics.pins import PINS, processor_problem
+
 os.environ["HF_HUB_OFFLINE"] = "1"
-if "PYTEST_XDIST_WORKER" in os.environ:  # as many workers as cores: each, and what it starts, computes in one thread
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
+for name in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS"):  # tests call make, and make may have called them
+    os.environ.pop(name, None)
+# as the profiles `tiny*` ask; tests that need it fail where the processor cannot
+if not processor_problem():
+    os.environ.update(PINS)
 
 from collections.abc import Callable
 from functools import partial
@@ -17,10 +22,23 @@ from filelock import FileLock
 
 from g2rpo_core.common.model_store import write_lock
 from g2rpo_core.config import load_profile
+from g2rpo_core.numerics.portable import use
 from g2rpo_core.tiny_models.settings import BuiltModels, FitSettings
+
+if not processor_problem():
+    use("portable")
 
 ROOT = Path(__file__).parents[1]
 GOLDENS = ROOT / "tests" / "goldens"
+# a run of seconds
+SAMPLING = {"steps": 6, "batch_tokens": 64 * 32}
+TRAINING = {
+    "iterations": 2,
+    "prompts_per_iteration": 2,
+    "num_generations": 3,
+    "batch_tokens": 64 * 32,
+    "rewards": {"redness": 1.0},
+}
 
 
 @pytest.fixture(scope="session")
@@ -28,7 +46,6 @@ def once(tmp_path_factory, worker_id) -> Callable[[str, Callable[[Path], None]],
     """once(name, make) -> a folder that `make` has filled, the same one in all workers of the session."""
     base = tmp_path_factory.getbasetemp()
     home = base if worker_id == "master" else base.parent
-    home = Path(os.environ.get("G2RPO_ONCE", home))  # of several sessions (tools/mutants.py)
 
     def folder_of(name: str, make: Callable[[Path], None]) -> Path:
         folder = home / f"once-{name}"
@@ -75,8 +92,8 @@ def sd3_models(models, once) -> Path:
 
 
 def embed(folder: Path, models: Path, count: int, max_length: int) -> None:
-    """Encodes so many training captions of world `shapes` by the pipeline in `models`, in parts of 10."""
-    from g2rpo_core.bases.table import text_encoders
+    """Encodes so many training captions of task `shapes` by the pipeline in `models`, in parts of 10."""
+    from g2rpo_core.architectures.table import text_encoders
     from g2rpo_core.data.embeddings import encode, encode_negative, write, write_negative
     from g2rpo_core.data.prompts import captions
 
@@ -100,7 +117,7 @@ def sd3_policy(sd3_models):
 
 @pytest.fixture(scope="session")
 def sd3_embeddings_folder(sd3_models, once) -> Path:
-    """A folder with 12 training captions of world `shapes`, encoded for Stable Diffusion 3."""
+    """A folder with 12 training captions of task `shapes`, encoded for Stable Diffusion 3."""
     return once("sd3_embeddings", lambda folder: embed(folder, sd3_models, 12, max_length=12)) / "train"
 
 
@@ -125,7 +142,7 @@ def policy(models):
 
 @pytest.fixture(scope="session")
 def embeddings_folder(models, once) -> Path:
-    """A folder with 24 training captions of world `shapes`."""
+    """A folder with 24 training captions of task `shapes`."""
     return once("embeddings", lambda folder: embed(folder, models, 24, max_length=16)) / "train"
 
 
@@ -141,3 +158,24 @@ def embeddings(embeddings_folder):
 def tiny():
     """The default profile."""
     return load_profile(ROOT / "profiles" / "tiny.yaml")
+
+
+@pytest.fixture
+def settings(tiny):
+    """The sections `sampling` and `training` of a run of seconds."""
+    return tiny.sampling.model_copy(update=SAMPLING), tiny.training.model_copy(update=TRAINING)
+
+
+@pytest.fixture
+def make_trainer(policy, embeddings, settings):
+    """make_trainer(method, ...) -> a Trainer with these settings; changes: in the section `training`."""
+    from g2rpo_core.training.trainer import Trainer
+    from tests.fixtures.rollouts import redness
+
+    sampling, training = settings
+
+    def make(method, *, policy=policy, prompts=embeddings, reward=redness, seed=0, **changes):
+        changed = training.model_copy(update=changes)
+        return Trainer(policy, method, sampling, changed, prompts, {"redness": reward}, seed)
+
+    return make

@@ -1,71 +1,72 @@
-"""The picture that leads docs/findings.md, drawn from the committed tables of studies."""
+"""Draw the figure that leads docs/findings.md, from the committed tables of studies."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
+from ruamel.yaml import YAML
+
 from g2rpo_core.algorithm.methods import LABELS
-from g2rpo_core.files import read_yaml
+from g2rpo_core.reporting.recorded import gains_in, read_results
 from g2rpo_core.reporting.statistics import Spread, spread
-from tools.drawing import BLUE, GREY, ORANGE, PALE, WIDTH, Picture
+from tools.drawing import BLUE, GREY, ORANGE, PALE, WIDTH, Figure
 
 STUDIES = Path(__file__).resolve().parent.parent / "studies"
 LEFT, RIGHT, ROW = 290, WIDTH - 90, 24  # of the axis, and a row's height, in pixels
 
 
 def gains(study: str) -> dict[str, list[float]]:
-    """Of each entry, by its label, the gain of every seed in the training reward, in the order of the seeds."""
-    chosen = read_yaml(STUDIES / study / "params.yaml")
-    runs = json.loads((STUDIES / study / "reports" / "report.json").read_text())
-    found = {}
+    """Return for each entry, by its label, the gain of every seed in the training reward, in the order of the seeds."""
+    chosen = YAML(typ="safe", pure=True).load(STUDIES / study / "params.yaml")
+    runs = gains_in(read_results(STUDIES / study / "results.parquet"))
+    by_label = {}
     for name in chosen["methods"]:
         entry = chosen["entries"].get(name) or {}
         label = entry.get("label") or LABELS[entry.get("method") or name]
-        found[label] = [runs[f"{name}-{seed}"]["training_reward_gain"] for seed in chosen["seeds"]]
-    return found
+        by_label[label] = [runs[name, seed] for seed in chosen["seeds"]]
+    return by_label
 
 
-def draw_gains() -> Picture:
-    """What the verdict measured, the same in the second world, and what each choice of G²RPO with coarse tails is worth."""
+def draw_gains() -> Figure:
+    """Draw what the verdict measured, the same in the second task, and what each choice of G²RPO with coarse tails is worth."""
     judged, choices, late = gains("verdict"), gains("choices"), gains("marks_late")
     whole = {"G²RPO, all NFE", "G²RPO, coarse tails, a tenth"}  # other budgets
     methods = _best_first({label: values for label, values in judged.items() if label not in whole})
     first, *others = choices
-    changed = {label: spread([one - by for one, by in zip(choices[label], choices[first])]) for label in others}
+    changed = {label: spread([value - base for value, base in zip(choices[label], choices[first])]) for label in others}
     second = _best_first(late)
     rows = len(methods) + len(second) + len(changed)
-    picture = Picture(254 + ROW * rows, "Gain in the training reward by method, and by choice")
+    figure = Figure(254 + ROW * rows, "Gain in the training reward by method, and by choice")
     title = "Gain over the base at equal forward evaluations, eight fresh seeds, unseen prompts"
-    below = _rows(picture, 26, title, "the base", methods)
-    title = "The same in a second world, in which fine detail counts; late: noise at steps 8–11 of 16"
-    below = _rows(picture, below + 26, title, "the base", second)
+    below = _rows(figure, 26, title, "the base", methods)
+    title = "The same in a second task, in which fine detail counts; late: noise at steps 8–11 of 16"
+    below = _rows(figure, below + 26, title, "the base", second)
     title = "One choice of G²RPO with coarse tails changed: the difference it makes, three seeds"
     unchanged = "unchanged: noise at one of steps 2–4 of 10, η = 0.7, tail λ = 3, groups of 12"
-    below = _rows(picture, below + 26, title, unchanged, changed)
+    below = _rows(figure, below + 26, title, unchanged, changed)
     words = "Training reward: HPS-v2.1 + CLIP Score. A dot is a seed, a bar the mean with its 95 % interval over seeds. Scales differ."
-    picture.text(20, below + 6, words, color=GREY, size=12)
-    return picture
+    figure.text(20, below + 6, words, color=GREY, size=12)
+    return figure
 
 
 def _best_first(seeds: Mapping[str, list[float]]) -> dict[str, Spread]:
     return dict(sorted(((label, spread(values)) for label, values in seeds.items()), key=lambda item: -item[1].mean))
 
 
-def _rows(picture: Picture, top: float, title: str, zero: str, rows: Mapping[str, Spread]) -> float:
-    """A row an entry, with its seeds, mean and interval; zero: what 0 is. Returns where the next part begins."""
-    picture.text(20, top, title, bold=True)
+def _rows(figure: Figure, top: float, title: str, zero: str, rows: Mapping[str, Spread]) -> float:
+    """Draw one row per entry, with its seeds, mean and interval; zero: what 0 is. Return where the next part begins."""
+    figure.text(20, top, title, bold=True)
     low = min(0.0, *(min(row.low, *row.values) for row in rows.values()))
     high = max(0.0, *(max(row.high, *row.values) for row in rows.values()))
     x = lambda value: LEFT + (value - low) / (high - low) * (RIGHT - LEFT)
     bottom = top + 20 + ROW * len(rows)
-    picture.line(x(0), top + 12, x(0), bottom, GREY, 1)
-    picture.text(x(0), bottom + 14, zero, "middle", GREY, 12)
+    figure.line(x(0), top + 12, x(0), bottom, GREY, 1)
+    figure.text(x(0), bottom + 14, zero, "middle", GREY, 12)
     for number, (label, row) in enumerate(rows.items()):
         y, color = top + 28 + ROW * number, ORANGE if label.startswith("G²RPO") else BLUE
-        picture.text(20, y + 4, label)
-        picture.line(x(row.low), y, x(row.high), y, color, 2)
+        figure.text(20, y + 4, label)
+        figure.line(x(row.low), y, x(row.high), y, color, 2)
         for value in row.values:
-            picture.circle(x(value), y, 2.5, PALE, color)
-        picture.line(x(row.mean), y - 7, x(row.mean), y + 7, color, 4)
-        picture.text(RIGHT + 14, y + 4, f"{row.mean:+.3f}".replace("-", "−"), color=color)
+            figure.circle(x(value), y, 2.5, PALE, color)
+        figure.line(x(row.mean), y - 7, x(row.mean), y + 7, color, 4)
+        figure.text(RIGHT + 14, y + 4, f"{row.mean:+.3f}".replace("-", "−"), color=color)
     return bottom + 30

@@ -1,4 +1,4 @@
-"""SVG as text with rounded numbers, so that every machine writes the same bytes."""
+"""Write SVG as text with rounded numbers, so that every machine writes the same bytes."""
 
 from dataclasses import dataclass, field
 from html import escape
@@ -9,11 +9,11 @@ WIDTH = 760
 
 
 @dataclass
-class Picture:
+class Figure:
     """An SVG, in pixels from the top left corner."""
 
     height: int
-    about: str
+    title: str
     parts: list[str] = field(default_factory=list)
 
     def line(self, x1: float, y1: float, x2: float, y2: float, color: str = INK, width: float = 1.5, dash: str = "") -> None:
@@ -36,16 +36,17 @@ class Picture:
         self.parts.append(f"<text {place}{weight}>{escape(words)}</text>")
 
     def arrow(self, x1: float, y1: float, x2: float, y2: float, color: str = INK) -> None:
-        """Straight down or to the right."""
+        """Draw an arrow straight down or to the right."""
         self.line(x1, y1, x2, y2, color)
         head = ((x2 - 5, y2 - 8), (x2 + 5, y2 - 8)) if x1 == x2 else ((x2 - 8, y2 - 5), (x2 - 8, y2 + 5))
         points = " ".join(f"{x:.1f},{y:.1f}" for x, y in ((x2, y2), *head))
         self.parts.append(f'<polygon points="{points}" fill="{color}"/>')
 
     def svg(self) -> str:
+        """Return the SVG file's text."""
         head = (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {self.height}" width="{WIDTH}" height="{self.height}"'
         )
         style = ' font-family="system-ui, sans-serif" role="img"'
         paper = f'<rect width="{WIDTH}" height="{self.height}" fill="#ffffff"/>'
-        return "\n".join([f"{head}{style}>", f"<title>{escape(self.about)}</title>", paper, *self.parts, "</svg>\n"])
+        return "\n".join([f"{head}{style}>", f"<title>{escape(self.title)}</title>", paper, *self.parts, "</svg>\n"])

@@ -15,15 +15,15 @@ import typer
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
+from typer.cli import get_docs_for_click
 
 from g2rpo_core.algorithm.methods import SPECS, Method
+from g2rpo_core.cli.checkout import COMMANDS
 from g2rpo_core.cli.main import app
-from g2rpo_core.cli.of_the_checkout import COMMANDS
 from g2rpo_core.config.load import MainRun, Study
 from g2rpo_core.config.profile import MethodRun, Profile
-from g2rpo_core.rewards.custom import CustomRewardSettings
-from g2rpo_core.rewards.registry import REWARDS
-from g2rpo_core.rewards.server_settings import RewardServerSettings
+from g2rpo_core.rewards.registry import REWARDS, CustomRewardSettings
+from g2rpo_core.rewards.spec import RewardServerSettings
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "reference"
 WRITTEN = "<!-- Written by `python -m tools.reference`; do not edit. -->"
@@ -32,6 +32,7 @@ OF_THE_CHECKOUT = {  # what else is started from the checkout: the module with i
     "python -m studies": "studies.__main__",
     "python -m flows.serve": "flows.serve",
 }
+EXAMPLE = re.compile(r"\s+Example: ([^\n]+(?:\n[^\n]+)*)")
 ACTIONS = {"python -m studies": ("run", "new")}
 
 SETTINGS_HEAD = f"""{WRITTEN}
@@ -65,12 +66,17 @@ Run `. .venv/bin/activate` once in your shell, or write `.venv/bin/` before each
 
 
 def settings_page() -> str:
-    """The page of settings."""
+    """Return the page of settings."""
+    # What a run and a study set, then the sections of a profile
     parts = [SETTINGS_HEAD]
     parts += _tables("params.yaml", MainRun, "What `dvc repro` runs.")
     parts += _tables("params.yaml of a study", Study, "What `python -m studies run` runs.", known=(MethodRun,))
     for name, field in Profile.model_fields.items():
-        if name == "models":
+        if name == "numerics":
+            parts.append(
+                f"## numerics\n\nOne word, {_cell(_type(field.annotation, []))}, by default `{field.default}`. {field.description}.\n"
+            )
+        elif name == "models":
             for option in get_args(field.annotation):
                 source = get_args(option.model_fields["source"].annotation)[0]
                 parts += _tables(f"models ({source})", option)
@@ -94,10 +100,14 @@ def settings_page() -> str:
 
 
 def commands_page() -> str:
-    """The page of commands."""
-    parts = [COMMANDS_HEAD, "## g2rpo\n"]
-    parts += _click_commands(typer.main.get_command(app), "g2rpo")
-    for command, module in OF_THE_CHECKOUT.items():
+    """Return the page of commands."""
+    group = typer.main.get_command(app)
+    described = get_docs_for_click(obj=group, ctx=typer.Context(group), name="g2rpo", indent=1)
+    described = re.sub(r"^(#+) `(.+)`$", r"\1 \2", described, flags=re.MULTILINE)
+    parts = [COMMANDS_HEAD, EXAMPLE.sub(lambda found: f"\n\n```\n{' '.join(found[1].split())}\n```", described)]
+    # Commands that hand their options to argparse, and what else is started from the checkout
+    passed_on = {f"Options of g2rpo {name}": module for name, (module, _, _) in COMMANDS.items()}
+    for command, module in (passed_on | OF_THE_CHECKOUT).items():
         parser = _parser(module, [])
         parts.append(f"## {command}\n\n{_text(parser.description)}\n")
         if command not in ACTIONS:
@@ -105,6 +115,7 @@ def commands_page() -> str:
         for action in ACTIONS.get(command, ()):
             sub = next(each for each in parser._actions if isinstance(each, argparse._SubParsersAction)).choices[action]
             parts.append(f"### {command} {action}\n\n{_options_table(_argparse_rows(sub))}")
+    # The targets of make
     targets = re.findall(r"^([a-z-]+):.*## (.*)", (FOLDER.parent.parent / "Makefile").read_text(), re.MULTILINE)
     parts.append(
         "## make\n\n| target | what it does |\n|---|---|\n" + "".join(f"| `make {name}` | {about} |\n" for name, about in targets)
@@ -113,7 +124,7 @@ def commands_page() -> str:
 
 
 def _tables(title: str, model: type[BaseModel], about: str | None = None, level: int = 2, known: tuple = ()) -> list[str]:
-    """A heading, the class's own words, a table of its fields, and the same for each class that a field holds."""
+    """Return a heading, the class's docstring, a table of its fields, and the same for each class that a field holds."""
     lines = [
         f"{'#' * level} {title}\n",
         (about or _text(model.__doc__)) + "\n",
@@ -122,32 +133,32 @@ def _tables(title: str, model: type[BaseModel], about: str | None = None, level:
     ]
     if how := getattr(model, "how", None):
         lines.insert(2, f"A resumed run may change {', '.join(f'`{name}`' for name in sorted(how))}.\n")
+    # One table for all fields of one class
     inner: list[tuple[str, type[BaseModel]]] = []
     for name, field in model.model_fields.items():
         key = field.alias or name
         kind = _type(field.annotation, list(field.metadata))
-        lines.append(f"| `{key}` | {_cell(kind)} | {_cell(_default(field))} | {_cell(_about(model, name, field))} |")
+        lines.append(f"| `{key}` | {_cell(kind)} | {_cell(_default(field))} | {_cell(_about(field))} |")
         inner += [(key, each) for each in _models(field.annotation) if each not in known]
     out = ["\n".join(lines) + "\n"]
-    for each in dict.fromkeys(each for _, each in inner):  # one table for all fields of one class
+    for each in dict.fromkeys(each for _, each in inner):
         keys = [key for key, its_class in inner if its_class is each]
-        out += _tables(", ".join(f"{title}.{key}" if key == keys[0] else key for key in keys), each, level=min(level + 1, 4))
+        kind = _kind(each) if sum(key == keys[0] for key, _ in inner) > 1 else ""
+        out += _tables(
+            ", ".join(f"{title}.{key}" if key == keys[0] else key for key in keys) + kind, each, level=min(level + 1, 4)
+        )
     return out
 
 
-def _about(model: type[BaseModel], name: str, field: FieldInfo) -> str:
-    """The field's description; else what the class's docstring says of it; else what the class of a section says of itself."""
-    of_a_section = next((_text(each.__doc__).split("\n")[0] for each in _models(field.annotation)), "")
-    return field.description or _from_docstring(model, name) or of_a_section
+def _kind(model: type[BaseModel]) -> str:
+    """Return the key that tells a section from others in its place, such as ` (branching: each)`."""
+    alone = ((key, field.annotation) for key, field in model.model_fields.items() if get_origin(field.annotation) is Literal)
+    return next((f" ({key}: {get_args(literal)[0]})" for key, literal in alone if len(get_args(literal)) == 1), "")
 
 
-def _from_docstring(model: type[BaseModel], name: str) -> str:
-    """What the docstring of the class, or of one above it, says as `name: ...;`."""
-    for each in model.__mro__:
-        found = re.search(rf"(?:^|[;.(]\s+|\n\s*)`?{name}`?: (.+?)(?:[;.](?:\s|$)|$)", each.__doc__ or "", re.DOTALL)
-        if issubclass(each, BaseModel) and name in getattr(each, "model_fields", {}) and found:
-            return " ".join(found[1].split())
-    return ""
+def _about(field: FieldInfo) -> str:
+    """Return the field's description; of a section without one, the first sentence of its class."""
+    return field.description or next((_text(each.__doc__).split("\n")[0] for each in _models(field.annotation)), "")
 
 
 def _default(field: FieldInfo) -> str:
@@ -166,7 +177,7 @@ def _default(field: FieldInfo) -> str:
 
 
 def _type(annotation: Any, metadata: list[Any] | None = None) -> str:
-    """A type in words, with its range."""
+    """Return a type in plain English, with its range."""
     limits = _range(metadata or [])
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
@@ -174,7 +185,7 @@ def _type(annotation: Any, metadata: list[Any] | None = None) -> str:
     if origin is Literal:
         return "`" + "`, `".join(str(each) for each in arguments) + "`"
     if origin is Union or type(annotation).__name__ == "UnionType":
-        return " or ".join(_type(each, metadata if each is not type(None) else None) for each in arguments)
+        return " or ".join(dict.fromkeys(_type(each, metadata if each is not type(None) else None) for each in arguments))
     if origin is tuple:
         return f"list of {_type(arguments[0])}"
     if origin is dict:
@@ -187,22 +198,18 @@ def _type(annotation: Any, metadata: list[Any] | None = None) -> str:
 def _range(metadata: list[Any]) -> str:
     words = []
     for each in [inner for item in metadata for inner in (item.metadata if isinstance(item, FieldInfo) else [item])]:
-        if isinstance(each, annotated_types.Le) and each.le == 10**9:  # no limit that anybody meets
+        # No limit that anybody meets
+        if isinstance(each, annotated_types.Le) and each.le == 10**9:
             continue
-        for kind, sign in (
-            (annotated_types.Gt, ">"),
-            (annotated_types.Ge, "≥"),
-            (annotated_types.Lt, "<"),
-            (annotated_types.Le, "≤"),
-        ):
-            if isinstance(each, kind):
-                value = getattr(each, kind.__name__.lower())
+        for name, sign in {"Gt": ">", "Ge": "≥", "Lt": "<", "Le": "≤"}.items():
+            if type(each).__name__ == name:
+                value = getattr(each, name.lower())
                 words.append(f"{sign} {'2⁶⁴' if value == 2**64 else f'{value:g}' if isinstance(value, float) else f'{value:,}'}")
     return ", " + ", ".join(words) if words else ""
 
 
 def _models(annotation: Any) -> Iterator[type[BaseModel]]:
-    """The settings classes that an annotation holds, at any depth."""
+    """Yield the settings classes that an annotation holds, at any depth."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
     else:
@@ -211,64 +218,24 @@ def _models(annotation: Any) -> Iterator[type[BaseModel]]:
 
 
 def _published_methods() -> str:
-    head = "### Published methods\n\nWhat each method sets, by name; all else has its default. `0 … 7` are step indices from the noisy end.\n\n"
+    head = "### ModelShape methods\n\nWhat each method sets, by name; all else has its default. `0 … 7` are step indices from the noisy end.\n\n"
     rows = ["| method | settings |", "|---|---|"]
     for spec in SPECS:
-        own = {
-            name: getattr(spec.settings, name)
-            for name, field in Method.model_fields.items()
-            if field.is_required() or getattr(spec.settings, name) != field.default
-        }
-        rows.append(
-            f"| `{spec.name}` ({spec.label}) | " + ", ".join(f"`{name}: {_value(value)}`" for name, value in own.items()) + " |"
-        )
+        values = {name: (field, getattr(spec.settings, name)) for name, field in Method.model_fields.items()}
+        own = {name: value for name, (field, value) in values.items() if field.is_required() or value != field.default}
+        shown = ", ".join(f"`{name}: {_value(value)}`" for name, value in own.items())
+        rows.append(f"| `{spec.name}` ({spec.label}) | {shown} |")
     return head + "\n".join(rows) + "\n"
 
 
 def _value(value: Any) -> str:
-    """As in YAML; of many step indices in a row the first and the last."""
+    """Return a value as in YAML; of more than four step indices in a row, only the first and the last."""
     if isinstance(value, BaseModel):
         return "{" + ", ".join(f"{name}: {_value(part)}" for name, part in value.model_dump(exclude_defaults=True).items()) + "}"
     if isinstance(value, tuple):
         row = len(value) > 4 and value == tuple(range(value[0], value[-1] + 1))
         return f"[{value[0]} … {value[-1]}]" if row else "[" + ", ".join(map(str, value)) + "]"
     return "null" if value is None else str(value)
-
-
-def _click_commands(group: Any, name: str) -> Iterator[str]:
-    for each, command in group.commands.items():
-        if hasattr(command, "commands"):
-            yield from _click_commands(command, f"{name} {each}")
-        elif each in COMMANDS:
-            module, about, example = COMMANDS[each]
-            yield f"### {name} {each}\n\n{about}\n\n```\n{name} {each} {example}\n```\n\n{_options_table(_argparse_rows(_parser(module, [])))}"
-        else:
-            about, *examples = (command.help or "").split("Example:")
-            lines = "\n".join(" ".join(example.split()) for example in examples)
-            fence = f"\n\n```\n{lines}\n```" if examples else ""
-            yield f"### {name} {each}\n\n{_text(about)}{fence}\n\n{_options_table(list(_click_rows(command)))}"
-
-
-def _click_rows(command: Any) -> Iterator[tuple[str, str, str]]:
-    for each in command.params:
-        if each.name in ("help", "install_completion", "show_completion"):
-            continue
-        argument = each.param_type_name == "argument"
-        words = each.name.upper() if argument else ", ".join(each.opts)
-        kind = "" if argument or getattr(each, "is_flag", False) else " " + _value_of(each)
-        default = "required" if each.required else "" if each.default in (None, False, (), []) else f"`{each.default}`"
-        yield f"`{words}{kind}`", default, getattr(each, "help", None) or ""
-
-
-def _value_of(option: Any) -> str:
-    """What an option of the command line takes, in capitals or as its choices."""
-    annotation = option.type_descriptor.annotation
-    if get_origin(annotation) is Literal:
-        return "|".join(get_args(annotation))
-    kind = next((each for each in get_args(annotation) if isinstance(each, type) and each is not type(None)), annotation)
-    return option.metavar or {str: "TEXT", Path: "PATH", int: "INTEGER", float: "NUMBER"}.get(
-        kind, getattr(kind, "__name__", "VALUE").upper()
-    )
 
 
 def _argparse_rows(parser: argparse.ArgumentParser) -> list[tuple[str, str, str]]:
@@ -292,7 +259,7 @@ def _options_table(rows: list[tuple[str, str, str]]) -> str:
 
 
 def _parser(module: str, words: list[str]) -> argparse.ArgumentParser:
-    """The parser that the module's `main` makes, which is stopped before anything runs."""
+    """Return the parser that the module's `main` makes, which is stopped before anything runs."""
     found: list[argparse.ArgumentParser] = []
 
     class Stop(BaseException):
@@ -304,7 +271,7 @@ def _parser(module: str, words: list[str]) -> argparse.ArgumentParser:
 
     main: Callable[[], None] = importlib.import_module(module).main
     with patch.object(argparse.ArgumentParser, "parse_args", stop), patch.object(sys, "argv", [module, *words]), \
-            patch(f"{module}.CPUS", 2, create=True):  # fmt: skip
+            patch(f"{module}.SIDE_BY_SIDE", 2, create=True):  # fmt: skip
         try:
             main()
         except Stop:
@@ -313,7 +280,7 @@ def _parser(module: str, words: list[str]) -> argparse.ArgumentParser:
 
 
 def _text(words: str | None) -> str:
-    """A docstring as paragraphs; what is indented becomes code, with its comments after #."""
+    """Return a docstring as paragraphs; what is indented becomes code, with its comments after #."""
     paragraphs = re.split(r"\n\s*\n", inspect.cleandoc(words or ""))
     return "\n\n".join(
         "```\n" + "\n".join(re.sub(r"  +", "  # ", line.strip()) for line in each.split("\n")) + "\n```"

@@ -1,4 +1,4 @@
-"""mkdocs' hook: a file outside docs/ that a page links to becomes part of the site, under `repository/`.
+"""Hooks of mkdocs: they make a file outside docs/ that a page links to part of the site, under `repository/`.
 
 So one link serves on GitHub and in the built site. Markdown becomes a page, code a page that shows it, other files stay as they are.
 """
@@ -18,13 +18,13 @@ AS_IT_IS = {".html", ".png", ".svg"}
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds every file that a page links to, and those that such a file links to."""
+    """Add every file that a page links to, and those that such a file links to."""
     waiting = [f"docs/{file.src_uri}" for file in files.documentation_pages()]
     known = set(waiting)
     while waiting:
         origin = waiting.pop()
         for _, link in LINK.findall((ROOT / origin).read_text()):
-            target = target_of(origin, link)
+            target = resolve_link(origin, link)
             if target in known or target.startswith("docs/") or not (ROOT / target).is_file():
                 continue
             known.add(target)
@@ -35,7 +35,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Turns the links between files of the repository into links between files of the site."""
+    """Turn the links between files of the repository into links between files of the site."""
     uri = page.file.src_uri
     origin = uri.removeprefix("repository/") if uri.startswith("repository/") else f"docs/{uri}"
     if not (ROOT / origin).is_file():  # a page that shows code
@@ -44,7 +44,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         page.meta["search"] = {"exclude": True}
 
     def moved(found: re.Match) -> str:
-        target = target_of(origin, found[2])
+        target = resolve_link(origin, found[2])
         if not (ROOT / target).is_file():
             return found[0]
         return found[1] + posixpath.relpath(site_uri(target), posixpath.dirname(uri) or ".")
@@ -52,13 +52,13 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     return LINK.sub(moved, markdown)
 
 
-def target_of(origin: str, link: str) -> str:
-    """The path from the repository's root of what the file `origin` links to."""
+def resolve_link(origin: str, link: str) -> str:
+    """Return the path from the repository's root of what the file `origin` links to."""
     return posixpath.normpath(posixpath.join(posixpath.dirname(origin), link))
 
 
 def site_uri(path: str) -> str:
-    """Where a file of the repository stands among the site's sources."""
+    """Return the path of a file of the repository among the site's sources."""
     if path.startswith("docs/"):
         return path.removeprefix("docs/")
     as_page = Path(path).suffix not in {".md", *AS_IT_IS}
@@ -74,12 +74,12 @@ def _generated(config: MkDocsConfig, path: str) -> File:
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
-    """The plugin `offline` names a script of the web, without which the search would not run from the disk: ours stands in for it."""
+    """Replace the script from the web that the plugin `offline` names by ours; without one, the search fails from the disk."""
     return output.replace(
         SHIM, posixpath.relpath("javascripts/worker_from_disk.js", posixpath.dirname(page.file.dest_uri) or ".")
     )
 
 
 def on_post_template(output: str, template_name: str, config: MkDocsConfig) -> str:
-    """The same for pages that are no documents, as 404.html."""
+    """Replace the script as `on_post_page` does, in pages that are no documents, such as 404.html."""
     return output.replace(SHIM, "javascripts/worker_from_disk.js")

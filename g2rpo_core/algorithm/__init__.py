@@ -1,0 +1,1 @@
+"""Says what a method is: what it samples, which reward belongs to what, and what it trains."""

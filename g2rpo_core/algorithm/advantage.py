@@ -8,7 +8,7 @@ OF_BATCH = 1e-4  # added to the standard deviation of a batch, as in flow_grpo's
 
 
 def standardized(rewards: torch.Tensor, deviation: torch.Tensor | None = None) -> torch.Tensor:
-    """(r - mean) / (std + 1e-8) over the last axis, std with ddof 1 (Eq. 4); float32, shape of rewards.
+    """Return (r - mean) / (std + 1e-8) over the last axis, std with ddof 1 (Eq. 4); float32, shape of rewards.
 
     A group whose rewards are all equal carries no signal: it gets 0, not rounding noise divided by 1e-8.
     deviation: of all rewards together, in place of each group's own; broadcasts against the rewards.
@@ -21,14 +21,14 @@ def standardized(rewards: torch.Tensor, deviation: torch.Tensor | None = None) -
 
 
 def correlation(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-    """Pearson's, within each group [..., G] of two standardized tensors: [...]; 0 where all of either are equal."""
+    """Return Pearson's correlation within each group [..., G] of two standardized tensors: [...]; 0 where all of either are equal."""
     return (first * second).sum(-1) / (first.shape[-1] - 1)
 
 
 def group_advantages(
     rewards: torch.Tensor, weights: Sequence[float] | None = None, clip: float = 5.0, deviation: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Advantage of every member at every SDE step: float32 [K, G], within [-clip, clip].
+    """Return the advantage of every member at every SDE step: float32 [K, G], within [-clip, clip].
 
     rewards: [R, J, K, G] for R rewards, J granularities, K SDE steps (or prompts x steps) and G >= 2 members, all
     finite. weights: one for each reward, 1 if None. Each group of G is standardized by itself (Eq. 8), then summed over
@@ -47,6 +47,22 @@ def group_advantages(
     return mixed.clamp(-clip, clip)
 
 
-def of_shared_states(values: torch.Tensor, states: int) -> torch.Tensor:
-    """Of members [..., G] the mean over those that share each of so many states, which stand side by side: [..., states]."""
+def mean_of_shared_states(values: torch.Tensor, states: int) -> torch.Tensor:
+    """Return the mean over the members [..., G] of each of so many shared states, whose members stand side by side: [..., states]."""
     return values.unflatten(-1, (states, values.shape[-1] // states)).mean(-1)
+
+
+def branch_advantages(
+    rewards: torch.Tensor, weights: Sequence[float], clip: float, groups: int = 1, deviation: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Return the advantages [P, B, W] of rewards [R, P, B, J, W].
+
+    groups: into which a prompt's branch is divided, whose members stand side by side;
+    deviation: [R, J, 1, 1] as of `standardized`. A group of one has an advantage of 0.
+    """
+    _, prompts, branches, _, width = rewards.shape
+    if width <= groups:
+        return rewards.new_zeros(prompts, branches, width)
+    grouped = rewards.unflatten(-1, (groups, width // groups))  # [R, P, B, J, groups, -1]
+    compared = grouped.permute(0, 3, 1, 2, 4, 5).flatten(2, 4)  # [R, J, P * B * groups, -1]
+    return group_advantages(compared, weights, clip, deviation).view(prompts, branches, width)

@@ -1,4 +1,4 @@
-"""The command `g2rpo`: parsing and printing alone."""
+"""Parse the arguments of the command `g2rpo`, and print what it returns."""
 
 from g2rpo_core.cli.main import main
 

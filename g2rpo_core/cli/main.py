@@ -1,4 +1,4 @@
-"""The command `g2rpo`: the tools around the pipeline.
+"""Run the command `g2rpo`: the tools around the pipeline.
 
 Exit status: 0 success, 1 an error that one line on stderr explains, 2 wrong usage, 75 a temporary failure.
 """
@@ -7,21 +7,8 @@ import sys
 
 import typer
 
-from g2rpo_core.cli import (
-    demo,
-    doctor,
-    export,
-    fetch,
-    generate,
-    of_the_checkout,
-    plan,
-    probe,
-    profile,
-    report,
-    score,
-    serve_reward,
-)
-from g2rpo_core.errors import TRANSIENT_STATUS, TransientError, UserError
+from g2rpo_core.cli import checkout, forecast, inspection, rewards, runs
+from g2rpo_core.foundation.errors import TRANSIENT_STATUS, TransientError, UserError
 
 app = typer.Typer(
     name="g2rpo",
@@ -31,25 +18,26 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich" if sys.stdout.isatty() else None,
 )
-app.command("doctor")(doctor.doctor)
-app.add_typer(profile.app)
-app.command("plan")(plan.plan)
-for name, (module, about, example) in of_the_checkout.COMMANDS.items():
-    app.command(name, help=f"{about}\n\nExample: g2rpo {name} {example}", context_settings=of_the_checkout.TAKES_ALL)(
-        of_the_checkout.command(name, module)
+app.command("doctor")(inspection.doctor)
+app.add_typer(inspection.app)
+app.command("plan")(forecast.plan)
+for name, (module, help_text, example) in checkout.COMMANDS.items():
+    app.command(name, help=f"{help_text}\n\nExample: g2rpo {name} {example}", context_settings=checkout.ANY_ARGUMENTS)(
+        checkout.make_command(name, module)
     )
-app.command("models")(fetch.models)
-app.command("prompts")(fetch.prompts)
-app.command("probe")(probe.probe)
-app.command("generate")(generate.generate)
-app.command("score")(score.score)
-app.command("demo")(demo.demo)
-app.command("serve-reward")(serve_reward.serve_reward)
-app.command("export")(export.export)
-app.command("report")(report.report)
+app.command("models")(checkout.models)
+app.command("prompts")(checkout.prompts)
+app.command("probe")(forecast.probe)
+app.command("generate")(runs.generate)
+app.command("score")(rewards.score)
+app.command("demo")(runs.demo)
+app.command("serve-reward")(rewards.serve_reward)
+app.command("export")(runs.export)
+app.command("report")(checkout.report)
 
 
 def main() -> None:
+    """Run the command; a UserError becomes one line on stderr and its exit status."""
     try:
         app()
     except UserError as error:

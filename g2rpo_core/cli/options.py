@@ -1,9 +1,16 @@
-"""Options that several commands share."""
+"""Share options, and the checks of their values, among commands."""
 
+import ipaddress
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from g2rpo_core.numerics.pins import pin_profile
+
+if TYPE_CHECKING:  # imports torch, which would slow down --help
+    from g2rpo_core.config import Profile
+    from g2rpo_core.rewards.spec import Section
 
 OfRewards = Annotated[
     str | None, typer.Option(help="profile whose models and section `rewards` are used (default: the one in params.yaml)")
@@ -12,3 +19,39 @@ ModelsOfRewards = Annotated[
     Path | None,
     typer.Option(help="another folder made by the stage `models`; without --profile, rewards then have their default settings"),
 ]
+
+
+def read_profile(name: str | None) -> "tuple[str, Profile]":
+    """Read the profile of that name, or the one that params.yaml names, and compute by its numerics; return its name, too."""
+    # Before these imports bring numpy and torch
+    pin_profile(name)
+    from g2rpo_core.config import load_profile, load_run, profile_path
+    from g2rpo_core.numerics.portable import use
+
+    name = name or load_run().profile
+    profile = load_profile(profile_path(name))
+    use(profile.numerics)
+    return name, profile
+
+
+def read_rewards(profile: str | None, models: Path | None) -> "tuple[Section, Path]":
+    """Return the section `rewards` and the models' folder that the options --profile and --models name."""
+    if models is not None and profile is None:
+        return {}, models
+    name, settings = read_profile(profile)
+    return settings.rewards, models or Path("models", name)
+
+
+def resolve_alias(name: str) -> str:
+    """Return the name of a reward that may be given by an alias, such as hps_v2_1."""
+    from g2rpo_core.rewards.registry import SPECS
+
+    return next((spec.name for spec in SPECS if name in spec.aliases), name)
+
+
+def on_loopback(host: str) -> bool:
+    """Return whether an address can only be reached from this machine."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

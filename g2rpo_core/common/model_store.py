@@ -1,4 +1,4 @@
-"""Where the models are: the folder of the `models` stage with its lock file `models.lock.json`.
+"""Finds the models: the folder of the `models` stage with its lock file `models.lock.json`.
 
 For every model, the lock has the size and SHA-256 of every file, and either the folder beside the lock in which the model was
 built, or its repo and revision on the hub (then the files are in the Hugging Face cache, and pickled ones beside it as
@@ -10,11 +10,10 @@ import json
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 
-from g2rpo_core.errors import UserError, made_by
-from g2rpo_core.files import complaint, in_one_line, read_json, reading, remade_by
+from g2rpo_core.foundation.errors import UserError
+from g2rpo_core.foundation.files import complaint, existing, in_one_line, read_json, reading
 
 LOCK = "models.lock.json"
-AGAIN = remade_by("models")
 HASHED = 2**26  # bytes; up to this size every load checks a file's hash, not only its size
 
 
@@ -25,30 +24,30 @@ class ModelStore:
     """
 
     def __init__(self, root: Path, stage: str = "models"):
-        self.root, self.stage, self.again = Path(root), stage, remade_by(stage)
+        self.root, self.stage = Path(root), stage
         self.fetch = f"dvc repro --force --single-item {stage}"  # DVC does not keep these files: they are in the hub's cache
 
     @cached_property
     def _entries(self) -> dict[str, dict]:
-        file = made_by(self.stage, self.root / LOCK)
-        entries = read_json(file, self.again, dict)
+        file = existing(self.root / LOCK)
+        entries = read_json(file, dict)
         for name, entry in entries.items():
             if problem := _problem_of_entry(entry, outside=self.stage == "published"):
-                raise UserError(complaint(file, f"{name}: {problem}", self.again))
+                raise UserError(complaint(file, f"{name}: {problem}"))
         return entries
 
     def entry(self, name: str) -> dict:
-        """The lock's entry of a model; UserError if this profile has no such model."""
+        """Return the lock's entry of a model; UserError if this profile has no such model."""
         if name not in self._entries:
             raise UserError(f"{self.root / LOCK}: has no model {name!r}, only {', '.join(self._entries)}")
         return self._entries[name]
 
     def folder(self, name: str) -> Path:
-        """The folder with a model's files, checked against the lock (see `check_files`); downloads nothing."""
+        """Return the folder with a model's files, checked against the lock (see `check_files`); downloads nothing."""
         entry = self.entry(name)
         if "folder" in entry:
             folder = self.root / entry["folder"]
-            check_files(folder, entry["files"], self.again)
+            check_files(folder, entry["files"])
             return folder
         if entry.get("without_pickles"):
             folder = safe_folder(entry)
@@ -56,7 +55,7 @@ class ModelStore:
                 raise UserError(f"{folder} is gone: make it again with `{self.fetch}`")
             return folder
         folder = self._of_cache(entry)
-        check_files(folder, entry["files"], f"delete it, then {self.fetch}")
+        check_files(folder, entry["files"])
         return folder
 
     def _of_cache(self, entry: dict) -> Path:
@@ -72,12 +71,12 @@ class ModelStore:
             ) from None
 
 
-def check_files(folder: Path, files: dict[str, dict], again: str) -> None:
-    """Checks files; UserError naming those that are missing, have the wrong size or, up to HASHED bytes, the wrong hash."""
+def check_files(folder: Path, files: dict[str, dict]) -> None:
+    """Check files; UserError naming those that are missing, have the wrong size or, up to HASHED bytes, the wrong hash."""
     wrong = []
     for name, about in files.items():
         path = folder / name
-        with reading(path, again):
+        with reading(path):
             size = path.stat().st_size if path.is_file() else None
             if size is None:
                 wrong.append(f"{name} is gone")
@@ -86,11 +85,11 @@ def check_files(folder: Path, files: dict[str, dict], again: str) -> None:
             elif size <= HASHED and sha256(path) != about["sha256"]:
                 wrong.append(f"{name} has changed (its hash is not the one in {LOCK})")
     if wrong:
-        raise UserError(complaint(folder, in_one_line(wrong), again))
+        raise UserError(complaint(folder, in_one_line(wrong)))
 
 
 def _problem_of_entry(entry: object, outside: bool) -> str | None:
-    """What is wrong with a model's entry in the lock; None if nothing is. outside: whether the user named its folder."""
+    """Say what is wrong with a model's entry in the lock; None if nothing is. outside: whether the user named its folder."""
     if not isinstance(entry, dict) or not isinstance(entry.get("files"), dict):
         return "is not a model's entry with files"
     if not isinstance(entry.get("folder"), str) and not all(isinstance(entry.get(key), str) for key in ("repo", "revision")):
@@ -105,7 +104,7 @@ def _problem_of_entry(entry: object, outside: bool) -> str | None:
 
 
 def safe_folder(entry: dict) -> Path:
-    """The folder, beside the Hugging Face cache, of a published model whose pickled checkpoints were converted to safetensors."""
+    """Return the folder, next to the Hugging Face cache, of a published model whose pickled checkpoints were converted to safetensors."""
     from huggingface_hub import constants
 
     # the name depends on what was converted, so that another file is never mistaken for it
@@ -114,7 +113,7 @@ def safe_folder(entry: dict) -> Path:
 
 
 def describe_files(folder: Path) -> dict[str, dict]:
-    """Path within `folder` -> size in bytes and SHA-256, for every file below it."""
+    """Return path within `folder` -> size in bytes and SHA-256, for every file below it."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     return {str(path.relative_to(folder)): {"size": path.stat().st_size, "sha256": sha256(path)} for path in files}
 

@@ -1,18 +1,70 @@
-"""What a process owes to the one that started it."""
+"""Tie a process to the one that started it, and find the device that it works on."""
 
 import ctypes
 import os
+import platform
 import signal
 import sys
+from collections.abc import Mapping
+from importlib.metadata import version
 from pathlib import Path
 
+import torch
+
+from g2rpo_core.foundation.errors import UserError
+from g2rpo_core.numerics.pins import read_processor
+from g2rpo_core.numerics.portable import in_use
+
+PACKAGES = ("torch", "numpy", "transformers", "diffusers")
+INSTRUCTIONS = ("avx2", "fma", "avx512f")  # by which sums run in another order
+NUMBERS = {"vendor": "vendor_id", "family": "cpu family", "model": "model"}  # ours -> Linux's, in /proc/cpuinfo
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def die_with_parent() -> None:
-    """On Linux, makes this process die when its parent ends, however that ends; otherwise it would hang and keep its memory."""
+    """Make this process, on Linux, die when its parent ends, however that ends; otherwise it would hang and keep its memory."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         parent = Path("/proc", str(os.getppid()), "cmdline").read_bytes()
         if not any(launcher in parent for launcher in (b"accelerate", b"torch", b"stages", b"python")):
             os._exit(1)  # the parent ended before this call
+
+
+def device_of(word: str | None) -> torch.device:
+    """Return the device that a user named as torch does, or by default a GPU if there is one, else the CPU.
+
+    UserError if torch knows no such device, or finds none here.
+    """
+    try:
+        device = torch.device(word or ("cuda" if torch.cuda.is_available() else "cpu"))
+    except RuntimeError as error:
+        raise UserError(f"--device {word}: {str(error).splitlines()[0]}") from None
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UserError(f"--device {word}: torch finds {torch.cuda.device_count() or 'no'} GPU here")
+    return device
+
+
+def describe_machine() -> dict[str, object]:
+    """Return what timings and the last digits of results depend on: the processor or GPU, threads, numerics, and versions."""
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{platform.machine()}, {os.cpu_count()} CPUs"
+    return {
+        "device": device,
+        "processor": describe_processor(read_processor()),
+        "cpus": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "numerics": in_use(),
+        "python": platform.python_version(),
+        **{name: version(name) for name in PACKAGES},
+    }
+
+
+def describe_processor(said: Mapping[str, str]) -> dict[str, object]:
+    """Return the name of the processor, and what Linux says of it (`pins.read_processor`): vendor, family, model, INSTRUCTIONS."""
+    if not said:
+        return {"name": platform.processor() or platform.machine()}
+    has = said.get("flags", "").split()
+    return {
+        "name": said.get("model name", platform.machine()),
+        **{key: said[of_linux] for key, of_linux in NUMBERS.items() if of_linux in said},
+        **{name: name in has for name in INSTRUCTIONS},
+    }

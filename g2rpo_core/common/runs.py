@@ -1,8 +1,38 @@
-"""The names of runs, in paths and in DVC's stages."""
+"""Name runs as paths and DVC's stages do, and read DVC's lock file."""
+
+from pathlib import Path
+
+from g2rpo_core.foundation.errors import UserError
+from g2rpo_core.foundation.files import complaint, parsed_yaml, read_text
 
 BASE = ("base", 0)  # the entry and seed that stand for the untrained model
 
 
 def run_name(method: str, seed: int | str) -> str:
-    """The name of one training run, or of its evaluation."""
+    """Return the name of one training run, or of its evaluation."""
     return f"{method}-{seed}"
+
+
+def read_lock(path: Path) -> dict[str, dict]:
+    """Return the stages of a dvc.lock by name: `deps` and `outs` with their `path` and `md5`; UserError if it is not such a file."""
+    return stages_in(read_text(path), path)
+
+
+def stages_in(text: str, path: Path) -> dict[str, dict]:
+    """Return the same from a file's text."""
+    data = parsed_yaml(text, path)
+    stages = data.get("stages") if isinstance(data, dict) else None
+    if not isinstance(stages, dict) or not all(map(_is_stage, stages.values())):
+        raise UserError(complaint(path, "is not a DVC lock file with stages"))
+    return stages
+
+
+def _is_stage(stage: object) -> bool:
+    if not isinstance(stage, dict):
+        return False
+    parts = [stage.get(part, []) for part in ("deps", "outs")]
+    return all(isinstance(part, list) and all(map(_is_entry, part)) for part in parts)
+
+
+def _is_entry(entry: object) -> bool:
+    return isinstance(entry, dict) and isinstance(entry.get("path"), str) and isinstance(entry.get("md5"), str)

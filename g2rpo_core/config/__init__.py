@@ -13,23 +13,21 @@ from g2rpo_core.config.load import (
     section_of,
     study_path,
 )
-from g2rpo_core.config.profile import MethodRun, Profile, method_of, sampling_of, training_of
+from g2rpo_core.config.profile import MethodRun, Profile, ResolvedRun
 
 __all__ = [
     "MainRun",
     "MethodRun",
     "Profile",
     "Resolved",
+    "ResolvedRun",
     "Run",
     "Study",
     "load_profile",
     "load_run",
     "load_study",
-    "method_of",
     "profile_path",
     "resolve",
-    "sampling_of",
     "section_of",
     "study_path",
-    "training_of",
 ]

@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from g2rpo_core.settings import Name, Settings
+from g2rpo_core.foundation.settings import Name, Settings
 
 TRAINING = "training"  # the training reward
 
@@ -10,7 +10,7 @@ TRAINING = "training"  # the training reward
 class Comparison(Settings):
     """Two entries of a study, which are expected to differ in one measure.
 
-    It holds if the whole joint interval of the difference, paired by seed, is above -margin (`tables.named_beforehand`).
+    It holds if the whole joint interval of the difference, paired by seed, is above -margin (`tables.compare_preregistered`).
     """
 
     method: Name = Field(description="the entry that is expected to be above")

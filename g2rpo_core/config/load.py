@@ -1,13 +1,10 @@
 """Reads profiles, params.yaml and studies, resolves them, and checks them as a whole before any work.
 
-A profile is `profiles/<name>.yaml`, read as YAML 1.2 (as DVC does; YAML 1.1 takes 1e-5 for a string). With `extends:` it inherits
-from another profile and overrides it key by key; null removes an inherited key. The stage `profile` writes the resolved profile
-to `reports/profile.yaml`; the other stages depend on the sections of it that they load.
+The stage `profile` writes the resolved profile to `reports/profile.yaml`; the other stages depend on the sections of it that they load.
 """
 
 import json
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
@@ -15,9 +12,10 @@ from pydantic import Field, ValidationError, model_validator
 
 from g2rpo_core.config.comparisons import TRAINING, Comparison
 from g2rpo_core.config.profile import MethodRun, Profile
-from g2rpo_core.errors import UserError
-from g2rpo_core.files import complaint, in_one_line, read_yaml, read_yaml_with_lines
-from g2rpo_core.settings import Different, Name, Seed, Settings, checked_name, problems_of
+from g2rpo_core.foundation.errors import UserError
+from g2rpo_core.foundation.files import complaint, in_one_line, read_yaml
+from g2rpo_core.foundation.profiles import Resolved, leaves, override, profile_path, read_chain
+from g2rpo_core.foundation.settings import Different, Name, Seed, Settings, checked_name, problems_of
 
 S = TypeVar("S", bound=Settings)
 
@@ -41,7 +39,7 @@ class MainRun(Run):
         description="entries of the profile's section `methods`, in the report's order"
     )
     published: Annotated[tuple[Name, ...], Different] = Field(
-        (), description="entries of the profile's section `published`, evaluated beside the runs"
+        (), description="entries of the profile's section `published`, evaluated with the runs"
     )
 
     @model_validator(mode="after")
@@ -66,16 +64,8 @@ class Study(Run):
     )
 
 
-@dataclass(frozen=True)
-class Resolved:
-    """A resolved profile: its data, and the `file:line` that sets each value (`training.iterations`)."""
-
-    data: dict
-    origin: dict[str, str]
-
-
 def load_profile(path: Path, study: Study | None = None) -> Profile:
-    """Loads a profile, with a study's changes if given.
+    """Load a profile, with a study's changes if given.
 
     UserError in one line (file, key, what is allowed) if anything is wrong.
     """
@@ -85,7 +75,7 @@ def load_profile(path: Path, study: Study | None = None) -> Profile:
 
 
 def section_of(path: Path, name: str, schema: type[S]) -> S | None:
-    """One section of a profile whose other sections may be wrong; None if it cannot be read."""
+    """Return one section of a profile whose other sections may be wrong; None if it cannot be read."""
     try:
         return schema.model_validate_json(json.dumps(resolve(path).data.get(name)))
     except (UserError, ValidationError):
@@ -93,73 +83,21 @@ def section_of(path: Path, name: str, schema: type[S]) -> S | None:
 
 
 def resolve(path: Path, study: Study | None = None) -> Resolved:
-    """The profile with everything that it extends, and with a study's changes; UserError as in `load_profile`."""
-    chain = [path]
-    layers: list[tuple[Path, Resolved]] = []
-    while chain:
-        file = chain.pop()
-        data, origin = _read(file)
-        parent = data.pop("extends", None)
-        if any(file == other for other, _ in layers):
-            raise UserError(f"{file}: extends: the profiles extend each other in a circle")
-        layers.append((file, Resolved(data, origin)))
-        if parent is not None:
-            if not isinstance(parent, str):
-                raise UserError(f"{file}: extends: must be the name of one profile (got {str(parent)[:60]!r})")
-            chain.append(file.with_name(f"{checked_name(parent, f'{file}: extends')}.yaml"))
-    resolved = Resolved({}, {})
-    for _, layer in reversed(layers):
-        resolved = _laid_over(resolved, layer)
+    """Return the profile with everything that it extends, and with a study's changes; UserError as in `load_profile`."""
+    resolved = read_chain(path)
     if study is None:
         return resolved
     where = str(study_path(study.study))
     entries = {name: entry.model_dump(mode="json", exclude_defaults=True) for name, entry in study.entries.items()}
-    resolved = _laid_over(resolved, _of(study.changes, f"{where} changes"))
+    resolved = override(resolved, _of(study.changes, f"{where} changes"))
     without = Resolved(
         {**resolved.data, "methods": {}}, {k: v for k, v in resolved.origin.items() if k.split(".")[0] != "methods"}
     )
-    return _laid_over(without, _of({"methods": entries}, f"{where} entries"))
-
-
-def _laid_over(under: Resolved, over: Resolved) -> Resolved:
-    """`under`, overridden by `over` mapping by mapping."""
-
-    def merged(old: dict, new: dict) -> dict:
-        result = dict(old)
-        for key, value in new.items():
-            if value is None and key in old:
-                del result[key]
-            elif isinstance(value, dict) and isinstance(old.get(key), dict):
-                result[key] = merged(old[key], value)
-            else:
-                result[key] = value
-        return result
-
-    data = merged(under.data, over.data)
-    origin = under.origin | over.origin
-    return Resolved(data, {key: origin[key] for key in _leaves(data) if key in origin})
-
-
-def _leaves(data: object, prefix: str = "") -> list[str]:
-    """The dotted keys of all values except non-empty mappings."""
-    if not isinstance(data, dict) or not data:
-        return [prefix]
-    return [leaf for key, value in data.items() for leaf in _leaves(value, f"{prefix}.{key}" if prefix else str(key))]
+    return override(without, _of({"methods": entries}, f"{where} entries"))
 
 
 def _of(data: dict, where: str) -> Resolved:
-    return Resolved(data, dict.fromkeys(_leaves(data), where))
-
-
-def _read(path: Path) -> tuple[dict, dict[str, str]]:
-    """A YAML file's data, and `file:line` of each of its leaves."""
-    if not path.exists():
-        known = sorted(file.stem for file in path.parent.glob("*.yaml"))
-        raise UserError(f"{path}: no such profile; there are {', '.join(known) or 'none in that folder'}")
-    data, lines = read_yaml_with_lines(path)
-    if not isinstance(data, dict):
-        raise UserError(f"{path}: must be a mapping of sections")
-    return data, {key: f"{path}:{line}" for key, line in lines.items()}
+    return Resolved(data, dict.fromkeys(leaves(data), where))
 
 
 def _checked(data: object, schema, where: str, origin: Mapping[str, str] | None = None):
@@ -180,7 +118,7 @@ def _check_chosen(path: Path, key: str, names: tuple[str, ...], known: Collectio
 
 
 def load_run(path: Path = Path("params.yaml")) -> MainRun:
-    """`params.yaml`, checked against the profile that it names; UserError as `load_profile`."""
+    """Load `params.yaml`, checked against the profile that it names; UserError as `load_profile`."""
     run = _load(path, MainRun)
     profile = load_profile(profile_path(run.profile))
     _check_chosen(path, "methods", run.methods, profile.methods, f"profiles/{run.profile}.yaml")
@@ -189,7 +127,7 @@ def load_run(path: Path = Path("params.yaml")) -> MainRun:
 
 
 def load_study(name: str) -> Study:
-    """A study's file, checked with the profile that it names; UserError as `load_profile`."""
+    """Load a study's file, checked with the profile that it names; UserError as `load_profile`."""
     path = study_path(name)
     if not path.exists():
         known = sorted(file.parent.name for file in path.parents[1].glob("*/params.yaml"))
@@ -207,11 +145,6 @@ def load_study(name: str) -> Study:
     return study
 
 
-def profile_path(name: str) -> Path:
-    """The path of a profile; UserError for a name that would lead out of its folder."""
-    return Path("profiles") / f"{checked_name(name, 'profile')}.yaml"
-
-
 def study_path(name: str) -> Path:
-    """The path of a study; UserError for a name that would lead out of its folder."""
+    """Return the path of a study; UserError for a name that would lead out of its folder."""
     return Path("studies", checked_name(name, "study"), "params.yaml")

@@ -2,27 +2,28 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, Self, TypeVar
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, PrivateAttr, ValidationError, model_validator
 
 from g2rpo_core.algorithm.methods import METHODS, Method
 from g2rpo_core.common.runs import BASE
 from g2rpo_core.data.settings import EmbedSettings, PromptSettings
-from g2rpo_core.errors import attempt
-from g2rpo_core.evaluation.image_stats import LABELS as IMAGE_STATS
+from g2rpo_core.evaluation.results import LABELS as IMAGE_STATS
 from g2rpo_core.evaluation.settings import EvaluationSettings
+from g2rpo_core.foundation.errors import attempt
+from g2rpo_core.foundation.settings import Name, Settings, do_not_fit, problems_of
 from g2rpo_core.hub.settings import HubModels, HubPrompts, PublishedModel
+from g2rpo_core.numerics.pins import Numerics
 from g2rpo_core.rewards.registry import REWARDS, models_of, settings_of
 from g2rpo_core.sampling.settings import SamplingSettings
-from g2rpo_core.settings import Name, Settings, do_not_fit, problems_of
+from g2rpo_core.tasks import TASK_NAMES
 from g2rpo_core.tiny_models.settings import TOKEN, BuiltModels
 from g2rpo_core.training.settings import TrainingSettings
-from g2rpo_core.worlds.names import WORLD_NAMES
 
 S = TypeVar("S", bound=Settings)
-T = TypeVar("T")
 PUBLISHED_TOKEN = 16  # pixels: the side of an image token of published models
 
 
@@ -34,14 +35,34 @@ class MethodRun(Settings):
 
     method: str | None = Field(None, description="a published method; null: that of the entry's name")
     label: str | None = Field(None, description="its name in reports")
-    settings: dict[str, object] = Field({}, description="that replace the method's own")
+    settings: dict[str, Any] = Field({}, description="that replace the method's own, by part: tree, credit, objective")
     sampling: dict[str, object] = Field({}, description="that replace the section `sampling`")
     training: dict[str, object] = Field({}, description="that replace the section `training`")
+
+
+@dataclass(frozen=True)
+class ResolvedRun:
+    """One entry of section `methods` with all its settings in place: what a run is trained with."""
+
+    name: str
+    """Of the entry, and of its runs before the seed."""
+    label: str | None
+    """In reports; None: that of the published method."""
+    published: str
+    """The published method that it changes."""
+    method: Method
+    sampling: SamplingSettings
+    training: TrainingSettings
 
 
 class Profile(Settings):
     """A whole profile, checked across its sections."""
 
+    numerics: Numerics = Field(
+        "native",
+        description="portable: every x86-64 processor with AVX2 computes the same bits on the CPU, with one thread; native: as fast as "
+        "this machine can, as published weights and GPUs need",
+    )
     models: Annotated[BuiltModels | HubModels, Field(discriminator="source")]
     prompts: PromptSettings
     embed: EmbedSettings
@@ -52,6 +73,16 @@ class Profile(Settings):
     evaluation: EvaluationSettings
     published: dict[Name, PublishedModel] = Field({}, description="published weights, evaluated if params.yaml names them")
 
+    _runs: dict[str, ResolvedRun] = PrivateAttr(default_factory=dict)
+
+    def run(self, name: str) -> ResolvedRun:
+        """Return an entry of section `methods` with all its settings in place."""
+        return self._runs[name]
+
+    def changed(self, **sections: object) -> Self:
+        """Return this profile with other sections, checked as a whole; ValidationError if they do not fit."""
+        return type(self).model_validate({**dict(self), **sections})
+
     @model_validator(mode="after")
     def _fits_together(self):
         problems = list(dict.fromkeys(self._problems()))
@@ -60,24 +91,20 @@ class Profile(Settings):
         return self
 
     def _problems(self) -> Iterator[str]:
-        """Everything that does not fit together, each problem once."""
+        """Yield everything that does not fit together, each problem once."""
         if self.models.source == "hub":
             yield from _problems_of_repos(self.models)
         else:
             for part in ("train", "test"):
-                if (world := getattr(self.prompts, part)) in WORLD_NAMES and world != self.models.source:
-                    yield f"prompts.{part}: models of {self.models.source} do not know the words of {world}: ask for {self.models.source}"
+                if (task := getattr(self.prompts, part)) in TASK_NAMES and task != self.models.source:
+                    yield f"prompts.{part}: models of {self.models.source} do not know the words of {task}: ask for {self.models.source}"
         for reward in self.rewards:
             if reward in IMAGE_STATS:
                 yield f"rewards.{reward}: evaluations already measure an image statistic of this name; choose another name"
             yield from attempt(partial(settings_of, self.rewards, reward), ValueError)[1]
-        sections = [("training", self.training)]
-        for name in self.methods:
-            yield from self._problems_of_method(name)
-            if found := attempt(partial(training_of, self.training, self.methods, name), ValueError)[0]:
-                sections.append((f"methods.{name}.training", found))
-        for where, training in sections:
-            yield from self._problems_of_training(where, training)
+        yield from self._problems_of_training("training", self.training)
+        for name, entry in self.methods.items():
+            yield from self._problems_of_entry(name, entry)
         yield from self._problems_of_rewards("evaluation.rewards", self.evaluation.rewards, self.prompts.test)
         yield from self._problems_of_size("evaluation", self.evaluation)
         yield from self._problems_of_size("sampling", self.sampling)
@@ -94,36 +121,36 @@ class Profile(Settings):
         if model.method is not None and model.method not in METHODS:
             yield f"{where}.method: unknown method {model.method!r}; allowed are {', '.join(METHODS)}"
 
-    def _problems_of_method(self, name: str) -> Iterator[str]:
+    def _problems_of_entry(self, name: str, entry: MethodRun) -> Iterator[str]:
+        """Yield problems of an entry of `methods`; one without any is resolved from then on."""
+        where, published = f"methods.{name}", entry.method or name
         if name == BASE[0]:
-            yield f"methods.{name}: is the name of the model before training; choose another name"
-        training, problems = attempt(partial(training_of, self.training, self.methods, name), ValueError)
+            yield f"{where}: is the name of the model before training; choose another name"
+        # Each part by itself
+        training, problems = attempt(partial(_changed, f"{where}.training", self.training, entry.training), ValueError)
         yield from problems
-        sampling, problems = attempt(partial(sampling_of, self.sampling, self.methods, name), ValueError)
+        sampling, problems = attempt(partial(_changed, f"{where}.sampling", self.sampling, entry.sampling), ValueError)
         yield from problems
-        method, problems = attempt(partial(method_of, self.methods, name), ValueError)
+        method, problems = attempt(partial(_changed_method, where, published, entry.settings), ValueError)
         yield from problems
+        # The parts together
         if training:
+            yield from self._problems_of_training(f"{where}.training", training)
             if late := [iteration for iteration in training.snapshots if iteration > training.iterations]:
-                yield f"methods.{name}: training.snapshots: {late[0]} is beyond training.iterations, {training.iterations}"
+                yield f"{where}: training.snapshots: {late[0]} is beyond training.iterations, {training.iterations}"
             if unkept := [kept for kept in self.evaluation.checkpoints if kept not in ("final", *training.snapshots)]:
-                yield f"methods.{name}: evaluation.checkpoints: {unkept[0]} is not among training.snapshots"
+                yield f"{where}: evaluation.checkpoints: {unkept[0]} is not among training.snapshots"
+        if sampling and entry.sampling:
+            yield from self._problems_of_size(f"{where}.sampling", sampling)
         if method and sampling:
-            steps, last = sampling.steps, method.last_step(sampling.steps)
-            if last > steps - 1:
-                yield (
-                    f"methods.{name}: SDE step {method.candidates(steps)[-1]} needs sampling.steps of at least {last + 1}, because the "
-                    f"last step is deterministic (got {steps})"
-                )
-            if beyond := [step for step in method.splits or () if step not in method.candidates(steps)]:
-                yield f"methods.{name}: splits: step {beyond[0]} is no SDE step of {steps} steps"
-            if self.methods[name].sampling:
-                yield from self._problems_of_size(f"methods.{name}.sampling", sampling)
+            yield from _problems_of_steps(where, method, sampling.steps)
         if method and training and (problem := method.group_problem(training.num_generations)):
-            yield f"methods.{name}: {problem}: change training.num_generations, initial_noises or splits"
+            yield f"{where}: {problem}: change training.num_generations, initial_noises or splits"
+        if method and sampling and training:
+            self._runs[name] = ResolvedRun(name, entry.label, published, method, sampling, training)
 
     def _problems_of_training(self, where: str, training: TrainingSettings) -> Iterator[str]:
-        """Problems of the section, or of the section with a method's changes; the section's own problems are reported once."""
+        """Yield problems of the section, or of the section with a method's changes; the section's own problems are reported once."""
         own = training is self.training
         if own or training.rewards != self.training.rewards:
             yield from self._problems_of_rewards(f"{where}.rewards", training.rewards, self.prompts.train)
@@ -132,6 +159,8 @@ class Profile(Settings):
         # training rewards are also measured on held-out prompts
         if own or training.rewards != self.training.rewards:
             yield from self._problems_of_rewards(f"{where}.rewards", training.rewards, self.prompts.test)
+        if self.numerics == "portable" and training.parallel.compile:
+            yield f"{where}.parallel.compile: compiled code has other bits on every processor: set it to false, or numerics: native"
         processes, prompts = training.processes, training.prompts_per_iteration
         if processes != "auto" and prompts % processes:
             yield f"{where}.prompts_per_iteration: {prompts} cannot be shared evenly by {processes} processes"
@@ -147,9 +176,9 @@ class Profile(Settings):
             if reward not in known:
                 yield f"{where}: unknown reward {reward!r}; allowed are {', '.join(known)}"
                 continue
-            if reward in REWARDS and REWARDS[reward].worlds_only and source not in WORLD_NAMES:
+            if reward in REWARDS and REWARDS[reward].tasks_only and source not in TASK_NAMES:
                 named = source if isinstance(source, str) else source.repo
-                yield f"{where}: the {reward} only knows captions of {' and '.join(WORLD_NAMES)}, not {named}: remove it"
+                yield f"{where}: the {reward} only knows captions of {' and '.join(TASK_NAMES)}, not {named}: remove it"
             models = attempt(partial(models_of, self.rewards, reward), ValueError)[0] or ()
             if self.models.source != "hub":
                 if models and not self.models.fit_of(reward):
@@ -159,7 +188,7 @@ class Profile(Settings):
 
 
 def _problems_of_repos(models: HubModels) -> Iterator[str]:
-    """Problems of `models.repos`: a model that nothing reads, or an open_clip checkpoint without its architecture."""
+    """Yield problems of `models.repos`: a model that nothing reads, or an open_clip checkpoint without its architecture."""
     known = dict.fromkeys(["pipeline", *(model for spec in REWARDS.values() for model in spec.models)])
     for name in models.repos:
         if name not in known:
@@ -169,28 +198,34 @@ def _problems_of_repos(models: HubModels) -> Iterator[str]:
             yield f"models.repos.{name}: needs `architecture`, its name in open_clip, such as ViT-H-14"
 
 
-def method_of(methods: dict[str, MethodRun], name: str) -> Method:
-    """The published settings of a method with the profile's changes; ValueError if they do not fit."""
-    method = methods[name].method or name
-    if method not in METHODS:
-        raise ValueError(
-            f"methods.{name}: unknown method {method!r}; allowed are {', '.join(METHODS)} (an entry with another name needs `method:`)"
+def _problems_of_steps(where: str, method: Method, steps: int) -> Iterator[str]:
+    """Yield problems of a method's SDE steps with T = steps."""
+    if (last := method.tree.last_step(steps)) > steps - 1:
+        yield (
+            f"{where}: SDE step {method.tree.candidates(steps)[-1]} needs sampling.steps of at least {last + 1}, because the last step "
+            f"is deterministic (got {steps})"
         )
-    return _override(METHODS[method], methods[name].settings, f"methods.{name}.settings")
+    if beyond := [step for step in method.tree.split_steps() or () if step not in method.tree.candidates(steps)]:
+        yield f"{where}: splits: step {beyond[0]} is no SDE step of {steps} steps"
 
 
-def sampling_of(sampling: SamplingSettings, methods: dict[str, MethodRun], name: str) -> SamplingSettings:
-    """The section `sampling` with a method's changes; ValueError if they do not fit."""
-    return _override(sampling, methods[name].sampling, f"methods.{name}.sampling")
+def _changed(where: str, section: S, changes: dict[str, object]) -> S:
+    """Return a section with an entry's changes; ValueError if they do not fit."""
+    return _validated(where, type(section), section.model_dump(mode="json") | changes)
 
 
-def training_of(training: TrainingSettings, methods: dict[str, MethodRun], name: str) -> TrainingSettings:
-    """The section `training` with a method's changes; ValueError if they do not fit."""
-    return _override(training, methods[name].training, f"methods.{name}.training")
+def _changed_method(where: str, published: str, changes: dict[str, Any]) -> Method:
+    """Return a published method with an entry's changes; ValueError if there is none of this name, or they do not fit."""
+    if published not in METHODS:
+        raise ValueError(
+            f"{where}: unknown method {published!r}; allowed are {', '.join(METHODS)} (an entry with another name needs `method:`)"
+        )
+    return _validated(f"{where}.settings", Method, METHODS[published].changes(**changes))
 
 
-def _override(settings: S, changes: dict[str, object], where: str) -> S:
+def _validated(where: str, schema: type[S], data: dict[str, object]) -> S:
+    """Validate settings from JSON values; ValueError with every problem, each as `where.key: what is wrong`."""
     try:
-        return type(settings).model_validate_json(json.dumps({**settings.model_dump(mode="json"), **changes}))
+        return schema.model_validate_json(json.dumps(data))
     except ValidationError as error:
-        raise ValueError("; ".join(f"{where}.{problem}" for problem in problems_of(error, type(settings)))) from None
+        raise ValueError("; ".join(f"{where}.{problem}" for problem in problems_of(error, schema))) from None

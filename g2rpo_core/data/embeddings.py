@@ -1,9 +1,9 @@
-"""Encoded prompts in sharded Parquet: written once, read by random access, a few prompts per row group.
+"""Store encoded prompts in sharded Parquet: written once, read by random access, a few prompts per row group.
 
-Which tensors a prompt has is the base model's affair (`Base.encoding`). They are raw little-endian bytes in `large_binary` columns,
-uncompressed, without dictionary or statistics, so that a random row is one short read. Padding rows of T5 are kept because models
-attend to them. The schema's metadata holds shapes, dtype and the number of prompts in all parts. Where a base needs the empty prompt,
-for classifier-free guidance, its encoding is in a file of its own, once.
+`Architecture.encoding` says which tensors a prompt has. They are raw little-endian bytes in `large_binary` columns, uncompressed,
+without dictionary or statistics, so that a random row is one short read. Padding rows of T5 are kept because models attend to
+them. The schema's metadata holds shapes, dtype and the number of prompts in all parts. Where a base model needs the empty
+prompt, for classifier-free guidance, its encoding is in a file of its own, once.
 """
 
 import json
@@ -18,48 +18,48 @@ import pyarrow.parquet as pq
 import torch
 from diffusers import DiffusionPipeline
 
-from g2rpo_core.bases.table import BASES
-from g2rpo_core.data.formats import LONGEST
+from g2rpo_core.architectures.table import ARCHITECTURES
+from g2rpo_core.data import LONGEST
 from g2rpo_core.data.prompts import Prompt
-from g2rpo_core.errors import UserError, made_by
-from g2rpo_core.files import complaint, in_one_line, reading, remade_by, whole
-from g2rpo_core.texts import visible
+from g2rpo_core.foundation.errors import UserError
+from g2rpo_core.foundation.files import complaint, existing, in_one_line, reading, whole
+from g2rpo_core.foundation.texts import visible
 
 ROW_GROUP = 4
 COLUMNS = ("id", "prompt", "style")
 NEGATIVE = "negative.parquet"  # the empty prompt
-AGAIN = remade_by("embed")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
 class Conditioning:
-    """Encoded prompts: name -> [P, ...], such as context [P, S, D] (padding included) and pooled [P, E].
-
-    negative: the encoding of the empty prompt, name -> [1, ...], where the base model needs it.
-    """
+    """The encodings of P prompts."""
 
     tensors: Mapping[str, torch.Tensor]
+    """Name -> [P, ...], such as context [P, S, D] (padding included) and pooled [P, E]."""
     negative: Mapping[str, torch.Tensor] | None = None
+    """The encoding of the empty prompt, name -> [1, ...], where the base model needs it."""
 
     def __len__(self) -> int:
         return len(next(iter(self.tensors.values())))
 
     def repeated(self, count: int) -> "Conditioning":
-        """One prompt, `count` times."""
-        return Conditioning({name: one.expand(count, *one.shape[1:]) for name, one in self.tensors.items()}, self.negative)
+        """Repeat the encoding of one prompt `count` times."""
+        return Conditioning(
+            {name: tensor.expand(count, *tensor.shape[1:]) for name, tensor in self.tensors.items()}, self.negative
+        )
 
 
 def check_lengths(prompts: Sequence[Prompt], tokenizer, limit: int) -> None:
-    """Checks that encoding cuts no prompt; UserError naming those over `limit` tokens (with end token), the longest first."""
+    """Check that encoding cuts no prompt; UserError naming those over `limit` tokens (with end token), the longest first."""
     lengths: list[tuple[int, Prompt]] = []
     for start in range(0, len(prompts), 1024):
         part = prompts[start : start + 1024]
-        lengths += [(len(ids), one) for one, ids in zip(part, tokenizer([p.text for p in part], verbose=False).input_ids)]
+        lengths += [(len(ids), prompt) for prompt, ids in zip(part, tokenizer([p.text for p in part], verbose=False).input_ids)]
     long = sorted([each for each in lengths if each[0] > limit], key=lambda each: -each[0])
     if not long:
         return
-    named = in_one_line([f"prompt {one.id} has {length} tokens ({visible(one.text[:60])!r})" for length, one in long])
+    named = in_one_line([f"prompt {prompt.id} has {length} tokens ({visible(prompt.text[:60])!r})" for length, prompt in long])
     most = long[0][0]
     raised = f"or set {most}" if most <= LONGEST else f"because at most {LONGEST} can be encoded"
     raise UserError(
@@ -71,8 +71,8 @@ def check_lengths(prompts: Sequence[Prompt], tokenizer, limit: int) -> None:
 def encode(
     pipeline: DiffusionPipeline, prompts: Sequence[Prompt], max_length: int, batch: int
 ) -> Iterator[tuple[Prompt, Conditioning]]:
-    """Each prompt with its encoding, such as context [S, D] and pooled [E], by the pipeline's own `encode_prompt`."""
-    base = BASES[type(pipeline).__name__]
+    """Encode prompts by the pipeline's own `encode_prompt`; yield each with its encoding, such as context [S, D] and pooled [E]."""
+    base = ARCHITECTURES[type(pipeline).__name__]
     for start in range(0, len(prompts), batch):
         part = prompts[start : start + batch]
         encoded = {name: tensor.cpu() for name, tensor in base.encode(pipeline, [p.text for p in part], max_length).items()}
@@ -81,8 +81,8 @@ def encode(
 
 
 def encode_negative(pipeline: DiffusionPipeline, max_length: int) -> Mapping[str, torch.Tensor] | None:
-    """The encoding of the empty prompt, name -> [1, ...]; None for a base model that does not need it."""
-    if not BASES[type(pipeline).__name__].has_negative:
+    """Encode the empty prompt, name -> [1, ...]; None for a base model that does not need it."""
+    if not ARCHITECTURES[type(pipeline).__name__].has_negative:
         return None
     ((_, empty),) = encode(pipeline, [Prompt("negative", "", "")], max_length, 1)
     return {name: tensor[None] for name, tensor in empty.tensors.items()}
@@ -96,7 +96,7 @@ def write(
     shard_rows: int,
     progress: Callable[[int], None] = lambda rows: None,
 ) -> None:
-    """Writes part-00000.parquet, ... with `shard_rows` prompts each; existing parts are complete and kept.
+    """Write part-00000.parquet, ... with `shard_rows` prompts each; existing parts are complete and kept.
 
     encoded: calls `encode` on the prompts of one part; progress: called with the number of prompts in a new part.
     """
@@ -104,20 +104,16 @@ def write(
     for number, start in enumerate(range(0, len(prompts), shard_rows)):
         part, path = prompts[start : start + shard_rows], folder / f"part-{number:05d}.parquet"
         if not path.exists():
-            aside = path.with_suffix(".tmp")
-            _write_part(aside, encoded(part), dtype, len(prompts))
-            aside.rename(path)
+            _write_part(path, encoded(part), dtype, len(prompts))
         progress(len(part))
 
 
 def write_negative(folder: Path, negative: Mapping[str, torch.Tensor] | None, dtype: str) -> None:
-    """Writes the encoding of the empty prompt beside the others, if there is one."""
+    """Write the encoding of the empty prompt into the folder of the others, if there is one."""
     if negative is not None:
         folder.mkdir(parents=True, exist_ok=True)
-        aside = (folder / NEGATIVE).with_suffix(".tmp")
         row = Conditioning({name: tensor[0] for name, tensor in negative.items()})
-        _write_part(aside, iter([(Prompt("negative", "", ""), row)]), dtype, 1)
-        aside.rename(folder / NEGATIVE)
+        _write_part(folder / NEGATIVE, iter([(Prompt("negative", "", ""), row)]), dtype, 1)
 
 
 def _write_part(path: Path, encoded: Iterator[tuple[Prompt, Conditioning]], dtype: str, prompts: int) -> None:
@@ -129,99 +125,102 @@ def _write_part(path: Path, encoded: Iterator[tuple[Prompt, Conditioning]], dtyp
         metadata={"g2rpo": json.dumps(meta)},
     )
     encoded = chain([first], encoded)
-    with path.open("wb") as file:
+    # a part that exists is complete
+    unfinished = path.with_suffix(".tmp")
+    with unfinished.open("wb") as file:
         with pq.ParquetWriter(file, schema, compression="none", use_dictionary=False, write_statistics=False) as writer:
-            while rows := [_row(*one, DTYPES[dtype]) for one in islice(encoded, ROW_GROUP)]:
+            while rows := [_row(*pair, DTYPES[dtype]) for pair in islice(encoded, ROW_GROUP)]:
                 writer.write_table(pa.Table.from_pylist(rows, schema), row_group_size=ROW_GROUP)
         file.flush()
         os.fsync(file.fileno())
+    unfinished.rename(path)
 
 
 def _row(prompt: Prompt, conditioning: Conditioning, dtype: torch.dtype) -> dict:
-    tensors = {name: _to_bytes(tensor, dtype) for name, tensor in conditioning.tensors.items()}
+    as_bytes = lambda tensor: tensor.to(dtype).contiguous().view(torch.uint8).numpy().tobytes()
+    tensors = {name: as_bytes(tensor) for name, tensor in conditioning.tensors.items()}
     return {"id": prompt.id, "prompt": prompt.text, "style": prompt.style, **tensors}
 
 
 class EmbeddingStore:
-    """Random access to a folder written by `write`; holds the texts in memory and reads tensors on request."""
+    """A folder written by `write`, with random access; holds the texts in memory and reads tensors on request."""
 
     def __init__(self, folder: Path):
-        made_by("embed", folder / "part-00000.parquet")
+        # Open every part, each of the same dtype, shapes and number of prompts
+        existing(folder / "part-00000.parquet")
         self._paths, self._files, self._places = sorted(folder.glob("part-*.parquet")), [], []
         self.prompts: list[Prompt] = []
         self._meta: dict = {}
         for number, path in enumerate(self._paths):
             if path.name != f"part-{number:05d}.parquet":
-                raise UserError(complaint(folder / f"part-{number:05d}.parquet", "is missing, but later parts exist", AGAIN))
-            file, meta, prompts = _opened(path)
+                raise UserError(complaint(folder / f"part-{number:05d}.parquet", "is missing, but later parts exist"))
+            file, meta, prompts = _open_part(path)
             if number and meta != self._meta:
                 raise UserError(
-                    complaint(
-                        path, f"does not belong to {self._paths[0].name}: different dtype, shapes or number of prompts", AGAIN
-                    )
+                    complaint(path, f"does not belong to {self._paths[0].name}: different dtype, shapes or number of prompts")
                 )
             self._meta = meta
             self._files.append(file)
             self._places += [(number, *divmod(row, ROW_GROUP)) for row in range(len(prompts))]
             self.prompts += prompts
+        # All parts together hold all prompts
         if (expected := self._meta["prompts"]) != len(self):
-            raise UserError(complaint(folder, f"has {len(self)} prompts of {expected}: parts at the end are missing", AGAIN))
+            raise UserError(complaint(folder, f"has {len(self)} prompts of {expected}: parts at the end are missing"))
         self._negative = self._read_negative(folder / NEGATIVE)
 
     def _read_negative(self, path: Path) -> Mapping[str, torch.Tensor] | None:
         if not path.exists():
             return None
-        file, meta, _ = _opened(path)
+        file, meta, _ = _open_part(path)
         if meta | {"prompts": self._meta["prompts"]} != self._meta:
-            raise UserError(complaint(path, f"does not belong to {self._paths[0].name}: different dtype or shapes", AGAIN))
+            raise UserError(complaint(path, f"does not belong to {self._paths[0].name}: different dtype or shapes"))
         return {name: tensor[None] for name, tensor in _read_row(path, file, meta, 0, 0, "negative").items()}
 
     def __len__(self) -> int:
         return len(self.prompts)
 
     def conditioning(self, indices: Sequence[int]) -> Conditioning:
-        """The stacked encodings of some prompts, float32: name -> [P, ...]."""
+        """Read and stack the encodings of some prompts, float32: name -> [P, ...]."""
         rows = []
         for index in indices:
             file, group, offset = self._places[index]
             rows.append(_read_row(self._paths[file], self._files[file], self._meta, group, offset, self.prompts[index].id))
-        return Conditioning({name: torch.stack([row[name] for row in rows]) for name in self._shapes}, self._negative)
-
-    @property
-    def _shapes(self) -> dict[str, list[int]]:
-        return _shapes_of(self._meta)
+        return Conditioning(
+            {name: torch.stack([row[name] for row in rows]) for name in _tensor_shapes(self._meta)}, self._negative
+        )
 
 
 def _read_row(path: Path, file: pq.ParquetFile, meta: dict, group: int, offset: int, prompt: str) -> dict[str, torch.Tensor]:
-    shapes = _shapes_of(meta)
-    with reading(path, AGAIN):
+    shapes = _tensor_shapes(meta)
+    with reading(path):
         row = file.read_row_group(group, columns=list(shapes)).slice(offset, 1).to_pylist()[0]
-        tensors = {name: _from_bytes(row[name], DTYPES[meta["dtype"]], shape) for name, shape in shapes.items()}
+        from_bytes = lambda data: torch.frombuffer(bytearray(data), dtype=DTYPES[meta["dtype"]])
+        tensors = {name: from_bytes(row[name]).view(shape).float() for name, shape in shapes.items()}
     if not all(tensor.isfinite().all() for tensor in tensors.values()):
-        raise UserError(complaint(path, f"prompt {prompt} has numbers that are not finite", AGAIN))
+        raise UserError(complaint(path, f"prompt {prompt} has numbers that are not finite"))
     return tensors
 
 
-def _shapes_of(meta: dict) -> dict[str, list[int]]:
-    """The tensors of a prompt and their shapes, from a file's metadata."""
+def _tensor_shapes(meta: dict) -> dict[str, list[int]]:
+    """Return the tensors of a prompt and their shapes, from a file's metadata."""
     return {name: value for name, value in meta.items() if isinstance(value, list)}
 
 
-def _opened(path: Path) -> tuple[pq.ParquetFile, dict, list[Prompt]]:
-    """A part written by `write`: its file, its metadata and its prompts; UserError if it is incomplete."""
-    whole(path, AGAIN)
-    with reading(path, AGAIN):
+def _open_part(path: Path) -> tuple[pq.ParquetFile, dict, list[Prompt]]:
+    """Open a part written by `write`: its file, its metadata and its prompts; UserError if it is incomplete."""
+    whole(path)
+    with reading(path):
         if path.open("rb").read(4) != b"PAR1":  # Arrow only looks at the end
-            raise UserError(complaint(path, "is not a part of encoded prompts, or its beginning is damaged", AGAIN))
+            raise UserError(complaint(path, "is not a part of encoded prompts, or its beginning is damaged"))
         file = pq.ParquetFile(path, memory_map=True)
         meta = json.loads((file.schema_arrow.metadata or {}).get(b"g2rpo", b"null"))
-        if not _is_meta(meta) or not {*COLUMNS, *_shapes_of(meta)} <= set(file.schema_arrow.names):
-            raise UserError(complaint(path, "is not a part of encoded prompts", AGAIN))
+        if not _is_meta(meta) or not {*COLUMNS, *_tensor_shapes(meta)} <= set(file.schema_arrow.names):
+            raise UserError(complaint(path, "is not a part of encoded prompts"))
         rows = file.read(columns=list(COLUMNS)).to_pylist()
         if not rows or not all(isinstance(value, str) for row in rows for value in row.values()):
-            raise UserError(complaint(path, "holds no prompts, or some that are not text", AGAIN))
+            raise UserError(complaint(path, "holds no prompts, or some that are not text"))
         if file.num_row_groups != -(-len(rows) // ROW_GROUP):
-            raise UserError(complaint(path, f"has {file.num_row_groups} row groups for {len(rows)} prompts", AGAIN))
+            raise UserError(complaint(path, f"has {file.num_row_groups} row groups for {len(rows)} prompts"))
     return file, meta, [Prompt(row["id"], row["prompt"], row["style"]) for row in rows]
 
 
@@ -231,11 +230,3 @@ def _is_meta(meta: object) -> bool:
         return False
     tensors = [value for key, value in meta.items() if key not in ("dtype", "prompts")]
     return meta.get("dtype") in DTYPES and bool(tensors) and all(map(shape, tensors))
-
-
-def _to_bytes(tensor: torch.Tensor, dtype: torch.dtype) -> bytes:
-    return tensor.to(dtype).contiguous().view(torch.uint8).numpy().tobytes()
-
-
-def _from_bytes(data: bytes, dtype: torch.dtype, shape: list[int]) -> torch.Tensor:
-    return torch.frombuffer(bytearray(data), dtype=dtype).view(shape).float()

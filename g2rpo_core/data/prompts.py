@@ -1,4 +1,4 @@
-"""Where prompts come from: a tiny world, or the user's own file."""
+"""Read prompts from a tiny task or a user's file, choose among them, and store them."""
 
 import csv
 import json
@@ -16,41 +16,43 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from g2rpo_core.common.seeding import seed_of
-from g2rpo_core.data.formats import FORMATS
-from g2rpo_core.errors import UserError, made_by
-from g2rpo_core.files import complaint, in_one_line, read_table, reading, remade_by
-from g2rpo_core.texts import unprintable, visible
-from g2rpo_core.worlds.table import WORLDS
+from g2rpo_core.data import FORMATS
+from g2rpo_core.foundation.errors import UserError
+from g2rpo_core.foundation.files import complaint, existing, in_one_line, read_table, reading
+from g2rpo_core.foundation.texts import unprintable, visible
+from g2rpo_core.tasks.table import TASKS
 
 MISSING: Any = object()  # a field that a row of a csv does not have
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """id: stable across runs and unique; style: the group it is reported under, may be empty."""
+    """A prompt of a run."""
 
     id: str
+    """Unique, and stable across runs."""
     text: str
     style: str
+    """The group it is reported under; may be empty."""
 
 
-def captions(world: str, count: int, seed: int, *, testing: bool, without: Collection[str] = ()) -> list[Prompt]:
-    """Captions of different scenes of a world, none of `without`; test captions are never among training ones. UserError if there are too few."""
+def captions(task: str, count: int, seed: int, *, testing: bool, without: Collection[str] = ()) -> list[Prompt]:
+    """Draw captions of different scenes of a task, none of `without`; test captions are never training ones. UserError if there are too few."""
     prefix = "test" if testing else "train"
     try:
-        scenes = WORLDS[world].distinct_scenes(count, seed_of("prompts", seed, prefix), testing=testing, without=without)
+        scenes = TASKS[task].distinct_scenes(count, seed_of("prompts", seed, prefix), testing=testing, without=without)
     except ValueError as error:
         raise UserError(f"prompts.{prefix}_count: {error}") from None
     return [Prompt(f"{prefix}-{index:05d}", scene.caption, scene.style) for index, scene in enumerate(scenes)]
 
 
 def read_prompts(path: Path) -> list[Prompt]:
-    """The prompts of `read_all`, each text once."""
+    """Read the prompts of `read_all`, each text once."""
     return distinct(read_all(path))
 
 
 def distinct(prompts: list[Prompt]) -> list[Prompt]:
-    """Each text once: the first prompt that has it."""
+    """Keep the first prompt of each text."""
     first: dict[str, Prompt] = {}
     for prompt in prompts:
         first.setdefault(prompt.text, prompt)
@@ -58,7 +60,7 @@ def distinct(prompts: list[Prompt]) -> list[Prompt]:
 
 
 def read_all(path: Path) -> list[Prompt]:
-    """Prompts of a file: txt (one per line), json (list of texts or objects), csv, jsonl or parquet.
+    """Read the prompts of a file: txt (one per line), json (list of texts or objects), csv, jsonl or parquet.
 
     Rows have a `prompt`, and perhaps a `style`. Texts are in Unicode's NFC with single spaces. Blank prompts are skipped; ids are
     the file's name and the line or row number. UserError, naming the file, the rows (several, see `in_one_line`) and what to do,
@@ -67,23 +69,25 @@ def read_all(path: Path) -> list[Prompt]:
     prompts: list[Prompt] = []
     for number, row in read_rows(path).items():
         if text := normalized(row["prompt"] if isinstance(row["prompt"], str) else ""):
-            prompts.append(Prompt(f"{name_of(path)}-{number - 1:06d}", text, _style(row.get("style"))))
+            prompts.append(Prompt(f"{make_id_prefix(path)}-{number - 1:06d}", text, _style(row.get("style"))))
     if not prompts:
         raise UserError(f"{path}: holds no prompt; put one on each line")
     return prompts
 
 
 def read_rows(path: Path) -> dict[int, dict]:
-    """The rows of a prompt file by their number, from 1, each with a `prompt` that is text or missing.
+    """Read the rows of a prompt file by their number, from 1, each with a `prompt` that is text or missing.
 
     UserError as in `read_all`.
     """
+    # Format and file
     if path.suffix not in FORMATS:
         raise UserError(f"{path}: prompts are read from {', '.join(FORMATS)}, not from {path.suffix or 'a file without ending'}")
     if not path.exists():
         raise UserError(f"{path}: no such prompt file; give an existing one in the profile's section `prompts`")
     with reading(path, "give another in the profile's section `prompts`"):
         rows = _rows(path)
+    # Columns and rows: all that is wrong, in one line
     if rows and isinstance(first := rows[min(rows)], dict) and "prompt" not in first:
         raise UserError(f"{path}: has no column `prompt`, only {', '.join(visible(name)[:40] for name in list(first)[:12])}")
     if wrong := [f"row {number} {problem}" for number, row in rows.items() if (problem := _problem(row))]:
@@ -92,12 +96,12 @@ def read_rows(path: Path) -> dict[int, dict]:
 
 
 def normalized(text: str) -> str:
-    """A prompt's text as it is compared and encoded: Unicode's NFC, single spaces, none around it."""
+    """Return a prompt's text as it is compared and encoded: Unicode's NFC, single spaces, none at its ends."""
     return " ".join(unicodedata.normalize("NFC", text).split())
 
 
-def name_of(path: Path) -> str:
-    """The file's name as the start of ids; ids name images, so characters that are not safe everywhere become `_`."""
+def make_id_prefix(path: Path) -> str:
+    """Return the file's name as the start of ids; ids name images, so characters that are not safe everywhere become `_`."""
     return re.sub(r"[^\w.-]", "_", path.stem)[:100]
 
 
@@ -106,21 +110,21 @@ def _style(value: object) -> str:
 
 
 def _problem(row: object) -> str | None:
-    """What is wrong with a row, or None; an empty prompt is fine."""
+    """Describe what is wrong with a row; None if nothing is. An empty prompt is fine."""
     if isinstance(row, ValueError):
         return f"cannot be read ({row})"
     if not isinstance(row, dict):
         return f"is {_kind(row)}, not an object with a `prompt`"
-    if None in row:  # csv's reader puts values beyond the last column there
+    # csv's reader puts values beyond the last column under None
+    if None in row:
         return "has more columns than the first line (put quotes around a text with a comma)"
     if any(value is MISSING for value in row.values()):
         return "has fewer columns than the first line"
     if "prompt" not in row:
         return "has no prompt"
     prompt = row["prompt"]
-    if (
-        prompt is None or prompt is pd.NA or (isinstance(prompt, float) and math.isnan(prompt))
-    ):  # a missing value, as pandas has it
+    # a missing value, as pandas has it
+    if prompt is None or prompt is pd.NA or (isinstance(prompt, float) and math.isnan(prompt)):
         return None
     if not isinstance(prompt, str):
         return f"has {_kind(prompt)} as its prompt"
@@ -135,27 +139,21 @@ def _problem(row: object) -> str | None:
 
 
 def _kind(value: object) -> str:
-    kinds = {
-        dict: "an object",
-        list: "a list",
-        str: "a text",
-        bool: "true or false",
-        type(None): "null",
-        int: "a number",
-        float: "a number",
-    }
+    kinds = {dict: "an object", list: "a list", str: "a text", bool: "true or false", type(None): "null"}
+    kinds |= {int: "a number", float: "a number"}
     return kinds.get(type(value), f"a {type(value).__name__}")
 
 
 def _rows(path: Path) -> dict[int, Any]:
-    """The rows by number, from 1 (for JSON lines, the line number); for a line that is not JSON, its ValueError."""
+    """Read the rows by number, from 1 (for JSON lines, the line number); for a line that is not JSON, its ValueError."""
     if path.suffix == ".parquet":
         return dict(enumerate(read_table(path).to_dict("records"), 1))
     with path.open(encoding="utf-8-sig", newline="") as file:
         if path.suffix == ".txt":
             return {number: {"prompt": line} for number, line in enumerate(file, 1)}
         if path.suffix == ".csv":
-            csv.field_size_limit(2**30)  # 128 KiB by default; the text encoders' limit is checked later
+            # 128 KiB by default; the text encoders' limit is checked later
+            csv.field_size_limit(2**30)
             return dict(enumerate(csv.DictReader(file, restval=MISSING, strict=True), 1))
         if path.suffix == ".json":
             rows = json.load(file)
@@ -174,17 +172,15 @@ def _json_row(line: str) -> object:
     try:
         return json.loads(line, object_pairs_hook=different)
     except ValueError as error:
-        return (
-            error
-            if not isinstance(error, json.JSONDecodeError)
-            else ValueError(f"not JSON: {error.msg} at character {error.pos + 1}")
-        )
+        if isinstance(error, json.JSONDecodeError):
+            return ValueError(f"not JSON: {error.msg} at character {error.pos + 1}")
+        return error
     except RecursionError:
         return ValueError("is nested too deeply")
 
 
 def held_out(train: list[Prompt], test: list[Prompt]) -> tuple[list[Prompt], int]:
-    """The training prompts that are not test prompts, and how many were left out; UserError if none is left."""
+    """Return the training prompts that are not test prompts, and how many were left out; UserError if none is left."""
     tested = {normalized(prompt.text).casefold() for prompt in test}
     kept = [prompt for prompt in train if normalized(prompt.text).casefold() not in tested]
     if not kept:
@@ -195,7 +191,7 @@ def held_out(train: list[Prompt], test: list[Prompt]) -> tuple[list[Prompt], int
 
 
 def choose(prompts: list[Prompt], count: int, seed: int) -> list[Prompt]:
-    """`count` of the prompts in their order, by a seeded draw; all of them if there are fewer."""
+    """Draw `count` of the prompts with a seed, in their order; return all of them if there are fewer."""
     if count >= len(prompts):
         return prompts
     chosen = random.Random(seed_of("choose", seed)).sample(range(len(prompts)), count)
@@ -203,7 +199,7 @@ def choose(prompts: list[Prompt], count: int, seed: int) -> list[Prompt]:
 
 
 def prompt_order(iteration: int, per_iteration: int, count: int, seed: int) -> list[int]:
-    """Indices of the prompts of one iteration: epoch after epoch, each in its own seeded order; a pure function."""
+    """Return the indices of the prompts of one iteration: epoch after epoch, each in its own seeded order."""
     positions = range(iteration * per_iteration, (iteration + 1) * per_iteration)
     orders = {epoch: list(range(count)) for epoch in {position // count for position in positions}}
     for epoch, order in orders.items():
@@ -212,7 +208,7 @@ def prompt_order(iteration: int, per_iteration: int, count: int, seed: int) -> l
 
 
 def write_prompts(path: Path, prompts: list[Prompt], left_out: Mapping[str, int] | None = None) -> None:
-    """Writes prompts to Parquet.
+    """Write prompts to Parquet.
 
     left_out: how many were left out, by reason, kept in the file's metadata if any (see `left_out_of`).
     """
@@ -222,21 +218,19 @@ def write_prompts(path: Path, prompts: list[Prompt], left_out: Mapping[str, int]
         table.to_parquet(path, index=False)
         return
     arrow = pa.Table.from_pandas(table, preserve_index=False)
-    about = {**(arrow.schema.metadata or {}), b"left_out": json.dumps(left_out).encode()}
-    pq.write_table(arrow.replace_schema_metadata(about), path)
+    metadata = {**(arrow.schema.metadata or {}), b"left_out": json.dumps(left_out).encode()}
+    pq.write_table(arrow.replace_schema_metadata(metadata), path)
 
 
 def left_out_of(path: Path) -> dict[str, int]:
-    """How many prompts were left out, by reason, as `write_prompts` recorded it."""
-    again = remade_by("prompts")
-    with reading(path, again):
+    """Return how many prompts were left out, by reason, as `write_prompts` recorded it."""
+    with reading(path):
         return json.loads((pq.read_schema(path).metadata or {}).get(b"left_out", b"{}"))
 
 
 def load_prompts(path: Path) -> list[Prompt]:
-    """The prompts that `write_prompts` wrote."""
-    again = remade_by("prompts")
-    table = read_table(made_by("prompts", path), ["id", "prompt", "style"], again)
+    """Read the prompts that `write_prompts` wrote."""
+    table = read_table(existing(path), ["id", "prompt", "style"])
     if not len(table) or not all(isinstance(value, str) for value in table.to_numpy().ravel()):
-        raise UserError(complaint(path, "holds no prompts, or some that are not text", again))
+        raise UserError(complaint(path, "holds no prompts, or some that are not text"))
     return [Prompt(*row) for row in table.itertuples(index=False)]

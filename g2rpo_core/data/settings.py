@@ -1,19 +1,19 @@
-"""The sections `prompts` and `embed` of a profile."""
+"""Define the sections `prompts` and `embed` of a profile."""
 
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Discriminator, Field, Tag
 
-from g2rpo_core.data.formats import FORMATS, LONGEST
+from g2rpo_core.data import FORMATS, LONGEST
+from g2rpo_core.foundation.settings import Count, Seed, Settings
 from g2rpo_core.hub.settings import HubPrompts
-from g2rpo_core.settings import Count, Seed, Settings
-from g2rpo_core.worlds.names import WORLD_NAMES
+from g2rpo_core.tasks import TASK_NAMES
 
 
 def _source(value: str) -> str:
-    if value not in WORLD_NAMES and Path(value).suffix not in FORMATS:
-        raise ValueError(f"prompts are {' or '.join(f'`{world}`' for world in WORLD_NAMES)}, or read from {', '.join(FORMATS)}")
+    if value not in TASK_NAMES and Path(value).suffix not in FORMATS:
+        raise ValueError(f"prompts are {' or '.join(f'`{task}`' for task in TASK_NAMES)}, or read from {', '.join(FORMATS)}")
     return value
 
 
@@ -24,7 +24,7 @@ Source = Annotated[
 
 
 class PromptSettings(Settings):
-    """The source of each of the two sets: `shapes` or `marks` for a tiny world's captions, a file (txt, csv, json, jsonl or parquet), or a data set on the hub."""
+    """Sources of both sets: `shapes` or `marks` for a tiny task's captions, a file (txt, csv, json, jsonl or parquet), or a data set on the hub."""
 
     train: Source = Field(description="prompts of training")
     train_count: Count = Field(description="how many are drawn, or made")

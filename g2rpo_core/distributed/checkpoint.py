@@ -1,4 +1,4 @@
-"""Exact resume: the state of a run, in a scratch folder that belongs to its settings, code and inputs alone.
+"""Keeps the state of a run for an exact resume, in a scratch folder that belongs to its settings, code and inputs alone.
 
 The folder's name is a hash of all these, so that a change of any never continues from stale state. It is outside the declared
 outputs, which DVC removes before a run. Everything is written under a temporary name and renamed: what has its final name is
@@ -25,9 +25,10 @@ import torch.distributed.checkpoint as dcp
 
 from g2rpo_core.common.model_store import sha256
 from g2rpo_core.distributed.process_group import ProcessGroup
-from g2rpo_core.errors import UserError
-from g2rpo_core.files import is_full, read_json, reading
-from g2rpo_core.settings import Settings
+from g2rpo_core.foundation.errors import UserError
+from g2rpo_core.foundation.files import complaint, is_full, read_json, reading
+from g2rpo_core.foundation.settings import Settings
+from g2rpo_core.numerics.portable import in_use
 
 ROOT = Path(".cache", "resume")
 MANIFEST = "manifest.json"
@@ -44,20 +45,22 @@ def scratch(
     dependencies: Iterable[Path],
     processes: ProcessGroup = ProcessGroup(),  # noqa: B008
 ) -> Path:
-    """The scratch folder of a run, for all processes; prints which leftovers of the run are not resumed, and why.
+    """Return the scratch folder of a run, for all processes; print which leftovers of the run are not resumed, and why.
 
     settings: values and typed sections that decide the run; dependencies: files and folders whose content does, as the stage
     declares them to DVC. PyTorch's version decides too; the number of processes does not.
     """
     if processes.rank > 0:
         return _shared(None, processes)
+    # Name the folder after all that decides the run
     identity = _identity(settings, dependencies)
     text = json.dumps(identity, sort_keys=True)
     home = ROOT / stage / name
     folder = home / hashlib.sha256(text.encode()).hexdigest()[:16]
+    # Say why an earlier attempt does not continue
     if not folder.exists():
         for other in sorted(home.glob(f"*/{IDENTITY}")):
-            theirs = _identity_of(other)
+            theirs = _read_identity(other)
             changed = [key for key in {**theirs, **identity} if theirs.get(key) != identity.get(key)]
             more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
             print(f"{other.parent} is not resumed: {', '.join(changed[:3])}{more} changed; it can be deleted", file=sys.stderr)
@@ -67,9 +70,9 @@ def scratch(
 
 
 def claim(stage: str, name: str, processes: ProcessGroup = ProcessGroup()) -> None:  # noqa: B008
-    """Reserves a run for this group until its last process has ended, however it ends.
+    """Reserve a run for this group until its last process has ended, however it ends; UserError if another group has it.
 
-    Collective. UserError if another group has it. This is a system lock on a file: the first process takes it exclusively, then
+    Collective. This is a system lock on a file: the first process takes it exclusively, then
     all processes share it, so that it is free when all have ended.
     """
     problem = None
@@ -98,11 +101,12 @@ def claim(stage: str, name: str, processes: ProcessGroup = ProcessGroup()) -> No
     processes.barrier()
 
 
-_held: dict[Path, int] = {}  # file handles of locks, which the system closes with the process
+# file handles of locks, which the system closes with the process
+_held: dict[Path, int] = {}
 
 
 def _shared(folder: Path | None, processes: ProcessGroup) -> Path:
-    """The first process's folder, once all processes see it; UserError if a node has its own disk."""
+    """Return the first process's folder once all processes see it; UserError if a node does not share its disk."""
     written = uuid.uuid4().hex
     if folder:
         write_whole(folder / SEEN, written.encode())
@@ -123,11 +127,11 @@ def _identity(settings: Mapping[str, object], dependencies: Iterable[Path]) -> d
         fields = {f"{section}.{key}": field for key, field in value.deciding().items()} if isinstance(value, Settings) else {}
         values |= {key: json.dumps(field, sort_keys=True) for key, field in (fields or {section: value}).items()}
     contents = {f"content of {file}": sha256(file) for path in dependencies for file in _files(path)}
-    return {**values, **contents, "torch": torch.__version__}
+    return {**values, **contents, "torch": torch.__version__, "numerics": in_use()}
 
 
 def _files(path: Path) -> list[Path]:
-    """The files that DVC hashes of a dependency: the file itself, or all files in the folder except Python's caches."""
+    """Return the files that DVC hashes of a dependency: the file itself, or all files in the folder except Python's caches."""
     found = sorted(path.rglob("*")) if path.is_dir() else [path]
     return [file for file in found if file.is_file() and "__pycache__" not in file.parts]
 
@@ -144,55 +148,64 @@ class Checkpoints:
 
     def __init__(self, folder: Path, keep: int, processes: ProcessGroup = ProcessGroup()):  # noqa: B008
         self.folder, self.keep, self.processes = folder, keep, processes
-        # a separate group: collectives in the background would mix with those of training
+        # A separate group: collectives in the background would mix with those of training
         self._group = dist.new_group(backend="gloo") if processes.size > 1 else None
         self._background = ThreadPoolExecutor(1)
         self._unfinished: tuple[Path, Future] | None = None
-        if processes.rank == 0:  # before anything is written: what a killed run left may be most of the disk
-            for unfinished in folder.glob("*.tmp"):
-                shutil.rmtree(unfinished, ignore_errors=True)
+        # before anything is written: what a killed run left may be most of the disk
+        if processes.rank == 0:
+            for left in folder.glob("*.tmp"):
+                shutil.rmtree(left, ignore_errors=True)
 
     def save(self, iteration: int, state: dict, records: list[dict]) -> None:
-        """Starts to write, after waiting for the previous checkpoint; `state` (nested tensors) may change once this returns."""
+        """Start to write, after waiting for the previous checkpoint; `state` (nested tensors) may change once this returns."""
         self.finish()
         final = _of_iteration(self.folder, iteration)
         if self.processes.first("there" if final.exists() else None):
             return
-        aside = final.with_name(f"{final.name}.tmp")
+        temporary = final.with_name(f"{final.name}.tmp")
         if self.processes.rank == 0:
-            aside.mkdir(parents=True)
-            write_whole(aside / RECORDS, json.dumps(records).encode())
+            temporary.mkdir(parents=True)
+            write_whole(temporary / RECORDS, json.dumps(records).encode())
         self.processes.barrier()
-        writing = dcp.async_save(state, checkpoint_id=aside, process_group=self._group, no_dist=self.processes.size == 1)
-        self._unfinished = final, self._background.submit(_hashes_of_part, writing, aside, self.processes.rank)
+        writing = dcp.async_save(state, checkpoint_id=temporary, process_group=self._group, no_dist=self.processes.size == 1)
+        self._unfinished = final, self._background.submit(_hash_part, writing, temporary, self.processes.rank)
 
     def publish(self) -> None:
-        """Gives a checkpoint that is written its final name; does not wait."""
+        """Give a checkpoint that is written its final name; does not wait."""
         waiting = self._unfinished is not None and not self._unfinished[1].done()
         if not self.processes.first("waiting" if waiting else None):
             self.finish()
 
     def finish(self) -> None:
-        """Waits until the checkpoint is on disk under its final name, and removes all but the newest `keep`."""
+        """Wait until the checkpoint is on disk under its final name, and remove all but the newest `keep`."""
         if self._unfinished is None:
             return
         (final, written), self._unfinished = self._unfinished, None
-        aside = final.with_name(f"{final.name}.tmp")
-        problem = f"{aside} cannot be written: {_why(error)}" if (error := written.exception()) else None
+        temporary = final.with_name(f"{final.name}.tmp")
+        problem = f"{temporary} cannot be written: {_why(error)}" if (error := written.exception()) else None
         if problem := self.processes.first(problem):
             raise UserError(f"{problem}; the previous checkpoint is kept")
         files = {name: about for part in self.processes.gather(written.result()) for name, about in part.items()}
         if self.processes.rank == 0:
-            write_whole(aside / MANIFEST, json.dumps({"processes": self.processes.size, "files": files}).encode())
-            os.rename(aside, final)
+            write_whole(temporary / MANIFEST, json.dumps({"processes": self.processes.size, "files": files}).encode())
+            os.rename(temporary, final)
             _sync_folder(self.folder)
             for old in checkpoints(self.folder)[: -self.keep]:
                 discard(old)
         self.processes.barrier()
 
+    def load_records(self, path: Path) -> list[dict]:
+        """Call `load_records` for all processes."""
+        return load_records(path, self.processes)
+
+    def load_state(self, path: Path, state: dict) -> None:
+        """Call `load_state` for all processes."""
+        load_state(path, state, self.processes)
+
 
 def _why(error: BaseException) -> str:
-    """The last line of an error of torch's writer, whose text is a whole traceback."""
+    """Return the reason in one line: an error of torch's writer has a whole traceback as its text."""
     if is_full(error) or shutil.disk_usage(Path.cwd()).free < 2**16:
         return "the disk is full; make room, and the same command resumes"
     return (str(error).strip().splitlines() or [type(error).__name__])[-1]
@@ -202,8 +215,8 @@ def _of_iteration(folder: Path, iteration: int) -> Path:
     return folder / f"iteration-{iteration:06d}"
 
 
-def _hashes_of_part(writing: Future, folder: Path, rank: int) -> dict[str, dict]:
-    """Waits for the files of a process; returns the size and SHA-256 of each."""
+def _hash_part(writing: Future, folder: Path, rank: int) -> dict[str, dict]:
+    """Wait for the files of a process; return the size and SHA-256 of each."""
     writing.result()
     files = list(folder.glob(f"__{rank}_*"))  # as torch.distributed.checkpoint names them
     if rank == 0:
@@ -212,12 +225,12 @@ def _hashes_of_part(writing: Future, folder: Path, rank: int) -> dict[str, dict]
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """The complete checkpoints of a folder, oldest first."""
+    """Return the complete checkpoints of a folder, oldest first."""
     return sorted(path for path in folder.glob("iteration-*") if re.fullmatch(r"iteration-\d+", path.name))
 
 
 def check_room(needed: float, what: str, processes: ProcessGroup = ProcessGroup()) -> None:  # noqa: B008
-    """Checks that the current folder's disk has `needed` bytes free, before the work and not hours into it.
+    """Check that the current folder's disk has `needed` bytes free, before the work and not hours into it.
 
     Collective. UserError if it has less.
     """
@@ -234,33 +247,33 @@ def _size(count: float) -> str:
 
 
 def last_iteration(folder: Path) -> int:
-    """The iteration of the newest checkpoint; 0 without any."""
+    """Return the iteration of the newest checkpoint; 0 without any."""
     return max((int(path.name.split("-")[1]) for path in checkpoints(folder)), default=0)
 
 
 def load_records(path: Path, processes: ProcessGroup = ProcessGroup()) -> list[dict]:  # noqa: B008
-    """The records of a checkpoint, after checking all its files against the manifest; UserError if it is damaged. Collective."""
-    advice = f"delete {path} to resume from the previous one, or from the start"
+    """Return the records of a checkpoint, after checking all its files against the manifest; UserError if it is damaged. Collective."""
+    # Check the files, each process some of them
     problem = None
     try:
         with reading(path / MANIFEST):
             manifest = read_json(path / MANIFEST, of=dict)
-            mine = sorted(manifest["files"].items())[processes.rank :: processes.size]  # each process checks some
+            mine = sorted(manifest["files"].items())[processes.rank :: processes.size]
             if not {RECORDS, ".metadata"} <= manifest["files"].keys():
                 raise UserError(f"{MANIFEST} lists no records")
             problem = next((f"{name} {wrong}" for name, about in mine if (wrong := _damage(path / name, about))), None)
     except UserError:
         problem = f"no readable {MANIFEST}"
     if problem := processes.first(problem):
-        raise UserError(f"{path} is damaged ({problem}): {advice}")
-    records = read_json(path / RECORDS, advice, list)
+        raise UserError(complaint(path, f"is damaged ({problem})"))
+    records = read_json(path / RECORDS, list)
     if not records or not all(isinstance(record, dict) and "iteration" in record for record in records):
-        raise UserError(f"{path / RECORDS}: holds no records of iterations; {advice}")
+        raise UserError(complaint(path / RECORDS, "holds no records of iterations"))
     return records
 
 
-def _identity_of(file: Path) -> dict:
-    """The identity of a leftover; empty if it cannot be read, because it is only reported."""
+def _read_identity(file: Path) -> dict:
+    """Return the identity of a leftover; empty if it cannot be read, because it is only reported."""
     try:
         return read_json(file, of=dict)
     except UserError:
@@ -275,13 +288,13 @@ def _damage(file: Path, about: dict) -> str | None:
 
 
 def load_state(path: Path, state: dict, processes: ProcessGroup = ProcessGroup()) -> None:  # noqa: B008
-    """Fills the tensors of `state` in place, each process its part; any number of processes may have written them. Collective."""
-    with reading(path, f"delete {path} to resume from the previous one, or from the start"):
+    """Fill the tensors of `state` in place, each process its part; any number of processes may have written them. Collective."""
+    with reading(path):
         dcp.load(state, checkpoint_id=path, no_dist=processes.size == 1)
 
 
 def discard(folder: Path) -> None:
-    """Removes a folder; if this is interrupted, what is left has no final name."""
+    """Remove a folder; if this is interrupted, what is left has no final name."""
     if folder.exists():
         gone = folder.with_name(f"{folder.name}.gone")
         shutil.rmtree(gone, ignore_errors=True)
@@ -290,14 +303,14 @@ def discard(folder: Path) -> None:
 
 
 def publish(folder: Path, output: Path) -> None:
-    """Makes a folder built in scratch the output, in one rename if both are on one disk.
+    """Make a folder built in scratch the output, in one rename if both are on one disk.
 
     The files also stay in scratch (as hard links), for a process that is killed before everything is finished.
     """
-    aside = folder.with_name(f"{folder.name}.published")
-    shutil.rmtree(aside, ignore_errors=True)
-    shutil.copytree(folder, aside, copy_function=_link)
-    replace(aside, output)
+    temporary = folder.with_name(f"{folder.name}.published")
+    shutil.rmtree(temporary, ignore_errors=True)
+    shutil.copytree(folder, temporary, copy_function=_link)
+    replace(temporary, output)
 
 
 def _link(source: str, target: str) -> None:
@@ -308,20 +321,20 @@ def _link(source: str, target: str) -> None:
 
 
 def replace(folder: Path, output: Path) -> None:
-    """Moves a folder, and replaces one that is already there."""
+    """Move a folder to `output`, and replace what is already there."""
     shutil.rmtree(output, ignore_errors=True)
     output.parent.mkdir(parents=True, exist_ok=True)
     shutil.move(folder, output)
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Writes a file under a temporary name, and renames it once it is on disk."""
-    aside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    with aside.open("wb") as file:
+    """Write a file under a temporary name, and rename it once it is on disk."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    with temporary.open("wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
-    aside.rename(path)
+    temporary.rename(path)
 
 
 def _sync_folder(folder: Path) -> None:

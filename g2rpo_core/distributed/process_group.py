@@ -1,4 +1,4 @@
-"""The processes of a run: how many there are, what each does, and how they communicate. A single process is also a group."""
+"""Joins the processes of a run, shares work among them, and exchanges values. A single process is also a group."""
 
 import atexit
 import os
@@ -13,7 +13,7 @@ from accelerate import PartialState
 from pydantic import Field
 
 from g2rpo_core.common.processes import die_with_parent
-from g2rpo_core.errors import UserError
+from g2rpo_core.foundation.errors import UserError
 
 Processes = Annotated[int, Field(gt=0, le=10**6)] | Literal["auto"]  # as a setting: how many, or one for each GPU
 
@@ -26,40 +26,40 @@ class ProcessGroup:
     size: int = 1
 
     def share(self, count: int) -> range:
-        """This process's part of `count` items; ValueError if they cannot be shared evenly."""
+        """Return this process's part of `count` items; ValueError if they cannot be shared evenly."""
         if count % self.size:
             raise ValueError(f"{count} cannot be shared evenly by {self.size} processes")
         return range(self.rank * count // self.size, (self.rank + 1) * count // self.size)
 
     def gather(self, value: object) -> list:
-        """The value of every process, by rank."""
+        """Return the value of every process, by rank."""
         values = [value] * self.size
         if self.size > 1:
             dist.all_gather_object(values, value, group=dist.group.WORLD)
         return values
 
     def mean(self, values: Sequence[float]) -> list[float]:
-        """The mean of each value over the processes."""
+        """Return the mean of each value over the processes."""
         return [sum(column) / self.size for column in zip(*self.gather(list(values)))]
 
     def first(self, message: str | None) -> str | None:
-        """The first message that any process has, so that all processes stop together."""
+        """Return the first message that any process has, so that all processes stop together."""
         return next((message for message in self.gather(message) if message is not None), None)
 
     def barrier(self) -> None:
-        """Waits for all."""
+        """Wait until all processes are here."""
         self.gather(None)
 
 
 def num_processes(processes: Processes) -> int:
-    """The number of processes in a setting. `auto`: as many as were started, else one for each GPU here, or one without a GPU."""
+    """Return the number of processes in a setting. `auto`: as many as were started, else one for each GPU here, or one without a GPU."""
     if processes != "auto":
         return processes
     return int(os.environ.get("WORLD_SIZE", "0")) or max(1, torch.cuda.device_count())
 
 
 def join(processes: Processes) -> tuple[ProcessGroup, torch.device]:
-    """Joins the process group that `accelerate launch` or torchrun started; the device is this process's own GPU, or the CPU.
+    """Join the process group that `accelerate launch` or torchrun started; the device is this process's own GPU, or the CPU.
 
     UserError if it is not the group that was asked for, so that a process never silently runs alone, or if dead processes could
     not be replaced.
@@ -78,14 +78,15 @@ def join(processes: Processes) -> tuple[ProcessGroup, torch.device]:
         return ProcessGroup(), device
     restarts = int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0"))
     if restarts and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        # the launcher's store outlives the processes: restarted ones would read the addresses of dead ones in it, and wait
+        # The launcher's store outlives the processes: restarted ones would read the addresses of dead ones in it, and wait
         raise UserError(
             "processes: --max_restarts needs --rdzv_backend c10d, and TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in the environment, on every node"
         )
-    # without cpu=True and without CUDA, each process would be its own group
-    how = {"backend": "cpu:gloo,cuda:nccl"} if cuda else {"cpu": True}
-    state = PartialState(**how, timeout=timedelta(hours=1))
+    # Without cpu=True and without CUDA, each process would be its own group
+    backend = {"backend": "cpu:gloo,cuda:nccl"} if cuda else {"cpu": True}
+    state = PartialState(**backend, timeout=timedelta(hours=1))
     if state.num_processes != size:
         raise UserError(f"processes: {size} asked for, but {state.num_processes} joined")
-    atexit.register(state.destroy_process_group)  # its threads, if left running, may abort an interpreter that is done
+    # its threads, if left running, may abort an interpreter that is done
+    atexit.register(state.destroy_process_group)
     return ProcessGroup(state.process_index, size), device

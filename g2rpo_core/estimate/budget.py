@@ -1,14 +1,17 @@
-"""The cheapest way to train a method on given machines: plans every way to spread it that the settings allow."""
+"""Look for better plans: the cheapest way to train a method on given machines, and what single changes of settings do."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import product
 
-from g2rpo_core.config import Profile, training_of
-from g2rpo_core.estimate.machines import Machines
-from g2rpo_core.estimate.plan import LORA, Plan, changed, divisors, make_plan
+from g2rpo_core.config import Profile
+from g2rpo_core.estimate.machines import Machines, count_nodes
+from g2rpo_core.estimate.plan import Plan, make_plan
+from g2rpo_core.models.settings import LoraSettings
 from g2rpo_core.training.settings import TrainingSettings
+
+LORA = LoraSettings(rank=32, alpha=32.0)  # tried if all weights do not fit
 
 
 @dataclass(frozen=True)
@@ -21,13 +24,13 @@ class Way:
 
 
 def ways(profile: Profile, name: str, machines: Machines, lora: bool, rate: float | None = None) -> Iterator[Way]:
-    """Every way that fits into memory.
+    """Yield every way that fits into memory.
 
     Ways differ in the number of GPUs (up to those of `machines`), groups that share a copy, checkpointing, replica, latents per
     call. lora: train a LoRA of rank 32 instead of all weights. Of the numbers of latents per call, only the largest that fits is
     given.
     """
-    training = training_of(profile.training, profile.methods, name)
+    training = profile.run(name).training
     for gpus in divisors(training.prompts_per_iteration):
         if gpus > machines.gpus:
             break
@@ -50,21 +53,73 @@ def ways(profile: Profile, name: str, machines: Machines, lora: bool, rate: floa
 
 
 def _now(training: TrainingSettings, key: str) -> object:
-    """A setting of the profile by its name, such as `parallel.replica`."""
+    """Return a setting of the profile by its name, such as `parallel.replica`."""
     return reduce(getattr, key.split("."), training)
 
 
 def cheapest(
     profile: Profile, name: str, machines: Machines, hours: float, rate: float | None = None
 ) -> tuple[Way | None, Way | None]:
-    """The way with the fewest GPU-hours of those that take at most `hours`, and the fastest of all; None where there is none.
+    """Return the way with the fewest GPU-hours of those that take at most `hours`, and the fastest of all; None where there is none.
 
-    Trains all weights if the profile does and that is possible, else a LoRA.
+    Train all weights if the profile does and that is possible, else a LoRA.
     """
     fastest = None
-    for lora in (False, True) if training_of(profile.training, profile.methods, name).lora is None else (False,):
-        found = list(ways(profile, name, machines, lora, rate))
-        fastest = min([*found, *filter(None, [fastest])], key=lambda way: way.plan.hours, default=None)
-        if within := [way for way in found if way.plan.hours <= hours]:
+    for lora in (False, True) if profile.run(name).training.lora is None else (False,):
+        fitting = list(ways(profile, name, machines, lora, rate))
+        fastest = min([*fitting, *filter(None, [fastest])], key=lambda way: way.plan.hours, default=None)
+        if within := [way for way in fitting if way.plan.hours <= hours]:
             return min(within, key=lambda way: (way.plan.gpu_hours, len(way.settings))), fastest
     return None, fastest
+
+
+def changes(profile: Profile, name: str, machines: Machines, fits: bool, shard: int | None = None) -> list[tuple[str, Plan]]:
+    """Plan the changes that affect memory and time most; combined changes only if the present plan does not fit."""
+    training = profile.run(name).training
+    lora: dict = {"lora": LORA.model_dump(mode="json")} if training.lora is None else {}
+    checkpointing: dict = {} if training.gradient_checkpointing else {"gradient_checkpointing": True}
+    smallest: dict = {"batch_tokens": 1}
+    replica: dict = (
+        {"parallel": training.parallel.model_dump() | {"replica": not training.parallel.replica}} if machines.gpus > 1 else {}
+    )
+    # Single changes, then combined ones
+    options: list[tuple[str, dict]] = [
+        ("training.gradient_checkpointing: true", checkpointing),
+        ("training.gradient_checkpointing: false", {} if checkpointing else {"gradient_checkpointing": False}),
+        ("training.lora: LoRA of rank 32", lora),
+        (f"training.parallel.replica: {str(not training.parallel.replica).lower()}", replica),
+    ]
+    if not fits:
+        options += [
+            ("training.batch_tokens for one latent per call", smallest),
+            ("checkpointing and one latent per call", checkpointing | smallest if checkpointing else {}),
+            ("LoRA and training.gradient_checkpointing: true", lora | checkpointing if lora and checkpointing else {}),
+            ("LoRA, checkpointing and one latent per call", lora | checkpointing | smallest if lora else {}),
+        ]
+    planned = [(label, make_plan(changed(profile, name, change), name, machines, shard)) for label, change in options if change]
+    # Other numbers of GPUs per model
+    now = shard or min(training.parallel.shard_size or machines.gpus, machines.gpus)
+    for size in divisors(machines.gpus):
+        if size != now:
+            planned.append((f"training.parallel.shard_size: {size}", make_plan(profile, name, machines, size)))
+    # More GPUs, if nothing else fits
+    best = checkpointing | smallest
+    for more in () if fits else (2, 4, 8, 16, 32):
+        if more > machines.gpus and training.prompts_per_iteration % more == 0:
+            plan = make_plan(changed(profile, name, best), name, replace(machines, gpus=more, nodes=count_nodes(more)), more)
+            if plan.fits:
+                planned.append((f"{more} GPUs per model, checkpointing, one latent per call", plan))
+                break
+    return planned
+
+
+def divisors(number: int) -> list[int]:
+    """Return all divisors of a number, rising."""
+    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
+
+
+def changed(profile: Profile, name: str, training: dict) -> Profile:
+    """Return the profile with other settings of `training` for a method."""
+    run = profile.methods[name]
+    run = run.model_copy(update={"training": run.training | training})
+    return profile.changed(methods={**profile.methods, name: run})

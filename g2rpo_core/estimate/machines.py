@@ -1,52 +1,123 @@
-"""The machines that a run is planned or rehearsed for, and how fast their processes communicate."""
+"""Describe the machines that a run is planned or rehearsed for, and compute what their processes send each other.
+
+That is FSDP2's gathers of weights and sums of gradients. `g2rpo rehearse` counts the calls that the stages really make; a test compares
+these figures with it.
+"""
 
 from dataclasses import dataclass
 from math import inf
+from typing import TYPE_CHECKING
 
-from g2rpo_core.errors import UserError
+from g2rpo_core.foundation.errors import UserError
+
+if TYPE_CHECKING:  # imports torch and diffusers, which would slow down --help
+    from g2rpo_core.estimate.tracing import Parameters
 
 ASSUMED_TFLOPS = 400.0  # of a transformer in bfloat16: 40 % of the 989 dense TFLOP/s in the data sheets of H100 SXM and H200
 DECODE_SLOWER, SCORE_SLOWER = 2, 15  # against bfloat16, by the same data sheets: TF32 convolutions, float32 products
 RESERVE_GIB = 3.0  # CUDA context, communication buffers, and what the allocator cannot fill
 INSIDE, BETWEEN = 400.0, 50.0  # GB/s of a GPU: NVLink of an H100, and a network card of 400 Gbit/s for each GPU
 GPUS_OF_A_NODE = 8
+FLOAT32 = 4
 
 
 @dataclass(frozen=True)
 class Machines:
-    """The machines of a run.
-
-    gpus: on all nodes together; memory: GiB per GPU; inside, between: GB/s from a GPU to GPUs on its own node, and on other
-    nodes.
-    """
+    """The machines of a run."""
 
     gpus: int
+    """On all nodes together."""
     memory: float
+    """GiB per GPU."""
     nodes: int = 1
     inside: float = INSIDE
+    """GB/s from a GPU to GPUs on its own node."""
     between: float = BETWEEN
+    """GB/s from a GPU to GPUs on other nodes."""
 
     @property
     def per_node(self) -> int:
         return self.gpus // self.nodes
 
     def rate(self, between_nodes: bool) -> float:
-        """Bytes per second that a GPU sends."""
+        """Return the bytes per second that a GPU sends."""
         return (self.between if between_nodes else self.inside) * 1e9
 
 
 def checked_machines(command: str, gpus: int, memory: float, nodes: int | None, inside: float, between: float) -> Machines:
-    """The machines of a command's options, by default with as few nodes as hold the GPUs; UserError for impossible ones."""
+    """Return the machines of a command's options, by default with as few nodes as hold the GPUs; UserError for impossible ones."""
     options = {"gpus": gpus, "nodes": nodes, "memory": memory, "inside": inside, "between": between}
     for option, value in options.items():
         if value is not None and not 0 < value < inf:
             raise UserError(f"{command}: --{option} {value} must be above 0")
-    machines = Machines(gpus, memory, nodes or nodes_of(gpus), inside, between)
+    machines = Machines(gpus, memory, nodes or count_nodes(gpus), inside, between)
     if gpus % machines.nodes:
         raise UserError(f"{command}: --gpus {gpus} cannot be divided evenly over {machines.nodes} nodes")
     return machines
 
 
-def nodes_of(gpus: int) -> int:
-    """The smallest number of nodes that holds the GPUs."""
+def count_nodes(gpus: int) -> int:
+    """Return the smallest number of nodes that holds the GPUs."""
     return -(-gpus // GPUS_OF_A_NODE)
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """How the weights are spread over the GPUs."""
+
+    machines: Machines
+    shard: int
+    """Processes that share one copy of the weights."""
+
+    @property
+    def copies(self) -> int:
+        """Return the number of copies of the weights."""
+        return self.machines.gpus // self.shard
+
+    @property
+    def spans_nodes(self) -> bool:
+        """Return whether one copy is spread over several nodes."""
+        return self.machines.nodes > 1 and bool(self.machines.per_node % self.shard)
+
+    def gathered(self, size: float) -> float:
+        """Return the bytes that a GPU sends in a ring all-gather or reduce-scatter of `size` bytes."""
+        return size * (self.shard - 1) / self.shard
+
+    def summed_over_copies(self, size: float) -> float:
+        """Return the bytes that a GPU sends in a ring all-reduce of its part of `size` bytes over all copies."""
+        return 2 * size / self.shard * (self.copies - 1) / self.copies
+
+
+def sent(
+    sharding: Sharding,
+    counts: "Parameters",
+    width: int,
+    rollout_calls: float,
+    updates: list[int],
+    kl: bool,
+    replica: bool,
+    every_call: bool,
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Return the GB that a GPU sends in an iteration by phase, and the seconds that this takes.
+
+    width: bytes of a gathered weight; updates: the calls of every optimizer step; kl: whether each call also runs the model
+    before training; replica: rollouts gather nothing, and the replica is filled once per iteration; every_call: gradients are
+    summed in every call.
+    """
+    if sharding.machines.gpus == 1:
+        return {}, {}
+    calls = sum(updates)
+    sums = calls if every_call else len(updates)
+    gradients = FLOAT32 * counts.trained
+    inside = {
+        "rollout": 0.0 if replica else rollout_calls * sharding.gathered(width * counts.all),
+        "update": calls * (3 if kl else 2) * sharding.gathered(width * counts.all) + sums * sharding.gathered(gradients),
+        "refresh": sharding.gathered(FLOAT32 * counts.all) if replica else 0.0,
+    }
+    among_copies = {"update": sums * sharding.summed_over_copies(gradients)}
+    seconds = dict.fromkeys(inside, 0.0)
+    for phase, size in inside.items():
+        seconds[phase] += size / sharding.machines.rate(sharding.spans_nodes)
+    for phase, size in among_copies.items():
+        seconds[phase] += size / sharding.machines.rate(sharding.machines.nodes > 1)
+    return {phase: (size + among_copies.get(phase, 0.0)) / 1e9 for phase, size in inside.items()}, seconds

@@ -1,7 +1,7 @@
-"""Memory and floating-point operations of a model of true shape, found by tracing its own code on PyTorch fake tensors.
+"""Find the shape of a profile's base model, and measure memory and floating-point operations of it by tracing its own code.
 
-Nothing is allocated: every operation reports its output's size, and a tensor counts from the operation that makes it until it is
-freed.
+Tracing is on PyTorch's fake tensors: nothing is downloaded or allocated. Every operation reports its output's size, and a tensor counts from
+the operation that makes it until it is freed.
 """
 
 import statistics
@@ -15,17 +15,21 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+import transformers
 from diffusers import AutoencoderKL
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
-from g2rpo_core.bases.base import Base, Config
-from g2rpo_core.errors import UserError
+from g2rpo_core.architectures.architecture import Architecture, Config, ModelShape
+from g2rpo_core.architectures.table import known_repos, known_shape
+from g2rpo_core.config import Profile
+from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.models.loading import lora_config
 from g2rpo_core.models.settings import LoraSettings
 
+CLIP_TOKENS = 77
 # PyTorch counts the operations of attention on a GPU; on the CPU, where models are traced, they are the same
 ATTENTION = {
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: lambda q, k, v, *_, **__: sdpa_flop_count(
@@ -37,8 +41,38 @@ ATTENTION = {
 }
 
 
+def shape_of(profile: Profile) -> tuple[Architecture, ModelShape]:
+    """Return the base model of a profile and its shape, by the repository of its pipeline, or the one whose `architecture` it has.
+
+    UserError for a profile that builds its own small models, and for a repository of unknown shape.
+    """
+    if profile.models.source != "hub":
+        raise UserError(
+            "the profile builds its own small models, which fit on any machine: choose one that downloads published ones"
+        )
+    pipeline = profile.models.repos["pipeline"]
+    repo = pipeline.architecture or pipeline.repo
+    if shape := known_shape(repo):
+        return shape
+    raise UserError(
+        f"models.repos.pipeline: the shape of {repo} is not known before its download: name the published model that it was made from"
+        f" as `architecture`, one of {', '.join(known_repos())}"
+    )
+
+
+def encoding_shapes(base: Architecture, shape: ModelShape, max_length: int) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each tensor of an encoded prompt."""
+    return base.encoding_shapes(shape.transformer, max_length, CLIP_TOKENS)
+
+
+def make_encoder(name: str, config: Config) -> torch.nn.Module:
+    """Build a text encoder of a class of transformers, with random weights."""
+    kind = getattr(transformers, name)
+    return kind(kind.config_class(**config))
+
+
 class Measured(TorchDispatchMode):
-    """Measures the operations under it, fake or real: their FLOPs, the bytes of the tensors alive now, and the peak."""
+    """Measures the operations inside its block, fake or real: FLOPs, bytes of the tensors alive now, and their peak."""
 
     def __init__(self):
         super().__init__()
@@ -65,9 +99,9 @@ class Measured(TorchDispatchMode):
 
 
 class FusedRMSNorm(torch.autograd.Function):
-    """The shapes of RMSNorm.
+    """RMSNorm without arithmetic: its shapes, and what it keeps for the backward.
 
-    Keeps what CUDA's fused kernel keeps (input, weight, one float32 per row); a CPU build keeps more.
+    That is what CUDA's fused kernel keeps (input, weight, one float32 per row); a CPU build keeps more.
     """
 
     @staticmethod
@@ -82,12 +116,12 @@ class FusedRMSNorm(torch.autograd.Function):
 
 
 def rms_norm_under_autocast(input, normalized_shape, weight=None, eps=None):
-    """torch.nn.functional.rms_norm as under CUDA's autocast: in float32. The CPU's autocast has no rule for it."""
+    """Compute torch.nn.functional.rms_norm in float32 as CUDA's autocast does; the CPU's has no rule for it."""
     return FusedRMSNorm.apply(input.float(), None if weight is None else weight.float())
 
 
-def flash_attention(query, key, value, dropout_p=0.0, is_causal=False, scale=None):
-    """Attention without a mask as in CUDA's flash kernel, in bfloat16 as under autocast.
+def flash_attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
+    """Attend without a mask as CUDA's flash kernel does, in bfloat16 as under autocast.
 
     A CPU build uses a kernel that keeps more.
     """
@@ -97,48 +131,47 @@ def flash_attention(query, key, value, dropout_p=0.0, is_causal=False, scale=Non
 
 @contextmanager
 def as_on_cuda(dtype: torch.dtype) -> Iterator[None]:
-    """CUDA's autocast on the CPU, on tensors without data: norms compute in float32, while the CPU's stay in bfloat16."""
+    """Run the block as under CUDA's autocast, on CPU tensors without data: norms compute in float32, while the CPU's stay in bfloat16."""
     if dtype == torch.float32:
         yield
         return
     layer_norm = torch.nn.functional.layer_norm
     wide = lambda x, *args, **kwargs: layer_norm(x.float(), *args, **kwargs)
-    attention = lambda query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False: (
-        flash_attention(query, key, value, dropout_p, is_causal, scale)
-    )
     with (
         torch.autocast("cpu", dtype),
         patch("torch.nn.functional.layer_norm", wide),
         patch("torch.nn.functional.rms_norm", rms_norm_under_autocast),
-        patch("torch.nn.functional.scaled_dot_product_attention", attention),
+        patch("torch.nn.functional.scaled_dot_product_attention", flash_attention),
     ):
         yield
 
 
 @dataclass(frozen=True)
 class Cost:
-    """bytes: peak of the intermediate tensors, without weights and their gradients; flops: of all operations."""
+    """What a call of a model takes."""
 
     bytes: int
+    """Peak of the intermediate tensors, without weights and their gradients."""
     flops: int
+    """Of all operations."""
 
 
 @dataclass(frozen=True)
 class Parameters:
-    """Numbers of parameters.
-
-    all: of the model; trained: those with a gradient; block: of the largest block (sharding gathers one at a time); rest: outside
-    blocks; buffers: numbers in float32 on every GPU, such as a table of positions.
-    """
+    """Numbers of parameters of a transformer."""
 
     all: int
     trained: int
+    """Those with a gradient."""
     block: int
+    """Of the largest block; sharding gathers one at a time."""
     rest: int
+    """Outside blocks."""
     buffers: int = 0
+    """Numbers in float32 on every GPU, such as a table of positions."""
 
 
-def _transformer(base: Base, config: Config, lora: LoraSettings | None) -> torch.nn.Module:
+def _transformer(base: Architecture, config: Config, lora: LoraSettings | None) -> torch.nn.Module:
     transformer = base.transformer(**config)
     if lora:
         transformer.requires_grad_(False)
@@ -151,13 +184,13 @@ def _count(module: torch.nn.Module) -> int:
 
 
 def count_parameters(make: Callable[[], torch.nn.Module]) -> int:
-    """Parameters of the model that `make` builds; no memory is needed."""
+    """Count the parameters of the model that `make` builds, without memory for them."""
     with torch.device("meta"):
         return _count(make())
 
 
-def transformer_parameters(base: Base, config: Config, lora: LoraSettings | None) -> Parameters:
-    """Counts for a base model's transformer, with the LoRA's if there is one."""
+def transformer_parameters(base: Architecture, config: Config, lora: LoraSettings | None) -> Parameters:
+    """Count the parameters of a base model's transformer, with the LoRA's if there is one."""
     with torch.device("meta"):
         transformer = _transformer(base, config, lora)
     trained = sum(parameter.numel() for parameter in transformer.parameters() if parameter.requires_grad)
@@ -168,39 +201,41 @@ def transformer_parameters(base: Base, config: Config, lora: LoraSettings | None
 
 @dataclass(frozen=True)
 class Call:
-    """A forward of `batch` rows, which are latents with a prompt each, with weights in `dtype`; training: forward and backward."""
+    """A forward of `batch` latents, each with its prompt, and a backward if `training`."""
 
     batch: int
     image_tokens: int
     text_tokens: int
     dtype: torch.dtype
+    """Of the weights."""
     training: bool
     lora: LoraSettings | None = None
     checkpointing: bool = False
 
 
-def transformer_cost(base: Base, config: Config, call: Call) -> Cost:
-    """The cost of a call of a base model's transformer.
+def transformer_cost(base: Architecture, config: Config, call: Call) -> Cost:
+    """Return the cost of a call of a base model's transformer.
 
     Bytes and operations grow by the same amount with every block of a kind, so a few shallow models give those of any depth.
     """
     shallow, deeper = base.shallow(config)
     first = _traced_once(base, tuple(shallow.items()), call)
     size, flops = first.bytes, first.flops
-    for one, more in deeper:
-        cost = _traced_once(base, tuple(one.items()), call)
+    for deep, more in deeper:
+        cost = _traced_once(base, tuple(deep.items()), call)
         size += more * (cost.bytes - first.bytes)
         flops += more * (cost.flops - first.flops)
     return Cost(size, flops)
 
 
 @cache
-def _traced_once(base: Base, config: tuple[tuple[str, Any], ...], call: Call) -> Cost:
+def _traced_once(base: Architecture, config: tuple[tuple[str, Any], ...], call: Call) -> Cost:
     return traced_cost(base, dict(config), call)
 
 
-def traced_cost(base: Base, config: Config, call: Call) -> Cost:
-    """`transformer_cost` by tracing the whole model of `config`; gradients of the weights are freed as soon as they are made."""
+def traced_cost(base: Architecture, config: Config, call: Call) -> Cost:
+    """Compute `transformer_cost` by tracing the whole model of `config`; gradients of weights are freed as soon as they are made."""
+    # Weights without data, in the dtype that they have on a GPU; their gradients are freed at once
     with torch.device("meta"):
         transformer = _transformer(base, config, call.lora)
     with FakeTensorMode():
@@ -211,27 +246,23 @@ def traced_cost(base: Base, config: Config, call: Call) -> Cost:
                     fake = torch.nn.Parameter(torch.empty(parameter.shape, dtype=kind), parameter.requires_grad)
                     module._parameters[name] = fake
                     if parameter.requires_grad:
-                        fake.register_post_accumulate_grad_hook(lambda one: setattr(one, "grad", None))
+                        fake.register_post_accumulate_grad_hook(lambda weight: setattr(weight, "grad", None))
             for name, buffer in module._buffers.items():
                 module._buffers[name] = None if buffer is None else torch.empty(buffer.shape, dtype=buffer.dtype)
         if call.checkpointing and call.training:
             transformer.enable_gradient_checkpointing()
         arguments = base.inputs(config, call.batch, call.image_tokens, call.text_tokens, "cpu")
-
-        def work():
-            with as_on_cuda(call.dtype), torch.set_grad_enabled(call.training):
-                output = transformer(**arguments)[0].float()
-                if call.training:
-                    output.sum().backward()
-
-        with Measured() as measured:
-            work()
+        # One call, measured
+        with Measured() as measured, as_on_cuda(call.dtype), torch.set_grad_enabled(call.training):
+            output = transformer(**arguments)[0].float()
+            if call.training:
+                output.sum().backward()
     return Cost(measured.peak, measured.flops)
 
 
 @cache
 def vae_cost(config: tuple[tuple[str, Any], ...], batch: int, height: int, width: int) -> Cost:
-    """Decoding a batch of images of height x width pixels in float32; config: items of the VAE's configuration."""
+    """Return the cost of decoding a batch of images of height x width pixels in float32; config: items of the VAE's configuration."""
     shape = dict(config)
     factor = 2 ** (len(shape["block_out_channels"]) - 1)
     with FakeTensorMode(), torch.no_grad():
@@ -242,8 +273,8 @@ def vae_cost(config: tuple[tuple[str, Any], ...], batch: int, height: int, width
     return Cost(measured.peak, measured.flops)
 
 
-def seconds_of(work: Callable[[], object], device: torch.device, repeats: int = 5) -> float:
-    """Median seconds of `work` after a warm-up."""
+def median_seconds(work: Callable[[], object], device: torch.device, repeats: int = 5) -> float:
+    """Return the median seconds of `work` after a warm-up."""
     wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
     work()
     times = []
@@ -257,8 +288,10 @@ def seconds_of(work: Callable[[], object], device: torch.device, repeats: int = 
 
 
 @torch.no_grad()
-def measured_rate(base: Base, config: Config, batch: int, image_tokens: int, text_tokens: int, device: str = "cuda") -> float:
-    """Milliseconds per forward evaluation of a bfloat16 transformer with random weights, in calls of `batch`, on this device.
+def measured_rate(
+    base: Architecture, config: Config, batch: int, image_tokens: int, text_tokens: int, device: str = "cuda"
+) -> float:
+    """Measure the milliseconds per forward evaluation of a bfloat16 transformer with random weights, in calls of `batch`.
 
     UserError without such a device.
     """
@@ -272,4 +305,4 @@ def measured_rate(base: Base, config: Config, batch: int, image_tokens: int, tex
         with torch.autocast(device, torch.bfloat16):
             transformer(**arguments)
 
-    return 1e3 * seconds_of(work, torch.device(device)) / batch
+    return 1e3 * median_seconds(work, torch.device(device)) / batch

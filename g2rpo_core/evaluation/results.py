@@ -1,19 +1,26 @@
-"""The outputs of an evaluation: the columns of its tables, the folders of its images, and the rows that reports use."""
+"""Define what an evaluation records: its columns, folders of images, statistics of how images look, and the rows that reports use."""
 
-import pandas as pd
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
 
 from g2rpo_core.evaluation.settings import EvaluationSettings
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 SCORES = ["method", "seed", "checkpoint", "steps", "prompt_id", "style", "reward", "score", "reason"]
 
 
 def image_folder(checkpoint: str | int, steps: int) -> str:
-    """The folder, within an evaluation's, with the images of a checkpoint sampled in this number of steps."""
+    """Return the folder, within an evaluation's, with the images of a checkpoint sampled in this number of steps."""
     return f"pictures/{checkpoint}-{steps}"
 
 
-def chosen(results: pd.DataFrame, checkpoint: str | int, steps: int) -> pd.DataFrame:
-    """The rows of a checkpoint and number of steps.
+def chosen(results: "pd.DataFrame", checkpoint: str | int, steps: int) -> "pd.DataFrame":
+    """Return the rows of a checkpoint and number of steps.
 
     A model without that checkpoint, such as the base, keeps the rows that it has.
     """
@@ -22,6 +29,43 @@ def chosen(results: pd.DataFrame, checkpoint: str | int, steps: int) -> pd.DataF
     return rows[there | ~rows.method.isin(rows.method[there])]
 
 
-def reported(results: pd.DataFrame, settings: EvaluationSettings) -> pd.DataFrame:
-    """The rows that reports use: the first checkpoint and the first number of steps."""
+def reported(results: "pd.DataFrame", settings: EvaluationSettings) -> "pd.DataFrame":
+    """Return the rows that reports use: the first checkpoint and the first number of steps."""
     return chosen(results, settings.checkpoints[0], settings.steps[0])
+
+
+def reported_means(results: "pd.DataFrame", settings: EvaluationSettings) -> dict[str, float]:
+    """Return each reward's mean over the rows that reports use."""
+    means = reported(results, settings).groupby("reward", sort=False).score.mean()
+    return {reward: float(means[reward]) for reward in settings.rewards}
+
+
+def measure_saturation(images: torch.Tensor, prompts: Sequence[str] = ()) -> torch.Tensor:
+    """Compute HSV's saturation of images [N, 3, H, W] in [0, 1]: [N] in [0, 1], means over pixels; black counts as 0."""
+    most, least = images.amax(1), images.amin(1)
+    return ((most - least) / most.clamp_min(1e-6)).mean((1, 2))
+
+
+def measure_sharpness(images: torch.Tensor, prompts: Sequence[str] = ()) -> torch.Tensor:
+    """Compute the Laplacian's standard deviation of images [N, 3, H, W] in [0, 1], on their luminance of Rec. 601: [N]."""
+    luminance = (images * images.new_tensor([0.299, 0.587, 0.114])[:, None, None]).sum(1, keepdim=True)
+    laplacian = luminance.new_tensor([[0.0, 1.0, 0.0], [1.0, -4.0, 1.0], [0.0, 1.0, 0.0]])[None, None]
+    return F.conv2d(luminance, laplacian).flatten(1).std(1)
+
+
+def measure_diversity(images: torch.Tensor) -> torch.Tensor:
+    """Compute how far apart two images of a prompt are, from images [R, N, 3, H, W] of N prompts with R >= 2 noises each: [N].
+
+    The distance is Euclidean, in units of one pixel value.
+    """
+    flat = images.flatten(2).transpose(0, 1)
+    distances = torch.cdist(flat, flat) / flat.shape[-1] ** 0.5
+    first, second = torch.triu_indices(len(images), len(images), 1)
+    return distances[:, first, second].mean(1)
+
+
+MEASURES: dict[str, Callable[[torch.Tensor, Sequence[str]], torch.Tensor]] = {
+    "saturation": measure_saturation,
+    "sharpness": measure_sharpness,
+}  # of one image, called as a reward is
+LABELS = {"saturation": "saturation", "sharpness": "sharpness", "diversity": "diversity within a prompt"}

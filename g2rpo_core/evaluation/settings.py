@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from g2rpo_core.distributed.process_group import Processes
-from g2rpo_core.settings import Count, Different, Pixels, Seed, Settings
+from g2rpo_core.foundation.settings import Count, Different, Pixels, Seed, Settings
 
 
 class DiversitySettings(Settings):

@@ -1,26 +1,60 @@
-"""Published models and data: downloaded by repo and full revision into the Hugging Face cache, checked, and free of pickles."""
+"""Download published models and data by repository and full revision into the Hugging Face cache, checked and free of pickles."""
 
 import errno
 import hashlib
+import json
+import os
+import pickle
 import re
 import shutil
+import tempfile
+from collections.abc import Callable, Mapping
 from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from g2rpo_core.common.model_store import describe_files, safe_folder
-from g2rpo_core.errors import TransientError, UserError
-from g2rpo_core.files import is_full
-from g2rpo_core.hub.conversion import PICKLED, without_pickles
-from g2rpo_core.hub.revisions import Revisions
-from g2rpo_core.hub.settings import HubFiles, HubModel, HubModels
+import torch
+from safetensors.torch import save_file
+
+from g2rpo_core.common.model_store import describe_files, safe_folder, write_lock
+from g2rpo_core.foundation.errors import TransientError, UserError
+from g2rpo_core.foundation.files import is_full, read_json
+from g2rpo_core.hub.settings import HubFiles, HubModel, HubModels, PublishedModel
 
 INSTEAD = "or use profile tiny"
 
 
+REVISIONS = Path("reports", "revisions")  # committed: what was looked up on the hub, of models and of prompts
+
+
+class Revisions:
+    """Repository -> full commit of what a profile does not pin, from the committed JSON file `file` (empty if it does not exist).
+
+    A repository that is not in it is looked up on the hub at its first use and written into the file at once, so that everyone
+    who runs the same checkout later gets the same files. Delete its line to move to a newer commit.
+    """
+
+    def __init__(self, file: Path):
+        self.file = file
+        self.known: dict[str, str] = read_json(file, dict) if file.exists() else {}
+        self._write()
+
+    def look_up(self, repo: str, newest: Callable[[], str]) -> str:
+        """Return the commit of a repository; newest: asks the hub for that of its main branch."""
+        if repo not in self.known:
+            self.known[repo] = newest()
+            print(f"{repo}: no revision in the profile; {self.known[repo]} is now in {self.file}: commit that file")
+            self._write()
+        return self.known[repo]
+
+    def _write(self) -> None:
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        self.file.write_text(json.dumps(self.known, indent=1, sort_keys=True) + "\n")
+
+
 def download_models(settings: HubModels, revisions: Revisions) -> dict[str, dict]:
-    """Downloads every model that is not in the cache yet, and returns the lock entries.
+    """Download every model that is not in the cache yet, and return the lock entries.
 
     UserError, saying what to do, if a licence is not accepted, a repo or revision does not exist, the disk is too small, or a
     file is not the published one; TransientError if the hub cannot be reached or the download breaks off.
@@ -36,7 +70,7 @@ def _model(what: str, model: HubModel, revisions: Revisions) -> dict:
     if any(Path(file).suffix in PICKLED for file in files):
         entry["without_pickles"] = True
         try:
-            without_pickles(folder, safe_folder(entry))
+            convert_pickles(folder, safe_folder(entry))
         except Exception as error:
             if is_full(error):
                 raise UserError(_no_space(what, constants.HF_HOME)) from None
@@ -44,29 +78,51 @@ def _model(what: str, model: HubModel, revisions: Revisions) -> dict:
     return entry | ({"architecture": model.architecture} if model.architecture else {})
 
 
+def fetch_published(name: str, settings: PublishedModel, root: Path, revisions: Revisions) -> None:
+    """Write the lock of published or exported weights into `root`, for `ModelStore(root).folder(name)`; errors as in `download`.
+
+    UserError if its folder does not exist. Nothing is copied: the files must stay in the folder.
+    """
+    where = f"published.{name}"
+    if settings.repo:
+        wanted = HubFiles(repo=settings.repo, revision=settings.revision, files=settings.files, sha256=settings.sha256)
+        _, revision, files = download(f"{where}: {settings.repo}", wanted, revisions)
+        entry: dict[str, object] = {"repo": settings.repo, "revision": revision, "files": files}
+    else:
+        folder = Path(settings.folder or "")
+        if not folder.is_dir():
+            raise UserError(
+                f"{where}.folder: {folder} is not a folder; give one with a transformer or a LoRA, as `g2rpo export` writes it"
+            )
+        entry = {"folder": os.path.relpath(folder, root), "files": describe_files(folder)}
+    write_lock(root, {name: entry})
+
+
 def download(
     what: str, wanted: HubFiles, revisions: Revisions, repo_type: Literal["model", "dataset"] = "model"
 ) -> tuple[Path, str, dict[str, dict]]:
-    """The cache folder with a repository's files, its commit, and each file's size and hash; errors as in `download_models`.
+    """Return the cache folder with a repository's files, its commit, and each file's size and hash; errors as in `download_models`.
 
     what: the setting and the repository, with which messages begin.
     """
     from httpx2 import HTTPError
     from huggingface_hub import HfApi, constants, snapshot_download
 
+    # Resolve the revision, check the disk, download what is missing
     patterns = list(wanted.files)
     try:
         newest = lambda: str(HfApi(endpoint=constants.ENDPOINT).repo_info(wanted.repo, repo_type=repo_type).sha)
-        revision = wanted.revision or revisions.of(wanted.repo, newest)
+        revision = wanted.revision or revisions.look_up(wanted.repo, newest)
         wanted = wanted.model_copy(update={"revision": revision})
         snapshot = partial(snapshot_download, wanted.repo, repo_type=repo_type, revision=revision, allow_patterns=patterns)
         if not constants.HF_HUB_OFFLINE:
             _check_disk(what, list(snapshot(dry_run=True)))
         folder = Path(snapshot())
     except (OSError, HTTPError) as error:
-        raise explained(what, wanted, error, repo_type) from None
+        raise explain_error(what, wanted, error, repo_type) from None
+    # Every pattern has a file, and every file its published content
     files = describe_files(folder)
-    files = {file: about for file, about in files.items() if any(fnmatch(file, pattern) for pattern in patterns)}
+    files = {file: entry for file, entry in files.items() if any(fnmatch(file, pattern) for pattern in patterns)}
     for pattern in patterns:
         if not any(fnmatch(file, pattern) for file in files):
             raise UserError(f"{what} has no file {pattern} at revision {revision}")
@@ -75,8 +131,8 @@ def download(
     return folder, revision, files
 
 
-def explained(what: str, wanted: HubFiles, error: Exception, repo_type: str = "model") -> UserError:
-    """What an error of the hub's client means and what to do, in one line."""
+def explain_error(what: str, wanted: HubFiles, error: Exception, repo_type: str = "model") -> UserError:
+    """Return an error that says in one line what an error of the hub's client means and what to do."""
     from huggingface_hub import constants
     from huggingface_hub.errors import (
         DryRunError,
@@ -89,9 +145,10 @@ def explained(what: str, wanted: HubFiles, error: Exception, repo_type: str = "m
 
     if constants.HF_HUB_OFFLINE:
         return UserError(f"{what} is not in the cache {constants.HF_HUB_CACHE}: unset HF_HUB_OFFLINE and run again, {INSTEAD}")
+    # the client wraps the real error
     cause: BaseException = error
     while isinstance(cause, DryRunError | LocalEntryNotFoundError) and cause.__cause__ is not None:
-        cause = cause.__cause__  # the client wraps the real error
+        cause = cause.__cause__
     status = cause.response.status_code if isinstance(cause, HfHubHTTPError) else None
     page = f"{constants.ENDPOINT}/{'datasets/' if repo_type == 'dataset' else ''}{wanted.repo}"
     if isinstance(cause, GatedRepoError):
@@ -115,7 +172,7 @@ def _no_space(what: str, folder: str) -> str:
 
 
 def _check_content(what: str, path: Path, sha256: str, pinned: str | None) -> None:
-    """Checks a file; UserError if it is not what the profile pins or the hub publishes (the cache names files by their hash)."""
+    """Check a file; UserError if it is not what the profile pins or the hub publishes (the cache names files by their hash)."""
     published = path.resolve().name
     if re.fullmatch("[0-9a-f]{40}", published):  # a small file: git's hash of it
         content = path.read_bytes()
@@ -131,7 +188,7 @@ def _check_content(what: str, path: Path, sha256: str, pinned: str | None) -> No
 
 
 def _check_disk(what: str, files: list) -> None:
-    """Checks that the disk has room for the missing files and for converting pickled checkpoints; UserError otherwise."""
+    """Check that the disk has room for the missing files and for converting pickled checkpoints; UserError otherwise."""
     from huggingface_hub import constants
 
     needed = sum(file.file_size * (2 if Path(file.filename).suffix in PICKLED else 1) for file in files if file.will_download)
@@ -141,3 +198,48 @@ def _check_disk(what: str, files: list) -> None:
         raise UserError(
             f"{what} needs {needed / 1e9:.1f} GB, {existing} has {free / 1e9:.1f} GB free: make room or set HF_HOME elsewhere"
         )
+
+
+PICKLED = (".pt", ".pth", ".bin")
+NESTED = ("state_dict", "model")  # keys under which published checkpoints keep their weights
+
+
+def convert_pickles(folder: Path, target: Path) -> Path:
+    """Return `target`, a folder with every file of `folder`, but pickled checkpoints as safetensors; made if it does not exist.
+
+    UserError names a checkpoint that holds anything but tensors by name.
+    """
+    if target.exists():
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+        made = Path(scratch) / target.name
+        for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+            new = made / path.relative_to(folder)
+            new.parent.mkdir(parents=True, exist_ok=True)
+            if path.suffix in PICKLED:
+                save_file(read_pickled(path), new.with_suffix(".safetensors"))
+            else:
+                new.symlink_to(path.resolve())
+        os.rename(made, target)
+    return target
+
+
+def read_pickled(path: Path) -> dict[str, torch.Tensor]:
+    """Read the weights of a pickled checkpoint, each in its own memory; UserError if it is damaged or holds more than weights."""
+    try:
+        loaded = torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else "it ends too early"
+        raise UserError(
+            f"{path}: is damaged or holds more than weights, so it is not read ({reason}): delete it and run again"
+        ) from None
+    for key in NESTED:
+        if isinstance(loaded, Mapping) and isinstance(loaded.get(key), Mapping):
+            loaded = loaded[key]
+    if not isinstance(loaded, Mapping) or not loaded:
+        raise UserError(f"{path}: holds no named weights")
+    for name, tensor in loaded.items():
+        if not isinstance(tensor, torch.Tensor):
+            raise UserError(f"{path}: {name} is not a tensor but a {type(tensor).__name__}")
+    return {name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in loaded.items()}

@@ -1,20 +1,17 @@
-"""What a profile takes from the Hugging Face hub: published models (section `models`) and data sets of prompts."""
+"""Define what a profile takes from the Hugging Face hub: published models (section `models`) and data sets of prompts."""
 
 from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
-from g2rpo_core.settings import Settings
+from g2rpo_core.foundation.settings import Settings
 
 Repo = Annotated[str, Field(pattern=r"^[\w.-]+/[\w.-]+$", description="owner/name on the hub")]
 Revision = Annotated[str | None, Field(pattern=r"^[0-9a-f]{40}$", description="a full commit, because branches move")]
 
 
 class HubFiles(Settings):
-    """Files of a repository. files: patterns of the files to download; sha256: the required hashes of some of them.
-
-    Without a revision, the first download looks it up and writes it into the committed lock (`Revisions`).
-    """
+    """Files of a repository. Without a revision, the first download looks it up and writes it into the committed lock (`Revisions`)."""
 
     repo: Repo
     revision: Revision = None
@@ -33,7 +30,7 @@ class HubModel(HubFiles):
 
 
 class HubStyles(Settings):
-    """The styles of prompts, from one list per style. files: style -> JSON file with its prompts."""
+    """The styles of prompts, from one list per style."""
 
     repo: Repo
     revision: Revision = None
@@ -41,18 +38,14 @@ class HubStyles(Settings):
 
 
 class HubPrompts(HubFiles):
-    """Prompts in a data set, in the same formats as files on disk. distinct: how many different texts they must have."""
+    """Prompts in a data set, in the same formats as files on disk."""
 
     distinct: PositiveInt | None = Field(None, description="how many different texts there must be; null: any")
     styles: HubStyles | None = Field(None, description="lists that say each prompt's style")
 
 
 class PublishedModel(Settings):
-    """Published or exported weights: a diffusers transformer or a LoRA, evaluated beside the runs.
-
-    They are in a repository on the hub (repo, files), or in a folder. trained_on: weight of each training reward by its name, if
-    known; method: the method whose numbers in the paper belong beside them; label: their name in reports.
-    """
+    """Published or exported weights, evaluated with the runs: a diffusers transformer or a LoRA, on the hub or in a folder."""
 
     folder: str | None = Field(None, description="where exported or published weights lie")
     repo: Repo | None = Field(None, description="owner/name on the hub, in place of a folder")
@@ -60,7 +53,7 @@ class PublishedModel(Settings):
     files: tuple[str, ...] = Field(("*.safetensors", "config.json"), description="patterns of the files to download")
     sha256: dict[str, str] = Field({}, description="file -> hash")
     trained_on: dict[str, float] = Field({}, description="reward -> weight, if known")
-    method: str | None = Field(None, description="whose numbers in the paper are shown beside it")
+    method: str | None = Field(None, description="the method whose row of the paper's table is shown next to it")
     label: str | None = Field(None, description="its name in reports")
 
     @model_validator(mode="after")

@@ -1,1 +1,1 @@
-"""Pictures of any prompt with the base and with trained runs, and their scores, for `g2rpo generate`, `demo` and `export`."""
+"""Draw any prompt with the base and with trained runs, score the images, and export weights, for the commands of `g2rpo`."""

@@ -1,4 +1,4 @@
-"""What noise at each denoising step does to the reward, before anything is trained: which steps can teach, and which tails agree."""
+"""Measure, before anything is trained, what noise at each denoising step does to the reward, and which tails agree."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,18 +17,18 @@ from g2rpo_core.training.experience import RolloutSampler, score_rollout
 
 @dataclass(frozen=True)
 class Step:
-    """Of one SDE step, means over prompts of the training reward, which is the weighted sum of rewards.
-
-    spread: standard deviation within a group; granularity -> correlation of scores within a group with those of the finest
-    tail, the mean score minus its, and the forward evaluations of a group (NFE) if this were the only step and the only tail.
-    """
+    """One SDE step: means over prompts of the training reward, which is the weighted sum of rewards."""
 
     step: int
     sigma: float
     spread: float
+    """Standard deviation within a group."""
     correlation: dict[int, float]
+    """Granularity -> correlation of scores within a group with those of the finest tail."""
     gap: dict[int, float]
+    """Granularity -> mean score minus the finest tail's."""
     evaluations: dict[int, int]
+    """Granularity -> forward evaluations (NFE) of a group if this were the only step and the only tail."""
 
 
 @torch.no_grad()
@@ -43,31 +43,31 @@ def probe(
     group: int,
     seed: int,
 ) -> list[Step]:
-    """Every SDE step but the last, over prompts of the store, by their indices.
+    """Measure every SDE step but the last, over prompts of the store, by their indices.
 
     A group's members share the initial noise and, at the step, get noise of their own (G²RPO's transition); everything else is
     deterministic. granularities: rising, the finest first; group: members.
     """
     steps = tuple(range(sampling.steps - 1))
-    method = METHODS["g2rpo"].model_copy(update={"sde_steps": steps, "granularities": granularities})
+    method = METHODS["g2rpo"].changed(tree={"sde_steps": steps, "granularities": granularities})
     sampler = RolloutSampler(policy, method, sampling, group, seed)
     weight = torch.tensor([float(weights[name]) for name in rewards]).view(-1, 1, 1, 1)
-    found: list[torch.Tensor] = []  # of every prompt, [B, J, G]
+    per_prompt: list[torch.Tensor] = []  # [B, J, G]
     for index in prompts:
         sampled = sampler(store.conditioning([index]), iteration=0, first=index)
         scores = score_rollout(policy, rewards, sampled, [store.prompts[index].text], sampling.decode_batch, 0)
-        found.append((weight * scores[:, 0].cpu()).sum(0))
-    return _steps(torch.stack(found), steps, sampling, granularities, policy.forward_evals)
+        per_prompt.append((weight * scores[:, 0].cpu()).sum(0))
+    return _steps(torch.stack(per_prompt), steps, sampling, granularities, policy.forward_evals)
 
 
 def _steps(
     scores: torch.Tensor, steps: Sequence[int], sampling: SamplingSettings, granularities: tuple[int, ...], forward_evals: int
 ) -> list[Step]:
-    """scores: [P, B, J, G], a branch a step."""
+    """Summarize scores [P, B, J, G], one branch per step."""
     scaled, group = standardized(scores), scores.shape[-1]
     together = correlation(scaled, scaled[:, :, :1]).mean(0)  # [B, J]
     gaps = (scores - scores[:, :, :1]).mean((0, 3))
-    alone = lambda step, granularity: METHODS["g2rpo"].model_copy(update={"sde_steps": (step,), "granularities": (granularity,)})
+    method = lambda step, granularity: METHODS["g2rpo"].changed(tree={"sde_steps": (step,), "granularities": (granularity,)})
     return [
         Step(
             step,
@@ -75,7 +75,10 @@ def _steps(
             scores[:, branch, 0].std(-1).mean().item(),
             {each: together[branch, index].item() for index, each in enumerate(granularities)},
             {each: gaps[branch, index].item() for index, each in enumerate(granularities)},
-            {each: forward_evals * alone(step, each).tree(sampling.steps).num_forward_evals(group) for each in granularities},
+            {
+                each: forward_evals * method(step, each).tree.build(sampling.steps).num_forward_evals(group)
+                for each in granularities
+            },
         )
         for branch, step in enumerate(steps)
     ]

@@ -8,7 +8,7 @@ from g2rpo_core.common.seeding import generator
 from g2rpo_core.data.embeddings import Conditioning, EmbeddingStore
 from g2rpo_core.data.prompts import Prompt
 from g2rpo_core.models.policy import Policy
-from g2rpo_core.rollout.rollout import sample
+from g2rpo_core.sampling.rollout import sample
 
 
 @torch.no_grad()
@@ -22,11 +22,9 @@ def generate_images(
     batches: Iterable[int] | None = None,
     trained_share: float = 1.0,
 ) -> Iterator[tuple[list[Prompt], torch.Tensor]]:
-    """Yields images [n, 3, H, W] of the first `count` prompts, batch by batch; batches: which batches, all by default.
+    """Yield images [n, 3, H, W] of the first `count` prompts, batch by batch.
 
-    sigmas: of T steps, T + 1 of them, falling from 1 to 0.
-
-    trained_share: share of the steps, from the noisy end, by the policy; the base does the rest (MixGRPO's hybrid inference,
+    batches: numbers of those to make, all by default; sigmas: T + 1 for T steps, falling from 1 to 0; trained_share: share of the steps, from the noisy end, by the policy; the base does the rest (MixGRPO's hybrid inference,
     arXiv 2507.21802). Below 1, the policy must have its base (`Policy.use_base`).
 
     The noise depends only on the seed and the prompt's id, so that any batch size or number of processes gives the same images.
@@ -51,7 +49,7 @@ def draw(
     batch: int,
     trained_share: float = 1.0,
 ) -> torch.Tensor:
-    """Images [n, 3, H, W] from initial noise [n, ...] (`Policy.noise`), one for each encoded prompt; see `generate_images`."""
+    """Sample images [n, 3, H, W] from initial noise [n, ...] (`Policy.noise`), one per encoded prompt; see `generate_images`."""
     steps = len(sigmas) - 1
     handed_over = round(trained_share * steps)
     latents = sample(policy.sampling_velocity(conditioning), initial, sigmas[: handed_over + 1], batch)

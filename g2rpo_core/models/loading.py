@@ -1,9 +1,10 @@
-"""Reads a transformer so that no process ever holds more than its part: built without data, sharded, and filled from the files.
+"""Read a transformer so that no process ever holds more than its part: build it without data, spread it, and fill it.
 
-Every process reads only its own slices of the safetensors, and casts them as it copies. A single process works the same way.
+Every process reads only its own slices of the safetensors, and casts them as it copies. A single process works the same way. The steps
+that spread a model over many GPUs are ordered as in torchtitan: activation checkpointing, compilation, sharding.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -12,19 +13,22 @@ from diffusers.models.modeling_utils import ModelMixin
 from peft import LoraConfig
 from safetensors import safe_open
 from torch.distributed.checkpoint import HuggingFaceStorageReader
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from g2rpo_core.bases.base import Base
-from g2rpo_core.errors import UserError
-from g2rpo_core.files import complaint, reading, whole
-from g2rpo_core.models.settings import LoraSettings
+from g2rpo_core.architectures.architecture import Architecture
+from g2rpo_core.distributed.machine import REAL, Machine
+from g2rpo_core.distributed.process_group import ProcessGroup
+from g2rpo_core.foundation.errors import UserError
+from g2rpo_core.foundation.files import complaint, reading, whole
+from g2rpo_core.models.settings import LoraSettings, ParallelSettings
 
 LORA_FILE = "pytorch_lora_weights.safetensors"  # diffusers' name
 Spread = Callable[[ModelMixin], None]
 
 
 def load_transformer(
-    base: Base,
+    base: Architecture,
     folder: Path,
     device: torch.device,
     dtype: torch.dtype,
@@ -32,34 +36,34 @@ def load_transformer(
     lora: LoraConfig | None = None,
     spread: Spread | None = None,
     config: Path | None = None,
-    again: str = "",
+    machine: Machine = REAL,
 ) -> ModelMixin:
-    """The transformer of a diffusers folder on `device`.
+    """Read the transformer of a diffusers folder onto `device`; UserError if the files do not hold exactly the model's weights.
 
     dtype: of its parameters; trained: whether they have gradients; lora: an adapter to add, in float32: then only it has
     gradients, and `draw_lora` sets its values; spread: compiles and shards the model while it has no data; config: the folder
-    with the model's configuration, if it is another one; again: how to make the folder again. UserError if the files do not hold
-    exactly the model's weights.
+    with the model's configuration, if it is another one.
     """
-    transformer = empty_transformer(base, config or folder, dtype, trained, lora, again)
+    transformer = empty_transformer(base, config or folder, dtype, trained, lora)
     if spread:
         spread(transformer)
     allocate(transformer, device)
-    read_weights(transformer, folder, again)
+    machine.read(read_weights, transformer, folder)
     return transformer
 
 
 def empty_transformer(
-    base: Base, folder: Path, dtype: torch.dtype, trained: bool, lora: LoraConfig | None = None, again: str = ""
+    base: Architecture, folder: Path, dtype: torch.dtype, trained: bool, lora: LoraConfig | None = None
 ) -> ModelMixin:
-    """A transformer on the meta device, without data.
+    """Return a transformer on the meta device, without data.
 
     ValueError for a class with buffers that no file holds: they would lack values.
     """
-    config = whole(folder / "config.json", again)
-    with torch.device("meta"), reading(config, again):
+    config = whole(folder / "config.json")
+    with torch.device("meta"), reading(config):
         transformer = base.transformer.from_config(base.transformer.load_config(folder))
-        transformer.register_to_config(_name_or_path=str(folder))  # as from_pretrained does, for readers of the saved model
+        # as from_pretrained does, for readers of the saved model
+        transformer.register_to_config(_name_or_path=str(folder))
         transformer.requires_grad_(trained and lora is None)
         if lora:
             transformer.add_adapter(lora)
@@ -71,35 +75,37 @@ def empty_transformer(
 
 
 def allocate(transformer: torch.nn.Module, device: torch.device) -> None:
-    """Allocates memory for every parameter, or for this process's part of it, without values."""
+    """Allocate memory for every parameter, or for this process's part of it, without values."""
     transformer._apply(lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor.to(device))
 
 
-def read_weights(transformer: torch.nn.Module, folder: Path, again: str = "") -> None:
-    """Fills all but an adapter's weights from the folder's safetensors; each process reads its own slices."""
+def read_weights(transformer: torch.nn.Module, folder: Path) -> None:
+    """Fill all but an adapter's weights from the folder's safetensors; each process reads its own slices."""
     state = {name.replace(".base_layer.", "."): value for name, value in transformer.state_dict().items() if ".lora_" not in name}
+    # Compare names and shapes first, because the reader's own error names neither file nor model
     stored = set()
     for file in sorted(folder.glob("*.safetensors")):
-        with reading(whole(file, again), again), safe_open(file, "pt") as opened:
+        with reading(whole(file)), safe_open(file, "pt") as opened:
             names = list(opened.keys())
             stored |= set(names)
             for key in names:
                 shape = opened.get_slice(key).get_shape()
                 if key in state and list(state[key].shape) != shape:
-                    raise UserError(complaint(file, f"{key} is {shape}, the model's is {list(state[key].shape)}", again))
+                    raise UserError(complaint(file, f"{key} is {shape}, the model's is {list(state[key].shape)}"))
     if wrong := sorted(stored ^ state.keys()):
         which = "lacks" if wrong[0] in state else "has the unknown weight"
         reason = f"{which} {wrong[0]} ({len(wrong)} such differences): its weights belong to another model, or are incomplete"
-        raise UserError(complaint(folder, reason, again))
-    with reading(folder, again):
-        dcp.load(state, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)  # each process reads for itself
+        raise UserError(complaint(folder, reason))
+    with reading(folder):
+        # each process reads for itself
+        dcp.load(state, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)
 
 
-def weights_in(run: Path, again: str = "") -> tuple[Path, str | None]:
-    """The folder with the weights of a run, and the name of its file if they are a LoRA's.
+def weights_in(run: Path) -> tuple[Path, str | None]:
+    """Find the folder with the weights of a run, and the name of its file if they are a LoRA's.
 
     run: what `Policy.save` wrote, or any folder with the safetensors of a transformer (diffusers' names) or of a LoRA, anywhere
-    below it; again: how to make it again. UserError if there are none, or those of several models.
+    below it. UserError if there are none, or those of several models.
     """
     for name, file in (("lora", LORA_FILE), ("transformer", None)):
         if (run / name).exists():
@@ -107,38 +113,38 @@ def weights_in(run: Path, again: str = "") -> tuple[Path, str | None]:
     files = sorted(run.rglob("*.safetensors"))
     folders = sorted({file.parent for file in files})
     if len(folders) != 1:
-        found = (
+        holds = (
             f"weights in {len(folders)} folders ({', '.join(map(str, folders[:3]))}): name one" if folders else "no safetensors"
         )
-        raise UserError(complaint(run, f"{found}; it must be a transformer or a LoRA in diffusers' layout", again))
-    with reading(whole(files[0], again), again), safe_open(files[0], "pt") as opened:
+        raise UserError(complaint(run, f"{holds}; it must be a transformer or a LoRA in diffusers' layout"))
+    with reading(whole(files[0])), safe_open(files[0], "pt") as opened:
         adapter = any(".lora_" in name or ".lora." in name for name in opened.keys())  # noqa: SIM118 - not iterable itself
     if adapter and len(files) > 1:
         raise UserError(f"{run}: holds {len(files)} LoRAs ({', '.join(file.name for file in files[:3])}): name one")
     return folders[0], files[0].name if adapter else None
 
 
-def lora_config(base: Base, lora: LoraSettings) -> LoraConfig:
-    """The adapter that the settings describe, on the base model's own layers if they name none; its values are not set."""
+def lora_config(base: Architecture, lora: LoraSettings) -> LoraConfig:
+    """Return the adapter that the settings describe, on the base model's own layers if they name none; its values are not set."""
     targets = list(lora.target_modules or base.lora_targets)
     return LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=targets, init_lora_weights=False)
 
 
-def load_lora(base: Base, transformer: ModelMixin, folder: Path, file: str, again: str = "") -> None:
-    """Adds a LoRA to the transformer, in float32: in diffusers' layout, or in another that diffusers converts.
+def load_lora(base: Architecture, transformer: ModelMixin, folder: Path, file: str) -> None:
+    """Add a LoRA to the transformer, in float32: in diffusers' layout, or in another that diffusers converts.
 
     UserError if nothing in it is for a transformer of this base model.
     """
-    with reading(whole(folder / file, again), again):
+    with reading(whole(folder / file)):
         weights, more = base.read_lora(folder, file)
     if not any(name.startswith("transformer.") for name in weights):
         raise UserError(
             f"{folder / file}: no weight in it is named transformer.…, diffusers' name for a LoRA of {base.label}'s transformer"
         )
-    with reading(folder / file, again):
+    with reading(folder / file):
         base.pipeline.load_lora_into_transformer(weights, transformer=transformer, **more)
     if not getattr(transformer, "peft_config", None):
-        raise UserError(complaint(folder / file, "holds no LoRA of this model", again))
+        raise UserError(complaint(folder / file, "holds no LoRA of this model"))
     for name, parameter in transformer.named_parameters():
         if ".lora_" in name:
             parameter.data = parameter.data.float()
@@ -146,7 +152,7 @@ def load_lora(base: Base, transformer: ModelMixin, folder: Path, file: str, agai
 
 @torch.no_grad()
 def draw_lora(transformer: ModelMixin, rank: int, generator: torch.Generator) -> None:
-    """Sets a new adapter's values: its first matrix normal with a deviation of 1 / rank, its second zero.
+    """Set a new adapter's values: its first matrix normal with a deviation of 1 / rank, its second zero.
 
     So it changes nothing yet. The values depend only on the generator, not on the number of processes.
     """
@@ -155,6 +161,94 @@ def draw_lora(transformer: ModelMixin, rank: int, generator: torch.Generator) ->
             continue
         whole = torch.randn(parameter.shape, generator=generator) / rank if ".lora_A." in name else torch.zeros(parameter.shape)
         whole = whole.to(parameter.device)
-        if isinstance(parameter, DTensor):  # None: nothing is sent, each process takes its part
+        # With None as the source nothing is sent: each process has drawn all, and takes its part
+        if isinstance(parameter, DTensor):
             whole = distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)
         parameter.copy_(whole)
+
+
+def parallelize(
+    transformer: ModelMixin,
+    blocks: Sequence[torch.nn.Module],
+    settings: ParallelSettings,
+    dtype: torch.dtype,
+    processes: ProcessGroup,
+    device: torch.device,
+) -> None:
+    """Compile and shard the transformer in place, as `training.parallel` says; it has no data yet, or is on its device.
+
+    blocks: those of the transformer that are compiled and sharded one by one; dtype: of the computation and of gathered weights;
+    masters and gradients keep the parameters' dtype; device: where the weights will be. UserError if the number of processes is not
+    a multiple of `shard_size`.
+    """
+    if settings.compile:
+        apply_compile(blocks)
+    if processes.size > 1:
+        if settings.shard_size and processes.size > settings.shard_size and processes.size % settings.shard_size:
+            raise UserError(
+                f"training.parallel.shard_size: {processes.size} processes cannot be divided into groups of {settings.shard_size}"
+            )
+        apply_fsdp(transformer, blocks, dtype, device, settings.shard_size)
+
+
+def apply_gradient_checkpointing(transformer: ModelMixin) -> None:
+    """Make every block keep only its inputs and recompute its activations in the backward pass."""
+    transformer.enable_gradient_checkpointing()
+
+
+def apply_compile(blocks: Sequence[torch.nn.Module]) -> None:
+    """Compile every block in place: blocks of a kind share one compiled graph."""
+    for block in blocks:
+        block.compile()
+
+
+def apply_fsdp(
+    transformer: ModelMixin,
+    blocks: Sequence[torch.nn.Module],
+    dtype: torch.dtype,
+    device: torch.device,
+    shard_size: int | None = None,
+) -> None:
+    """Shard every block and the layers around them over all processes, or over groups of `shard_size` with a copy each (hybrid).
+
+    Gradients are means over all processes, summed in float32. Inputs are not cast: sigma reaches the model in float32, and
+    autocast decides what is computed in `dtype`.
+    """
+    size = torch.distributed.get_world_size()
+    shape: tuple[int, ...] = (size,)
+    names: tuple[str, ...] = ("shard",)
+    if shard_size and shard_size < size:
+        shape, names = ((size // shard_size, shard_size), ("replicate", "shard"))
+    mesh = torch.distributed.init_device_mesh(device.type, shape, mesh_dim_names=names)
+    precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    for block in blocks:
+        fully_shard(block, mesh=mesh, mp_policy=precision)
+    fully_shard(transformer, mesh=mesh, mp_policy=precision)
+
+
+def reduce_gradients(transformer: torch.nn.Module, now: bool) -> None:
+    """Set whether the next backward pass sums its gradients over the processes, or leaves that to a later pass (unsharded)."""
+    if isinstance(transformer, FSDPModule):
+        transformer.set_requires_gradient_sync(now)
+
+
+def reshard(transformer: torch.nn.Module) -> None:
+    """Leave every process only its part of the weights.
+
+    After a forward without gradients, FSDP2 keeps the root module gathered; its parameters are then copies in the dtype of the
+    computation, which must not be saved instead of the masters.
+    """
+    if isinstance(transformer, FSDPModule):
+        for module in transformer.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+
+
+@torch.no_grad()
+def refresh(replica: torch.nn.Module, transformer: torch.nn.Module) -> None:
+    """Copy sharded weights into an unsharded replica of the same layout, gathering one at a time; collective."""
+    reshard(transformer)
+    for copy, parameter in zip(replica.parameters(), transformer.parameters()):
+        copy.copy_(parameter.full_tensor() if isinstance(parameter, DTensor) else parameter)
+    for copy, buffer in zip(replica.buffers(), transformer.buffers()):
+        copy.copy_(buffer)

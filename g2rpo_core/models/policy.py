@@ -1,6 +1,7 @@
-"""A base model as a velocity field: load, evaluate under a batch of prompts, decode to images, save."""
+"""Loads a base model as a velocity field, evaluates it under a batch of prompts, decodes its latents to images, and saves it."""
 
 import copy
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -11,48 +12,51 @@ from diffusers.utils.peft_utils import scale_lora_layers, unscale_lora_layers
 from peft import get_peft_model_state_dict
 from torch.distributed.tensor import DTensor
 
-from g2rpo_core.bases.base import Base
-from g2rpo_core.bases.table import base_of
-from g2rpo_core.common.model_store import AGAIN
+from g2rpo_core.architectures.architecture import Architecture
+from g2rpo_core.architectures.table import read_architecture
 from g2rpo_core.common.seeding import generator
-from g2rpo_core.data import embeddings
-from g2rpo_core.data.embeddings import Conditioning
+from g2rpo_core.data.embeddings import DTYPES, Conditioning
+from g2rpo_core.distributed.machine import REAL, Machine
 from g2rpo_core.distributed.process_group import ProcessGroup
-from g2rpo_core.errors import UserError
-from g2rpo_core.files import reading
+from g2rpo_core.foundation.errors import UserError
+from g2rpo_core.foundation.files import hint_for, reading
 from g2rpo_core.models.loading import (
     LORA_FILE,
     allocate,
+    apply_compile,
     draw_lora,
     empty_transformer,
     load_lora,
     load_transformer,
     lora_config,
+    parallelize,
+    refresh,
+    reshard,
     weights_in,
 )
-from g2rpo_core.models.parallelize import apply_compile, parallelize, refresh, reshard
 from g2rpo_core.models.settings import LoraSettings, ParallelSettings
-from g2rpo_core.rollout.rollout import Velocity
+from g2rpo_core.sampling.rollout import Velocity
+from g2rpo_core.sampling.settings import SamplingSettings
 
 SNAPSHOTS = "snapshots"  # the folder, within a run's, with the weights of earlier iterations
 
 
 def snapshot(run: Path, checkpoint: str | int) -> Path:
-    """The folder with the weights of a run's checkpoint (`final` or the number of an iteration), for `Policy.load`."""
+    """Return the folder with the weights of a run's checkpoint (`final` or the number of an iteration), for `Policy.load`."""
     return run if checkpoint == "final" else run / SNAPSHOTS / f"{checkpoint:06d}"
 
 
 class Policy:
     """A base model's transformer and VAE at one image size.
 
-    height, width: pixels, divisible by twice the VAE's factor (UserError otherwise); guidance: the guidance scale, an input of the
-    model or that of classifier-free guidance, as the base model has it; dtype: of the transformer's computation (autocast), weights,
-    latents and velocities stay float32.
+    height, width: pixels, divisible by twice the VAE's factor (UserError otherwise); guidance: the scale, an input of the model or
+    that of classifier-free guidance; dtype: of the transformer's computation (autocast), while weights, latents and velocities stay
+    float32; machine: reads the weights and makes the calls.
     """
 
     def __init__(
         self,
-        architecture: Base,
+        architecture: Architecture,
         transformer: ModelMixin,
         vae: AutoencoderKL,
         height: int,
@@ -60,10 +64,12 @@ class Policy:
         guidance: float,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
+        machine: Machine = REAL,
     ):
         self.architecture = architecture
         self.transformer, self.vae = transformer, vae.to(device).eval().requires_grad_(False)
         self.height, self.width, self.guidance, self.dtype, self.device = height, width, guidance, dtype, torch.device(device)
+        self.machine = machine
         self.vae_factor = 2 ** (len(vae.config.block_out_channels) - 1)
         if height % (2 * self.vae_factor) or width % (2 * self.vae_factor):
             raise UserError(f"height and width of images must be divisible by {2 * self.vae_factor}, got {height}x{width}")
@@ -80,23 +86,21 @@ class Policy:
         self._positions = architecture.positions(self.rows, self.columns, self.device)
 
     @classmethod
-    def load(cls, pipeline: Path, run: Path | None = None, again: str = "", **settings) -> "Policy":
-        """A policy to sample from: weights without gradients, in the dtype of the computation.
+    def load(cls, pipeline: Path, run: Path | None = None, machine: Machine = REAL, **settings) -> "Policy":
+        """Load a policy to sample from: weights without gradients, in the dtype of the computation.
 
-        pipeline: the folder of a base model's pipeline; run: a folder for `weights_in`, whose weights replace the base's or whose LoRA is added
-        to them; again: how to make the run again; settings: those of Policy. UserError if the files do not hold the model's
-        weights.
+        pipeline: the folder of a base model's pipeline; run: a folder for `weights_in`, whose weights replace the base's or whose
+        LoRA is added to them; settings: those of Policy. UserError if the files do not hold the model's weights.
         """
         device, dtype = torch.device(settings.get("device", "cpu")), settings.get("dtype", torch.float32)
-        architecture, base = base_of(pipeline), pipeline / "transformer"
-        folder, lora = weights_in(run, again) if run else (base, None)
+        architecture, base = read_architecture(pipeline), pipeline / "transformer"
+        folder, lora = weights_in(run) if run else (base, None)
         weights = base if lora else folder
         config = weights if (weights / "config.json").exists() else base
-        of_weights = AGAIN if weights == base else again
-        transformer = load_transformer(architecture, weights, device, dtype, trained=False, config=config, again=of_weights)
+        transformer = load_transformer(architecture, weights, device, dtype, trained=False, config=config, machine=machine)
         if lora:
-            load_lora(architecture, transformer, folder, lora, again)
-        return cls(architecture, transformer, _vae(pipeline), **settings)
+            machine.read(load_lora, architecture, transformer, folder, lora)
+        return cls(architecture, transformer, _vae(pipeline), machine=machine, **settings)
 
     @classmethod
     def load_to_train(
@@ -107,31 +111,36 @@ class Policy:
         parallel: ParallelSettings = ParallelSettings(),  # noqa: B008
         processes: ProcessGroup = ProcessGroup(),  # noqa: B008
         base: bool = False,
+        machine: Machine = REAL,
         **settings,
     ) -> "Policy":
-        """A policy to train, spread over the processes as `parallel` says; collective.
+        """Load a policy to train, spread over the processes as `parallel` says; collective.
 
         All weights are float32 and trained. With a LoRA, only the LoRA is: its initial values depend on `seed` alone, and the
         base's weights stay in the computation's dtype. base: also keep the model before training, for `base_velocity`; without a
         LoRA this is a second set of weights, in the computation's dtype.
         """
+        # The trained weights, or a new LoRA on frozen ones
         device, dtype = torch.device(settings.get("device", "cpu")), settings.get("dtype", torch.float32)
-        architecture, folder = base_of(pipeline), pipeline / "transformer"
+        architecture, folder = read_architecture(pipeline), pipeline / "transformer"
         spread = lambda transformer: parallelize(
             transformer, architecture.blocks(transformer), parallel, dtype, processes, device
         )
         adapter = lora and lora_config(architecture, lora)
         transformer = load_transformer(
-            architecture, folder, device, dtype if lora else torch.float32, True, adapter, spread, again=AGAIN
+            architecture, folder, device, dtype if lora else torch.float32, True, adapter, spread, machine=machine
         )
         if lora:
             draw_lora(transformer, lora.rank, generator("adapter", seed))
-        policy = cls(architecture, transformer, _vae(pipeline), **settings)
+        policy = cls(architecture, transformer, _vae(pipeline), machine=machine, **settings)
+        # The model before training; a LoRA at zero is that already
         if base and not lora:
-            policy._base = load_transformer(architecture, folder, device, dtype, trained=False, spread=spread, again=AGAIN).eval()
+            reference = load_transformer(architecture, folder, device, dtype, trained=False, spread=spread, machine=machine)
+            policy._base = reference.eval()
+        # An unsharded copy for rollouts
         if parallel.replica and processes.size > 1:
             replica = empty_transformer(architecture, folder, dtype, trained=False, lora=adapter).requires_grad_(False)
-            for parameter in replica.parameters():  # the adapter's, too; buffers keep their dtype
+            for parameter in replica.parameters():  # also the adapter's
                 parameter.data = parameter.data.to(dtype)
             if parallel.compile:
                 apply_compile(architecture.blocks(replica))
@@ -145,14 +154,15 @@ class Policy:
         return bool(getattr(self.transformer, "peft_config", None))
 
     def trained_parameters(self) -> dict[str, torch.nn.Parameter]:
-        """The parameters that training moves, by name: the LoRA's, or all."""
+        """Return the parameters that training moves, by name: the LoRA's, or all."""
         return {name: parameter for name, parameter in self.transformer.named_parameters() if parameter.requires_grad}
 
     def save(self, folder: Path) -> None:
-        """Writes `folder`/transformer for diffusers' `from_pretrained`, or `folder`/lora for `load_lora_weights`.
+        """Write `folder`/transformer for diffusers' `from_pretrained`, or `folder`/lora for `load_lora_weights`.
 
         Collective: the first process writes, the others only help to gather what is sharded.
         """
+        # Gather
         weights = {}
         reshard(self.transformer)
         rank = dist.get_rank() if dist.is_initialized() else 0
@@ -162,6 +172,7 @@ class Policy:
                 weights[name] = whole.detach().cpu()
         if rank > 0:
             return
+        # Write, a LoRA alone
         if self.has_lora:
             self.architecture.pipeline.save_lora_weights(
                 folder / "lora",
@@ -170,48 +181,50 @@ class Policy:
                 transformer_lora_adapter_metadata=self.transformer.peft_config["default"].to_dict(),
             )
             return
+        # Write a model of the same configuration around the weights: the trained one may be sharded or compiled
         with torch.device("meta"):
             whole = self.architecture.transformer.from_config(self.transformer.config)
-        buffers = {name: buffer.cpu() for name, buffer in self.transformer.named_buffers()}  # on every process whole
+        # on every process whole
+        buffers = {name: buffer.cpu() for name, buffer in self.transformer.named_buffers()}
         whole.load_state_dict(weights | buffers, assign=True)
         whole.save_pretrained(folder / "transformer")
 
     def noise(self, generator: torch.Generator, count: int | None = None) -> torch.Tensor:
-        """Standard normal latents [...] as the transformer takes them, or [count, ...]; drawn as diffusers draws them."""
+        """Draw standard normal latents [...] as the transformer takes them, or [count, ...]; drawn as diffusers draws them."""
         unpacked = torch.randn((count or 1, *self.unpacked_shape), generator=generator)
         packed = self.architecture.pack(unpacked).to(self.device)
         return packed if count else packed[0]
 
     def batch_size(self, tokens: int, conditioning: Conditioning) -> int:
-        """How many latents of these prompts fit into a call of `tokens` image and text tokens; at least 1."""
+        """Return how many latents of these prompts fit into a call of `tokens` image and text tokens; at least 1."""
         of_one = self.image_tokens + self.architecture.text_tokens(conditioning.tensors)
         return max(1, tokens // (of_one * self.forward_evals))
 
     @property
     def forward_evals(self) -> int:
-        """Forward evaluations (NFE) of the velocity of one latent: two with classifier-free guidance."""
+        """Return the forward evaluations (NFE) of the velocity of one latent: two with classifier-free guidance."""
         return self.architecture.forward_evals(self.guidance)
 
     def keep_base(self) -> None:
-        """Keeps a copy of the current transformer for `base_velocity`, if there is none yet; does nothing for a LoRA."""
+        """Keep a copy of the current transformer for `base_velocity`, if there is none yet; do nothing for a LoRA."""
         if self._base is None and not self.has_lora:
             self._base = copy.deepcopy(self.transformer).eval().requires_grad_(False)
 
     def use_base(self, base: "Path | Policy") -> None:
-        """Sets the base for `base_velocity` if trained weights were loaded: from a pipeline's folder, or a loaded policy.
+        """Set the base for `base_velocity` if trained weights were loaded: from a pipeline's folder, or a loaded policy.
 
-        Does nothing for a LoRA.
+        Do nothing for a LoRA.
         """
         if not self.has_lora:
             if isinstance(base, Path):
                 folder = base / "transformer"
-                loaded = load_transformer(self.architecture, folder, self.device, self.dtype, trained=False, again=AGAIN)
+                loaded = load_transformer(self.architecture, folder, self.device, self.dtype, trained=False, machine=self.machine)
                 self._base = loaded.eval()
             else:
                 self._base = base.transformer
 
     def base_velocity(self, conditioning: Conditioning) -> Velocity:
-        """The velocity field of the model before training; a LoRA's base is the same weights with the LoRA at zero."""
+        """Return the velocity field of the model before training; a LoRA's base is the same weights with the LoRA at zero."""
         if not self.has_lora:
             return self._velocity(self._base, conditioning)
         adapted = self.velocity(conditioning)
@@ -226,19 +239,20 @@ class Policy:
         return velocity
 
     def refresh(self) -> None:
-        """Updates the rollouts' replica of the weights, if there is one; collective."""
+        """Update the rollouts' replica of the weights, if there is one; collective."""
         if self._replica is not None:
             refresh(self._replica, self.transformer)
 
     def sampling_velocity(self, conditioning: Conditioning) -> Velocity:
-        """As `velocity`, but without gradients and with the replica if there is one."""
+        """Return the field to sample with, without gradients: that of the replica if there is one, else as `velocity`."""
         return self._velocity(self._replica if self._replica is not None else self.transformer, conditioning)
 
     def velocity(self, conditioning: Conditioning) -> Velocity:
-        """The velocity field under P encoded prompts; sigmas reach the model unchanged."""
+        """Return the velocity field under P encoded prompts; sigmas reach the model unchanged."""
         return self._velocity(self.transformer, conditioning)
 
     def _velocity(self, transformer: ModelMixin, conditioning: Conditioning) -> Velocity:
+        # Check that the prompts were encoded for this model
         guided = self.forward_evals > 1
         if lacking := [name for name in self.architecture.encoding if name not in conditioning.tensors]:
             raise self._not_encoded_for(f"their {', '.join(lacking)}")
@@ -248,6 +262,7 @@ class Policy:
                 raise self._not_encoded_for(f"a {name} of width {shape[-1]} (theirs has {width})")
         if guided and conditioning.negative is None:
             raise self._not_encoded_for("the empty prompt, for classifier-free guidance")
+        # Make the field
         encoded = {name: conditioning.tensors[name].to(self.device) for name in self.architecture.encoding}
         negative = {name: tensor.to(self.device) for name, tensor in (conditioning.negative or {}).items()}
         guidance, positions = self.guidance, self._positions
@@ -264,23 +279,32 @@ class Policy:
             without, with_prompt = output.float().chunk(2)
             return self.architecture.guided(without, with_prompt, guidance)
 
-        return velocity
+        return partial(self.machine.call, transformer, velocity)
 
     def _not_encoded_for(self, lacking: str) -> UserError:
         label = self.architecture.label
         return UserError(
-            f"the encoded prompts lack {lacking}, which {label} needs: they are of another model; {embeddings.AGAIN}"
+            f"the encoded prompts lack {lacking}, which {label} needs: they are of another model; {hint_for('embeddings')}"
         )
 
     @torch.no_grad()
     def decode(self, latents: torch.Tensor, max_batch: int) -> torch.Tensor:
-        """Clean latents [N, ...] as the transformer takes them -> images [N, 3, height, width], float32 in [0, 1]."""
-        latents = self.architecture.unpack(latents, self.rows, self.columns)
-        latents = latents / self.vae.config.scaling_factor + self.vae.config.shift_factor
-        images = [self.vae.decode(part, return_dict=False)[0] for part in latents.split(max_batch)]
-        return torch.cat(images).div_(2).add_(0.5).clamp_(0, 1)  # in place: the images of a prompt are 1.7 GiB at 720 x 720
+        """Decode clean latents [N, ...] as the transformer takes them to images [N, 3, height, width], float32 in [0, 1]."""
+        decode = lambda part: self.vae.decode(part, return_dict=False)[0]
+        with self.machine.phase("decode"):
+            latents = self.architecture.unpack(latents, self.rows, self.columns)
+            latents = latents / self.vae.config.scaling_factor + self.vae.config.shift_factor
+            images = [self.machine.call(self.vae, decode, part) for part in latents.split(max_batch)]
+            # in place: a prompt's images are 1.7 GiB at 720 x 720
+            return torch.cat(images).div_(2).add_(0.5).clamp_(0, 1)
+
+
+def policy_settings(sampling: SamplingSettings, device: torch.device, **instead: object) -> dict[str, object]:
+    """Return the settings of a Policy from the section `sampling`; instead: values that replace these."""
+    size = {"height": sampling.height, "width": sampling.width}
+    return {**size, "guidance": sampling.guidance, "dtype": DTYPES[sampling.dtype], "device": device, **instead}
 
 
 def _vae(pipeline: Path) -> AutoencoderKL:
-    with reading(pipeline / "vae", AGAIN):
+    with reading(pipeline / "vae"):
         return AutoencoderKL.from_pretrained(pipeline / "vae", dtype=torch.float32)

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from g2rpo_core.settings import Count, Different, Scale, Settings
+from g2rpo_core.foundation.settings import Count, Different, Scale, Settings
 
 
 class LoraSettings(Settings):

@@ -1,4 +1,4 @@
-"""The report's charts: Vega-Lite by altair, interactive in the page, or an SVG where no script runs.
+"""Draws the report's charts: Vega-Lite by altair, interactive in the page, or an SVG where no script runs.
 
 In the page, hovering shows values, and a click on a name in the legend hides the others. The page's style sets the colours of
 text and lines (`svg text`), so that they are readable on light and dark backgrounds.
@@ -22,40 +22,38 @@ WIDTH, HEIGHT = 290, 150  # of a panel
 
 
 def _methods(names: Sequence[str]) -> alt.Scale:
+    """Return a colour for each name; beyond the palette, colours repeat."""
     colors = {"range": list(PALETTE[: len(names)])} if len(names) <= len(PALETTE) else {"scheme": "tableau20"}
     return alt.Scale(domain=list(names), **colors)
 
 
 def forest(gains: Sequence[Gain], labels: Mapping[str, str], columns: Mapping[str | None, str]) -> dict | None:
-    """Gains over the base, one row per method, one panel per column: mean over seeds with its interval, and every seed as a dot.
+    """Draw gains over the base, one row per method, one panel per column: the mean over seeds with its interval, each seed as a dot.
 
     gains: of every method and column; labels: of methods; columns: reward (None: the training reward) -> the panel's title. With
     fewer than three seeds, each seed shows its own interval, over prompts. Returns None if there is nothing to show.
     """
+    # Lay out the numbers of seeds and of their means
     names = [labels[name] for name in dict.fromkeys(gain.method for gain in gains)]
     seeds, means = [], []
     for gain in gains:
-        about = {"method": labels[gain.method], "column": columns[gain.reward]}
-        for seed, found in gain.seeds.items():
-            seeds.append({**about, "seed": str(seed), "gain": found.mean, "low": found.low, "high": found.high})
+        place = {"method": labels[gain.method], "column": columns[gain.reward]}
+        for seed, one in gain.seeds.items():
+            seeds.append({**place, "seed": str(seed), "gain": one.mean, "low": one.low, "high": one.high})
         if gain.over_seeds:
-            means.append({**about, "gain": gain.over_seeds.mean, "low": gain.over_seeds.low, "high": gain.over_seeds.high})
+            means.append({**place, "gain": gain.over_seeds.mean, "low": gain.over_seeds.low, "high": gain.over_seeds.high})
     if not seeds:
         return None
     intervals = means or seeds
     order = list(dict.fromkeys(columns[gain.reward] for gain in gains))
 
+    # Draw a panel for each column
     def panel(title: str) -> alt.LayerChart:
         rows = lambda table: alt.Data(values=[row for row in table if row["column"] == title])
         x = alt.X("gain:Q", title=None, axis=alt.Axis(format="+~g", tickCount=4))
         y = alt.Y("method:N", sort=names, title=None, axis=alt.Axis(labels=title == order[0], ticks=False, labelLimit=210))
         color = alt.Color("method:N", scale=_methods(names), legend=None)
-        shown = [
-            alt.Tooltip("method:N"),
-            alt.Tooltip("gain:Q", format="+.4f"),
-            alt.Tooltip("low:Q", format="+.4f"),
-            alt.Tooltip("high:Q", format="+.4f"),
-        ]
+        shown = [alt.Tooltip("method:N"), *(alt.Tooltip(f"{what}:Q", format="+.4f") for what in ("gain", "low", "high"))]
         each = [*shown, alt.Tooltip("seed:N")]
         zero = alt.Chart(alt.Data(values=[{"gain": 0}])).mark_rule(strokeDash=[3, 3], color=INK).encode(x="gain:Q")
         bars = (
@@ -64,7 +62,8 @@ def forest(gains: Sequence[Gain], labels: Mapping[str, str], columns: Mapping[st
             .encode(x=alt.X("low:Q", title=None), x2="high:Q", y=y, color=color, tooltip=shown)
         )
         dots = alt.Chart(rows(seeds)).mark_circle(size=34, opacity=0.55).encode(x=x, y=y, color=color, tooltip=each)
-        if not means:  # each seed has its own interval: one below the other
+        # each seed has its own interval: one below the other
+        if not means:
             bars, dots = (layer.encode(yOffset="seed:N") for layer in (bars, dots))
         layers = [zero, bars, dots]
         if means:
@@ -82,24 +81,15 @@ def forest(gains: Sequence[Gain], labels: Mapping[str, str], columns: Mapping[st
 def curves(
     runs: Mapping[Run, pd.DataFrame], columns: Mapping[str, str], axes: Mapping[str, str], labels: Mapping[str, str]
 ) -> dict | None:
-    """Faint lines for every run, and for every method the mean and the band from its lowest to its highest seed.
+    """Draw a faint line for every run, and for every method the mean and the band from its lowest to its highest seed.
 
     runs: (method, seed) -> records; columns: column -> title of its panel; axes: column -> label, between which the page can
-    switch, the first of them iterations; a point's place on them is the mean over the method's seeds, so that seeds stand one above the
-    other. labels: of methods. Returns None without runs.
+    switch, the first of them iterations; labels: of methods. Return None without runs.
     """
-    everything = [records.assign(method=method) for (method, _), records in runs.items()]
-    places = pd.concat(everything).groupby(["method", "iteration"])[list(axes)].mean() if everything else pd.DataFrame()
-    points = [
-        {"method": labels[method], "seed": str(seed), "panel": title, "value": row[column]}
-        | {label: places.at[(method, row["iteration"]), axis] for axis, label in axes.items()}
-        for (method, seed), records in runs.items()
-        for column, title in columns.items()
-        if column in records
-        for row in records.to_dict("records")
-    ]
+    points = _points(runs, columns, axes, labels)
     if not points:
         return None
+    # What all panels share: the axis to choose, methods to hide, and colours
     names = [labels[name] for name in dict.fromkeys(method for method, _ in runs)]
     first = next(iter(axes.values()))
     axis = alt.param("axis", value=first, bind=alt.binding_radio(options=list(axes.values()), name="against "))
@@ -115,6 +105,7 @@ def curves(
     )
     when = lambda on, off: alt.when(chosen).then(alt.value(on)).otherwise(alt.value(off))
 
+    # A panel: band, seeds, mean
     def panel(title: str) -> alt.LayerChart:
         data = alt.Data(values=[point for point in points if point["panel"] == title])
         base = alt.Chart(data).transform_calculate(position="datum[axis]")
@@ -136,13 +127,42 @@ def curves(
             title=alt.Title(title, anchor="start", fontSize=12), width=WIDTH, height=HEIGHT
         )
 
-    with warnings.catch_warnings():  # all panels are meant to share one selection
+    # altair warns that all panels share one selection, as they are meant to
+    with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Automatically deduplicated selection parameter")
         return _spec(alt.concat(*map(panel, columns.values()), columns=PANELS, spacing=18).add_params(axis, chosen))
 
 
+def _points(
+    runs: Mapping[Run, pd.DataFrame], columns: Mapping[str, str], axes: Mapping[str, str], labels: Mapping[str, str]
+) -> list[dict]:
+    """Return a point for every value; its place on each axis is the mean over the method's seeds, so that they are one above another."""
+    if not runs:
+        return []
+    everything = [records.assign(method=method) for (method, _), records in runs.items()]
+    places = pd.concat(everything).groupby(["method", "iteration"])[list(axes)].mean()
+    return [
+        {"method": labels[method], "seed": str(seed), "panel": title, "value": row[column]}
+        | {label: places.at[(method, row["iteration"]), axis] for axis, label in axes.items()}
+        for (method, seed), records in runs.items()
+        for column, title in columns.items()
+        if column in records
+        for row in records.to_dict("records")
+    ]
+
+
+def lines(points: Sequence[Mapping]) -> dict:
+    """Draw values against iterations, one panel per reward; points: `line` (a name in the legend), `reward`, `iteration`, `value`."""
+    x = alt.X("iteration:Q", axis=alt.Axis(tickCount=5))
+    y = alt.Y("value:Q", title=None, scale=alt.Scale(zero=False))
+    color = alt.Color("line:N", title=None, legend=alt.Legend(labelLimit=300))
+    panels = alt.Column("reward:N", title=None, sort=list(dict.fromkeys(point["reward"] for point in points)))
+    chart = alt.Chart(alt.Data(values=list(points))).mark_line().encode(x=x, y=y, color=color, column=panels)
+    return _spec(chart.properties(width=WIDTH, height=HEIGHT).resolve_scale(y="independent"))
+
+
 def _spec(chart: alt.Chart) -> dict:
-    """The chart's Vega-Lite specification as JSON values; the same numbers give the same values."""
+    """Return the chart's Vega-Lite specification as JSON values; the same numbers give the same values."""
     return json.loads(
         chart.configure(background="transparent", font="system-ui, sans-serif")
         .configure_view(stroke=None)
@@ -154,12 +174,17 @@ def _spec(chart: alt.Chart) -> dict:
 
 
 def svg(spec: dict | None) -> str:
-    """The chart as the text of an SVG file; an empty SVG for None."""
+    """Return the chart as the text of an SVG file; an empty SVG for None."""
     if spec is None:
         return '<svg xmlns="http://www.w3.org/2000/svg" width="1" height="1"/>\n'
     return vl_convert.vegalite_to_svg(spec, vl_version=VERSION)
 
 
+def png(spec: dict) -> bytes:
+    """Draw the chart as a PNG on white."""
+    return vl_convert.vegalite_to_png(spec | {"background": "white"}, vl_version=VERSION)
+
+
 def library() -> str:
-    """The JavaScript of vega-embed, Vega-Lite and Vega, for a page that downloads nothing."""
+    """Return the JavaScript of vega-embed, Vega-Lite and Vega, for a page that downloads nothing."""
     return vl_convert.javascript_bundle(vl_version=VERSION)  # type: ignore[call-arg]  # its stub wants more

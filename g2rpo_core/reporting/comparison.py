@@ -1,23 +1,27 @@
-"""Compares two evaluations: which settings differ, how far the rewards of each run differ, and whether that is significant."""
+"""Compares two evaluations: which settings differ, by how much each run's rewards differ, and whether that is significant."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from math import nan
 
+import numpy as np
 import pandas as pd
 
-from g2rpo_core.common.runs import run_name
-from g2rpo_core.errors import UserError
-from g2rpo_core.reporting.statistics import Difference, Spread, paired_difference, spread
-from g2rpo_core.reporting.tables import Run, by_prompt, tone
+from g2rpo_core.common.runs import BASE, run_name
+from g2rpo_core.foundation.errors import UserError
+from g2rpo_core.reporting.statistics import Difference, paired_difference
+from g2rpo_core.reporting.tables import OverSeeds, Run, by_prompt
 
 
 @dataclass(frozen=True)
 class Side:
-    """One side of a comparison: its name, its resolved profile, and the rows of its evaluations (`SCORES`) that reports use."""
+    """One side of a comparison."""
 
     name: str
     profile: Mapping[str, object]
+    """Resolved, as the stage `profile` writes it."""
     results: pd.DataFrame
+    """The rows of its evaluations (`SCORES`) that reports use."""
 
     @property
     def runs(self) -> list[Run]:
@@ -25,28 +29,17 @@ class Side:
 
 
 @dataclass(frozen=True)
-class Change:
-    """The change of one method in one reward, after - before, paired by prompt: per seed, and the mean of three seeds or more."""
+class Change(OverSeeds):
+    """The change of one method in one reward: after - before, paired by prompt."""
 
-    method: str
     reward: str
     before: float
+    """The mean reward, over seeds; `after` likewise."""
     after: float
-    seeds: dict[int, Difference]
-    over_seeds: Spread | None
-
-    @property
-    def tone(self) -> str:
-        """`up` or `down` if it is significant (over seeds, or on every seed), else empty."""
-        tones = {tone(one) for one in ([self.over_seeds] if self.over_seeds else self.seeds.values())}
-        return tones.pop() if len(tones) == 1 else ""
 
 
 def changed_settings(before: Side, after: Side) -> list[tuple[str, object, object]]:
-    """The dotted keys whose values differ, with both values (None if a profile lacks the key).
-
-    Methods count only if both sides have them.
-    """
+    """Return the dotted keys whose values differ, with both values (None if a profile lacks the key); methods only if both have them."""
     ours, theirs = dict(_leaves(before.profile)), dict(_leaves(after.profile))
     shared = {method for method, _ in before.runs} & {method for method, _ in after.runs}
     keys = [key for key in dict.fromkeys([*ours, *theirs]) if not key.startswith("methods.") or key.split(".")[1] in shared]
@@ -62,35 +55,57 @@ def _leaves(data: object, prefix: str = "") -> Iterator[tuple[str, object]]:
 
 
 def changes(before: Side, after: Side) -> list[Change]:
-    """The change of every method and reward that both have, over shared seeds and prompts.
-
-    UserError if they share no run or prompts.
-    """
+    """Return the change of each method and reward that both have, over shared seeds and prompts; UserError if nothing is shared."""
     shared = [run for run in before.runs if run in after.runs]
     if not shared:
         raise UserError(
             f"compare: {before.name} and {after.name} have no run in common: {_named(before.runs)} against {_named(after.runs)}"
         )
-    prompts = set(before.results.prompt_id) & set(after.results.prompt_id)
-    if len(prompts) < 2:
-        raise UserError(f"compare: {before.name} and {after.name} were evaluated on different prompts, so nothing can be paired")
-    sides = [side.results[side.results.prompt_id.isin(prompts)] for side in (before, after)]
+    sides = _alike(before, after)
     rewards = [name for name in dict.fromkeys(sides[0].reward) if name in set(sides[1].reward)]
-    found = []
+    # Compare each method in each reward
+    changed = []
     for method in dict.fromkeys(method for method, _ in shared):
         for reward in rewards:
             seeds, means = {}, []
             for run in (run for run in shared if run[0] == method):
                 first, second = (by_prompt(side, run, reward) for side in sides)
-                if len(first) > 1 and len(second) > 1:
+                if len(first) and len(second):
                     name = "/".join(map(str, ("compare", *run, reward)))
-                    seeds[run[1]] = paired_difference(second.reindex(first.index).to_numpy(), first.to_numpy(), name)
+                    seeds[run[1]] = _difference(second.reindex(first.index).to_numpy(), first.to_numpy(), name)
                     means.append((float(first.mean()), float(second.mean())))
             if seeds:
-                over = spread([one.mean for one in seeds.values()]) if len(seeds) > 2 else None
                 was, now = (sum(column) / len(means) for column in zip(*means))
-                found.append(Change(method, reward, was, now, seeds, over))
-    return found
+                changed.append(Change(method, reward, seeds, was, now))
+    return changed
+
+
+def _alike(before: Side, after: Side) -> list[pd.DataFrame]:
+    """Return the results of both on shared prompts; as means over all prompts if one of them has no scores by prompt.
+
+    UserError if they share no prompts. Means do not tell their prompts: these count as the same if the base's means are equal.
+    """
+    sides = [before.results, after.results]
+    if any(side.prompt_id.isna().any() for side in sides):
+        keys = ["method", "seed", "reward"]
+        sides = [side.groupby(keys, sort=False).score.mean().reset_index().assign(prompt_id="all") for side in sides]
+        base = [side[side.method == BASE[0]].set_index("reward").score for side in sides]
+        shared = base[0].index.intersection(base[1].index)
+        same = len(shared) and np.allclose(base[0][shared], base[1][shared], rtol=0, atol=1e-9)
+    else:
+        prompts = set(sides[0].prompt_id) & set(sides[1].prompt_id)
+        sides = [side[side.prompt_id.isin(prompts)] for side in sides]
+        same = len(prompts) > 1
+    if not same:
+        raise UserError(f"compare: {before.name} and {after.name} were evaluated on different prompts, so nothing can be paired")
+    return sides
+
+
+def _difference(treated: np.ndarray, control: np.ndarray, name: str) -> Difference:
+    """Compare scores as `paired_difference` does; two single means, without an interval."""
+    if len(treated) == 1:
+        return Difference(float(treated[0] - control[0]), nan, nan, nan, nan, 1)
+    return paired_difference(treated, control, name)
 
 
 def _named(runs: list[Run]) -> str:

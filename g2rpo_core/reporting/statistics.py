@@ -1,4 +1,4 @@
-"""Comparisons with intervals, computed by scipy: paired over prompts (bootstrap), and over seeds (Student's t)."""
+"""Computes differences with intervals, by scipy: paired over prompts (bootstrap), and over seeds (Student's t)."""
 
 from dataclasses import dataclass
 
@@ -13,23 +13,24 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class Difference:
-    """Mean of paired differences, its 95 % bootstrap interval, standard error, and share of pairs won (ties half)."""
+    """The mean of paired differences with its 95 % bootstrap interval, from `low` to `high`."""
 
     mean: float
     low: float
     high: float
     standard_error: float
     win_rate: float
+    """Share of pairs with a positive difference; ties count half."""
     pairs: int
 
     @property
     def standard_errors(self) -> float:
-        """The mean in units of its standard error; 0 if every pair is equal."""
+        """Return the mean in units of its standard error; 0 if every pair is equal."""
         return self.mean / self.standard_error if self.standard_error else 0.0
 
 
 def paired_difference(treated: np.ndarray, control: np.ndarray, name: str = "") -> Difference:
-    """treated - control over pairs [N], N >= 2, by the bootstrap over pairs (BCa); `name` seeds the resampling.
+    """Compute treated - control over pairs [N], N >= 2, by the bootstrap over pairs (BCa); `name` seeds the resampling.
 
     Pairs in which either value is missing (NaN) are left out. ValueError if fewer than two are left.
     """
@@ -39,10 +40,11 @@ def paired_difference(treated: np.ndarray, control: np.ndarray, name: str = "") 
         raise ValueError(f"need at least two pairs, got {len(difference)}")
     mean = float(difference.mean())
     low = high = mean
-    if np.ptp(difference) > 1e-9 * np.abs(difference).max():  # if all differences are equal, so are all resamples
-        how = {"n_resamples": RESAMPLES, "confidence_level": CONFIDENCE, "method": "BCa"}
-        found = stats.bootstrap((difference,), np.mean, **how, rng=np.random.default_rng(seed_of("bootstrap", name)))
-        low, high = map(float, found.confidence_interval)
+    # If all differences are equal, so are all resamples, and BCa is undefined
+    if np.ptp(difference) > 1e-9 * np.abs(difference).max():
+        options = {"n_resamples": RESAMPLES, "confidence_level": CONFIDENCE, "method": "BCa"}
+        result = stats.bootstrap((difference,), np.mean, **options, rng=np.random.default_rng(seed_of("bootstrap", name)))
+        low, high = map(float, result.confidence_interval)
     return Difference(
         mean=mean,
         low=low,
@@ -55,16 +57,17 @@ def paired_difference(treated: np.ndarray, control: np.ndarray, name: str = "") 
 
 @dataclass(frozen=True)
 class Spread:
-    """Values of several seeds in rising order, their mean, and its interval (of 95 % unless said) by Student's t."""
+    """The mean over seeds with its interval by Student's t, from `low` to `high`; of 95 % unless `spread` is called otherwise."""
 
     values: tuple[float, ...]
+    """In rising order."""
     mean: float
     low: float
     high: float
 
 
 def spread(values: list[float], confidence: float = CONFIDENCE) -> Spread:
-    """The spread of two values or more; confidence: of its interval."""
+    """Return the spread of two values or more; confidence: of the interval, in [0, 1]."""
     mean = float(np.mean(values))
     half = float(stats.t.ppf((1 + confidence) / 2, len(values) - 1) * stats.sem(values))
     return Spread(tuple(sorted(values)), mean, mean - half, mean + half)

@@ -1,7 +1,8 @@
-"""The tables of a report: means and paired differences, computed from tidy results."""
+"""Computes the tables of a report: means and paired differences, from the scores by prompt (`SCORES`)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import combinations
 
 import pandas as pd
@@ -15,92 +16,109 @@ Weights = Mapping[str, Mapping[str, float]]  # entry -> the rewards that it was 
 
 @dataclass(frozen=True)
 class Cell:
-    """One reward of one run: its mean over prompts, how many scores are missing, and the paired difference from the base."""
+    """One reward of one run."""
 
     mean: float
+    """Over prompts."""
     missing: int
+    """How many scores are missing."""
     difference: Difference | None
+    """From the base, paired by prompt; None for the base itself."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One run; `trained` is its difference from the base in the training reward, the weighted sum that training maximizes."""
+    """One run in all rewards."""
 
     method: str
     seed: int
     cells: dict[str, Cell]
+    """By reward."""
     trained: Difference | None
+    """From the base, in the training reward: the weighted sum that training maximizes; None where it is not known."""
 
 
 @dataclass(frozen=True)
-class Gain:
-    """How far one method is above the base in one reward, or (reward None) in its training reward.
-
-    seeds: the difference of each seed over prompts; over_seeds: their mean with its interval, if there are at least three; mean:
-    of the reward itself.
-    """
+class OverSeeds:
+    """The difference of one method in one reward, from something else, with each seed."""
 
     method: str
     reward: str | None
+    """None for the method's training reward."""
     seeds: dict[int, Difference]
-    over_seeds: Spread | None
-    mean: float | None
+    """The difference of each seed, over prompts."""
 
     @property
     def by(self) -> float:
-        """The mean over seeds."""
-        return sum(one.mean for one in self.seeds.values()) / len(self.seeds)
+        """Return the mean over seeds."""
+        return sum(difference.mean for difference in self.seeds.values()) / len(self.seeds)
+
+    @cached_property
+    def over_seeds(self) -> Spread | None:
+        """Return the mean over seeds with its interval, if there are at least three."""
+        return spread([difference.mean for difference in self.seeds.values()]) if len(self.seeds) > 2 else None
 
     @property
     def tone(self) -> str:
-        """`up` or `down` if it is significant (the interval over seeds, or that of every seed, excludes zero), else empty."""
-        tones = {tone(one) for one in ([self.over_seeds] if self.over_seeds else self.seeds.values())}
+        """Return the tone of the interval over seeds; without one, that which every seed has, or none if they differ."""
+        tones = {tone(each) for each in ([self.over_seeds] if self.over_seeds else self.seeds.values())}
         return tones.pop() if len(tones) == 1 else ""
 
 
 @dataclass(frozen=True)
+class Gain(OverSeeds):
+    """How far one method is above the base in one reward."""
+
+    mean: float | None
+    """Of the reward itself; None for a training reward."""
+
+
+@dataclass(frozen=True)
 class Pair:
-    """Two methods with the same seed; reward None means the training reward."""
+    """Two methods compared with the same seed in one reward."""
 
     first: str
     second: str
     seed: int
     reward: str | None
+    """None for the training reward."""
     difference: Difference
 
 
 @dataclass(frozen=True)
 class StyleRow:
-    """One run in one style: the number of prompts, and the difference from the base in the training reward."""
+    """One run on the prompts of one style."""
 
     method: str
     seed: int
     style: str
     prompts: int
+    """How many."""
     trained: Difference
+    """From the base, in the training reward."""
 
 
 @dataclass(frozen=True)
 class Standing:
-    """One method over its seeds: its gains over the base in the training reward and in held-out rewards.
-
-    above: how far it is above each other method in the training reward, paired by seed.
-    """
+    """One method over its seeds."""
 
     method: str
     gain: Spread
+    """Over the base, in the training reward."""
     held_out: dict[str, Spread]
+    """Gains over the base in rewards that no method was trained on."""
     above: dict[str, Spread]
+    """How far it is above each other method in the training reward, paired by seed."""
 
 
 def by_prompt(results: pd.DataFrame, run: Run, reward: str) -> pd.Series:
-    """Scores of one run and reward, by prompt_id in a fixed order."""
+    """Return the scores of one run and reward, by prompt_id in sorted order."""
     chosen = results[(results.method == run[0]) & (results.seed == run[1]) & (results.reward == reward)]
     return chosen.set_index("prompt_id").score.sort_index()
 
 
 def difference(results: pd.DataFrame, treated: Run, control: Run, weights: Mapping[str, float]) -> Difference:
-    """treated - control in the weighted sum of rewards, paired by prompt."""
+    """Compute treated - control in the weighted sum of rewards, paired by prompt."""
     first, second = (
         sum(weight * by_prompt(results, run, reward) for reward, weight in weights.items()) for run in (treated, control)
     )
@@ -109,11 +127,10 @@ def difference(results: pd.DataFrame, treated: Run, control: Run, weights: Mappi
 
 
 def main_table(results: pd.DataFrame, base: Run, runs: list[Run], rewards: list[str], trained_on: Weights) -> list[Row]:
-    """The paper's Table 1: the base and every run against every reward, with differences from the base paired by prompt.
+    """Return the paper's Table 1: the base and every run against every reward, with differences from the base paired by prompt.
 
-    trained_on: empty for the base, and for published weights whose training rewards are unknown.
-
-    results: columns method, seed, prompt_id, reward, score, as the stage `evaluate` writes them.
+    results: columns method, seed, prompt_id, reward, score, as the stage `evaluate` writes them; trained_on: empty for the base, and
+    for published weights whose training rewards are unknown.
     """
     return [
         Row(
@@ -126,7 +143,7 @@ def main_table(results: pd.DataFrame, base: Run, runs: list[Run], rewards: list[
 
 
 def cells(results: pd.DataFrame, base: Run, run: Run, rewards: list[str]) -> dict[str, Cell]:
-    """The cell of one run for each reward or image statistic."""
+    """Return the cell of one run for each reward or image statistic."""
     row_cells = {}
     for reward in rewards:
         scores = by_prompt(results, run, reward)
@@ -136,7 +153,7 @@ def cells(results: pd.DataFrame, base: Run, run: Run, rewards: list[str]) -> dic
 
 
 def method_pairs(results: pd.DataFrame, runs: list[Run], rewards: list[str], trained_on: Weights) -> list[Pair]:
-    """Every pair of methods, for every seed that both have: the training reward first (if they share it), then each reward."""
+    """Return every pair of methods, for every seed that both have: the training reward first (if they share it), then each reward."""
     methods = list(dict.fromkeys(method for method, _ in runs))
     return [
         Pair(first, second, seed, reward, difference(results, (first, seed), (second, seed), weights))
@@ -151,22 +168,21 @@ def method_pairs(results: pd.DataFrame, runs: list[Run], rewards: list[str], tra
 
 
 def gains(rows: list[Row], rewards: list[str]) -> list[Gain]:
-    """The gains of every method, in the rows' order: in its training reward and in every reward."""
-    found = []
+    """Return the gains of every method, in the rows' order: in its training reward and in every reward."""
+    gained = []
     for method in dict.fromkeys(row.method for row in rows):
         of_method = [row for row in rows if row.method == method]
         for reward in (None, *rewards):
             all_seeds = {row.seed: row.trained if reward is None else row.cells[reward].difference for row in of_method}
-            seeds = {seed: one for seed, one in all_seeds.items() if one is not None}
+            seeds = {seed: difference for seed, difference in all_seeds.items() if difference is not None}
             if seeds:
-                over = spread([one.mean for one in seeds.values()]) if len(seeds) > 2 else None
                 mean = None if reward is None else sum(row.cells[reward].mean for row in of_method) / len(of_method)
-                found.append(Gain(method, reward, seeds, over, mean))
-    return found
+                gained.append(Gain(method, reward, seeds, mean))
+    return gained
 
 
 def standings(rows: list[Row], methods: list[str], held_out: list[str]) -> list[Standing]:
-    """The standings of methods that share a training reward, the highest gain first.
+    """Return the standings of methods that share a training reward, the highest gain first.
 
     Methods with fewer than three seeds are left out. held_out: rewards that no method was trained on. Each seed is one value, its
     mean over prompts; two values are too few for a spread.
@@ -186,44 +202,47 @@ def standings(rows: list[Row], methods: list[str], held_out: list[str]) -> list[
         )
         for method, seeds in runs.items()
     ]
-    return sorted(standing, key=lambda one: -one.gain.mean)
+    return sorted(standing, key=lambda each: -each.gain.mean)
 
 
 def _gain(row: Row, reward: str = TRAINING) -> float:
-    """The gain of one run over the base, in the training reward or in one reward."""
+    """Return the gain of one run over the base, in the training reward or in one reward."""
     difference = row.trained if reward == TRAINING else row.cells[reward].difference
     assert difference, "the base has no gain over itself"
     return difference.mean
 
 
 @dataclass(frozen=True)
-class Named:
-    """A comparison that was named before the runs: the difference over seeds with its joint interval, and whether it holds."""
+class Preregistered:
+    """The result of a comparison that was registered before the runs."""
 
     comparison: Comparison
     difference: Spread
+    """Over seeds, with its joint interval."""
     holds: bool
+    """Whether the whole interval is above minus the comparison's margin."""
 
 
-def named_beforehand(rows: list[Row], comparisons: Sequence[Comparison]) -> list[Named]:
-    """The comparisons of a study, each over the seeds that both entries have, at least two.
+def compare_preregistered(rows: list[Row], comparisons: Sequence[Comparison]) -> list[Preregistered]:
+    """Return the results of a study's comparisons, each over the seeds that both entries have, at least two.
 
     The intervals are joint: by Bonferroni, all of them contain the true differences in 95 % of studies.
     """
     runs = {(row.method, row.seed): row for row in rows}
     confidence = 1 - (1 - CONFIDENCE) / max(1, len(comparisons))
-    found = []
-    for one in comparisons:
-        seeds = [seed for method, seed in runs if method == one.method and (one.against, seed) in runs]
-        values = [_gain(runs[one.method, seed], one.reward) - _gain(runs[one.against, seed], one.reward) for seed in seeds]
+    results = []
+    for asked in comparisons:
+        seeds = [seed for method, seed in runs if method == asked.method and (asked.against, seed) in runs]
+        pairs = [(runs[asked.method, seed], runs[asked.against, seed]) for seed in seeds]
+        values = [_gain(row, asked.reward) - _gain(against, asked.reward) for row, against in pairs]
         if len(values) > 1:
             difference = spread(values, confidence)
-            found.append(Named(one, difference, difference.low > -one.margin))
-    return found
+            results.append(Preregistered(asked, difference, difference.low > -asked.margin))
+    return results
 
 
 def missing_table(results: pd.DataFrame) -> list[dict]:
-    """One line per run, checkpoint, number of steps and reward with missing scores: how many, of how many, most common reason."""
+    """Count missing scores: one line per run, checkpoint, number of steps and reward that lacks some, with the most common reason."""
     keys = ["method", "seed", "checkpoint", "steps", "reward"]
     lines = []
     for key, part in results.groupby(keys, sort=False):
@@ -235,12 +254,12 @@ def missing_table(results: pd.DataFrame) -> list[dict]:
 
 
 def win_rates(results: pd.DataFrame, runs: list[Run], weights: Mapping[str, float]) -> list[list[Difference | None]]:
-    """The paired difference of every run (row) to every other (column) in a weighted sum; None on the diagonal."""
+    """Return the paired difference of every run (row) to every other (column) in a weighted sum; None on the diagonal."""
     return [[None if one == other else difference(results, one, other, weights) for other in runs] for one in runs]
 
 
 def style_table(results: pd.DataFrame, base: Run, runs: list[Run], trained_on: Weights) -> list[StyleRow]:
-    """Differences from the base in the training reward, style by style; styles with fewer than two prompts are left out."""
+    """Compare runs with the base in the training reward, style by style; styles with fewer than two prompts are left out."""
     rows = []
     for style, part in results.groupby("style", sort=True):
         prompts = part.prompt_id.nunique()
@@ -250,13 +269,14 @@ def style_table(results: pd.DataFrame, base: Run, runs: list[Run], trained_on: W
 
 
 def most_changed(results: pd.DataFrame, run: Run, base: Run, weights: Mapping[str, float], count: int) -> list[tuple[str, float]]:
-    """The prompts whose weighted sum fell most from the base to a run: (prompt_id, difference), the worst first."""
-    total = lambda one: sum(weight * by_prompt(results, one, reward) for reward, weight in weights.items())
+    """Return the prompts whose weighted sum fell most from the base to a run: (prompt_id, difference), the worst first."""
+    total = lambda each: sum(weight * by_prompt(results, each, reward) for reward, weight in weights.items())
     return list((total(run) - total(base)).dropna().nsmallest(count).items())
 
 
 def tone(difference: Difference | Spread | None) -> str:
-    """`up` or `down` for a difference whose interval excludes zero, else empty."""
-    if difference is None or difference.low <= 0 <= difference.high:
+    """Return `up` or `down` for a difference whose interval excludes zero, else nothing."""
+    # Written so that an interval that is not known (NaN) is not significant
+    if difference is None or not (difference.low > 0 or difference.high < 0):
         return ""
     return "up" if difference.mean > 0 else "down"

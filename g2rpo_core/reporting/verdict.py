@@ -1,19 +1,27 @@
-"""The sentences of a report."""
+"""Says what a report's numbers mean: its sentences, and the paper's numbers next to runs that had the paper's settings."""
 
 from collections.abc import Mapping, Sequence
+from itertools import product
+from pathlib import Path
+from types import SimpleNamespace
 
-from g2rpo_core.reporting.tables import Gain, Pair, Row, Standing, tone
+from ruamel.yaml import YAML
+
+from g2rpo_core.common.runs import BASE
+from g2rpo_core.reporting.tables import Gain, Pair, Row, Standing, Weights, tone
+
+PAPER = YAML(typ="safe", pure=True).load(Path(__file__).with_name("paper.yaml").read_text())
 
 
 def verdict(
-    found: list[Gain],
+    found: Sequence[Gain],
     ranked: Sequence[tuple[Mapping[str, float], list[Standing]]],
     pairs: list[Pair],
     labels: Mapping[str, str],
     rewards: Mapping[str, str],
     held_out: Sequence[str],
 ) -> str:
-    """The result in a few sentences: who raised the training reward, who is ahead, and whether held-out rewards rose too.
+    """Return the result in a few sentences: who raised the training reward, who is ahead, and whether held-out rewards rose too.
 
     found: from `gains`; ranked: each training reward with the standings of its methods, which are empty below three seeds;
     rewards: names in reports.
@@ -21,6 +29,7 @@ def verdict(
     trained = sorted((one for one in found if one.reward is None), key=lambda one: -one.by)
     if not trained:
         return "It is not known which rewards these weights were trained on."
+    # Say who raised the training reward
     risen, rest = [one for one in trained if one.tone == "up"], [one for one in trained if one.tone != "up"]
     names = lambda some: ", ".join(f"{labels[one.method]} ({one.by:+.3f})" for one in some)
     if len(trained) == 1:
@@ -35,6 +44,7 @@ def verdict(
         sentences = [
             f"{which} significantly {verb} the training reward{'; no significant rise: ' + names(rest) if len(rest) < 4 else ''}."
         ]
+    # Say who is ahead: over seeds, or on single seeds where there are fewer than three
     for weights, standing in ranked:
         if len(standing) > 1:
             on = f"Trained on {' + '.join(rewards[name] for name in weights)}, " if len(ranked) > 1 else ""
@@ -45,8 +55,9 @@ def verdict(
     if not any(standing for _, standing in ranked) and (own := [pair for pair in pairs if pair.reward is None]):
         apart = sorted({(labels[pair.first], labels[pair.second]) for pair in own if tone(pair.difference)})
         between = "between them" if len(trained) == 2 else "between any two of them"
-        told = f"Significantly different on at least one seed: {', '.join(' and '.join(two) for two in apart)}."
-        sentences.append(told if apart else f"No seed shows a significant difference {between}.")
+        different = f"Significantly different on at least one seed: {', '.join(' and '.join(two) for two in apart)}."
+        sentences.append(different if apart else f"No seed shows a significant difference {between}.")
+    # Say what held-out rewards did
     other = [(rewards[one.reward], one) for one in found if one.reward is not None and one.reward in held_out]
     tones: dict[str, set[str]] = {}  # of each held-out reward, by all methods
     for reward, one in other:
@@ -62,7 +73,7 @@ def verdict(
 
 
 def summary(rows: list[Row], pairs: list[Pair], labels: Mapping[str, str]) -> list[str]:
-    """Sentences on the training reward: each method against the base, then the methods against each other."""
+    """Return sentences on the training reward: each method against the base, then the methods against each other."""
     against = [(labels[row.method], "the base", row.trained) for row in rows if row.trained]
     against += [(labels[pair.first], labels[pair.second], pair.difference) for pair in pairs if pair.reward is None]
     sentences = []
@@ -78,3 +89,52 @@ def summary(rows: list[Row], pairs: list[Pair], labels: Mapping[str, str]) -> li
         values = ", ".join(f"{each.mean:+.3f} [{each.low:+.3f}, {each.high:+.3f}]" for each in seeds)
         sentences.append(f"{first} is {verdict}: {values}.")
     return sentences
+
+
+def paper_rows(
+    variants: list[tuple[str | int, int, list[Row]]], settings: SimpleNamespace, entries: Mapping, trained_on: Weights
+) -> list[dict]:
+    """Pair our runs with the paper's rows of the same method and training rewards; None where the paper has no number.
+
+    Columns are those of `evaluation.rewards`. `unlike` lists the settings that are not the paper's; only if it is empty may the
+    two be compared.
+    """
+    ours = set(settings.evaluation.steps) if len(settings.evaluation.steps) > 1 else set()
+    named = {name for table in PAPER["tables"] for name in table["rows"]}
+    lines = []
+    for number, (_, steps, rows) in enumerate(variants):
+        # The paper's table for our steps; the first variant also meets its main table, of 50 steps
+        beside = {steps} & ours | ({50} - ours if number == 0 else set())
+        tables = [table for table in PAPER["tables"] if table["steps"] in beside]
+        for row, table in product(rows, tables):
+            key = row.method if row.method in named or row.method not in entries else entries[row.method].published
+            if key in table["rows"] and set(table["trained_on"]) == set(trained_on.get(row.method, {})):
+                values = dict(zip(PAPER["rewards"], table["rows"][key]))
+                pairs = [(row.cells[reward].mean, values.get(reward)) for reward in settings.evaluation.rewards]
+                differing = unlike(settings, entries.get(row.method) if row.method != BASE[0] else None)
+                if table["steps"] != steps:
+                    differing.append(f"evaluation.steps {steps} (the paper's {table['steps']})")
+                lines.append(
+                    {"table": f"{table['name']}, {table['steps']} steps", "row": row, "pairs": pairs, "unlike": differing}
+                )
+    return lines
+
+
+def unlike(settings: SimpleNamespace, entry: SimpleNamespace | None) -> list[str]:
+    """Return the settings of a run, or of the base (None), that are not the paper's: `training.iterations 200 (the paper's 300)`."""
+    sections = {"models": settings.models, "prompts": settings.prompts, "evaluation": settings.evaluation}
+    # How published weights were trained is not known here
+    if entry and entry.training:
+        sections |= {"sampling": entry.sampling, "training": entry.training}
+    return [
+        f"{section}.{key} {_shown(value)} (the paper's {_shown(theirs)})"
+        for section, of_section in sections.items()
+        for key, theirs in PAPER["settings"][section].items()
+        if (value := getattr(of_section, key)) != theirs
+    ]
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, int | float):
+        return f"{value:g}"
+    return value if isinstance(value, str) else "none" if value is None else "set"

@@ -1,4 +1,4 @@
-"""ImageReward: BLIP's image and text towers, the text attending to the image, and a head on its first token.
+"""Score images by ImageReward: BLIP's image and text towers, the text attending to the image, and a head on its first token.
 
 The towers are transformers' own. `ImageReward.pt` names its weights as in BLIP's first code, so the keys are renamed.
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import torch
-from safetensors.torch import load_file
+from pydantic import Field
 from torch import nn
 
 if TYPE_CHECKING:
@@ -37,17 +37,18 @@ RENAMED = [  # in this order; the text tower's names are those of transformers a
     (r"^blip\.text_encoder\.", "text."),
     (r"^mlp\.layers\.", "head."),
 ]
-UNUSED = (
-    "blip.vision_proj.",
-    "blip.text_proj.",
-    "blip.text_encoder.embeddings.position_ids",
-)  # of BLIP's training, and a constant
+MED_CONFIG = (  # what of med_config.json the text tower's shape is
+    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings",
+    "hidden_act", "layer_norm_eps", "pad_token_id",
+)  # fmt: skip
+# weights of BLIP's training, and a constant
+UNUSED = ("blip.vision_proj.", "blip.text_proj.", "blip.text_encoder.embeddings.position_ids")
 
 
 class ImageRewardSettings(BackendSettings):
-    """backend: image-reward is the package itself."""
+    """Settings of ImageReward."""
 
-    backend: Literal["native", "image-reward"] = "native"
+    backend: Literal["native", "image-reward"] = Field("native", description="our own code, or the package image-reward itself")
 
 
 class ImageRewardModel(nn.Module):
@@ -76,13 +77,14 @@ class ImageRewardModel(nn.Module):
 
 
 def from_checkpoint(weights: dict[str, torch.Tensor], med_config: dict) -> ImageRewardModel:
-    """The model of `ImageReward.pt`.
+    """Build the model of `ImageReward.pt`.
 
-    Its sizes come from the weights, or from `med_config.json` if the text's weights do not show them. Raises RuntimeError, naming
+    Its sizes come from the weights, or from `med_config.json` if the text's weights do not show them. Raise RuntimeError, naming
     the weights, if they are not exactly those of the model.
     """
     from transformers import BlipTextConfig, BlipVisionConfig
 
+    # The weights under transformers' names
     names = {}
     for key in weights:
         if not key.startswith(UNUSED):
@@ -91,6 +93,7 @@ def from_checkpoint(weights: dict[str, torch.Tensor], med_config: dict) -> Image
                 name = re.sub(pattern, replacement, name)
             names[key] = name
     renamed = {name: weights[key] for key, name in names.items()}
+    # The sizes of both towers
     patch = renamed["vision.embeddings.patch_embedding.weight"]  # [width, 3, patch, patch]
     positions = renamed["vision.embeddings.position_embedding"].shape[1] - 1
     vision = BlipVisionConfig(
@@ -99,11 +102,7 @@ def from_checkpoint(weights: dict[str, torch.Tensor], med_config: dict) -> Image
         num_attention_heads=patch.shape[0] // HEAD_WIDTH, image_size=round(positions**0.5) * patch.shape[-1],
         patch_size=patch.shape[-1], hidden_act="gelu", layer_norm_eps=1e-6,
     )  # fmt: skip
-    shared = (
-        "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings",
-        "hidden_act", "layer_norm_eps", "pad_token_id",
-    )  # fmt: skip
-    text = BlipTextConfig(**{key: med_config[key] for key in shared}, encoder_hidden_size=patch.shape[0], is_decoder=True)
+    text = BlipTextConfig(**{key: med_config[key] for key in MED_CONFIG}, encoder_hidden_size=patch.shape[0], is_decoder=True)
     model = ImageRewardModel(vision, text)
     model.load_state_dict({name: value.float() for name, value in renamed.items()})
     return model
@@ -112,8 +111,8 @@ def from_checkpoint(weights: dict[str, torch.Tensor], med_config: dict) -> Image
 class ImageReward:
     """(raw score - MEAN) / STD, [N] float32: about normal with deviation 1 over the published images. Nothing has a gradient.
 
-    An image is encoded once for each of its prompts; a prompt is tokenized once. Unlike with CLIP scores, the text cannot be
-    encoded without its image, because it attends to the image in every layer.
+    An image is encoded once per prompt, a prompt is tokenized once. Unlike with CLIP scores, the text cannot be encoded
+    without its image, because it attends to the image in every layer.
     """
 
     def __init__(self, model: ImageRewardModel, tokenizer, device: torch.device, settings: ScorerSettings = DEFAULT):
@@ -141,17 +140,14 @@ class ImageReward:
 
 
 def image_reward(folder: Path, tokenizer: Path, device: torch.device, settings: ScorerSettings = DEFAULT) -> ImageReward:
-    """ImageReward from a folder with `ImageReward` (.pt or .safetensors) and `med_config.json`, as in `THUDM/ImageReward`.
+    """Load ImageReward from a folder with `ImageReward` (.pt or .safetensors) and `med_config.json`, as in `THUDM/ImageReward`.
 
     tokenizer: the folder of `bert-base-uncased`'s.
     """
     from transformers import AutoTokenizer
 
     (file,) = folder.glob("ImageReward.*")
-    weights = (
-        load_file(file) if file.suffix == ".safetensors" else torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-    )
-    model = from_checkpoint(weights, json.loads((folder / "med_config.json").read_text()))
+    model = from_checkpoint(packages.read_weights(file), json.loads((folder / "med_config.json").read_text()))
     return ImageReward(model, AutoTokenizer.from_pretrained(tokenizer), device, settings)
 
 

@@ -1,4 +1,4 @@
-"""The published packages hpsv2 1.2.0 and image-reward 1.5, made to work with today's torch, timm and transformers.
+"""Run the published packages hpsv2 1.2.0 and image-reward 1.5 with today's torch, timm and transformers.
 
 Nothing here changes how a score is computed. It replaces packages that only their training or other scorers import and names that
 transformers 5 has moved, and adds a file that hpsv2's wheel lacks. The packages never contact a hub: their own classes build the
@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from PIL import Image
 
-from g2rpo_core.errors import UserError
+from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.rewards.preprocess import Images, check_pairs, eight_bit
 
 VERSIONS = {"hpsv2": "1.2.0", "image-reward": "1.5"}  # those that the code below is written for, as in requirements-parity.lock
@@ -32,11 +32,9 @@ Score = Callable[[str, Sequence[Image.Image]], Sequence[float]]  # of images tha
 
 
 class PackageReward:
-    """A package's score behind the interface of all rewards, [N] float32. Tensors are rounded to 8 bits.
+    """A package's score with the interface of all rewards, [N] float32. Tensors are rounded to 8 bits."""
 
-    rgb_first: images are converted before the package gets them (hpsv2 fails on a fourth channel).
-    """
-
+    # rgb_first: convert images before the package gets them; hpsv2 fails on a fourth channel
     def __init__(self, score: Score, rgb_first: bool = False):
         self.score, self.rgb_first = score, rgb_first
 
@@ -55,19 +53,19 @@ class PackageReward:
 
 
 def check_installed(package: str, where: str) -> None:
-    """Checks that a package is installed in the version that this file needs; else UserError with the command to install it."""
+    """Check that a package has the version that this file is written for; else UserError with the command to install it."""
     wanted = f"{package}=={VERSIONS[package]}"
     try:
-        found = importlib.metadata.version(package)
+        installed = importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
-        found = None
-    if found != VERSIONS[package]:
-        has = f"version {found} is installed" if found else "it is not installed"
+        installed = None
+    if installed != VERSIONS[package]:
+        has = f"version {installed} is installed" if installed else "it is not installed"
         raise UserError(f"{where}: {package} needs {wanted}, {has}: pip install --no-deps {wanted}")
 
 
 def hpsv2(folder: Path, architecture: str, device: torch.device) -> Score:
-    """The loop of hpsv2.img_score.score, in full precision and without reading the weights again at every call."""
+    """Load hpsv2.img_score.score's loop, in full precision and without reading the weights again at every call."""
     model, preprocess, tokenize = hpsv2_model(folder, architecture)
     model.to(device)
 
@@ -83,11 +81,11 @@ def hpsv2(folder: Path, architecture: str, device: torch.device) -> Score:
 
 
 def image_reward(folder: Path, tokenizer: Path, device: torch.device) -> Score:
-    """ImageReward.score, which takes the images of a prompt one at a time and tokenizes the prompt once."""
+    """Load ImageReward.score, which takes the images of a prompt one at a time and tokenizes the prompt once."""
     from transformers import AutoTokenizer
 
     (file,) = folder.glob("ImageReward.*")
-    weights = _weights(file)
+    weights = read_weights(file)
     patch = weights["blip.visual_encoder.patch_embed.proj.weight"]  # [width, 3, patch, patch]
     positions = weights["blip.visual_encoder.pos_embed"].shape[1] - 1
     vision = {
@@ -110,7 +108,7 @@ def image_reward(folder: Path, tokenizer: Path, device: torch.device) -> Score:
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Undoes what importing the packages changes in the whole process (no warnings, every log), and hides their warnings."""
+    """Undo what importing the packages changes in the whole process (no warnings, every log), and hide their warnings."""
     root = logging.getLogger()
     level, handlers = root.level, [*root.handlers]
     with warnings.catch_warnings():
@@ -124,11 +122,12 @@ def _undisturbed() -> Iterator[None]:
 
 @_undisturbed()
 def hpsv2_model(folder: Path, architecture: str):
-    """(model, preprocess, tokenize) of hpsv2 with the weights of `HPS_v2.1_compressed`; architecture: a name, or a file there."""
+    """Load (model, preprocess, tokenize) of hpsv2 with `HPS_v2.1_compressed`; architecture: a name, or a file in the folder."""
     _place_vocabulary()
-    with _stood_in("clint", "clint.textui", progress=None), _stood_in("turtle", forward=None):
+    with _replace_missing("clint", "clint.textui", progress=None), _replace_missing("turtle", forward=None):
         from hpsv2.src.open_clip import create_model_and_transforms, factory, get_tokenizer
 
+    # Build the model with another architecture under the only name that the package knows
     published = factory._MODEL_CONFIGS["ViT-H-14"]
     if architecture.endswith(".json"):
         factory._MODEL_CONFIGS["ViT-H-14"] = json.loads((folder / architecture).read_text())
@@ -142,34 +141,38 @@ def hpsv2_model(folder: Path, architecture: str):
         tokenize = get_tokenizer("ViT-H-14")
     finally:
         factory._MODEL_CONFIGS["ViT-H-14"] = published
+    # Weights, and texts cut to the context length
     (file,) = folder.glob("HPS_v2.1_compressed.*")
-    weights = _weights(file)
+    weights = read_weights(file)
     model.load_state_dict(weights.get("state_dict", weights))
     return model.eval(), preprocess, lambda texts: tokenize(texts)[:, :length]
 
 
 @_undisturbed()
 def image_reward_model(med_config: Path, tokenizer, vision: dict, hidden: int):
-    """ImageReward's own model; vision: sizes of its image tower (VisionTransformer's), hidden: width of its text tower."""
+    """Build ImageReward's own model; vision: sizes of its image tower (VisionTransformer's), hidden: width of its text tower."""
     from transformers import modeling_utils, pytorch_utils
 
+    # Names that transformers 5 has moved
     for name in ("apply_chunking_to_forward", "prune_linear_layer"):
         setattr(modeling_utils, name, getattr(pytorch_utils, name))
     modeling_utils.find_pruneable_heads_and_indices = None
     with (
-        _stood_in("clip"),
-        _stood_in("datasets", load_dataset=None),
-        _stood_in("fairscale", "fairscale.nn", "fairscale.nn.checkpoint"),
-        _stood_in("fairscale.nn.checkpoint.checkpoint_activations", checkpoint_wrapper=None),
+        _replace_missing("clip"),
+        _replace_missing("datasets", load_dataset=None),
+        _replace_missing("fairscale", "fairscale.nn", "fairscale.nn.checkpoint"),
+        _replace_missing("fairscale.nn.checkpoint.checkpoint_activations", checkpoint_wrapper=None),
     ):
         import ImageReward  # noqa: F401, its modules are reached by name because its classes hide them
         from ImageReward.models.BLIP import blip_pretrain, med
         from ImageReward.models.BLIP.vit import VisionTransformer
 
+    # What transformers 5 no longer has
     base = med.BertPreTrainedModel
     base.all_tied_weights_keys = {}
     base.get_head_mask = lambda self, mask, layers, *rest: [None] * layers
     base.invert_attention_mask = lambda self, mask: (1 - mask[:, None, None].float()) * torch.finfo(torch.float32).min
+    # The model from the profile's files, in the sizes of its weights
     blip_pretrain.init_tokenizer = lambda: tokenizer
     blip_pretrain.create_vit = lambda *published_sizes: (VisionTransformer(**vision), vision["embed_dim"])
     module: Any = sys.modules["ImageReward.ImageReward"]
@@ -183,20 +186,21 @@ def image_reward_model(med_config: Path, tokenizer, vision: dict, hidden: int):
     return model.eval()
 
 
-def _weights(file: Path) -> dict:
+def read_weights(file: Path) -> dict[str, torch.Tensor]:
+    """Read a checkpoint, .safetensors or pickled without code, onto the CPU."""
     if file.suffix == ".safetensors":
         from safetensors.torch import load_file
 
         return load_file(file)
-    return torch.load(file, map_location="cpu", weights_only=True)
+    return torch.load(file, map_location="cpu", weights_only=True, mmap=True)
 
 
 NEEDS = {"turtle": "tkinter"}  # which some distributions leave out of Python
 
 
 @contextmanager
-def _stood_in(*names: str, **attributes) -> Iterator[None]:
-    """Replaces packages that are not installed, or lack what they need, by empty modules while importing code that never uses them.
+def _replace_missing(*names: str, **attributes) -> Iterator[None]:
+    """Replace packages that are missing, or lack what they need, by empty modules while importing code that never uses them.
 
     They are removed afterwards, because other libraries check whether, say, `datasets` is installed.
     """
@@ -216,17 +220,17 @@ def _stood_in(*names: str, **attributes) -> Iterator[None]:
 
 
 def _place_vocabulary() -> None:
-    """Copies open_clip's vocabulary, which is the same, to where hpsv2 looks for it."""
+    """Copy open_clip's vocabulary, which is the same, to where hpsv2 looks for it."""
     import open_clip
 
     spec = importlib.util.find_spec("hpsv2")
     file = Path(str(spec and spec.origin)).parent / "src" / "open_clip" / VOCABULARY
     if file.exists():
         return
-    aside = file.with_name(f"{VOCABULARY}.{os.getpid()}")  # another process may do the same
+    unfinished = file.with_name(f"{VOCABULARY}.{os.getpid()}")  # another process may do the same
     try:
-        shutil.copy(Path(open_clip.__file__).parent / VOCABULARY, aside)
-        aside.replace(file)
+        shutil.copy(Path(open_clip.__file__).parent / VOCABULARY, unfinished)
+        unfinished.replace(file)
     except OSError as error:
         raise UserError(
             f"{file}: hpsv2 needs this file, which its wheel lacks, and it cannot be written: {error.strerror}"

@@ -1,4 +1,4 @@
-"""Turns images into a model's input: each published scorer has its own way, and the score depends on it.
+"""Turn images into a model's input: each published scorer has its own way, and the score depends on it.
 
 | reward | fits by | resamples | converts to RGB |
 |---|---|---|---|
@@ -25,21 +25,20 @@ Images: TypeAlias = torch.Tensor | Sequence[Image.Image]
 
 @dataclass(frozen=True)
 class Preprocess:
-    """Images -> [N, 3, size, size] float32, normalized by mean and std.
-
-    fit: `pad`, `squash` or `crop`, see the table above. crop_floor: of an odd margin, the smaller half is cropped at the top
-    left (transformers), instead of the even one of the two halves (torchvision).
-    """
+    """Images -> [N, 3, size, size] float32, normalized by mean and std."""
 
     size: int
     fit: Literal["pad", "squash", "crop"]
+    """How an image is fitted into the square; see the table above."""
     mean: tuple[float, ...]
     std: tuple[float, ...]
     rgb: Literal["first", "last", "first, on white"]
+    """When an image of another mode becomes RGB: before or after resampling."""
     crop_floor: bool = False
+    """Of an odd margin, crop the smaller half at the top left (transformers), instead of the even one of the two (torchvision)."""
 
     def __call__(self, images: Images, device: torch.device) -> torch.Tensor:
-        """images: [N, 3, H, W] float in [0, 1], or N PIL images of any mode and size."""
+        """Fit and normalize images: [N, 3, H, W] float in [0, 1], or N PIL images of any mode and size."""
         from torchvision.transforms.v2 import functional as TF
 
         if isinstance(images, torch.Tensor):
@@ -75,7 +74,7 @@ class Preprocess:
         return self._crop(images)
 
     def _shape(self, height: int, width: int) -> tuple[int, int]:
-        """(height, width) after resizing, before the crop or the padding."""
+        """Return (height, width) after resizing, before the crop or the padding."""
         if self.fit == "squash":
             return self.size, self.size
         if self.fit == "pad":
@@ -97,7 +96,7 @@ def _to_tensor(image: Image.Image) -> torch.Tensor:
 
 
 def eight_bit(images: Images) -> list[torch.Tensor]:
-    """Each image [3, H, W] uint8 on the CPU, as files hold them; transparency is dropped, as `convert("RGB")` does."""
+    """Convert each image to [3, H, W] uint8 on the CPU, as files hold them; transparency is dropped, as `convert("RGB")` does."""
     from torchvision.transforms.v2 import functional as TF
 
     if isinstance(images, torch.Tensor):
@@ -107,6 +106,6 @@ def eight_bit(images: Images) -> list[torch.Tensor]:
 
 
 def check_pairs(images: Images, prompts: Sequence[str]) -> None:
-    """Checks that there is one prompt per image; ValueError otherwise."""
+    """Check that there is one prompt per image; ValueError otherwise."""
     if len(images) != len(prompts):
         raise ValueError(f"{len(images)} images and {len(prompts)} prompts; need one prompt per image")

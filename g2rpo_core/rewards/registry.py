@@ -1,34 +1,105 @@
-"""The rewards by name: the built-in ones, one line each, and the user's own, by import path."""
+"""Look up rewards by name: the built-in ones, one line each, and the user's own.
 
+The user's own is a class, given by its import path, whose method `score(images, prompts)` returns a tensor [N]; or a server.
+"""
+
+import importlib
 import json
-from collections.abc import Sequence
+import traceback
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
-from g2rpo_core.common.model_store import AGAIN, ModelStore
-from g2rpo_core.files import reading
-from g2rpo_core.rewards import clip_score, hps, image_reward, pickscore, unified_reward, verifier
-from g2rpo_core.rewards.custom import CustomReward, CustomRewardSettings, found_class
-from g2rpo_core.rewards.http_client import check_key
-from g2rpo_core.rewards.remote import RemoteReward
+from g2rpo_core.common.model_store import ModelStore
+from g2rpo_core.distributed.machine import REAL, Machine
+from g2rpo_core.foundation.errors import UserError
+from g2rpo_core.foundation.files import reading
+from g2rpo_core.foundation.settings import problems_of
+from g2rpo_core.rewards import image_reward, similarity, unified_reward
+from g2rpo_core.rewards.remote import RemoteReward, check_key
 from g2rpo_core.rewards.spec import Reward, RewardSettings, RewardSpec, Section
-from g2rpo_core.settings import problems_of
+from g2rpo_core.tasks.table import verify
+
+
+class CustomRewardSettings(RewardSettings):
+    """A reward of the user's own: a class, or a server, which may have the class instead."""
+
+    class_: str | None = Field(None, alias="class", pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$", description="package.module:Class")
+    settings: dict[str, object] = Field({}, description="what the class is made with")
+    version: int = Field(1, description="raise it when the code changes, so that DVC reruns what uses it")
+    label: str | None = Field(None, description="its name in reports")
+
+
+def import_class(where: str, path: str) -> Callable[..., Any]:
+    """Import the class at `package.module:Class`; UserError if the module cannot be imported, or has no such class."""
+    module, _, attribute = path.partition(":")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f"{where}: {path}: no module {error.name!r}; modules are searched for in this folder and the environment"
+        ) from None
+    except AttributeError as error:
+        if getattr(error, "name", None) == attribute:
+            raise UserError(f"{where}: {path}: the module {module} has no {attribute!r}") from None
+        raise UserError(f"{where}: {path}: cannot be imported: {describe_error(error)}") from error
+    except Exception as error:  # the user's own module may raise anything
+        raise UserError(f"{where}: {path}: cannot be imported: {describe_error(error)}") from error
+
+
+def describe_error(error: Exception) -> str:
+    """Describe an error in the user's own code in one line, with the line of code that raised it."""
+    at = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]} ({at.filename}:{at.lineno})"
+
+
+class CustomReward:
+    """The user's object with the interface of all rewards; a NaN score counts as missing."""
+
+    def __init__(self, name: str, settings: CustomRewardSettings):
+        self.where = f"rewards.{name}.class: {settings.class_}"
+        make = import_class(f"rewards.{name}.class", settings.class_ or "")
+        try:
+            self.reward = make(**settings.settings)
+        except UserError:  # it already says what to do, or that it may pass
+            raise
+        except Exception as error:  # the user's own code may raise anything
+            raise UserError(f"{self.where}: cannot be made with rewards.{name}.settings: {describe_error(error)}") from error
+        if not callable(getattr(self.reward, "score", None)):
+            raise UserError(f"{self.where}: has no method score(images, prompts)")
+
+    @torch.no_grad()
+    def __call__(self, images: torch.Tensor, prompts: Sequence[str]) -> torch.Tensor:
+        """Return scores [N] float32; UserError if the user's score is anything but one number per image."""
+        try:
+            scores = self.reward.score(images, prompts)
+        except UserError:  # it already says what to do, or that it may pass
+            raise
+        except Exception as error:  # the user's own code may raise anything
+            raise UserError(f"{self.where}: score(images, prompts): {describe_error(error)}") from error
+        if not isinstance(scores, torch.Tensor) or scores.shape != (len(images),) or scores.is_complex():
+            got = f"a tensor {list(scores.shape)}" if isinstance(scores, torch.Tensor) else f"a {type(scores).__name__}"
+            raise UserError(f"{self.where}: score(images, prompts) must return a tensor [{len(images)}], it returned {got}")
+        return scores.float()
+
 
 SPECS: tuple[RewardSpec, ...] = (
-    hps.SPEC,
-    clip_score.SPEC,
-    pickscore.SPEC,
+    similarity.HPS,
+    similarity.CLIP_SCORE,
+    similarity.PICKSCORE,
     image_reward.SPEC,
     unified_reward.SPEC,
-    verifier.SPEC,
+    # scores images of tiny tasks exactly: it has no weights, so it cannot be hacked as a learned reward can
+    RewardSpec("verifier", "Verifier (exact)", lambda models, device, settings: verify, settings=RewardSettings, tasks_only=True),
 )
 REWARDS: dict[str, RewardSpec] = {spec.name: spec for spec in SPECS}
 
 
 def settings_of(section: Section, name: str) -> RewardSettings:
-    """The typed settings of one reward, with defaults for what the section leaves out; ValueError if a setting does not fit."""
+    """Return the typed settings of one reward, with defaults for what the section leaves out; ValueError if a setting does not fit."""
     schema = REWARDS[name].settings if name in REWARDS else CustomRewardSettings
     if schema is CustomRewardSettings and not {"class", "server"} & section.get(name, {}).keys():
         raise ValueError(
@@ -41,39 +112,44 @@ def settings_of(section: Section, name: str) -> RewardSettings:
 
 
 def models_of(section: Section, name: str) -> tuple[str, ...]:
-    """Which of the profile's models a reward reads."""
+    """Return which of the profile's models a reward reads."""
     return REWARDS[name].models if name in REWARDS and not settings_of(section, name).remote else ()
 
 
 def labels(section: Section) -> dict[str, str]:
-    """The names in reports of all rewards, built-in or in the section `rewards`."""
+    """Return the names in reports of all rewards, built-in or in the section `rewards`."""
     custom = {name: str(entry.get("label") or name) for name, entry in section.items() if name not in REWARDS}
     return {name: spec.label for name, spec in REWARDS.items()} | custom
 
 
 def max_missing(names: Sequence[str], section: Section) -> dict[str, float]:
-    """For each reward, the largest share of scores that may be missing before a run stops."""
+    """Return for each reward the largest share of scores that may be missing before a run stops."""
     return {name: settings_of(section, name).max_missing for name in names}
 
 
 def load(
-    names: Sequence[str], models: Path, device: torch.device | str = "cpu", section: Section | None = None
+    names: Sequence[str],
+    models: Path,
+    device: torch.device | str = "cpu",
+    section: Section | None = None,
+    machine: Machine = REAL,
 ) -> dict[str, Reward]:
-    """Loads the named rewards, in order, from the folder of the stage `models`; section: the profile's section `rewards`."""
+    """Load the named rewards, in order, from the folder of the stage `models`; section: the profile's section `rewards`."""
     store = ModelStore(models)
-    return {name: _build(name, store, torch.device(device), section or {}) for name in names}
+    return {name: machine.read(build, name, store, torch.device(device), section or {}) for name in names}
 
 
 def check(name: str, section: Section) -> None:
-    """Checks a reward before any model is loaded; UserError if, for example, its class is not found or a key is not set."""
+    """Check a reward before any model is loaded; UserError if, for example, its class is not found or a key is not set."""
     settings = settings_of(section, name)
     if isinstance(settings, CustomRewardSettings) and settings.class_ and not settings.remote:
-        found_class(f"rewards.{name}.class", settings.class_)
+        import_class(f"rewards.{name}.class", settings.class_)
     if server := getattr(settings, "server", None):
         check_key(server, f"rewards.{name}.server")
 
 
-def _build(name: str, models: ModelStore, device: torch.device, section: Section) -> Reward:
+def build(name: str, models: ModelStore, device: torch.device, section: Section) -> Reward:
+    """Build one reward, whose models are read here unless it asks a server; UserError if a model is not complete."""
     settings = settings_of(section, name)
     if settings.score_server is not None:
         return RemoteReward(name, settings.score_server)
@@ -81,5 +157,5 @@ def _build(name: str, models: ModelStore, device: torch.device, section: Section
         return CustomReward(name, settings)
     for model in () if settings.remote else REWARDS[name].models:
         models.folder(model)  # complete, or a UserError
-    with reading(models.root / name, AGAIN):
+    with reading(models.root / name):
         return REWARDS[name].build(models, device, settings)

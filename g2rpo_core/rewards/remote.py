@@ -1,15 +1,141 @@
-"""Any reward, computed by a server over HTTP. See docs/reward_servers.md."""
+"""Score images with a reward that a server computes over HTTP (docs/reward_servers.md).
 
+Requests are sent several at once, and repeated if a failure may pass.
+"""
+
+import json
 import math
-from collections.abc import Sequence
+import os
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
+import httpx
 import torch
+from tenacity import RetryCallState, RetryError, Retrying, retry_if_exception_type, stop_after_attempt, wait_exponential_jitter
 
-from g2rpo_core.errors import TransientError, UserError
-from g2rpo_core.rewards.http_client import HttpClient, Unanswered
+from g2rpo_core.foundation.errors import TransientError, UserError
 from g2rpo_core.rewards.preprocess import Images, check_pairs
 from g2rpo_core.rewards.reward_protocol import NPY, PNG, Health, Scored, encode, read_answer, read_health
-from g2rpo_core.rewards.server_settings import RewardServerSettings
+from g2rpo_core.rewards.spec import RewardServerSettings, ServerSettings
+
+LONGEST_WAIT = 60.0  # seconds between two tries
+PASSING = {408, 409, 425, 429, 500, 502, 503, 504}  # HTTP statuses after which the same request may succeed
+MOST_BYTES = 2**26  # largest answer; scores and reasons are short
+REFUSED = {401, 403, 404}  # wrong key, model or address: every request would fail
+
+T = TypeVar("T")
+
+
+class Unanswered(Exception):
+    """No answer came; the text says why."""
+
+
+class Passing(Unanswered):
+    """A failure after which the same request may succeed."""
+
+    def __init__(self, text: str, retry_after: float = 0.0):
+        super().__init__(text)
+        self.retry_after = retry_after
+
+
+def check_key(settings: ServerSettings, where: str) -> None:
+    """Check that the server's key is in the environment and can be sent; UserError otherwise.
+
+    where: the setting of the server.
+    """
+    variable = settings.key_variable
+    if not variable:
+        return
+    key = os.environ.get(variable, "")
+    if not key or not key.isascii() or not key.isprintable():
+        problem = "holds characters that a key cannot have" if key else "is not set in the environment"
+        raise UserError(f"{where}.key_variable: {variable} {problem}")
+
+
+class HttpClient:
+    """request(path) -> the body of an answer of status 200; Unanswered if every try failed.
+
+    Failures that may pass (busy, failing, silent, cut off) are retried, each time after twice the wait, or after as long as the
+    server asks for. UserError if the server refuses every request; its text has `where` (a setting) and `hint`.
+    """
+
+    def __init__(self, settings: ServerSettings, where: str, hint: str = ""):
+        self.settings, self.where, self.hint = settings, where, hint
+        self.url = settings.url.rstrip("/")
+        headers = {"Content-Type": "application/json"}
+        if settings.key_variable:
+            check_key(settings, where)
+            headers["Authorization"] = f"Bearer {os.environ[settings.key_variable]}"
+        limits = httpx.Limits(max_connections=settings.concurrency, max_keepalive_connections=settings.concurrency)
+        self.client = httpx.Client(headers=headers, timeout=settings.timeout, limits=limits, trust_env=False)
+        # at random, so that requests are not repeated all at once
+        longer = wait_exponential_jitter(initial=settings.backoff, max=LONGEST_WAIT, jitter=settings.backoff)
+        self.retrying = Retrying(
+            stop=stop_after_attempt(settings.tries),
+            wait=lambda state: min(max(longer(state), _read_wait(state)), LONGEST_WAIT),
+            retry=retry_if_exception_type(Passing),
+        )
+
+    def together(self, ask: Callable[..., T], *items: Sequence) -> list[T]:
+        """Call `ask` on the first of all items, the second of all, …, at most `concurrency` at once; return the answers in order."""
+        with ThreadPoolExecutor(self.settings.concurrency) as pool:
+            return list(pool.map(ask, *items))
+
+    def request(self, path: str, body: object = None) -> bytes:
+        """POST `body` as JSON, or GET if it is None, and return the answer's body."""
+        data = None if body is None else json.dumps(body).encode()
+        try:
+            return self.retrying(self._once, path, data)
+        except RetryError as failed:
+            raise Passing(f"{failed.last_attempt.exception()} ({self.settings.tries} tries)") from None
+
+    def _once(self, path: str, body: bytes | None) -> bytes:
+        """Try once, within `timeout` seconds in all, however slowly the server sends."""
+        address, end = self.url + path, time.monotonic() + self.settings.timeout
+        try:
+            with self.client.stream("GET" if body is None else "POST", address, content=body) as response:
+                data = bytearray()
+                for chunk in response.iter_bytes():
+                    data += chunk
+                    if len(data) > MOST_BYTES:
+                        raise Unanswered(f"an answer of over {MOST_BYTES >> 20} MiB")
+                    if time.monotonic() > end:
+                        raise Passing(f"no complete answer within {self.settings.timeout:g} s")
+        except httpx.TimeoutException:
+            raise Passing(f"no answer within {self.settings.timeout:g} s") from None
+        except httpx.TransportError as error:
+            raise Passing(f"{type(error).__name__}: {error}") from None
+        except (httpx.DecodingError, httpx.InvalidURL) as error:
+            raise Unanswered(f"{type(error).__name__}: {error}") from None
+        # Every status says whether a further try may help
+        said = f"status {response.status_code}: {self.without_key(data)[:200]!r}"
+        if response.status_code in PASSING:
+            raise Passing(said, seconds(response.headers.get("retry-after")))
+        if response.status_code in REFUSED:
+            raise UserError(f"{self.where}: {address}{self.hint} answers with {said}")
+        if response.status_code != 200:
+            raise Unanswered(said)
+        return bytes(data)
+
+    def without_key(self, data: bytes | bytearray) -> str:
+        """Return a server's message without the key, because it may repeat what it was sent."""
+        text, variable = data.decode(errors="replace"), self.settings.key_variable
+        return text.replace(os.environ.get(variable, ""), f"(the key of {variable})") if variable else text
+
+
+def _read_wait(state: RetryCallState) -> float:
+    failed = state.outcome.exception() if state.outcome else None
+    return failed.retry_after if isinstance(failed, Passing) else 0.0
+
+
+def seconds(retry_after: str | None) -> float:
+    """Return the seconds in the header Retry-After; 0 if there is none or it names a date."""
+    try:
+        return max(0.0, float(retry_after or 0))
+    except ValueError:
+        return 0.0
 
 
 class RemoteReward:
@@ -30,7 +156,7 @@ class RemoteReward:
         try:
             return read_health(self.client.request("/health"))
         except Unanswered as error:
-            kind = TransientError if error.passing else UserError
+            kind = TransientError if isinstance(error, Passing) else UserError
             raise kind(f"{self.where}: {self.client.url} did not say which reward it serves: {error}") from None
         except ValueError as error:
             raise UserError(f"{self.where}: {self.client.url}/health is not a score server: {error}") from None
@@ -50,7 +176,7 @@ class RemoteReward:
         return self.score_with_reasons(images, prompts)[0]
 
     def score_with_reasons(self, images: Images, prompts: Sequence[str]) -> tuple[torch.Tensor, list[str | None]]:
-        """Scores [N], and the reason for each that is NaN."""
+        """Return scores [N], and the reason for each that is NaN."""
         check_pairs(images, prompts)
         parts = [slice(start, start + self.size) for start in range(0, len(images), self.size)]
         scored = self.client.together(self._ask, [images[part] for part in parts], [list(prompts[part]) for part in parts])

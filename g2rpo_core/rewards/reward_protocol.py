@@ -1,4 +1,4 @@
-"""The messages between a client and a score server, as docs/reward_servers.md describes them."""
+"""Encode and decode the messages between a client and a score server, as docs/reward_servers.md describes them."""
 
 import base64
 import binascii
@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Sequence
 from tokenize import TokenError
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 import torch
@@ -20,14 +20,12 @@ PNG, NPY = "image/png", "application/x-npy"
 PNG_MODES = {"1", "L", "LA", "P", "RGB", "RGBA", "I;16"}
 FLOAT32 = np.dtype("<f4")
 LARGEST = torch.finfo(torch.float32).max  # scores are kept as float32
+Sent = tuple[torch.Tensor | Image.Image, int]  # an image, as [3, H, W] float32 or a PIL image, and its number of pixels
 Scored = tuple[float, str | None]  # a score, or NaN and the reason why there is none
 
 
 class Health(BaseModel):
-    """The answer to GET /health.
-
-    images: the media types that the server reads; max_images: in one request; note: about its models.
-    """
+    """The answer to GET /health."""
 
     model_config = ConfigDict(strict=True, frozen=True)
 
@@ -36,12 +34,15 @@ class Health(BaseModel):
     label: str
     version: str
     images: list[str] = [PNG]
+    """The media types that the server reads."""
     max_images: PositiveInt | None = None
+    """The most images in one request."""
     note: str | None = None
+    """What users should know about its models."""
 
 
 class ScoreRequest(BaseModel):
-    """The body of POST /score: images as data URLs, a prompt each."""
+    """The body of POST /score: images as data URLs, one prompt per image."""
 
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
 
@@ -49,15 +50,8 @@ class ScoreRequest(BaseModel):
     images: list[str]
 
 
-class Sent(NamedTuple):
-    """An image as it was sent: [3, H, W] float32, or a PIL image; and its pixels."""
-
-    image: torch.Tensor | Image.Image
-    pixels: int
-
-
 def encode(images: Images, form: Literal["float32", "png"]) -> list[str]:
-    """Data URLs of N images: tensors [N, 3, H, W] in [0, 1] in that form, PIL images losslessly as PNG of their own mode.
+    """Encode N images as data URLs: tensors [N, 3, H, W] in [0, 1] in that form, PIL images losslessly as PNG of their own mode.
 
     Modes that PNG does not have, such as CMYK, are sent as RGB.
     """
@@ -87,7 +81,7 @@ def _data_url(media: str, data: bytes) -> str:
 
 
 def decode(url: str, most_pixels: int) -> Sent:
-    """The image in a data URL; ValueError, before anything large is made of it, if it is not one or has too many pixels."""
+    """Decode the image in a data URL; ValueError, before memory is allocated, if it is not one or has too many pixels."""
     head, _, text = url.partition(",")
     media = head.removeprefix("data:").removesuffix(";base64")
     if head != f"data:{media};base64" or media not in (PNG, NPY):
@@ -96,20 +90,20 @@ def decode(url: str, most_pixels: int) -> Sent:
         data = base64.b64decode(text, validate=True)
     except binascii.Error as error:
         raise ValueError(f"not base64: {error}") from None
-    return _of_png(data, most_pixels) if media == PNG else _of_npy(data, most_pixels)
+    return _decode_png(data, most_pixels) if media == PNG else _decode_npy(data, most_pixels)
 
 
-def _of_png(data: bytes, most_pixels: int) -> Sent:
+def _decode_png(data: bytes, most_pixels: int) -> Sent:
     try:
         image = Image.open(io.BytesIO(data), formats=["PNG"])
-        pixels = _checked(image.width * image.height, most_pixels)
+        pixels = _check_pixels(image.width * image.height, most_pixels)
         image.load()
     except (OSError, SyntaxError, Image.DecompressionBombError) as error:
         raise ValueError(f"not a PNG that can be read ({' '.join(str(error).split())[:99]})") from None
-    return Sent(image, pixels)
+    return image, pixels
 
 
-def _of_npy(data: bytes, most_pixels: int) -> Sent:
+def _decode_npy(data: bytes, most_pixels: int) -> Sent:
     buffer = io.BytesIO(data)
     version = np.lib.format.read_magic(buffer)
     if version != (1, 0):
@@ -120,39 +114,37 @@ def _of_npy(data: bytes, most_pixels: int) -> Sent:
         raise ValueError(f"not a .npy that can be read ({error})") from None
     if len(shape) != 3 or shape[0] != 3 or min(shape) < 1 or by_columns or dtype != FLOAT32:
         raise ValueError(f"a .npy of {dtype} {list(shape)}; only [3, H, W] of little-endian float32, by rows, is read")
-    pixels = _checked(shape[1] * shape[2], most_pixels)
+    pixels = _check_pixels(shape[1] * shape[2], most_pixels)
     if len(data) - buffer.tell() != 3 * pixels * FLOAT32.itemsize:
         raise ValueError(f"a .npy of {list(shape)} with {len(data) - buffer.tell()} bytes of values")
     values = np.frombuffer(data, FLOAT32, offset=buffer.tell()).reshape(shape)
-    return Sent(torch.from_numpy(values.astype(np.float32)), pixels)
+    return torch.from_numpy(values.astype(np.float32)), pixels
 
 
-def _checked(pixels: int, most: int) -> int:
+def _check_pixels(pixels: int, most: int) -> int:
     if pixels > most:
         raise ValueError(f"{pixels} pixels; the images of a request may have {most} in all")
     return pixels
 
 
 def answer(scores: Sequence[Scored]) -> dict[str, list]:
-    """The body of an answer to POST /score: a score that is not finite becomes null, with a reason."""
+    """Return the body of an answer to POST /score: a score that is not finite becomes null, with a reason."""
     return {
         "scores": [score if math.isfinite(score) else None for score, _ in scores],
-        "reasons": [
-            None if math.isfinite(score) else why or f"the reward is {score}" for score, why in scores
-        ],
-    }  # fmt: skip
+        "reasons": [None if math.isfinite(score) else why or f"the reward is {score}" for score, why in scores],
+    }
 
 
 def read_answer(data: bytes, count: int) -> list[Scored]:
-    """Scores of `count` images; ValueError if the whole answer is not one, a reason where a score is not a finite number."""
+    """Read the scores of `count` images; ValueError if the whole is no answer, a reason where a score is not a finite number."""
     try:
         body = json.loads(data)
         scores, reasons = body["scores"], body.get("reasons") or [None] * count
     except (ValueError, LookupError, TypeError, AttributeError):
         raise ValueError(f"not an answer with scores: {data[:200].decode(errors='replace')!r}") from None
     if not isinstance(scores, list) or len(scores) != count or not isinstance(reasons, list) or len(reasons) != count:
-        had = [len(part) if isinstance(part, list) else type(part).__name__ for part in (scores, reasons)]
-        raise ValueError(f"{had[0]} scores and {had[1]} reasons for {count} images")
+        counts = [len(part) if isinstance(part, list) else type(part).__name__ for part in (scores, reasons)]
+        raise ValueError(f"{counts[0]} scores and {counts[1]} reasons for {count} images")
     return [_read_score(score, why) for score, why in zip(scores, reasons)]
 
 
@@ -167,7 +159,7 @@ def _read_score(score: object, why: object) -> Scored:
 
 
 def read_health(data: bytes) -> Health:
-    """The answer to GET /health; ValueError with a readable reason if it is not from a score server."""
+    """Read the answer to GET /health; ValueError with a readable reason if it is not from a score server."""
     try:
         return Health.model_validate_json(data)
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""Scores images with several rewards, with a reason for each missing score."""
+"""Score images with several rewards, with a reason for each missing score."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -8,27 +8,29 @@ import pandas as pd
 import torch
 
 from g2rpo_core.data.prompts import Prompt
-from g2rpo_core.errors import UserError
+from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.rewards.preprocess import Images
 from g2rpo_core.rewards.spec import Reward, RewardWithReasons
 
 
 class Scores(NamedTuple):
-    """values: [R, N] float32, every reward of every image, NaN where a score is missing; reasons: why, else None."""
+    """Scores of images by every reward."""
 
     values: torch.Tensor
+    """[R, N] float32, NaN where a score is missing."""
     reasons: list[list[str | None]]
+    """Why a score is missing, else None; by reward and image."""
 
 
 def score_all(rewards: Mapping[str, Reward], images: torch.Tensor, prompts: Sequence[str]) -> Scores:
-    """Scores every image [N, 3, H, W] with every reward; a `RewardWithReasons` itself says why a score is missing."""
+    """Score every image [N, 3, H, W] with every reward; a `RewardWithReasons` gives its own reasons."""
     values, reasons = zip(*(score_one(reward, images, prompts) for reward in rewards.values()))
     stacked = torch.stack([scores.float().to(images.device) for scores in values])
     return Scores(stacked.masked_fill(~stacked.isfinite(), math.nan), list(reasons))
 
 
 def score_one(reward: Reward, images: Images, prompts: Sequence[str]) -> tuple[torch.Tensor, list[str | None]]:
-    """Scores [N] of any reward, and the reason for each that is not finite."""
+    """Score images with one reward: scores [N], and the reason for each that is not finite."""
     if isinstance(reward, RewardWithReasons):
         return reward.score_with_reasons(images, prompts)
     scores = reward(images, prompts)
@@ -36,7 +38,7 @@ def score_one(reward: Reward, images: Images, prompts: Sequence[str]) -> tuple[t
 
 
 def score_table(rewards: Mapping[str, Reward], prompts: list[Prompt], images: torch.Tensor) -> pd.DataFrame:
-    """One row for each prompt and reward: prompt_id, style, reward, score, reason; a missing score is NaN and has a reason."""
+    """Return one row per prompt and reward: prompt_id, style, reward, score, reason; a missing score is NaN and has a reason."""
     scores, reasons = score_all(rewards, images, [prompt.text for prompt in prompts])
     rows = [
         {"prompt_id": prompt.id, "style": prompt.style, "reward": name, "score": value, "reason": reason}
@@ -47,7 +49,7 @@ def score_table(rewards: Mapping[str, Reward], prompts: list[Prompt], images: to
 
 
 def check_missing(name: str, missing: int, total: int, largest: float, reason: str = "") -> None:
-    """Checks that at most the share `largest` of a reward's `total` scores is missing; else UserError with the example `reason`."""
+    """Check that at most the share `largest` of a reward's `total` scores is missing; else UserError with the example `reason`."""
     if missing > largest * total:
         raise UserError(
             f"reward {name}: {missing} of {total} scores are missing, more than rewards.{name}.max_missing = {largest:g} allows; for example: {reason}"

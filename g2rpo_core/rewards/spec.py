@@ -1,15 +1,14 @@
-"""The interface of a reward, and the description of a built-in one: a `RewardSpec` in the reward's own file."""
+"""Define the interface of a reward, its settings, and the `RewardSpec` that describes a built-in one in its own file."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, runtime_checkable
 
 import torch
 from pydantic import Field, model_validator
 
 from g2rpo_core.common.model_store import ModelStore
-from g2rpo_core.rewards.server_settings import RewardServerSettings
-from g2rpo_core.settings import Count, Settings
+from g2rpo_core.foundation.settings import Count, Settings
 
 if TYPE_CHECKING:
     from g2rpo_core.rewards.preprocess import Images
@@ -34,41 +33,67 @@ class RewardWithReasons(Protocol):
     def score_with_reasons(self, images: "Images", prompts: Sequence[str]) -> tuple[torch.Tensor, list[str | None]]: ...
 
 
+Connections = Annotated[int, Field(gt=0, le=10_000)]
+
+
+class ServerSettings(Settings):
+    """A server that a reward asks."""
+
+    url: str = Field(pattern=r"^https?://\S+$", description="the server's address")
+    timeout: float = Field(120, gt=0, le=86_400, description="seconds for one try")
+    tries: int = Field(5, gt=0, le=1000, description="of each request")
+    backoff: float = Field(
+        1.0,
+        ge=0,
+        le=3600,
+        description="seconds before the second try, doubled before each further one, and up to as many more at random",
+    )
+    concurrency: Connections = Field(16, description="open requests at once")
+    key_variable: str | None = Field(None, description="the environment variable with the server's key")
+
+
+class RewardServerSettings(ServerSettings):
+    """A score server, such as `g2rpo serve-reward` (docs/reward_servers.md); /health and /score are added to its url."""
+
+    concurrency: Connections = Field(
+        4, description="open requests at once; the server scores one after the other, and each holds its images in memory"
+    )
+    reward: str | None = Field(None, description="its name at the server; null: the name here")
+    version: str | None = Field(None, description="that the server must have; null: any")
+    max_images_per_request: Count = Field(8, description="images in one request")
+    images: Literal["float32", "png"] = Field("float32", description="how tensors are sent: exactly, or rounded to 8 bits")
+
+
 class RewardSettings(Settings):
-    """Settings of every reward.
+    """Settings of every reward."""
 
-    max_missing: the largest share of images without a score before an evaluation stops; server: where scores come from, if set.
-    """
-
-    max_missing: float = Field(0.05, ge=0, lt=1)
-    server: RewardServerSettings | None = None
+    max_missing: float = Field(
+        0.05, ge=0, lt=1, description="the largest share of images without a score before an evaluation stops"
+    )
+    server: RewardServerSettings | None = Field(None, description="where scores come from; null: computed here")
 
     @property
     def remote(self) -> bool:
-        """Whether scores come from a server, so that no model is needed here."""
+        """Return whether scores come from a server, so that no model is needed here."""
         return self.server is not None
 
     @property
     def score_server(self) -> RewardServerSettings | None:
-        """The server, if it is a score server (docs/reward_servers.md)."""
+        """Return the server if it is a score server (docs/reward_servers.md)."""
         return self.server
 
 
 class ScorerSettings(RewardSettings):
-    """Settings of a reward with a model. micro_batch: images in one call of it; dtype: of its weights and computation.
-
-    Scores are always float32. In bfloat16 they do not equal those of the published package to 1e-5.
-    """
+    """Settings of a reward with a model. Scores are always float32; in bfloat16 they do not equal the published package's to 1e-5."""
 
     micro_batch: Count = Field(256, description="images in one call of the model")
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    dtype: Literal["float32", "bfloat16"] = Field("float32", description="of weights and computation")
 
 
 class BackendSettings(ScorerSettings):
     """Settings of a reward that a published package can compute instead of our own code, `native`.
 
-    The scores are equal to 1e-5. The package is slower: it takes one image at a time, whatever the micro_batch. It gets 8-bit
-    images, as files hold them.
+    The scores are equal to 1e-5. The package is slower: it takes one image at a time, whatever the micro_batch, as 8-bit files hold it.
     """
 
     backend: str = "native"
@@ -82,16 +107,16 @@ class BackendSettings(ScorerSettings):
 
 @dataclass(frozen=True)
 class ModelSize:
-    """The size of the published model, for `g2rpo plan`: parameters; peak bytes of activations and operations for one image.
-
-    width: bytes of a parameter; at_once: images in one call, at most.
-    """
+    """The size of a published model, for `g2rpo plan`."""
 
     parameters: int
     bytes_per_image: int
+    """Peak bytes of activations."""
     flops_per_image: float
     width: int = 4
+    """Bytes of a parameter."""
     at_once: int = 256
+    """The most images in one call."""
 
     @property
     def bytes(self) -> int:
@@ -104,20 +129,19 @@ VIT_H_14 = ModelSize(986_109_441, 12 * 257 * 1280 * 4, 0.324e12)
 
 @dataclass(frozen=True)
 class RewardSpec:
-    """A built-in reward.
-
-    build: makes it from the profile's models, on a device. It imports what it needs when it is called, so that listing names
-    does not wait for libraries. models: those of the profile that it reads, unless its settings are `remote`;
-    open_clip: those of them whose entry must name open_clip's architecture. size: None if it is not known.
-    worlds_only: it only knows captions and images of tiny worlds.
-    """
+    """A built-in reward."""
 
     name: str
     label: str
     build: Callable[[ModelStore, torch.device, Any], Reward]  # the last argument is of the type `settings`
+    """Make the reward from the profile's models, on a device. It imports its libraries when called, so that listing names is fast."""
     settings: type[RewardSettings] = ScorerSettings
     models: tuple[str, ...] = ()
+    """Those of the profile's models that it reads, unless its settings are `remote`."""
     open_clip: tuple[str, ...] = ()
+    """Those of its models whose entry must name open_clip's architecture."""
     size: ModelSize | None = None
+    """None if it is not known."""
     aliases: tuple[str, ...] = ()
-    worlds_only: bool = False
+    tasks_only: bool = False
+    """Whether it only knows captions and images of tiny tasks."""

@@ -1,5 +1,13 @@
-"""UnifiedReward: asks a vision-language model about each image, and reads its answer as a score from 1 to 5."""
+"""Ask a vision-language model about each image, and read its answer as a score from 1 to 5 (UnifiedReward).
 
+The questions are in templates/, word for word as UnifiedReward's authors publish them. Three families are in use, and their scores
+are not interchangeable: `final_score` (the first models: elements, then one score), `word_axes` (version 1.5: every word, then three
+scores) and `axes` (version 2: three scores). The published inference scripts of https://github.com/CodeGoat24/UnifiedReward hold them
+as point_score_image_generation and point_score_ACS_image_generation. A change of wording becomes a new version; the old one stays.
+"""
+
+import json
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
@@ -7,32 +15,34 @@ from typing import Literal
 import torch
 from pydantic import Field, model_validator
 
-from g2rpo_core.common.model_store import ModelStore
-from g2rpo_core.errors import UserError
-from g2rpo_core.rewards.chat_server import ChatServer
+from g2rpo_core.foundation.errors import UserError
+from g2rpo_core.foundation.settings import Count
 from g2rpo_core.rewards.preprocess import Images, check_pairs, eight_bit
-from g2rpo_core.rewards.server_settings import Connections, RewardServerSettings, ServerSettings
-from g2rpo_core.rewards.spec import ModelSize, RewardSettings, RewardSpec
-from g2rpo_core.rewards.templates import parse, question
-from g2rpo_core.settings import Count
+from g2rpo_core.rewards.remote import HttpClient, Unanswered
+from g2rpo_core.rewards.reward_protocol import as_png
+from g2rpo_core.rewards.spec import Connections, ModelSize, RewardServerSettings, RewardSettings, RewardSpec, ServerSettings
 
+FOLDER = Path(__file__).parent / "templates"
+AXES = ("Alignment Score (1-5):", "Coherence Score (1-5):", "Style Score (1-5):")
+TEMPLATES = {"final_score.v1": ("Final Score:",), "word_axes.v1": AXES, "axes.v1": AXES}  # name -> the labels of its scores
+LOWEST, HIGHEST = 1.0, 5.0
 FAMILIES = ("qwen2_5_vl", "llava_onevision")
 Answers = list[str | Exception]  # an answer, or why there is none
 
 
 class UnifiedRewardServerSettings(RewardServerSettings):
-    """model: of a server with OpenAI's chat completions, whose url ends in the API's version, as in http://localhost:8000/v1.
+    """A score server or, with `model`, a server with OpenAI's chat completions."""
 
-    Without a model, it is a score server.
-    """
-
-    model: str | None = None
-    concurrency: Connections = 16  # such servers batch requests that arrive together
+    model: str | None = Field(
+        None,
+        description="of a server with OpenAI's chat completions, whose url ends in the API's version, as http://localhost:8000/v1",
+    )
+    concurrency: Connections = Field(16, description="open requests at once; such servers batch them")
 
     @model_validator(mode="after")
     def _of_one_kind(self):
-        of_scores = RewardServerSettings.model_fields.keys() - ServerSettings.model_fields.keys()
-        if self.model is not None and (wrong := sorted(of_scores & self.model_fields_set)):
+        score_only = RewardServerSettings.model_fields.keys() - ServerSettings.model_fields.keys()
+        if self.model is not None and (wrong := sorted(score_only & self.model_fields_set)):
             raise ValueError(
                 f"{wrong[0]} is a setting of score servers; a chat completions server, which has a model, does not take it"
             )
@@ -40,16 +50,15 @@ class UnifiedRewardServerSettings(RewardServerSettings):
 
 
 class UnifiedRewardSettings(RewardSettings):
-    """template: the family of questions (see `templates`), which must fit the model; server: where to ask, None: in this process.
-
-    dtype: auto means that of the model's files.
-    """
+    """How UnifiedReward is asked."""
 
     micro_batch: Count = Field(16, description="images in one call of the model")
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    template: Literal["final_score.v1", "word_axes.v1", "axes.v1"] = "final_score.v1"
+    dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="of weights and computation; auto: the files'")
+    template: Literal["final_score.v1", "word_axes.v1", "axes.v1"] = Field(
+        "final_score.v1", description="the family of questions, which must fit the model"
+    )
     max_new_tokens: Count = Field(512, description="of an answer; a longer one has no score")
-    server: UnifiedRewardServerSettings | None = None
+    server: UnifiedRewardServerSettings | None = Field(None, description="where scores come from; null: a model in this process")
 
     @property
     def score_server(self) -> RewardServerSettings | None:
@@ -59,16 +68,39 @@ class UnifiedRewardSettings(RewardSettings):
 DEFAULT = UnifiedRewardSettings()
 
 
+def read_template(template: str) -> str:
+    """Return the text of a template, which contains `{prompt}` once, for the caption."""
+    return (FOLDER / f"{template}.txt").read_text(encoding="utf-8").removesuffix("\n")
+
+
+def question(template: str, prompt: str) -> str:
+    """Return the question about an image that was made for `prompt`."""
+    return read_template(template).replace("{prompt}", prompt)
+
+
+def parse(template: str, answer: str) -> float:
+    """Return the score in [1, 5]: the one after the template's label, or the mean of those after its three.
+
+    ValueError, saying what is wrong, unless every label appears exactly once, followed by only a number from 1 to 5.
+    """
+    values = []
+    for label in TEMPLATES[template]:
+        if (count := answer.count(label)) != 1:
+            raise ValueError(f"{label!r} appears {count} times instead of once")
+        rest = answer.partition(label)[2].split("\n", 1)[0].strip()
+        if not re.fullmatch(r"\d+(\.\d+)?", rest, re.ASCII) or not LOWEST <= float(rest) <= HIGHEST:
+            raise ValueError(f"{rest[:40]!r} after {label!r} instead of a number from 1 to 5")
+        values.append(float(rest))
+    return sum(values) / len(values)
+
+
 def conversation(text: str) -> list[dict]:
-    """One image and a question about it, in the form of chat templates."""
+    """Return one image and a question about it in the form of chat templates."""
     return [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": text}]}]
 
 
 class UnifiedReward:
-    """score(images, prompts) -> [N] float32 in [1, 5], NaN where a score is missing; `score_with_reasons` also says why.
-
-    ask: N images [3, H, W] uint8 and N questions -> their answers. Images have 8 bits, as in files.
-    """
+    """score(images, prompts) -> [N] float32 in [1, 5], NaN where a score is missing. Images are rounded to 8 bits, as in files."""
 
     def __init__(self, ask: Callable[[list[torch.Tensor], Sequence[str]], Answers], template: str):
         self.ask, self.template = ask, template
@@ -77,7 +109,7 @@ class UnifiedReward:
         return self.score_with_reasons(images, prompts)[0]
 
     def score_with_reasons(self, images: Images, prompts: Sequence[str]) -> tuple[torch.Tensor, list[str | None]]:
-        """Scores [N], and the reason for each that is NaN: what is wrong with the answer, with its text, or the failure."""
+        """Return scores [N], and the reason for each NaN: the failure, or what is wrong with the answer, with its text."""
         check_pairs(images, prompts)
         answers = self.ask(eight_bit(images), [question(self.template, prompt) for prompt in prompts])
         scores, reasons = zip(*(self._read(answer) for answer in answers))
@@ -93,10 +125,7 @@ class UnifiedReward:
 
 
 class InProcess:
-    """Asks a model in this process, greedily: a transformers folder of one of FAMILIES.
-
-    dtype: a name, or `auto` for its files'.
-    """
+    """Asks a model in this process, greedily: a transformers folder of one of FAMILIES."""
 
     def __init__(self, folder: Path, device: torch.device, micro_batch: int, max_new_tokens: int, dtype: str = "auto"):
         from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor
@@ -131,22 +160,64 @@ class InProcess:
         return answers
 
 
+class ChatServer:
+    """ask(N images [3, H, W] uint8, N questions) -> N answers in order, with Unanswered where every try failed.
+
+    UserError if the server refuses every request: wrong key, model or address.
+    """
+
+    def __init__(self, settings: ServerSettings, model: str, max_new_tokens: int):
+        self.model, self.max_new_tokens = model, max_new_tokens
+        self.client = HttpClient(settings, "rewards.unified_reward.server", f" with model {model!r}")
+
+    def __call__(self, images: Sequence[torch.Tensor], questions: Sequence[str]) -> list[str | Exception]:
+        return self.client.together(self._ask, images, questions)
+
+    def _ask(self, image: torch.Tensor, question: str) -> str | Exception:
+        from torchvision.transforms.v2 import functional as TF
+
+        content = [
+            {"type": "image_url", "image_url": {"url": as_png(TF.to_pil_image(image))}},
+            {"type": "text", "text": question},
+        ]
+        body = {
+            "model": self.model,
+            "messages": [{"role": "user", "content": content}],
+            "temperature": 0,
+            "max_tokens": self.max_new_tokens,
+        }
+        try:
+            return self._read(self.client.request("/chat/completions", body))
+        except Unanswered as error:
+            return error
+
+    def _read(self, data: bytes) -> str:
+        try:
+            choice = json.loads(data)["choices"][0]
+            text, finished = choice["message"]["content"], choice.get("finish_reason")
+        except (ValueError, LookupError, TypeError, AttributeError):
+            raise Unanswered(f"not a chat completion: {self.client.without_key(data)[:200]!r}") from None
+        if not isinstance(text, str):
+            raise Unanswered("an answer without text")
+        if finished == "length":
+            raise Unanswered(f"cut at max_new_tokens {self.max_new_tokens}: {text[-200:]!r}")
+        return text
+
+
 def unified_reward(folder: Callable[[], Path], device: torch.device, settings: UnifiedRewardSettings) -> UnifiedReward:
-    """UnifiedReward from the folder of its model, or from the chat server in the settings (then `folder` is not called)."""
+    """Load UnifiedReward from its model's folder, or for the chat server in the settings (then `folder` is not called)."""
     if settings.server is not None and settings.server.model is not None:
         return UnifiedReward(ChatServer(settings.server, settings.server.model, settings.max_new_tokens), settings.template)
     ask = InProcess(folder(), device, settings.micro_batch, settings.max_new_tokens, settings.dtype)
     return UnifiedReward(ask, settings.template)
 
 
-def _build(models: ModelStore, device: torch.device, settings: UnifiedRewardSettings) -> UnifiedReward:
-    return unified_reward(lambda: models.folder("unified_reward"), device, settings)
-
-
-# Qwen2.5-VL-7B in bfloat16, as the files are. One image of 1024² is 1,369 tokens beside some 900 of question and answer: keys and values of
-# 28 layers (57 KB a token) and, in the prefill, two states of its MLP (76 KB a token). Two operations a parameter for each token.
+# Qwen2.5-VL-7B in bfloat16, as the files are. An image of 1024² has 1,369 tokens, question and answer some 900: keys and values of 28
+# layers (57 KB per token) and, in the prefill, two states of its MLP (76 KB per token). Two operations per parameter and token.
 QWEN_7B = ModelSize(8_292_166_656, 2_270 * (57_344 + 75_776), 2 * 8.29e9 * 2_270, width=2, at_once=DEFAULT.micro_batch)
 
 SPEC = RewardSpec(
-    "unified_reward", "UnifiedReward", _build, settings=UnifiedRewardSettings, models=("unified_reward",), size=QWEN_7B
+    "unified_reward", "UnifiedReward",
+    lambda models, device, settings: unified_reward(lambda: models.folder("unified_reward"), device, settings),
+    settings=UnifiedRewardSettings, models=("unified_reward",), size=QWEN_7B,
 )  # fmt: skip

@@ -12,7 +12,7 @@ Grid = Literal["released", "paper", "even"]
 
 
 def shifted_sigmas(steps: int, shift: float) -> torch.Tensor:
-    """sigma = s u / (1 + (s - 1) u) at u = 1 - i/T, float32 [T+1], falling from 1 to 0.
+    """Return sigma = s u / (1 + (s - 1) u) at u = 1 - i/T, float32 [T+1], falling from 1 to 0.
 
     steps: T >= 1; shift: s > 0 (1 is uniform). ValueError otherwise.
     """
@@ -22,18 +22,18 @@ def shifted_sigmas(steps: int, shift: float) -> torch.Tensor:
 
 
 def even_sigmas(steps: int, shift: float) -> list[float]:
-    """The same, in double precision: what sampling without noise takes."""
+    """Return the same in double precision, for sampling without noise."""
     return [sigma_at(step, steps, shift) for step in range(steps + 1)]
 
 
 def sigma_at(step: float, steps: int, shift: float) -> float:
-    """Sigma at a step index in 0...T, which may lie between two steps."""
+    """Return sigma at a step index in 0...T, which may lie between two steps."""
     u = 1 - step / steps
     return shift * u / (1 + (shift - 1) * u)
 
 
 def tail(steps: int, noisy_step: int, granularity: int, grid: Grid = "released") -> list[float]:
-    """Step indices evaluated after the noisy step k, at granularity lambda; after the last one follows sigma = 0.
+    """Return the step indices evaluated after the noisy step k, at granularity lambda; sigma = 0 follows the last one.
 
     All grids start at k+1. `released` (published code): then k+2, k+2+lambda, ..., without the last entry of
     `sigma[k+2::lambda]`, which the jump to sigma = 0 replaces. `paper` (Eq. 10, counted from the clean end): then

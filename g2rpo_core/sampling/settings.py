@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from g2rpo_core.settings import Count, Pixels, Settings
+from g2rpo_core.foundation.settings import Count, Pixels, Settings
 
 
 class SamplingSettings(Settings):

@@ -17,30 +17,30 @@ Step: TypeAlias = int | torch.Tensor  # a step index for all latents, or int64 [
 
 @dataclass(frozen=True)
 class Transition:
-    """A Gaussian step: next latents ~ N(mean, std^2).
-
-    mean, x0: float32 [N, ...]; std: float32 that broadcasts against mean, positive; x0 is the predicted clean sample.
-    """
+    """A Gaussian step: next latents ~ N(mean, std^2); all tensors float32."""
 
     mean: torch.Tensor
+    """[N, ...]."""
     std: torch.Tensor
+    """Positive; broadcasts against the mean."""
     x0: torch.Tensor
+    """[N, ...]: the predicted clean sample."""
 
     def repeat(self, members: int) -> "Transition":
-        """The transition of N * members states: each of the N states, `members` times in a row."""
+        """Return the transition of N * members states: each of the N states, `members` times in a row."""
         parts = (self.mean, self.std, self.x0)
         return Transition(*(part if len(part) == 1 < len(self.mean) else part.repeat_interleave(members, 0) for part in parts))
 
     def kl(self, other: "Transition") -> torch.Tensor:
-        """KL divergence to a transition of the same std, averaged over all elements but the batch: float32 [N] (Flow-GRPO)."""
+        """Return the KL divergence to a transition of the same std, averaged over all elements but the batch: float32 [N] (Flow-GRPO)."""
         return ((self.mean - other.mean) / self.std).square().flatten(1).mean(1) / 2
 
     def sample(self, noise: torch.Tensor) -> torch.Tensor:
-        """mean + std * noise, float32; noise: standard normal, shape of mean."""
+        """Return mean + std * noise, float32; noise: standard normal, shape of mean."""
         return self.mean + self.std * noise.float()
 
     def log_prob(self, next_latents: torch.Tensor) -> torch.Tensor:
-        """Log-density of next_latents [N, ...], *averaged* over all elements but the batch: float32 [N].
+        """Return the log-density of next_latents [N, ...], *averaged* over all elements but the batch: float32 [N].
 
         The average (published code) instead of the sum makes the ratio's scale independent of the resolution.
         """
@@ -50,7 +50,7 @@ class Transition:
 
 
 def _sigmas_at(sigmas: torch.Tensor, step: Step, span: Step, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """sigma[step] and sigma[step+span] in float32, shaped to broadcast against `like` [N, ...]; waits for no device."""
+    """Return sigma[step] and sigma[step+span] in float32, shaped to broadcast against `like` [N, ...]; wait for no device."""
     sigmas = sigmas.to(like.device, torch.float32)
     shape = (-1,) + (1,) * (like.ndim - 1)
     return sigmas[step].view(shape), sigmas[step + span].view(shape)
@@ -59,7 +59,7 @@ def _sigmas_at(sigmas: torch.Tensor, step: Step, span: Step, like: torch.Tensor)
 def flow_sde(
     latents: torch.Tensor, velocity: torch.Tensor, sigmas: torch.Tensor, step: Step, eta: float, span: Step = 1
 ) -> Transition:
-    """Flow-GRPO's SDE (paper Eq. 2 and 3), used by Flow-GRPO, MixGRPO and G2RPO with eta = 0.7.
+    """Make a step of Flow-GRPO's SDE (paper Eq. 2 and 3), used by Flow-GRPO, MixGRPO and G2RPO with eta = 0.7.
 
     s = eta sqrt(sigma / (1 - sigma)), singular at sigma = 1, where 1 - sigma[1] replaces 1 - sigma (published code).
 
@@ -77,7 +77,7 @@ def flow_sde(
 def dance_sde(
     latents: torch.Tensor, velocity: torch.Tensor, sigmas: torch.Tensor, step: Step, eta: float, span: Step = 1
 ) -> Transition:
-    """DanceGRPO's SDE with constant noise eta (0.3), by the score of the linear path; arguments as `flow_sde`."""
+    """Make a step of DanceGRPO's SDE with constant noise eta (0.3), by the score of the linear path; arguments as `flow_sde`."""
     x, v = latents.float(), velocity.float()
     sigma, next_sigma = _sigmas_at(sigmas, step, span, x)
     delta = next_sigma - sigma
@@ -90,7 +90,7 @@ def dance_sde(
 def cps(
     latents: torch.Tensor, velocity: torch.Tensor, sigmas: torch.Tensor, step: Step, eta: float, span: Step = 1
 ) -> Transition:
-    """Coefficient-preserving sampling (arXiv 2509.05952): the noise takes the place of as much predicted noise; eta in (0, 1)."""
+    """Make a step of coefficient-preserving sampling (arXiv 2509.05952): as much predicted noise makes way for the new; eta in (0, 1)."""
     x, v = latents.float(), velocity.float()
     sigma, next_sigma = _sigmas_at(sigmas, step, span, x)
     x0, x1 = x - sigma * v, x + (1 - sigma) * v

@@ -1,4 +1,4 @@
-"""The tiny CLIP Score, HPS-v2.1 and PickScore: models of two towers trained here on a world's pictures, saved in their published forms."""
+"""Train the tiny CLIP Score, HPS-v2.1 and PickScore on a task's images, and save them in their published forms."""
 
 import json
 from collections.abc import Callable
@@ -12,59 +12,57 @@ import torch
 import torch.nn.functional as F
 from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel, CLIPTextConfig, CLIPVisionConfig
 
+from g2rpo_core.tasks.task import Scene, Task, held_out
 from g2rpo_core.tiny_models.fit import fit
 from g2rpo_core.tiny_models.settings import FitSettings
 from g2rpo_core.tiny_models.tokenizers import CLIP_LENGTH, clip_tokenizer
-from g2rpo_core.worlds.world import Scene, World, held_out
 
-HPS_ARCHITECTURE = "tiny-ViT.json"  # beside the checkpoint; for the published one, open_clip knows the name
+HPS_ARCHITECTURE = "tiny-ViT.json"  # a file next to the checkpoint; open_clip knows the published one by name
 PREPROCESS = {  # of `apple/DFN5B-CLIP-ViT-H-14`
     "mean": [0.48145466, 0.4578275, 0.40821073], "std": [0.26862954, 0.26130258, 0.27577711],
     "interpolation": "bicubic", "resize_mode": "squash",
 }  # fmt: skip
 
 
-def architecture(world: World) -> dict[str, Any]:
-    """That of both towers, as in open_clip's files."""
+def architecture(task: Task) -> dict[str, Any]:
+    """Return the configuration of both towers, as in open_clip's files."""
     return {
         "embed_dim": 64,
-        "vision_cfg": {"image_size": world.size, "layers": 3, "width": 96, "head_width": 32, "patch_size": 8},
+        "vision_cfg": {"image_size": task.size, "layers": 3, "width": 96, "head_width": 32, "patch_size": 8},
         "text_cfg": {"context_length": CLIP_LENGTH, "vocab_size": 49408, "width": 64, "heads": 2, "layers": 2},
     }
 
 
-def pairs(world: World, count: int, seed: int, *, testing: bool) -> tuple[list[str], torch.Tensor, list[str], torch.Tensor]:
-    """`count` scenes and a neighbour of each: captions and images [count, 3, size, size] in [0, 1], both twice.
+def pairs(task: Task, count: int, seed: int, *, testing: bool) -> tuple[list[str], torch.Tensor, list[str], torch.Tensor]:
+    """Draw `count` scenes and a neighbour of each: captions and images [count, 3, size, size] in [0, 1], both twice.
 
-    The first scenes are held-out ones if `testing`; otherwise neither they nor their neighbours are.
+    With `testing` the first scenes are held-out ones; otherwise neither they nor their neighbours are.
     """
     rng = np.random.default_rng(seed)
     firsts: list[Scene] = []
     seconds: list[Scene] = []
     while len(firsts) < count:
-        first = world.random_scene(rng)
-        second = world.neighbour(first, rng)
+        first = task.random_scene(rng)
+        second = task.neighbour(first, rng)
         if held_out(first.caption) == testing and (testing or not held_out(second.caption)):
             firsts.append(first)
             seconds.append(second)
-    images = [torch.from_numpy(np.stack([world.draw(scene, rng) for scene in group])) for group in (firsts, seconds)]
+    images = [torch.from_numpy(np.stack([task.draw(scene, rng) for scene in group])) for group in (firsts, seconds)]
     return [s.caption for s in firsts], images[0], [s.caption for s in seconds], images[1]
 
 
-def degrade(
-    world: World, images: torch.Tensor, others: torch.Tensor, strength: float, generator: torch.Generator
-) -> torch.Tensor:
-    """Each image [N, 3, H, W] in [0, 1] spoilt in one of five ways, at random: noise, blur, speckles, a faded part, or a part
-    that blends into its image of `others`, which is what an unfinished generator does.
+def degrade(task: Task, images: torch.Tensor, others: torch.Tensor, strength: float, generator: torch.Generator) -> torch.Tensor:
+    """Degrade each image [N, 3, H, W] in [0, 1] as an unfinished generator does, in one of five ways at random.
 
-    strength: 1 is plainly visible; every image draws its own share of it, from a third upwards.
+    The ways: noise, blur, speckles, a faded part, a part that blends into the image of `others`. A strength of 1 is plainly
+    visible; every image draws its own share of it, from a third upwards.
     """
     n, _, height, width = images.shape
     amount = strength * (1 / 3 + 2 / 3 * torch.rand(n, 1, 1, 1, generator=generator))
     part = amount.clamp(max=1)
     noisy = images + 0.15 * amount * torch.randn(images.shape, generator=generator)
     blurred = torch.lerp(images, F.avg_pool2d(images, 5, stride=1, padding=2, count_include_pad=False), part)
-    palette = torch.tensor(list(world.colors.values())).float() / 255
+    palette = torch.tensor(list(task.colors.values())).float() / 255
     colors = palette[torch.randint(len(palette), (n, height, width), generator=generator)].permute(0, 3, 1, 2)
     speckled = torch.where(torch.rand(n, 1, height, width, generator=generator) < 0.06 * amount, colors, images)
     coarse = F.interpolate(torch.rand(n, 1, 4, 4, generator=generator), (height, width), mode="bilinear")
@@ -75,24 +73,27 @@ def degrade(
 
 
 class Towers(NamedTuple):
-    """A model with a `logit_scale`; tokenize(texts) -> tokens, encode_text(tokens) and encode_image(images) -> [n, D]."""
+    """A CLIP-like model with a `logit_scale`, and its three calls."""
 
     model: torch.nn.Module
     tokenize: Callable
+    """N texts -> tokens."""
     encode_text: Callable
+    """Tokens -> [N, D]."""
     encode_image: Callable
+    """Images [N, 3, H, W] -> [N, D]."""
 
 
-def open_clip_towers(world: World) -> Towers:
-    """For HPS-v2.1 and CLIP Score."""
-    model = open_clip.model.CLIP(**architecture(world), output_dict=True)
+def open_clip_towers(task: Task) -> Towers:
+    """Make the towers of HPS-v2.1 and CLIP Score."""
+    model = open_clip.model.CLIP(**architecture(task), output_dict=True)
     tokenize = open_clip.SimpleTokenizer(context_length=CLIP_LENGTH)
     return Towers(model, tokenize, model.encode_text, model.encode_image)
 
 
-def transformers_towers(world: World) -> Towers:
-    """For PickScore."""
-    tokenizer, whole = clip_tokenizer(), architecture(world)
+def transformers_towers(task: Task) -> Towers:
+    """Make the towers of PickScore."""
+    tokenizer, whole = clip_tokenizer(), architecture(task)
     text, vision = whole["text_cfg"], whole["vision_cfg"]
     sizes = lambda tower: {
         "hidden_size": tower["width"],
@@ -106,7 +107,7 @@ def transformers_towers(world: World) -> Towers:
     )  # fmt: skip
     heads = vision["width"] // vision["head_width"]
     vision_config = CLIPVisionConfig(
-        **sizes(vision), **shared, num_attention_heads=heads, image_size=world.size, patch_size=vision["patch_size"]
+        **sizes(vision), **shared, num_attention_heads=heads, image_size=task.size, patch_size=vision["patch_size"]
     )
     model = CLIPModel(CLIPConfig(text_config=text_config, vision_config=vision_config, projection_dim=whole["embed_dim"]))
     tokenize = lambda texts: tokenizer(texts, padding=True, return_tensors="pt").input_ids
@@ -115,22 +116,24 @@ def transformers_towers(world: World) -> Towers:
 
 
 def train_towers(
-    make: Callable[[World], Towers], world: World, how: FitSettings, seed: int, label: str, *, preferences: bool
+    make: Callable[[Task], Towers], task: Task, settings: FitSettings, seed: int, label: str, *, preferences: bool
 ) -> tuple[torch.nn.Module, dict]:
-    """A tiny CLIP by contrastive learning, every scene beside a neighbour that differs in one attribute.
+    """Train a tiny CLIP by contrastive learning, every scene in one batch with a neighbour that differs in one attribute.
 
-    preferences: train for HPS-v2.1 and PickScore as well, with their loss: of two images for one caption, the softmax of the
-    scaled cosines should choose the right and clean one over that of the neighbour, or over a degraded copy.
+    preferences: add the loss of HPS-v2.1 and PickScore: of two images for one caption, the softmax of the scaled cosines should
+    choose the right and clean one over the neighbour's, or over a degraded copy.
     """
+    # Model and data
     torch.manual_seed(seed)
-    model, tokenize, encode_text, encode_image = make(world)
-    captions, images, other_captions, other_images = pairs(world, 6144, seed, testing=False)
+    model, tokenize, encode_text, encode_image = make(task)
+    captions, images, other_captions, other_images = pairs(task, 6144, seed, testing=False)
     texts, other_texts = tokenize(captions + other_captions).chunk(2)
     generator = torch.Generator().manual_seed(seed)
-    spoil = partial(degrade, world)
+    spoil = partial(degrade, task)
     mean, std = (torch.tensor(PREPROCESS[key]).view(3, 1, 1) for key in ("mean", "std"))
 
-    def loss_of(indices):
+    def compute_loss(indices):
+        # Contrast of all captions and images of the batch, neighbours included
         text = F.normalize(encode_text(torch.cat([texts[indices], other_texts[indices]])), dim=-1)
         clean = torch.cat([images[indices], other_images[indices]])
         image = F.normalize(encode_image((spoil(clean, clean.roll(1, 0), 0.4, generator) - mean) / std), dim=-1)
@@ -138,6 +141,7 @@ def train_towers(
         target = torch.arange(len(logits))
         loss = (F.cross_entropy(logits, target) + F.cross_entropy(logits.T, target)) / 2
         if preferences:
+            # Preference of the right and clean image over the neighbour's and the degraded one
             count = len(indices)
             spoilt = spoil(clean[:count], clean[count:], 1.0, generator)
             worse = F.normalize(encode_image((spoilt - mean) / std), dim=-1)
@@ -147,50 +151,45 @@ def train_towers(
             loss = loss + F.softplus(scale * (wrong - right)).mean() + F.softplus(scale * (bad - right)).mean()
         return loss
 
-    loss = fit([model], loss_of, how, generator, len(captions), label)
+    loss = fit([model], compute_loss, settings, generator, len(captions), label)
     return model.eval(), {"loss": loss, "parameters": sum(p.numel() for p in model.parameters())}
 
 
 @torch.no_grad()
-def scorer_quality(score, world: World, seed: int = 10_000, count: int = 512) -> dict[str, float]:
-    """How often a scorer `score(images, prompts) -> [N]` is right on held-out scenes; chance is 0.5 for both.
+def scorer_quality(score, task: Task, seed: int = 10_000, count: int = 512) -> dict[str, float]:
+    """Measure how often a scorer `score(images, prompts) -> [N]` is right on held-out scenes; chance is 0.5 for both.
 
-    `attribute`: share of captions whose image scores over that of a neighbour (ties count half, a missing score is lost);
+    `attribute`: share of captions whose image scores over a neighbour's (ties count half, a missing score is lost);
     `degraded`: over a degraded copy of it.
     """
-    captions, images, _, neighbours = pairs(world, count, seed, testing=True)
+    captions, images, _, neighbours = pairs(task, count, seed, testing=True)
     right = score(images, captions)
-    worse = degrade(world, images, neighbours, 1.0, torch.Generator().manual_seed(seed))
+    worse = degrade(task, images, neighbours, 1.0, torch.Generator().manual_seed(seed))
     return {
         name: ((right > other).float() + 0.5 * (right == other).float()).mean().item()
         for name, other in (("attribute", score(neighbours, captions)), ("degraded", score(worse, captions)))
     }
 
 
-def save_clip_score(model: torch.nn.Module, world: World, folder: Path) -> None:
-    """The files of `apple/DFN5B-CLIP-ViT-H-14`: open_clip_config.json and open_clip_pytorch_model.bin."""
+def save_clip_score(model: torch.nn.Module, task: Task, folder: Path) -> None:
+    """Write the files of `apple/DFN5B-CLIP-ViT-H-14`: open_clip_config.json and open_clip_pytorch_model.bin."""
     folder.mkdir(parents=True)
     (folder / "open_clip_config.json").write_text(
-        json.dumps({"model_cfg": architecture(world), "preprocess_cfg": PREPROCESS}, indent=1)
+        json.dumps({"model_cfg": architecture(task), "preprocess_cfg": PREPROCESS}, indent=1)
     )
     torch.save(model.state_dict(), folder / "open_clip_pytorch_model.bin")
 
 
-def save_hps(model: torch.nn.Module, world: World, folder: Path) -> None:
-    """The file of `xswu/HPSv2`, HPS_v2.1_compressed.pt, and the architecture that open_clip cannot know by name."""
+def save_hps(model: torch.nn.Module, task: Task, folder: Path) -> None:
+    """Write the file of `xswu/HPSv2`, HPS_v2.1_compressed.pt, and the architecture, which open_clip cannot know by name."""
     folder.mkdir(parents=True)
-    (folder / HPS_ARCHITECTURE).write_text(json.dumps(architecture(world), indent=1))
+    (folder / HPS_ARCHITECTURE).write_text(json.dumps(architecture(task), indent=1))
     torch.save({"state_dict": model.state_dict()}, folder / "HPS_v2.1_compressed.pt")
 
 
-def save_pickscore(model: CLIPModel, folder: Path) -> None:
-    """The files of `yuvalkirstain/PickScore_v1`."""
-    model.save_pretrained(folder)
-
-
-def save_pickscore_processor(world: World, folder: Path) -> None:
-    """The files of `laion/CLIP-ViT-H-14-laion2B-s32B-b79K` that are not weights: tokenizer and preprocessing."""
-    CLIPImageProcessor(size={"shortest_edge": world.size}, crop_size={"height": world.size, "width": world.size}).save_pretrained(
+def save_pickscore_processor(task: Task, folder: Path) -> None:
+    """Write tokenizer and preprocessing of `laion/CLIP-ViT-H-14-laion2B-s32B-b79K`, the files that are not weights."""
+    CLIPImageProcessor(size={"shortest_edge": task.size}, crop_size={"height": task.size, "width": task.size}).save_pretrained(
         folder
     )
     clip_tokenizer().save_pretrained(folder)

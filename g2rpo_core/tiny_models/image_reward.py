@@ -1,4 +1,4 @@
-"""The tiny ImageReward: BLIP towers trained here on a world's pictures, saved in the published form."""
+"""Train the tiny ImageReward, BLIP towers on a task's images, and save it in the published form."""
 
 import json
 import re
@@ -10,12 +10,12 @@ from open_clip.constants import OPENAI_DATASET_MEAN, OPENAI_DATASET_STD
 from torch import nn
 from transformers import BlipTextConfig, BlipVisionConfig
 
-from g2rpo_core.rewards.image_reward import HEAD_WIDTH, ImageRewardModel
+from g2rpo_core.rewards.image_reward import HEAD_WIDTH, MED_CONFIG, ImageRewardModel
+from g2rpo_core.tasks.task import Task
 from g2rpo_core.tiny_models.clip import degrade, pairs
 from g2rpo_core.tiny_models.fit import fit
 from g2rpo_core.tiny_models.settings import FitSettings
 from g2rpo_core.tiny_models.tokenizers import bert_tokenizer
-from g2rpo_core.worlds.world import World
 
 WIDTH, TEXT_WIDTH, EMBEDDING = 128, 96, 256
 INITIAL = 0.1  # deviation of the first weights: at BERT's 0.02 so narrow a tower passes on almost nothing, and does not learn
@@ -34,17 +34,18 @@ PUBLISHED = [  # the names of transformers in those of `ImageReward.pt`, see REN
 ]
 
 
-def train_image_reward(world: World, how: FitSettings, seed: int) -> tuple[nn.ModuleDict, dict]:
-    """The reward model with BLIP's two projections, trained by BLIP's contrastive loss and ImageReward's ranking loss at once.
+def train_image_reward(task: Task, settings: FitSettings, seed: int) -> tuple[nn.ModuleDict, dict]:
+    """Train the reward model and BLIP's two projections, by BLIP's contrastive loss and ImageReward's ranking loss at once.
 
-    Ranking: of two images for one caption, the right and clean one should score over that of a neighbour (a scene with one
-    attribute changed), and over a degraded copy of itself.
+    Ranking: of two images for one caption, the right and clean one should score over a neighbour's (a scene with one attribute
+    changed), and over a degraded copy of itself.
     """
+    # Model: image and text tower, and BLIP's projections
     torch.manual_seed(seed)
-    tokenizer = bert_tokenizer(world)
+    tokenizer = bert_tokenizer(task)
     vision = BlipVisionConfig(
         hidden_size=WIDTH, intermediate_size=4 * WIDTH, num_hidden_layers=2, num_attention_heads=WIDTH // HEAD_WIDTH,
-        image_size=world.size, patch_size=8, hidden_act="gelu", layer_norm_eps=1e-6, initializer_range=INITIAL,
+        image_size=task.size, patch_size=8, hidden_act="gelu", layer_norm_eps=1e-6, initializer_range=INITIAL,
     )  # fmt: skip
     text = BlipTextConfig(
         vocab_size=len(tokenizer), hidden_size=TEXT_WIDTH, intermediate_size=4 * TEXT_WIDTH, num_hidden_layers=2,
@@ -55,43 +56,44 @@ def train_image_reward(world: World, how: FitSettings, seed: int) -> tuple[nn.Mo
     model = nn.ModuleDict(
         {"reward": reward, "vision_proj": nn.Linear(WIDTH, EMBEDDING), "text_proj": nn.Linear(TEXT_WIDTH, EMBEDDING)}
     )
-    captions, images, other_captions, other_images = pairs(world, 6144, seed, testing=False)
+    # Data: pairs of a scene and its neighbour
+    captions, images, other_captions, other_images = pairs(task, 6144, seed, testing=False)
     encoded = tokenizer(captions + other_captions, padding=True, return_tensors="pt")
     tokens, masks = encoded.input_ids, encoded.attention_mask
     generator = torch.Generator().manual_seed(seed)
     mean, std = (torch.tensor(values).view(3, 1, 1) for values in (OPENAI_DATASET_MEAN, OPENAI_DATASET_STD))
 
-    def loss_of(indices):
+    def compute_loss(indices):
         count = len(indices)
         rows = torch.cat([indices, indices + len(captions)])
         token, mask = tokens[rows], masks[rows]
         clean = torch.cat([images[indices], other_images[indices]])
         seen = torch.cat(
             [
-                degrade(world, clean, clean.roll(1, 0), 0.4, generator),
-                degrade(world, clean[:count], clean[count:], 1.0, generator),
+                degrade(task, clean, clean.roll(1, 0), 0.4, generator),
+                degrade(task, clean[:count], clean[count:], 1.0, generator),
             ]
         )
         seen = reward.vision((seen - mean) / std).last_hidden_state  # right images, neighbours, degraded ones
-
+        # Contrast of captions and images, as BLIP has it
         image = F.normalize(model["vision_proj"](seen[: 2 * count, 0]), dim=-1)
         words = reward.text(token, attention_mask=mask, is_decoder=False).last_hidden_state
         logits = image @ F.normalize(model["text_proj"](words[:, 0]), dim=-1).T / TEMPERATURE
         target = torch.arange(len(logits))
         contrast = (F.cross_entropy(logits, target) + F.cross_entropy(logits.T, target)) / 2
-
+        # Ranking of the right image over the neighbour's and the degraded one
         states = reward.text(
             token[:count].repeat(3, 1), attention_mask=mask[:count].repeat(3, 1), encoder_hidden_states=seen, is_decoder=False
         ).last_hidden_state
         right, wrong, bad = reward.head(states[:, 0]).squeeze(1).split(count)
         return contrast + F.softplus(wrong - right).mean() + F.softplus(bad - right).mean()
 
-    loss = fit([model], loss_of, how, generator, len(captions), "image reward")
+    loss = fit([model], compute_loss, settings, generator, len(captions), "image reward")
     return model.eval(), {"loss": loss, "parameters": sum(p.numel() for p in model.parameters())}
 
 
-def save_image_reward(model: nn.ModuleDict, world: World, folder: Path, tokenizer: Path) -> None:
-    """The files of `THUDM/ImageReward`: ImageReward.pt and med_config.json; and those of bert-base-uncased's tokenizer."""
+def save_image_reward(model: nn.ModuleDict, task: Task, folder: Path, tokenizer: Path) -> None:
+    """Write the files of `THUDM/ImageReward`, ImageReward.pt and med_config.json, and those of bert-base-uncased's tokenizer."""
     folder.mkdir(parents=True)
     weights = {f"blip.{name}": value for name, value in model.state_dict().items() if not name.startswith("reward.")}
     for name, value in model["reward"].state_dict().items():
@@ -105,10 +107,6 @@ def save_image_reward(model: nn.ModuleDict, world: World, folder: Path, tokenize
         "architectures": ["BertModel"], "model_type": "bert", "add_cross_attention": True, "encoder_width": WIDTH,
         "attention_probs_dropout_prob": 0.1, "hidden_dropout_prob": 0.1, "initializer_range": 0.02, "type_vocab_size": 2,
     }  # fmt: skip
-    shared = (
-        "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings",
-        "hidden_act", "layer_norm_eps", "pad_token_id",
-    )  # fmt: skip
-    med_config |= {key: getattr(text, key) for key in shared}
+    med_config |= {key: getattr(text, key) for key in MED_CONFIG}
     (folder / "med_config.json").write_text(json.dumps(med_config, indent=1))
-    bert_tokenizer(world).save_pretrained(tokenizer)
+    bert_tokenizer(task).save_pretrained(tokenizer)

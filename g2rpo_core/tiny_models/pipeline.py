@@ -1,24 +1,37 @@
-"""The tiny text-to-image model: a pipeline of the published classes of a base model, trained here on a world's pictures."""
+"""Make and train the tiny text-to-image model: a pipeline of FLUX's or Stable Diffusion 3's classes, on a task's images."""
 
 import copy
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
-from diffusers import AutoencoderKL, DiffusionPipeline, FlowMatchEulerDiscreteScheduler
+from diffusers import (
+    AutoencoderKL,
+    DiffusionPipeline,
+    FlowMatchEulerDiscreteScheduler,
+    FluxPipeline,
+    FluxTransformer2DModel,
+    SD3Transformer2DModel,
+    StableDiffusion3Pipeline,
+)
+from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection, T5Config, T5EncoderModel
 
+from g2rpo_core.tasks.task import Task
 from g2rpo_core.tiny_models.fit import fit
-from g2rpo_core.tiny_models.settings import FitSettings
-from g2rpo_core.worlds.world import World
+from g2rpo_core.tiny_models.settings import TOKEN, FitSettings
+from g2rpo_core.tiny_models.tokenizers import CLIP_LENGTH, T5_LENGTH, clip_tokenizer, t5_tokenizer
 
 KL_WEIGHT = 1e-6
 LOG_VARIANCE = -4.0  # of the latents before the VAE has learned any: at 0 its noise would hide them for hundreds of steps
 EMA_DECAY = 0.99
+GUIDANCE = 3.5  # FLUX.1-dev takes its guidance scale as an input; the tiny one is trained at this value alone
+DROPPED = 0.1  # share of captions that Stable Diffusion 3 is trained on as the empty prompt, for classifier-free guidance
+WIDTH = 64  # of T5; Stable Diffusion 3's two CLIPs fill it side by side
 
 
-def train_vae(images: torch.Tensor, how: FitSettings, seed: int) -> tuple[AutoencoderKL, dict]:
-    """AutoencoderKL with 8 latent channels at a quarter of the size, for square images [N, 3, size, size] in [-1, 1].
+def train_vae(images: torch.Tensor, settings: FitSettings, seed: int) -> tuple[AutoencoderKL, dict]:
+    """Train an AutoencoderKL with 8 latent channels at a quarter of the size, on images [N, 3, size, size] in [-1, 1].
 
     Its config holds the mean and the standard deviation of the latents as shift and scaling factor, like the published ones.
     """
@@ -28,19 +41,20 @@ def train_vae(images: torch.Tensor, how: FitSettings, seed: int) -> tuple[Autoen
         down_block_types=("DownEncoderBlock2D",) * 3, up_block_types=("UpDecoderBlock2D",) * 3,
         use_quant_conv=False, use_post_quant_conv=False, mid_block_add_attention=False,
     )  # fmt: skip
-    for name, parameter in vae.named_parameters():  # every residual block is the identity at first, which halves the steps
+    # every residual block is the identity at first, which halves the steps
+    for name, parameter in vae.named_parameters():
         if "resnets" in name and "conv2" in name:
             torch.nn.init.zeros_(parameter)
     torch.nn.init.constant_(vae.encoder.conv_out.bias[vae.config.latent_channels :], LOG_VARIANCE)
     generator = torch.Generator().manual_seed(seed)
 
-    def loss_of(indices):
+    def compute_loss(indices):
         batch = images[indices]
         posterior = vae.encode(batch).latent_dist
         decoded = vae.decode(posterior.sample(generator)).sample
         return F.l1_loss(decoded, batch) + F.mse_loss(decoded, batch) + KL_WEIGHT * posterior.kl().mean()
 
-    loss = fit([vae], loss_of, how, generator, len(images), "vae")
+    loss = fit([vae], compute_loss, settings, generator, len(images), "vae")
     vae.eval()
     latents = encode(vae, images[:2048])
     vae.register_to_config(shift_factor=latents.mean().item(), scaling_factor=1 / latents.std().item())
@@ -49,69 +63,173 @@ def train_vae(images: torch.Tensor, how: FitSettings, seed: int) -> tuple[Autoen
 
 @torch.no_grad()
 def encode(vae: AutoencoderKL, images: torch.Tensor) -> torch.Tensor:
-    """Means of the latents, [N, 8, size / 4, size / 4], not yet shifted or scaled."""
+    """Return the means of the latents, [N, 8, size / 4, size / 4], not yet shifted or scaled."""
     return torch.cat([vae.encode(batch).latent_dist.mean for batch in images.split(256)])
 
 
-class Small(Protocol):
-    """A tiny base model, not trained yet; a prompt is the index of its caption.
-
-    parts: what is trained: `transformer` and the text encoders, in the order in which the optimizers have their parameters.
-    """
+class TinyBase(ABC):
+    """A tiny base model, not trained yet; a prompt is the index of its text."""
 
     parts: torch.nn.ModuleDict
+    """What is trained: `transformer` and the text encoders, in the order in which the optimizers hold their parameters."""
+
+    def __init__(self, task: Task, texts: list[str]):
+        self.clip_tokens, self.t5_tokens = clip_tokenizer(), t5_tokenizer(task)
+        self.clip_ids = self.clip_tokens(texts, padding="max_length", return_tensors="pt").input_ids
+        self.t5_ids = self.t5_tokens(texts, padding="max_length", max_length=T5_LENGTH, return_tensors="pt").input_ids
+
+    def clip_config(self, width: int, layers: int) -> CLIPTextConfig:
+        return CLIPTextConfig(
+            vocab_size=len(self.clip_tokens), hidden_size=width, intermediate_size=128, num_hidden_layers=layers,
+            num_attention_heads=2, projection_dim=width, max_position_embeddings=CLIP_LENGTH,
+            bos_token_id=self.clip_tokens.bos_token_id, eos_token_id=self.clip_tokens.eos_token_id,
+        )  # fmt: skip
+
+    def t5(self) -> T5EncoderModel:
+        return T5EncoderModel(
+            T5Config(vocab_size=len(self.t5_tokens), d_model=WIDTH, d_ff=128, d_kv=32, num_layers=2, num_heads=2, dropout_rate=0)
+        )
 
     def pack(self, latents: torch.Tensor) -> torch.Tensor:
-        """Latents of the VAE as the transformer takes them."""
+        """Bring latents of the VAE into the shape that the transformer takes."""
+        return latents
 
+    @abstractmethod
     def velocity(
         self, latents: torch.Tensor, sigma: torch.Tensor, prompt: torch.Tensor, generator: torch.Generator
     ) -> torch.Tensor:
-        """The transformer's, with gradients for all parts; generator: of whatever else is random in training."""
+        """Call the transformer, with gradients for all parts; generator: draws whatever else is random in training."""
 
+    @abstractmethod
     def pipeline(self, parts: torch.nn.ModuleDict, **others: object) -> DiffusionPipeline:
-        """The pipeline of trained parts, with their tokenizers; others: VAE and scheduler."""
+        """Put trained parts and their tokenizers into a pipeline; others: VAE and scheduler."""
 
 
 def initialize(transformer: torch.nn.Module) -> None:
-    """DiT's start: every block is the identity, the output zero."""
+    """Initialize as DiT does: every block is the identity, the output zero."""
     for name, parameter in transformer.named_parameters():
         if "norm" in name and "linear" in name or name.startswith("proj_out"):
             torch.nn.init.zeros_(parameter)
 
 
+class TinyFlux(TinyBase):
+    """A small FLUX.1-dev."""
+
+    def __init__(self, task: Task, captions: list[str]):
+        super().__init__(task, captions)
+        clip, t5 = CLIPTextModel(self.clip_config(64, 1)), self.t5()
+        transformer = FluxTransformer2DModel(
+            in_channels=32, num_layers=2, num_single_layers=2, attention_head_dim=32, num_attention_heads=4,
+            joint_attention_dim=64, pooled_projection_dim=64, guidance_embeds=True, axes_dims_rope=(8, 12, 12),
+        )  # fmt: skip
+        initialize(transformer)
+        self.parts = torch.nn.ModuleDict({"transformer": transformer, "clip": clip, "t5": t5})
+        tokens = task.size // TOKEN
+        self.image_ids = FluxPipeline._prepare_latent_image_ids(1, tokens, tokens, "cpu", torch.float32)
+        self.text_ids = torch.zeros(T5_LENGTH, 3)
+
+    def pack(self, latents: torch.Tensor) -> torch.Tensor:
+        """Pack [N, 8, rows, columns] into [N, rows * columns / 4, 32]."""
+        return FluxPipeline._pack_latents(latents, *latents.shape)
+
+    def velocity(self, latents, sigma, prompt, generator):
+        return self.parts["transformer"](
+            hidden_states=latents,
+            timestep=sigma,
+            guidance=torch.full_like(sigma, GUIDANCE),
+            pooled_projections=self.parts["clip"](self.clip_ids[prompt]).pooler_output,
+            encoder_hidden_states=self.parts["t5"](self.t5_ids[prompt]).last_hidden_state,
+            txt_ids=self.text_ids,
+            img_ids=self.image_ids,
+            return_dict=False,
+        )[0]
+
+    def pipeline(self, parts, **others) -> FluxPipeline:
+        return FluxPipeline(
+            text_encoder=parts["clip"],
+            tokenizer=self.clip_tokens,
+            text_encoder_2=parts["t5"],
+            tokenizer_2=self.t5_tokens,
+            transformer=parts["transformer"],
+            **others,
+        )
+
+
+class TinyStableDiffusion3(TinyBase):
+    """A small Stable Diffusion 3.5, with Medium's dual attention (first block) and normalized queries and keys."""
+
+    def __init__(self, task: Task, captions: list[str]):
+        super().__init__(task, [*captions, ""])  # the last one is the empty prompt
+        clips = {name: CLIPTextModelWithProjection(self.clip_config(WIDTH // 2, 2)) for name in ("clip_l", "clip_g")}
+        t5 = self.t5()
+        transformer = SD3Transformer2DModel(
+            sample_size=task.size // TOKEN * 2, patch_size=2, in_channels=8, out_channels=8, num_layers=4, attention_head_dim=32, num_attention_heads=4,
+            joint_attention_dim=WIDTH, caption_projection_dim=128, pooled_projection_dim=WIDTH, pos_embed_max_size=task.size // TOKEN * 2,
+            dual_attention_layers=(0,), qk_norm="rms_norm",
+        )  # fmt: skip
+        initialize(transformer)
+        self.parts = torch.nn.ModuleDict({"transformer": transformer, **clips, "t5": t5})
+
+    def velocity(self, latents, sigma, prompt, generator):
+        """Encode the prompts as `StableDiffusion3Pipeline.encode_prompt` does, some of them as the empty prompt, and call the transformer."""
+        dropped = torch.rand(len(prompt), generator=generator) < DROPPED
+        prompt = prompt.masked_fill(dropped, len(self.clip_ids) - 1)
+        clips = [self.parts[name](self.clip_ids[prompt], output_hidden_states=True) for name in ("clip_l", "clip_g")]
+        context = torch.cat([clip.hidden_states[-2] for clip in clips], -1)
+        context = F.pad(context, (0, WIDTH - context.shape[-1]))
+        return self.parts["transformer"](
+            hidden_states=latents,
+            timestep=1000 * sigma,
+            pooled_projections=torch.cat([clip.text_embeds for clip in clips], -1),
+            encoder_hidden_states=torch.cat([context, self.parts["t5"](self.t5_ids[prompt]).last_hidden_state], 1),
+            return_dict=False,
+        )[0]
+
+    def pipeline(self, parts, **others) -> StableDiffusion3Pipeline:
+        return StableDiffusion3Pipeline(
+            text_encoder=parts["clip_l"],
+            tokenizer=self.clip_tokens,
+            text_encoder_2=parts["clip_g"],
+            tokenizer_2=self.clip_tokens,
+            text_encoder_3=parts["t5"],
+            tokenizer_3=self.t5_tokens,
+            transformer=parts["transformer"],
+            **others,
+        )
+
+
 def train_pipeline(
-    build: Callable[[World, list[str]], Small],
-    world: World,
+    build: Callable[[Task, list[str]], TinyBase],
+    task: Task,
     vae: AutoencoderKL,
     captions: list[str],
     images: torch.Tensor,
-    how: FitSettings,
+    settings: FitSettings,
     seed: int,
 ) -> tuple[DiffusionPipeline, dict]:
-    """Transformer and text encoders trained together by flow matching, as an averaged pipeline.
+    """Train transformer and text encoders together by flow matching; return the pipeline with averaged weights, and its quality.
 
-    build: makes the model for captions of a world, after `torch.manual_seed`; captions, images [N, 3, size, size] in [-1, 1]: the
+    build: makes the model for captions of a task, after `torch.manual_seed`; captions, images [N, 3, size, size] in [-1, 1]: the
     training set. Sigma is uniform, shifted by 3 like sampling's.
     """
     torch.manual_seed(seed)
-    small = build(world, captions)
-    parts = small.parts
-    latents = small.pack((encode(vae, images) - vae.config.shift_factor) * vae.config.scaling_factor)
+    base = build(task, captions)
+    parts = base.parts
+    latents = base.pack((encode(vae, images) - vae.config.shift_factor) * vae.config.scaling_factor)
     generator = torch.Generator().manual_seed(seed)
     average = copy.deepcopy(parts).requires_grad_(False)
 
-    def loss_of(indices):
+    def compute_loss(indices):
         clean = latents[indices]
         noise = torch.randn(clean.shape, generator=generator)
         sigma = torch.rand(len(clean), generator=generator)
         sigma = 3 * sigma / (1 + 2 * sigma)
         noisy = torch.lerp(clean, noise, sigma.view(-1, *[1] * (clean.ndim - 1)))
-        velocity = small.velocity(noisy, sigma, indices, generator)
+        velocity = base.velocity(noisy, sigma, indices, generator)
         with torch.no_grad():
             torch._foreach_lerp_(list(average.parameters()), list(parts.parameters()), 1 - EMA_DECAY)
         return F.mse_loss(velocity, noise - clean)
 
-    loss = fit([parts], loss_of, how, generator, len(latents), "transformer")
-    pipeline = small.pipeline(average.eval(), vae=vae, scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0))
+    loss = fit([parts], compute_loss, settings, generator, len(latents), "transformer")
+    pipeline = base.pipeline(average.eval(), vae=vae, scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0))
     return pipeline, {"loss": loss, "parameters": parts["transformer"].num_parameters()}

@@ -1,17 +1,17 @@
-"""The section `models` of a profile whose models are built and trained here, on a world's pictures."""
+"""Define the section `models` of a profile whose models are built and trained here, on a task's images."""
 
 from typing import Literal
 
 from pydantic import Field, model_validator
 
-from g2rpo_core.settings import Count, Rate, Seed, Settings
-from g2rpo_core.worlds.names import WorldName
+from g2rpo_core.foundation.settings import Count, Rate, Seed, Settings
+from g2rpo_core.tasks import TaskName
 
 TOKEN = 8  # pixels: the side of an image token of tiny models
 
 
 class FitSettings(Settings):
-    """How long a tiny model is trained: optimizer steps, examples a step, peak learning rates."""
+    """How long a tiny model is trained, and with which learning rates."""
 
     steps: Count = Field(description="optimizer steps")
     batch: Count = Field(description="examples in a step")
@@ -22,14 +22,14 @@ class FitSettings(Settings):
 
 
 class BuiltModels(Settings):
-    """Models built and trained here on the pictures of a world; images: how many the pipeline is trained on.
+    """Models built and trained here on the images of a task.
 
     The base model is the one whose fit is given, `flux` or `sd3`: its transformer and text encoders. A scorer without a fit is not built.
     """
 
-    source: WorldName = Field(description="build and train the models here, on this world's pictures")
+    source: TaskName = Field(description="build and train the models here, on this task's images")
     seed: Seed = Field(description="of images and weights")
-    images: Count
+    images: Count = Field(description="how many the pipeline is trained on")
     vae: FitSettings
     flux: FitSettings | None = Field(None, description="build a small FLUX.1, and fit it so")
     sd3: FitSettings | None = Field(None, description="build a small Stable Diffusion 3.5 instead, and fit it so")
@@ -47,16 +47,9 @@ class BuiltModels(Settings):
 
     @property
     def base(self) -> Literal["flux", "sd3"]:
-        """Which base model is built."""
+        """Return the name of the base model that is built."""
         return "flux" if self.flux else "sd3"
 
-    @property
-    def fit_of_base(self) -> FitSettings:
-        """How its transformer and text encoders are trained."""
-        fit = self.flux or self.sd3
-        assert fit is not None  # as checked
-        return fit
-
-    def fit_of(self, scorer: str) -> FitSettings | None:
-        """How a scorer is trained; None: not at all."""
-        return getattr(self, scorer)
+    def fit_of(self, model: str) -> FitSettings | None:
+        """Return the fit of a scorer or a base model; None if it is not built."""
+        return getattr(self, model)

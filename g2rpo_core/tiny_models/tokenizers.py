@@ -1,4 +1,4 @@
-"""The tokenizers of the tiny models, made without a hub: CLIP's true one, and T5's and BERT's of the captions' words."""
+"""Make the tokenizers of the tiny models without a hub: CLIP's own, and T5's and BERT's from the captions' words."""
 
 import gzip
 import json
@@ -9,14 +9,14 @@ import open_clip
 from open_clip.tokenizer import bytes_to_unicode
 from transformers import BertTokenizer, CLIPTokenizer, T5TokenizerFast
 
-from g2rpo_core.worlds.world import World
+from g2rpo_core.tasks.task import Task
 
-T5_LENGTH = 12  # tokens; captions of any world have at most 11
-CLIP_LENGTH = 16  # tokens; the published CLIP has 77, captions of any world have at most 12
+T5_LENGTH = 12  # tokens; captions of any task have at most 11
+CLIP_LENGTH = 16  # tokens; the published CLIP has 77, captions of any task have at most 12
 
 
 def clip_tokenizer() -> CLIPTokenizer:
-    """CLIP's byte-pair tokenizer, from the vocabulary file that open_clip ships; same ids as the published one."""
+    """Make CLIP's byte-pair tokenizer from the vocabulary file that open_clip ships; same ids as the published one."""
     path = Path(open_clip.__file__).parent / "bpe_simple_vocab_16e6.txt.gz"
     merges = gzip.decompress(path.read_bytes()).decode().split("\n")[1 : 49152 - 256 - 2 + 1]
     letters = list(bytes_to_unicode().values())
@@ -32,20 +32,20 @@ def clip_tokenizer() -> CLIPTokenizer:
         return CLIPTokenizer.from_pretrained(folder)
 
 
-def t5_tokenizer(world: World) -> T5TokenizerFast:
-    """A unigram tokenizer in T5's form with a token for every word of a world; other words fall back to letters."""
-    vocabulary = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), *((f"▁{word}", -3.0) for word in _words(world))]
+def t5_tokenizer(task: Task) -> T5TokenizerFast:
+    """Make a unigram tokenizer in T5's form with a token for every word of a task; other words fall back to letters."""
+    vocabulary = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), *((f"▁{word}", -3.0) for word in _words(task))]
     vocabulary += [(letter, -10.0) for letter in ["▁", *map(chr, range(33, 127))]]
     return T5TokenizerFast(vocab=vocabulary, extra_ids=0, model_max_length=T5_LENGTH)
 
 
-def bert_tokenizer(world: World) -> BertTokenizer:
-    """A WordPiece tokenizer as bert-base-uncased's, with a token for every word of a world; others fall back to letters."""
+def bert_tokenizer(task: Task) -> BertTokenizer:
+    """Make a WordPiece tokenizer as bert-base-uncased's, with a token for every word of a task; others fall back to letters."""
     letters = list(map(chr, range(33, 65))) + list(map(chr, range(91, 127)))  # all but the capitals
-    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *_words(world), *letters, *("##" + letter for letter in letters)]
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *_words(task), *letters, *("##" + letter for letter in letters)]
     return BertTokenizer(vocab={piece: index for index, piece in enumerate(dict.fromkeys(pieces))}, do_lower_case=True)
 
 
-def _words(world: World) -> list[str]:
-    """Every word of its captions, sorted."""
-    return sorted({word for phrase in world.phrases for word in phrase.split()})
+def _words(task: Task) -> list[str]:
+    """Return every word of the task's captions, sorted."""
+    return sorted({word for phrase in task.phrases for word in phrase.split()})

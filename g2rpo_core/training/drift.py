@@ -1,6 +1,6 @@
-"""Warnings of drift: what a run's records say about its health.
+"""Warns of drift, by what a run's records say about its health.
 
-A pure function of the records, so that a resumed run warns the same.
+Warnings are a pure function of the records, so that a resumed run warns the same.
 
 | what | when |
 |---|---|
@@ -12,8 +12,7 @@ A pure function of the records, so that a resumed run warns the same.
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from g2rpo_core.algorithm.methods import Method
-from g2rpo_core.errors import UserError
+from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.training.settings import TrainingSettings
 
 COLLAPSED = 0.05  # share of the spread at the run's start
@@ -24,64 +23,54 @@ class DriftError(UserError):
     """A run that was stopped by `training.drift.stop`."""
 
 
-def warnings_of(records: Sequence[Mapping], training: TrainingSettings, updates: int) -> dict[str, str]:
-    """The warnings after the last of the records (row 0 first), by their names in the table above; empty if there are none.
+def find_warnings(records: Sequence[Mapping], training: TrainingSettings, updates: int) -> dict[str, str]:
+    """Return the warnings after the last of the records (row 0 first), by their names in the table above; empty if there are none.
 
-    updates: per iteration, see `updates_of`.
+    updates: per iteration, see `Method.num_updates`.
     """
-    return dict(_found(records, training, updates))
+    return dict(_warnings(records, training, updates))
 
 
 def history(records: Sequence[Mapping], training: TrainingSettings, updates: int) -> list[tuple[int, str]]:
-    """Every warning of a run, with the iteration at which it began."""
-    told: list[tuple[int, str]] = []
+    """Return every warning of a run, with the iteration at which it began."""
+    begun: list[tuple[int, str]] = []
     before: set[str] = set()
     for end in range(1, len(records) + 1):
-        now = warnings_of(records[:end], training, updates)
-        told += [(int(records[end - 1]["iteration"]), text) for name, text in now.items() if name not in before]
+        now = find_warnings(records[:end], training, updates)
+        begun += [(int(records[end - 1]["iteration"]), text) for name, text in now.items() if name not in before]
         before = set(now)
-    return told
+    return begun
 
 
-def updates_of(method: Method, steps: int) -> int:
-    """Optimizer steps of an iteration. Before the first the ratio is 1, and nothing can be clipped."""
-    if method.updates_per_rollout == "iteration":
-        return 1
-    if method.updates_per_rollout == "step":
-        return max(1, round(method.timestep_fraction * sum(map(len, method.branches(steps)))))
-    return method.updates_per_rollout
-
-
-def _found(records: Sequence[Mapping], training: TrainingSettings, updates: int) -> Iterator[tuple[str, str]]:
+def _warnings(records: Sequence[Mapping], training: TrainingSettings, updates: int) -> Iterator[tuple[str, str]]:
+    """Yield the names and texts of the warnings after the last record."""
     yield from _held_out(records, training)
+    # Clipped: with U updates per iteration, the first of them always has the ratio 1
     iterations, patience = records[1:], training.drift.patience
     last = iterations[-patience:]
     most = 1 - 1 / updates  # of clip_ratio, a mean over the updates
     if most and len(last) == patience and all(record["clip_ratio"] >= CLIPPED * most for record in last):
         share = f"{CLIPPED * most:.2g} or more (of at most {most:.2g}) in {patience} iterations"
         yield "clipped", f"clip_ratio was {share}: updates do nothing; try a lower learning_rate or a wider clip_range"
+    # Spread: the last iterations against the first
     if len(iterations) < 2 * patience:
         return
     for reward in training.rewards:
         column = f"reward_std_{reward}"
         first, now = _mean(iterations[:patience], column), _mean(last, column)
         if now < COLLAPSED * first:
-            yield (
-                f"spread_{reward}",
-                (
-                    f"{column} fell from {first:.2g} to {now:.2g}: a group's images score alike, and nothing is left to learn from; try more noise (eta), "
-                    "other SDE steps or a higher kl_coef"
-                ),
-            )
+            fell = f"{column} fell from {first:.2g} to {now:.2g}: a group's images score alike, and nothing is left to learn from"
+            yield f"spread_{reward}", f"{fell}; try more noise (eta), other SDE steps or a higher kl_coef"
 
 
 def _held_out(records: Sequence[Mapping], training: TrainingSettings) -> Iterator[tuple[str, str]]:
-    """Warnings about the last `drift.measurements` intervals between measurements of held-out prompts."""
+    """Yield warnings about the last `drift.measurements` intervals between measurements of held-out prompts."""
     columns = [key for key in records[0] if key.startswith("heldout_")]
     measured = [index for index, record in enumerate(records) if columns and _is_number(record.get(columns[0]))]
     count = training.drift.measurements
     if len(measured) <= count:
         return
+    # A reward that fell, although the same reward in training, or what is trained on, rose
     points = measured[-count - 1 :]
     values = lambda column: [records[index][column] for index in points]
     sums = [sum(weight * records[index][f"heldout_{name}"] for name, weight in training.rewards.items()) for index in points]
@@ -96,10 +85,8 @@ def _held_out(records: Sequence[Mapping], training: TrainingSettings) -> Iterato
             risen = _rises(sums)
         if risen:
             other = "it rose in training" if name in training.rewards else "the held-out training reward rose"
-            yield (
-                f"held_out_{name}",
-                f"{column} fell {count} times in a row while {other}: the run overfits its prompts, or hacks its reward",
-            )
+            text = f"{column} fell {count} times in a row while {other}: the run overfits its prompts, or hacks its reward"
+            yield f"held_out_{name}", text
 
 
 def _rises(values: Sequence[float]) -> bool:

@@ -1,4 +1,4 @@
-"""What is sampled in one iteration: the rollouts of this process's prompts, and their rewards."""
+"""Samples the rollouts of one iteration for this process's prompts, and scores their images."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -11,24 +11,21 @@ from g2rpo_core.algorithm.methods import Method
 from g2rpo_core.common.seeding import generator
 from g2rpo_core.data.embeddings import Conditioning
 from g2rpo_core.distributed.process_group import ProcessGroup
-from g2rpo_core.errors import UserError
+from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.models.policy import Policy
 from g2rpo_core.rewards.scoring import score_all
 from g2rpo_core.rewards.spec import Reward
-from g2rpo_core.rollout.rollout import Rollout, rollout
+from g2rpo_core.sampling.rollout import Rollout, rollout
 from g2rpo_core.sampling.schedule import shifted_sigmas, sigma_at
 from g2rpo_core.sampling.settings import SamplingSettings
 
 
 class NonFiniteError(UserError):
-    """Latents, a reward, loss or gradient that is not a number, or an old-policy ratio that is not 1.
-
-    The text names iteration, prompt and reward.
-    """
+    """Latents, a reward, loss or gradient that is not a number, or an old-policy ratio that is not 1; names iteration and prompt."""
 
 
 class RolloutSampler:
-    """Samples the rollouts of an iteration for P prompts.
+    """A callable that samples the rollouts of an iteration for P prompts.
 
     They depend only on seed, iteration and each prompt's index in the iteration. num_generations: G, members of a group.
     """
@@ -36,24 +33,24 @@ class RolloutSampler:
     def __init__(self, policy: Policy, method: Method, sampling: SamplingSettings, num_generations: int, seed: int):
         self.policy, self.method, self.sampling = policy, method, sampling
         self.num_generations, self.seed = num_generations, seed
-        self.transition = method.transition(shifted_sigmas(sampling.steps, sampling.shift).to(policy.device))
+        self.sigmas = shifted_sigmas(sampling.steps, sampling.shift).to(policy.device)
+        self.transition = method.tree.transition(self.sigmas)
         self.sigma_of = partial(sigma_at, steps=sampling.steps, shift=sampling.shift)
 
     def __call__(
         self, conditioning: Conditioning, iteration: int, first: int = 0, before_call: Callable[[], None] = lambda: None
     ) -> Rollout:
-        """first: index in the iteration of the first prompt; before_call: called before every call of the transformer."""
-        method, steps = self.method, self.sampling.steps
-        tree, group = method.tree(steps, iteration, self.seed), self.num_generations
+        """Sample a rollout; first: index in the iteration of the first prompt; before_call: called before each call of the transformer."""
+        # The tree, and its noise: of each prompt from its own generator
+        settings, group = self.method.tree, self.num_generations
+        tree = settings.build(self.sampling.steps, iteration, self.seed)
         generators = [generator("rollout", self.seed, iteration, index) for index in range(first, first + len(conditioning))]
         noise = lambda count: torch.stack([self.policy.noise(each, count) for each in generators])  # [P, count, ...]
         initial = noise(tree.width(0, group))
         widths = tree.widths(group)
-        noises = [noise(widths[after]) for _, after in tree.transitions()]
-        if method.splits is not None:
-            noises = [
-                each * (method.split_noise if step.step in method.splits else 1) for each, step in zip(noises, tree.sde_steps)
-            ]
+        ends = zip(tree.transitions(), tree.sde_steps)
+        noises = [settings.scaled(noise(widths[after]), step.step) for (_, after), step in ends]
+        # The velocity under these prompts
         max_batch = self.policy.batch_size(self.sampling.batch_tokens, conditioning)
         field = self.policy.sampling_velocity(conditioning)
 
@@ -61,8 +58,8 @@ class RolloutSampler:
             before_call()
             return field(*arguments)
 
-        gains = method.credit == "gain"
-        return rollout(velocity, tree, self.sigma_of, self.transition, initial, noises, max_batch, method.solver, gains)
+        predictions = self.method.credit.needs_predictions
+        return rollout(velocity, tree, self.sigma_of, self.transition, initial, noises, max_batch, settings.solver, predictions)
 
 
 @torch.no_grad()
@@ -77,14 +74,13 @@ def score_rollout(
     before_call: Callable[[], None] = lambda: None,
     watch: Callable[[torch.Tensor, torch.Tensor], None] | None = None,
 ) -> torch.Tensor:
-    """[R, P, B, J, G] float32: R rewards of every image of a rollout: P prompts, B branches, J granularities, G members.
+    """Score every image of a rollout: [R, P, B, J, G] float32, R rewards, P prompts, B branches, J granularities, G members.
 
     texts: the P prompts; decode_batch: images in one call of the VAE; before_call: called before a prompt's images are decoded,
     and before they are scored; watch: called with the images [G, 3, H, W] and scores [R, G] of the first prompt's first group.
-    Collective; NonFiniteError names prompt and reward.
-
-    Handles one prompt's images at a time: those of the paper's 16 prompts on one GPU would take 59 GiB.
+    Collective; NonFiniteError names prompt and reward. The images of the paper's 16 prompts on one GPU would take 59 GiB at once.
     """
+    # Decode and score, one prompt's images at a time
     shape = sampled.clean.shape[:4]  # P, B, J, G
     images_per_prompt = math.prod(shape[1:])
     scored = []
@@ -92,9 +88,11 @@ def score_rollout(
         before_call()
         images = policy.decode(clean.flatten(0, 2), decode_batch)
         before_call()
-        scored.append(score_all(rewards, images, [text] * images_per_prompt))
+        with policy.machine.phase("score"):
+            scored.append(score_all(rewards, images, [text] * images_per_prompt))
         if watch and len(scored) == 1:
             watch(images[: shape[3]], scored[0].values[:, : shape[3]])
+    # Stop all processes if a number is not finite on one
     prompts = [text for text in texts for _ in range(images_per_prompt)]
     scores = torch.cat([part.values for part in scored], 1)  # [R, P * B * J * G]
     reasons = [[reason for part in of_reward for reason in part] for of_reward in zip(*(part.reasons for part in scored))]
@@ -105,7 +103,7 @@ def score_rollout(
 
 
 def score_gains(sampled: Rollout, score: Callable[[Rollout], torch.Tensor]) -> list[torch.Tensor]:
-    """Of every transition [R, P, W]: the rewards of the clean prediction after it, minus those before it (arXiv 2603.28718).
+    """Return, of every transition [R, P, W], the rewards of the clean prediction after it minus those before it (arXiv 2603.28718).
 
     score: `score_rollout` with all else given. Every prediction is scored once, also where one transition follows another. Collective.
     """
@@ -119,7 +117,7 @@ def score_gains(sampled: Rollout, score: Callable[[Rollout], torch.Tensor]) -> l
 def _first_not_finite(
     rewards: Mapping[str, Reward], clean: torch.Tensor, scores: torch.Tensor, reasons: list[list[str | None]], prompts: list[str]
 ) -> str | None:
-    """Says which latents or score are not a number, for which prompt and why; None if all are."""
+    """Return which latents or score are not a number, for which prompt and why; None if all are numbers."""
     sums = clean.flatten(0, 3).flatten(1).sum(1).cpu()
     if not sums.isfinite().all():
         return f"latents are not finite for the prompt {prompts[int((~sums.isfinite()).nonzero()[0])]!r}"

@@ -1,4 +1,4 @@
-"""A training run that can resume: the trainer's iterations, the measurements between them, and the checkpoints."""
+"""Runs a training that can resume: the trainer's iterations, the measurements between them, and the checkpoints."""
 
 import json
 from collections.abc import Callable
@@ -6,9 +6,9 @@ from functools import partial
 from pathlib import Path
 
 from g2rpo_core.distributed import checkpoint
-from g2rpo_core.distributed.termination import Terminated
+from g2rpo_core.distributed.launcher import Terminated
 from g2rpo_core.models.policy import snapshot
-from g2rpo_core.training.drift import DriftError, updates_of, warnings_of
+from g2rpo_core.training.drift import DriftError, find_warnings
 from g2rpo_core.training.experience import NonFiniteError
 from g2rpo_core.training.metrics import START
 from g2rpo_core.training.trainer import Trainer
@@ -23,71 +23,99 @@ def train(
     progress: Callable[[dict], None],
     warn: Callable[[int, str], None] = lambda iteration, text: None,
 ) -> list[dict]:
-    """The records of all iterations from 0 on, with `heldout()` when `training.monitor` says so; collective.
+    """Return the records of all iterations from 0 on, with `heldout()` when `training.monitor` says so; collective.
 
     folder: from `checkpoint.scratch`; progress: called with every new record; warn: called with an iteration and a warning
     (`drift.py`), once until that is over. Raises DriftError if `training.drift.stop` says so. After SIGTERM, writes a checkpoint
     and raises Terminated; after a number that stops the run, also writes one, from which the error can be reproduced. However
     often a run is stopped, its final weights and records (except their seconds) are the same.
     """
-    settings, processes = trainer.training, trainer.processes
-    kept = checkpoint.Checkpoints(folder, settings.checkpoints.keep, processes)
-    if written := checkpoint.checkpoints(folder):
-        records = checkpoint.load_records(written[-1], processes)
-        trainer.restore(partial(checkpoint.load_state, written[-1], processes=processes), updated=records[-1]["iteration"] > 0)
-    else:
-        records = [{**START, **heldout()}]  # an EMA begins as the weights
-    lines = folder / CURVE
-    checkpoint.write_whole(lines, "".join(map(_line, records)).encode()) if processes.rank == 0 else None
-    progress(records[-1])
-    told: set[str] = set()
-
-    def look() -> None:
-        """On all processes, which have the same records."""
-        found = warnings_of(records, settings, updates_of(trainer.method, trainer.sampling.steps))
-        for name, text in found.items():
-            if name not in told:
-                warn(records[-1]["iteration"], text)
-        told.clear()
-        told.update(found)
-        if found and settings.drift.stop:
-            raise DriftError(
-                f"iteration {records[-1]['iteration']}: {'; '.join(found.values())}; set training.drift.stop: false to go on from here"
-            )
+    settings, processes, machine = trainer.training, trainer.processes, trainer.machine
+    kept = machine.checkpoints(folder, settings.checkpoints.keep, processes)
 
     def save() -> None:
-        kept.save(records[-1]["iteration"], trainer.state(), records)
+        state = trainer.state()
+        with machine.phase("save"):
+            kept.save(records[-1]["iteration"], state, records)
 
+    # The records so far
+    records, curve = _begin(trainer, kept, folder, heldout), folder / CURVE
+    if processes.rank == 0:
+        checkpoint.write_whole(curve, "".join(map(_line, records)).encode())
+    progress(records[-1])
+    look = _Drift(trainer, warn)
     try:
-        look()
+        look(records)
         for record in trainer.run(records[-1]):
             kept.publish()
-            iteration = record["iteration"]
-            if iteration % settings.monitor.every == 0 or iteration == settings.iterations:
+            iteration, last = record["iteration"], record["iteration"] == settings.iterations
+            # The record, with what is measured on held-out prompts
+            if iteration % settings.monitor.every == 0 or last:
                 with trainer.result():
                     record |= heldout()
             records.append(record)
             if processes.rank == 0:
-                with lines.open("a") as file:
+                with curve.open("a") as file:
                     file.write(_line(record))
             progress(record)
+            # What outlives the iteration
             if iteration in settings.snapshots:
                 keep_snapshot(trainer, folder, iteration)
-            if iteration % settings.checkpoints.every == 0 or iteration == settings.iterations:
+            if iteration % settings.checkpoints.every == 0 or last:
                 save()
-            look()
+            look(records)
         kept.finish()
     except (Terminated, NonFiniteError, DriftError) as error:
-        if trainer.weights_unchanged or isinstance(
-            error, DriftError
-        ):  # otherwise the previous checkpoint stays, and everything after it is computed again, bit for bit
+        # Within an update, the previous checkpoint stays, and what came after it is computed again, bit for bit
+        if trainer.weights_unchanged or isinstance(error, DriftError):
             save()
         kept.finish()
         if isinstance(error, NonFiniteError):
-            again = f"the same command resumes before it, from {folder}"
-            raise NonFiniteError(f"{error}; nothing of that iteration was kept; {again}") from None
+            resumes = f"the same command resumes before it, from {folder}"
+            raise NonFiniteError(f"{error}; nothing of that iteration was kept; {resumes}") from None
         raise
     return records
+
+
+def _begin(trainer: Trainer, kept: checkpoint.Checkpoints, folder: Path, heldout: Callable[[], dict]) -> list[dict]:
+    """Return the records so far: from the newest checkpoint, which is restored, or that of the start. An EMA begins as the weights."""
+    if not (written := checkpoint.checkpoints(folder)):
+        return [{**START, **heldout()}]
+    records = kept.load_records(written[-1])
+    with trainer.machine.phase("resume"):
+        trainer.restore(partial(kept.load_state, written[-1]), updated=records[-1]["iteration"] > 0)
+    return records
+
+
+class _Drift:
+    """A callable that looks at a run's records, on all processes the same, and calls `warn` once for each warning until it is over."""
+
+    def __init__(self, trainer: Trainer, warn: Callable[[int, str], None]):
+        self.settings, self.warn, self.warned = trainer.training, warn, dict[str, str]()
+        self.updates = trainer.method.num_updates(trainer.sampling.steps)
+
+    def __call__(self, records: list[dict]) -> None:
+        """Warn of what the last record shows; DriftError if `training.drift.stop` says so."""
+        iteration = records[-1]["iteration"]
+        warnings = find_warnings(records, self.settings, self.updates)
+        for name in (name for name in warnings if name not in self.warned):
+            self.warn(iteration, warnings[name])
+        self.warned = warnings
+        if warnings and self.settings.drift.stop:
+            raise DriftError(
+                f"iteration {iteration}: {'; '.join(warnings.values())}; set training.drift.stop: false to go on from here"
+            )
+
+
+def bytes_needed(trainer: Trainer, folder: Path) -> float:
+    """Return the bytes on disk that the run still takes: its checkpoints, snapshots and weights.
+
+    A checkpoint is weights and two moments; there is one more than `keep` while it is written. The final weights are there twice,
+    as the run's own and as DVC's copy.
+    """
+    training, count = trainer.training, sum(parameter.numel() for parameter in trainer.parameters)
+    coming = training.checkpoints.keep + 1 - len(checkpoint.checkpoints(folder))
+    return 4 * count * (3 * max(coming, 0) + 2 + len(training.snapshots))
 
 
 def _line(record: dict) -> str:
@@ -95,13 +123,10 @@ def _line(record: dict) -> str:
 
 
 def keep_snapshot(trainer: Trainer, folder: Path, iteration: int) -> None:
-    """Saves the current weights beside the checkpoints.
-
-    Collective. Uses a temporary name: an earlier attempt may have left half a copy.
-    """
+    """Save the current weights next to the checkpoints, first under a temporary name; collective."""
     final = snapshot(folder, iteration)
-    aside = final.with_suffix(".tmp")
-    with trainer.result():
-        trainer.policy.save(aside)
+    temporary = final.with_suffix(".tmp")
+    with trainer.result(), trainer.machine.phase("save"):
+        trainer.policy.save(temporary)
     if trainer.processes.rank == 0:
-        checkpoint.replace(aside, final)
+        checkpoint.replace(temporary, final)

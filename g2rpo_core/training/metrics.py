@@ -1,10 +1,19 @@
-"""The records of an iteration. docs/metrics.md lists every column."""
+"""Computes the records of an iteration, and means over held-out prompts; docs/metrics.md lists every column."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+import pandas as pd
 import torch
 
 from g2rpo_core.algorithm.advantage import correlation, standardized
+from g2rpo_core.data.embeddings import EmbeddingStore
+from g2rpo_core.distributed.process_group import ProcessGroup
+from g2rpo_core.models.generate import generate_images
+from g2rpo_core.models.policy import Policy
+from g2rpo_core.rewards.scoring import check_missing, score_table
+from g2rpo_core.rewards.spec import Reward
+from g2rpo_core.sampling.schedule import even_sigmas
+from g2rpo_core.sampling.settings import SamplingSettings
 
 START = {"iteration": 0, "num_forward_evals": 0, "num_transitions": 0, "seconds": 0.0}  # before the first iteration
 
@@ -12,7 +21,7 @@ START = {"iteration": 0, "num_forward_evals": 0, "num_transitions": 0, "seconds"
 def reward_metrics(
     names: Sequence[str], rewards: torch.Tensor, advantages: torch.Tensor, granularities: tuple[int, ...], adv_clip_max: float
 ) -> dict[str, float]:
-    """Metrics of this process's rewards [R, P, B, J, G] and of the advantages of all transitions, of any shape: means."""
+    """Average this process's rewards [R, P, B, J, G], their spread in a group, and the share of clipped advantages, of any shape."""
     return {
         **{f"reward_{name}": score.mean().item() for name, score in zip(names, rewards)},
         **{f"reward_std_{name}": score.std(-1).mean().item() for name, score in zip(names, rewards)},
@@ -22,13 +31,13 @@ def reward_metrics(
 
 
 def update_metrics(updates: list[dict[str, float]]) -> dict[str, float]:
-    """Metrics of the iteration's optimizer steps: means, and the old-policy ratio error, which only the first step shows."""
+    """Average the figures of the iteration's optimizer steps; the old-policy ratio error is that of the first step alone."""
     means = {key: sum(step[key] for step in updates) / len(updates) for key in ("loss", "kl", "grad_norm", "clip_ratio")}
     return {"old_policy_ratio_error": updates[0]["old_policy_ratio_error"], **means}
 
 
 def granularity_correlation(rewards: torch.Tensor, names: Sequence[str], granularities: tuple[int, ...]) -> dict[str, float]:
-    """Compares the scores of the same directions at each granularity with the finest (the paper's Fig. 3).
+    """Compare the scores of the same directions at each granularity with the finest (the paper's Fig. 3).
 
     rewards: [R, P, B, J, G]. `gap_<reward>_<granularity>`: its mean reward minus the finest's; `correlation_...`: the correlation
     with the finest's within a group, as a mean over groups. A group whose rewards are all equal counts as a correlation of 0.
@@ -41,3 +50,34 @@ def granularity_correlation(rewards: torch.Tensor, names: Sequence[str], granula
             metrics[f"gap_{name}_{granularity}"] = (raw[:, :, index] - raw[:, :, 0]).mean().item()
             metrics[f"correlation_{name}_{granularity}"] = together.mean().item()
     return metrics
+
+
+def heldout_means(
+    policy: Policy,
+    prompts: EmbeddingStore,
+    rewards: Mapping[str, Reward],
+    count: int,
+    sampling: SamplingSettings,
+    processes: ProcessGroup = ProcessGroup(),  # noqa: B008
+    max_missing: Mapping[str, float] | None = None,
+) -> dict[str, float]:
+    """Return `heldout_<reward>`: its mean over the first `count` test prompts with noise that training never sees; collective.
+
+    max_missing: for each reward, the share of scores that may be missing (none if it is left out); the mean is over the others.
+    If batches cannot be shared evenly, the last one is made more than once, because sharded weights need all processes in every
+    call.
+    """
+    # Share the batches
+    batch = sampling.decode_batch
+    last = -(-min(count, len(prompts)) // batch) - 1
+    mine = [min(turn + processes.rank, last) for turn in range(0, last + 1, processes.size)]
+    batches = generate_images(policy, prompts, count, even_sigmas(sampling.steps, sampling.shift), 0, batch, mine)
+    with policy.machine.phase("monitor"):
+        scored = {number: score_table(rewards, part, images) for number, (part, images) in zip(mine, batches)}
+    # Put the scores of all processes in the order of prompts
+    everyone = {number: table for of_process in processes.gather(scored) for number, table in of_process.items()}
+    table = pd.concat([everyone[number] for number in range(last + 1)])
+    for name in rewards:
+        reasons = table.reason[table.reward == name].dropna()
+        check_missing(name, len(reasons), min(count, len(prompts)), (max_missing or {}).get(name, 0.0), *reasons[:1])
+    return {f"heldout_{name}": float(table.score[table.reward == name].mean()) for name in rewards}

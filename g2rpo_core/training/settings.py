@@ -5,8 +5,8 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator
 
 from g2rpo_core.distributed.process_group import Processes
+from g2rpo_core.foundation.settings import Count, Different, Rate, Scale, Settings
 from g2rpo_core.models.settings import LoraSettings, ParallelSettings
-from g2rpo_core.settings import Count, Different, Rate, Scale, Settings
 
 
 class MonitorSettings(Settings):
@@ -41,7 +41,7 @@ class EmaSettings(Settings):
 
 
 class SampleSettings(Settings):
-    """Pictures of fixed test prompts and noise, and of one group with its rewards."""
+    """Images of fixed test prompts and noise, and of one group with its rewards."""
 
     every: Count = Field(25, description="iterations")
     prompts: Count = Field(4, description="how many of the first test prompts")
@@ -53,10 +53,10 @@ class TrackingSettings(Settings):
     to: Annotated[tuple[Literal["tensorboard", "wandb", "trackio", "mlflow", "dvclive"], ...], Different] = Field(
         ("tensorboard",), description="the trackers that a run writes to"
     )
-    samples: SampleSettings | None = Field(SampleSettings(), description="sample pictures; null: none")
+    samples: SampleSettings | None = Field(SampleSettings(), description="sample images; null: none")
 
     def samples_due(self, iteration: int) -> bool:
-        """Whether pictures are shown after this iteration; also before the first one, for comparison."""
+        """Tell whether images are shown after this iteration; also before the first one, for comparison."""
         return self.samples is not None and bool(self.to) and iteration % self.samples.every == 0
 
 
@@ -89,7 +89,7 @@ class TrainingSettings(Settings):
     clip_range: float = Field(gt=0, le=1, description="eps of the clipped objective: ratios beyond 1 ± eps get no gradient")
     adv_clip_max: Scale = Field(description="advantages are clamped to plus or minus this")
     monitor: MonitorSettings = Field(description="measurements on held-out prompts")
-    lora: LoraSettings | None = Field(None, description="train a LoRA beside frozen weights; null: all weights")
+    lora: LoraSettings | None = Field(None, description="train a LoRA on frozen weights; null: all weights")
     ema: EmaSettings | None = Field(None, description="evaluate and keep the average of the weights; null: the last ones")
     gradient_checkpointing: bool = Field(False, description="recompute activations in the backward pass instead of keeping them")
     max_old_policy_ratio_error: Annotated[float, Field(gt=0, le=1)] = Field(

@@ -1,6 +1,7 @@
-"""Shows a run while it goes on: curves and sample pictures in TensorBoard or another tracker, by accelerate's interface.
+"""Shows a run while it goes on: a progress bar, warnings on stderr, and curves and images in TensorBoard or another tracker.
 
-Nothing here changes the result of a run, and no stage reads it. The files are in LIVE, outside what DVC hashes.
+Nothing here changes the result of a run or ends it: a stderr that nobody reads any more is ignored, as is a tracker that fails. No
+stage reads the trackers' files, which are in LIVE, outside what DVC hashes.
 """
 
 import math
@@ -19,63 +20,68 @@ from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker
 from PIL import Image, ImageDraw
 from torchvision.transforms.functional import to_pil_image, to_tensor
 from torchvision.utils import make_grid
+from tqdm import tqdm
 
-from g2rpo_core.errors import UserError
-from g2rpo_core.texts import visible
+from g2rpo_core.data.embeddings import EmbeddingStore
+from g2rpo_core.foundation.errors import UserError
+from g2rpo_core.foundation.texts import visible
+from g2rpo_core.models.generate import generate_images
+from g2rpo_core.sampling.schedule import even_sigmas
 from g2rpo_core.training.settings import TrackingSettings
+from g2rpo_core.training.trainer import Trainer
 
 LIVE = Path(".cache", "live")
-CAPTION = 14  # pixels under a picture
-MODULES = {"tensorboard": "tensorboard", "wandb": "wandb", "trackio": "trackio", "mlflow": "mlflow", "dvclive": "dvclive"}
+CAPTION = 14  # pixels under an image
 
 
 class Tracking:
-    """Logs each iteration of the run `name` to every tracker; only in the first process.
+    """The trackers of the run `name`, which log each iteration; only in the first process.
 
     first: the iteration after which a resumed run begins; what was logged of later ones is removed if the tracker can do that.
     UserError if a tracker is not installed.
     """
 
     def __init__(self, name: str, settings: TrackingSettings, first: int = 0, folder: Path = LIVE):
-        if missing := [one for one in settings.to if not installed(one)]:
-            raise UserError(f"training.tracking.to: {missing[0]} is not installed: pip install {missing[0]}, or leave it out")
+        if lacking := next(filter(None, map(not_installed, settings.to)), None):
+            raise UserError(f"training.tracking.to: {lacking}")
         PartialState()  # accelerate's trackers ask it which process this is
         self.folder = folder / name
         self.before: Mapping | None = None  # the record before
-        self.told: set[str] = set()  # failures that were already reported
+        self.reported: set[str] = set()  # failures
         self.trackers: list[GeneralTracker] = []
-        for one in settings.to:
-            with self.at_most_a_warning(one):
-                tracker = _tracker(one, name, folder, first)
+        for kind in settings.to:
+            with self.at_most_a_warning(kind):
+                tracker = _tracker(kind, name, folder, first)
                 tracker.start()
                 self.trackers.append(tracker)
 
     def warn(self, iteration: int, text: str) -> None:
-        """Logs a warning of the run, as text if the tracker takes text."""
+        """Log a warning of the run, as text if the tracker takes text."""
         for tracker in self.trackers:
             with self.at_most_a_warning(tracker.name):
                 tracker.log({"training/warning": text}, step=iteration)
 
     @contextmanager
     def at_most_a_warning(self, what: str) -> Iterator[None]:
-        """A failure in the display never ends a training: it is reported once, in one line, and skipped."""
+        """Report a failure of the display once, in one line, and go on: it never ends a training."""
         try:
             yield
         except Exception as error:  # noqa: BLE001 - trackers reach for disks, networks and libraries of all kinds
-            if what not in self.told:
-                self.told.add(what)
+            if what not in self.reported:
+                self.reported.add(what)
                 words = visible(f"{type(error).__name__}: {error}")[:300]
                 with suppress(OSError):  # of a stderr that nobody reads any more
-                    print(f"warning: {what} could not be shown ({words}); training goes on without it", file=sys.stderr)
+                    print(f"warning: {what} could not be shown ({words}); training continues", file=sys.stderr)
 
     def record(self, record: Mapping, num_images: int) -> None:
-        """Logs an iteration's record as curves by topic, with its speed and memory; num_images: images that it sampled."""
+        """Log an iteration's record as curves by topic, with its speed and memory; num_images: images that it sampled."""
         with self.at_most_a_warning("a record"):
             self._record(record, num_images)
         self.before = record
 
     def _record(self, record: Mapping, num_images: int) -> None:
         values = {f"{topic(key)}/{key}": value for key, value in record.items() if key != "iteration" and math.isfinite(value)}
+        # Speed since the record before, and memory
         if self.before and (seconds := record["seconds"] - self.before["seconds"]) > 0:
             values["speed/seconds_per_iteration"] = seconds
             values["speed/images_per_second"] = num_images / seconds
@@ -83,13 +89,14 @@ class Tracking:
         values["memory/host_gib"] = psutil.Process().memory_info().rss / 2**30
         if torch.cuda.is_available():
             values["memory/gpu_peak_gib"] = torch.cuda.max_memory_allocated() / 2**30
+        # To every tracker, of which one may fail
         for tracker in self.trackers:
             with self.at_most_a_warning(tracker.name):
                 tracker.log(values, step=record["iteration"])
 
     def samples(self, iteration: int, images: torch.Tensor, prompts: Sequence[str]) -> None:
-        """Logs images [N, 3, H, W] of fixed prompts and noise, each below that of the model before training (iteration 0)."""
-        with self.at_most_a_warning("the sample pictures"):
+        """Log images [N, 3, H, W] of fixed prompts and noise, each below that of the model before training (iteration 0)."""
+        with self.at_most_a_warning("the sample images"):
             base = self.folder / "base.png"
             now = _row(images, prompts)
             if iteration == 0:
@@ -98,8 +105,8 @@ class Tracking:
             self._show("samples", "samples: the base, and now", iteration, [Image.open(base), now] if base.exists() else [now])
 
     def group(self, iteration: int, images: torch.Tensor, rewards: Mapping[str, Sequence[float]], prompt: str) -> None:
-        """Logs images [G, 3, H, W] of one group, each with its rewards, and the prompt below all."""
-        with self.at_most_a_warning("the pictures of a group"):
+        """Log images [G, 3, H, W] of one group, each with its rewards, and the prompt below all."""
+        with self.at_most_a_warning("the images of a group"):
             captions = [" ".join(f"{values[index]:.3f}" for values in rewards.values()) for index in range(len(images))]
             self._show("group", f"a group's {', '.join(rewards)}", iteration, [_row(images, captions), _text(prompt, 400)])
 
@@ -118,31 +125,30 @@ class Tracking:
         whole.save(self.folder / f"{name}-{iteration:06d}.png")
         for tracker in self.trackers:
             with self.at_most_a_warning(tracker.name):
-                _show_picture(tracker, name, title, whole, iteration)
+                _show_image(tracker, name, title, whole, iteration)
 
 
-def installed(tracker: str) -> bool:
-    """Whether a tracker of `TrackingSettings.to` can be used here."""
-    return find_spec(MODULES[tracker]) is not None
+def not_installed(tracker: str) -> str | None:
+    """Say in one line how to get a tracker of `TrackingSettings.to`; None if it is installed."""
+    if find_spec(tracker):
+        return None
+    package = "'g2rpo[track]'" if tracker == "tensorboard" else tracker
+    return f"{tracker} is not installed: pip install {package}, or leave it out"
 
 
 def topic(key: str) -> str:
-    """The group of curves that a record's column belongs to."""
-    for start, name in (
-        ("heldout_", "held out"),
-        ("reward_", "rewards"),
-        ("gap_", "granularities"),
-        ("correlation_", "granularities"),
-    ):
+    """Return the group of curves that a record's column belongs to."""
+    topics = {"heldout_": "held out", "reward_": "rewards", "gap_": "granularities", "correlation_": "granularities"}
+    for start, name in topics.items():
         if key.startswith(start):
             return name
     return "cost" if key.startswith("num_") or key == "seconds" else "training"
 
 
 def _tracker(kind: str, name: str, folder: Path, first: int) -> GeneralTracker:
-    """A tracker of the run `tiny/g2rpo-1`; in trackers with projects, this is the run g2rpo-1 in the project g2rpo-tiny.
+    """Return a tracker of the run `tiny/g2rpo-1`; in trackers with projects, this is the run g2rpo-1 in the project g2rpo-tiny.
 
-    Only TensorBoard can remove what was logged after a checkpoint; in the others a resumed run appears beside the earlier one.
+    Only TensorBoard can remove what was logged after a checkpoint; in the others a resumed run appears as another run.
     """
     make = LOGGER_TYPE_TO_CLASS[kind]
     if kind == "tensorboard":
@@ -158,8 +164,8 @@ def _tracker(kind: str, name: str, folder: Path, first: int) -> GeneralTracker:
     return make(project, name=run, **({"dir": str(folder / name)} if kind == "wandb" else {}))
 
 
-def _show_picture(tracker: GeneralTracker, name: str, title: str, image: Image.Image, step: int) -> None:
-    """Uses the tracker's own interface if accelerate has none for pictures."""
+def _show_image(tracker: GeneralTracker, name: str, title: str, image: Image.Image, step: int) -> None:
+    """Use the tracker's own interface if accelerate has none for images."""
     if tracker.name == "tensorboard":
         tracker.log_images({title: to_tensor(image)[None]}, step=step)
     elif tracker.name == "wandb":
@@ -173,7 +179,7 @@ def _show_picture(tracker: GeneralTracker, name: str, title: str, image: Image.I
 
 
 def _row(images: torch.Tensor, captions: Sequence[str]) -> Image.Image:
-    """Pictures side by side, small ones enlarged, each with a caption."""
+    """Lay out images [N, 3, H, W] side by side, small ones enlarged, each with a caption."""
     scale = max(1, 128 // images.shape[-1])
     large = images.detach().float().cpu().repeat_interleave(scale, 2).repeat_interleave(scale, 3)
     row = to_pil_image(make_grid(large, nrow=len(images), padding=2, pad_value=1.0))
@@ -189,3 +195,62 @@ def _text(text: str, width: int) -> Image.Image:
     image = Image.new("RGB", (width, CAPTION), "white")
     ImageDraw.Draw(image).text((0, 1), visible(text), fill="black")
     return image
+
+
+class Display:
+    """The display of the run `name`, such as tiny/g2rpo-1; only the first process shows anything.
+
+    prompts: those of the sample images; first: the iteration after which a resumed run begins. UserError if a tracker is not
+    installed.
+    """
+
+    def __init__(self, name: str, trainer: Trainer, prompts: EmbeddingStore, first: int):
+        self.name, self.trainer, self.prompts = name.rpartition("/")[2], trainer, prompts
+        self.settings = trainer.training.tracking
+        self.quiet = trainer.processes.rank > 0
+        self.tracking = None if self.quiet else Tracking(name, self.settings, first)
+        total = trainer.training.iterations
+        self.bar = tqdm(total=total, initial=first, desc=self.name, unit="iteration", mininterval=2, disable=self.quiet)
+
+    def group(self, iteration: int, prompt: str, images: torch.Tensor, scores: torch.Tensor) -> None:
+        """Show a group's images [G, 3, H, W] with their scores [R, G], if images are due."""
+        if self.tracking and self.settings.samples_due(iteration):
+            self.tracking.group(iteration, images, dict(zip(self.trainer.rewards, scores.tolist())), prompt)
+
+    def record(self, record: dict) -> None:
+        """Show an iteration's record, and samples if they are due; collective."""
+        with suppress(OSError):
+            if record["num_forward_evals"]:
+                rewards = {reward: f"{record[f'reward_{reward}']:.3f}" for reward in self.trainer.rewards}
+                self.bar.set_postfix(rewards | {"NFE/s": round(record["num_forward_evals"] / record["seconds"])})
+            self.bar.update(record["iteration"] - self.bar.n)
+        if self.tracking:
+            self.tracking.record(record, self.trainer.num_images)
+        if self.settings.samples and self.settings.samples_due(record["iteration"]):
+            self._samples(record["iteration"], self.settings.samples.prompts)
+
+    def _samples(self, iteration: int, count: int) -> None:
+        """Sample the first `count` prompts by all processes, because sharded weights need them in every call."""
+        sampling = self.trainer.sampling
+        options = (count, even_sigmas(sampling.steps, sampling.shift), 0, sampling.decode_batch)
+        with self.trainer.result():
+            batches = list(generate_images(self.trainer.policy, self.prompts, *options))
+        if self.tracking:
+            texts = [prompt.text for part, _ in batches for prompt in part]
+            self.tracking.samples(iteration, torch.cat([images for _, images in batches]), texts)
+
+    def warn(self, iteration: int, text: str) -> None:
+        """Show a warning of `drift.py`."""
+        if self.quiet:
+            return
+        with suppress(OSError):
+            tqdm.write(f"warning: {self.name}, iteration {iteration}: {text}", file=sys.stderr)
+        if self.tracking:
+            self.tracking.warn(iteration, text)
+
+    def finish(self) -> None:
+        """End the trackers and the progress bar."""
+        if self.tracking:
+            self.tracking.finish()
+        with suppress(OSError):
+            self.bar.close()

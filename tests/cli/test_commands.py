@@ -12,6 +12,7 @@ from PIL import Image
 from ruamel.yaml import YAML
 
 from g2rpo_core.cli.main import main
+from g2rpo_core.config import load_profile
 from tests.conftest import ROOT
 from tests.fixtures.commands import run_here
 
@@ -21,7 +22,8 @@ COMMANDS = (
     *("profile list", "profile show", "profile diff"),
 )
 # of the commands that hand their words to a module, what `--help` loads
-MODULES = ("stages.rehearse", "stages.job")
+MODULES = ("pipeline.rehearse", "pipeline.job")
+pytestmark = pytest.mark.pipeline
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +130,7 @@ def test_the_probe_shows_every_step_and_the_same_as_json(project):
         (["--run", "g2rpo-9"], "g2rpo-9: no trained weights"),
         (["--device", "cuda:99"], "--device cuda:99: torch finds "),
         (["--device", "gpu"], "--device gpu: Expected one of cpu, cuda"),
-        (["--profile", "tiny_sd3"], "embeddings/tiny_sd3/train/part-00000.parquet does not exist; the stage `embed` makes it"),
+        (["--profile", "tiny_sd3"], "embeddings/tiny_sd3/train/part-00000.parquet: does not exist; the stage `embed` makes it"),
     ],
 )
 def test_what_cannot_be_probed_is_said_in_one_line(project, words, complaint):
@@ -166,9 +168,26 @@ def test_a_word_that_no_command_has_ends_with_status_two():
     assert done.returncode == 2 and "No such option: --gpu" in done.stderr
 
 
-def test_the_report_is_found_and_a_study_that_is_not_there_named():
-    done = run_here(main, "report", "--study", "compare", folder=ROOT)
-    assert done.stdout == f"{ROOT / 'studies' / 'compare' / 'reports' / 'report.html'}\n"
+@pytest.mark.pipeline
+def test_a_studys_page_is_rendered_from_its_committed_table(tmp_path):
+    page = tmp_path / "studies" / "marks_late" / "reports" / "report.html"
+    for name in ("profiles", "stages", "g2rpo_core"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    page.parents[1].mkdir(parents=True)
+    for file in ("params.yaml", "results.parquet", "runs.txt"):
+        (page.parents[1] / file).write_bytes((ROOT / "studies" / "marks_late" / file).read_bytes())
+    done = run_here(main, "report", "--study", "marks_late", folder=tmp_path)
+    assert done.stdout == f"{page}\n", done.stderr
+    text = page.read_text()
+    assert "Late noise where fine detail counts" in text and "+0.0327 [+0.0213, +0.0440]" in text and "data:image" not in text
+    (page.parents[1] / "results.parquet").write_bytes(b"PAR1")
+    command = [sys.executable, "-m", "g2rpo_core.cli", "report", "--study", "marks_late"]
+    damaged = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert damaged.returncode == 1 and damaged.stderr.count("\n") == 1
+    assert damaged.stderr.startswith("error: studies/marks_late/results.parquet: ")
+
+
+def test_a_study_that_is_not_there_is_answered_with_those_that_are():
     unknown = run_here(main, "report", "--study", "nope", folder=ROOT)
     known = ", ".join(sorted(path.parent.name for path in (ROOT / "studies").glob("*/params.yaml")))
     assert unknown.returncode == 1 and unknown.stderr == f"error: report: --study nope: there are {known}\n"
@@ -185,7 +204,7 @@ def test_open_hands_the_report_to_the_browser(tmp_path, monkeypatch):
     assert opened.read_text() == f"{(ROOT / 'reports' / 'report.html').as_uri()}\n"
 
 
-def test_prompts_of_another_profile_are_fetched_by_the_stage_and_a_mistake_ends_in_one_line(tmp_path):
+def test_another_profiles_prompts_come_from_the_stage_and_a_mistake_is_one_line(tmp_path):
     for name in ("stages", "g2rpo_core"):
         (tmp_path / name).symlink_to(ROOT / name)
     shutil.copytree(ROOT / "profiles", tmp_path / "profiles")
@@ -196,3 +215,29 @@ def test_prompts_of_another_profile_are_fetched_by_the_stage_and_a_mistake_ends_
     assert (tmp_path / "prompts" / "tiny_verdict" / "train.parquet").exists()
     missing = subprocess.run([*command, "flux_hps"], cwd=tmp_path, capture_output=True, text=True)
     assert missing.returncode == 1 and missing.stderr.startswith("error: prompts.test: ymhao/HPDv2 is not in the cache")
+
+
+@pytest.mark.parametrize("name", ["tiny_verdict", "flux_lora_1gpu"])
+def test_what_is_shown_is_the_whole_profile_with_where_each_value_comes_from(tmp_path, name):
+    done = run_here(main, "profile", "show", name, folder=ROOT)
+    assert done.returncode == 0, done.stderr
+    (tmp_path / "shown.yaml").write_text(done.stdout)
+    shown, profile = load_profile(tmp_path / "shown.yaml"), load_profile(ROOT / "profiles" / f"{name}.yaml")
+    for section in set(type(profile).model_fields) - {"methods"}:
+        assert getattr(shown, section) == getattr(profile, section), section
+    assert list(shown.methods) == list(profile.methods)
+    for method in profile.methods:
+        assert shown.run(method).method == profile.run(method).method
+        assert shown.run(method).sampling == profile.run(method).sampling
+        assert shown.run(method).training == profile.run(method).training
+    comments = [line.partition("# ")[2] for line in done.stdout.splitlines() if "# " in line]
+    assert any(comment.startswith(f"profiles/{name}.yaml:") for comment in comments)
+    assert "default" in comments and "published" in comments
+
+
+def test_an_unknown_profile_ends_in_one_line():
+    done = subprocess.run(
+        [sys.executable, "-m", "g2rpo_core.cli", "profile", "show", "tinny"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 1 and done.stderr.startswith("error: profiles/tinny.yaml: no such profile; there are ")
+    assert done.stderr.count("\n") == 1

@@ -9,13 +9,13 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from g2rpo_core.cli.image_folder import pair
 from g2rpo_core.cli.main import main
-from g2rpo_core.errors import UserError
+from g2rpo_core.cli.rewards import pair
+from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.rewards import registry as rewards
 from tests.conftest import ROOT
 from tests.fixtures.chat_server import completion, serve
-from tests.fixtures.commands import Ended, run_here
+from tests.fixtures.commands import run_here
 from tests.fixtures.images import IMAGES, PROMPTS
 
 
@@ -30,7 +30,7 @@ def folder(tmp_path):
     return folder
 
 
-def g2rpo(*words: object, folder: Path = ROOT) -> Ended:
+def g2rpo(*words: object, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
     return run_here(main, *words, folder=folder)
 
 

@@ -3,8 +3,8 @@
 import pytest
 
 from g2rpo_core.algorithm.methods import METHODS
-from g2rpo_core.config import load_profile, method_of, resolve, sampling_of, training_of
-from g2rpo_core.errors import UserError
+from g2rpo_core.config import load_profile, resolve
+from g2rpo_core.foundation.errors import UserError
 from tests.conftest import ROOT
 
 
@@ -38,7 +38,7 @@ def test_null_takes_an_inherited_key_away(profiles, tiny):
     assert mine.training.rewards == {"hps": 1.0}
     assert mine.evaluation.diversity is None
     assert list(mine.methods) == [name for name in tiny.methods if name != "flow_grpo"]
-    assert training_of(mine.training, mine.methods, "dance_grpo") == mine.training
+    assert mine.run("dance_grpo").training == mine.training
 
 
 def test_what_was_taken_away_may_be_missed(profiles):
@@ -91,16 +91,16 @@ def test_every_value_of_the_projects_profiles_has_an_origin(path):
 
 def test_a_named_variant_departs_from_the_method_that_it_names(profiles):
     variant = (
-        "{method: g2rpo, label: G²RPO of two steps, settings: {sde_steps: [0, 1, 2, 3, 4], window: {size: 2, order: scattered}}, "
+        "{method: g2rpo, label: G²RPO of two steps, settings: {tree: {sde_steps: [0, 1, 2, 3, 4], window: {size: 2, order: scattered}}}, "
         "sampling: {steps: 12}, training: {num_generations: 6}}"
     )
     profile = load_profile(profiles("mine", f"extends: tiny\nmethods:\n  g2rpo_two: {variant}\n"))
-    method = method_of(profile.methods, "g2rpo_two")
-    assert method.window.size == 2 and method.window.order == "scattered"
-    assert method.model_copy(update={"window": None}) == METHODS["g2rpo"].model_copy(update={"sde_steps": (0, 1, 2, 3, 4)})
+    method = profile.run("g2rpo_two").method
+    assert method.tree.window.size == 2 and method.tree.window.order == "scattered"
+    assert method.changed(tree={"window": None}) == METHODS["g2rpo"].changed(tree={"sde_steps": (0, 1, 2, 3, 4)})
     assert profile.methods["g2rpo_two"].label == "G²RPO of two steps"
-    assert sampling_of(profile.sampling, profile.methods, "g2rpo_two").steps == 12
-    assert training_of(profile.training, profile.methods, "g2rpo_two").num_generations == 6
-    assert method_of(profile.methods, "g2rpo").window is None
+    assert profile.run("g2rpo_two").sampling.steps == 12
+    assert profile.run("g2rpo_two").training.num_generations == 6
+    assert profile.run("g2rpo").method.tree.window is None
     with pytest.raises(UserError, match=r"methods.g2rpo_two: unknown method 'g2rpo_two'; .* needs `method:`"):
-        load_profile(profiles("mine", "extends: tiny\nmethods:\n  g2rpo_two: {settings: {eta: 0.5}}\n"))
+        load_profile(profiles("mine", "extends: tiny\nmethods:\n  g2rpo_two: {settings: {tree: {eta: 0.5}}}\n"))

@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 
 from g2rpo_core.algorithm.methods import METHODS
-from g2rpo_core.config import load_profile, load_run, load_study, method_of, training_of
-from g2rpo_core.errors import UserError
+from g2rpo_core.config import load_profile, load_run, load_study
+from g2rpo_core.foundation.errors import UserError
 from tests.conftest import ROOT
 
 TINY = (ROOT / "profiles" / "tiny.yaml").read_text()
@@ -15,12 +15,17 @@ REWARDS = "unified_reward: {micro_batch: 128, max_new_tokens: 32}"
 @pytest.mark.parametrize("path", sorted((ROOT / "profiles").glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_profile_of_the_project_is_valid(path):
     profile = load_profile(path)
-    assert all(method_of(profile.methods, name) for name in profile.methods)
+    assert all(profile.run(name).method for name in profile.methods)
 
 
 @pytest.mark.parametrize(
     "old, new, message",
     [
+        (
+            "  adv_clip_max: 5.0",
+            "  adv_clip_max: 5.0\n  parallel: {compile: true}",
+            "training.parallel.compile: compiled code has other bits",
+        ),
         ("num_generations: 12", "num_generation: 12", "training.num_generation: unknown key; allowed are iterations, "),
         (
             "num_generations: 12",
@@ -35,27 +40,27 @@ def test_every_profile_of_the_project_is_valid(path):
         ("num_generations: 12", "num_generations: '12'", "training.num_generations: Input should be a valid integer (got '12')"),
         ("steps: 10\n  shift", "steps: 5\n  shift", "methods.g2rpo: SDE step 4 needs sampling.steps of at least 6"),
         (
-            "g2rpo_no_mgai: {settings: {sde_steps: [0, 1, 2, 3, 4]}}",
-            "g2rpo_no_mgai: {settings: {granularities: [0, 1]}}",
-            "methods.g2rpo_no_mgai.settings.granularities: must each be at least 1",
+            "g2rpo_no_mgai: {settings: {tree: {sde_steps: [0, 1, 2, 3, 4]}}}",
+            "g2rpo_no_mgai: {settings: {tree: {granularities: [0, 1]}}}",
+            "methods.g2rpo_no_mgai.settings.tree.granularities: must each be at least 1",
         ),
         (
-            "g2rpo_no_mgai: {settings: {sde_steps: [0, 1, 2, 3, 4]}}",
-            "g2rpo_no_mgai: {settings: {sde_steps: [3, 1]}}",
+            "g2rpo_no_mgai: {settings: {tree: {sde_steps: [0, 1, 2, 3, 4]}}}",
+            "g2rpo_no_mgai: {settings: {tree: {sde_steps: [3, 1]}}}",
             "must be different numbers in rising order",
         ),
         (
-            "g2rpo_no_mgai: {settings: {sde_steps: [0, 1, 2, 3, 4]}}",
-            "g2rpo_no_mgai: {settings: {sde: wave}}",
-            "methods.g2rpo_no_mgai.settings.sde: Input should be 'flow', 'dance' or 'cps' (got 'wave')",
+            "g2rpo_no_mgai: {settings: {tree: {sde_steps: [0, 1, 2, 3, 4]}}}",
+            "g2rpo_no_mgai: {settings: {tree: {sde: wave}}}",
+            "methods.g2rpo_no_mgai.settings.tree.sde: Input should be 'flow', 'dance' or 'cps' (got 'wave')",
         ),
         (
-            "g2rpo_no_mgai: {settings: {sde_steps: [0, 1, 2, 3, 4]}}",
+            "g2rpo_no_mgai: {settings: {tree: {sde_steps: [0, 1, 2, 3, 4]}}}",
             "g2rpo_no_mgai: {settings: {etta: 1}}",
-            "methods.g2rpo_no_mgai.settings.etta: unknown key; allowed are branching, ",
+            "methods.g2rpo_no_mgai.settings.etta: unknown key; allowed are tree, credit, objective",
         ),
         (
-            "g2rpo_no_mgai: {settings: {sde_steps: [0, 1, 2, 3, 4]}}",
+            "g2rpo_no_mgai: {settings: {tree: {sde_steps: [0, 1, 2, 3, 4]}}}",
             "g2rpo_no_mgai: {training: {learning_rate: -1.0}}",
             "methods.g2rpo_no_mgai.training.learning_rate: Input should be greater than 0",
         ),
@@ -209,27 +214,25 @@ def test_departures_of_a_method_apply_to_it_alone(tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text(
         TINY.replace(
-            "g2rpo_no_mgai: {settings: {sde_steps: [0, 1, 2, 3, 4]}}",
-            "g2rpo_no_mgai: {settings: {sde_steps: [3], eta: 0.5}, training: {learning_rate: 1.0e-3}}",
+            "g2rpo_no_mgai: {settings: {tree: {sde_steps: [0, 1, 2, 3, 4]}}}",
+            "g2rpo_no_mgai: {settings: {tree: {sde_steps: [3], eta: 0.5}}, training: {learning_rate: 1.0e-3}}",
         )
     )
     profile = load_profile(path)
-    assert method_of(profile.methods, "g2rpo_no_mgai") == METHODS["g2rpo_no_mgai"].model_copy(
-        update={"eta": 0.5, "sde_steps": (3,)}
-    )
-    assert method_of(profile.methods, "g2rpo").eta == 0.7
-    assert training_of(profile.training, profile.methods, "g2rpo_no_mgai").learning_rate == 1e-3
-    assert training_of(profile.training, profile.methods, "g2rpo") == profile.training
+    assert profile.run("g2rpo_no_mgai").method == METHODS["g2rpo_no_mgai"].changed(tree={"eta": 0.5, "sde_steps": (3,)})
+    assert profile.run("g2rpo").method.tree.eta == 0.7
+    assert profile.run("g2rpo_no_mgai").training.learning_rate == 1e-3
+    assert profile.run("g2rpo").training == profile.training
 
 
-def test_the_entries_of_the_protocol_have_a_fifth_of_the_full_settings_forward_evaluations(monkeypatch):
+def test_the_protocols_entries_have_a_fifth_of_the_full_forward_evaluations(monkeypatch):
     """Those of their trees, over all iterations."""
     monkeypatch.chdir(ROOT)
     full = load_profile(Path("profiles/tiny.yaml"))
 
     def num_forward_evals(profile, name):
-        method, training = method_of(profile.methods, name), training_of(profile.training, profile.methods, name)
-        trees = (method.tree(profile.sampling.steps, iteration, 101) for iteration in range(training.iterations))
+        method, training = profile.run(name).method, profile.run(name).training
+        trees = (method.tree.build(profile.sampling.steps, iteration, 101) for iteration in range(training.iterations))
         return sum(tree.num_forward_evals(training.num_generations) for tree in trees)
 
     fifth = num_forward_evals(full, "g2rpo") / 5

@@ -1,4 +1,5 @@
 from functools import partial
+from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
@@ -7,7 +8,7 @@ from diffusers import FluxPipeline
 
 from g2rpo_core.data.embeddings import Conditioning, EmbeddingStore, check_lengths, encode, write
 from g2rpo_core.data.prompts import Prompt, captions
-from g2rpo_core.errors import UserError
+from g2rpo_core.foundation.errors import UserError
 
 
 @pytest.fixture(scope="module")
@@ -92,22 +93,25 @@ def test_a_prompt_over_the_limit_is_named(pipeline):
         check_lengths(prompts, pipeline.tokenizer_2, 16)
 
 
-def test_a_missing_store_says_which_stage_makes_it(tmp_path):
+def test_a_missing_store_says_which_stage_makes_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match="dvc repro embed"):
-        EmbeddingStore(tmp_path / "nothing")
+        EmbeddingStore(Path("embeddings", "nothing"))
 
 
 @pytest.mark.parametrize(
     "gone, complaint", [(2, r"has 12 prompts of 17: parts at the end are missing"), (1, "is missing, but later parts exist")]
 )
-def test_missing_parts_are_noticed_wherever_they_were(gone, complaint, tmp_path):
+def test_missing_parts_are_noticed_wherever_they_were(gone, complaint, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = Path("embeddings", "x")
     one = Conditioning({"context": torch.zeros(2, 2), "pooled": torch.zeros(2)})
     prompts = [Prompt(str(number), "text", "") for number in range(17)]
-    write(tmp_path / "x", prompts, lambda part: ((prompt, one) for prompt in part), "float32", shard_rows=6)
-    assert len(EmbeddingStore(tmp_path / "x")) == 17
-    (tmp_path / "x" / f"part-{gone:05d}.parquet").unlink()
+    write(folder, prompts, lambda part: ((prompt, one) for prompt in part), "float32", shard_rows=6)
+    assert len(EmbeddingStore(folder)) == 17
+    (folder / f"part-{gone:05d}.parquet").unlink()
     with pytest.raises(UserError, match=f"{complaint}.*dvc repro embed"):
-        EmbeddingStore(tmp_path / "x")
+        EmbeddingStore(folder)
 
 
 def test_an_interrupted_store_goes_on_without_encoding_anything_twice(pipeline, tmp_path):

@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -13,7 +14,7 @@ from g2rpo_core.data.prompts import (
     read_prompts,
     write_prompts,
 )
-from g2rpo_core.errors import UserError
+from g2rpo_core.foundation.errors import UserError
 
 ROWS = [{"prompt": "a cat, sitting", "style": "photo"}, {"prompt": " ", "style": ""}, {"prompt": "ein Hund 🐕", "style": "anime"}]
 
@@ -94,12 +95,13 @@ def test_what_is_tested_is_not_trained_on():
         held_out(train, train)
 
 
-def test_prompts_survive_the_file(tmp_path):
-    prompts = captions("shapes", 5, 0, testing=True)
-    write_prompts(tmp_path / "deep" / "test.parquet", prompts)
-    assert load_prompts(tmp_path / "deep" / "test.parquet") == prompts
+def test_prompts_survive_the_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    prompts, folder = captions("shapes", 5, 0, testing=True), Path("prompts", "deep")
+    write_prompts(folder / "test.parquet", prompts)
+    assert load_prompts(folder / "test.parquet") == prompts
     with pytest.raises(UserError, match="dvc repro prompts"):
-        load_prompts(tmp_path / "other.parquet")
+        load_prompts(folder / "other.parquet")
 
 
 def test_training_and_test_captions_are_different_ones():

@@ -13,7 +13,7 @@ import torch
 
 from g2rpo_core.distributed import checkpoint
 from g2rpo_core.distributed.process_group import ProcessGroup, join
-from g2rpo_core.errors import UserError
+from g2rpo_core.foundation.errors import UserError
 from tests.conftest import ROOT
 
 
@@ -90,8 +90,9 @@ def written(folder, iterations, keep=1) -> Path:
 
 
 @pytest.mark.parametrize("harm", ["truncated", "missing", "flipped", "records", "manifest"])
-def test_a_damaged_checkpoint_is_refused_in_words(tmp_path, harm):
-    path = written(tmp_path, [3])
+def test_a_damaged_checkpoint_is_refused_in_words(tmp_path, monkeypatch, harm):
+    monkeypatch.chdir(tmp_path)
+    path = written(checkpoint.ROOT, [3])
     part = path / {"records": checkpoint.RECORDS, "manifest": checkpoint.MANIFEST}.get(harm, "__0_0.distcp")
     data = part.read_bytes()
     match harm:
@@ -102,7 +103,7 @@ def test_a_damaged_checkpoint_is_refused_in_words(tmp_path, harm):
         case _:
             part.write_bytes(data[:-1])
     with pytest.raises(
-        UserError, match="iteration-000003 is damaged .*: delete .*iteration-000003 to resume from the previous one"
+        UserError, match="iteration-000003: is damaged .*; delete .*iteration-000003, and the same command resumes"
     ):
         checkpoint.load_records(path)
 
@@ -126,7 +127,7 @@ def test_what_is_written_is_the_state_when_it_was_asked_for(tmp_path):
     assert not found["weights"]["one"].any()
 
 
-def test_a_checkpoint_that_cannot_be_written_ends_in_one_line_and_the_one_before_stands(tmp_path):
+def test_a_checkpoint_that_cannot_be_written_is_one_line_and_keeps_the_one_before(tmp_path):
     """The system takes no more than 100 kB a file, as a full disk would."""
     before, kept = written(tmp_path, [1]), checkpoint.Checkpoints(tmp_path, 1)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -140,7 +141,7 @@ def test_a_checkpoint_that_cannot_be_written_ends_in_one_line_and_the_one_before
     assert checkpoint.checkpoints(tmp_path) == [before] and checkpoint.load_records(before) == [{"iteration": 1}]
 
 
-def test_another_setting_or_input_never_continues_and_another_number_of_processes_does(tmp_path, tiny, monkeypatch, capsys):
+def test_a_run_goes_on_with_other_processes_but_never_with_other_settings_or_inputs(tmp_path, tiny, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     file = tmp_path / "models.lock.json"
     file.write_text("1")
@@ -247,7 +248,7 @@ time.sleep(600)
 
 
 @pytest.mark.pipeline
-def test_a_second_run_beside_a_living_one_is_refused_and_one_beside_a_killed_one_is_not(tmp_path, monkeypatch):
+def test_a_second_run_is_refused_while_the_first_lives_and_not_once_it_is_killed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     child = subprocess.Popen(
         [sys.executable, "-c", HOLDER], stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}

@@ -65,8 +65,8 @@ def check(command: str) -> None:
         targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
         assert set(words) <= targets, f"make has no target {set(words) - targets}"
     elif program == "g2rpo":
+        from g2rpo_core.cli.checkout import COMMANDS
         from g2rpo_core.cli.main import app
-        from g2rpo_core.cli.of_the_checkout import COMMANDS
 
         if words[0] in COMMANDS and words[1:]:
             by_argparse(COMMANDS[words[0]][0], words[1:])

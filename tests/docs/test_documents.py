@@ -49,7 +49,7 @@ ONLY_PARSED = {
     r"^g2rpo (rehearse|plan|launch)\b": "FLUX or a cluster; tests/estimate, tests/pipeline/test_rehearsal.py and test_flux_profiles.py run them",
     r"^g2rpo (demo|serve-reward)\b": "a server; tests/demo/test_page.py and tests/serving run them",
     r"^g2rpo (models|prompts)\b": "of FLUX; tests/hub and tests/cli run them",
-    r"^g2rpo export .*--push": "a hub; tests/export/test_push.py runs it",
+    r"^g2rpo export .*--push": "a hub; tests/inference/test_export.py runs it",
     r"^g2rpo (generate|score|report|profile (show|diff)|--install-completion)": "named with other words that are run; completion writes into the home folder",
     r"^(hf|dvc (push|pull|remote))\b": "a hub, or a remote of the reader's",
     r"^python -m tools\.": "tests/docs/test_site.py runs what they write",
@@ -59,13 +59,14 @@ ONLY_PARSED = {
     r"^python -m benchmarks": "minutes to hours; tests/benchmarks runs small ones",
     r"^python -m (flows|studies)": "a server, or named without its words; tests/flows and tests/pipeline run them",
     r"^prefect\b": "a server; tests/flows run what needs no account",
-    r"^python -m stages\.check$": "make reproduce begins with it; tests/reliability and tests/pipeline run it",
+    r"^python -m pipeline\.check$": "make reproduce begins with it; tests/reliability and tests/pipeline run it",
     r"^python -m uvicorn\b": "the reader's own server; tests/serving run the document's",
     r"^tensorboard\b": "a server; tests/training/test_tracking.py runs it",
 }
 NAMED = (
     "python -m studies",
     "python -m studies run",
+    "python -m studies verify",
     "dvc remote add -d",
     "python -m uvicorn my_server:app --port 8700",
 )  # without what they need

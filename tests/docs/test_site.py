@@ -8,8 +8,7 @@ import pytest
 
 from tests.conftest import ROOT
 from tools import draw_explanations, reference
-from tools.plain_docstrings import plain
-from tools.site_links import site_uri, target_of
+from tools.site_links import resolve_link, site_uri
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +52,7 @@ def test_the_api_shows_the_shapes_of_the_docstrings(site):
 
 
 def test_a_file_outside_docs_is_a_page_of_the_site(site):
-    assert "deterministic prefix" in (site / "repository" / "g2rpo_core" / "rollout" / "tree.py.html").read_text()
+    assert "deterministic prefix" in (site / "repository" / "g2rpo_core" / "sampling" / "tree.py.html").read_text()
     assert (site / "repository" / "reports" / "forest.svg").exists()
 
 
@@ -65,9 +64,9 @@ def test_a_page_of_the_reference_says_what_the_code_says(name, monkeypatch):
     assert not [line for line in page.splitlines() if line.startswith("| `") and line.endswith("|  |")], "each has a description"
 
 
-@pytest.mark.parametrize("name", draw_explanations.PICTURES)
+@pytest.mark.parametrize("name", draw_explanations.FIGURES)
 def test_a_picture_is_drawn_from_what_runs(name):
-    drawn = draw_explanations.PICTURES[name]().svg()
+    drawn = draw_explanations.FIGURES[name]().svg()
     assert (draw_explanations.FOLDER / name).read_text() == drawn, "run: python -m tools.draw_explanations"
 
 
@@ -76,10 +75,6 @@ def test_the_costs_of_the_picture_are_those_of_the_paper_setting():
 
 
 def test_a_link_out_of_docs_finds_its_place_in_the_site():
-    assert target_of("docs/howto/plan.md", "../../benchmarks/README.md") == "benchmarks/README.md"
+    assert resolve_link("docs/howto/plan.md", "../../benchmarks/README.md") == "benchmarks/README.md"
     assert site_uri("docs/howto/plan.md") == "howto/plan.md"
-    assert site_uri("g2rpo_core/rollout/tree.py") == "repository/g2rpo_core/rollout/tree.py.md"
-
-
-def test_docstrings_are_plain_text_but_for_code():
-    assert plain("a[b][c] of `x[i][j]`, <name>") == r"a\[b\]\[c\] of `x[i][j]`, \<name>"
+    assert site_uri("g2rpo_core/sampling/tree.py") == "repository/g2rpo_core/sampling/tree.py.md"

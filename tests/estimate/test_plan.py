@@ -9,17 +9,17 @@ import pytest
 import torch
 from diffusers import AutoencoderKL, FluxTransformer2DModel
 
-from g2rpo_core.bases.flux import TRANSFORMER, VAE, Flux
-from g2rpo_core.bases.sd3 import MEDIUM, StableDiffusion3
-from g2rpo_core.bases.table import published_shape
+from g2rpo_core.architectures.flux import TRANSFORMER, VAE, Flux
+from g2rpo_core.architectures.sd3 import MEDIUM, StableDiffusion3
+from g2rpo_core.architectures.table import known_shape
 from g2rpo_core.cli.main import main
 from g2rpo_core.config import load_profile
-from g2rpo_core.errors import UserError
-from g2rpo_core.estimate import communication, tracing
-from g2rpo_core.estimate.bases import encoder_of
-from g2rpo_core.estimate.budget import cheapest, ways
+from g2rpo_core.estimate import machines, tracing
+from g2rpo_core.estimate.budget import changed, changes, cheapest, ways
 from g2rpo_core.estimate.machines import Machines
-from g2rpo_core.estimate.plan import changed, changes, make_plan
+from g2rpo_core.estimate.plan import make_plan
+from g2rpo_core.estimate.tracing import make_encoder
+from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.models.settings import LoraSettings
 from tests.conftest import ROOT
 from tests.fixtures.commands import run_here
@@ -46,15 +46,15 @@ SMALLS = pytest.mark.parametrize("base, small", [(FLUX, SMALL), (SD3, SMALL_SD3)
     ],
 )
 def test_weights_of_the_published_configurations(repo, weights, positions):
-    base, shape = published_shape(repo)
+    base, shape = known_shape(repo)
     counts = tracing.transformer_parameters(base, shape.transformer, None)
     assert counts.all == counts.trained == weights and counts.buffers == positions
     assert tracing.count_parameters(lambda: AutoencoderKL(**shape.vae)) == 83_819_683
 
 
 def test_weights_of_the_published_text_encoders():
-    count = lambda encoder: tracing.count_parameters(partial(encoder_of, *encoder))
-    _, shape = published_shape("stabilityai/stable-diffusion-3.5-medium")
+    count = lambda encoder: tracing.count_parameters(partial(make_encoder, *encoder))
+    _, shape = known_shape("stabilityai/stable-diffusion-3.5-medium")
     assert [count(encoder) for encoder in shape.encoders.values()] == [123_650_304, 694_659_840, 4_762_310_656]
 
 
@@ -63,7 +63,7 @@ def test_classifier_free_guidance_is_planned_as_two_evaluations():
     profile = load_profile(ROOT / "profiles" / "sd35_medium_lora_1gpu.yaml")
     guided = make_plan(profile, "g2rpo", Machines(1, 24))
     sampling = profile.sampling.model_copy(update={"guidance": 1.0})
-    alone = make_plan(profile.model_copy(update={"sampling": sampling}), "g2rpo", Machines(1, 24))
+    alone = make_plan(profile.changed(sampling=sampling), "g2rpo", Machines(1, 24))
     assert guided.evaluations_per_prompt == 2 * alone.evaluations_per_prompt
     assert guided.latents_per_call == {"rollout": 4, "update": 4} and alone.latents_per_call == {"rollout": 8, "update": 5}
     for phase in ("rollout", "update"):
@@ -234,15 +234,15 @@ def test_what_processes_send_is_what_rings_send():
     counts = tracing.Parameters(all=100, trained=100, block=10, rest=5)
     calls = {"width": 2, "rollout_calls": 3, "updates": [4], "kl": False, "replica": False, "every_call": False}
     one_node, two_nodes = (Machines(4, 80, nodes, inside=1e-9, between=1e-10) for nodes in (1, 2))
-    gigabytes, seconds = communication.sent(communication.Sharding(one_node, 4), counts, **calls)
+    gigabytes, seconds = machines.sent(machines.Sharding(one_node, 4), counts, **calls)
     assert gigabytes["rollout"] * 1e9 == seconds["rollout"] == 3 * 200 * 3 / 4
     assert gigabytes["update"] * 1e9 == 4 * 2 * 200 * 3 / 4 + 400 * 3 / 4
-    pairs, slower = communication.sent(communication.Sharding(two_nodes, 2), counts, **calls)
+    pairs, slower = machines.sent(machines.Sharding(two_nodes, 2), counts, **calls)
     assert pairs["rollout"] * 1e9 == slower["rollout"] == 3 * 200 / 2  # inside a node
     assert slower["update"] == pytest.approx(
         4 * 2 * 200 / 2 + 400 / 2 + 10 * 2 * (400 / 2) / 2
     )  # its parts are summed between nodes
-    assert communication.sent(communication.Sharding(Machines(1, 80), 1), counts, **calls) == ({}, {})
+    assert machines.sent(machines.Sharding(Machines(1, 80), 1), counts, **calls) == ({}, {})
 
 
 @pytest.mark.pipeline

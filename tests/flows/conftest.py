@@ -5,8 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,20 +13,11 @@ import httpx
 import pytest
 
 from flows.server import start_server, stop_server, wait_until_healthy
+from tests.fixtures.waiting import until
 from tests.flows.tiny import environment, repository
 
 SCHEDULES = ("--train", "", "--evaluate", "* * * * *", "--timezone", "Europe/Berlin", "--side-by-side", "3")
 FINAL = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
-
-
-def until(what: Callable[[], object], limit: float = 240):
-    """The first true value of `what`, asked again and again; fails with its last value when `limit` seconds are over."""
-    end = time.monotonic() + limit
-    while True:
-        if value := what():
-            return value
-        assert time.monotonic() < end, f"still {value!r} after {limit} s"
-        time.sleep(0.3)
 
 
 @dataclass

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from tests.conftest import ROOT
-from tests.flows.conftest import until
+from tests.fixtures.waiting import until
 from tests.flows.tiny import environment
 
 pytestmark = pytest.mark.pipeline
@@ -82,7 +82,7 @@ def test_cancelling_ends_training_and_leaves_its_checkpoint(served, fresh_traini
     assert names(served.tasks(run)) == {"train@g2rpo-1": "Cancelled"}
 
 
-def test_a_second_run_of_a_deployment_is_skipped_and_says_so_while_another_flow_runs(served, fresh_training):
+def test_a_deployments_second_run_is_skipped_and_says_so_while_another_flow_runs(served, fresh_training):
     run = served.start("train")
     until((served.folder / "started").exists)
     _, second = served.run("train")
@@ -238,7 +238,7 @@ def test_a_run_whose_process_is_killed_becomes_crashed_and_gives_its_slot_back(s
 
 
 @pytest.mark.slow
-def test_serve_starts_its_server_again_and_ends_in_one_line_where_that_does_not_help(tmp_path):
+def test_serve_restarts_its_server_and_ends_in_one_line_where_that_does_not_help(tmp_path):
     """Its own server, killed until it is given up."""
     import socket
 

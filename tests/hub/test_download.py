@@ -13,10 +13,9 @@ from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
 
 from g2rpo_core.common.model_store import ModelStore, write_lock
-from g2rpo_core.errors import TransientError, UserError
+from g2rpo_core.foundation.errors import TransientError, UserError
 from g2rpo_core.hub import download as hub_module
-from g2rpo_core.hub.download import download_models
-from g2rpo_core.hub.revisions import Revisions
+from g2rpo_core.hub.download import Revisions, download_models
 from g2rpo_core.hub.settings import HubModels
 
 REVISION = "0123456789abcdef0123456789abcdef01234567"
@@ -202,7 +201,9 @@ def test_without_a_hub_and_a_known_revision_a_model_is_not_guessed(hub, monkeypa
     assert "is not in the cache" in refusal(models(revision=None))
 
 
-def test_a_damaged_file_of_revisions_ends_in_one_line(tmp_path):
-    (tmp_path / "revisions.json").write_text('{"a/b": ')
-    with pytest.raises(UserError, match="revisions.json: .*restore it with `git checkout"):
-        Revisions(tmp_path / "revisions.json")
+def test_a_damaged_file_of_revisions_ends_in_one_line(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (file := Path("reports", "revisions", "models.json")).parent.mkdir(parents=True)
+    file.write_text('{"a/b": ')
+    with pytest.raises(UserError, match="models.json: .*restore it with `git checkout"):
+        Revisions(file)

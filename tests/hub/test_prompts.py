@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from g2rpo_core.data.hub_prompts import fetch_prompts
-from g2rpo_core.errors import UserError
-from g2rpo_core.hub.revisions import Revisions
+from g2rpo_core.data.choice import fetch_prompts
+from g2rpo_core.foundation.errors import UserError
+from g2rpo_core.hub.download import Revisions
 from g2rpo_core.hub.settings import HubPrompts
 
 REVISION = "0123456789abcdef0123456789abcdef01234567"

@@ -28,7 +28,8 @@ def test_every_step_but_the_last_is_known(probed):
 def test_tails_that_take_the_same_steps_agree_wholly(probed):
     """After the last SDE step there is one step left, however coarse the tail."""
     last = probed[0][-1]
-    assert last.gap == {1: 0, 2: 0, 3: 0} and last.evaluations[1] == last.evaluations[3]
+    # An image's bits depend on its place in the batch
+    assert last.gap == pytest.approx({1: 0, 2: 0, 3: 0}, abs=1e-6) and last.evaluations[1] == last.evaluations[3]
     assert last.correlation == pytest.approx({1: 1, 2: 1, 3: 1}, abs=1e-4)
     first = probed[0][0]
     assert first.correlation[1] == pytest.approx(1, abs=1e-4) and first.correlation[3] < 1 - 1e-3 and first.gap[3] != 0
@@ -36,7 +37,7 @@ def test_tails_that_take_the_same_steps_agree_wholly(probed):
 
 def test_the_spread_is_that_of_a_rollout_with_noise_at_that_step_alone(probed, policy, embeddings):
     found, rewards, sampling = probed
-    method = METHODS["g2rpo"].model_copy(update={"sde_steps": (0,), "granularities": (1,)})
+    method = METHODS["g2rpo"].changed(tree={"sde_steps": (0,), "granularities": (1,)})
     spreads = []
     for index in range(2):
         sampled = RolloutSampler(policy, method, sampling, 4, seed=3)(embeddings.conditioning([index]), 0, index)

@@ -7,13 +7,13 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, FluxPipeline
 from diffusers.pipelines.flux.pipeline_flux import calculate_shift, retrieve_timesteps
 
-from g2rpo_core.bases.flux import Flux
-from g2rpo_core.bases.table import published_schedule
+from g2rpo_core.architectures.flux import Flux
+from g2rpo_core.architectures.table import read_schedule
 from g2rpo_core.common.seeding import generator
-from g2rpo_core.errors import UserError
+from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.models.generate import generate_images
 from g2rpo_core.models.policy import Policy
-from g2rpo_core.rollout.rollout import sample
+from g2rpo_core.sampling.rollout import sample
 from g2rpo_core.sampling.schedule import even_sigmas, shifted_sigmas
 
 FLUX = Flux()
@@ -33,7 +33,7 @@ def with_scheduler(folder, **changes):
 @pytest.mark.parametrize("tokens, shift", [(4096, 3.158), (2025, None), (256, 1.6487)])
 def test_sigmas_are_those_of_the_published_scheduler_at_any_size(tmp_path, tokens, shift):
     """As FluxPipeline.__call__ asks its scheduler for them; 4096 tokens are 1024 x 1024 pixels."""
-    ours = published_schedule(FLUX, with_scheduler(tmp_path), tokens).shift
+    ours = read_schedule(FLUX, with_scheduler(tmp_path), tokens).shift
     assert shift is None or ours == pytest.approx(shift, abs=1e-3)
     scheduler = FlowMatchEulerDiscreteScheduler.from_config(FLUX_SCHEDULER)
     retrieve_timesteps(scheduler, sigmas=[1 - step / 50 for step in range(50)], mu=calculate_shift(tokens, 256, 4096, 0.5, 1.15))
@@ -41,14 +41,14 @@ def test_sigmas_are_those_of_the_published_scheduler_at_any_size(tmp_path, token
 
 
 def test_a_scheduler_without_resolution_has_its_own_shift(models, tmp_path):
-    assert published_schedule(FLUX, models / "pipeline", 64).shift == 3.0
-    assert published_schedule(FLUX, with_scheduler(tmp_path, use_dynamic_shifting=False, shift=1.5), 4096).shift == 1.5
+    assert read_schedule(FLUX, models / "pipeline", 64).shift == 3.0
+    assert read_schedule(FLUX, with_scheduler(tmp_path, use_dynamic_shifting=False, shift=1.5), 4096).shift == 1.5
 
 
 @pytest.mark.parametrize("strange", [{"use_karras_sigmas": True}, {"time_shift_type": "linear"}])
 def test_a_scheduler_whose_sigmas_are_of_another_kind_is_refused_in_words(tmp_path, strange):
     with pytest.raises(UserError, match=f"scheduler: {next(iter(strange))} .*is not supported"):
-        published_schedule(FLUX, with_scheduler(tmp_path, **strange), 4096)
+        read_schedule(FLUX, with_scheduler(tmp_path, **strange), 4096)
 
 
 def test_images_under_the_resolutions_shift_are_those_of_plain_diffusers(policy, models, embeddings, tmp_path):
@@ -57,7 +57,7 @@ def test_images_under_the_resolutions_shift_are_those_of_plain_diffusers(policy,
     pipeline = FluxPipeline.from_pretrained(models / "pipeline", transformer=policy.transformer, scheduler=scheduler)
     pipeline.set_progress_bar_config(disable=True)
     (prompts, ours), *_ = generate_images(
-        policy, embeddings, 3, published_schedule(FLUX, with_scheduler(tmp_path), policy.image_tokens).sigmas(6), 9, 3
+        policy, embeddings, 3, read_schedule(FLUX, with_scheduler(tmp_path), policy.image_tokens).sigmas(6), 9, 3
     )
     noise = torch.stack([policy.noise(generator("evaluation", 9, prompt.id)) for prompt in prompts])
     how = {"height": 32, "width": 32, "num_inference_steps": 6, "guidance_scale": 3.5, "max_sequence_length": 16}

@@ -10,7 +10,7 @@ import pytest
 import torch
 from diffusers import FluxTransformer2DModel
 
-from g2rpo_core.models.parallelize import apply_compile
+from g2rpo_core.models.loading import apply_compile
 from tests.conftest import ROOT
 from tests.fixtures.killed import BFLOAT16, HYBRID, LORA, WHOLE
 

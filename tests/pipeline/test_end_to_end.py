@@ -17,8 +17,8 @@ from diffusers import FluxPipeline, FluxTransformer2DModel
 from ruamel.yaml import YAML
 
 from g2rpo_core.cli.main import main
-from g2rpo_core.rollout.tree import build
-from stages import check
+from g2rpo_core.sampling.tree import build
+from pipeline import check
 from studies import __main__ as studies
 from tests.conftest import ROOT
 from tests.fixtures.browser import open_page
@@ -68,7 +68,7 @@ def project(tmp_path_factory) -> Path:
             "rewards": ["hps", "clip_score", "pickscore", "image_reward", "verifier"],
         },
         "methods": {  # a variant, by a name of its own
-            "g2rpo_two": {"method": "g2rpo", "label": "two steps", "settings": {"sde_steps": [0, 1]}},
+            "g2rpo_two": {"method": "g2rpo", "label": "two steps", "settings": {"tree": {"sde_steps": [0, 1]}}},
             "dance_grpo": None,  # its training of 400 iterations has no snapshot 1
         },
     }
@@ -77,7 +77,7 @@ def project(tmp_path_factory) -> Path:
     (folder / "mine.txt").write_text("a red circle\na <b> & red\na blue cross\nein Hund\n\na square\n")
     (folder / "params.yaml").write_text("profile: seconds\nmethods: [g2rpo, g2rpo_two]\nseeds: [7]\npublished: []\n")
     run(["git", "init", "--quiet"], folder)
-    checked = run([sys.executable, "-m", "stages.check"], folder)
+    checked = run([sys.executable, "-m", "pipeline.check"], folder)
     assert checked.returncode == 0, checked.stderr
     dvc(folder, "repro", PATH=WITHOUT_ENVIRONMENT)
     commit(folder, "made")
@@ -149,20 +149,28 @@ def test_seconds_stand_outside_of_what_dvc_hashes(project):
     assert "timings" not in (project / "dvc.lock").read_text()
 
 
+def test_the_machine_of_the_run_is_committed_and_no_output(project):
+    machine = json.loads((project / "reports" / "machine.json").read_text())
+    assert machine["processor"]["name"] and machine["threads"] and machine["torch"]
+    assert run(["git", "ls-files", "reports/machine.json"], project).stdout == "reports/machine.json\n"
+    assert "machine.json" not in (project / "dvc.lock").read_text()
+
+
 def test_the_same_stages_again_leave_a_clean_checkout(project):
     """Trained and evaluated anew, not taken from DVC's cache: every hash in the lock is as before, and git sees no change."""
     dvc(project, "repro", "--force", "--single-item", "train@g2rpo-7")
     dvc(project, "repro", "--force", "--single-item", "evaluate@g2rpo-7")
     dvc(project, "repro", "--force", "--single-item", "report")
     assert run(["git", "status", "--porcelain"], project).stdout == ""
-    verified = run([sys.executable, "-m", "stages.verify"], project)
+    verified = run([sys.executable, "-m", "pipeline.verify"], project)
     assert verified.returncode == 0 and ", 0 different, 0 missing" in verified.stdout, verified.stdout + verified.stderr
     file = project / "reports" / "report.md"
     text = file.read_text()
     file.write_text(text + "edited")
     try:
-        verified = run([sys.executable, "-m", "stages.verify"], project)
-        assert verified.returncode == 1 and "different reports/report.md" in verified.stdout
+        verified = run([sys.executable, "-m", "pipeline.verify"], project)
+        assert verified.returncode == 2 and "different  reports/report.md: text: " in verified.stdout
+        assert "Likely cause: changed after a stage made it (or dvc.lock was put back): reports/report.md." in verified.stdout
     finally:
         file.write_text(text)
 
@@ -302,7 +310,7 @@ def test_an_exported_run_is_a_row_of_the_report_with_the_runs_scores(project):
         alone = params.replace("published: []", "published: [taken_along]").replace("[g2rpo, g2rpo_two]", "[]")
         (project / "params.yaml").write_text(alone)  # a report without any training
         assert re.findall(r"^Running stage '(.*)'", dvc(project, "repro"), flags=re.MULTILINE) == ["profile", "report"]
-        assert set(json.loads((project / "reports" / "report.json").read_text())) == {"base-0", "taken_along-0"}
+        assert set(json.loads((project / "reports" / "report.json").read_text())) == {"base-0", "taken_along-0", "comparisons"}
         shutil.rmtree(project / "elsewhere")
         refused = run([sys.executable, "-m", "stages.published", "--profile", "seconds"], project)
         assert refused.returncode == 1 and "published.taken_along.folder: elsewhere is not a folder" in refused.stderr
@@ -401,7 +409,7 @@ title: Two & two
 about: A <b>bold</b> claim.
 methods: [first, second]
 entries:
-  first: {method: g2rpo, label: The first, settings: {sde_steps: [0, 1], granularities: [1]}, training: {iterations: 1, snapshots: []}}
+  first: {method: g2rpo, label: The first, settings: {tree: {sde_steps: [0, 1], granularities: [1]}}, training: {iterations: 1, snapshots: []}}
   second: {method: mix_grpo, label: The second, training: {rewards: {hps: 1.0}}}
 changes: {evaluation: {steps: [2], checkpoints: [final], rewards: [hps, clip_score, verifier]}, training: {snapshots: []}}
 comparisons: []
@@ -440,10 +448,23 @@ def test_a_study_runs_beside_by_its_name(project, study, tmp_path):
     shown = dvc(study, "metrics", "show")
     assert "reports/metrics/first-3.json" in shown and "g2rpo-7" not in shown
     assert "small" not in dvc(project, "status") + dvc(project, "metrics", "show") + dvc(project, "dag")
+    found = run(["git", "status", "--porcelain", "--untracked-files=all", "studies"], project).stdout.split("\n")
+    kept = {"params.yaml", "results.parquet", "runs.txt", "seconds.json", "reports/report.md", "reports/forest.svg"}
+    assert {line.split("studies/small/")[1] for line in filter(None, found)} == kept
     commit(project, "study")
+    verified = run([sys.executable, "-m", "studies", "verify", "small"], project)
+    assert (verified.returncode, verified.stdout) == (0, "3 equal, 0 different, 0 missing\n"), verified.stderr
+    (study / "evaluations").rename(project / "aside")  # as in a clone
+    rendered = run_here(main, "report", "--study", "small", folder=project)
+    (project / "aside").rename(study / "evaluations")
+    assert rendered.stdout == f"{study / 'reports' / 'report.html'}\n", rendered.stderr
+    of_table = (study / "reports" / "report.html").read_text()
+    told = page.split('<table class="sortable">')[1:3]
+    assert told == of_table.split('<table class="sortable">')[1:3] and "data:image" not in of_table
+    (study / "reports" / "report.html").write_text(page)
+    assert dvc(study, "status").strip() == "Data and pipelines are up to date."
     (study / "params.yaml").write_text(STUDY.replace("A <b>bold", "Another <b>bold"))
     dvc(study, "repro")
-    assert dvc(study, "metrics", "diff", "HEAD").strip() == ""
     assert "Another" in (study / "reports" / "report.md").read_text()
     (study / "params.yaml").write_text(STUDY.replace("[0, 1]", "[0, 99]"))
     broken = run([sys.executable, "-m", "studies", "small"], project)
@@ -498,10 +519,10 @@ def test_a_changed_parameter_runs_what_reads_it_and_can_be_compared_and_taken_ba
     assert set(json.loads(dvc(project, "exp", "diff", "HEAD", "other-seed", "--json"))["metrics"]) == runs
     assert set(json.loads(dvc(project, "metrics", "diff", "HEAD", "--json"))) == runs
     assert "evaluation.seed" in dvc(project, "params", "diff", "HEAD")
-    compared = run([sys.executable, "-m", "stages.compare", "HEAD", "now"], project)
+    compared = run([sys.executable, "-m", "pipeline.compare", "HEAD", "now"], project)
     assert compared.returncode == 0, compared.stderr
     assert "| `evaluation.seed` | 1223627 | 5 |" in compared.stdout and "| g2rpo | HPS-v2.1 |" in compared.stdout
-    assert run([sys.executable, "-m", "stages.compare", "HEAD~9", "now"], project).stderr.startswith(
+    assert run([sys.executable, "-m", "pipeline.compare", "HEAD~9", "now"], project).stderr.startswith(
         "error: compare: HEAD~9: no commit"
     )
     assert run(["git", "checkout", "--quiet", "--", "."], project).returncode == 0

@@ -19,14 +19,15 @@ from ruamel.yaml import YAML
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from g2rpo_core.common.model_store import describe_files
-from g2rpo_core.config import load_profile, method_of, resolve, sampling_of
+from g2rpo_core.config import load_profile, resolve
 from g2rpo_core.data.embeddings import DTYPES, Conditioning
-from g2rpo_core.estimate.bases import encoding_shapes, shape_of
-from g2rpo_core.evaluation.image_stats import LABELS as IMAGE_STATS
+from g2rpo_core.estimate.tracing import encoding_shapes, shape_of
+from g2rpo_core.evaluation.results import LABELS as IMAGE_STATS
 from g2rpo_core.models.policy import Policy
 from g2rpo_core.rewards import registry as rewards
-from g2rpo_core.rewards.cosine import CosineScore
 from g2rpo_core.rewards.preprocess import Preprocess
+from g2rpo_core.rewards.similarity import CosineScore
+from g2rpo_core.rewards.spec import ScorerSettings
 from g2rpo_core.sampling.schedule import shifted_sigmas
 from stages import embed, evaluate, report, train
 from tests.conftest import ROOT
@@ -77,7 +78,8 @@ def test_the_open_clip_scorers_read_the_published_architecture(without_memory):
     assert sum(parameter.numel() for parameter in model.parameters()) == 986_109_441
     tokenize = open_clip.get_tokenizer("ViT-H-14")
     preprocess = Preprocess(model.visual.image_size[0], "pad", OPENAI_DATASET_MEAN, OPENAI_DATASET_STD, rgb="first")
-    scorer = CosineScore(model.encode_image, lambda texts: model.encode_text(tokenize(texts)), preprocess, torch.device("cpu"))
+    encode = lambda texts: model.encode_text(tokenize(texts))
+    scorer = CosineScore(model.encode_image, encode, preprocess, torch.device("cpu"), ScorerSettings())
     assert scorer(torch.empty(2, 3, 1024, 768), ["a red circle", "a blue square"]).shape == (2,)
 
 
@@ -85,20 +87,20 @@ def test_the_open_clip_scorers_read_the_published_architecture(without_memory):
 def test_the_papers_table_3(name):
     profile = load_profile(ROOT / "profiles" / f"{name}.yaml")
     method, sampling, training, evaluation = (
-        method_of(profile.methods, "g2rpo"),
+        profile.run("g2rpo").method,
         profile.sampling,
         profile.training,
         profile.evaluation,
     )
     assert (sampling.height, sampling.width, sampling.steps, sampling.shift) == (720, 720, 16, 3.0)
-    assert (method.eta, method.sde_steps, method.granularities) == (0.7, (0, 1, 2, 3, 4, 5, 6, 7), (1, 2, 3))
+    assert (method.tree.eta, method.tree.sde_steps, method.tree.granularities) == (0.7, (0, 1, 2, 3, 4, 5, 6, 7), (1, 2, 3))
     assert (training.num_generations, training.weight_decay) == (12, 1e-4)
     assert (training.max_grad_norm, training.clip_range, training.adv_clip_max) == (1.0, 1e-4, 5.0)
     assert training.iterations == 300
     if training.lora is None:  # the paper trains all weights, on 16 GPUs of batch 1
         assert (training.learning_rate, training.prompts_per_iteration) == (2e-6, 16)
     assert (evaluation.height, evaluation.width, evaluation.steps[0], sampling.guidance) == (1024, 1024, 50, 3.5)
-    assert sampling_of(sampling, profile.methods, "g2rpo") == sampling
+    assert profile.run("g2rpo").sampling == sampling
     assert len(shifted_sigmas(sampling.steps, sampling.shift)) == 17
 
 

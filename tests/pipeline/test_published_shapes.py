@@ -19,10 +19,10 @@ from transformers import (
     T5EncoderModel,
 )
 
-from g2rpo_core.bases.flux import TRANSFORMER
-from g2rpo_core.estimate.published import PICKSCORE
+from g2rpo_core.architectures.flux import TRANSFORMER
 from g2rpo_core.rewards.image_reward import from_checkpoint
 from g2rpo_core.rewards.packages import image_reward_model
+from pipeline.rehearsal.inputs import PICKSCORE
 
 pytestmark = pytest.mark.pipeline
 

@@ -11,7 +11,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from g2rpo_core.config import load_profile, resolve
-from g2rpo_core.estimate.machines import RESERVE_GIB, Machines, nodes_of
+from g2rpo_core.estimate.machines import RESERVE_GIB, Machines, count_nodes
 from g2rpo_core.estimate.plan import make_plan
 from tests.conftest import ROOT
 
@@ -36,7 +36,7 @@ def rehearse(profile: str, words: list[str], folder: Path) -> tuple[dict, subpro
     """The command with --json in a folder of its own, with the project's profiles unless there are others."""
     if not (folder / "profiles").exists():
         (folder / "profiles").symlink_to(ROOT / "profiles")
-    command = [sys.executable, "-m", "stages.rehearse", "--profile", profile, "--json", *words]
+    command = [sys.executable, "-m", "pipeline.rehearse", "--profile", profile, "--json", *words]
     done = subprocess.run(command, cwd=folder, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
     last = done.stdout.strip().split("\n")[-1]
     return json.loads(last) if last.startswith("{") else {}, done
@@ -49,7 +49,7 @@ def test_every_method_is_planned_and_fits(name):
     profile = load_profile(ROOT / "profiles" / f"{name}.yaml")
     words = dict(zip(PROFILES[name][::2], PROFILES[name][1::2]))
     gpus = int(words["--gpus"])
-    machines = Machines(gpus, float(words["--memory"]), int(words.get("--nodes", nodes_of(gpus))))
+    machines = Machines(gpus, float(words["--memory"]), int(words.get("--nodes", count_nodes(gpus))))
     assert profile.training.processes == profile.evaluation.processes == "auto"
     for method in profile.methods:
         assert make_plan(profile, method, machines).fits, method

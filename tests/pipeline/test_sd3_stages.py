@@ -13,9 +13,9 @@ from diffusers import SD3Transformer2DModel, StableDiffusion3Pipeline
 from ruamel.yaml import YAML
 
 from g2rpo_core.cli.main import main
-from g2rpo_core.config import load_profile, method_of
-from g2rpo_core.demo.answer import answer, checked, defaults
-from g2rpo_core.inference.pictures import Painter
+from g2rpo_core.config import load_profile
+from g2rpo_core.inference.demo.answer import answer, checked, defaults
+from g2rpo_core.inference.painter import Painter
 from stages import embed, evaluate, prompts, report, train
 from tests.conftest import ROOT
 from tests.fixtures.commands import run_here
@@ -39,7 +39,7 @@ SMALL = {
         "dance_grpo": {"training": {"iterations": None, "monitor": None}},  # as the others
         "adapted": {
             "method": "g2rpo_no_mgai",
-            "settings": {"sde_steps": [0, 1]},
+            "settings": {"tree": {"sde_steps": [0, 1]}},
             "training": {"lora": {"rank": 2, "alpha": 6.0}, "learning_rate": 0.01},
         },
     },
@@ -82,7 +82,7 @@ def test_every_method_trains_and_counts_the_evaluations_of_its_guidance(trained)
     base = SD3Transformer2DModel.from_pretrained(trained / "models" / "small" / "pipeline" / "transformer").state_dict()
     for name in METHODS:
         records = pd.read_parquet(trained / "runs" / "small" / f"{name}-1" / "records.parquet")
-        tree = method_of(profile.methods, name).tree(6, 0, 1)
+        tree = profile.run(name).method.tree.build(6, 0, 1)
         assert records.num_forward_evals.tolist() == [0, 2 * tree.num_forward_evals(4)], name
         assert records.grad_norm.iloc[-1] > 0 and records.old_policy_ratio_error.max() < 1e-4, name
         weights = SD3Transformer2DModel.from_pretrained(trained / "runs" / "small" / f"{name}-1" / "transformer").state_dict()

@@ -2,6 +2,7 @@
 
 import importlib
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from ruamel.yaml import YAML
 
 from g2rpo_core.config import load_profile
 from tests.conftest import ROOT
-from tests.fixtures.commands import Ended, run_here
+from tests.fixtures.commands import run_here
 
 STAGES = {  # of the small project: module and words
     "profile": ("profile", "--profile", "small"),
@@ -34,14 +35,14 @@ SMALL = {
         "tracking": {"to": [], "samples": None},
     },
     "methods": {
-        "g2rpo": {"settings": {"sde_steps": [0, 1], "granularities": [1, 2]}},
+        "g2rpo": {"settings": {"tree": {"sde_steps": [0, 1], "granularities": [1, 2]}}},
         **{name: None for name in load_profile(ROOT / "profiles" / "tiny.yaml").methods if name != "g2rpo"},
     },
     "evaluation": {"steps": [2], "rewards": ["hps", "verifier"], "batch": 3, "diversity": None},
 }
 
 
-def stage(name: str, folder: Path) -> Ended:
+def stage(name: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """One stage of the small project, in this process."""
     module, *words = STAGES[name]
     return run_here(importlib.import_module(f"stages.{module}").main, *words, folder=folder)

@@ -21,7 +21,7 @@ def namespaces() -> bool:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not namespaces(), reason="no mount namespaces for this user")
-def test_a_full_disk_ends_a_stage_in_words_and_the_same_command_goes_on_after_room_is_made(project, tmp_path):
+def test_a_full_disk_ends_a_stage_in_words_and_with_room_the_same_command_goes_on(project, tmp_path):
     disk = tmp_path / "disk"
     disk.mkdir()
     done = subprocess.run(

@@ -24,20 +24,20 @@ from PIL import Image
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from g2rpo_core.cli.image_folder import pair
-from g2rpo_core.common.dvc_lock import read_lock
+from g2rpo_core.cli.rewards import pair
 from g2rpo_core.common.model_store import LOCK, ModelStore, write_lock
-from g2rpo_core.config import Profile, load_profile, load_run, method_of, sampling_of, training_of
+from g2rpo_core.common.runs import read_lock
+from g2rpo_core.config import Profile, load_profile, load_run
 from g2rpo_core.data.embeddings import Conditioning, EmbeddingStore, write
 from g2rpo_core.data.prompts import Prompt, load_prompts, normalized, read_prompts, write_prompts
 from g2rpo_core.distributed import checkpoint
-from g2rpo_core.errors import UserError
-from g2rpo_core.files import complaints, read_json, read_yaml
-from g2rpo_core.reporting.sources import model_lines, records_of, scores_of
-from g2rpo_core.rewards.chat_server import ChatServer
-from g2rpo_core.rewards.http_client import Unanswered
-from g2rpo_core.rewards.server_settings import ServerSettings
-from g2rpo_core.texts import markdown, steering, visible
+from g2rpo_core.foundation.errors import UserError
+from g2rpo_core.foundation.files import complaints, read_json, read_yaml
+from g2rpo_core.foundation.texts import markdown, steering, visible
+from g2rpo_core.reporting.measured import model_lines, read_scores, read_training_records
+from g2rpo_core.rewards.remote import Unanswered
+from g2rpo_core.rewards.spec import ServerSettings
+from g2rpo_core.rewards.unified_reward import ChatServer
 from tests.conftest import ROOT
 from tests.fixtures.chat_server import serve
 
@@ -63,7 +63,7 @@ def draws(*strategies: st.SearchStrategy) -> Callable:
     return decorate
 
 
-def in_words(read: Callable[[], object]) -> object | None:
+def read_or_none(read: Callable[[], object]) -> object | None:
     """What `read` returns; None where it raised a UserError, of one line, which names something and says what is wrong."""
     try:
         return read()
@@ -124,10 +124,10 @@ def check_profile(profile: Profile) -> None:
     """Whatever was accepted can be run: its trees can be built, its numbers are finite."""
     assert not complaints(json.loads(profile.model_dump_json()))
     for name in profile.methods:
-        steps = sampling_of(profile.sampling, profile.methods, name).steps
-        method, training = method_of(profile.methods, name), training_of(profile.training, profile.methods, name)
+        steps = profile.run(name).sampling.steps
+        method, training = profile.run(name).method, profile.run(name).training
         if steps <= 50:
-            method.tree(steps, 0, 1).widths(training.num_generations)
+            method.tree.build(steps, 0, 1).widths(training.num_generations)
         assert any(training.rewards.values()) and 0 < training.learning_rate <= 1
 
 
@@ -174,26 +174,26 @@ class TestSettings:
     def test_profiles_with_another_value_somewhere(self, folder, place, value, remove):
         path = folder / "mine.yaml"
         path.write_bytes(dumped(changed(place, value, remove)))
-        if profile := in_words(lambda: load_profile(path)):
+        if profile := read_or_none(lambda: load_profile(path)):
             check_profile(profile)
 
     @draws(data)
     def test_profiles_that_are_any_data(self, folder, value):
         (folder / "mine.yaml").write_bytes(dumped(value))
-        assert in_words(lambda: load_profile(folder / "mine.yaml")) is None
+        assert read_or_none(lambda: load_profile(folder / "mine.yaml")) is None
 
     @draws(st.binary(max_size=300) | st.text(alphabet=string.printable, max_size=120).map(str.encode))
     def test_files_that_are_any_bytes(self, folder, content):
         (folder / "mine.yaml").write_bytes(content)
-        read = in_words(lambda: SimpleNamespace(data=read_yaml(folder / "mine.yaml")))
+        read = read_or_none(lambda: SimpleNamespace(data=read_yaml(folder / "mine.yaml")))
         assert read is None or not complaints(read.data)
-        in_words(lambda: read_json(folder / "mine.yaml"))
-        assert in_words(lambda: load_profile(folder / "mine.yaml")) is None
+        read_or_none(lambda: read_json(folder / "mine.yaml"))
+        assert read_or_none(lambda: load_profile(folder / "mine.yaml")) is None
 
     @draws(damages)
     def test_damaged_profiles(self, folder, how):
         path = damage(ROOT / "profiles" / "tiny.yaml", folder / "mine.yaml", how)
-        if profile := in_words(lambda: load_profile(path)):
+        if profile := read_or_none(lambda: load_profile(path)):
             check_profile(profile)
 
     @draws(
@@ -208,7 +208,7 @@ class TestSettings:
     )
     def test_params(self, folder, value):
         (folder / "params.yaml").write_bytes(dumped(value))
-        assert in_words(lambda: load_run(folder / "params.yaml")) is None  # no profile is of such a name
+        assert read_or_none(lambda: load_run(folder / "params.yaml")) is None  # no profile is of such a name
 
 
 rows = st.one_of(data, st.fixed_dictionaries({"prompt": texts | data}, optional={"style": texts | data}))
@@ -225,7 +225,7 @@ class TestPrompts:
     def test_json_lines(self, folder, values):
         path = folder / "mine.jsonl"
         path.write_text("\n".join(json.dumps(value) for value in values))
-        prompts = in_words(lambda: read_prompts(path))
+        prompts = read_or_none(lambda: read_prompts(path))
         self.check(prompts)
         asked = [value["prompt"] for value in values if isinstance(value, dict) and isinstance(value.get("prompt"), str)]
         if prompts is not None:  # nothing that is no text was taken for one
@@ -237,7 +237,7 @@ class TestPrompts:
     def test_files_that_are_any_bytes(self, folder, suffix, content):
         path = folder / f"mine{suffix}"
         path.write_bytes(content)
-        self.check(in_words(lambda: read_prompts(path)))
+        self.check(read_or_none(lambda: read_prompts(path)))
 
     @draws(st.lists(st.lists(texts, min_size=1, max_size=4), max_size=5))
     def test_csv(self, folder, lines):
@@ -245,7 +245,7 @@ class TestPrompts:
         path.write_text(
             "prompt,style\n" + "\n".join(",".join(line) for line in lines), encoding="utf-8", errors="surrogatepass", newline=""
         )
-        self.check(in_words(lambda: read_prompts(path)))
+        self.check(read_or_none(lambda: read_prompts(path)))
 
     @draws(st.lists(st.one_of(scalars, st.lists(texts, max_size=2)), min_size=1, max_size=4), st.sampled_from(["prompt", "text"]))
     def test_parquet(self, folder, values, column):
@@ -254,12 +254,12 @@ class TestPrompts:
             pq.write_table(pa.Table.from_pydict({column: values}), path)
         except (pa.ArrowException, UnicodeEncodeError, OverflowError):  # Parquet has no form for it
             return
-        self.check(in_words(lambda: read_prompts(path)))
+        self.check(read_or_none(lambda: read_prompts(path)))
 
     @draws(damages)
     def test_damaged_prompts_of_the_stage(self, folder, how):
         write_prompts(folder / "whole.parquet", [Prompt(f"p-{n}", f"a cat {n}", "photo") for n in range(9)])
-        prompts = in_words(lambda: load_prompts(damage(folder / "whole.parquet", folder / "test.parquet", how)))
+        prompts = read_or_none(lambda: load_prompts(damage(folder / "whole.parquet", folder / "test.parquet", how)))
         assert prompts is None or all(
             isinstance(value, str) for prompt in prompts for value in (prompt.id, prompt.text, prompt.style)
         )
@@ -279,8 +279,8 @@ class TestStores:
         shutil.rmtree(folder / "store", ignore_errors=True)
         shutil.copytree(whole, folder / "store")
         damage(whole / part, folder / "store" / part, how)
-        store = in_words(lambda: EmbeddingStore(folder / "store"))
-        found = in_words(lambda: store.conditioning(range(len(store)))) if store else None
+        store = read_or_none(lambda: EmbeddingStore(folder / "store"))
+        found = read_or_none(lambda: store.conditioning(range(len(store)))) if store else None
         assert found is None or (found.tensors["context"].isfinite().all() and found.tensors["context"].shape[1:] == (2, 3))
 
     @draws(damages, st.integers(0, 20))
@@ -299,7 +299,7 @@ class TestStores:
             shutil.copy(folder / "whole" / name, root / name)
         name = files[which % 3]
         damage(folder / "whole" / name, root / name, how)
-        found = in_words(lambda: ModelStore(root).folder("one"))
+        found = read_or_none(lambda: ModelStore(root).folder("one"))
         if found is not None and name != LOCK:
             assert (root / name).read_bytes() == (folder / "whole" / name).read_bytes()  # a damaged file is never taken
         if found is not None:
@@ -308,7 +308,7 @@ class TestStores:
     @draws(st.dictionaries(texts, data, max_size=2) | data)
     def test_locks_that_are_any_data(self, folder, value):
         (folder / LOCK).write_text(json.dumps(value))
-        in_words(lambda: ModelStore(folder).folder("one"))
+        read_or_none(lambda: ModelStore(folder).folder("one"))
 
     @draws(damages, st.sampled_from(["manifest.json", "records.json", ".metadata", "__0_0.distcp"]))
     def test_damaged_checkpoints(self, folder, how, name):
@@ -322,8 +322,8 @@ class TestStores:
         shutil.copytree(folder / "whole", path)
         damage(folder / "whole" / name, path / name, how)
         state = {"weights": {"one": torch.zeros(9, 3)}}
-        if in_words(lambda: checkpoint.load_records(path)) is not None:
-            in_words(lambda: checkpoint.load_state(path, state))
+        if read_or_none(lambda: checkpoint.load_records(path)) is not None:
+            read_or_none(lambda: checkpoint.load_state(path, state))
             if name != "manifest.json":  # it says itself what the others are
                 assert (path / name).read_bytes() == (folder / "whole" / name).read_bytes()
 
@@ -335,24 +335,24 @@ class TestReports:
         table.to_parquet(folder / "whole-records.parquet")
         score = {"method": "g2rpo", "seed": 1, "checkpoint": "final", "steps": 2, "prompt_id": "p", "style": "", "reward": "hps"}
         pd.DataFrame([score | {"score": 0.5, "reason": None}] * 5).to_parquet(folder / "whole-results.parquet")
-        for name, read in (("records", records_of), ("results", scores_of)):
+        for name, read in (("records", read_training_records), ("results", read_scores)):
             damage(folder / f"whole-{name}.parquet", folder / f"{name}.parquet", how)
-            found = in_words(lambda read=read: SimpleNamespace(table=read(("g2rpo", 1), folder, "dvc repro")))
+            found = read_or_none(lambda read=read: SimpleNamespace(table=read(("g2rpo", 1), folder)))
             assert found is None or len(found.table)
 
     @draws(damages)
     def test_damaged_locks_of_dvc(self, folder, how):
-        in_words(lambda: read_lock(damage(ROOT / "dvc.lock", folder / "dvc.lock", how)))
+        read_or_none(lambda: read_lock(damage(ROOT / "dvc.lock", folder / "dvc.lock", how)))
 
     @draws(st.fixed_dictionaries({}, optional={"stages": st.dictionaries(texts, data, max_size=3) | data, "schema": texts}))
     def test_locks_of_dvc_that_are_any_data(self, folder, value):
         (folder / "dvc.lock").write_bytes(dumped(value))
-        in_words(lambda: read_lock(folder / "dvc.lock"))
+        read_or_none(lambda: read_lock(folder / "dvc.lock"))
 
     @draws(data)
     def test_qualities_of_models_that_are_any_data(self, folder, value):
         (folder / "models.json").write_text(json.dumps(value))
-        in_words(lambda: model_lines(folder / "models.json"))
+        read_or_none(lambda: model_lines(folder / "models.json"))
 
     @draws(texts)
     def test_texts_are_shown_without_what_steers(self, folder, text):
@@ -363,12 +363,12 @@ class TestReports:
 class TestPictures:
     @draws(damages, st.sampled_from(["PNG", "JPEG", "GIF", "BMP", "WEBP", "TIFF"]))
     def test_damaged_pictures(self, folder, how, form):
-        from g2rpo_core.cli.image_folder import read_image
+        from g2rpo_core.cli.rewards import read_image
 
         whole = folder / f"whole.{form.lower()}"
         if not whole.exists():
             Image.effect_noise((24, 24), 50).convert("RGB").save(whole, form)
-        image = in_words(lambda: read_image(damage(whole, folder / "x.png", how)))
+        image = read_or_none(lambda: read_image(damage(whole, folder / "x.png", how)))
         assert image is None or image.size[0] > 0
 
     @draws(
@@ -384,7 +384,7 @@ class TestPictures:
         Image.new("RGB", (4, 4)).save(images / "a.png")
         path = folder / f"prompts.{suffix}"
         path.write_bytes(content)
-        table = in_words(lambda: SimpleNamespace(table=pair(images, path)))
+        table = read_or_none(lambda: SimpleNamespace(table=pair(images, path)))
         assert table is None or all(isinstance(prompt, str) and prompt.strip() for prompt in table.table.prompt)
 
 
@@ -413,7 +413,7 @@ class TestServers:
         @given(statuses, bodies)
         def check(status, body):
             server.say.status, server.say.body = status, body
-            answers = in_words(lambda: server.ask([torch.zeros(3, 4, 4, dtype=torch.uint8)], ["how red?"]))
+            answers = read_or_none(lambda: server.ask([torch.zeros(3, 4, 4, dtype=torch.uint8)], ["how red?"]))
             assert answers is None or (len(answers) == 1 and isinstance(answers[0], str | Unanswered))
             if answers and isinstance(answers[0], str):  # it was said so, and nothing was made of something else
                 assert json.loads(body)["choices"][0]["message"]["content"] == answers[0]

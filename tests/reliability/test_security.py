@@ -17,12 +17,12 @@ from jinja2 import Environment
 from g2rpo_core.common.model_store import LOCK, ModelStore
 from g2rpo_core.config import profile_path, study_path
 from g2rpo_core.data.prompts import read_prompts
-from g2rpo_core.errors import UserError
-from g2rpo_core.hub.conversion import read_pickled
+from g2rpo_core.foundation.errors import UserError
+from g2rpo_core.foundation.texts import markdown, steering, visible
+from g2rpo_core.hub.download import read_pickled
 from g2rpo_core.reporting import render as render_module
-from g2rpo_core.rewards.chat_server import ChatServer
-from g2rpo_core.rewards.server_settings import ServerSettings
-from g2rpo_core.texts import markdown, steering, visible
+from g2rpo_core.rewards.spec import ServerSettings
+from g2rpo_core.rewards.unified_reward import ChatServer
 from tests.conftest import ROOT
 from tests.fixtures.chat_server import serve
 
@@ -135,7 +135,7 @@ def test_no_token_of_the_environment_is_printed(tmp_path):
         "PYTHONPATH": str(ROOT),
         "HF_HUB_OFFLINE": "1",
     }
-    for words in (["g2rpo_core.cli", "doctor"], ["stages.models", "--profile", "flux_hps"], ["stages.check"]):
+    for words in (["g2rpo_core.cli", "doctor"], ["stages.models", "--profile", "flux_hps"], ["pipeline.check"]):
         done = subprocess.run(
             [sys.executable, "-m", *words],
             cwd=ROOT if words[0] != "stages.models" else linked(tmp_path),
@@ -166,7 +166,7 @@ def test_what_is_served_is_bound_to_loopback():
 
 
 def test_a_picture_that_would_fill_the_memory_is_refused(tmp_path):
-    from g2rpo_core.cli.image_folder import read_image
+    from g2rpo_core.cli.rewards import read_image
 
     data = io.BytesIO()
     from PIL import Image

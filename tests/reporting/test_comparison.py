@@ -1,12 +1,12 @@
 import pandas as pd
 import pytest
 
-from g2rpo_core.errors import UserError
+from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.reporting.comparison import Side, changed_settings, changes
 
 PROFILE = {
     "training": {"learning_rate": 1e-3, "rewards": {"hps": 1.0}},
-    "methods": {"g2rpo": {}, "dance_grpo": {"settings": {"eta": 1}}},
+    "methods": {"g2rpo": {}, "dance_grpo": {"settings": {"tree": {"eta": 1}}}},
 }
 
 

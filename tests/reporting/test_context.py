@@ -1,12 +1,13 @@
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from g2rpo_core.errors import UserError
+from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.reporting.context import headline
-from g2rpo_core.reporting.paper import PAPER, paper_rows
-from g2rpo_core.reporting.sources import seconds_of
+from g2rpo_core.reporting.measured import read_seconds
 from g2rpo_core.reporting.tables import main_table
+from g2rpo_core.reporting.verdict import PAPER, paper_rows
 
 
 @pytest.mark.parametrize(
@@ -28,7 +29,7 @@ def test_the_papers_number_stands_beside_the_run_that_it_belongs_to(results, nam
         shifted = results.assign(score=results.score + shift)
         variants.append(("final", shift, main_table(shifted, ("base", 0), [(name, 1)], ["hps"], trained_on)))
     theirs = {section: SimpleNamespace(**values) for section, values in PAPER["settings"].items()}
-    entries = {name: SimpleNamespace(method=method, sampling=theirs["sampling"], training=theirs["training"])}
+    entries = {name: SimpleNamespace(published=method, sampling=theirs["sampling"], training=theirs["training"])}
     evaluation = SimpleNamespace(**PAPER["settings"]["evaluation"], steps=steps, rewards=["hps"])
     settings = SimpleNamespace(evaluation=evaluation, models=theirs["models"], prompts=theirs["prompts"])
     lines = [line for line in paper_rows(variants, settings, entries, trained_on) if line["row"].trained]
@@ -40,20 +41,29 @@ def test_the_papers_number_stands_beside_the_run_that_it_belongs_to(results, nam
         assert ("training.iterations 200 (the paper's 300)" in line["unlike"]) == bool(line["row"].trained)
 
 
-def test_seconds_are_means_over_seeds_and_left_out_where_a_run_was_made_elsewhere(tmp_path):
+def test_seconds_are_means_over_seeds_and_left_out_where_a_run_was_made_elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "a-1.json").write_text('{"seconds": {"0": 0.0, "2": 3.0, "10": 20.0}}')
     (tmp_path / "a-2.json").write_text('{"seconds": {"0": 0.0, "2": 4.0}}')
     (tmp_path / "b-1.json").write_text('{"seconds": {"0": 0.0}}')
     runs = [("a", 1), ("a", 2), ("b", 1), ("b", 2)]
-    assert seconds_of(runs, tmp_path, {"a": "A", "b": "B"}) == {"A": {"0": 0.0, "2": 3.5}}
+    assert read_seconds(runs, tmp_path, {"a": "A", "b": "B"}) == {"A": {"0": 0.0, "2": 3.5}}
     (tmp_path / "b-2.json").write_text('{"seconds": [1, 2]}')
+    Path("reports").mkdir()
+    Path("reports", "timings").symlink_to(tmp_path)
     with pytest.raises(UserError, match="b-2.json: holds no seconds of iterations; delete it"):
-        seconds_of(runs, tmp_path, {"a": "A", "b": "B"})
+        read_seconds(runs, Path("reports", "timings"), {"a": "A", "b": "B"})
 
 
-def test_the_headline_has_every_mean_and_the_gain_in_the_training_reward(results):
+def test_the_headline_has_means_gains_in_the_training_reward_and_comparisons(results):
     trained_on = {"g2rpo": {"hps": 2.0, "clip_score": 1.0}}
     rows = main_table(results, ("base", 0), [("g2rpo", 1)], ["hps", "clip_score"], trained_on)
-    base, run = headline(rows)["base-0"], headline(rows)["g2rpo-1"]
+    others = ("image_stats", "styles", "variants", "pairs", "by_method", "standings", "variant_gains", "comparisons")
+    found = headline({"rows": rows} | dict.fromkeys(others, ()))
+    base, run, comparisons = found["base-0"], found["g2rpo-1"], found["comparisons"]
     assert list(base) == ["hps", "clip_score"] and run["hps"] == pytest.approx(base["hps"] + 0.1)
     assert run["training_reward_gain"] == pytest.approx(0.2) and run["training_reward_gain_standard_errors"] > 100
+    assert [(one["of"], one["against"], one["reward"]) for one in comparisons] == [
+        ("g2rpo-1", "base-0", reward) for reward in ("training", "hps", "clip_score")
+    ]
+    assert comparisons[0]["low"] <= comparisons[0]["difference"] == run["training_reward_gain"] <= comparisons[0]["high"]

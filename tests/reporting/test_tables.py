@@ -5,13 +5,13 @@ import pytest
 from g2rpo_core.algorithm.methods import LABELS
 from g2rpo_core.config.comparisons import Comparison
 from g2rpo_core.reporting.tables import (
+    compare_preregistered,
     difference,
     gains,
     main_table,
     method_pairs,
     missing_table,
     most_changed,
-    named_beforehand,
     standings,
     style_table,
     tone,
@@ -84,13 +84,13 @@ def test_comparisons_named_beforehand_share_one_confidence_and_hold_or_do_not(re
         Comparison(method="dance_grpo", against="g2rpo", reward="hps"),
         Comparison(method="dance_grpo", against="g2rpo", reward="hps", margin=0.25),
     ]
-    above, below, within = named_beforehand(rows, asked)
+    above, below, within = compare_preregistered(rows, asked)
     assert above.difference.values == pytest.approx((0.1, 0.2, 0.2))  # hps counts twice in the training reward
     error = 0.1 / 3  # of its mean
     assert above.difference.high - above.difference.mean == pytest.approx(7.648 * error, rel=1e-3)
     assert below.difference.mean == pytest.approx(-0.25 / 3) and below.difference == within.difference
     assert [one.holds for one in (above, below, within)] == [False, False, True]
-    (alone,) = named_beforehand(rows, asked[:1])
+    (alone,) = compare_preregistered(rows, asked[:1])
     assert alone.holds and alone.difference.high - alone.difference.mean == pytest.approx(4.3027 * error, rel=1e-3)
 
 

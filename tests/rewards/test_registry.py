@@ -1,10 +1,23 @@
-"""What the project has to know of every built-in reward fits together."""
+"""What the project has to know of every built-in reward fits together; the user's own reward, through training, evaluation and report."""
 
+import os
+import re
+import subprocess
+import sys
+
+import pandas as pd
 import pytest
+import torch
+from PIL import Image
+from ruamel.yaml import YAML
+from torchvision.transforms.v2 import functional as TF
 
 from g2rpo_core.common.model_store import ModelStore
+from g2rpo_core.foundation.errors import UserError
+from g2rpo_core.rewards import registry as rewards
 from g2rpo_core.rewards.registry import REWARDS, SPECS, labels, max_missing, models_of, settings_of
 from g2rpo_core.rewards.spec import RewardSettings
+from tests.conftest import ROOT
 
 CUSTOM = {
     "redness": {"class": "my_rewards:Redness"},
@@ -25,7 +38,7 @@ def test_a_reward_says_which_models_it_reads_and_they_are_built(spec, models):
     store = ModelStore(models)
     assert all(store.folder(name).is_dir() for name in spec.models)
     assert all("architecture" in store.entry(name) for name in spec.open_clip)
-    assert bool(spec.models) != spec.worlds_only  # the verifier alone needs none
+    assert bool(spec.models) != spec.tasks_only  # the verifier alone needs none
     assert spec.size is None or min(spec.size.parameters, spec.size.bytes_per_image, spec.size.flops_per_image) > 0
 
 
@@ -46,3 +59,86 @@ def test_a_reward_from_a_server_and_one_of_the_users_own_need_no_model():
 def test_rewards_of_the_users_own_stand_beside_the_built_in_ones():
     assert labels(CUSTOM) == {spec.name: spec.label for spec in SPECS} | {"redness": "redness", "blueness": "Blue"}
     assert max_missing(["hps", "blueness"], CUSTOM) == {"hps": 0.05, "blueness": 0.3}
+
+
+ENTRY = {"class": "my_rewards:Redness", "settings": {"strength": 2.0}}
+
+
+@pytest.fixture
+def folder(tmp_path, models, embeddings_folder):
+    """Where a user works: the document's class, a profile that trains on it and scores by it, and what earlier stages make."""
+    (code,) = re.findall(r"```python\n(class Redness:.*?)```", (ROOT / "docs" / "rewards.md").read_text(), re.DOTALL)
+    (tmp_path / "my_rewards.py").write_text(code)
+    yaml = YAML()
+    profile = yaml.load(ROOT / "profiles" / "tiny.yaml")
+    profile["rewards"] = {"redness": ENTRY}
+    monitor = {"every": 1, "prompts": 2, "rewards": ["hps"]}
+    profile["training"] |= {"iterations": 1, "num_generations": 2, "rewards": {"redness": 1.0}, "monitor": monitor}
+    profile["evaluation"] |= {"steps": [2], "rewards": ["redness", "verifier"]}
+    (tmp_path / "profiles").mkdir()
+    yaml.dump(profile, tmp_path / "profiles" / "mine.yaml")
+    for name, target in {"models": models, "embeddings/train": embeddings_folder, "embeddings/test": embeddings_folder}.items():
+        stage, *rest = name.split("/")
+        path = tmp_path.joinpath(stage, "mine", *rest)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.symlink_to(target)
+    return tmp_path
+
+
+def run_stage(folder, *words: str) -> None:
+    command = [sys.executable, "-m", f"stages.{words[0]}", "--profile", "mine", "--method", "g2rpo", "--seed", "1"]
+    done = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": f"{folder}:{ROOT}"}
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.pipeline
+def test_the_readme_example_trains_and_evaluates(folder):
+    run_stage(folder, "train")
+    run_stage(folder, "evaluate")
+    records = pd.read_parquet(folder / "runs" / "mine" / "g2rpo-1" / "records.parquet")
+    assert records.reward_redness.notna().sum() == 1 and records.heldout_redness.notna().all()
+    table = pd.read_parquet(folder / "evaluations" / "mine" / "g2rpo-1" / "results.parquet")
+    scores = table[table.reward == "redness"].set_index("prompt_id").score
+    assert len(scores) == 24
+    images = folder / "evaluations" / "mine" / "g2rpo-1" / "pictures" / "final-2"
+    for key, score in scores.items():
+        red, green, blue = TF.pil_to_tensor(Image.open(images / f"{key}.png")).double().mean((1, 2)).div(255).tolist()
+        assert score == pytest.approx(2 * (red - (green + blue) / 2), abs=0.01)
+
+
+def module(path, text: str) -> None:
+    (path / "mine.py").write_text(text)
+
+
+@pytest.mark.parametrize(
+    "code, entry, message",
+    [
+        ("", {"class": "nowhere.at_all:Red"}, "rewards.red.class: nowhere.at_all:Red: no module 'nowhere'"),
+        ("import absent_package", {}, "no module 'absent_package'"),
+        ("class Blue: ...", {}, "the module mine has no 'Red'"),
+        ("class Red: ...", {}, "has no method score"),
+        ("class Red:\n def score(self, i, p): ...", {"settings": {"a": 1}}, "cannot be made with rewards.red.settings: "),
+    ],
+)
+def test_a_class_that_cannot_be_had_says_why(tmp_path, monkeypatch, code, entry, message):
+    module(tmp_path, code)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    with pytest.raises(UserError) as error:
+        rewards.load(["red"], tmp_path, section={"red": {"class": "mine:Red", **entry}})
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "returned, got", [("images", "a tensor [3, 3, 4, 4]"), ("images.mean()", "a tensor []"), ("[1.0] * 3", "a list")]
+)
+def test_scores_that_are_not_one_number_an_image_are_refused(tmp_path, monkeypatch, returned, got):
+    module(tmp_path, f"class Red:\n def score(self, images, prompts):\n  return {returned}")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    reward = rewards.load(["red"], tmp_path, section={"red": {"class": "mine:Red"}})["red"]
+    with pytest.raises(UserError, match=r"must return a tensor \[3\], it returned") as error:
+        reward(torch.zeros(3, 3, 4, 4), ["a"] * 3)
+    assert str(error.value).endswith(got)

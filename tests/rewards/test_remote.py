@@ -13,9 +13,9 @@ import torch
 from PIL import Image
 
 from g2rpo_core.config import load_profile
-from g2rpo_core.errors import TransientError, UserError
+from g2rpo_core.foundation.errors import TransientError, UserError
 from g2rpo_core.rewards import registry
-from g2rpo_core.rewards.http_client import MOST_BYTES
+from g2rpo_core.rewards.remote import MOST_BYTES
 from g2rpo_core.rewards.reward_protocol import answer, decode, encode, read_answer
 from g2rpo_core.rewards.scoring import score_all
 from tests.conftest import ROOT
@@ -46,7 +46,7 @@ def test_every_image_gets_its_own_score_and_arrives_as_it_was(form, media):
     assert sorted(len(body["images"]) for body in served.bodies) == [2, 3, 3]
     for body in served.bodies:
         for prompt, url in zip(body["prompts"], body["images"]):
-            sent, original = decode(url, MOST).image, IMAGES_8[PROMPTS.index(prompt)]
+            sent, original = decode(url, MOST)[0], IMAGES_8[PROMPTS.index(prompt)]
             assert url.startswith(f"data:{media};base64,")
             if form == "float32":
                 assert torch.equal(sent, original)
@@ -56,15 +56,15 @@ def test_every_image_gets_its_own_score_and_arrives_as_it_was(form, media):
 
 def test_files_are_sent_as_they_are_with_palette_and_transparency():
     for image in IMAGES.values():
-        sent = decode(encode([image], "float32")[0], MOST).image
+        sent = decode(encode([image], "float32")[0], MOST)[0]
         assert sent.mode == image.mode and sent.convert("RGBA").tobytes() == image.convert("RGBA").tobytes()
     printed = photograph(9, 7).convert("CMYK")
-    assert decode(encode([printed], "png")[0], MOST).image.tobytes() == printed.convert("RGB").tobytes()
+    assert decode(encode([printed], "png")[0], MOST)[0].tobytes() == printed.convert("RGB").tobytes()
 
 
 def test_a_bfloat16_image_arrives_exactly():
     image = IMAGES_8[:1].bfloat16()
-    assert torch.equal(decode(encode(image, "float32")[0], MOST).image, image[0].float())
+    assert torch.equal(decode(encode(image, "float32")[0], MOST)[0], image[0].float())
 
 
 def replied(text: str):
@@ -205,7 +205,7 @@ def test_every_reward_can_come_from_a_server_and_then_needs_no_model():
         registry.settings_of({"unified_reward": {"server": {**chat["server"], "images": "png"}}}, "unified_reward")
 
 
-def test_a_profile_with_a_served_reward_needs_none_of_its_models_and_no_memory_for_it(tmp_path):
+def test_a_profile_with_a_served_reward_needs_neither_its_models_nor_memory_for_it(tmp_path):
     from g2rpo_core.estimate.machines import checked_machines
     from g2rpo_core.estimate.plan import make_plan
 

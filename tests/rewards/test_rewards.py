@@ -1,10 +1,17 @@
-"""What holds for every reward with weights: one batch equals many, tensors and PIL images agree, texts are encoded once."""
+"""What holds for every reward with weights: one batch equals many, tensors and PIL images agree, texts are encoded once.
+
+And HPS-v2.1, CLIP Score and PickScore score as open_clip and transformers do, used directly as the published model cards use them.
+"""
+
+import json
+from pathlib import Path
 
 import pytest
 import torch
 from torchvision.transforms.v2 import functional as TF
 
-from g2rpo_core.errors import UserError
+from benchmarks import rewards as published_rewards
+from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.rewards import registry as rewards
 from tests.fixtures.images import IMAGES, PROMPTS, photograph
 
@@ -94,6 +101,39 @@ def test_image_reward_scores_each_image_with_its_prompt_alone(scorers, monkeypat
     assert seen == [4] and tokenized == [["a red circle", "a blue cross"]]
 
 
-def test_missing_models_say_which_stage_makes_them(tmp_path):
+def test_missing_models_say_which_stage_makes_them(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match="dvc repro models"):
-        rewards.load(["hps"], tmp_path)
+        rewards.load(["hps"], Path("models", "tiny"))
+
+
+def test_clip_score_equals_open_clip(models, scorers):
+    published = published_rewards.clip_score(models / "clip_score", torch.device("cpu"))
+    assert json.loads((models / "clip_score" / "open_clip_config.json").read_text())["preprocess_cfg"]["resize_mode"] == "squash"
+    theirs = torch.tensor([published(prompt, [image])[0] for image, prompt in zip(IMAGES.values(), PROMPTS)])
+    torch.testing.assert_close(scorers["clip_score"](list(IMAGES.values()), PROMPTS), theirs, rtol=0, atol=1e-5)
+    assert theirs.std() > 1e-3
+
+
+def test_hps_pads_the_longest_side_and_clip_score_squashes(scorers):
+    cpu, wide = torch.device("cpu"), torch.ones(1, 3, 40, 80)
+    preprocess = scorers["hps"].preprocess
+    padded = TF.normalize(preprocess(wide, cpu), [0] * 3, [1 / s for s in preprocess.std])
+    padded = padded + torch.tensor(preprocess.mean).view(3, 1, 1)
+    assert padded.shape == (1, 3, 32, 32)
+    torch.testing.assert_close(padded[0, 0, :, 16], torch.tensor([0.0] * 8 + [1.0] * 16 + [0.0] * 8), atol=1e-5, rtol=0)
+    squashed = scorers["clip_score"].preprocess(wide, cpu)
+    assert squashed.shape == (1, 3, 32, 32) and squashed.std((2, 3)).max() < 1e-5
+
+
+def test_pickscore_equals_transformers_over_100(models, scorers):
+    published = published_rewards.pickscore(models / "pickscore", models / "pickscore_processor", torch.device("cpu"))
+    ours = scorers["pickscore"](list(IMAGES.values()), PROMPTS)
+    theirs = torch.tensor([published(prompt, [image])[0] for image, prompt in zip(IMAGES.values(), PROMPTS)])
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
+    assert theirs.std() > 1e-4
+
+
+def test_a_text_over_pickscores_length_is_cut(scorers):
+    long = "a red circle " * 60
+    assert scorers["pickscore"]([IMAGES["square"]], [long]).isfinite().all()

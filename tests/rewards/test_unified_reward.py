@@ -3,17 +3,14 @@
 import threading
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 
 from g2rpo_core.data.prompts import Prompt
-from g2rpo_core.errors import UserError
+from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.rewards.registry import settings_of
 from g2rpo_core.rewards.scoring import check_missing, score_table
-from g2rpo_core.rewards.templates import TEMPLATES, parse, question, text_of
-from g2rpo_core.rewards.unified_reward import unified_reward
-from stages.evaluate import complete, stop_at_missing
+from g2rpo_core.rewards.unified_reward import TEMPLATES, parse, question, read_template, unified_reward
 from tests.fixtures.chat_server import completion, serve
 
 PROMPTS = [f"a red circle {number}" for number in range(6)]
@@ -37,9 +34,9 @@ def good(request):
 
 @pytest.mark.parametrize("template", TEMPLATES)
 def test_a_question_holds_the_prompt_once_and_nothing_of_it_is_a_template(template):
-    assert text_of(template).count("{prompt}") == 1
+    assert read_template(template).count("{prompt}") == 1
     assert question(template, "a {x} [y] {prompt}").endswith("Text Caption: [a {x} [y] {prompt}]")
-    assert all(label.removesuffix(" (1-5):").rstrip(":") in text_of(template) for label in TEMPLATES[template])
+    assert all(label.removesuffix(" (1-5):").rstrip(":") in read_template(template) for label in TEMPLATES[template])
 
 
 @pytest.mark.parametrize(
@@ -182,16 +179,3 @@ def test_results_keep_the_reason_and_a_run_stops_over_the_set_share():
         UserError, match=r"2 of 39 scores are missing, more than rewards.unified_reward.max_missing = 0.05 allows; .* no idea"
     ):
         check_missing("unified_reward", 2, 39, 0.05, "no idea")
-
-
-@pytest.mark.pipeline
-def test_an_interrupted_evaluation_asks_again_for_what_is_missing_and_stops_over_the_share(tmp_path):
-    rows = [("hps", None), ("unified_reward", None), ("hps", None), ("unified_reward", "no answer: busy")]
-    whole, partly = (pd.DataFrame(part, columns=["reward", "reason"]).astype("string") for part in (rows[:2], rows[2:]))
-    for name, part in (("whole", whole), ("partly", partly)):
-        part.to_parquet(tmp_path / name)
-    assert complete(tmp_path / "whole") and not complete(tmp_path / "partly") and not complete(tmp_path / "absent")
-    missing = pd.concat([whole, partly]).dropna(subset="reason")
-    stop_at_missing(missing, 20, {"hps": 0.0, "unified_reward": 0.05})
-    with pytest.raises(UserError, match="reward unified_reward: 1 of 19 scores are missing, .* no answer: busy"):
-        stop_at_missing(missing, 19, {"hps": 0.0, "unified_reward": 0.05})

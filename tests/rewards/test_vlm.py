@@ -15,18 +15,17 @@ from transformers import (
     SiglipVisionConfig,
 )
 
-from g2rpo_core.errors import UserError
+from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.rewards import registry as rewards
 from g2rpo_core.rewards.preprocess import eight_bit
-from g2rpo_core.rewards.templates import parse, question
-from g2rpo_core.rewards.unified_reward import InProcess, conversation
+from g2rpo_core.rewards.unified_reward import InProcess, conversation, parse, question
+from g2rpo_core.tasks.table import TASKS
 from g2rpo_core.tiny_models.settings import FitSettings
 from g2rpo_core.tiny_models.unified_reward import TEMPLATE, answer, processor, tokenizer, train_vlm
-from g2rpo_core.worlds.table import WORLDS
 from tests.fixtures.images import IMAGES, PROMPTS
 
 CPU = torch.device("cpu")
-SHAPES = WORLDS["shapes"]
+SHAPES = TASKS["shapes"]
 
 
 @pytest.fixture(scope="module")

@@ -12,9 +12,8 @@ import pytest
 from dvc.repo import Repo, lock_repo
 from ruamel.yaml import YAML
 
-from g2rpo_core.config import load_study, resolve
+from g2rpo_core.config import resolve
 from stages.profile import write_profile
-from studies.__main__ import PROJECT
 from tests.fixtures.commands import run_here
 from tests.stages.closure import ROOT, closure
 
@@ -74,17 +73,6 @@ def test_a_study_has_the_stages_of_the_main_graph_that_are_not_shared():
         assert STAGES[stage]["params"][0].get(PROFILE) == STAGES[f"study: {stage}"]["params"][0].get(PROFILE)
 
 
-@pytest.mark.parametrize("params", sorted((ROOT / "studies").glob("*/params.yaml")), ids=lambda file: file.parent.name)
-def test_a_study_is_a_dvc_project_of_its_own_with_the_graph_of_all(params, monkeypatch):
-    monkeypatch.chdir(ROOT)
-    folder = params.parent
-    assert (folder / "dvc.yaml").read_text() == (ROOT / "studies" / "study.yaml").read_text()
-    for file, text in PROJECT.items():
-        assert (folder / file).read_text() == text
-    study = load_study(folder.name)
-    assert set(study.methods) == set(study.entries)
-
-
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory) -> Path:
     """The project's code, graph and profiles as a DVC project without data, with profile `tiny_verdict`."""
@@ -123,7 +111,7 @@ EVALUATE = {"evaluate_base", "evaluate@g2rpo-1", "evaluate@mix_grpo-1"}
         ("g2rpo_core/algorithm/methods.py", "timestep_fraction=0.6", "timestep_fraction=0.5", TRAIN | {"report"}),
         ("g2rpo_core/evaluation/settings.py", "1.0, ge=0, le=1", "0.9, ge=0, le=1", EVALUATE | {"report"}),
         # a reworded message, and the text of the report
-        ("g2rpo_core/errors.py", "does not exist; the stage", "is not there; the stage", set()),
+        ("g2rpo_core/foundation/files.py", "\"does not exist\"", "\"is not there\"", set()),
         ("g2rpo_core/reporting/templates/report.md.j2", "## Provenance", "## Where it comes from", {"report"}),
         # values in the profile that is extended, in the one that extends it, and one that is overridden
         ("profiles/tiny.yaml", "seed: 1223627", "seed: 5", {"profile", "report"} | EVALUATE),
@@ -155,7 +143,7 @@ def test_a_change_runs_exactly_what_it_decides(checkout, file, old, new, stages)
             ["evaluate", "--profile", "tiny", "--method", "g2rpo", "--seed", "1"],
             "the stage `train@g2rpo-1` makes it: dvc repro train@g2rpo-1",
         ),
-        (["report", "--profile", "tiny"], "the stage `evaluate` makes it: dvc repro evaluate"),
+        (["report", "--profile", "tiny"], "the stage `evaluate_base` makes it: dvc repro evaluate_base"),
         (
             ["train", "--profile", "tiny", "--method", "ppo", "--seed", "1"],
             "profiles/tiny.yaml: methods: there is no 'ppo', only g2rpo, ",

@@ -2,9 +2,9 @@
 
 import pytest
 
+from g2rpo_core.data.choice import chosen_prompts
 from g2rpo_core.data.settings import PromptSettings
-from g2rpo_core.errors import UserError
-from stages.prompts import chosen_prompts
+from g2rpo_core.foundation.errors import UserError
 
 
 @pytest.fixture(params=["shapes", "file"])

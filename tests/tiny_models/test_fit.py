@@ -1,8 +1,7 @@
 import pytest
 import torch
 
-from g2rpo_core.tiny_models.fit import fit, optimizers_of, share_of_peak
-from g2rpo_core.tiny_models.muon import MOMENTUM, Muon, orthogonal
+from g2rpo_core.tiny_models.fit import MOMENTUM, Muon, fit, make_optimizers, orthogonal, rate_share
 from g2rpo_core.tiny_models.settings import FitSettings
 
 HOW = FitSettings(steps=40, batch=4, learning_rate=1e-2, muon_rate=0.1)
@@ -22,7 +21,7 @@ def test_a_matrix_of_zeros_stays_one():
     assert not orthogonal(torch.zeros(3, 5)).any()
 
 
-def test_muons_step_is_its_rate_along_the_orthogonal_momentum_whatever_the_gradients_size():
+def test_muons_step_is_its_rate_along_the_orthogonal_momentum_for_any_gradient():
     first, second = torch.randn(2, 12, 3, generator=torch.Generator().manual_seed(1))
     stepped = []
     for size in (1.0, 1000.0):
@@ -49,22 +48,22 @@ def test_muon_has_the_matrices_of_blocks_and_adamw_all_else():
     blocks = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.LayerNorm(4), torch.nn.Conv2d(1, 1, 3))
     model = torch.nn.ModuleDict({"embedder": torch.nn.Linear(2, 4), "blocks": blocks, "words": torch.nn.Embedding(5, 4)})
     blocks[0].bias.requires_grad_(False)
-    adamw, muon = optimizers_of([model], HOW)
+    adamw, muon = make_optimizers([model], HOW)
     of = lambda optimizer: {id(p) for group in optimizer.param_groups for p in group["params"]}
     assert of(muon) == {id(blocks[0].weight)}
     assert of(adamw) == {id(p) for p in model.parameters() if p.requires_grad} - of(muon)
     assert (adamw.param_groups[0]["lr"], muon.param_groups[0]["lr"]) == (1e-2, 0.1)
     for modules, how in (([torch.nn.Conv2d(1, 1, 3)], HOW), ([model], HOW.model_copy(update={"muon_rate": None}))):
-        (alone,) = optimizers_of(modules, how)
+        (alone,) = make_optimizers(modules, how)
         assert of(alone) == {id(p) for module in modules for p in module.parameters() if p.requires_grad}
 
 
 @pytest.mark.parametrize("steps", [3, 40, 500])
 def test_the_rate_rises_to_its_peak_and_falls_to_nothing(steps):
-    shares = [share_of_peak(step, steps) for step in range(steps)]
+    shares = [rate_share(step, steps) for step in range(steps)]
     top = shares.index(1.0)
     assert top <= 0.05 * steps and shares[: top + 1] == sorted(shares[: top + 1])
-    assert shares[top:] == sorted(shares[top:], reverse=True) and min(shares) > 0 and share_of_peak(steps, steps) < 1e-9
+    assert shares[top:] == sorted(shares[top:], reverse=True) and min(shares) > 0 and rate_share(steps, steps) < 1e-9
 
 
 def test_a_fit_learns_and_is_the_same_every_time():

@@ -3,13 +3,14 @@
 import pytest
 import torch
 
+from g2rpo_core.algorithm.advantage import branch_advantages
+from g2rpo_core.algorithm.batch import split_updates
 from g2rpo_core.data.embeddings import check_lengths
 from g2rpo_core.data.prompts import Prompt
 from g2rpo_core.distributed import checkpoint
 from g2rpo_core.distributed.process_group import ProcessGroup
-from g2rpo_core.errors import UserError
+from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.models.policy import snapshot
-from g2rpo_core.training.batch import branch_advantages, split_updates
 from g2rpo_core.training.loop import train
 from g2rpo_core.training.metrics import reward_metrics, update_metrics
 from g2rpo_core.training.tracking import topic
@@ -17,7 +18,7 @@ from g2rpo_core.training.trainer import learning_rate_at
 from tests.fixtures.rollouts import redness, small_method, with_advantages
 
 
-def test_a_linear_learning_rate_falls_by_the_same_step_to_zero_after_the_last_iteration(settings):
+def test_a_linear_learning_rate_falls_evenly_to_zero_after_the_last_iteration(settings):
     _, training = settings
     linear = training.model_copy(update={"lr_scheduler": "linear", "iterations": 5, "learning_rate": 1e-2})
     assert [learning_rate_at(iteration, linear) for iteration in range(6)] == pytest.approx([1e-2, 8e-3, 6e-3, 4e-3, 2e-3, 0])
@@ -52,7 +53,7 @@ def test_the_loss_is_the_mean_over_all_batches_of_an_update(make_trainer, policy
     assert records[-1]["loss"] == pytest.approx(0, abs=1e-4) and records[-1]["num_transitions"] == 2 * 3  # prompts x SDE steps
 
 
-def test_the_loss_of_an_update_is_minus_the_mean_advantage_while_nothing_was_learned(make_trainer, embeddings, policy):
+def test_the_loss_is_minus_the_mean_advantage_while_nothing_was_learned(make_trainer, embeddings, policy):
     trainer = make_trainer(small_method("g2rpo"), batch_tokens=2 * 32)  # two states to a batch, six states
     conditioning = embeddings.conditioning([0, 1])
     sampled = trainer.sampler(conditioning, 0)
@@ -128,7 +129,7 @@ def test_as_many_latents_go_into_a_call_as_its_tokens_hold(policy, embeddings):
 
 
 def test_a_window_moves_and_starts_again():
-    window = small_method("mix_grpo").window.model_copy(update={"size": 2, "stride": 1, "every": 2})
+    window = small_method("mix_grpo").tree.window.model_copy(update={"size": 2, "stride": 1, "every": 2})
     chosen = [window.choose((0, 1, 2, 3), iteration, 0) for iteration in range(8)]
     assert chosen == [(0, 1), (0, 1), (1, 2), (1, 2), (2, 3), (2, 3), (0, 1), (0, 1)]
     assert window.model_copy(update={"size": 9}).choose((0, 1), 5, 0) == (0, 1)
@@ -156,7 +157,7 @@ def test_counts_are_those_of_all_processes(make_trainer, monkeypatch):
         assert half[key] == alone[key] > 0
 
 
-def test_held_out_prompts_are_measured_and_a_checkpoint_is_written_at_the_last_iteration_too(make_trainer, tmp_path):
+def test_the_last_iteration_too_measures_held_out_prompts_and_writes_a_checkpoint(make_trainer, tmp_path):
     measured = []
 
     def heldout() -> dict:

@@ -7,13 +7,13 @@ import pytest
 from g2rpo_core.algorithm.methods import METHODS
 from g2rpo_core.distributed import checkpoint
 from g2rpo_core.training import drift
-from g2rpo_core.training.drift import DriftError, updates_of
+from g2rpo_core.training.drift import DriftError
 from g2rpo_core.training.loop import train
 from g2rpo_core.training.settings import DriftSettings, TrainingSettings
 from tests.fixtures.rollouts import small_method
 
 # of methods with one update an iteration, where a test says nothing else
-history, warnings_of = partial(drift.history, updates=1), partial(drift.warnings_of, updates=1)
+history, find_warnings = partial(drift.history, updates=1), partial(drift.find_warnings, updates=1)
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def test_a_held_out_reward_that_falls_while_the_trained_one_rises(training):
     ((iteration, text),) = history(falling, training)
     assert iteration == 4 and "heldout_hps fell 2 times in a row while it rose in training" in text
     assert not history(records(8, heldout=lambda n: -n, reward=lambda n: -n), training)  # it falls in training as well
-    assert warnings_of(falling[:8], training) == warnings_of(falling[:7], training)  # it stands until the next measurement
+    assert find_warnings(falling[:8], training) == find_warnings(falling[:7], training)  # it stands until the next measurement
 
 
 def test_an_interval_holds_the_iterations_after_a_measurement_up_to_the_next(training):
@@ -90,14 +90,14 @@ def test_updates_that_are_clipped_for_long(training):
 
 
 def test_the_updates_of_a_method():
-    assert [updates_of(METHODS[name], 10) for name in ("g2rpo", "mix_grpo", "dance_grpo")] == [1, 4, 3]
-    assert updates_of(METHODS["dance_grpo"].model_copy(update={"updates_per_rollout": "step"}), 11) == 6  # 60 % of 10
+    assert [METHODS[name].num_updates(10) for name in ("g2rpo", "mix_grpo", "dance_grpo")] == [1, 4, 3]
+    assert METHODS["dance_grpo"].changed(objective={"updates_per_rollout": "step"}).num_updates(11) == 6  # 60 % of 10
 
 
 def test_a_run_that_asks_for_it_is_stopped_with_a_checkpoint_and_goes_on_without(make_trainer, tmp_path):
     drift = DriftSettings(patience=2, stop=True)
     make = lambda drift: make_trainer(
-        small_method("g2rpo", updates_per_rollout=3),
+        small_method("g2rpo", objective={"updates_per_rollout": 3}),
         iterations=4,
         learning_rate=1e-2,
         clip_range=1e-9,

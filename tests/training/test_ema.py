@@ -6,9 +6,9 @@ from diffusers import FluxTransformer2DModel
 
 from g2rpo_core.models.policy import Policy, snapshot
 from g2rpo_core.models.settings import LoraSettings
-from g2rpo_core.training.ema import Ema
 from g2rpo_core.training.loop import train
 from g2rpo_core.training.settings import EmaSettings
+from g2rpo_core.training.trainer import Ema
 from tests.fixtures.rollouts import small_method
 
 
@@ -29,7 +29,9 @@ def test_the_average_is_flow_grpos_sum(policy):
 
 def test_the_trainer_counts_its_optimizer_steps_from_zero(make_trainer, policy):
     trainer = make_trainer(
-        small_method("g2rpo", updates_per_rollout="iteration"), learning_rate=1e-3, ema=EmaSettings(decay=0.9, every=1)
+        small_method("g2rpo", objective={"updates_per_rollout": "iteration"}),
+        learning_rate=1e-3,
+        ema=EmaSettings(decay=0.9, every=1),
     )
     expected = policy.transformer.proj_out.weight.detach().clone()
     for step, _ in enumerate(trainer.run()):

@@ -62,7 +62,7 @@ def test_checkpoints_are_written_every_so_many_iterations_and_after_the_last(mak
     assert [path.name for path in checkpoint.checkpoints(tmp_path)] == [f"iteration-{number:06d}" for number in (2, 4, 5)]
 
 
-def test_a_run_stopped_after_its_first_iteration_has_the_optimizers_moments_when_it_goes_on(make_trainer, policy, tmp_path):
+def test_a_run_stopped_after_its_first_iteration_keeps_the_optimizers_moments(make_trainer, policy, tmp_path):
     """AdamW's second step depends on the first: without its moments the weights would end elsewhere."""
     start = {name: value.clone() for name, value in policy.transformer.state_dict().items()}
     first = policy.transformer.proj_out.weight.clone()

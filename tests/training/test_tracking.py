@@ -1,4 +1,4 @@
-"""A run as it is watched: real event files, and TensorBoard's own page."""
+"""A run as it is watched: its progress bar and warnings, real event files, and TensorBoard's own page."""
 
 import json
 import socket
@@ -12,13 +12,17 @@ import torch
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from g2rpo_core.errors import UserError
+from g2rpo_core.distributed.process_group import ProcessGroup
+from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.training import tracking
 from g2rpo_core.training.settings import SampleSettings, TrackingSettings
-from g2rpo_core.training.tracking import CAPTION, Tracking
+from g2rpo_core.training.tracking import CAPTION, Display, Tracking
 from tests.fixtures.browser import open_page
+from tests.fixtures.rollouts import small_method
+from tests.fixtures.waiting import until
 
 SETTINGS = TrackingSettings(samples=SampleSettings(every=2, prompts=2))
+RECORD = {"iteration": 2, "num_forward_evals": 600, "seconds": 3.0, "reward_redness": 0.25, "loss": 0.1}
 
 
 def record(iteration: int, reward: float) -> dict:
@@ -65,7 +69,7 @@ def test_a_resumed_run_takes_back_what_was_told_after_its_checkpoint(tmp_path):
     assert told == {0: 0.5, 1: 0.5, 2: 0.25, 3: 0.25}
 
 
-def test_pictures_stand_below_those_of_the_model_before_training(tmp_path):
+def test_images_are_below_those_of_the_model_before_training(tmp_path):
     dark, bright = torch.zeros(2, 3, 32, 32), torch.ones(2, 3, 32, 32)
     run = Tracking("run", SETTINGS, folder=tmp_path)
     run.samples(0, dark, ["a circle", "a cross"])
@@ -93,7 +97,7 @@ def test_pictures_stand_below_those_of_the_model_before_training(tmp_path):
 
 
 def test_a_tracker_that_is_not_installed_ends_in_one_line(tmp_path, monkeypatch):
-    monkeypatch.setitem(tracking.MODULES, "wandb", "no_such_package")
+    monkeypatch.setattr(tracking, "find_spec", lambda name: None)
     with pytest.raises(UserError, match="training.tracking.to: wandb is not installed: pip install wandb, or leave it out"):
         Tracking("run", TrackingSettings(to=("wandb",)), folder=tmp_path)
 
@@ -120,7 +124,7 @@ def test_tensorboards_page_shows_the_curves(tmp_path):
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         page_of = f"http://127.0.0.1:{port}"
-        until(lambda: "tiny/g2rpo-1" in json.load(urllib.request.urlopen(f"{page_of}/data/runs")))
+        until(lambda: "tiny/g2rpo-1" in json.load(urllib.request.urlopen(f"{page_of}/data/runs")), ignoring=(OSError,))
         with open_page(page_of, tmp_path / "chromium") as page:
             texts = "Array.from(document.querySelectorAll('*')).map(one => one.textContent.trim())"
             until(lambda: {"held out", "rewards", "memory"} <= set(page.evaluate(texts)))  # the groups of curves
@@ -129,19 +133,7 @@ def test_tensorboards_page_shows_the_curves(tmp_path):
         server.wait(timeout=20)
 
 
-def until(happened) -> None:
-    end = time.monotonic() + 120
-    while True:
-        try:
-            if happened():
-                return
-        except OSError:  # the server is not up yet
-            pass
-        assert time.monotonic() < end
-        time.sleep(0.3)
-
-
-def test_dvclive_has_the_curves_and_the_newest_pictures_and_leaves_the_pipeline_alone(tmp_path, monkeypatch):
+def test_dvclive_has_curves_and_the_newest_images_and_leaves_the_pipeline_alone(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for words in (["init"], ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "--allow-empty", "-m", "first"]):
         subprocess.run(["git", *words], check=True, capture_output=True)
@@ -175,8 +167,8 @@ def test_whatever_goes_wrong_in_what_is_only_shown_is_told_once_and_ends_nothing
     run.group(3, torch.rand(2, 3, 8, 8), {"hps": [0.1, 0.2]}, "a\x1b[31m")
     run.finish()
     said = capsys.readouterr().err.splitlines()
-    assert len(said) == 2 and all("could not be shown" in line and "training goes on without it" in line for line in said)
-    assert "no route to the tracker" in said[0] and "the pictures of a group" in said[1]
+    assert len(said) == 2 and all("could not be shown" in line and "training continues" in line for line in said)
+    assert "no route to the tracker" in said[0] and "the images of a group" in said[1]
 
 
 def test_a_tracker_that_cannot_be_started_is_left_out(tmp_path, capsys, monkeypatch):
@@ -194,3 +186,53 @@ def test_every_tracker_is_finished_with_the_run(tmp_path, monkeypatch):
         monkeypatch.setattr(tracker, "finish", lambda: finished.append(1))
     run.finish()
     assert len(finished) == len(run.trackers) > 0
+
+
+@pytest.fixture
+def trainer(make_trainer):
+    tracking = TrackingSettings(to=("tensorboard",), samples=SampleSettings(every=2, prompts=3))
+    return make_trainer(small_method("g2rpo"), iterations=4, tracking=tracking)
+
+
+def test_a_run_shows_progress_samples_and_warnings(trainer, embeddings, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    display = Display("tiny/g2rpo-1", trainer, embeddings, first=1)
+    display.record(RECORD)
+    display.group(2, "a red circle", torch.rand(3, 3, 32, 32), torch.rand(1, 3))
+    display.group(3, "not due", torch.rand(3, 3, 32, 32), torch.rand(1, 3))
+    display.warn(2, "the ratio drifts")
+    display.finish()
+    said = capsys.readouterr().err
+    assert "warning: g2rpo-1, iteration 2: the ratio drifts" in said
+    assert "2/4" in said and "redness=0.250" in said and "NFE/s=200" in said
+    shown = {file.name for file in (tmp_path / ".cache" / "live" / "tiny" / "g2rpo-1").glob("*.png")}
+    assert shown == {"samples-000002.png", "group-000002.png"}
+
+
+def test_other_processes_help_to_sample_and_show_nothing(trainer, embeddings, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    trainer.processes = ProcessGroup(1, 2)
+    sampled = []
+    monkeypatch.setattr(
+        trainer.policy, "decode", lambda latents, batch: sampled.append(len(latents)) or torch.zeros(len(latents), 3, 32, 32)
+    )
+    display = Display("tiny/g2rpo-1", trainer, embeddings, first=0)
+    display.record(RECORD)
+    display.warn(2, "the ratio drifts")
+    display.finish()
+    assert sum(sampled) == 3 and not capsys.readouterr().err and not list(tmp_path.iterdir())
+
+
+def test_a_stderr_that_nobody_reads_ends_nothing(trainer, embeddings, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    display = Display("tiny/g2rpo-1", trainer, embeddings, first=0)
+
+    def broken(*_, **__):
+        raise BrokenPipeError
+
+    monkeypatch.setattr(display.bar, "update", broken)
+    monkeypatch.setattr(display.bar, "close", broken)
+    monkeypatch.setattr("g2rpo_core.training.tracking.tqdm.write", broken)
+    display.record(RECORD)
+    display.warn(2, "the ratio drifts")
+    display.finish()

@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from g2rpo_core.algorithm.methods import METHODS
-from g2rpo_core.distributed.termination import Terminated
+from g2rpo_core.distributed.launcher import Terminated
 from g2rpo_core.models.generate import generate_images
 from g2rpo_core.models.policy import Policy
 from g2rpo_core.models.settings import LoraSettings
 from g2rpo_core.reporting.statistics import paired_difference
-from g2rpo_core.rollout.rollout import rollout
+from g2rpo_core.sampling.rollout import rollout
 from g2rpo_core.sampling.schedule import even_sigmas, shifted_sigmas
 from g2rpo_core.sampling.transitions import SDES
 from g2rpo_core.training.experience import NonFiniteError
@@ -28,7 +28,7 @@ def test_ratio_is_one_before_the_first_update(make_trainer, name):
 
 def test_the_first_update_alone_may_leave_ratio_one_when_stepping_per_sde_step(make_trainer, policy):
     before = [p.clone() for p in policy.transformer.parameters()]
-    trainer = make_trainer(small_method("g2rpo", updates_per_rollout="step"), iterations=1, learning_rate=1e-3)
+    trainer = make_trainer(small_method("g2rpo", objective={"updates_per_rollout": "step"}), iterations=1, learning_rate=1e-3)
     (record,) = trainer.run()
     assert record["old_policy_ratio_error"] < 2e-5
     assert record["clip_ratio"] > 0  # the second and third update meet a policy that has moved
@@ -43,7 +43,7 @@ def test_gradient_does_not_depend_on_the_batch_size(make_trainer, policy, name, 
         "step",
         lambda self: gradients.append([p.grad.clone() for p in policy.transformer.parameters() if p.grad is not None]),
     )
-    method = small_method(name, updates_per_rollout="iteration")
+    method = small_method(name, objective={"updates_per_rollout": "iteration"})
     for latents in (2, 64):
         list(make_trainer(method, iterations=1, max_grad_norm=1e9, batch_tokens=latents * 32).run())
     small_batches, one_batch = gradients
@@ -55,18 +55,18 @@ def test_gradient_does_not_depend_on_the_batch_size(make_trainer, policy, name, 
 def test_gradient_is_that_of_the_written_objective(make_trainer, policy, embeddings):
     """Eq. 9 with the ratio at one, term by term: mean over prompts, SDE steps and members of -A grad log p."""
     method, sigmas = small_method("g2rpo"), shifted_sigmas(6, 3.0)
-    tree = method.tree(6)
+    tree = method.tree.build(6)
     initial, noises = noise(tree)
     conditioning = embeddings.conditioning([0, 1])
     velocity = policy.velocity(conditioning)
-    transitions = rollout(velocity, tree, sigma_of(6), method.transition(sigmas), initial, noises, 100).transitions
+    transitions = rollout(velocity, tree, sigma_of(6), method.tree.transition(sigmas), initial, noises, 100).transitions
     advantages = torch.randn(2, 3, 3, generator=torch.Generator().manual_seed(0))
     parameters = list(policy.transformer.parameters())
     terms = []
     for sampled, (prompt, member) in itertools.product(transitions, itertools.product(range(2), range(3))):
         k = sampled.sde_step.step
         v = velocity(sampled.latents[prompt], sigmas[k : k + 1], torch.tensor([prompt]))
-        transition = SDES["flow"](sampled.latents[prompt], v, sigmas, k, method.eta)
+        transition = SDES["flow"](sampled.latents[prompt], v, sigmas, k, method.tree.eta)
         advantage = advantages[prompt, sampled.sde_step.branch, member]
         terms.append(-advantage * transition.log_prob(sampled.next_latents[prompt, member][None]))
     expected = torch.autograd.grad(torch.cat(terms).mean(), parameters, allow_unused=True)
@@ -87,7 +87,9 @@ def test_training_raises_a_reward_on_noise_and_prompts_it_never_saw(make_trainer
         return torch.cat([redness(images, None) for _, images in parts])[12:].numpy()
 
     before = heldout()
-    method = small_method(name, updates_per_rollout="iteration")  # several need smaller steps than so few iterations allow
+    method = small_method(
+        name, objective={"updates_per_rollout": "iteration"}
+    )  # several need smaller steps than so few iterations allow
     changes = {"iterations": 30, "learning_rate": 1e-3, "prompts_per_iteration": 1, "num_generations": 8}
     list(make_trainer(method, prompts=FirstPrompts(embeddings, 12), **changes).run())
     assert paired_difference(heldout(), before).standard_errors > 4
@@ -138,7 +140,9 @@ def test_kl_starts_at_zero_and_holds_the_policy_to_the_base(make_trainer, policy
     drift = []
     for kl_coef in (1e-6, 100.0):
         policy.transformer.load_state_dict(start)
-        records = list(make_trainer(small_method("flow_grpo", kl_coef=kl_coef), iterations=12, learning_rate=1e-3).run())
+        records = list(
+            make_trainer(small_method("flow_grpo", objective={"kl_coef": kl_coef}), iterations=12, learning_rate=1e-3).run()
+        )
         assert records[0]["kl"] == 0
         drift.append(records[-1]["kl"])
     assert drift[1] < drift[0] / 3
@@ -148,7 +152,7 @@ def test_the_normalized_ratio_starts_at_one_and_weighs_steps_by_noise_over_lengt
     """At the first update its gradient is that of the plain ratio with each step's loss times std / (sigma - sigma')."""
     gradients = {}
     for ratio in ("plain", "normalized"):
-        trainer = make_trainer(small_method("g2rpo", ratio=ratio), max_grad_norm=1e9)
+        trainer = make_trainer(small_method("g2rpo", objective={"ratio": ratio}), max_grad_norm=1e9)
         trainer.optimizer.step = lambda: None
         conditioning = embeddings.conditioning([0, 1])
         advantages = torch.randn(2, 3, 3, generator=torch.Generator().manual_seed(0))
@@ -156,8 +160,8 @@ def test_the_normalized_ratio_starts_at_one_and_weighs_steps_by_noise_over_lengt
             record = trainer.update(conditioning, [with_advantages(sampled, advantages)])
             assert record["old_policy_ratio_error"] < 2e-5
             step = sampled.sde_step.step
-            sigma, following = trainer.sigmas[step : step + 2]
-            std = trainer.transition(sampled.latents[0], sampled.latents[0], step=step).std.item()
+            sigma, following = trainer.sampler.sigmas[step : step + 2]
+            std = trainer.sampler.transition(sampled.latents[0], sampled.latents[0], step=step).std.item()
             gradients[ratio, step] = policy.transformer.proj_out.weight.grad.clone(), std / (sigma - following).item()
     for (ratio, step), (gradient, weight) in gradients.items():
         if ratio == "plain":

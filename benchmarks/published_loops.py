@@ -1,0 +1,119 @@
+"""Run the published training loops, written again for measuring: batch 1, nothing shared, every image on its own path.
+
+They follow the design of G2RPO's, MixGRPO's and DanceGRPO's loops, not their code: the whole schedule is sampled once for the
+anchor; every member evaluates the SDE step again; every granularity runs its tail from there; images are decoded and scored
+one at a time; every transition has a forward and backward of its own, but G2RPO's members share theirs.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+import torch
+
+from g2rpo_core.algorithm.advantage import branch_advantages
+from g2rpo_core.algorithm.loss import clipped_loss, ratio
+from g2rpo_core.data.embeddings import Conditioning
+from g2rpo_core.models.policy import Policy
+from g2rpo_core.rewards.spec import Reward
+from g2rpo_core.sampling.schedule import sigma_at, tail
+from g2rpo_core.training.trainer import Trainer
+
+
+class PublishedIteration:
+    """One iteration of a method for one prompt, with the noise of `RolloutSampler`; `num_forward_evals` counts its rollout's.
+
+    trainer: has policy, method and settings; initial: x_T [...]; noises: for every SDE step of all branches [G, ...].
+    """
+
+    def __init__(self, trainer: Trainer, conditioning: Conditioning, initial: torch.Tensor, noises: Sequence[torch.Tensor]):
+        self.trainer, self.policy, self.method = trainer, trainer.policy, trainer.method
+        self.sigma_of = partial(sigma_at, steps=trainer.sampling.steps, shift=trainer.sampling.shift)
+        self.velocity, self.initial, self.noises = self._counted(self.policy, conditioning), initial, noises
+        self.num_forward_evals = 0
+        self.transitions: dict[tuple[int, int], tuple] = {}  # (SDE step, member) -> step, latents, next latents, log-probability
+
+    def _counted(self, policy: Policy, conditioning: Conditioning) -> Callable[[torch.Tensor, float], torch.Tensor]:
+        velocity, prompt = policy.velocity(conditioning), torch.zeros(1, dtype=torch.int64, device=policy.device)
+
+        def velocity_at(x: torch.Tensor, step: float) -> torch.Tensor:
+            self.num_forward_evals += torch.is_inference_mode_enabled() or not torch.is_grad_enabled()
+            return velocity(x[None], x.new_full((1,), self.sigma_of(step)), prompt)[0]
+
+        return velocity_at
+
+    @torch.no_grad()
+    def sample(self) -> torch.Tensor:
+        """Sample clean latents [B, J, G, ...]."""
+        steps, sigma_of, group = self.trainer.sampling.steps, self.sigma_of, len(self.noises[0])
+        branches = self.method.tree.branches(steps)
+        # The anchor: the whole schedule once
+        anchor = [self.initial]
+        if self.method.tree.branching == "each":
+            for step in range(steps):
+                anchor.append(anchor[-1] + self.velocity(anchor[-1], step) * (sigma_of(step + 1) - sigma_of(step)))
+        clean, before = [], 0  # SDE steps of the branches before
+        for sde_steps in branches:
+            members = []
+            for member in range(group):
+                start = sde_steps[0] if self.method.tree.branching == "each" else 0
+                # SDE steps of a member, from the anchor
+                x = anchor[start]
+                for step in range(start, sde_steps[-1] + 1):
+                    v = self.velocity(x, step)
+                    if step not in sde_steps:
+                        x = x + v * (sigma_of(step + 1) - sigma_of(step))
+                        continue
+                    index = before + sde_steps.index(step)
+                    transition = self.trainer.sampler.transition(x[None], v[None], step=step)
+                    following = transition.sample(self.noises[index][member][None])
+                    self.transitions[index, member] = (step, x, following[0], transition.log_prob(following)[0])
+                    x = following[0]
+                # Its tails, one per granularity
+                ends = []
+                for granularity in self.method.tree.granularities:
+                    end, path = x, [*tail(steps, sde_steps[-1], granularity, self.method.tree.grid), steps]
+                    for tail_step, following_step in zip(path, path[1:]):
+                        end = end + self.velocity(end, tail_step) * (sigma_of(following_step) - sigma_of(tail_step))
+                    ends.append(end)
+                members.append(torch.stack(ends))
+            clean.append(torch.stack(members, 1))
+            before += len(sde_steps)
+        return torch.stack(clean)
+
+    @torch.no_grad()
+    def score(self, clean: torch.Tensor, rewards: Mapping[str, Reward], prompt: str) -> torch.Tensor:
+        """Decode and score each image by itself, its prompt encoded again: [R, 1, B, J, G]."""
+        scores = []
+        for number, latents in enumerate(clean.flatten(0, 2)):
+            image = self.policy.decode(latents[None], 1)
+            text = prompt + " " * number  # the same tokens, but not found among the encodings that a scorer keeps
+            scores.append(torch.stack([reward(image, [text])[0] for reward in rewards.values()]))
+        return torch.stack(scores, 1).view(len(rewards), 1, *clean.shape[:3])
+
+    def update(self, scores: torch.Tensor, chosen: Sequence[int]) -> None:
+        """Compute the gradients of the whole iteration, one forward and backward after the other, and step the optimizer."""
+        training = self.trainer.training
+        weights = [training.rewards[name] for name in self.trainer.rewards]
+        advantages = branch_advantages(scores, weights, training.adv_clip_max)[0]
+        branches = self.method.tree.branches(self.trainer.sampling.steps)
+        branch_of = [branch for branch, sde_steps in enumerate(branches) for _ in sde_steps]
+        group = len(self.noises[0])
+        self.trainer.optimizer.zero_grad()
+        for index in chosen:
+            members = [self.transitions[index, member] for member in range(group)]
+            shared = self.method.tree.branching == "each"
+            parts = [range(group)] if shared else [[member] for member in range(group)]
+            for part in parts:
+                step, latents, _, _ = members[part[0]]
+                current = self.trainer.sampler.transition(latents[None], self.velocity(latents, step)[None], step=step)
+                loss = sum(
+                    clipped_loss(
+                        ratio(current.log_prob(members[member][2][None])[0], members[member][3]),
+                        advantages[branch_of[index], member],
+                        training.clip_range,
+                    )
+                    for member in part
+                )
+                (loss / (len(chosen) * group)).backward()
+        torch.nn.utils.clip_grad_norm_(self.trainer.parameters, training.max_grad_norm)
+        self.trainer.optimizer.step()

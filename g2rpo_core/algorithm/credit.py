@@ -1,0 +1,104 @@
+"""Gives every sampled transition its advantages: which reward belongs to it, and with which others that is compared.
+
+Axes: R rewards, P prompts, B branches, J granularities, G members of a group; W next states of a transition.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Discriminator, Field, Tag
+
+from g2rpo_core.algorithm.advantage import branch_advantages, mean_of_shared_states
+from g2rpo_core.distributed.process_group import ProcessGroup
+from g2rpo_core.foundation.settings import Settings
+from g2rpo_core.sampling.rollout import SampledTransition
+
+
+class _Comparison(Settings):
+    """With what a reward is compared; the part `credit` of a method is one of the two below."""
+
+    reward: str
+    compared: Literal["prompt", "noise"] = Field(
+        "prompt", description="an advantage compares all members of a prompt, or those of one initial noise, as TempFlow-GRPO"
+    )
+    deviation: Literal["group", "batch"] = Field(
+        "group",
+        description="rewards are divided by the standard deviation of their group, or of the iteration's rewards, as Flow-GRPO",
+    )
+
+    @property
+    def needs_predictions(self) -> bool:
+        """Say whether the rollout must keep its clean predictions."""
+        return self.reward == "gain"
+
+
+class ImageCredit(_Comparison):
+    """An SDE step has the reward of the image that it led to."""
+
+    reward: Literal["image"] = Field("image", description="image: an SDE step's reward is that of its image")
+    node_advantages: Literal["standardized", "mean"] = Field(
+        "standardized",
+        description="of a state that several members share: their mean reward standardized again, as BranchGRPO, or the mean of their "
+        "advantages, as TreeGRPO",
+    )
+
+
+class GainCredit(_Comparison):
+    """An SDE step has what the clean prediction gains by it (Stepwise-Flow-GRPO)."""
+
+    reward: Literal["gain"] = Field(description="gain: an SDE step's reward is what the clean prediction gains by it")
+
+
+def _kind(value: object) -> object:
+    """Return which credit a value is: settings that do not say it are those of images."""
+    return value.get("reward", "image") if isinstance(value, Mapping) else getattr(value, "reward", "image")
+
+
+CreditSettings = Annotated[Annotated[ImageCredit, Tag("image")] | Annotated[GainCredit, Tag("gain")], Discriminator(_kind)]
+
+
+def batch_deviation(rewards: torch.Tensor, processes: ProcessGroup) -> torch.Tensor:
+    """Return the standard deviation (ddof 0) of an iteration's rewards of all processes: [R, P, B, J, W] -> [R, J, 1, 1]. Collective."""
+    every = torch.cat(processes.gather(rewards.transpose(1, 3).flatten(2).cpu()), -1)  # [R, J, P * B * W of all]
+    return every.std(-1, correction=0)[..., None, None].to(rewards.device)
+
+
+DEVIATIONS: dict[str, Callable[[torch.Tensor, ProcessGroup], torch.Tensor | None]] = {
+    "group": lambda rewards, processes: None,  # each group's own
+    "batch": batch_deviation,
+}
+
+
+def transition_advantages(
+    transitions: Sequence[SampledTransition],
+    rewards: torch.Tensor,
+    gains: Sequence[torch.Tensor] | None,
+    credit: ImageCredit | GainCredit,
+    groups: int,
+    weights: Sequence[float],
+    clip: float,
+    processes: ProcessGroup = ProcessGroup(),  # noqa: B008
+) -> list[torch.Tensor]:
+    """Return the advantages [P, W] of every transition's next states; collective where the deviation is the batch's.
+
+    rewards: [R, P, B, J, G] of the images; gains: of every transition [R, P, W] for `GainCredit`; groups: into which a prompt's members are
+    divided (`Method.groups`); weights: of the R rewards; clip: the largest advantage.
+    """
+
+    def advantages(values: torch.Tensor) -> torch.Tensor:
+        return branch_advantages(values, weights, clip, groups, DEVIATIONS[credit.deviation](values, processes))
+
+    if gains is not None:
+        return [advantages(gain[:, :, None, None])[:, 0] for gain in gains]
+    of_members = advantages(rewards)  # [P, B, G]
+    found = []
+    for transition in transitions:
+        branch, width = transition.sde_step.branch, transition.log_prob.shape[1]
+        if width == rewards.shape[-1]:
+            found.append(of_members[:, branch])
+        elif isinstance(credit, ImageCredit) and credit.node_advantages == "mean":
+            found.append(mean_of_shared_states(of_members[:, branch], width))
+        else:
+            found.append(advantages(mean_of_shared_states(rewards[:, :, [branch]], width))[:, 0])
+    return found

@@ -1,0 +1,227 @@
+"""Says what is trained on the sampled transitions, and by which loss: the clipped policy gradient and its variants.
+
+A trainer hands over batches and gets a loss for each sample: it knows nothing of ratios, trust regions or weights. Each choice is a
+table of functions, as `sampling.transitions.SDES`; a new one is an entry with its equation.
+"""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal, NamedTuple
+
+import torch
+from pydantic import Field
+
+from g2rpo_core.algorithm.batch import TrainedTransition, TransitionBatch, split_updates, transition_batches
+from g2rpo_core.algorithm.loss import clipped_loss, masked_loss, normalized_ratio, ratio
+from g2rpo_core.distributed.process_group import ProcessGroup
+from g2rpo_core.foundation.settings import Count, Settings
+from g2rpo_core.sampling.rollout import SampledTransition, Velocity
+from g2rpo_core.sampling.transitions import Stochastic, Transition
+
+
+class ObjectiveSettings(Settings):
+    """The part `objective` of a method: which transitions are trained, how much each counts, and the loss."""
+
+    timestep_fraction: float = Field(
+        1.0, gt=0, le=1, description="share of the SDE steps that is trained on, redrawn each iteration"
+    )
+    timesteps_of: Literal["group", "member"] = Field(
+        "group", description="that share is the same for all members, or drawn separately for each, as DanceGRPO draws it"
+    )
+    step_weights: Literal["equal", "noise"] = Field(
+        "equal", description="of the SDE steps in the loss; noise: by the standard deviation of their noise, as TempFlow-GRPO"
+    )
+    updates_per_rollout: Literal["iteration", "step"] | Count = Field(
+        "iteration",
+        description="one optimizer step per iteration, one per SDE step, or that many, each on its part of every group",
+    )
+    ratio: Literal["plain", "normalized"] = Field("plain", description="normalized: as GRPO-Guard, see loss.normalized_ratio")
+    kl_mask: float | None = Field(
+        None, gt=0, le=1e6,
+        description="mask what has moved farther from the sampling policy than this KL divergence, a mean over elements, as Flow-DPPO; "
+        "null: clip the ratio (training.clip_range)",
+    )  # fmt: skip
+    kl_coef: float = Field(0.0, ge=0, le=1e6, description="beta, weight of the KL divergence to the model before training")
+
+    def draw_steps(self, num_sde_steps: int, rng: random.Random) -> list[int]:
+        """Return the sorted indices of the SDE steps, of all branches, that are trained on in an iteration."""
+        return sorted(rng.sample(range(num_sde_steps), max(1, round(self.timestep_fraction * num_sde_steps))))
+
+    def num_updates(self, num_sde_steps: int) -> int:
+        """Return the optimizer steps of an iteration with that many SDE steps. Before the first the ratio is 1: nothing can be clipped."""
+        if self.updates_per_rollout == "iteration":
+            return 1
+        if self.updates_per_rollout == "step":
+            return max(1, round(self.timestep_fraction * num_sde_steps))
+        return self.updates_per_rollout
+
+
+@dataclass(frozen=True)
+class Recomputed:
+    """A batch's transitions under the current policy, beside those that sampled it. Tensors are [N, M], or [N, 1] where members agree."""
+
+    current: Transition
+    batch: TransitionBatch
+    sigmas: torch.Tensor
+
+    @cached_property
+    def log_prob(self) -> torch.Tensor:
+        """Return the log-probability [N, M] of the sampled next states under the current policy."""
+        members = self.batch.next_latents.shape[1]
+        return self.current.repeat(members).log_prob(self.batch.next_latents.flatten(0, 1)).view(-1, members)
+
+    @cached_property
+    def divergence(self) -> torch.Tensor:
+        """Return the KL divergence [N, 1] of the current transition to the sampling one, a mean over elements."""
+        return self.current.kl(replace(self.current, mean=self.batch.mean))[:, None]
+
+    @property
+    def std(self) -> torch.Tensor:
+        """Return the standard deviation of each transition: [N, 1]."""
+        return self.current.std.flatten(1)
+
+    @property
+    def length(self) -> torch.Tensor:
+        """Return how far each transition goes in sigma, above 0: [N, 1]."""
+        return (self.sigmas[self.batch.step] - self.sigmas[self.batch.step + self.batch.span])[:, None]
+
+
+class Ratio(NamedTuple):
+    """A kind of probability ratio, and what it makes of the loss."""
+
+    compute: Callable[[Recomputed], torch.Tensor]
+    """The ratio [N, M] of recomputed transitions."""
+    length: Callable[[Recomputed], torch.Tensor | float] = lambda now: 1.0
+    """What the loss [N, M] is divided by, which evens out the steps' gradients."""
+
+
+RATIOS: dict[str, Ratio] = {
+    "plain": Ratio(lambda now: ratio(now.log_prob, now.batch.old_log_prob)),
+    # GRPO-Guard
+    "normalized": Ratio(
+        lambda now: normalized_ratio(now.log_prob, now.batch.old_log_prob, now.divergence, now.std), lambda now: now.length
+    ),
+}
+"""By `ObjectiveSettings.ratio`."""
+
+
+def noise_weights(stds: Sequence[float]) -> list[float]:
+    """Return the weight of every SDE step in the loss by the standard deviation of its noise, 1 on average (TempFlow-GRPO)."""
+    return [std * len(stds) / sum(stds) for std in stds]
+
+
+STEP_WEIGHTS: dict[str, Callable[[Callable[[SampledTransition], float], list[SampledTransition]], list[float]]] = {
+    "equal": lambda std, steps: [1.0] * len(steps),
+    "noise": lambda std, steps: noise_weights([std(step) for step in steps]),
+}
+"""weights(standard deviation of a step's noise, steps) -> their weights in the loss, by `ObjectiveSettings.step_weights`."""
+
+
+def draw_by_member(settings: ObjectiveSettings, num_steps: int, members: int, rngs: Sequence[random.Random]) -> torch.Tensor:
+    """Draw which transitions each member of each prompt trains on: 0 or 1 [K, P, G], float32 on the CPU; rngs: one per prompt."""
+    drawn = torch.zeros(num_steps, len(rngs), members)
+    for prompt, rng in enumerate(rngs):
+        for member in range(members):
+            drawn[settings.draw_steps(num_steps, rng), prompt, member] = 1.0
+    return drawn
+
+
+@dataclass(frozen=True)
+class Losses:
+    """The losses of a batch of N states with M samples each."""
+
+    total: torch.Tensor
+    """[N, M], to be weighted, summed and differentiated."""
+    sums: dict[str, torch.Tensor]
+    """Figure -> its sum over the samples that count, without gradient."""
+    ratio_error: torch.Tensor
+    """The largest |ratio - 1|."""
+
+
+class PolicyGradient:
+    """The objective of a run (Eq. 6-9, 12): draws what is trained from the sampled transitions, and computes its loss.
+
+    transition: the tree's stochastic step on the sigmas [T+1]; clip_range: eps of the clipped ratio.
+    """
+
+    def __init__(self, settings: ObjectiveSettings, transition: Stochastic, sigmas: torch.Tensor, clip_range: float):
+        self.settings, self.transition, self.sigmas, self.clip_range = settings, transition, sigmas, clip_range
+
+    @property
+    def by_member(self) -> bool:
+        """Say whether each member of a group trains on SDE steps of its own."""
+        return self.settings.timesteps_of == "member"
+
+    def trained(
+        self,
+        sampled: Sequence[SampledTransition],
+        advantages: Sequence[torch.Tensor],
+        rng_of: Callable[..., random.Random],
+        prompts: range,
+    ) -> list[TrainedTransition]:
+        """Draw the transitions that an iteration trains on, with the weights of their next states.
+
+        advantages: of each transition [P, W]; rng_of: makes the generator of the iteration, or of a prompt's index in it; prompts: the indices of
+        the P prompts.
+        """
+        count = len(sampled)
+        if self.by_member:
+            drawn = draw_by_member(self.settings, count, advantages[0].shape[1], [rng_of(index) for index in prompts])
+            chosen, weights = list(range(count)), list(drawn.to(advantages[0].device))
+        else:
+            chosen = self.settings.draw_steps(count, rng_of())
+            weights = [torch.ones_like(advantages[index]) for index in chosen]
+        factors = STEP_WEIGHTS[self.settings.step_weights](self.std, [sampled[index] for index in chosen])
+        weights = [weight * factor for weight, factor in zip(weights, factors)]
+        return [TrainedTransition(sampled[index], advantages[index], weight) for index, weight in zip(chosen, weights)]
+
+    def std(self, sampled: SampledTransition) -> float:
+        """Return the standard deviation of the noise at a transition's SDE step, which is the same for all latents."""
+        step, one = sampled.sde_step, torch.zeros(1, 1, device=self.sigmas.device)
+        return float(self.transition(one, one, step=step.step, span=step.span).std)
+
+    def updates(self, transitions: list[TrainedTransition]) -> list[list[TrainedTransition]]:
+        """Return the transitions of each optimizer step of an iteration."""
+        return split_updates(transitions, self.settings.updates_per_rollout)
+
+    def batches(self, transitions: list[TrainedTransition], processes: ProcessGroup) -> list[TransitionBatch]:
+        """Return the states to train on; collective if each member has SDE steps of its own."""
+        return transition_batches(transitions, processes if self.by_member else None)
+
+    def num_samples(self, batch: TransitionBatch) -> int:
+        """Count the samples of a batch over which the loss is a mean."""
+        return int(batch.weights.count_nonzero()) if self.by_member else batch.weights.numel()
+
+    def losses(self, velocity: Velocity, reference: Velocity | None, batch: TransitionBatch) -> Losses:
+        """Compute the losses of a batch: one forward under `velocity`, and one under that of the model before training if it is given."""
+        settings = self.settings
+        now = Recomputed(self._step(velocity, batch), batch, self.sigmas)
+        # The ratio, and the loss within the trust region
+        kind = RATIOS[settings.ratio]
+        r = kind.compute(now)
+        if settings.kl_mask is None:
+            loss, outside = clipped_loss(r, batch.advantages, self.clip_range), (r.detach() - 1).abs() > self.clip_range
+        else:
+            loss, outside = masked_loss(r, batch.advantages, now.divergence.detach().expand_as(r), settings.kl_mask)
+        loss = loss / kind.length(now)
+        # The divergence from the model before training
+        kl = torch.zeros_like(loss)
+        if reference:
+            with torch.no_grad():
+                before = self._step(reference, batch)
+            kl = now.current.kl(before)[:, None].expand_as(loss)
+        # Figures of the samples that count
+        used = batch.weights > 0
+        sums = {
+            "loss": (batch.weights * loss.detach()).sum(),
+            "kl": (kl.detach() * used).sum(),
+            "clip_ratio": (outside & used).sum(),
+        }
+        return Losses(loss + settings.kl_coef * kl, sums, ((r.detach() - 1) * used).abs().max())
+
+    def _step(self, velocity: Velocity, batch: TransitionBatch) -> Transition:
+        """Return the transitions from all N states under a velocity field: one forward."""
+        v = velocity(batch.latents, self.sigmas[batch.step], batch.prompt)
+        return self.transition(batch.latents, v, step=batch.step, span=batch.span)

@@ -1,0 +1,189 @@
+"""Says what is sampled: at which steps noise is added, how the states branch there, and how samples are finished.
+
+A rollout is a tree: a shared prefix, noise at some steps, tails at some granularities. One engine (`sampling.rollout`) runs any of them.
+"""
+
+import random
+from functools import partial
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field, field_validator, model_validator
+
+from g2rpo_core.common.seeding import seed_of
+from g2rpo_core.foundation.settings import Count, Settings
+from g2rpo_core.sampling.schedule import Grid
+from g2rpo_core.sampling.transitions import SDES, Stochastic
+from g2rpo_core.sampling.tree import Tree, build, children_of_split
+
+
+class Window(Settings):
+    """Which of the SDE steps are stochastic in an iteration: a pure function of the iteration's number."""
+
+    size: Count = Field(description="SDE steps in an iteration")
+    order: Literal["progressive", "random", "frozen", "scattered"] = Field(
+        description="neighbours that move on and start over, neighbours at random, always the first ones, or any steps at random"
+    )
+    stride: Count = Field(1, description="by how many steps a progressive window moves")
+    every: Count = Field(1, description="iterations before the window changes")
+
+    def choose(self, candidates: tuple[int, ...], iteration: int, seed: int) -> tuple[int, ...]:
+        """Return `size` of the candidates (all, if there are fewer), in rising order; iteration counts from 0."""
+        position = iteration // self.every
+        rng = random.Random(seed_of("window", seed, position))
+        starts = max(1, len(candidates) - self.size + 1)
+        if self.order == "scattered":
+            return tuple(sorted(rng.sample(candidates, min(self.size, len(candidates)))))
+        start = {"progressive": position * self.stride % starts, "random": rng.randrange(starts), "frozen": 0}[self.order]
+        return candidates[start : start + self.size]
+
+
+class _Branching(Settings):
+    """What all trees have in common; the part `tree` of a method is one of the three below."""
+
+    branching: str
+    sde_steps: tuple[int, ...] | Literal["all"] = Field(description="step indices from the noisy end; all: 0...T-2")
+    initial_noises: Count | Literal["each"] = Field(
+        1, description="initial noises of a group, which share its members; each: one a member, as Flow-GRPO samples"
+    )
+    sde: Literal["flow", "dance", "cps"] = Field(description="which stochastic transition the SDE steps use")
+    eta: float = Field(gt=0, le=100, description="how much noise the stochastic transition adds")
+    granularities: tuple[int, ...] = Field((1,), min_length=1, description="Lambda: step sizes of the tails")
+    grid: Grid = Field("released", description="which steps a tail evaluates, see schedule.tail")
+    solver: Literal["euler", "dpm2"] = Field(
+        "euler", description="of the tails: first order, or the second-order DPM-Solver++(2M)"
+    )
+
+    @field_validator("sde_steps", "granularities")
+    @classmethod
+    def _rising(cls, value):
+        if value != "all" and (not value or list(value) != sorted(set(value))):
+            raise ValueError("must be different numbers in rising order, at least one")
+        return value
+
+    @field_validator("sde_steps")
+    @classmethod
+    def _not_negative(cls, value):
+        if value != "all" and value[0] < 0:
+            raise ValueError("must be 0 or more")
+        return value
+
+    @field_validator("granularities")
+    @classmethod
+    def _at_least_one(cls, value):
+        if value[0] < 1:
+            raise ValueError("must each be at least 1")
+        return value
+
+    def candidates(self, steps: int) -> tuple[int, ...]:
+        """Return every step index that may be an SDE step for T = steps; the last step, T-1, is always deterministic."""
+        return tuple(range(steps - 1)) if self.sde_steps == "all" else self.sde_steps
+
+    def branches(self, steps: int, iteration: int = 0, seed: int = 0) -> tuple[tuple[int, ...], ...]:
+        """Return the SDE steps of every branch of an iteration's tree: one tuple per branch."""
+        return (self.candidates(steps),)
+
+    def spans_at(self, steps: int) -> dict[int, int]:
+        """Return how many steps of the grid each candidate takes at once."""
+        return dict.fromkeys(self.candidates(steps), 1)
+
+    def split_steps(self) -> tuple[int, ...] | None:
+        """Return the SDE steps at which states split; None for the first of every branch."""
+        return None
+
+    def scaled(self, noise: torch.Tensor, step: int) -> torch.Tensor:
+        """Return the noise of an SDE step with this tree's factor, which its density does not have."""
+        return noise
+
+    def build(self, steps: int, iteration: int = 0, seed: int = 0) -> Tree:
+        """Build the tree of an iteration's rollout, for T = steps; ValueError as `sampling.tree.build`."""
+        noises = None if self.initial_noises == "each" else self.initial_noises
+        branches, spans = self.branches(steps, iteration, seed), self.spans_at(steps)
+        return build(branches, self.granularities, steps, self.grid, spans, self.split_steps(), noises)
+
+    def last_step(self, steps: int) -> int:
+        """Return the latest step index at which a tail starts; the tree needs it to be at most T-1."""
+        return max(step + span for step, span in self.spans_at(steps).items())
+
+    def transition(self, sigmas: torch.Tensor) -> Stochastic:
+        """Return the stochastic step on the given sigmas."""
+        return partial(SDES[self.sde], sigmas=sigmas, eta=self.eta)
+
+    def group_problem(self, group_size: int, fewest: int) -> str | None:
+        """Say why a group of this size cannot be sampled; None if it can. fewest: members that an initial noise needs."""
+        if self.initial_noises == "each":
+            return None
+        per_noise, rest = divmod(group_size, self.initial_noises)
+        if rest or per_noise < fewest:
+            return f"{group_size} members cannot share {self.initial_noises} initial noises evenly"
+        at = self.split_steps()
+        splits = 1 if at is None else len(at)
+        if children_of_split(per_noise, splits) is None:
+            return f"{per_noise} members of a noise cannot come of {splits} equal splits"
+        return None
+
+
+class _Windowed(_Branching):
+    """A tree whose SDE steps may be a window that moves."""
+
+    window: Window | None = Field(None, description="which of the SDE steps are stochastic in an iteration; null: all")
+
+    def chosen(self, steps: int, iteration: int, seed: int) -> tuple[int, ...]:
+        """Return the SDE steps of an iteration."""
+        candidates = self.candidates(steps)
+        return self.window.choose(candidates, iteration, seed) if self.window else candidates
+
+
+class BranchPerStep(_Windowed):
+    """Singular stochastic sampling: a branch for each SDE step, with noise at that step alone (G²RPO)."""
+
+    branching: Literal["each"] = Field(description="each: one branch for each SDE step")
+    spans: tuple[Count, ...] | None = Field(
+        None, description="how many steps of the grid each of the sde_steps takes at once, as E-GRPO; null: one each"
+    )
+
+    @model_validator(mode="after")
+    def _a_span_for_each(self):
+        if self.spans is not None and (self.sde_steps == "all" or len(self.spans) != len(self.sde_steps)):
+            raise ValueError("spans: needs a number for each of sde_steps")
+        return self
+
+    def branches(self, steps: int, iteration: int = 0, seed: int = 0) -> tuple[tuple[int, ...], ...]:
+        return tuple((step,) for step in self.chosen(steps, iteration, seed))
+
+    def spans_at(self, steps: int) -> dict[int, int]:
+        candidates = self.candidates(steps)
+        return dict(zip(candidates, self.spans or (1,) * len(candidates)))
+
+
+class OneBranch(_Windowed):
+    """One branch with noise at all of its SDE steps (DanceGRPO, MixGRPO, Flow-GRPO)."""
+
+    branching: Literal["all"] = Field(description="all: one branch with all SDE steps")
+
+    def branches(self, steps: int, iteration: int = 0, seed: int = 0) -> tuple[tuple[int, ...], ...]:
+        return (self.chosen(steps, iteration, seed),)
+
+
+class SplittingBranch(_Branching):
+    """One branch whose states split more than once on their way, each time into equally many (BranchGRPO)."""
+
+    branching: Literal["splits"] = Field(description="splits: one branch with all SDE steps, whose states split at some of them")
+    splits: tuple[int, ...] = Field(min_length=1, description="SDE steps at which states split")
+    split_noise: float = Field(1.0, gt=0, le=100, description="factor of the noise, and not of its density, at these steps")
+
+    @model_validator(mode="after")
+    def _some_of_the_sde_steps(self):
+        rising = list(self.splits) == sorted(set(self.splits))
+        if not rising or (self.sde_steps != "all" and not set(self.splits) <= set(self.sde_steps)):
+            raise ValueError("splits: must be some of sde_steps, in rising order")
+        return self
+
+    def split_steps(self) -> tuple[int, ...]:
+        return self.splits
+
+    def scaled(self, noise: torch.Tensor, step: int) -> torch.Tensor:
+        return noise * self.split_noise if step in self.splits else noise
+
+
+TreeSettings = Annotated[BranchPerStep | OneBranch | SplittingBranch, Field(discriminator="branching")]

@@ -1,0 +1,218 @@
+"""Define what a base model is to the rest of the code: everything that depends on its classes, in one value; and its sigmas."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import exp, isqrt
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers import DiffusionPipeline
+from diffusers.models.modeling_utils import ModelMixin
+from diffusers.pipelines.flux.pipeline_flux import calculate_shift
+
+from g2rpo_core.sampling.schedule import even_sigmas
+
+UNSUPPORTED = ("use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas", "shift_terminal", "invert_sigmas")
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Sigmas shifted towards noise.
+
+    Diffusion pipelines that leave the sigmas to the scheduler (Stable Diffusion 3) space T of them evenly down to its smallest, and
+    come from there to 0 in a last, tiny step.
+    """
+
+    shift: float
+    last: float | None = None
+    """The last sigma before 0, before it is shifted; None: one step's width, as FLUX has it."""
+
+    def sigmas(self, steps: int) -> list[float]:
+        """Return T + 1 sigmas, falling from 1 to 0."""
+        if self.last is None:
+            return even_sigmas(steps, self.shift)
+        even = [1 - (1 - self.last) * step / max(steps - 1, 1) for step in range(steps)]
+        return [self.shift * u / (1 + (self.shift - 1) * u) for u in even] + [0.0]
+
+    @classmethod
+    def published(cls, config: Mapping[str, Any], image_tokens: int) -> "Schedule":
+        """Make the schedule of a FlowMatchEulerDiscreteScheduler's configuration: its own shift or, if that depends on the resolution, exp(mu).
+
+        That is 3.158 for FLUX.1-dev at 1024². ValueError for a scheduler whose sigmas are not `sigma_at` of any shift.
+        """
+        if strange := [name for name in UNSUPPORTED if config.get(name)]:
+            raise ValueError(f"{strange[0]} is not supported; use a scheduler without it")
+        if not config["use_dynamic_shifting"]:
+            return cls(config["shift"])
+        if config["time_shift_type"] != "exponential":
+            raise ValueError(f"time_shift_type {config['time_shift_type']} is not supported, only exponential")
+        lengths = (config["base_image_seq_len"], config["max_image_seq_len"])
+        return cls(exp(calculate_shift(image_tokens, *lengths, config["base_shift"], config["max_shift"])))
+
+
+Tensors = Mapping[str, torch.Tensor]
+Config = Mapping[str, Any]  # of a model, as in its config.json
+
+# Parts that published base models share: config.json of text encoders and VAEs
+CLIP_L: dict[str, Any] = {  # openai/clip-vit-large-patch14's text encoder
+    "vocab_size": 49408, "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12,
+    "projection_dim": 768, "max_position_embeddings": 77,
+}  # fmt: skip
+CLIP_G: dict[str, Any] = {  # laion/CLIP-ViT-bigG-14-laion2B-39B-b160k's
+    "vocab_size": 49408, "hidden_size": 1280, "intermediate_size": 5120, "num_hidden_layers": 32, "num_attention_heads": 20,
+    "projection_dim": 1280, "max_position_embeddings": 77, "hidden_act": "gelu",
+}  # fmt: skip
+T5_XXL: dict[str, Any] = {  # the encoder of google/t5-v1_1-xxl
+    "vocab_size": 32128, "d_model": 4096, "d_ff": 10240, "d_kv": 64, "num_layers": 24, "num_heads": 64, "feed_forward_proj": "gated-gelu",
+}  # fmt: skip
+VAE_16: dict[str, Any] = {  # of 16 channels, at an eighth of the size; the latents' mean and deviation differ from model to model
+    "block_out_channels": (128, 256, 512, 512), "layers_per_block": 2, "latent_channels": 16, "norm_num_groups": 32,
+    "down_block_types": ("DownEncoderBlock2D",) * 4, "up_block_types": ("UpDecoderBlock2D",) * 4,
+    "use_quant_conv": False, "use_post_quant_conv": False,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """The shape of published weights, for plans and rehearsals: the configurations in a repository."""
+
+    transformer: Config
+    vae: Config
+    encoders: Mapping[str, tuple[str, Config]]
+    """Text encoder -> its class in transformers, and its configuration."""
+    scheduler: Config
+    """What differs from diffusers' defaults."""
+
+
+class Architecture(ABC):
+    """A base model with diffusers' own classes.
+
+    Latents have the shape that the transformer takes, [N, ...]; a prompt's encoding is a few named tensors.
+    """
+
+    label: str
+    """The name in texts."""
+    tag: str
+    """The tag of model cards on the hub."""
+    licences: Mapping[str, Mapping[str, str]]
+    """Start of a repository's name -> the hub's metadata for its licence."""
+    pipeline: type[DiffusionPipeline]
+    transformer: type[ModelMixin]
+    tokenizers: Mapping[str, str]
+    """Part of the pipeline -> kind, clip or t5; the last one is the `long_tokenizer`."""
+    text_encoders: tuple[str, ...]
+    """Parts of the pipeline."""
+    encoding: tuple[str, ...]
+    """The names of the tensors of an encoded prompt."""
+    lora_targets: tuple[str, ...]
+    """Ends of the names of modules that an adapter takes if the profile names none."""
+    published: Mapping[str, ModelShape]
+    """Repository -> shape."""
+    forms: tuple[str, ...] = ("diffusers", "lora")
+    """Forms in which trained weights can be exported."""
+    has_negative = False
+    """Whether the velocity without a prompt is needed, too, so that the empty prompt is encoded."""
+    alpha_in_lora = True
+    """Whether loaders of an exported LoRA find its alpha in the file; otherwise it is in the weights."""
+
+    @abstractmethod
+    def encode(self, pipeline: DiffusionPipeline, texts: Sequence[str], max_length: int) -> dict[str, torch.Tensor]:
+        """Encode P texts by the pipeline's own encode_prompt: name -> [P, ...]."""
+
+    @abstractmethod
+    def encoding_shapes(self, transformer: Config, max_length: int, clip_length: int) -> dict[str, tuple[int, ...]]:
+        """Return the shape of each tensor of an encoded prompt, without encoding one."""
+
+    @property
+    def long_tokenizer(self) -> str:
+        """Return which part of the pipeline is the tokenizer whose length `embed.max_sequence_length` limits."""
+        return list(self.tokenizers)[-1]
+
+    def tokenizer(self, pipeline: DiffusionPipeline) -> Any:
+        """Return the `long_tokenizer` of a pipeline."""
+        return getattr(pipeline, self.long_tokenizer)
+
+    def text_tokens(self, encoded: Tensors) -> int:
+        """Return among how many text tokens a call of the transformer attends; encoded: name -> [P, ...]."""
+        return encoded["context"].shape[1]
+
+    def pack(self, latents: torch.Tensor) -> torch.Tensor:
+        """Bring latents of the VAE [N, channels, rows, columns] into the shape that the transformer takes."""
+        return latents
+
+    def unpack(self, latents: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
+        """Invert `pack`, for latents of rows x columns."""
+        return latents
+
+    def longest_side(self, transformer: Config) -> int | None:
+        """Return how many rows or columns latents may have; None: any number."""
+        return None
+
+    def schedule(self, config: Config, image_tokens: int) -> Schedule:
+        """Return the sigmas with which the pipeline itself samples images of that many tokens; config: its scheduler's."""
+        return Schedule.published(config, image_tokens)
+
+    def forward_evals(self, guidance: float) -> int:
+        """Return the forward evaluations (NFE) that the velocity of one latent takes."""
+        return 1
+
+    def positions(self, rows: int, columns: int, device: torch.device) -> dict[str, torch.Tensor]:
+        """Return arguments of the transformer that depend only on the size of the latents."""
+        return {}
+
+    @abstractmethod
+    def velocity(
+        self,
+        transformer: ModelMixin,
+        latents: torch.Tensor,
+        sigma: torch.Tensor,
+        encoded: Tensors,
+        guidance: float,
+        positions: Tensors,
+    ) -> torch.Tensor:
+        """Call the transformer once: latents [N, ...] at sigma [N], each with its prompt's encoding [N, ...].
+
+        Sigma reaches the model in float32, and as it is. guidance: used only where it is an input of the model.
+        """
+
+    def read_lora(self, folder: Path, file: str) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        """Read a LoRA's weights under diffusers' names, and further arguments of `pipeline.load_lora_into_transformer`."""
+        weights, metadata = self.pipeline.lora_state_dict(
+            folder, weight_name=file, return_lora_metadata=True, local_files_only=True
+        )
+        return weights, {"metadata": metadata}
+
+    def guided(self, without: torch.Tensor, with_prompt: torch.Tensor, guidance: float) -> torch.Tensor:
+        """Combine the velocities without and with the prompt by classifier-free guidance; only where `forward_evals` is two."""
+        return without + guidance * (with_prompt - without)
+
+    def blocks(self, transformer: ModelMixin) -> list[torch.nn.Module]:
+        """Return the blocks that are compiled and sharded one by one, in the order of the computation."""
+        return list(transformer.transformer_blocks)
+
+    @abstractmethod
+    def inputs(self, config: Config, batch: int, image_tokens: int, text_tokens: int, device: str) -> dict[str, Any]:
+        """Make arguments of a call of the transformer: `batch` latents with a prompt each, all zeros."""
+
+    @abstractmethod
+    def shallow(self, config: Config) -> tuple[dict[str, Any], list[tuple[dict[str, Any], int]]]:
+        """Return small configurations that give the cost of the whole model, which grows by the same amount with each block of a kind.
+
+        A shallow one, and for every kind of block one with a block more, and how many more the whole model has than the shallow.
+        """
+
+    def original(self, weights: Tensors, config: Config) -> dict[str, torch.Tensor]:
+        """Rename the transformer's weights as its first publisher does, for the form `original`."""
+        raise NotImplementedError
+
+    def kohya(self, lora: Tensors, shapes: Mapping[str, torch.Size], alpha: float, config: Config) -> dict[str, torch.Tensor]:
+        """Rename a LoRA as kohya's sd-scripts do, for the form `kohya`."""
+        raise NotImplementedError
+
+
+def sides(tokens: int) -> tuple[int, int]:
+    """Return rows and columns of a grid of that many tokens, as near to a square as possible."""
+    rows = next(rows for rows in range(isqrt(tokens), 0, -1) if tokens % rows == 0)
+    return rows, tokens // rows

@@ -1,0 +1,231 @@
+"""Define FLUX.1: guidance embedded, packed latents, a T5 context and a pooled CLIP state. FLUX.1-schnell takes no guidance.
+
+It can be written under the original names, those of Black Forest Labs' checkpoints (github.com/black-forest-labs/flux,
+`src/flux/model.py`). If an original module stacks several of diffusers' modules, the tables list them in that order.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers import FluxPipeline, FluxTransformer2DModel
+
+from g2rpo_core.architectures.architecture import CLIP_L, T5_XXL, VAE_16, Architecture, Config, ModelShape, Tensors
+
+TRANSFORMER: dict[str, Any] = {  # FLUX.1-dev's, as are the other parts, at 3de623fc3c33
+    "patch_size": 1, "in_channels": 64, "num_layers": 19, "num_single_layers": 38, "attention_head_dim": 128, "num_attention_heads": 24,
+    "joint_attention_dim": 4096, "pooled_projection_dim": 768, "guidance_embeds": True, "axes_dims_rope": (16, 56, 56),
+}  # fmt: skip
+VAE: dict[str, Any] = {**VAE_16, "scaling_factor": 0.3611, "shift_factor": 0.1159}
+ENCODERS = {"text_encoder": ("CLIPTextModel", CLIP_L), "text_encoder_2": ("T5EncoderModel", T5_XXL)}
+DEVS = ("black-forest-labs/FLUX.1-dev", "black-forest-labs/FLUX.1-Krea-dev")
+DEV_LICENCE = {"license": "other", "license_name": "flux-1-dev-non-commercial-license"}
+DEV = ModelShape(TRANSFORMER, VAE, ENCODERS, {"shift": 3.0, "use_dynamic_shifting": True})
+# Original names
+_TIME = "time_text_embed"
+OUTSIDE_BLOCKS = {
+    "img_in": ["x_embedder"],
+    "txt_in": ["context_embedder"],
+    "time_in.in_layer": [f"{_TIME}.timestep_embedder.linear_1"],
+    "time_in.out_layer": [f"{_TIME}.timestep_embedder.linear_2"],
+    "vector_in.in_layer": [f"{_TIME}.text_embedder.linear_1"],
+    "vector_in.out_layer": [f"{_TIME}.text_embedder.linear_2"],
+    "guidance_in.in_layer": [f"{_TIME}.guidance_embedder.linear_1"],
+    "guidance_in.out_layer": [f"{_TIME}.guidance_embedder.linear_2"],
+    "final_layer.linear": ["proj_out"],
+    "final_layer.adaLN_modulation.1": ["norm_out.linear"],
+}
+DOUBLE = {
+    "img_mod.lin": ["norm1.linear"],
+    "txt_mod.lin": ["norm1_context.linear"],
+    "img_attn.qkv": ["attn.to_q", "attn.to_k", "attn.to_v"],
+    "txt_attn.qkv": ["attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj"],
+    "img_attn.norm.query_norm": ["attn.norm_q"],
+    "img_attn.norm.key_norm": ["attn.norm_k"],
+    "txt_attn.norm.query_norm": ["attn.norm_added_q"],
+    "txt_attn.norm.key_norm": ["attn.norm_added_k"],
+    "img_attn.proj": ["attn.to_out.0"],
+    "txt_attn.proj": ["attn.to_add_out"],
+    "img_mlp.0": ["ff.net.0.proj"],
+    "img_mlp.2": ["ff.net.2"],
+    "txt_mlp.0": ["ff_context.net.0.proj"],
+    "txt_mlp.2": ["ff_context.net.2"],
+}
+SINGLE = {
+    "modulation.lin": ["norm.linear"],
+    "linear1": ["attn.to_q", "attn.to_k", "attn.to_v", "proj_mlp"],
+    "linear2": ["proj_out"],
+    "norm.query_norm": ["attn.norm_q"],
+    "norm.key_norm": ["attn.norm_k"],
+}
+SHIFT_FIRST = "final_layer.adaLN_modulation.1"  # diffusers has the scale first
+
+
+@contextmanager
+def exact_times(transformer: FluxTransformer2DModel, sigma: torch.Tensor, guidance: torch.Tensor | None) -> Iterator[None]:
+    """Make the transformer embed sigma [N] and guidance [N] as float32 within the block.
+
+    diffusers multiplies both by 1000 in the dtype of the hidden states: in bfloat16 the model would see 976 for a sigma of
+    0.97826, and 3504 for a guidance of 3.5 (`FluxTransformer2DModel.forward`).
+    """
+    times = (1000 * sigma,) if guidance is None else (1000 * sigma, 1000 * guidance)
+    hook = transformer.time_text_embed.register_forward_pre_hook(lambda _, given: (*times, given[-1]))
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+class Flux(Architecture):
+    """The base model of `FluxPipeline`."""
+
+    label, tag = "FLUX.1", "flux"
+    licences = {
+        "black-forest-labs/FLUX.1-schnell": {"license": "apache-2.0"},
+        DEVS[0]: DEV_LICENCE | {"license_link": f"https://huggingface.co/{DEVS[0]}/blob/main/LICENSE.md"},
+        DEVS[1]: DEV_LICENCE | {"license_link": f"https://huggingface.co/{DEVS[1]}/blob/main/LICENSE.md"},
+    }
+    pipeline, transformer = FluxPipeline, FluxTransformer2DModel
+    tokenizers = {"tokenizer": "clip", "tokenizer_2": "t5"}
+    text_encoders = ("text_encoder", "text_encoder_2")
+    encoding = ("context", "pooled")
+    # those of diffusers' recipe
+    lora_targets = ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")
+    forms = ("diffusers", "original", "lora", "kohya")
+    published = {
+        **dict.fromkeys(DEVS, DEV),
+        "black-forest-labs/FLUX.1-schnell": ModelShape(
+            {**TRANSFORMER, "guidance_embeds": False}, VAE, ENCODERS, {"shift": 1.0, "use_dynamic_shifting": False}
+        ),
+    }
+
+    def encode(self, pipeline: FluxPipeline, texts: Sequence[str], max_length: int) -> dict[str, torch.Tensor]:
+        context, pooled, _ = pipeline.encode_prompt(list(texts), None, max_sequence_length=max_length)
+        return {"context": context, "pooled": pooled}
+
+    def encoding_shapes(self, transformer: Config, max_length: int, clip_length: int) -> dict[str, tuple[int, ...]]:
+        return {"context": (max_length, transformer["joint_attention_dim"]), "pooled": (transformer["pooled_projection_dim"],)}
+
+    def pack(self, latents: torch.Tensor) -> torch.Tensor:
+        return FluxPipeline._pack_latents(latents, *latents.shape)
+
+    def unpack(self, latents: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
+        return FluxPipeline._unpack_latents(latents, rows, columns, 1)
+
+    def positions(self, rows: int, columns: int, device: torch.device) -> dict[str, torch.Tensor]:
+        return {"img_ids": FluxPipeline._prepare_latent_image_ids(1, rows // 2, columns // 2, device, torch.float32)}
+
+    def velocity(
+        self,
+        transformer: FluxTransformer2DModel,
+        latents: torch.Tensor,
+        sigma: torch.Tensor,
+        encoded: Tensors,
+        guidance: float,
+        positions: Tensors,
+    ) -> torch.Tensor:
+        scale = torch.full_like(sigma, guidance) if transformer.config.guidance_embeds else None
+        with exact_times(transformer, sigma, scale):
+            return transformer(
+                hidden_states=latents,
+                timestep=sigma,  # the model multiplies by 1000 itself
+                guidance=scale,
+                pooled_projections=encoded["pooled"],
+                encoder_hidden_states=encoded["context"],
+                txt_ids=torch.zeros(encoded["context"].shape[1], 3, device=latents.device),
+                **positions,
+                return_dict=False,
+            )[0]
+
+    def read_lora(self, folder: Path, file: str) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        weights, alphas, metadata = FluxPipeline.lora_state_dict(
+            folder, weight_name=file, return_alphas=True, return_lora_metadata=True, local_files_only=True
+        )
+        return weights, {"network_alphas": alphas, "metadata": metadata}
+
+    def blocks(self, transformer: FluxTransformer2DModel) -> list[torch.nn.Module]:
+        return [*transformer.transformer_blocks, *transformer.single_transformer_blocks]
+
+    def inputs(self, config: Config, batch: int, image_tokens: int, text_tokens: int, device: str) -> dict[str, Any]:
+        zeros = partial(torch.zeros, device=device)
+        return {
+            "hidden_states": zeros(batch, image_tokens, config["in_channels"]),
+            "timestep": zeros(batch),
+            "guidance": zeros(batch) if config["guidance_embeds"] else None,
+            "pooled_projections": zeros(batch, config["pooled_projection_dim"]),
+            "encoder_hidden_states": zeros(batch, text_tokens, config["joint_attention_dim"]),
+            "txt_ids": zeros(text_tokens, 3),
+            "img_ids": zeros(image_tokens, 3),
+            "return_dict": False,
+        }
+
+    def shallow(self, config: Config) -> tuple[dict[str, Any], list[tuple[dict[str, Any], int]]]:
+        kinds = ("num_layers", "num_single_layers")
+        shallow = {**config, **dict.fromkeys(kinds, 1)}
+        return shallow, [(shallow | {kind: 2}, config[kind] - 1) for kind in kinds]
+
+    def original(self, weights: Tensors, config: Config) -> dict[str, torch.Tensor]:
+        """Rename diffusers' weights to the original names; ValueError if one has no original name."""
+        renamed: dict[str, torch.Tensor] = {}
+        used = set()
+        for name, parts in original_modules(config):
+            for ours, theirs in (("weight", "scale" if name.endswith("_norm") else "weight"), ("bias", "bias")):
+                keys = [f"{part}.{ours}" for part in parts]
+                # a norm has no bias, and FLUX.1-schnell no guidance
+                if keys[0] not in weights:
+                    continue
+                value = torch.cat([weights[key] for key in keys])
+                if name == SHIFT_FIRST:
+                    value = torch.cat(value.chunk(2)[::-1])
+                renamed[f"{name}.{theirs}"] = value
+                used |= set(keys)
+        if left := weights.keys() - used:
+            raise ValueError(f"{min(left)} has no name in the original layout")
+        return renamed
+
+    def kohya(self, lora: Tensors, shapes: Mapping[str, torch.Size], alpha: float, config: Config) -> dict[str, torch.Tensor]:
+        """Rename diffusers' LoRA as kohya's sd-scripts do: `lora_unet_<original module>.lora_down.weight`, `.lora_up.weight`, `.alpha`.
+
+        shapes: of diffusers' weights. An original module that stacks several of diffusers' gets their ranks one after the other and a
+        block diagonal up matrix. Its alpha is multiplied by their number, so that alpha / rank stays the same. Rows of a part without
+        an adapter are zero.
+        """
+        renamed: dict[str, torch.Tensor] = {}
+        matrix = lambda part, side: lora[f"transformer.{part}.lora_{side}.weight"]
+        for name, parts in original_modules(config):
+            present = [part for part in parts if f"transformer.{part}.lora_A.weight" in lora]
+            if not present:
+                continue
+            downs = [matrix(part, "A") for part in present]
+            rank = len(downs[0])
+            up = torch.zeros(sum(shapes[f"{part}.weight"][0] for part in parts), rank * len(present), dtype=downs[0].dtype)
+            # Each part's up matrix has its own rows and its own ranks
+            top = 0
+            for part in parts:
+                height = shapes[f"{part}.weight"][0]
+                if part in present:
+                    left = rank * present.index(part)
+                    up[top : top + height, left : left + rank] = matrix(part, "B")
+                top += height
+            key = "lora_unet_" + name.replace(".", "_")
+            renamed |= {
+                f"{key}.lora_down.weight": torch.cat(downs),
+                f"{key}.lora_up.weight": up,
+                f"{key}.alpha": torch.tensor(alpha * len(present)),
+            }
+        return renamed
+
+
+def original_modules(config: Config) -> Iterator[tuple[str, list[str]]]:
+    """Yield the original name of every module of a model, and the diffusers modules that make it up."""
+    yield from OUTSIDE_BLOCKS.items()
+    for kind, ours, table, count in (
+        ("double_blocks", "transformer_blocks", DOUBLE, config["num_layers"]),
+        ("single_blocks", "single_transformer_blocks", SINGLE, config["num_single_layers"]),
+    ):
+        for index in range(count):
+            for name, parts in table.items():
+                yield f"{kind}.{index}.{name}", [f"{ours}.{index}.{part}" for part in parts]

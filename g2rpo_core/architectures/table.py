@@ -1,0 +1,57 @@
+"""List all base models, and find the one that a pipeline's folder or a repository holds."""
+
+from pathlib import Path
+
+from diffusers import DiffusionPipeline, FlowMatchEulerDiscreteScheduler
+
+from g2rpo_core.architectures.architecture import Architecture, ModelShape, Schedule
+from g2rpo_core.architectures.flux import Flux
+from g2rpo_core.architectures.sd3 import StableDiffusion3
+from g2rpo_core.foundation.errors import UserError
+from g2rpo_core.foundation.files import complaint, read_json, reading, whole
+
+ARCHITECTURES: dict[str, Architecture] = {base.pipeline.__name__: base for base in (Flux(), StableDiffusion3())}
+
+
+def read_architecture(pipeline: Path) -> Architecture:
+    """Return the base model in a diffusers pipeline's folder, by the class in model_index.json; UserError for any other class."""
+    file = pipeline / "model_index.json"
+    name = read_json(whole(file), dict).get("_class_name")
+    if name not in ARCHITECTURES:
+        raise UserError(complaint(file, f"{name} is no base model that is known here, only {', '.join(ARCHITECTURES)}"))
+    return ARCHITECTURES[name]
+
+
+def known_shape(repo: str) -> tuple[Architecture, ModelShape] | None:
+    """Return the base model and the shape of a published repository; None for one that is not known here."""
+    return next(((base, base.published[repo]) for base in ARCHITECTURES.values() if repo in base.published), None)
+
+
+def known_repos() -> list[str]:
+    """Return the repositories whose shape is known."""
+    return [repo for base in ARCHITECTURES.values() for repo in base.published]
+
+
+def text_encoders(pipeline: Path, **options: object) -> DiffusionPipeline:
+    """Load the pipeline without transformer and VAE; options: further arguments of `from_pretrained`. UserError if a part is missing."""
+    base = read_architecture(pipeline)
+    index = read_json(pipeline / "model_index.json", dict)
+    if lacking := [part for part in (*base.text_encoders, *base.tokenizers) if None in index.get(part, [None])]:
+        reason = f"has no {', '.join(lacking)}: {base.label} encodes its prompts with all of {', '.join(base.text_encoders)}"
+        raise UserError(complaint(pipeline, reason))
+    with reading(pipeline):
+        return base.pipeline.from_pretrained(pipeline, transformer=None, vae=None, **options)
+
+
+def read_schedule(base: Architecture, pipeline: Path, image_tokens: int) -> Schedule:
+    """Return the sigmas with which the pipeline in a folder itself samples images of that many tokens.
+
+    UserError for a scheduler that is not supported.
+    """
+    whole(file := pipeline / "scheduler" / "scheduler_config.json")
+    with reading(file):
+        config = FlowMatchEulerDiscreteScheduler(**FlowMatchEulerDiscreteScheduler.load_config(pipeline / "scheduler")).config
+    try:
+        return base.schedule(config, image_tokens)
+    except ValueError as error:
+        raise UserError(f"{pipeline / 'scheduler'}: {error}") from None

@@ -1,0 +1,241 @@
+"""Define the commands that look ahead of a training: `g2rpo plan`, what it needs, and `g2rpo probe`, what it can learn from."""
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from g2rpo_core.cli.options import read_profile
+from g2rpo_core.common.runs import BASE
+from g2rpo_core.estimate.machines import ASSUMED_TFLOPS, BETWEEN, INSIDE, checked_machines
+from g2rpo_core.foundation.errors import UserError
+from g2rpo_core.inference.runs import find_weights
+
+if TYPE_CHECKING:  # these import torch and diffusers, which would slow down --help
+    from g2rpo_core.config import Profile
+    from g2rpo_core.estimate.budget import Way
+    from g2rpo_core.estimate.plan import Plan
+    from g2rpo_core.inference.probe import Step
+
+
+def plan(
+    profile: Annotated[str, typer.Option(help="name of a file in profiles/")],
+    method: Annotated[str, typer.Option(help="an entry of the profile's methods")] = "g2rpo",
+    gpus: Annotated[int, typer.Option(help="GPUs on all nodes together")] = 1,
+    nodes: Annotated[
+        int | None, typer.Option(help="number of nodes (default: as few as possible, with up to 8 GPUs each)")
+    ] = None,
+    memory: Annotated[float, typer.Option(help="GiB per GPU")] = 80,
+    hours: Annotated[float | None, typer.Option(help="find the cheapest way that takes no longer, on at most --gpus")] = None,
+    shard: Annotated[
+        int | None, typer.Option(help="GPUs that share one model, a divisor of --gpus (default: as the profile says)")
+    ] = None,
+    inside: Annotated[float, typer.Option(help="GB/s from a GPU to the others on its node")] = INSIDE,
+    between: Annotated[float, typer.Option(help="GB/s from a GPU to those on other nodes")] = BETWEEN,
+    rate: Annotated[
+        str | None,
+        typer.Option(help="milliseconds per forward evaluation, or `measured` on this machine's GPU (default: an assumed rate)"),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="print one JSON object on the last line")] = False,
+) -> None:
+    """Estimate what a profile needs, before you rent machines: memory, hours, GPU-hours, disk.
+
+    Example: g2rpo plan --profile flux_hps_clip --gpus 16 --memory 141
+    """
+    print_plan(SimpleNamespace(**locals()))
+
+
+def print_plan(args: SimpleNamespace) -> None:
+    """Check the options, then print the plan, or with --hours the cheapest way; exit status 1 if none is that fast."""
+    from g2rpo_core.config import load_profile, profile_path
+    from g2rpo_core.estimate.budget import changes, cheapest
+    from g2rpo_core.estimate.plan import make_plan
+
+    # Check the options
+    profile = load_profile(profile_path(args.profile))
+    if profile.models.source != "hub":
+        raise UserError(
+            f"plan: profile {args.profile} builds its own small models, which fit on any machine; plan one of published models"
+        )
+    if args.method not in profile.methods:
+        raise UserError(f"plan: --method {args.method}: profile {args.profile} has only {', '.join(profile.methods)}")
+    machines = checked_machines("plan", args.gpus, args.memory, args.nodes, args.inside, args.between)
+    if args.hours is not None and not 0 < args.hours < float("inf"):
+        raise UserError(f"plan: --hours {args.hours} must be above 0")
+    if args.shard is not None and (args.shard < 1 or args.gpus % args.shard):
+        raise UserError(f"plan: --shard {args.shard} must divide --gpus {args.gpus}")
+    rate, source = _rate(args.rate, profile, args.method)
+    # The cheapest way within a time
+    if args.hours:
+        way, fastest = cheapest(profile, args.method, machines, args.hours, rate)
+        if args.json:
+            rows = {"cheapest": way and asdict(way), "fastest": fastest and asdict(fastest), "rate": source}
+            print(json.dumps(rows))
+        else:
+            print("\n".join(_describe_ways(args, profile.run(args.method).training.iterations, way, fastest)))
+        sys.exit(0 if way else 1)
+    # The plan, and what single changes would do
+    plan = make_plan(profile, args.method, machines, args.shard, rate)
+    alternatives = changes(profile, args.method, machines, plan.fits, args.shard)
+    if args.json:
+        keys = ("memory_total_gib", "fits", "hours", "gpu_hours")
+        changed_plans = [{"change": label} | {key: getattr(changed, key) for key in keys} for label, changed in alternatives]
+        print(json.dumps(asdict(plan) | {"rate": source, "changes": changed_plans}))
+        return
+    print("\n".join(_describe(args, plan, source, alternatives)))
+
+
+def _rate(given: str | None, profile: "Profile", method: str) -> tuple[float | None, str]:
+    if given is None:
+        return None, f"assumed: {ASSUMED_TFLOPS:.0f} TFLOP/s in bfloat16; not measured"
+    if given == "measured":
+        from g2rpo_core.estimate.plan import measured_rate
+
+        return measured_rate(profile, method), "measured on this machine"
+    try:
+        rate = float(given)
+    except ValueError:
+        rate = 0.0
+    if not 0 < rate < float("inf"):
+        raise UserError(f"plan: --rate {given}: give milliseconds per forward evaluation, above 0, or `measured`")
+    return rate, "given"
+
+
+def _describe_ways(args: SimpleNamespace, iterations: int, way: "Way | None", fastest: "Way | None") -> list[str]:
+    title = f"{args.profile}, {args.method}, at most {args.gpus} GPUs of {args.memory:g} GiB and {args.hours:g} hours"
+    if fastest is None:
+        return [f"{title}: no way fits into {args.memory:g} GiB, not even a LoRA of rank 32"]
+    if way is None:
+        part = int(args.hours / fastest.plan.hours * iterations)
+        return [f"{title}: no way is that fast; the fastest does {part} of the {iterations} iterations: {_describe_way(fastest)}"]
+    return [f"{title}: the cheapest way is {_describe_way(way)}"]
+
+
+def _describe_way(way: "Way") -> str:
+    settings = [f"{name}: {_describe_setting(value)}" for name, value in way.settings.items()]
+    return (
+        f"{way.gpus} GPUs for {way.plan.hours:.1f} hours, {way.plan.gpu_hours:.0f} GPU-hours, {way.plan.memory_total_gib:.1f} GiB per GPU"
+        + (", with training." + ", training.".join(settings) if settings else ", with the profile's settings")
+    )
+
+
+def _describe_setting(value: object) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {number:g}" for key, number in value.items() if isinstance(number, int | float)) + "}"
+    return str(value).lower()
+
+
+def _describe(args: SimpleNamespace, plan: "Plan", source: str, alternatives: "list[tuple[str, Plan]]") -> list[str]:
+    calls = ", ".join(f"{count} latents per call of the {phase}" for phase, count in plan.latents_per_call.items())
+    lines = [
+        f"{args.profile}, {args.method}, {args.gpus} GPUs of {args.memory:g} GiB, {plan.gpus_per_model} per model",
+        f"forward evaluations: {plan.evaluations_per_prompt} per prompt, {plan.evaluations_per_iteration} per iteration; {calls}",
+        f"memory per GPU: {plan.memory_total_gib:.1f} GiB: {'fits' if plan.fits else 'DOES NOT FIT'}",
+        *(f"  {part:12} {gib:9.2f}" for part, gib in plan.memory_gib.items()),
+        "  (by phase: " + ", ".join(f"{key} {gib:.1f}" for key, gib in plan.phases_gib.items()) + ")",
+        f"time: {plan.seconds_per_iteration:.0f} s per iteration at {plan.ms_per_evaluation:.1f} ms per forward evaluation ({source}): "
+        + ", ".join(f"{key} {value:.0f}" for key, value in plan.seconds.items())
+        + "".join(f", communication of the {key} {value:.1f}" for key, value in plan.communication_seconds.items() if value),
+        f"the whole run: {plan.hours:.1f} hours, {plan.gpu_hours:.0f} GPU-hours",
+        f"disk: {sum(plan.disk_gib.values()):.0f} GiB: " + ", ".join(f"{key} {gib:.1f}" for key, gib in plan.disk_gib.items()),
+    ]
+    if plan.not_counted:
+        lines.append(f"not counted: the models of {', '.join(plan.not_counted)}, which run elsewhere or are your own")
+    if alternatives:
+        lines.append("what would change:")
+        lines += [
+            f"  {label}: {each.memory_total_gib:.1f} GiB, {'fits' if each.fits else 'does not fit'}, {each.gpu_hours:.0f} GPU-hours"
+            for label, each in alternatives
+        ]
+    return lines
+
+
+def probe(
+    profile: Annotated[str | None, typer.Option(help="default: the one in params.yaml")] = None,
+    run: Annotated[str, typer.Option(help="`base`, a run such as g2rpo-1, or a folder with `transformer` or `lora`")] = BASE[0],
+    prompts: Annotated[int, typer.Option(help="how many training prompts, the first ones")] = 16,
+    group: Annotated[int | None, typer.Option(help="members of a group (default: training.num_generations)")] = None,
+    granularities: Annotated[str, typer.Option(help="step sizes of the tails, rising, the finest first")] = "1,2,3",
+    seed: Annotated[int, typer.Option(help="of the noise")] = 0,
+    device: Annotated[str | None, typer.Option(help="cuda or cpu (default: a GPU if there is one)")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print a JSON list instead of the table")] = False,
+) -> None:
+    """Measure, before training, how the reward spreads when noise is added at each step, and whether coarse tails rank as fine ones do.
+
+    It needs the stages models and embed. Noise that changes no score teaches nothing: choose sde_steps where the spread is large for its
+    evaluations, and coarser tails where their correlation with the finest is near 1.
+
+    Example: g2rpo probe --prompts 32 --granularities 1,3
+    """
+    name, settings = read_profile(profile)
+    members = group or settings.training.num_generations
+    tails = _parse_granularities(granularities)
+    if not tails or prompts < 1 or members < 2:
+        raise UserError(
+            "probe: --granularities are rising whole numbers from 1, as 1,2,3; --prompts is at least 1, --group at least 2"
+        )
+    steps, count = _measure(name, settings, find_weights(run, name), prompts, tails, members, seed, device)
+    if as_json:
+        print(json.dumps([asdict(step) for step in steps]))
+        return
+    rewards = " + ".join(settings.training.rewards)
+    print(f"{name}, {run}: training reward {rewards} over {count} prompts, groups of {members}")
+    _print_table(steps, tails)
+
+
+def _parse_granularities(text: str) -> tuple[int, ...]:
+    """Return rising whole numbers from 1; none if the text is anything else."""
+    try:
+        tails = tuple(int(word) for word in text.split(","))
+    except ValueError:
+        return ()
+    return tails if list(tails) == sorted(set(tails)) and tails[0] >= 1 else ()
+
+
+def _measure(
+    name: str,
+    profile: "Profile",
+    weights: Path | None,
+    prompts: int,
+    tails: tuple[int, ...],
+    group: int,
+    seed: int,
+    device: str | None,
+) -> "tuple[list[Step], int]":
+    """Load policy, rewards and prompts, and probe every step; return the steps, and how many prompts were used."""
+    from tqdm import tqdm
+
+    from g2rpo_core.common.model_store import ModelStore
+    from g2rpo_core.common.processes import device_of
+    from g2rpo_core.data.embeddings import DTYPES, EmbeddingStore
+    from g2rpo_core.inference.probe import probe
+    from g2rpo_core.models.policy import Policy
+    from g2rpo_core.rewards import registry
+
+    where, sampling, reward_weights, models = device_of(device), profile.sampling, profile.training.rewards, Path("models", name)
+    store = EmbeddingStore(Path("embeddings", name, "train"))
+    policy = Policy.load(
+        ModelStore(models).folder("pipeline"), weights, height=sampling.height, width=sampling.width, guidance=sampling.guidance,
+        dtype=DTYPES[sampling.dtype], device=where,
+    )  # fmt: skip
+    rewards = registry.load(list(reward_weights), models, where, profile.rewards)
+    count = min(prompts, len(store))
+    first = tqdm(range(count), desc="prompts", disable=None)
+    return probe(policy, rewards, reward_weights, store, first, sampling, tails, group, seed), count
+
+
+def _print_table(steps: "list[Step]", tails: tuple[int, ...]) -> None:
+    coarse = tails[1:]
+    print(
+        "step  sigma  spread  "
+        + "  ".join(f"NFE λ={each}" for each in tails)
+        + "".join(f"  corr. λ={each}   gap λ={each}" for each in coarse)
+    )
+    for step in steps:
+        evaluations = "  ".join(f"{step.evaluations[each]:7,}" for each in tails)
+        agreement = "".join(f"  {step.correlation[each]:9.2f}  {step.gap[each]:+8.4f}" for each in coarse)
+        print(f"{step.step:4}  {step.sigma:5.3f}  {step.spread:6.4f}  {evaluations}{agreement}")

@@ -1,0 +1,222 @@
+"""Define the commands that take a trained run: `g2rpo generate`, `demo` and `export`."""
+
+import threading
+from contextlib import suppress
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from g2rpo_core.cli.options import on_loopback, read_profile
+from g2rpo_core.common.runs import BASE
+from g2rpo_core.foundation.errors import UserError, require
+from g2rpo_core.inference.runs import find_kind, find_weights, trained_runs
+
+if TYPE_CHECKING:  # imports torch, which would slow down --help
+    from g2rpo_core.data.prompts import Prompt
+
+
+def generate(
+    prompts: Annotated[list[str] | None, typer.Argument(metavar="PROMPT", help="prompts; or use --file")] = None,
+    file: Annotated[
+        Path | None, typer.Option(help="file of prompts, in a format that profiles take: txt, csv, json, jsonl or parquet")
+    ] = None,
+    run: Annotated[str, typer.Option(help="`base`, a run such as g2rpo-1, or a folder with `transformer` or `lora`")] = BASE[0],
+    profile: Annotated[
+        str | None, typer.Option(help="profile whose models and image size are used (default: the one in params.yaml)")
+    ] = None,
+    seeds: Annotated[
+        str, typer.Option(help="seeds of the initial noise: 7, 1,2,5 or 1-4; every prompt and run gets the same noise")
+    ] = "0",
+    steps: Annotated[int | None, typer.Option(help="denoising steps (default: the first of evaluation.steps)")] = None,
+    guidance: Annotated[float | None, typer.Option(help="guidance scale (default: sampling.guidance)")] = None,
+    trained_share: Annotated[
+        float, typer.Option(help="share of the steps, from the noisy end, by the run; the base does the rest")
+    ] = 1.0,
+    lora_scale: Annotated[float, typer.Option(help="strength of a LoRA run, times its alpha / rank")] = 1.0,
+    out: Annotated[Path, typer.Option(help="output folder; it may already hold files")] = Path("pictures"),
+    grid: Annotated[
+        bool, typer.Option("--grid", help="also write one image with a row per prompt and a column per seed")
+    ] = False,
+    device: Annotated[str | None, typer.Option(help="cuda or cpu (default: a GPU if there is one)")] = None,
+) -> None:
+    """Draw prompts as PNG files; each file's metadata says how it was made.
+
+    Prompts that are too long for the text encoders are refused.
+
+    Example: g2rpo generate "a small red circle" --run g2rpo-1 --seeds 1-4 --grid
+    """
+    draw(SimpleNamespace(**locals()))
+
+
+def draw(args: SimpleNamespace) -> None:
+    """Check the options, then draw; UserError before any model is loaded if an option does not fit."""
+    profile, settings = read_profile(args.profile)
+    # Check the options
+    seeds, folder = parse_seeds(args.seeds), find_weights(args.run, profile)
+    steps = settings.evaluation.steps[0] if args.steps is None else args.steps
+    guidance = settings.sampling.guidance if args.guidance is None else args.guidance
+    if steps < 1 or not 0 < args.trained_share <= 1:
+        raise UserError("generate: --steps must be at least 1, and --trained-share above 0 and at most 1")
+    if args.out.exists() and not args.out.is_dir():
+        raise UserError(f"generate: --out {args.out} is not a folder")
+    prompts = read_texts(args)
+
+    import torch
+    from torchvision.utils import save_image
+
+    from g2rpo_core.inference.painter import Painter, png
+
+    # Draw every prompt with every seed
+    painter = Painter(settings, Path("models", profile), args.device)
+    encoded = painter.encode(prompts)
+    args.out.mkdir(parents=True, exist_ok=True)
+    sampling = {"steps": steps, "guidance": guidance, "trained_share": args.trained_share, "lora_scale": args.lora_scale}
+    origin = {"profile": profile, "run": args.run, "shift": painter.find_schedule(painter.policy(folder)).shift, **sampling}
+    name, rows = args.run.replace("/", "_"), []
+    for number, (prompt, conditioning) in enumerate(zip(prompts, encoded)):
+        images = painter.draw(folder, conditioning, seeds, **sampling)
+        rows.append(images)
+        for seed, image in zip(seeds, images):
+            path = args.out / f"{name}-{number:04d}-{seed}.png"
+            path.write_bytes(png(image, {**origin, "prompt": prompt.text, "seed": seed}))
+            print(path)
+    if args.grid:
+        path = args.out / f"{name}-grid.png"
+        save_image(torch.cat(rows), path, nrow=len(seeds))
+        print(path)
+
+
+def parse_seeds(text: str) -> list[int]:
+    """Parse `1,4-6` as 1, 4, 5, 6; UserError for anything else, and for more than 1,000."""
+    seeds: list[int] = []
+    try:
+        for part in text.split(","):
+            first, _, last = part.partition("-")
+            seeds += range(int(first), int(last or first) + 1)
+    except ValueError:
+        seeds = []
+    if not 0 < len(seeds) <= 1000:
+        raise UserError(f"generate: --seeds {text}: give whole numbers from 0, as 7, 1,2,5 or 1-4, at most 1,000")
+    return seeds
+
+
+def read_texts(args: SimpleNamespace) -> "list[Prompt]":
+    """Return the prompts from the arguments or the file."""
+    from g2rpo_core.data.prompts import Prompt, read_prompts
+
+    if bool(args.prompts) == bool(args.file):
+        raise UserError("generate: give prompts, or a file of them with --file")
+    if args.file:
+        return read_prompts(args.file)
+    return [Prompt(f"{number:04d}", text, "") for number, text in enumerate(args.prompts)]
+
+
+def demo(
+    profile: Annotated[
+        str | None, typer.Option(help="profile whose models, runs and image size are used (default: the one in params.yaml)")
+    ] = None,
+    run: Annotated[
+        list[str] | None,
+        typer.Option(help="folder with `transformer` or `lora`, in addition to the profile's runs; may be repeated"),
+    ] = None,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="of the page")] = 7860,
+    host: Annotated[
+        str, typer.Option(help="address of this machine to listen on, so that others can reach it; there is no password")
+    ] = "127.0.0.1",
+    device: Annotated[str | None, typer.Option(help="cuda or cpu (default: a GPU if there is one)")] = None,
+    open: Annotated[bool, typer.Option("--open", help="open it in the browser")] = False,
+) -> None:
+    """Serve a page that draws prompts with the base and trained runs side by side, with their scores.
+
+    Example: g2rpo demo --open
+    """
+    require("g2rpo demo", "demo", "gradio")
+    profile, settings = read_profile(profile)
+    others = run or []
+    for other in others:
+        find_weights(other, profile)
+    # runs in the order of the methods, so that the first method is ticked; other runs come last
+    methods = list(settings.methods)
+    place = lambda name: methods.index(method) if (method := name.rpartition("-")[0]) in methods else len(methods)
+    list_runs = lambda: [*sorted(trained_runs(profile), key=place), *others]
+
+    from g2rpo_core.inference.demo.page import make_page, serve
+    from g2rpo_core.inference.demo.views import OPEN_TO_ALL
+    from g2rpo_core.inference.painter import Painter
+
+    # Load the models before the page appears
+    painter = Painter(settings, Path("models", profile), device)
+    print(f"loading the models of {profile} ...", flush=True)
+    painter.policy(None)
+    painter.encoders  # noqa: B018 - loads them
+    painter.load_rewards(list(settings.training.rewards))
+    # Serve until Ctrl-C
+    public = not on_loopback(host)
+    serving = serve(make_page(painter, profile, list_runs, public), host, port, open)
+    if public:
+        print(OPEN_TO_ALL)
+    print(f"the demo of {profile} is at {serving}; Ctrl-C ends it", flush=True)
+    with suppress(KeyboardInterrupt):
+        threading.Event().wait()
+
+
+def export(
+    run: Annotated[str, typer.Argument(help="a run such as g2rpo-1, or a run's folder")],
+    form: Annotated[
+        Literal["diffusers", "original", "lora", "kohya"],
+        typer.Option(
+            help="diffusers: a folder for from_pretrained; original: FLUX alone, one file with Black Forest Labs' names, for ComfyUI's "
+            "diffusion_models; for a LoRA: lora (diffusers and ComfyUI) or, for FLUX, kohya (programs that read sd-scripts' names)"
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="a new folder")],
+    profile: Annotated[str | None, typer.Option(help="profile of the run (default: the one in params.yaml)")] = None,
+    dtype: Annotated[
+        Literal["float32", "bfloat16"], typer.Option(help="float32 as trained, or bfloat16 for half the size")
+    ] = "float32",
+    push: Annotated[
+        str | None,
+        typer.Option(metavar="REPO", help="upload the folder to this hub repository (user/name); private if it is new"),
+    ] = None,
+    public: Annotated[bool, typer.Option("--public", help="with --push: make the repository public")] = False,
+) -> None:
+    """Write a run's trained weights in a form that other programs read, with a model card.
+
+    Example: g2rpo export g2rpo-1 --form original --out my_model
+    """
+    write_export(SimpleNamespace(**locals()))
+
+
+def write_export(args: SimpleNamespace) -> None:
+    """Check the options, then export; UserError before anything is written if something does not fit."""
+    # Check the options
+    from g2rpo_core.config import load_run
+
+    profile = args.profile or load_run().profile
+    folder = find_weights(args.run, profile)
+    if folder is None:
+        raise UserError("export: the base needs no export: it is in models/<profile>/pipeline, or on the hub")
+    trained = find_kind(folder)
+    if (args.form in ("lora", "kohya")) != (trained == "lora"):
+        forms = "a LoRA: --form lora or kohya" if trained == "lora" else "whole weights: --form diffusers or original"
+        raise UserError(f"export: {args.run} was trained as {forms}")
+    if args.out.exists() and (not args.out.is_dir() or any(args.out.iterdir())):
+        raise UserError(f"export: --out {args.out} already exists; name a new folder")
+    from g2rpo_core.inference.export import check_form, check_repo, push, write, write_card
+
+    models = Path("models", profile)
+    base = check_form(models, args.form)
+    if args.public and not args.push:
+        raise UserError("export: --public needs --push")
+    if args.push:
+        check_repo(args.push)
+
+    # Write weights and card, and upload them
+    args.out.mkdir(parents=True, exist_ok=True)
+    file = write(models, folder / str(trained), args.form, args.out, args.dtype)
+    write_card(args.out, profile, base, folder, args.form, file, args.push)
+    print(file)
+    if args.push:
+        print(push(args.out, args.push, args.public))

@@ -1,0 +1,115 @@
+"""Starts the processes of a stage by accelerate's launcher, and ends them at a safe point.
+
+As `python -m g2rpo_core.distributed.launcher` it is `accelerate launch` with readable errors, which ends with the status of the process
+that failed first. That process has printed its own error; one ended by a signal is reported here.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import torch
+
+from g2rpo_core.common.processes import die_with_parent
+from g2rpo_core.distributed.process_group import Processes, ProcessGroup, join, num_processes
+from g2rpo_core.foundation.errors import STATUS_FOLDER
+
+STATUS = 128 + signal.SIGTERM
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+CONFIGURATIONS = Path(__file__).parent / "accelerate"
+
+
+class Terminated(Exception):
+    """Raised at a safe point: the iteration has not changed the weights."""
+
+
+class Termination:
+    """A watch for SIGTERM and SIGINT: they set `requested`, and `limit` seconds later the process ends in any case.
+
+    A thread watches for the signals, because a long call holds up Python's own handlers.
+    """
+
+    def __init__(self, limit: float = 25.0):
+        self.requested, self._limit = False, limit
+
+    def watch(self) -> "Termination":
+        """Start to watch; in the main thread."""
+        reading, writing = os.pipe()
+        os.set_blocking(writing, False)
+        signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+        for number in SIGNALS:
+            signal.signal(number, lambda *_: None)
+        threading.Thread(target=self._wait, args=(reading,), daemon=True).start()
+        return self
+
+    def _wait(self, reading: int) -> None:
+        while not set(SIGNALS) & set(os.read(reading, 64)):
+            pass
+        self.requested = True
+        time.sleep(self._limit)
+        # The previous checkpoint is complete
+        os._exit(STATUS)
+
+
+def join_processes(asked: Processes) -> tuple[ProcessGroup, torch.device]:
+    """Return this process's group and device among the requested processes.
+
+    If more than one is requested and none has been started, `accelerate launch` runs the same command on this machine, and this
+    process ends with its status. accelerate or torchrun may also be started by hand, on one or several machines.
+    """
+    if "WORLD_SIZE" not in os.environ and (count := num_processes(asked)) > 1:
+        sys.exit(_launch(count))
+    return join(asked)
+
+
+def _launch(count: int) -> int:
+    spec = sys.modules["__main__"].__spec__
+    module = spec.name if spec else ""
+    options = ["--config_file", str(CONFIGURATIONS / "eight_gpus.yaml"), "--num_processes", str(count)]
+    command = [sys.executable, "-m", "g2rpo_core.distributed.launcher", *options, "-m", module]
+    terminated = []
+    # accelerate's own status is 1, whatever the status of a process
+    with tempfile.TemporaryDirectory() as folder:
+        environment = {**os.environ, STATUS_FOLDER: folder}
+        # A session of its own: Ctrl-C comes to this process alone, which hands it on as SIGTERM; no thread has started yet
+        command += sys.argv[1:]
+        child = subprocess.Popen(command, env=environment, preexec_fn=die_with_parent, start_new_session=True)  # noqa: PLW1509
+
+        def pass_on(*_) -> None:
+            terminated.append(True)
+            child.terminate()
+
+        for number in SIGNALS:
+            signal.signal(number, pass_on)
+        status = child.wait()
+        failed = [int(file.name) for file in Path(folder).iterdir()]
+    return STATUS if terminated else min(failed, default=status)
+
+
+def main() -> None:
+    from accelerate.commands.launch import launch_command, launch_command_parser
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    try:
+        launch_command(launch_command_parser().parse_args())
+    except SignalException:  # it has ended its processes, which have left their checkpoint
+        sys.exit(STATUS)
+    except ChildFailedError as error:
+        rank, failure = error.get_first_failure()
+        if failure.exitcode < 0:
+            why = "; the system does this when memory is short" if failure.exitcode == -9 else ""
+            print(
+                f"error: process {rank} was ended by signal {-failure.exitcode}{why}: the same command resumes from the last checkpoint",
+                file=sys.stderr,
+            )
+        sys.exit(failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""Defines what a run needs of its machine: other processes, calls of models, files of weights, and a place for its state."""
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from g2rpo_core.distributed import checkpoint
+from g2rpo_core.distributed.launcher import join_processes
+from g2rpo_core.distributed.process_group import Processes, ProcessGroup
+
+T = TypeVar("T")
+
+
+class Machine:
+    """The machine that a stage runs on; each `main` takes one, and `Policy` hands it on to what it trains and samples.
+
+    Every method does the real thing. A rehearsal overrides all of them to run the same stage without GPUs, weights and time:
+    whatever it replaces of this project's code is a method here.
+    """
+
+    def join(self, asked: Processes) -> tuple[ProcessGroup, torch.device]:
+        """Return this process's group and device among the requested processes, see `join_processes`."""
+        return join_processes(asked)
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        """Name what runs within the block; the innermost name counts."""
+        return nullcontext()
+
+    def read(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Call a function that reads weights from files."""
+        return function(*arguments)
+
+    def call(self, model: torch.nn.Module, function: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> torch.Tensor:
+        """Call a model through `function`; without gradients, all calls with a first input of equal shape cost the same."""
+        return function(*inputs)
+
+    def passes(self, batches: Sequence[T]) -> Iterable[T]:
+        """Return the batches of an update that get a forward and backward pass each, ending with the last."""
+        return batches
+
+    def checkpoints(self, folder: Path, keep: int, processes: ProcessGroup) -> checkpoint.Checkpoints:
+        """Return what writes and reads the checkpoints in a scratch folder."""
+        return checkpoint.Checkpoints(folder, keep, processes)
+
+    # The functions of `checkpoint` on the folder with a run's state
+    claim = staticmethod(checkpoint.claim)
+    scratch = staticmethod(checkpoint.scratch)
+    check_room = staticmethod(checkpoint.check_room)
+    publish = staticmethod(checkpoint.publish)
+    discard = staticmethod(checkpoint.discard)
+
+
+REAL = Machine()

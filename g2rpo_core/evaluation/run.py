@@ -1,0 +1,139 @@
+"""Runs an evaluation that can resume: every batch of every variant is a file of scores, written once its images are."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+import torch
+from torchvision.utils import save_image
+from tqdm import tqdm
+
+from g2rpo_core.architectures.table import read_schedule
+from g2rpo_core.common.seeding import seed_of
+from g2rpo_core.data.embeddings import EmbeddingStore
+from g2rpo_core.data.prompts import Prompt
+from g2rpo_core.distributed.checkpoint import write_whole
+from g2rpo_core.distributed.process_group import ProcessGroup
+from g2rpo_core.evaluation.results import MEASURES, SCORES, image_folder, measure_diversity
+from g2rpo_core.evaluation.settings import EvaluationSettings
+from g2rpo_core.foundation.files import read_table
+from g2rpo_core.models.generate import generate_images
+from g2rpo_core.models.policy import Policy
+from g2rpo_core.rewards.scoring import check_missing, score_table
+from g2rpo_core.rewards.spec import Reward
+
+PART = [column for column in SCORES if column not in ("method", "seed")]  # of a batch's scores
+Variant = tuple[int | str, int]  # a checkpoint, and a number of steps
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """An evaluation of one model: what is sampled and scored, and where the parts of the result are."""
+
+    folder: Path
+    """From `checkpoint.scratch`: a file for each batch, and in `out` the images."""
+    settings: EvaluationSettings
+    checkpoints: tuple[int | str, ...]
+    """Those of the run; ("final",) for weights that have no others."""
+    prompts: EmbeddingStore
+    max_missing: Mapping[str, float]
+    """For each reward, the largest share of scores that may be missing."""
+    processes: ProcessGroup = ProcessGroup()  # noqa: RUF009
+
+    @property
+    def variants(self) -> list[Variant]:
+        return [(kept, steps) for kept in self.checkpoints for steps in self.settings.steps]
+
+    @property
+    def batches(self) -> range:
+        return range(-(-len(self.prompts) // self.settings.batch))
+
+    def file(self, variant: Variant, number: int) -> Path:
+        """Return the file with the scores of a batch."""
+        return self.folder / "{}-{}-{:05d}.parquet".format(*variant, number)
+
+    def left(self) -> dict[Variant, list[int]]:
+        """Return the batches that this process still has to make."""
+        mine = self.batches[self.processes.rank :: self.processes.size]
+        return {each: [number for number in mine if not complete(self.file(each, number))] for each in self.variants}
+
+    def bytes_left(self) -> int:
+        """Return the most bytes on disk that the missing images of all processes take."""
+        count = sum(map(len, self.left().values())) * self.settings.batch * self.processes.size
+        return 3 * self.settings.height * self.settings.width * count
+
+    def run(
+        self, name: str, load: Callable[[int | str], Policy], pipeline: Path, rewards: Mapping[str, Reward], trained_share: float
+    ) -> None:
+        """Sample and score the batches that are left, and wait for the other processes; collective.
+
+        name: of the progress bar; load: makes the policy of a checkpoint; pipeline: the base model's folder; trained_share: as in
+        `generate_images`. UserError if too many scores of a reward are missing.
+        """
+        left, total, reasons = self.left(), len(self.variants) * len(self.batches), pd.DataFrame()
+        done = total - sum(map(len, left.values()))
+        bar = tqdm(total=total, initial=done, desc=f"evaluate {name}", unit="batch", disable=self.processes.rank > 0)
+        for kept in self.checkpoints:
+            policy = load(kept)
+            schedule = read_schedule(policy.architecture, pipeline, policy.image_tokens)
+            for steps in self.settings.steps:
+                shown = self.folder / "out" / image_folder(kept, steps)
+                shown.mkdir(parents=True, exist_ok=True)
+                shared = (policy, self.prompts, rewards, self.settings, schedule.sigmas(steps))
+                for number in left[kept, steps]:
+                    with policy.machine.phase("evaluate"):
+                        prompts, images, part = evaluate_batch(*shared, number, trained_share)
+                    for prompt, image in zip(prompts, images):
+                        save_image(image, shown / f"{prompt.id}.png")
+                    # The scores come last: a batch that has its file is complete
+                    part = part.assign(checkpoint=str(kept), steps=steps)
+                    write_whole(self.file((kept, steps), number), part.to_parquet(index=False))
+                    reasons = pd.concat([reasons, part.dropna(subset="reason")])
+                    self.stop_at_missing(reasons)
+                    bar.update()
+        bar.close()
+        self.processes.barrier()
+
+    def table(self) -> pd.DataFrame:
+        """Return the scores of all batches, with the columns PART; UserError if too many of a reward are missing."""
+        files = [self.file(variant, number) for variant in self.variants for number in self.batches]
+        table = pd.concat([read_table(file, PART) for file in files], ignore_index=True)
+        self.stop_at_missing(table.dropna(subset="reason"))
+        return table
+
+    def stop_at_missing(self, reasons: pd.DataFrame) -> None:
+        """Raise UserError if a reward lacks more than its share of all scores; reasons: the rows of missing scores."""
+        total = len(self.variants) * len(self.prompts)
+        for reward, rows in reasons.groupby("reward") if len(reasons) else ():
+            check_missing(reward, len(rows), total, self.max_missing.get(reward, 0.0), rows.reason.iloc[0])
+
+
+def complete(file: Path) -> bool:
+    """Tell whether a part was made and lacks no score: scores that an interrupted run could not get are requested again."""
+    return file.exists() and bool(read_table(file, ["reason"]).reason.isna().all())
+
+
+def evaluate_batch(
+    policy: Policy,
+    store: EmbeddingStore,
+    rewards: Mapping[str, Reward],
+    settings: EvaluationSettings,
+    sigmas: Sequence[float],
+    number: int,
+    trained_share: float,
+) -> tuple[list[Prompt], torch.Tensor, pd.DataFrame]:
+    """Return the prompts of batch `number`, their images [n, 3, H, W], and rows of `score_table`: rewards, statistics, diversity."""
+
+    def images_of(count: int, seed: int) -> tuple[list[Prompt], torch.Tensor]:
+        (batch,) = generate_images(policy, store, count, sigmas, seed, settings.batch, [number], trained_share)
+        return batch
+
+    prompts, images = images_of(len(store), settings.seed)
+    rows = [score_table({**rewards, **MEASURES}, prompts, images)]
+    diversity = settings.diversity
+    if diversity and number * settings.batch < diversity.prompts:
+        drawn = [images_of(diversity.prompts, seed_of("diversity", settings.seed, turn)) for turn in range(diversity.noises)]
+        distances = measure_diversity(torch.stack([images for _, images in drawn]))  # of [noises, n, 3, H, W]
+        rows.append(score_table({"diversity": lambda *_: distances}, *drawn[0]))
+    return prompts, images, pd.concat(rows)

@@ -1,0 +1,317 @@
+"""Reads files: the one place that turns what is wrong with a file into a one-line error.
+
+Every reader raises a UserError with the file, what is wrong with it, and what makes it again (`hint_for`). Nothing is repaired
+silently.
+"""
+
+import errno
+import json
+import math
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import date
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+
+from g2rpo_core.foundation.errors import UserError
+from g2rpo_core.foundation.texts import steering, visible
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+MANY = 12  # complaints in one line
+MOST_VALUES = 100_000  # in a YAML file; repeats by anchors count each time
+DEEPEST = 50  # nested mappings and lists
+LARGEST = 2**64  # whole numbers are less, as seeds are
+LONGEST = 300  # characters of a library's own message
+
+FOLDERS = {  # of the pipeline -> the stage that makes what is in them
+    "models": "models", "prompts": "prompts", "embeddings": "embed", "published": "published", "runs": "train", "evaluations": "evaluate",
+}  # fmt: skip
+REPORTS = {"models.json": "models", "metrics": "evaluate", "curves": "train"}  # in reports/ -> its stage
+
+
+def hint_for(path: Path | str) -> str:
+    """Return what makes a file again, by where it lies; empty for a file that no command of ours makes.
+
+    path: relative to the working directory or below it, which is a checkout; or below the Hugging Face cache.
+    """
+    path = Path(path)
+    if path.is_absolute():
+        cache = Path(os.environ.get("HF_HOME", Path.home() / ".cache" / "huggingface"))
+        if path.is_relative_to(cache):
+            return "delete it, then dvc repro --force --single-item models (or published) fetches it"
+        if not path.is_relative_to(Path.cwd()):
+            return ""
+        path = path.relative_to(Path.cwd())
+    parts, repro = path.parts, "dvc repro"
+    of_a_study = parts[:1] == ("studies",) and len(parts) > 2
+    if of_a_study:
+        repro, parts = f"cd {Path(*parts[:2])} && dvc repro", parts[2:]
+    match parts:
+        case ("dvc.lock",):
+            return f"restore it with git checkout, or delete it: {repro} writes it again"
+        case ("results.parquet" | "runs.txt" | "seconds.json",) if of_a_study:
+            return "restore it with git checkout, or run the study again"
+        case (".cache", "resume", *_):
+            return f"delete {path}, and the same command resumes from what is left"
+        case ("reports", "revisions", _):
+            return f"restore it with `git checkout {path}`, or delete it to look its commits up again"
+        case ("reports", "timings", _):
+            return "delete it; it is needed for nothing but the report's axis of seconds"
+        case ("reports", "report.json" | "machine.json"):
+            stage = "report"
+        case ("reports", kind, *rest) if kind in REPORTS:
+            stage = _stage(REPORTS[kind], Path(*rest).stem)
+        case (kind, *rest) if kind in FOLDERS:
+            of_a_run = rest if of_a_study else rest[1:]  # a study's folders have no level for the profile
+            stage = _stage(FOLDERS[kind], of_a_run[0] if of_a_run else "")
+        case _:
+            return ""
+    return f"the stage `{stage}` makes it: {repro} {stage}"
+
+
+def _stage(stage: str, run: str) -> str:
+    """Return a stage with its entry of the matrix; run: the name of a run, or empty."""
+    if stage not in ("train", "evaluate") or not run:
+        return stage
+    if run == "base-0":
+        return "evaluate_base"
+    method = run.rpartition("-")[0]
+    if stage == "evaluate" and any(Path("published").glob(f"*/{method}")):
+        return f"evaluate_published@{method}"
+    return f"{stage}@{run}"
+
+
+def existing(path: Path) -> Path:
+    """Return `path` if there is such a file or folder; UserError with what makes it otherwise."""
+    if not path.exists():
+        raise UserError(complaint(path, "does not exist"))
+    return path
+
+
+@contextmanager
+def reading(path: Path, hint: str | None = None) -> Iterator[None]:
+    """Turn every error in the block into a UserError about reading `path`; a UserError passes unchanged.
+
+    The libraries that parse files raise almost anything on a damaged one (KeyError, struct.error, RuntimeError, Arrow's and
+    Rust's own), so the block must do nothing but read. hint: what to do, in place of `hint_for`.
+    """
+    try:
+        yield
+    except (UserError, ImportError):
+        raise
+    except Exception as error:
+        if type(error).__name__ == "OutOfMemoryError":  # torch's: nothing is wrong with the file
+            raise
+        raise UserError(complaint(path, _reason(error), hint)) from error
+
+
+def is_full(error: BaseException | None) -> bool:
+    """Say whether an error or its cause means that a disk or a quota is full.
+
+    Libraries in other languages say so only in their message.
+    """
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            return True
+        if any(
+            words in str(error) for words in ("No space left on device", "os error 28", "Disk quota exceeded", "File too large")
+        ):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def complaint(path: Path | str, reason: str, hint: str | None = None) -> str:
+    """Return one line: the file, what is wrong with it, and what to do, which is by default what makes it again."""
+    return "; ".join(filter(None, (f"{path}: {reason}", hint_for(path) if hint is None else hint)))
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, UnicodeDecodeError):
+        return f"is not UTF-8 (byte {error.object[error.start] if error.start < len(error.object) else 0:#04x} at {error.start})"
+    if isinstance(error, FileNotFoundError):
+        inside = f" ({Path(error.filename).name})" if error.filename else ""
+        return f"does not exist{inside}"
+    if isinstance(error, IsADirectoryError):
+        return "is a folder, not a file"
+    if isinstance(error, RecursionError):
+        return "is nested too deeply"
+    if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.EIO, errno.ENOTDIR, errno.ELOOP):
+        return f"cannot be read ({error.strerror})"
+    words = " ".join(str(error).split())[:LONGEST] or type(error).__name__
+    return f"cannot be read: it is damaged or not what its name says ({words})"
+
+
+def whole(path: Path) -> Path:
+    """Return `path`, a file that is not empty; UserError if it is a folder, empty or missing."""
+    with reading(path):
+        if path.is_dir():
+            raise IsADirectoryError
+        if not path.stat().st_size:
+            raise UserError(complaint(path, "is empty"))
+    return path
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a UTF-8 file."""
+    with reading(path):
+        return path.read_text(encoding="utf-8")
+
+
+def read_json(path: Path, of: type | None = None) -> Any:
+    """Return the data of a JSON file; of: the required type of the whole, dict or list."""
+    text = read_text(whole(path))
+    with reading(path):
+        data = json.loads(text)
+    if of is not None and not isinstance(data, of):
+        raise UserError(complaint(path, f"is not a JSON {'object' if of is dict else 'list'}"))
+    return data
+
+
+def read_table(path: Path, columns: Sequence[str] = ()) -> "pd.DataFrame":
+    """Return the table of a Parquet file. It must have these columns, and only they are read; all columns if none are given."""
+    import pandas as pd
+    import pyarrow.parquet as pq
+
+    whole(path)
+    with reading(path):
+        if path.open("rb").read(4) != b"PAR1":  # Arrow only looks at the end
+            raise UserError(complaint(path, "is not a Parquet file, or its beginning is damaged"))
+        there = pq.read_schema(path).names
+    if lacking := [column for column in columns if column not in there]:
+        raise UserError(complaint(path, f"has no column {lacking[0]!r}, only {', '.join(there[:MANY])}"))
+    with reading(path):
+        pq.read_table(path, columns=list(columns) or None).validate(full=True)  # also that texts are UTF-8
+        return pd.read_parquet(path, columns=list(columns) or None)
+
+
+def read_yaml(path: Path) -> Any:
+    """Return the plain values of a YAML 1.2 file; UserError naming up to MANY values that are not plain data (see `complaints`)."""
+    return parsed_yaml(read_text(path), path)
+
+
+def read_yaml_with_lines(path: Path) -> tuple[Any, dict[str, int]]:
+    """Return the same and the line of each leaf by its dotted key."""
+    text = read_text(path)
+    data = parsed_yaml(text, path)
+    lines: dict[str, int] = {}
+    _walk_lines(_parsed(path, text, "rt"), "", lines)
+    return data, lines
+
+
+def parsed_yaml(text: str, path: Path) -> Any:
+    """Return the same from a file's text."""
+    data = _parsed(path, text, "safe")
+    if problems := complaints(data):
+        raise UserError(complaint(path, in_one_line(problems)))
+    return data
+
+
+def in_one_line(problems: Sequence[str]) -> str:
+    """Join up to MANY problems, and give the number of the others."""
+    more = f"; and {len(problems) - MANY} more" if len(problems) > MANY else ""
+    return "; ".join(problems[:MANY]) + more
+
+
+def _parsed(path: Path, text: str, kind: str) -> Any:
+    try:
+        return YAML(typ=kind, pure=True).load(text)
+    except MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f" (line {mark.line + 1})" if mark else ""
+        what = " ".join(f"{error.context or ''} {error.problem or ''}".split())
+        raise UserError(complaint(path, f"not YAML: {what[:LONGEST]}{where}")) from None
+    except YAMLError as error:
+        raise UserError(complaint(path, f"not YAML: {' '.join(str(error).split())[:LONGEST]}")) from None
+    except RecursionError:
+        raise UserError(complaint(path, "not YAML: it is nested too deeply")) from None
+    except (ValueError, TypeError, AttributeError, LookupError, AssertionError) as error:  # of values, such as a date of month 13
+        raise UserError(complaint(path, f"not YAML: {' '.join(str(error).split())[:LONGEST]}")) from None
+
+
+def complaints(data: Any) -> list[str]:
+    """List everything in YAML data that is not plain.
+
+    That is: keys that are not text, dates, sets and bytes, numbers that are not finite or too large, control characters, a value
+    that contains itself, and more or deeper values than any settings have.
+    """
+    found: list[str] = []
+    seen = 0
+    within: set[int] = set()
+
+    def walk(value: Any, key: str, depth: int) -> None:
+        nonlocal seen
+        seen += 1
+        if seen > MOST_VALUES or depth > DEEPEST:
+            return
+        problem = _not_plain(value)
+        if isinstance(value, dict | list):
+            if id(value) in within:
+                problem = "contains itself (an anchor in its own value)"
+            else:
+                within.add(id(value))
+                items = value.items() if isinstance(value, dict) else enumerate(value)
+                for part, inner in items:
+                    name = f"{key}.{part}" if key else str(part)
+                    if isinstance(value, dict) and (wrong := _no_key(part)):
+                        found.append(f"{shown(key) or 'the file'}: the key {shown(part)} {wrong}")
+                    else:
+                        walk(inner, name, depth + 1)
+                within.discard(id(value))
+        if problem:
+            found.append(f"{shown(key) or 'the file'}: {problem}")
+        if depth == DEEPEST and isinstance(value, dict | list) and value:
+            found.append(f"{shown(key)}: is nested too deeply (more than {DEEPEST} levels)")
+
+    walk(data, "", 0)
+    if seen > MOST_VALUES:
+        found.append(f"holds more than {MOST_VALUES:,} values")
+    return found
+
+
+def shown(value: object) -> str:
+    """Return a key of a file for a message: without control characters, and not too long."""
+    return visible(str(value)[:80])
+
+
+def _no_key(key: object) -> str | None:
+    if not isinstance(key, str):
+        return "is not text: put it in quotes"
+    if not key:
+        return "is empty"
+    return "has a control character" if steering(key) or "\n" in key else None
+
+
+def _not_plain(value: Any) -> str | None:
+    if isinstance(value, str):
+        wrong = steering(value)
+        return f"has the control character {wrong!a}" if wrong else None
+    if isinstance(value, bool) or value is None or isinstance(value, dict | list):
+        return None
+    if isinstance(value, int):
+        return None if abs(value) < LARGEST else f"must be less than 2**64 (got a number of {len(str(abs(value)))} digits)"
+    if isinstance(value, float):
+        return None if math.isfinite(value) else f"must be a finite number (got {value})"
+    if isinstance(value, date):
+        return f"is a date ({value}): put it in quotes"
+    return f"is a {type(value).__name__}, but settings are texts, numbers, lists and mappings"
+
+
+def _walk_lines(node: Any, prefix: str, lines: dict[str, int]) -> None:
+    if not hasattr(node, "items"):
+        return
+    for key, value in node.items():
+        name = f"{prefix}.{key}" if prefix else str(key)
+        if isinstance(value, dict) and value:
+            _walk_lines(value, name, lines)
+        else:
+            try:
+                lines[name] = node.lc.key(key)[0] + 1
+            except (KeyError, AttributeError, TypeError):  # of a merge key: the line of the mapping
+                lines[name] = (getattr(node, "lc", None) and node.lc.line or 0) + 1

@@ -1,0 +1,85 @@
+"""Reads profiles as plain data, with all that they extend; light, so that a process can look into one before it imports torch.
+
+A profile is `profiles/<name>.yaml`, read as YAML 1.2 (as DVC does; YAML 1.1 takes 1e-5 for a string). With `extends:` it inherits
+from another profile and overrides it key by key; null removes an inherited key.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from g2rpo_core.foundation.errors import UserError
+from g2rpo_core.foundation.files import read_yaml_with_lines
+from g2rpo_core.foundation.settings import checked_name
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A resolved profile."""
+
+    data: dict
+    """Its sections, as JSON values."""
+    origin: dict[str, str]
+    """Dotted key of a value (`training.iterations`) -> the `file:line` that sets it."""
+
+
+def profile_path(name: str) -> Path:
+    """Return the path of a profile; UserError for a name that would lead out of its folder."""
+    return Path("profiles") / f"{checked_name(name, 'profile')}.yaml"
+
+
+def read_chain(path: Path) -> Resolved:
+    """Return a profile with everything that it extends; UserError in one line if a file is missing, damaged or extends itself."""
+    chain = [path]
+    layers: list[tuple[Path, Resolved]] = []
+    while chain:
+        file = chain.pop()
+        data, origin = _read(file)
+        parent = data.pop("extends", None)
+        if any(file == other for other, _ in layers):
+            raise UserError(f"{file}: extends: the profiles extend each other in a circle")
+        layers.append((file, Resolved(data, origin)))
+        if parent is not None:
+            if not isinstance(parent, str):
+                raise UserError(f"{file}: extends: must be the name of one profile (got {str(parent)[:60]!r})")
+            chain.append(file.with_name(f"{checked_name(parent, f'{file}: extends')}.yaml"))
+    resolved = Resolved({}, {})
+    for _, layer in reversed(layers):
+        resolved = override(resolved, layer)
+    return resolved
+
+
+def override(under: Resolved, over: Resolved) -> Resolved:
+    """Return `under`, overridden by `over` mapping by mapping."""
+
+    def merged(old: dict, new: dict) -> dict:
+        result = dict(old)
+        for key, value in new.items():
+            if value is None and key in old:
+                del result[key]
+            elif isinstance(value, dict) and isinstance(old.get(key), dict):
+                result[key] = merged(old[key], value)
+            else:
+                result[key] = value
+        return result
+
+    data = merged(under.data, over.data)
+    origin = under.origin | over.origin
+    return Resolved(data, {key: origin[key] for key in leaves(data) if key in origin})
+
+
+def leaves(data: object, prefix: str = "") -> list[str]:
+    """Return the dotted keys of all values except non-empty mappings."""
+    if not isinstance(data, dict) or not data:
+        return [prefix]
+    return [leaf for key, value in data.items() for leaf in leaves(value, f"{prefix}.{key}" if prefix else str(key))]
+
+
+def _read(path: Path) -> tuple[dict, dict[str, str]]:
+    """Return a YAML file's data, and `file:line` of each of its leaves."""
+    if not path.exists():
+        known = sorted(file.stem for file in path.parent.glob("*.yaml"))
+        raise UserError(f"{path}: no such profile; there are {', '.join(known) or 'none in that folder'}")
+    data, lines = read_yaml_with_lines(path)
+    if not isinstance(data, dict):
+        raise UserError(f"{path}: must be a mapping of sections")
+    return data, {key: f"{path}:{line}" for key, line in lines.items()}

@@ -1,0 +1,119 @@
+"""Hold a request from the page, which fits into a link, and draw and score the images that answer it."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import parse_qs, urlencode
+
+from pydantic import Field, ValidationError, field_validator
+
+from g2rpo_core.common.runs import BASE
+from g2rpo_core.config import Profile
+from g2rpo_core.data.prompts import Prompt, normalized
+from g2rpo_core.foundation.errors import UserError
+from g2rpo_core.foundation.files import in_one_line
+from g2rpo_core.foundation.settings import Settings, problems_of
+from g2rpo_core.inference.painter import Painter, png
+from g2rpo_core.inference.runs import find_weights
+
+MANY = ("runs", "rewards")  # fields that a link may repeat
+
+
+class ImageRequest(Settings):
+    """One press of the button."""
+
+    prompt: str = Field(max_length=5000)
+    seed: int = Field(ge=0, lt=2**32, description="of the initial noise, as `g2rpo generate --seeds`")
+    steps: int = Field(ge=1, le=100)
+    guidance: float = Field(ge=0, le=20)
+    lora_scale: float = Field(ge=0, le=2)
+    trained_share: float = Field(gt=0, le=1)
+    runs: tuple[str, ...] = Field(description="trained runs, drawn in addition to the base")
+    rewards: tuple[str, ...]
+
+    @field_validator("prompt")
+    @classmethod
+    def _some_text(cls, value: str) -> str:
+        if not normalized(value):
+            raise ValueError("write what to draw")
+        return normalized(value)
+
+
+@dataclass(frozen=True)
+class DrawnImage:
+    """An image and what is known of it."""
+
+    run: str
+    """The run that drew it."""
+    png: bytes
+    """The image as a PNG file."""
+    scores: Mapping[str, float | str]
+    """Reward -> score, or the reason for a missing one."""
+    seconds: float
+    """To draw it."""
+
+
+def defaults(profile: Profile, runs: Sequence[str]) -> dict[str, Any]:
+    """Return the page's initial values: the evaluation's steps, the first of the runs, and the training rewards."""
+    return {
+        "prompt": "",
+        "seed": 0,
+        "steps": profile.evaluation.steps[0],
+        "guidance": profile.sampling.guidance,
+        "lora_scale": 1.0,
+        "trained_share": 1.0,
+        "runs": tuple(runs[:1]),
+        "rewards": tuple(profile.training.rewards),
+    }
+
+
+def list_rewards(profile: Profile) -> list[str]:
+    """List the rewards that the page offers: those of training and of evaluation."""
+    return list(dict.fromkeys([*profile.training.rewards, *profile.evaluation.rewards]))
+
+
+def checked(values: Mapping[str, object]) -> ImageRequest:
+    """Check the page's inputs or a link's values; a one-line UserError if something does not fit."""
+    try:
+        return ImageRequest.model_validate(values, strict=False)
+    except ValidationError as error:
+        raise UserError(in_one_line(problems_of(error, ImageRequest))) from None
+
+
+def link(asked: ImageRequest) -> str:
+    """Return the query string of an address that asks the same; an empty list of runs or rewards appears as an empty value."""
+    values = asked.model_dump()
+    return "?" + urlencode({name: value if name not in MANY or value else [""] for name, value in values.items()}, doseq=True)
+
+
+def from_link(query: str, usual: Mapping[str, object]) -> ImageRequest:
+    """Read the request in a link, with `usual` for what it leaves out; UserError if something does not fit."""
+    given = parse_qs(query.removeprefix("?"), keep_blank_values=True)
+    values = {key: tuple(filter(None, texts)) if key in MANY else texts[-1] for key, texts in given.items() if key in usual}
+    return checked({**usual, **values})
+
+
+def answer(painter: Painter, profile: str, offered: Sequence[str], asked: ImageRequest) -> list[DrawnImage]:
+    """Draw and score the request: the base first, then the runs, all with the same noise.
+
+    offered: the allowed runs. UserError for other runs, for unknown rewards, and for a prompt that the text encoders would cut.
+    """
+    for kind, names, known in (("run", asked.runs, offered), ("reward", asked.rewards, list_rewards(painter.profile))):
+        if unknown := [name for name in names if name not in known]:
+            raise UserError(f"there is no {kind} {unknown[0]!r} here, only {', '.join(known) or 'none'}")
+    # The same prompt and noise for the base and each run
+    (conditioning,) = painter.encode([Prompt("of the page", asked.prompt, "")])
+    sampling: dict[str, Any] = asked.model_dump(include={"steps", "guidance", "trained_share", "lora_scale"})
+    drawn = []
+    for run in (BASE[0], *asked.runs):
+        folder = find_weights(run, profile)
+        # loading is not timed
+        painter.policy(folder)
+        start = time.perf_counter()
+        images = painter.draw(folder, conditioning, [asked.seed], **sampling)
+        seconds = time.perf_counter() - start
+        (scores,) = painter.score(images, asked.prompt, asked.rewards)
+        origin = {"profile": profile, "run": run, "prompt": asked.prompt, "seed": asked.seed, **sampling}
+        drawn.append(DrawnImage(run, png(images[0], origin), scores, seconds))
+    return drawn

@@ -1,0 +1,256 @@
+"""Write a run's weights in forms that other programs read, with a model card in the hub's format, and upload them."""
+
+import json
+import random
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from huggingface_hub import ModelCard, ModelCardData
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from g2rpo_core.architectures.architecture import Architecture
+from g2rpo_core.architectures.table import read_architecture
+from g2rpo_core.common.model_store import ModelStore
+from g2rpo_core.common.runs import BASE, run_name
+from g2rpo_core.common.seeding import seed_of
+from g2rpo_core.config import Profile, load_profile, load_study, profile_path
+from g2rpo_core.data.prompts import load_prompts
+from g2rpo_core.evaluation.results import image_folder
+from g2rpo_core.foundation.errors import TransientError, UserError
+from g2rpo_core.foundation.files import read_json, reading
+from g2rpo_core.models.loading import LORA_FILE
+from g2rpo_core.rewards.registry import labels
+
+TEMPLATES = Environment(
+    loader=PackageLoader("g2rpo_core.inference"),
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    keep_trailing_newline=True,
+    autoescape=False,
+)
+SHOWN = 4  # prompts with images
+Form = Literal["diffusers", "original", "lora", "kohya"]
+
+
+def check_form(models: Path, form: Form) -> Architecture:
+    """Return the base model in the folder of the stage `models`; UserError if its weights have no such form."""
+    base = read_architecture(ModelStore(models).folder("pipeline"))
+    if form not in base.forms:
+        raise UserError(f"export: {base.label} has no form {form}, only {', '.join(base.forms)}")
+    return base
+
+
+def write(models: Path, trained: Path, form: Form, out: Path, dtype: Literal["float32", "bfloat16"]) -> Path:
+    """Write the weights to `out` and return the new file or folder.
+
+    models: the folder of the stage `models`; trained: a run's `transformer`, or its `lora` for the last two forms.
+    """
+    kind, architecture = getattr(torch, dtype), check_form(models, form)
+    transformer_class = architecture.transformer
+    # The whole transformer, as diffusers saves it
+    if form == "diffusers":
+        with reading(trained):
+            transformer = transformer_class.from_pretrained(trained, dtype=kind)
+        transformer.save_pretrained(out / "transformer")
+        return out / "transformer"
+    # One file with other names or of a LoRA
+    base = trained if form == "original" else ModelStore(models).folder("pipeline") / "transformer"
+    with reading(base / "config.json"):
+        config = transformer_class.load_config(base)
+    if form == "original":
+        with reading(trained):
+            state = transformer_class.from_pretrained(trained).state_dict()
+        weights = architecture.original(state, config)
+    else:
+        with reading(trained / LORA_FILE), safe_open(trained / LORA_FILE, "pt") as opened:
+            lora = load_file(trained / LORA_FILE)
+            alpha = float(json.loads(opened.metadata()["lora_adapter_metadata"])["transformer.lora_alpha"])
+        if form == "lora":
+            weights = (add_alpha if architecture.alpha_in_lora else multiply_alpha_in)(lora, alpha)
+        else:
+            with torch.device("meta"):
+                shapes = {name: value.shape for name, value in transformer_class.from_config(config).state_dict().items()}
+            weights = architecture.kohya(lora, shapes, alpha, config)
+    # In the asked dtype; an alpha stays as it is
+    cast = {key: value if key.endswith(".alpha") else value.to(kind) for key, value in weights.items()}
+    file = out / (LORA_FILE if form == "lora" else f"{trained.parent.name}.safetensors")
+    save_file({key: value.contiguous() for key, value in cast.items()}, file, metadata={"format": "pt"})
+    return file
+
+
+def add_alpha(lora: Mapping[str, torch.Tensor], alpha: float) -> dict[str, torch.Tensor]:
+    """Add `<module>.alpha` to diffusers' LoRA (`transformer.<module>.lora_A.weight`, ...), where ComfyUI and diffusers look for it.
+
+    A program that reads neither this nor the file's metadata would apply rank / alpha times the trained strength.
+    """
+    alphas = {key.replace(".lora_A.weight", ".alpha"): torch.tensor(alpha) for key in lora if key.endswith(".lora_A.weight")}
+    return {**lora, **alphas}
+
+
+def multiply_alpha_in(lora: Mapping[str, torch.Tensor], alpha: float) -> dict[str, torch.Tensor]:
+    """Multiply every second matrix by alpha / rank, for loaders that take a LoRA as it is, without any alpha."""
+    rank = {key.replace(".lora_A.weight", ".lora_B.weight"): len(value) for key, value in lora.items() if ".lora_A." in key}
+    return {key: value * (alpha / rank[key]) if key in rank else value for key, value in lora.items()}
+
+
+def locate_results(run: Path, profile: str) -> tuple[str | None, Path, Path]:
+    """Return the study that a run's folder belongs to, if any, and the folders of reports and of evaluations.
+
+    run: `runs/<profile>/<run>`, or `studies/<study>/runs/<run>`.
+    """
+    if run.parts[:1] == ("studies",) and len(run.parts) == 4:
+        home = Path("studies", run.parts[1])
+        return run.parts[1], home / "reports", home / "evaluations"
+    return None, Path("reports"), Path("evaluations", profile)
+
+
+def write_card(out: Path, profile: str, architecture: Architecture, run: Path, form: Form, file: Path, repo: str | None) -> Path:
+    """Write README.md and the images that it shows to `out`; repo: where they will be uploaded, for the code snippet.
+
+    A run that was not evaluated gets neither table nor images, and the card says so.
+    """
+    # The run, its settings and its base model
+    study, reports, evaluations = locate_results(run, profile)
+    settings = load_profile(profile_path(profile), load_study(study) if study else None)
+    method = run.name.rsplit("-", 1)[0]
+    trained = settings.run(method) if method in settings.methods else None
+    repos = getattr(settings.models, "repos", {})
+    base = repos["pipeline"].repo if repos else None
+    lora = form in ("lora", "kohya")
+    # Metadata of the hub
+    data = ModelCardData(
+        base_model=base,
+        base_model_relation=("adapter" if lora else "finetune") if base else None,
+        library_name="diffusers",
+        pipeline_tag="text-to-image",
+        tags=["g2rpo", architecture.tag, "reinforcement-learning", "grpo", *(["lora"] if lora else [])],
+        **licence(architecture, base),
+    )
+    # Text
+    shown = {
+        "run": run.name,
+        "profile": profile,
+        "pipeline_class": architecture.pipeline.__name__,
+        "transformer_class": architecture.transformer.__name__,
+        "label": architecture.label,
+        "study": study,
+        "base": base,
+        "revision": repos["pipeline"].revision if repos else None,
+        "licence": licence(architecture, base),
+        "form": form,
+        "file": file.name,
+        "repo": repo or "path/to/this/folder",
+        "method": trained.method.model_dump() if trained else None,
+        "method_name": settings.methods[method].method or method if trained else None,
+        "training": trained.training if trained else settings.training,
+        "sampling": trained.sampling if trained else settings.sampling,
+        "evaluation": settings.evaluation,
+        "labels": labels(settings.rewards),
+        "scores": read_means(reports, run.name),
+        "images": copy_images(out, settings, profile, evaluations, run.name),
+    }
+    text = TEMPLATES.get_template("card.md.j2").render(shown)
+    ModelCard(f"---\n{data.to_yaml()}\n---\n\n{text}").save(out / "README.md")
+    return out / "README.md"
+
+
+def licence(architecture: Architecture, base: str | None) -> dict[str, Any]:
+    """Return the card's licence metadata for weights made from a base model; empty for the project's tiny models."""
+    if base is None:
+        return {}
+    for start, licence in architecture.licences.items():
+        if base.startswith(start):
+            return dict(licence)
+    return {"license": "other", "license_name": "that-of-the-base-model", "license_link": f"https://huggingface.co/{base}"}
+
+
+def read_means(reports: Path, run: str) -> list[tuple[str, float, float]]:
+    """Return every reward with the base's and the run's means over the test prompts; empty if one of the two was not evaluated."""
+    files = [reports / "metrics" / f"{name}.json" for name in (run_name(*BASE), run)]
+    if not all(file.exists() for file in files):
+        return []
+    base, trained = (read_json(file, dict) for file in files)
+    return [(reward, value, trained[reward]) for reward, value in base.items() if reward in trained]
+
+
+def copy_images(out: Path, settings: Profile, profile: str, evaluations: Path, run: str) -> list[dict[str, str]]:
+    """Copy the images of the report's first prompts.
+
+    Return each prompt with the files of base and run, relative to `out`.
+    """
+    evaluation, prompts_file = settings.evaluation, Path("prompts", profile, "test.parquet")
+    checkpoints = {run_name(*BASE): "final", run: evaluation.checkpoints[0]}
+    folders = {
+        name: evaluations / name / image_folder(checkpoint, evaluation.steps[0]) for name, checkpoint in checkpoints.items()
+    }
+    if not prompts_file.exists() or not all(folder.is_dir() for folder in folders.values()):
+        return []
+    # The same draw as the report's
+    prompts = {prompt.id: prompt.text for prompt in load_prompts(prompts_file)}
+    drawn = random.Random(seed_of("report")).sample(sorted(prompts), min(SHOWN, len(prompts)))
+    (out / "pictures").mkdir()
+    lines = []
+    for key in drawn:
+        line = {"prompt": prompts[key]}
+        for name, folder in folders.items():
+            if not (source := folder / f"{key}.png").exists():
+                break
+            line["base" if name == run_name(*BASE) else "run"] = f"pictures/{key}-{name}.png"
+            shutil.copyfile(source, out / "pictures" / f"{key}-{name}.png")
+        else:
+            lines.append(line)
+    return lines
+
+
+def check_repo(repo: str) -> None:
+    """Check, before any work, that the hub accepts the name and that there is a login; UserError otherwise."""
+    from huggingface_hub import constants, get_token
+    from huggingface_hub.utils import HFValidationError, validate_repo_id
+
+    try:
+        validate_repo_id(repo)
+    except HFValidationError:
+        raise UserError(f"--push {repo}: not a repository name; give it as `user/name`") from None
+    if constants.HF_HUB_OFFLINE:
+        raise UserError("--push: HF_HUB_OFFLINE is set: unset it")
+    if not get_token():
+        raise UserError(
+            "--push: you are not logged in to the hub: run `hf auth login`, or set HF_TOKEN to a token with write access"
+        )
+
+
+def push(folder: Path, repo: str, public: bool) -> str:
+    """Upload the folder and return the commit's address; create the repository if needed, private unless `public`.
+
+    The hub is that of HF_ENDPOINT. UserError if it refuses, or if the repository is already public and `public` is not set;
+    TransientError if it cannot be reached.
+    """
+    from httpx2 import HTTPError
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError
+
+    api = HfApi()
+    try:
+        created = api.create_repo(repo, private=not public, exist_ok=True)
+        if not public and not api.model_info(created.repo_id).private:
+            raise UserError(f"--push {repo}: it already exists and everyone can see it: give --public, or another name")
+        done = api.upload_folder(repo_id=created.repo_id, folder_path=folder, commit_message="Upload by g2rpo export")
+    except HfHubHTTPError as error:
+        raise _explain_status(repo, api.endpoint, error.response.status_code) from None
+    # its text may hold the request, and so the token
+    except (HTTPError, OSError) as error:
+        raise TransientError(f"--push {repo}: {api.endpoint} cannot be reached ({type(error).__name__}): run it again") from None
+    return done.commit_url
+
+
+def _explain_status(repo: str, endpoint: str, status: int) -> UserError:
+    if status in (401, 403):
+        return UserError(f"--push {repo}: {endpoint} refuses ({status}): the token needs write access to it")
+    if status >= 500 or status == 429:
+        return TransientError(f"--push {repo}: {endpoint} answers {status}: run it again later")
+    return UserError(f"--push {repo}: {endpoint} answers {status}")

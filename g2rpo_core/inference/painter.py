@@ -1,0 +1,152 @@
+"""Draw images with a profile's models, which are loaded when first needed, and kept."""
+
+import io
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from diffusers import DiffusionPipeline
+from diffusers.utils.logging import disable_progress_bar
+from peft.tuners.tuners_utils import BaseTunerLayer
+from PIL.PngImagePlugin import PngInfo
+from torchvision.transforms.functional import to_pil_image
+from transformers.utils.logging import disable_progress_bar as disable_progress_bar_of_encoders
+
+from g2rpo_core.architectures.architecture import Schedule
+from g2rpo_core.architectures.table import read_architecture, read_schedule, text_encoders
+from g2rpo_core.common.model_store import ModelStore
+from g2rpo_core.common.processes import device_of
+from g2rpo_core.common.seeding import generator
+from g2rpo_core.config import Profile
+from g2rpo_core.data.embeddings import DTYPES, Conditioning, check_lengths, encode, encode_negative
+from g2rpo_core.data.prompts import Prompt
+from g2rpo_core.models.generate import draw
+from g2rpo_core.models.policy import Policy
+from g2rpo_core.rewards import registry
+from g2rpo_core.rewards.scoring import score_all
+from g2rpo_core.rewards.spec import Reward
+
+
+class Painter:
+    """Draws prompts with the base and with runs of one profile, at the image size of its evaluation, and scores the images.
+
+    models: the folder of the stage `models`; device: as of `device_of`. UserError if torch finds no such device.
+    """
+
+    def __init__(self, profile: Profile, models: Path, device: str | None = None):
+        self.profile, self.models = profile, models
+        self.device = device_of(device)
+        self.pipeline = ModelStore(models).folder("pipeline")
+        self._policies: dict[Path | None, Policy] = {}
+        self._rewards: dict[str, Reward] = {}
+
+    @cached_property
+    def encoders(self) -> DiffusionPipeline:
+        """Load the pipeline without transformer and VAE."""
+        disable_progress_bar()
+        disable_progress_bar_of_encoders()
+        return text_encoders(self.pipeline, dtype=DTYPES[self.profile.embed.dtype]).to(self.device)
+
+    @cached_property
+    def negative(self) -> Mapping[str, torch.Tensor] | None:
+        """Return the encoding of the empty prompt, float32 [1, ...], if the base model needs it."""
+        encoded = encode_negative(self.encoders, self.profile.embed.max_sequence_length)
+        return encoded and {name: tensor.float() for name, tensor in encoded.items()}
+
+    def policy(self, folder: Path | None) -> Policy:
+        """Return the policy with the weights in a run's folder; None means the base."""
+        if folder not in self._policies:
+            evaluation, sampling = self.profile.evaluation, self.profile.sampling
+            self._policies[folder] = Policy.load(
+                self.pipeline, folder, height=evaluation.height, width=evaluation.width, guidance=sampling.guidance,
+                dtype=DTYPES[sampling.dtype], device=self.device,
+            )  # fmt: skip
+        return self._policies[folder]
+
+    def encode(self, prompts: Sequence[Prompt]) -> list[Conditioning]:
+        """Encode each prompt, float32 [1, ...]; UserError for one that the text encoders would cut."""
+        embed = self.profile.embed
+        check_lengths(prompts, read_architecture(self.pipeline).tokenizer(self.encoders), embed.max_sequence_length)
+        rows = encode(self.encoders, prompts, embed.max_sequence_length, embed.batch)
+        return [
+            Conditioning({name: tensor.float()[None] for name, tensor in row.tensors.items()}, self.negative) for _, row in rows
+        ]
+
+    def draw(
+        self,
+        folder: Path | None,
+        prompt: Conditioning,
+        seeds: Sequence[int],
+        steps: int,
+        guidance: float,
+        trained_share: float = 1.0,
+        lora_scale: float = 1.0,
+    ) -> torch.Tensor:
+        """Draw images [N, 3, H, W] in [0, 1] of one encoded prompt, one per seed; a seed gives every prompt and run the same noise.
+
+        trained_share: share of the steps in (0, 1], from the noisy end, by the run; the base does the rest. lora_scale: strength
+        of a LoRA run.
+        """
+        policy = self.policy(folder)
+        policy.guidance = guidance
+        share = trained_share if folder else 1.0
+        if share < 1 and not policy.has_lora:
+            policy.use_base(self.policy(None))
+        noise = torch.stack([policy.noise(generator("generate", seed)) for seed in seeds])
+        sigmas = self.find_schedule(policy).sigmas(steps)
+        with scale_lora(policy, lora_scale):
+            images = draw(policy, prompt.repeated(len(seeds)), noise, sigmas, self.profile.evaluation.batch, share)
+        return images.cpu().clamp(0, 1)
+
+    def find_schedule(self, policy: Policy) -> Schedule:
+        """Return the sigmas with which the base model's pipeline itself samples images of this size."""
+        return read_schedule(policy.architecture, self.pipeline, policy.image_tokens)
+
+    def load_rewards(self, names: Sequence[str]) -> dict[str, Reward]:
+        """Return the rewards of those names."""
+        missing = [name for name in names if name not in self._rewards]
+        self._rewards |= registry.load(missing, self.models, self.device, self.profile.rewards)
+        return {name: self._rewards[name] for name in names}
+
+    def score(self, images: torch.Tensor, prompt: str, names: Sequence[str]) -> list[dict[str, float | str]]:
+        """Return the scores of each image by reward; a missing score is replaced by its reason."""
+        rows: list[dict[str, float | str]] = [{} for _ in images]
+        for name, reward in self.load_rewards(names).items():
+            try:
+                values, (reasons,) = score_all({name: reward}, images.to(self.device), [prompt] * len(images))
+            except ValueError:  # not a caption of a tiny task
+                if name not in registry.REWARDS or not registry.REWARDS[name].tasks_only:
+                    raise
+                values = torch.full((1, len(images)), torch.nan)
+                reasons = ["only knows captions of tiny tasks"] * len(images)
+            for scores, value, reason in zip(rows, values[0].tolist(), reasons):
+                scores[name] = value if reason is None else reason
+        return rows
+
+
+@contextmanager
+def scale_lora(policy: Policy, scale: float) -> Iterator[None]:
+    """Multiply the strength of the policy's LoRA, if it has one, by `scale` within the block."""
+    layers = [module for module in policy.transformer.modules() if isinstance(module, BaseTunerLayer)]
+
+    def set_scale(value: float) -> None:
+        for layer in layers:
+            for adapter in layer.active_adapters:
+                layer.set_scale(adapter, value)
+
+    set_scale(scale)
+    try:
+        yield
+    finally:
+        set_scale(1.0)
+
+
+def png(image: torch.Tensor, origin: Mapping[str, object]) -> bytes:
+    """Encode an image [3, H, W] in [0, 1] as PNG, with its settings as JSON in the text field `g2rpo`."""
+    text, file = PngInfo(), io.BytesIO()
+    text.add_text("g2rpo", json.dumps(origin))
+    to_pil_image(image).save(file, "PNG", pnginfo=text)
+    return file.getvalue()

@@ -1,0 +1,113 @@
+"""Replaces what no pin makes portable: torch's matrix products and square roots of float32 and float64 on the CPU, by numpy's.
+
+MKL, which torch's wheels link, has one code path for each vendor; only its COMPATIBLE mode (SSE2, a fifth of the speed) is the same
+on all. numpy's OpenBLAS runs its Haswell kernels wherever OPENBLAS_CORETYPE asks for them. MKL's square root starts from an
+approximation that every vendor makes in its own way; numpy's is that of IEEE 754.
+"""
+
+import os
+import warnings
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from g2rpo_core.foundation.errors import UserError
+from g2rpo_core.numerics.pins import PINS, Numerics, are_set, processor_problem
+
+REAL = (torch.float32, torch.float64)
+# the replaced operations, which act as long as this lives; empty until `install`
+_library: list[torch.library.Library] = []
+
+
+def use(numerics: Numerics) -> None:
+    """Compute by a profile's setting from now on; UserError if portable numerics are asked for and cannot be had."""
+    if numerics == "native":
+        return
+    if problem := processor_problem():
+        raise UserError(f"numerics: portable {problem}: set numerics: native in the profile; its results have other bits")
+    if not are_set():
+        pins = " ".join(f"{name}={value!r}" if " " in value else f"{name}={value}" for name, value in PINS.items())
+        raise UserError(f"numerics: portable has to be set before torch is imported: export {pins}, and start again")
+    install()
+
+
+def in_use() -> Numerics:
+    """Say which numerics this process computes with."""
+    return "portable" if _library else "native"
+
+
+def install() -> None:
+    """Replace the operations for this process; autograd stays torch's. Does nothing the second time."""
+    if _library:
+        return
+    library = torch.library.Library("aten", "IMPL")
+    for name, make in (
+        ("mm", _product),
+        ("bmm", _product),
+        ("addmm", _sum),
+        ("baddbmm", _sum),
+        ("sqrt", _root),
+        ("sqrt_", partial(_root, in_place=True)),
+    ):
+        function = make(torch.library.get_kernel(f"aten::{name}", "CPU"))
+        with warnings.catch_warnings():
+            # that a kernel is replaced
+            warnings.simplefilter("ignore")
+            library.impl(name, function, "CPU", with_keyset=True, allow_override=True)
+    # Fused attention calls MKL inside; its parts do not
+    torch.backends.cuda.enable_flash_sdp(False)
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    _library.append(library)
+
+
+def _product(before: Any) -> Callable:
+    """Make `mm` and `bmm`; before: the kernel of all other dtypes."""
+
+    def product(keys, a, b):
+        return matmul(a, b) if a.dtype in REAL and b.dtype == a.dtype else before.call_boxed(keys, a, b)
+
+    return product
+
+
+def _sum(before: Any) -> Callable:
+    """Make `addmm` and `baddbmm`: beta * c + alpha * a @ b."""
+
+    def added(keys, c, a, b, *, beta=1, alpha=1):
+        if a.dtype not in REAL or not a.dtype == b.dtype == c.dtype:
+            return before.call_boxed(keys, c, a, b, beta=beta, alpha=alpha)
+        out = matmul(a, b)
+        if alpha != 1:
+            out.mul_(alpha)
+        return out.add_(c, alpha=beta) if beta != 0 else out
+
+    return added
+
+
+def _root(before: Any, in_place: bool = False) -> Callable:
+    """Make `sqrt`, or `sqrt_`."""
+
+    def root(keys, x):
+        if x.dtype not in REAL:
+            return before.call_boxed(keys, x)
+        out = x if in_place else torch.empty_like(x)
+        with np.errstate(invalid="ignore"):
+            np.sqrt(_array(x), out=_array(out))
+        return out
+
+    return root
+
+
+def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Multiply [..., m, k] by [..., k, n] on the CPU, float32 or float64, by numpy."""
+    out = a.new_empty((*a.shape[:-1], b.shape[-1]))
+    if out.numel():
+        np.matmul(_array(a), _array(b), out=_array(out))
+    return out
+
+
+def _array(x: torch.Tensor) -> np.ndarray:
+    """Return numpy's view of a tensor's memory. `Tensor.numpy` would forbid FSDP to free that memory later."""
+    return np.from_dlpack(x.detach())

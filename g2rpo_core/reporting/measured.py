@@ -1,0 +1,306 @@
+"""Says what a report compares, and finds, reads and compares what was measured of it, from the scores of every prompt.
+
+If the numbers are incomplete or of other runs, a UserError says how to make them again. `recorded.py` reads the same from a study's
+results.parquet.
+"""
+
+import platform
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.metadata import version
+from pathlib import Path
+from statistics import mean
+from types import SimpleNamespace
+
+import pandas as pd
+
+from g2rpo_core.algorithm.methods import LABELS
+from g2rpo_core.common.runs import BASE, read_lock, run_name
+from g2rpo_core.config.comparisons import Comparison
+from g2rpo_core.config.profile import ResolvedRun
+from g2rpo_core.data.prompts import left_out_of, load_prompts, normalized
+from g2rpo_core.evaluation.results import LABELS as IMAGE_STATS
+from g2rpo_core.evaluation.results import SCORES, chosen, reported
+from g2rpo_core.foundation.errors import UserError
+from g2rpo_core.foundation.files import complaint, existing, read_json, read_table
+from g2rpo_core.numerics.probe import describe_numerics
+from g2rpo_core.reporting import tables
+from g2rpo_core.reporting.statistics import Difference
+from g2rpo_core.reporting.tables import Cell, Pair, Row, Run, StyleRow, Weights
+from g2rpo_core.training.drift import history
+
+PACKAGES = ("torch", "diffusers", "transformers", "open_clip_torch", "dvc", "pyarrow", "numpy")
+
+Variant = tuple[str | int, int, list[Row]]  # checkpoint, number of steps, the base and every run
+
+
+@dataclass(frozen=True)
+class Compared:
+    """The runs of a report, and what was asked of them."""
+
+    profile: str
+    """Its name."""
+    settings: SimpleNamespace
+    """Its sections."""
+    entries: Mapping[str, ResolvedRun]
+    """Those of its `methods`, by name."""
+    runs: list[Run]
+    """In the report's order."""
+    published: tuple[str, ...] = ()
+    """Names in the section `published`, which appear in tables on evaluation but not in tables on training."""
+    comparisons: tuple[Comparison, ...] = ()
+    """Those that a study registered before its runs."""
+
+    @property
+    def others(self) -> list[Run]:
+        """Return published weights as runs."""
+        return [(name, 0) for name in self.published]
+
+    @cached_property
+    def names(self) -> list[str]:
+        """Return the entries that have runs, in the report's order."""
+        return list(dict.fromkeys(method for method, _ in self.runs))
+
+    @cached_property
+    def labels(self) -> dict[str, str]:
+        """Return the label of the base, of every entry and of published weights."""
+        labels = {BASE[0]: "base model"} | {name: self.entries[name].label or LABELS.get(name, name) for name in self.names}
+        return labels | {name: self.settings.published[name].label or name for name in self.published}
+
+    @cached_property
+    def trained_on(self) -> dict[str, Mapping[str, float]]:
+        """Return the training rewards of every entry, with their weights."""
+        return {name: self.entries[name].training.rewards for name in self.names}
+
+    @cached_property
+    def weights(self) -> Weights:
+        """Return `trained_on` with published weights: empty where their training rewards are unknown."""
+        return self.trained_on | {name: self.settings.published[name].trained_on for name in self.published}
+
+    @cached_property
+    def groups(self) -> list[list[str]]:
+        """Return the entries in groups that share a training reward."""
+        groups: dict[tuple, list[str]] = {}
+        for name in self.names:
+            groups.setdefault(tuple(sorted(self.trained_on[name].items())), []).append(name)
+        return list(groups.values())
+
+    @property
+    def few(self) -> bool:
+        """Tell whether methods are compared in every reward; with more of them, only in the training reward."""
+        return len(self.names) <= 3
+
+    @property
+    def crowded(self) -> bool:
+        """Tell whether methods are compared over seeds alone: a table of all pairs of runs would say nothing."""
+        return len(self.runs) > 50
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Where the report's numbers are."""
+
+    runs: Path
+    """A folder, as are evaluations and prompts."""
+    evaluations: Path
+    prompts: Path
+    quality: Path
+    """What the stage `models` measured of each model."""
+    page: Path
+    """The report's folder, to which links are relative."""
+    locks: tuple[Path, ...]
+    """DVC's."""
+
+    def folders(self, runs: Iterable[Run]) -> dict[Run, Path]:
+        """Return the folders of evaluations."""
+        return {run: self.evaluations / run_name(*run) for run in runs}
+
+
+def read_scores(run: Run, folder: Path) -> pd.DataFrame:
+    """Read the rows of one evaluation; UserError if its table is missing, damaged or of another run."""
+    file = existing(folder / "results.parquet")
+    table = read_table(file, SCORES)
+    if not len(table) or set(zip(table.method, table.seed)) != {run}:
+        raise UserError(complaint(file, f"does not hold the scores of {run_name(*run)} alone"))
+    return table
+
+
+def check_whole(
+    results: pd.DataFrame, evaluated: Mapping[Run, Path], settings: SimpleNamespace, published: Sequence[str]
+) -> None:
+    """Check that evaluations have all rewards, checkpoints and numbers of steps that the report needs; UserError otherwise."""
+    evaluation = settings.evaluation
+    for (method, seed), folder in evaluated.items():
+        table = results[(results.method == method) & (results.seed == seed)]
+        checkpoints = ("final",) if (method, seed) == BASE or method in published else evaluation.checkpoints
+        wanted = {
+            (str(kept), steps, reward) for kept in checkpoints for steps in evaluation.steps for reward in evaluation.rewards
+        }
+        there = set(zip(table.checkpoint, table.steps, table.reward))
+        if lacking := sorted(wanted - there):
+            what = f"has no scores of {lacking[0][2]} at {lacking[0][1]} steps of checkpoint {lacking[0][0]}"
+            raise UserError(complaint(folder / "results.parquet", what))
+
+
+def read_seconds(runs: Iterable[Run], timings: Path, labels: Mapping[str, str]) -> dict[str, dict[str, float]]:
+    """Read, by a method's label, the seconds of training until the end of each iteration, as means over seeds.
+
+    Leave out methods with a run that was made elsewhere, so that its timings are not here. UserError if a file is damaged.
+    """
+    by_method: dict[str, list[dict[str, float]]] = {}
+    for run in runs:
+        file = timings / f"{run_name(*run)}.json"
+        found = read_json(file, dict).get("seconds") if file.exists() else {}
+        if not isinstance(found, dict) or not all(key.isdecimal() and type(found[key]) in (int, float) for key in found):
+            raise UserError(complaint(file, "holds no seconds of iterations"))
+        by_method.setdefault(labels[run[0]], []).append(found)
+    shared = {label: set.intersection(*map(set, found)) for label, found in by_method.items()}
+    return {
+        label: {iteration: round(mean(each[iteration] for each in found), 3) for iteration in sorted(shared[label], key=int)}
+        for label, found in by_method.items()
+        if shared[label]
+    }
+
+
+def read_training_records(run: Run, folder: Path) -> pd.DataFrame:
+    """Read the training records of a run; UserError if they are missing or damaged."""
+    file = existing(folder / "records.parquet")
+    table = read_table(file)
+    columns = {"iteration", "num_forward_evals", "num_transitions", "old_policy_ratio_error"}
+    if not len(table) or not columns <= set(table.columns):
+        raise UserError(complaint(file, "holds no training records"))
+    return table
+
+
+def prompt_counts(folder: Path) -> str:
+    """Return a sentence on how many prompts there are, and on those left out so that no test prompt is trained on.
+
+    UserError if a prompt is in both sets.
+    """
+    files = {name: folder / f"{name}.parquet" for name in ("train", "test")}
+    sets = {name: load_prompts(file) for name, file in files.items()}
+    texts = {name: {normalized(prompt.text).casefold() for prompt in prompts} for name, prompts in sets.items()}
+    if both := texts["train"] & texts["test"]:
+        reason = f"has {len(both)} prompts that are also test prompts: nothing would be held out"
+        raise UserError(complaint(files["train"], reason))
+    # What the stage `prompts` left out
+    left_out = {name: left_out_of(file) for name, file in files.items()}
+    twice = sum(counts.get("twice", 0) for counts in left_out.values())
+    tested = left_out["train"].get("test prompts", 0)
+    return (
+        f"{len(sets['train'])} training prompts and {len(sets['test'])} test prompts; no text is in both ({tested} test prompts were left "
+        f"out of training, and {twice} that a file had twice)"
+    )
+
+
+def locked(locks: Iterable[Path], runs: Iterable[Run], published: Sequence[str]) -> list[tuple[str, str]]:
+    """List DVC's hashes of the code of training, and of the outputs of every stage."""
+    stages: dict[str, dict] = {}
+    for lock in filter(Path.exists, dict.fromkeys(locks)):
+        stages |= read_lock(lock)
+    # The outputs of every stage, in the order of the pipeline
+    wanted = ["models", "prompts", "embed", "evaluate_base"]
+    wanted += [f"{stage}@{run_name(*run)}" for stage in ("train", "evaluate") for run in runs]
+    wanted += ["published", *(f"evaluate_published@{name}" for name in published)] if published else []
+    # A study's paths start in its own folder
+    listed = lambda entries: ", ".join(f"{entry['path'].removeprefix('../../')} {entry['md5']}" for entry in entries)
+    code: list[dict] = next((stages[name].get("deps", []) for name in wanted if name.startswith("train@") and name in stages), [])
+    lines = [("code of training", listed(entry for entry in code if "g2rpo_core/" in entry["path"]) or "not in dvc.lock")]
+    return lines + [(f"dvc.lock {name}", listed(stages.get(name, {}).get("outs", [])) or "not in dvc.lock") for name in wanted]
+
+
+def model_lines(file: Path) -> list[tuple[str, str]]:
+    """Return the name of each model with a sentence on what the stage `models` measured of it."""
+    quality = read_json(existing(file), dict)
+    for values in quality.values():
+        if not isinstance(values, dict) or not all(isinstance(value, int | float) for value in values.values()):
+            raise UserError(complaint(file, "holds no numbers of models"))
+    meaning = {
+        "attribute": "right caption against one wrong attribute (chance 0.5)",
+        "degraded": "clean against degraded image (chance 0.5)",
+    }
+    shown = lambda key, value: f"{meaning.get(key, key)} {value:{',' if isinstance(value, int) else '.3f'}}"
+    return [(name, "; ".join(shown(key, value) for key, value in values.items())) for name, values in quality.items()]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The numbers of a report."""
+
+    variants: list[Variant]
+    """Every checkpoint with every number of steps, those that reports use first."""
+    stats: dict[Run, dict[str, Cell]]
+    """Image statistics."""
+    styles: list[StyleRow]
+    pairs: list[Pair]
+    matrices: list[tuple[list[Run], list[list[Difference | None]]]]
+    """For every group of methods with one training reward: its runs, and their differences as in `win_rates`."""
+    missing: list[dict]
+    """As in `missing_table`."""
+    records: dict[Run, pd.DataFrame]
+    """Of training."""
+    warnings: list[tuple[Run, int, str]]
+    """Of drift: run, iteration, text."""
+    about: dict
+    """Sentences and lines on prompts, models, versions and hashes."""
+    scores: pd.DataFrame
+    """`SCORES` by prompt; empty where only means are at hand."""
+
+    @property
+    def rows(self) -> list[Row]:
+        """Return the base and every run at the checkpoint and number of steps that reports use."""
+        return self.variants[0][2]
+
+
+def measure(compared: Compared, sources: Sources) -> Measured:
+    """Read and compare evaluations and training records; UserError if some are missing, damaged or of other runs."""
+    settings, runs, others = compared.settings, compared.runs, compared.others
+    evaluation = settings.evaluation
+
+    # Read
+    folders = sources.folders([BASE, *runs, *others])
+    everything = pd.concat([read_scores(run, folder) for run, folder in folders.items()], ignore_index=True)
+    results = reported(everything, evaluation)
+    check_whole(everything, folders, settings, compared.published)
+    records = {run: read_training_records(run, sources.runs / run_name(*run)) for run in runs}
+
+    # Compare every run with the base, and runs with each other
+    every, rewards, weights = [*runs, *others], evaluation.rewards, compared.weights
+    variants = [
+        (checkpoint, steps, tables.main_table(chosen(everything, checkpoint, steps), BASE, every, rewards, weights))
+        for checkpoint in evaluation.checkpoints
+        for steps in evaluation.steps
+    ]
+    # Choose what a page has room for
+    names = [name for name in IMAGE_STATS if name in set(results.reward)]
+    trained = [(row.method, row.seed) for row in variants[0][2] if row.trained]
+    groups = [] if compared.crowded else [[run for run in runs if run[0] in group] for group in compared.groups]
+    return Measured(
+        variants,
+        {run: tables.cells(results, BASE, run, names) for run in trained},
+        tables.style_table(results, BASE, [run for run in every if weights[run[0]]], weights),
+        []
+        if compared.crowded
+        else tables.method_pairs(results, runs, list(rewards) if compared.few else [], compared.trained_on),
+        [(group, tables.win_rates(results, group, compared.trained_on[group[0][0]])) for group in groups],
+        tables.missing_table(everything),
+        records,
+        [(run, *warning) for run, table in records.items() for warning in drift_warnings(compared, run, table)],
+        {
+            "prompts": results.prompt_id.nunique(),
+            "prompt_counts": prompt_counts(sources.prompts),
+            "models": model_lines(sources.quality),
+            "versions": ", ".join(
+                [f"Python {platform.python_version()}", *(f"{name} {version(name)}" for name in PACKAGES), describe_numerics()]
+            ),
+            "hashes": locked(sources.locks, runs, compared.published),
+        },
+        results,
+    )
+
+
+def drift_warnings(compared: Compared, run: Run, records: pd.DataFrame) -> list[tuple[int, str]]:
+    """Return the warnings of drift in a run's records, with the iteration at which each began."""
+    entry = compared.entries[run[0]]
+    return history(records.to_dict("records"), entry.training, entry.method.num_updates(entry.sampling.steps))

@@ -1,0 +1,182 @@
+"""Serve a reward over HTTP: GET /health and POST /score, as docs/reward_servers.md describes them.
+
+Requests are scored one after the other. One that cannot be answered gets a status and a reason in one line, never a made-up
+score.
+"""
+
+import asyncio
+import hashlib
+import hmac
+import importlib.metadata
+import json
+import logging
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from threading import Lock
+
+import torch
+from fastapi import FastAPI, Request
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import JSONResponse
+from PIL import Image
+from pydantic import ValidationError
+from starlette.requests import ClientDisconnect
+
+from g2rpo_core.foundation.errors import UserError
+from g2rpo_core.rewards.reward_protocol import NPY, PNG, Health, Scored, ScoreRequest, answer, decode
+from g2rpo_core.rewards.scoring import score_one
+from g2rpo_core.rewards.spec import Reward
+
+log = logging.getLogger(__name__)
+AT_ONCE = 8  # requests in memory at once; the others wait unread
+MOST_IMAGES = 256  # of a request
+MOST_PIXELS = 2**28  # all images of a request together, 256 of 1024 x 1024
+ARRIVES = 60.0  # seconds that a request may take to arrive
+
+
+class Refused(Exception):
+    """A request that gets no scores, with its HTTP status."""
+
+    def __init__(self, status: int, reason: str):
+        super().__init__(reason)
+        self.status = status
+
+
+@dataclass(frozen=True)
+class Served:
+    """A reward that is served, and the limits of its requests."""
+
+    reward: Reward
+    health: Health
+    device: torch.device
+    """Where tensors are put."""
+    tensors: bool
+    """Whether the reward takes tensors only, no PIL images."""
+    most_bytes: int
+    """The largest body of a request."""
+    key: str | None = None
+    """What clients must send; None: nothing."""
+
+
+def make_app(served: Served) -> FastAPI:
+    """Make the server's application. The reward is never called by two threads at once."""
+    app = FastAPI(title=f"g2rpo: {served.health.label}", docs_url=None, redoc_url=None)  # those pages need the internet
+    turn, reading = Lock(), asyncio.Semaphore(AT_ONCE)
+
+    @app.get("/health")
+    async def health(request: Request) -> Health:
+        check_key(request, served.key)
+        return served.health
+
+    @app.post("/score")
+    async def score(request: Request) -> JSONResponse:
+        check_key(request, served.key)
+        async with reading:
+            data = await whole_body(request, served.most_bytes)
+            return JSONResponse(await run_in_threadpool(score_request, served, data, turn))
+
+    @app.exception_handler(Refused)
+    async def refused(request: Request, error: Refused) -> JSONResponse:
+        return JSONResponse({"detail": str(error)}, error.status)
+
+    @app.exception_handler(Exception)
+    async def failed(request: Request, error: Exception) -> JSONResponse:
+        return JSONResponse({"detail": f"the server failed: {type(error).__name__}"}, 500)  # its log has more
+
+    return app
+
+
+def check_key(request: Request, key: str | None) -> None:
+    sent = request.headers.get("authorization", "")
+    if key is not None and not hmac.compare_digest(sent.encode(), f"Bearer {key}".encode()):
+        raise Refused(401, "a key is needed: Authorization: Bearer KEY")
+
+
+async def whole_body(request: Request, most: int) -> bytes:
+    """Read the body of a request; no more than `most` bytes of it are ever held."""
+    length = request.headers.get("content-length", "0")
+    data = bytearray()
+    try:
+        async with asyncio.timeout(ARRIVES):
+            if length.isdigit() and int(length) > most:
+                raise too_large(most)
+            async for part in request.stream():
+                data += part
+                if len(data) > most:
+                    raise too_large(most)
+    except TimeoutError:
+        raise Refused(408, f"the request took over {ARRIVES:g} s to arrive") from None
+    except ClientDisconnect:
+        raise Refused(400, "the request was cut off") from None
+    return bytes(data)
+
+
+def too_large(most: int) -> Refused:
+    return Refused(
+        413, f"the request is over {most / 2**20:g} MiB: send fewer images at once, or start the server with a higher limit"
+    )
+
+
+def score_request(served: Served, data: bytes, turn: Lock) -> dict[str, list]:
+    """Answer a request; Refused if it cannot be scored, or if the reward fails."""
+    # Read the request
+    try:
+        asked = ScoreRequest.model_validate_json(data)
+    except ValidationError as error:
+        problem = error.errors(include_input=False)[0]
+        raise Refused(422, ": ".join([*map(str, problem["loc"]), problem["msg"]])) from None
+    prompts, urls = asked.prompts, asked.images
+    if len(prompts) != len(urls):
+        raise Refused(422, f"{len(urls)} images and {len(prompts)} prompts; need one prompt per image")
+    if len(urls) > MOST_IMAGES:
+        raise Refused(413, f"{len(urls)} images; a request may have at most {MOST_IMAGES}")
+    # Decode the images, no more pixels than fit into memory
+    images: list[torch.Tensor | Image.Image] = []
+    left = MOST_PIXELS
+    for number, url in enumerate(urls):
+        try:
+            image, pixels = decode(url, left)
+        except ValueError as error:
+            raise Refused(422, f"images: {number}: {error}") from None
+        images.append(image)
+        left -= pixels
+    # Score, one request at a time
+    try:
+        with turn:
+            return answer(score_images(served, images, prompts))
+    except UserError as error:
+        reason = str(error)
+    except Exception as error:  # a reward's code may raise anything; the next request may still be scored
+        log.exception("%s failed", served.health.reward)
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+    raise Refused(500, f"{served.health.reward} failed: {reason}")
+
+
+def score_images(served: Served, images: Sequence[torch.Tensor | Image.Image], prompts: Sequence[str]) -> list[Scored]:
+    """Return scores in the images' order.
+
+    Files are scored together, and so are tensors of one size, as the reward would get them locally.
+    """
+    from torchvision.transforms.v2 import functional as TF
+
+    if served.tensors:
+        to_tensor = lambda image: TF.to_dtype(TF.pil_to_tensor(image.convert("RGB")), torch.float32, scale=True)
+        images = [image if isinstance(image, torch.Tensor) else to_tensor(image) for image in images]
+    alike = defaultdict(list)
+    for number, image in enumerate(images):
+        alike[image.shape if isinstance(image, torch.Tensor) else None].append(number)
+    scored: dict[int, Scored] = {}
+    for shape, numbers in alike.items():
+        part = [images[number] for number in numbers]
+        together = torch.stack(part).to(served.device) if shape is not None else part  # type: ignore[arg-type]
+        values, reasons = score_one(served.reward, together, [prompts[number] for number in numbers])
+        scored |= dict(zip(numbers, zip(values.tolist(), reasons)))
+    return [scored[number] for number in range(len(images))]
+
+
+def describe(name: str, label: str, settings: dict, models: dict, note: str | None) -> Health:
+    """Describe the server; its version changes with the release and with what decides scores: settings and models' files."""
+    decides = json.dumps({"settings": settings, "models": models}, sort_keys=True).encode()
+    version = f"{importlib.metadata.version('g2rpo')}+{hashlib.sha256(decides).hexdigest()[:12]}"
+    return Health(reward=name, label=label, version=version, images=[PNG, NPY], max_images=MOST_IMAGES, note=note)

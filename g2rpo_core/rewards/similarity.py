@@ -1,0 +1,160 @@
+"""Score images by the cosine of image and prompt under a model of two towers: HPS-v2.1, CLIP Score and PickScore.
+
+HPS-v2.1 and CLIP Score leave out the model's logit scale; PickScore has it, over 100, as in the paper (0.22, not 22).
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+
+from g2rpo_core.common.model_store import ModelStore
+from g2rpo_core.rewards import packages
+from g2rpo_core.rewards.preprocess import Images, Preprocess, check_pairs
+from g2rpo_core.rewards.spec import VIT_H_14, BackendSettings, Reward, RewardSpec, ScorerSettings
+
+DEFAULT = ScorerSettings()
+
+
+class CosineScore:
+    """scale * cosine, [N] float32. Texts are encoded once and kept; nothing has a gradient.
+
+    encode_images: [n, 3, size, size] -> [n, D]; encode_texts: n texts -> [n, D]; both on `device` in the dtype of `settings`, of
+    any length. Cosines are taken in float32.
+    """
+
+    def __init__(
+        self,
+        encode_images: Callable[[torch.Tensor], torch.Tensor],
+        encode_texts: Callable[[list[str]], torch.Tensor],
+        preprocess: Preprocess,
+        device: torch.device,
+        settings: ScorerSettings,
+        scale: float = 1.0,
+    ):
+        self.encode_images, self.encode_texts, self.preprocess = encode_images, encode_texts, preprocess
+        self.device, self.scale, self.micro_batch = device, scale, settings.micro_batch
+        self.dtype = getattr(torch, settings.dtype)
+        self._texts: dict[str, torch.Tensor] = {}
+
+    @torch.no_grad()
+    def __call__(self, images: Images, prompts: Sequence[str]) -> torch.Tensor:
+        check_pairs(images, prompts)
+        new = [prompt for prompt in dict.fromkeys(prompts) if prompt not in self._texts]
+        for start in range(0, len(new), self.micro_batch):
+            part = new[start : start + self.micro_batch]
+            self._texts.update(zip(part, F.normalize(self.encode_texts(part).float(), dim=-1)))
+        texts = torch.stack([self._texts[prompt] for prompt in prompts])
+        parts = (images[start : start + self.micro_batch] for start in range(0, len(images), self.micro_batch))
+        encoded = (self.encode_images(self.preprocess(part, self.device).to(self.dtype)) for part in parts)
+        features = torch.cat([F.normalize(part.float(), dim=-1) for part in encoded])
+        return self.scale * (features * texts).sum(1)
+
+
+def make_open_clip_score(
+    model: torch.nn.Module, tokenize, preprocess: Preprocess, device: torch.device, settings: ScorerSettings
+) -> CosineScore:
+    """Make the cosine score of an open_clip model, which is moved to the device and dtype."""
+    model = model.eval().requires_grad_(False).to(device, getattr(torch, settings.dtype))
+    encode_texts = lambda texts: model.encode_text(tokenize(texts).to(device))
+    return CosineScore(model.encode_image, encode_texts, preprocess, device, settings)
+
+
+class HPSSettings(BackendSettings):
+    """Settings of HPS-v2.1."""
+
+    backend: Literal["native", "hpsv2"] = Field("native", description="our own code, or the package hpsv2 itself")
+
+
+def hps(folder: Path, device: torch.device, architecture: str, settings: ScorerSettings = DEFAULT) -> CosineScore:
+    """Load HPS-v2.1 from `HPS_v2.1_compressed`, .pt or .safetensors.
+
+    architecture: a name in open_clip, or a file in the folder of the weights.
+    """
+    import open_clip
+    from open_clip.constants import OPENAI_DATASET_MEAN, OPENAI_DATASET_STD
+
+    if architecture.endswith(".json"):
+        open_clip.add_model_config(folder / architecture)
+    name = architecture.removesuffix(".json")
+    (weights,) = folder.glob("HPS_v2.1_compressed.*")
+    model = open_clip.create_model(name, pretrained=str(weights), precision="fp32", weights_only=True)
+    preprocess = Preprocess(model.visual.image_size[0], "pad", OPENAI_DATASET_MEAN, OPENAI_DATASET_STD, rgb="first")
+    return make_open_clip_score(model, open_clip.get_tokenizer(name), preprocess, device, settings)
+
+
+def _build_hps(models: ModelStore, device: torch.device, settings: HPSSettings) -> Reward:
+    if settings.backend == "hpsv2":
+        packages.check_installed("hpsv2", "rewards.hps.backend")
+        score = packages.hpsv2(models.folder("hps"), models.entry("hps")["architecture"], device)
+        return packages.PackageReward(score, rgb_first=True)
+    return hps(models.folder("hps"), device, models.entry("hps")["architecture"], settings)
+
+
+HPS = RewardSpec(
+    "hps", "HPS-v2.1", _build_hps, settings=HPSSettings, models=("hps",), open_clip=("hps",), size=VIT_H_14,
+    aliases=("hps_v2_1", "hps-v2.1"),
+)  # fmt: skip
+
+
+def clip_score(folder: Path, device: torch.device, settings: ScorerSettings = DEFAULT) -> CosineScore:
+    """Load CLIP Score from a folder with `open_clip_config.json` and weights, laid out like `apple/DFN5B-CLIP-ViT-H-14`."""
+    import open_clip
+
+    name = f"local-dir:{folder}"
+    config = json.loads((folder / "open_clip_config.json").read_text())["preprocess_cfg"]
+    model = open_clip.create_model(name, precision="fp32", weights_only=True)
+    preprocess = Preprocess(model.visual.image_size[0], "squash", tuple(config["mean"]), tuple(config["std"]), rgb="last")
+    return make_open_clip_score(model, open_clip.get_tokenizer(name), preprocess, device, settings)
+
+
+CLIP_SCORE = RewardSpec(
+    "clip_score", "CLIP Score",
+    lambda models, device, settings: clip_score(models.folder("clip_score"), device, settings),
+    models=("clip_score",), size=VIT_H_14,
+)  # fmt: skip
+
+
+def pickscore(folder: Path, processor: Path, device: torch.device, settings: ScorerSettings = DEFAULT) -> CosineScore:
+    """Load PickScore from a CLIPModel's folder, laid out like `yuvalkirstain/PickScore_v1`.
+
+    processor: the folder with the tokenizer and `preprocessor_config.json`, as `laion/CLIP-ViT-H-14-laion2B-s32B-b79K`'s.
+    """
+    from transformers import AutoTokenizer, CLIPModel
+
+    model = CLIPModel.from_pretrained(folder, dtype=torch.float32).eval().requires_grad_(False)
+    scale = model.logit_scale.exp().item() / 100  # before rounding: in bfloat16 it would be off by a hundredth
+    model.to(device, getattr(torch, settings.dtype))
+    tokenizer = AutoTokenizer.from_pretrained(processor)
+    config = json.loads((processor / "preprocessor_config.json").read_text())
+    length = model.config.text_config.max_position_embeddings
+
+    def encode_texts(texts: list[str]) -> torch.Tensor:
+        tokens = tokenizer(texts, padding=True, truncation=True, max_length=length, return_tensors="pt").to(device)
+        return model.get_text_features(**tokens).pooler_output
+
+    return CosineScore(
+        lambda images: model.get_image_features(images).pooler_output,
+        encode_texts,
+        Preprocess(
+            model.config.vision_config.image_size, "crop", tuple(config["image_mean"]), tuple(config["image_std"]),
+            rgb="first, on white", crop_floor=True,
+        ),
+        device,
+        settings,
+        scale,
+    )  # fmt: skip
+
+
+# the size is that of its ViT-H-14
+PICKSCORE = RewardSpec(
+    "pickscore", "PickScore",
+    lambda models, device, settings: pickscore(
+        models.folder("pickscore"), models.folder("pickscore_processor"), device, settings
+    ),
+    models=("pickscore", "pickscore_processor"), size=VIT_H_14,
+)  # fmt: skip

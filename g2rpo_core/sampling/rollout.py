@@ -1,0 +1,207 @@
+"""Runs a tree of model calls: ready nodes go through the model in full batches, and nothing is computed twice.
+
+Axes of tensors: P prompts, B branches, J granularities, G members of a group, then the latents' own (`...`).
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from g2rpo_core.sampling.ode import dpm2, ode
+from g2rpo_core.sampling.transitions import Stochastic
+from g2rpo_core.sampling.tree import SDEStep, Tree
+
+Velocity = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""velocity(latents [N, ...], sigma [N], prompt [N] int64) -> [N, ...]: the model at one sigma and prompt per sample."""
+
+SigmaOf = Callable[[float], float]
+"""sigma_of(step) -> sigma at a step index in 0...T, whole or between two; `schedule.sigma_at` with T and the shift fixed."""
+
+
+@dataclass(frozen=True)
+class SampledTransition:
+    """An SDE step as it was sampled, for P prompts: V states and W next states, W a multiple of V; all tensors float32.
+
+    The next states of one state are neighbours. W is smaller than G, the members of the group, until all states of the tree have split.
+    """
+
+    sde_step: SDEStep
+    """Which step it is."""
+    latents: torch.Tensor
+    """[P, V, ...]: the states before it."""
+    mean: torch.Tensor
+    """[P, V, ...]: the mean of the transition from each state."""
+    next_latents: torch.Tensor
+    """[P, W, ...]: the states after it."""
+    log_prob: torch.Tensor
+    """[P, W]: of the transition under the policy that sampled it."""
+
+    @property
+    def members_of_state(self) -> int:
+        """Count the next states that were sampled from one state, W / V."""
+        return self.log_prob.shape[1] // self.latents.shape[1]
+
+    def members(self, members: slice | torch.Tensor) -> "SampledTransition":
+        """Return the same SDE step for a part of the next states: a slice, or indices; a state of several then has its own for each."""
+        each = lambda tensor: tensor.repeat_interleave(self.members_of_state, 1)[:, members]
+        part = lambda tensor: tensor if tensor.shape[1] == 1 else each(tensor)
+        return SampledTransition(
+            self.sde_step, part(self.latents), part(self.mean), self.next_latents[:, members], self.log_prob[:, members]
+        )
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """The result of a rollout for P prompts."""
+
+    clean: torch.Tensor
+    """[P, B, J, G, ...]: final latents."""
+    transitions: list[SampledTransition]
+    """One for each SDE step of the tree."""
+    num_forward_evals: int
+    """Latents that went through the model."""
+    granularities: tuple[int, ...]
+    """The J step sizes of the tails."""
+    around: list[tuple[torch.Tensor, torch.Tensor]] | None = None
+    """For each transition the clean latents predicted before and after it, [P, V, ...] and [P, W, ...]; None unless requested."""
+
+
+@torch.no_grad()
+def rollout(
+    velocity: Velocity,
+    tree: Tree,
+    sigma_of: SigmaOf,
+    transition: Stochastic,
+    initial: torch.Tensor,
+    noises: Sequence[torch.Tensor],
+    max_batch: int,
+    solver: str = "euler",
+    predictions: bool = False,
+) -> Rollout:
+    """Sample the group of every branch for P prompts.
+
+    sigma_of: sigma of a step index; transition: the tree's SDE step; initial: x_T [P, I, ...] of I initial noises, standard
+    normal; noises: for every SDE step of the tree [P, W, ...] of W next states, standard normal (the last W is G);
+    max_batch: latents in one call of the model, at least 1; solver: of the tails, `euler` or `dpm2`; predictions: keep
+    `Rollout.around`.
+
+    Nodes of any step share a call once their latents are known; those with the most steps left go first. Nothing waits for the
+    device.
+    """
+    children = children_of(tree)
+    leaf_nodes = {leaf for ends in tree.leaves for leaf in ends}
+    states = {root: initial.float() for root in children[None]}  # node -> [P, its width, ...]
+    predicted: dict[int, torch.Tensor] = {}  # node -> its clean prediction, kept while a second-order step needs it
+    clean: dict[int, torch.Tensor] = {}
+    transitions: dict[int, SampledTransition] = {}
+    ends = tree.transitions()
+    around = {node for pair in ends for node in pair} if predictions else set()
+    num_forward_evals = 0
+
+    while states:
+        # One call of the model for the nodes that are ready
+        chosen = _next_call({index: states[index].shape[:2].numel() for index in states}, tree, max_batch)
+        ready = [(states[index], sigma_of(tree.nodes[index].step)) for index in chosen]
+        for index, v in zip(chosen, _velocities_of_nodes(velocity, ready, max_batch)):
+            parent, x = tree.nodes[index], states.pop(index)
+            num_forward_evals += x.shape[:2].numel()
+            sigma = sigma_of(parent.step)
+            predicted[index] = ode(x, v, sigma, 0.0)
+            if index in leaf_nodes:
+                clean[index] = predicted[index]
+            # The states of the nodes that follow: by noise, or by the solver
+            for child in children[index]:
+                node = tree.nodes[child]
+                if node.noise is not None:
+                    sampled = _sample(tree.sde_steps[node.noise], x, v, transition, noises[node.noise])
+                    states[child], transitions[node.noise] = sampled.next_latents, sampled
+                elif parent.tail and parent.parent is not None and solver == "dpm2":
+                    sigmas = (sigma_of(tree.nodes[parent.parent].step), sigma, sigma_of(node.step))
+                    states[child] = dpm2(x, predicted[index], predicted[parent.parent], sigmas)
+                else:
+                    states[child] = ode(x, v, sigma, sigma_of(node.step))
+            if solver == "euler" and index not in around:
+                del predicted[index]
+
+    finished = torch.stack([torch.stack([clean[leaf] for leaf in leaves], 1) for leaves in tree.leaves], 1)  # [P, B, J, G, ...]
+    in_order = [transitions[index] for index in range(len(tree.sde_steps))]
+    kept = [(predicted[before], predicted[after]) for before, after in ends] if predictions else None
+    return Rollout(finished, in_order, num_forward_evals, tree.granularities, kept)
+
+
+def _sample(step: SDEStep, x: torch.Tensor, v: torch.Tensor, transition: Stochastic, noise: torch.Tensor) -> SampledTransition:
+    """Sample the next states [P, W, ...] of states x [P, V, ...] with velocities v; noise: [P, W, ...]."""
+    one = transition(x.flatten(0, 1), v.flatten(0, 1), step=step.step, span=step.span)
+    noisy = one.repeat(noise.shape[1] // x.shape[1])
+    sampled = noisy.sample(noise.flatten(0, 1))
+    log_prob = noisy.log_prob(sampled).view(noise.shape[:2])
+    return SampledTransition(step, x, one.mean.view_as(x), sampled.view(noise.shape), log_prob)
+
+
+def num_calls(tree: Tree, prompts: int, group_size: int, max_batch: int) -> int:
+    """Count the calls of the model that `rollout` makes, without the model."""
+    widths = tree.widths(group_size)
+    size = lambda index: prompts * widths[index]
+    children = children_of(tree)
+    ready = {root: size(root) for root in children[None]}
+    calls = 0
+    while ready:
+        chosen = _next_call(ready, tree, max_batch)
+        calls += -(-sum(ready.pop(index) for index in chosen) // max_batch)
+        ready |= {child: size(child) for index in chosen for child in children[index]}
+    return calls
+
+
+def children_of(tree: Tree) -> defaultdict[int | None, list[int]]:
+    """Map each node to the nodes that come from it, and None to the roots."""
+    children: defaultdict[int | None, list[int]] = defaultdict(list)
+    for index, node in enumerate(tree.nodes):
+        children[node.parent].append(index)
+    return children
+
+
+def _next_call(ready: dict[int, int], tree: Tree, max_batch: int) -> list[int]:
+    """Choose the ready nodes (node -> its latents) of the next call: those of the earliest steps that fit, at least one."""
+    chosen: list[int] = []
+    total = 0
+    for index in sorted(ready, key=lambda index: tree.nodes[index].step):
+        if not chosen or total + ready[index] <= max_batch:
+            chosen.append(index)
+            total += ready[index]
+    return chosen
+
+
+def _velocities_of_nodes(velocity: Velocity, nodes: list[tuple[torch.Tensor, float]], max_batch: int) -> list[torch.Tensor]:
+    """Return the velocities of nodes, each with its latents [P, g, ...] (g is the node's width) and its sigma, in the shape of the latents."""
+    rows = [latents.flatten(0, 1) for latents, _ in nodes]
+    sigma = torch.cat([row.new_full((len(row),), sigma) for row, (_, sigma) in zip(rows, nodes)])
+    prompt = torch.cat([prompt_of_rows(latents) for latents, _ in nodes])
+    velocities = velocity_in_batches(velocity, torch.cat(rows), sigma, prompt, max_batch).split([len(row) for row in rows])
+    return [v.view(latents.shape) for v, (latents, _) in zip(velocities, nodes)]
+
+
+@torch.no_grad()
+def sample(velocity: Velocity, initial: torch.Tensor, sigmas: Sequence[float], max_batch: int) -> torch.Tensor:
+    """Sample one image per prompt without noise (Eq. 1): x_T [P, ...] -> clean latents [P, ...], float32."""
+    latents, prompt = initial.float(), torch.arange(len(initial), device=initial.device)
+    for sigma, following in zip(sigmas, sigmas[1:]):
+        v = velocity_in_batches(velocity, latents, latents.new_full((len(latents),), sigma), prompt, max_batch)
+        latents = ode(latents, v, sigma, following)
+    return latents
+
+
+def velocity_in_batches(
+    velocity: Velocity, latents: torch.Tensor, sigma: torch.Tensor, prompt: torch.Tensor, max_batch: int
+) -> torch.Tensor:
+    """Return the velocity of latents [N, ...] at a sigma [N] each, in calls of equal size, at most `max_batch`."""
+    calls = -(-len(latents) // max_batch)
+    parts = zip(latents.tensor_split(calls), sigma.tensor_split(calls), prompt.tensor_split(calls))
+    return torch.cat([velocity(*part) for part in parts])
+
+
+def prompt_of_rows(state: torch.Tensor) -> torch.Tensor:
+    """Return the prompt index of each of the P * g rows of a state [P, g, ...], int64."""
+    prompts, members = state.shape[:2]
+    return torch.arange(prompts, device=state.device).repeat_interleave(members)

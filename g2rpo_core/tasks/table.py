@@ -1,0 +1,32 @@
+"""List all tasks, and find the one that a caption belongs to."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from g2rpo_core.tasks import TASK_NAMES
+from g2rpo_core.tasks.marks import Marks
+from g2rpo_core.tasks.shapes import Shapes
+from g2rpo_core.tasks.task import Task
+
+TASKS: dict[str, Task[Any]] = dict(zip(TASK_NAMES, (Shapes(), Marks()), strict=True))
+
+
+def find_task(caption: str) -> Task[Any]:
+    """Return the task of a caption; ValueError if it belongs to none."""
+    for task in TASKS.values():
+        try:
+            task.parse(caption)
+        except ValueError:
+            continue
+        return task
+    raise ValueError(f"not a caption of the tasks {', '.join(TASKS)}: {caption!r}")
+
+
+def verify(images: torch.Tensor, prompts: Sequence[str]) -> torch.Tensor:
+    """Return the share of asked attributes that each image [N, 3, H, W] in [0, 1] holds, [N] float32 in [0, 1].
+
+    The first caption decides the task. ValueError for other texts, and for images of another size than the task's.
+    """
+    return find_task(prompts[0]).verify(images, prompts)

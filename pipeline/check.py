@@ -1,0 +1,150 @@
+"""Checks params.yaml, its profile, its prompt files and this machine before any work; `python -m pipeline.check`.
+
+Prints one line for every problem that can be found, and exits with status 1 if there is any.
+"""
+
+import shutil
+import sys
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+from g2rpo_core.config import Profile, load_profile, load_run, profile_path, section_of
+from g2rpo_core.data.choice import Chosen, all_prompts, chosen_prompts
+from g2rpo_core.data.embeddings import check_lengths
+from g2rpo_core.data.prompts import load_prompts
+from g2rpo_core.data.settings import EmbedSettings, PromptSettings
+from g2rpo_core.foundation.errors import UserError, attempt
+from g2rpo_core.foundation.files import read_yaml
+from g2rpo_core.foundation.settings import name_problem
+from g2rpo_core.rewards import registry
+from g2rpo_core.tasks import TASK_NAMES
+from g2rpo_core.training.tracking import not_installed
+from stages.common import REPORTS, ends_in_one_line
+
+TINY_GIB = 2.0  # models, runs, evaluations and checkpoints of profile tiny, and room for DVC's cache of them
+
+
+@ends_in_one_line
+def main() -> None:
+    if problems := list(dict.fromkeys(complaints())):
+        for problem in problems:
+            print(f"error: {problem}", file=sys.stderr)
+        if len(problems) > 1:
+            print(f"error: {len(problems)} problems to fix before dvc repro", file=sys.stderr)
+        sys.exit(1)
+    run = load_run()
+    print(f"profile {run.profile}: {', '.join(run.methods)} with seeds {', '.join(map(str, run.seeds))}")
+
+
+def complaints() -> Iterator[str]:
+    """Yield every problem, some more than once; parts that depend on a broken part are checked as far as possible."""
+    yield from attempt(load_run)[1]
+    name = _profile_named()
+    if name is None:
+        return
+    path = profile_path(name)
+    profile, problems = attempt(lambda: load_profile(path))
+    yield from problems
+    if prompts := section_of(path, "prompts", PromptSettings):
+        yield from _prompt_problems(name, prompts, section_of(path, "embed", EmbedSettings))
+    if profile:
+        yield from _machine_problems(name, profile)
+
+
+def _profile_named() -> str | None:
+    """Return the profile that params.yaml names, if that much can be read."""
+    try:
+        data = read_yaml(Path("params.yaml"))
+    except UserError:
+        return None
+    name = data.get("profile") if isinstance(data, dict) else None
+    return name if isinstance(name, str) and not name_problem(name) else None
+
+
+def _prompt_problems(name: str, settings: PromptSettings, embed: EmbedSettings | None) -> Iterator[str]:
+    """Yield what is wrong with the files of prompts, or with prompts that were made from older files."""
+    # Each file by itself
+    on_disk = {testing: isinstance(settings.test if testing else settings.train, str) for testing in (False, True)}
+    wrong = [
+        text
+        for testing, there in on_disk.items()
+        if there
+        for text in attempt(partial(all_prompts, settings, testing=testing))[1]
+    ]
+    yield from wrong
+    if wrong or not all(on_disk.values()):  # a data set is for the stage `prompts` to fetch
+        return
+    # The choice from both, and its lengths in tokens
+    chosen, problems = attempt(lambda: chosen_prompts(settings))
+    yield from problems
+    tokenizer = _tokenizer(name)
+    if chosen and embed and tokenizer:
+        prompts = [*chosen.train, *chosen.test]
+        _, problems = attempt(lambda: check_lengths(prompts, tokenizer, embed.max_sequence_length))
+        yield from problems
+    if chosen and not problems and _changed_since(name, settings, chosen):
+        files = " and ".join(
+            source for source in (settings.train, settings.test) if isinstance(source, str) and source not in TASK_NAMES
+        )
+        yield f"{files}: changed since prompts/{name} was made, which DVC does not see: dvc repro --force --single-item prompts"
+
+
+def _changed_since(name: str, settings: PromptSettings, chosen: Chosen) -> bool:
+    """Tell whether the stage `prompts` would make other prompts with the same settings: DVC does not see that a file changed."""
+    made = [Path("prompts", name, f"{part}.parquet") for part in ("train", "test")]
+    written = REPORTS / "profile.yaml"
+    if not written.exists() or section_of(written, "prompts", PromptSettings) != settings:
+        return False
+    existing, _ = attempt(lambda: [load_prompts(file) for file in made])
+    return existing is not None and existing != [chosen.train, chosen.test]
+
+
+def _tokenizer(name: str):
+    """Return T5's tokenizer: built here, or read from the profile's models; None if they are missing or damaged."""
+    from transformers import AutoTokenizer
+
+    from g2rpo_core.architectures.table import read_architecture
+    from g2rpo_core.common.model_store import LOCK, ModelStore
+    from g2rpo_core.tasks import table
+    from g2rpo_core.tiny_models.tokenizers import t5_tokenizer
+
+    try:
+        if (source := load_profile(profile_path(name)).models.source) != "hub":
+            return t5_tokenizer(table.TASKS[source])
+        models = Path("models", name)
+        if not (models / LOCK).exists():
+            return None
+        pipeline = ModelStore(models).folder("pipeline")
+        return AutoTokenizer.from_pretrained(pipeline / read_architecture(pipeline).long_tokenizer)
+    except (UserError, OSError, ValueError):
+        return None
+
+
+def _machine_problems(name: str, profile: Profile) -> Iterator[str]:
+    """Yield what this machine lacks: packages, environment variables, servers, disk space."""
+    for tracker in profile.training.tracking.to:
+        if lacking := not_installed(tracker):
+            yield f"profiles/{name}.yaml: training.tracking.to: {lacking}"
+    used = dict.fromkeys([*profile.training.rewards, *profile.training.monitor.rewards, *profile.evaluation.rewards])
+    for reward in used:
+        yield from attempt(partial(registry.check, reward, profile.rewards))[1]
+    free, needed = shutil.disk_usage(Path.cwd()).free / 2**30, disk_gib(profile)
+    if free < needed:
+        yield f"{Path.cwd()}: has {free:.1f} GiB free, but profile {name} needs about {needed:.1f}: make room, or work on another disk"
+
+
+def disk_gib(profile: Profile) -> float:
+    """Return the GiB that the profile writes in this folder while one run of its first method trains, by `g2rpo plan`."""
+    if profile.models.source != "hub":
+        return TINY_GIB
+    from g2rpo_core.estimate.machines import Machines
+    from g2rpo_core.estimate.plan import make_plan
+
+    plan = make_plan(profile, next(iter(profile.methods)), Machines(1, 80.0))
+    # models are in the Hugging Face cache
+    return sum(plan.disk_gib[part] for part in ("embeddings", "trained", "checkpoints"))
+
+
+if __name__ == "__main__":
+    main()

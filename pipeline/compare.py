@@ -1,0 +1,149 @@
+"""Compares two reports: what changed, by how much, and whether it is significant.
+
+Each is a commit of this project (or a branch or tag; `now` means the files in this folder), a study, or a profile.
+"""
+
+import argparse
+import io
+import sys
+from collections.abc import Iterator
+from math import isnan
+from pathlib import Path
+
+import pandas as pd
+from dvc.api import DVCFileSystem
+from dvc.exceptions import DvcException
+from dvc.scm import SCMError
+from ruamel.yaml import YAML
+
+from g2rpo_core.config import load_profile, load_study, profile_path, resolve
+from g2rpo_core.evaluation.results import SCORES, reported
+from g2rpo_core.evaluation.settings import EvaluationSettings
+from g2rpo_core.foundation.errors import UserError
+from g2rpo_core.foundation.files import read_table
+from g2rpo_core.foundation.settings import name_problem
+from g2rpo_core.reporting.comparison import Change, Side, changed_settings, changes
+from g2rpo_core.reporting.recorded import read_results, scores_in
+from g2rpo_core.rewards.registry import labels
+from stages.common import ends_in_one_line
+
+NOW = "now"
+
+
+@ends_in_one_line
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="g2rpo report --compare", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("before", metavar="A", help="such as HEAD~1, now, a study or a profile")
+    parser.add_argument("after", metavar="B")
+    parser.add_argument("--out", type=Path, help="also write the Markdown to this file")
+    args = parser.parse_args()
+    text = "\n".join(lines(side(args.before), side(args.after))) + "\n"
+    print(text, end="")
+    if args.out:
+        try:
+            args.out.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"compare: --out {args.out}: {error.strerror}: give a file that can be written") from None
+
+
+def side(name: str) -> Side:
+    """Read one side of the comparison: a study or profile by its name, or a commit."""
+    if name_problem(name):
+        return read_commit(name)
+    if Path("studies", name, "params.yaml").exists():
+        study = load_study(name)
+        path, home = profile_path(study.profile), Path("studies", name)
+        tables = tables_in(home / "evaluations") or [scores_in(read_results(home / "results.parquet"))]
+        return _side(name, resolve(path, study).data, load_profile(path, study).evaluation, tables)
+    if profile_path(name).exists():
+        path = profile_path(name)
+        return _side(name, resolve(path).data, load_profile(path).evaluation, tables_in(Path("evaluations", name)))
+    return read_commit(name)
+
+
+def read_commit(name: str) -> Side:
+    """Read the evaluations of a commit's own profile from DVC's cache; UserError if they or the commit are not there."""
+    known = [
+        *(path.stem for path in Path("profiles").glob("*.yaml")),
+        *(path.parent.name for path in Path("studies").glob("*/params.yaml")),
+    ]
+    yaml = YAML(typ="safe", pure=True)
+    try:
+        files = DVCFileSystem(".", rev=None if name == NOW else name)
+        profile = yaml.load(files.read_text("params.yaml"))["profile"]
+        data = yaml.load(files.read_text("reports/profile.yaml"))
+        paths = [path for path in files.find(f"evaluations/{profile}", maxdepth=2) if path.endswith("/results.parquet")]
+        tables = [pd.read_parquet(io.BytesIO(files.read_bytes(path))) for path in sorted(paths)]
+    except SCMError:
+        raise UserError(
+            f"compare: {name}: no commit, study or profile of that name; there are {', '.join(sorted(known))}, and {NOW}"
+        ) from None
+    except (DvcException, OSError, KeyError) as error:
+        reason = str(error).strip().split("\n")[0] or type(error).__name__
+        command = f"git checkout {name} && dvc repro" if name != NOW else "dvc repro"
+        raise UserError(
+            f"compare: {name}: its evaluations are not in DVC's cache here ({reason}): run `dvc fetch`, or make them: {command}"
+        ) from None
+    return _side(name, data, EvaluationSettings.model_validate(data["evaluation"], strict=False), tables)
+
+
+def tables_in(folder: Path) -> list[pd.DataFrame]:
+    return [read_table(file, SCORES) for file in sorted(folder.glob("*/results.parquet"))]
+
+
+def _side(name: str, profile: dict, evaluation: EvaluationSettings, tables: list[pd.DataFrame]) -> Side:
+    if not tables:
+        raise UserError(f"compare: {name} has no evaluations: `dvc repro evaluate` makes them")
+    return Side(name, profile, reported(pd.concat(tables, ignore_index=True), evaluation))
+
+
+def lines(before: Side, after: Side) -> Iterator[str]:
+    """Yield the comparison in Markdown."""
+    differences = changes(before, after)
+    names = labels({**_section(before), **_section(after)})
+    significant = [change for change in differences if change.tone]
+    # The result in a sentence
+    yield f"# {before.name} and {after.name}\n"
+    count = f"{len(significant)} of {len(differences)} differences are" if significant else "No difference is"
+    yield f"{count} significant (95 %)."
+    # The settings
+    settings = changed_settings(before, after)
+    yield "\n## Settings that differ\n"
+    if settings:
+        yield f"| setting | {before.name} | {after.name} |\n|---|---|---|"
+        yield from (f"| `{key}` | {_shown(one)} | {_shown(other)} |" for key, one, other in settings)
+    else:
+        yield "None."
+    # The rewards of the runs that both have, then the other runs
+    yield f"\n## Rewards\n\nDifferences are {after.name} minus {before.name}, paired by prompt. With three or more seeds, the interval is over seeds.\n"
+    yield f"| model | reward | {before.name} | {after.name} | difference | 95 % interval | significant |\n|---|---|---|---|---|---|---|"
+    yield from (_row(change, names) for change in differences)
+    for one, other in ((before, after), (after, before)):
+        if alone := [f"{method}-{seed}" for method, seed in one.runs if (method, seed) not in other.runs]:
+            yield f"\nOnly in {one.name}: {', '.join(alone)}."
+
+
+def _section(side: Side) -> dict:
+    """Return the side's settings of rewards; empty if its profile has none."""
+    section = side.profile.get("rewards")
+    return section if isinstance(section, dict) else {}
+
+
+def _row(change: Change, names: dict[str, str]) -> str:
+    intervals = [change.over_seeds] if change.over_seeds else list(change.seeds.values())
+    # Means without their scores by prompt have no interval
+    known = not any(isnan(interval.low) for interval in intervals)
+    shown = "; ".join(f"{interval.low:+.4f}, {interval.high:+.4f}" for interval in intervals) if known else "not known"
+    verdict = {"up": "higher", "down": "lower", "": "no"}[change.tone] if known else "not known"
+    numbers = f"{change.before:.4f} | {change.after:.4f} | {change.by:+.4f}"
+    return f"| {change.method} | {names.get(change.reward, change.reward)} | {numbers} | {shown} | {verdict} |"
+
+
+def _shown(value: object) -> str:
+    return "" if value is None else str(value)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

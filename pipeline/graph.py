@@ -1,0 +1,127 @@
+"""Reads DVC's own graph: which stages there are, what each needs, and which have changed."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from dvc.exceptions import DvcException
+from dvc.lock import LockError
+from dvc.repo import Repo, lock_repo
+from pydantic import Field, ValidationError
+
+from g2rpo_core.foundation.errors import UserError
+from g2rpo_core.foundation.files import hint_for, in_one_line
+from g2rpo_core.foundation.settings import Settings, problems_of
+
+
+class FlowMeta(Settings):
+    """How a flow runs a stage: the key `flow` of its `meta:` in dvc.yaml."""
+
+    tags: tuple[str, ...] = Field((), description="concurrency limits of which the stage takes a slot, such as `gpu`")
+    retries: int = Field(
+        0, ge=0, description="how often it is retried after a temporary failure (exit status 75), never after another one"
+    )
+    retry_delay: float = Field(30, gt=0, description="seconds before the first retry; each further one waits twice as long")
+    time_limit: float | None = Field(None, gt=0, description="seconds after which its whole process group is ended")
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage of DVC's graph that has a command."""
+
+    name: str
+    """With its matrix entry: `train@g2rpo-1`."""
+    needs: tuple[str, ...]
+    """Names of the stages whose outputs it reads."""
+    meta: FlowMeta
+    changed: bool
+    """Itself; a stage before it may have changed although this one has not."""
+    project: Path
+    """The folder of its DVC project, in which it is run."""
+    command: str
+    """As DVC runs it."""
+
+    @property
+    def group(self) -> str:
+        """Return the name without its matrix entry."""
+        return self.name.split("@")[0]
+
+
+def read_graph(project: Path = Path(".")) -> dict[str, Stage]:
+    """Return every stage of the DVC project in a folder, each after all that it needs; UserError if DVC cannot read it."""
+    try:
+        repo = Repo(str(project), _wait_for_lock=True)
+        with lock_repo(repo):
+            graph = repo.index.graph
+            changed = {node.addressing for node in graph.nodes if _changed(node)}
+    except DvcException as error:
+        raise UserError(f"{project.resolve()}: {explain(error)}") from None
+    except Exception as error:  # from a file that is YAML but not a lock: DVC looks up keys in it
+        raise UserError(
+            f"{project.resolve()}: DVC cannot read dvc.yaml or dvc.lock ({type(error).__name__}: {error}): {hint_for(project / 'dvc.lock')}"
+        ) from error
+    # Order the stages: each after all that it needs
+    stages: dict[str, Stage] = {}
+    seen: set[str] = set()
+
+    def add(node) -> None:
+        if node.addressing in seen:
+            return
+        seen.add(node.addressing)
+        needs = sorted(graph.successors(node), key=lambda other: other.addressing)
+        for other in needs:
+            add(other)
+        # A source that was put under version control by `dvc add` has no command to run
+        if node.cmd:
+            names = tuple(other.name for other in needs if other.cmd)
+            stages[node.name] = Stage(node.name, names, _meta(node), node.addressing in changed, project, str(node.cmd))
+
+    for node in sorted(graph.nodes, key=lambda node: node.addressing):
+        add(node)
+    return stages
+
+
+def explain(error: DvcException) -> str:
+    """Return DVC's message in one line."""
+    reason = f"{error} {error.__cause__ or ''}"  # a YAML error has its line only in its cause
+    return " ".join(reason.split())
+
+
+def _changed(node) -> bool:
+    """Tell whether a stage has changed, as in `dvc status`; one whose files another run is using counts as changed."""
+    try:
+        return bool(node.status())
+    except LockError:
+        return True
+
+
+def _meta(node) -> FlowMeta:
+    try:
+        return FlowMeta.model_validate_json(json.dumps((node.meta or {}).get("flow", {})))
+    except ValidationError as error:
+        raise UserError(f"{node.relpath}: {node.addressing}: meta.flow.{in_one_line(problems_of(error, FlowMeta))}") from None
+
+
+def chosen(stages: dict[str, Stage], targets: Iterable[str]) -> dict[str, Stage]:
+    """Return the targets (names, or those of a whole matrix) and all that they need, in order; without a target every stage."""
+    targets = list(targets)
+    if not targets:
+        return stages
+    # Match the targets
+    wanted: set[str] = set()
+    todo = []
+    for target in targets:
+        matching = [name for name, stage in stages.items() if target in (name, stage.group)]
+        if not matching:
+            raise UserError(
+                f"dvc.yaml: no stage {target!r}; there are {', '.join(dict.fromkeys(s.group for s in stages.values()))}"
+            )
+        todo += matching
+    # Add what they need
+    while todo:
+        name = todo.pop()
+        if name not in wanted:
+            wanted.add(name)
+            todo += stages[name].needs
+    return {name: stage for name, stage in stages.items() if name in wanted}

@@ -1,0 +1,161 @@
+"""Runs a command in its own process group, passes on its output as it comes, and ends the whole group."""
+
+import codecs
+import os
+import re
+import selectors
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import psutil
+
+# Seconds from SIGTERM to SIGKILL: cancelling ends within 15. Training stops at its next call of the transformer, so this is enough
+# if a call and a checkpoint take less; otherwise the previous checkpoint is used, and what came after it is computed again.
+GRACE = 12.0
+POLL = 0.25  # seconds
+
+
+@dataclass(frozen=True)
+class Text:
+    """A line of output, or one redrawing of a progress bar, which a carriage return ends."""
+
+    text: str
+    redrawn: bool
+
+
+By = Literal["itself", "time limit", "stop"]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a process group ended."""
+
+    status: int
+    """The leader's exit status."""
+    by: By
+    """Whether it ended by itself, or was ended."""
+
+
+class Lines:
+    """Splits bytes as they come into lines and redrawings; empty ones are left out."""
+
+    def __init__(self):
+        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        self._rest = ""
+
+    def feed(self, data: bytes, *, final: bool = False) -> Iterator[Text]:
+        self._rest += self._decode(data, final)
+        # A carriage return at the end is kept: a newline may follow and make one line end of both
+        pattern = r"([^\r\n]*)(\r\n|\n|\r|\Z)" if final else r"([^\r\n]*)(\r\n|\n|\r(?=[^\n]))"
+        end = 0
+        for match in re.finditer(pattern, self._rest):
+            end = match.end()
+            if text := match[1].rstrip():
+                yield Text(text, redrawn=match[2] == "\r")
+        self._rest = self._rest[end:]
+
+
+def run_group(
+    command: Sequence[str],
+    on_text: Callable[[Text], None],
+    *,
+    stop: threading.Event,
+    time_limit: float | None = None,
+    environment: Mapping[str, str] | None = None,
+    folder: Path | None = None,
+    grace: float = GRACE,
+) -> Ended:
+    """Run `command` in a folder (the working directory) and return when its whole group is gone.
+
+    Nothing it started stays behind. When `stop` is set or `time_limit` seconds have passed, the group gets SIGTERM, and SIGKILL
+    after `grace` seconds. stdout and stderr go to `on_text` together.
+    """
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment, cwd=folder,
+        start_new_session=True,
+    )  # fmt: skip
+    assert process.stdout
+    started = time.monotonic()
+    kill_at: float | None = None
+    by: By = "itself"
+    lines = Lines()
+    with process.stdout as output, selectors.DefaultSelector() as selector:
+        selector.register(output, selectors.EVENT_READ)
+        try:
+            while True:
+                quiet = not _read(selector, lines, on_text)
+                # Decide whether the group has to end: asked to, out of time, or without its leader
+                now = time.monotonic()
+                if kill_at is None:
+                    if stop.is_set():
+                        by = "stop"
+                    elif time_limit is not None and now > started + time_limit:
+                        by = "time limit"
+                    elif process.poll() is None or not quiet:
+                        continue
+                    # Also to what a leader that ended itself left running
+                    _signal(process.pid, signal.SIGTERM)
+                    kill_at = now + grace
+                elif now > kill_at:
+                    _signal(process.pid, signal.SIGKILL)
+                # Reap the leader; when the others are gone too, the group has ended
+                process.poll()
+                if quiet and not _alive(process.pid):
+                    return Ended(process.wait(), by)
+        finally:
+            # After an exception as well, SIGTERM comes first, so that a checkpoint is written
+            if _alive(process.pid):
+                _end(process.pid, grace)
+            process.wait()
+
+
+def _read(selector: selectors.BaseSelector, lines: Lines, on_text: Callable[[Text], None]) -> bool:
+    """Pass on what was printed, or wait for POLL seconds; return whether something came, be it the end of the output."""
+    if not selector.get_map():  # the output has ended
+        time.sleep(POLL)
+        return False
+    for key, _ in selector.select(POLL):
+        data = os.read(key.fd, 1 << 16)
+        for text in lines.feed(data, final=not data):
+            on_text(text)
+        if not data:
+            selector.unregister(key.fileobj)
+        return True
+    return False
+
+
+def _signal(group: int, number: signal.Signals) -> None:
+    try:
+        os.killpg(group, number)
+    except ProcessLookupError:
+        pass
+
+
+def _end(group: int, grace: float) -> None:
+    _signal(group, signal.SIGTERM)
+    until = time.monotonic() + grace
+    while _alive(group):
+        if time.monotonic() > until:
+            _signal(group, signal.SIGKILL)
+        time.sleep(POLL)
+
+
+def _alive(group: int) -> bool:
+    """Tell whether any process of the group still runs; zombies do not count."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    for process in psutil.process_iter(["status"]):
+        try:
+            if os.getpgid(process.pid) == group and process.info["status"] != psutil.STATUS_ZOMBIE:
+                return True
+        except ProcessLookupError:
+            continue
+    return False

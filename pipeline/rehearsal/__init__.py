@@ -1,0 +1,1 @@
+"""What `pipeline.rehearse` runs: stages at true size on simulated GPUs, with a meter instead of data."""

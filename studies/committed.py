@@ -1,0 +1,72 @@
+"""Makes and compares what is committed of a study's runs: hashes in runs.txt, and seconds, which no hash covers, in seconds.json."""
+
+import hashlib
+import io
+import json
+import subprocess
+from pathlib import Path
+from statistics import median
+
+import pandas as pd
+
+from g2rpo_core.common.runs import read_lock, run_name
+from g2rpo_core.config import Study
+from g2rpo_core.foundation.errors import UserError
+from g2rpo_core.foundation.files import read_json
+
+INPUTS = ("../../models/", "../../embeddings/")
+
+
+def hashes_in(lock: Path) -> pd.DataFrame:
+    """Read the hashes of every run from DVC's lock: of code, settings and inputs, and those of weights and scores.
+
+    UserError if the lock is damaged.
+    """
+    stages, runs = read_lock(lock), {}
+    for name, evaluation in stages.items():
+        group, _, run = name.partition("@")
+        if group in ("evaluate", "evaluate_base"):
+            # A run is its training, if there is one here, and its evaluation
+            made = [stages[f"train@{run}"], evaluation] if f"train@{run}" in stages else [evaluation]
+            deps = sorted({(dep["path"], dep["md5"]) for stage in made for dep in stage["deps"] if dep["path"].startswith("..")})
+            outs = {out["path"].split("/")[0]: out["md5"] for stage in made for out in stage["outs"]}
+            runs[run or "base-0"] = {
+                "code": _digest([dep for dep in deps if not dep[0].startswith(INPUTS)]),
+                "settings": _digest([stage.get("params") for stage in made]),
+                "inputs": _digest([dep for dep in deps if dep[0].startswith(INPUTS)]),
+                "weights": outs.get("runs", "-"),
+                "scores": outs["evaluations"],
+            }
+    return pd.DataFrame.from_dict(runs, orient="index").rename_axis("run")
+
+
+def _digest(data: object) -> str:
+    return hashlib.md5(json.dumps(data, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def read_committed(path: Path) -> pd.DataFrame:
+    """Read the hashes in the last commit's runs.txt; UserError outside a git checkout, or where none is committed."""
+    done = subprocess.run(["git", "show", f"HEAD:./{path}"], capture_output=True, text=True)
+    if done.returncode:
+        raise UserError(f"{path}: nothing committed to compare with: {done.stderr.strip()}")
+    return pd.read_csv(io.StringIO(done.stdout), sep=" ", index_col="run", dtype=str)
+
+
+def states(before: pd.DataFrame, now: pd.DataFrame) -> pd.Series:
+    """Return, for every run before, `equal`, `different` or `missing` by its weights and scores, and which hashes have changed."""
+    changed = before.ne(now.reindex(before.index))
+    different = changed[["weights", "scores"]].any(axis=1).map({False: "equal    ", True: "different"})
+    names = changed.apply(lambda row: ", ".join(row.index[row]), axis=1)
+    return (different + " " + names).where(before.index.isin(now.index), "missing").str.strip()
+
+
+def write_seconds(path: Path, study: Study, timings: Path) -> None:
+    """Write each entry's median seconds of training over seeds; an entry without timings here keeps what the file says."""
+    seconds = read_json(path, dict) if path.exists() else {}
+    for method in study.methods:
+        files = [timings / f"{run_name(method, seed)}.json" for seed in study.seeds]
+        if all(file.exists() for file in files):
+            totals = [max(read_json(file, dict)["seconds"].values()) for file in files]
+            seconds[method] = {"seconds": round(median(totals), 1), "runs": len(totals)}
+    if seconds:
+        path.write_text(json.dumps(seconds, indent=1) + "\n")

@@ -1,0 +1,59 @@
+"""Architectures are values: only their own files know their classes."""
+
+import re
+
+import pytest
+
+from g2rpo_core.architectures.table import ARCHITECTURES, known_repos, known_shape
+from g2rpo_core.config import load_profile
+from g2rpo_core.estimate.tracing import shape_of
+from g2rpo_core.foundation.errors import UserError
+from g2rpo_core.hub.settings import HubModel
+from tests.conftest import ROOT
+
+OWN = ("g2rpo_core/architectures/", "g2rpo_core/tiny_models/pipeline.py")
+CLASSES = re.compile(
+    "|".join(name for base in ARCHITECTURES.values() for name in (base.pipeline.__name__, base.transformer.__name__))
+)
+
+
+@pytest.mark.parametrize("package", ["g2rpo_core", "stages", "flows", "studies"])
+def test_no_other_file_names_a_class_of_a_base_model(package):
+    """Nor imports a base model's own module: it is found by the pipeline's class, or by the repository."""
+    for file in (ROOT / package).rglob("*.py"):
+        path = str(file.relative_to(ROOT))
+        if path.startswith(OWN):
+            continue
+        assert not CLASSES.search(text := file.read_text()), path
+        assert not re.search(r"bases(\.| import )(flux|sd3)", text), path
+
+
+def test_every_published_repository_has_one_base():
+    assert len(known_repos()) == len(set(known_repos())) >= 5
+    for repo in known_repos():
+        base, shape = known_shape(repo)
+        assert shape is base.published[repo] and set(shape.encoders) == set(base.text_encoders)
+        assert any(repo.startswith(start) for start in base.licences)
+
+
+def test_the_shape_of_an_unknown_repository_is_that_of_the_model_it_names():
+    profile = load_profile(ROOT / "profiles" / "flux_hps_clip.yaml")
+
+    def with_pipeline(**changes):
+        model = HubModel(repo="somebody/flux-finetune", files=("*",), **changes)
+        models = profile.models.model_copy(update={"repos": {**profile.models.repos, "pipeline": model}})
+        return profile.model_copy(update={"models": models})
+
+    named = with_pipeline(architecture="black-forest-labs/FLUX.1-schnell")
+    assert shape_of(named)[1].transformer["guidance_embeds"] is False
+    with pytest.raises(UserError, match="somebody/flux-finetune is not known before its download: name .*, one of black-forest"):
+        shape_of(with_pipeline())
+    with pytest.raises(UserError, match="builds its own small models"):
+        shape_of(load_profile(ROOT / "profiles" / "tiny_sd3.yaml"))
+
+
+def test_the_forms_of_a_base_are_those_that_it_can_write():
+    for base in ARCHITECTURES.values():
+        for form, method in (("original", "original"), ("kohya", "kohya")):
+            own = getattr(type(base), method) is not getattr(type(base).__mro__[1], method)
+            assert (form in base.forms) == own

@@ -1,0 +1,97 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from g2rpo_core.common.processes import describe_machine, describe_processor, device_of
+from g2rpo_core.foundation.errors import UserError
+from g2rpo_core.numerics.pins import read_processor
+from tests.fixtures.waiting import until
+
+CHILD = "import time; from g2rpo_core.common.processes import die_with_parent; die_with_parent(); print('on', flush=True); time.sleep(600)"
+PARENT = "import subprocess, sys; child = subprocess.Popen([sys.executable, '-c', sys.argv[1]]); print(child.pid, flush=True); child.wait()"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process of its parent's end")
+def test_a_process_ends_with_its_parent_however_that_ends():
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, CHILD], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout
+    child = int(parent.stdout.readline())
+    assert parent.stdout.readline() == "on\n"
+    parent.kill()
+    parent.wait()
+    until(lambda: not running(child), limit=60)
+
+
+def running(process: int) -> bool:
+    """Whether it is there and no zombie, which in a container nobody may wait for."""
+    try:
+        os.kill(process, 0)
+        return Path("/proc", str(process), "stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (ProcessLookupError, FileNotFoundError):
+        return False
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_a_gpu_is_the_default_only_where_there_is_one(monkeypatch, count):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(count))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    assert device_of(None).type == ("cuda" if count else "cpu") and device_of("cpu") == torch.device("cpu")
+
+
+@pytest.mark.parametrize(("word", "said"), [("cuda:3", "torch finds 2 GPU here"), ("gpu", "--device gpu: ")])
+def test_a_device_that_is_not_here_is_refused_in_one_line(monkeypatch, word, said):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(UserError, match=said) as refused:
+        device_of(word)
+    assert "\n" not in str(refused.value)
+
+
+CPUINFO = """\
+processor\t: 0
+vendor_id\t: AuthenticAMD
+cpu family\t: 25
+model\t\t: 1
+model name\t: AMD EPYC 7763 64-Core Processor
+flags\t\t: fpu fma avx2
+
+processor\t: 1
+model name\t: of the second
+"""
+
+
+def test_a_processor_is_told_by_name_numbers_and_instructions(tmp_path):
+    (tmp_path / "cpuinfo").write_text(CPUINFO)
+    assert describe_processor(read_processor(tmp_path / "cpuinfo")) == {
+        "name": "AMD EPYC 7763 64-Core Processor",
+        "vendor": "AuthenticAMD",
+        "family": "25",
+        "model": "1",
+        "avx2": True,
+        "fma": True,
+        "avx512f": False,
+    }
+
+
+def test_a_processor_that_linux_does_not_describe_has_a_name(tmp_path):
+    assert list(describe_processor(read_processor(tmp_path / "no such file"))) == ["name"]
+
+
+def test_a_machine_is_described_by_what_its_results_depend_on():
+    machine = describe_machine()
+    assert {
+        "device",
+        "processor",
+        "cpus",
+        "threads",
+        "numerics",
+        "python",
+        "torch",
+        "numpy",
+        "transformers",
+        "diffusers",
+    } <= machine.keys()
+    assert machine["torch"] == torch.__version__ and machine["threads"] == torch.get_num_threads()

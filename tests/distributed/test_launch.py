@@ -1,0 +1,244 @@
+"""Stages as a user starts them, with several processes (accelerate underneath) and killed: the same results."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pandas as pd
+import psutil
+import pytest
+import torch
+from diffusers import FluxTransformer2DModel
+from ruamel.yaml import YAML
+
+from tests.fixtures.waiting import until
+from tests.stages.closure import ROOT
+
+pytestmark = pytest.mark.pipeline
+
+REWARD = '''
+import time
+
+class Redness:
+    """Notes in `scored.txt` how many images it was given, and takes its time."""
+
+    def score(self, images, prompts):
+        with open("scored.txt", "a") as file:
+            print(len(images), file=file)
+        time.sleep(0.3)
+        return images[:, 0].mean((1, 2)) - images[:, 1:].mean((1, 2, 3))
+'''
+
+
+AWAY = """
+import os, time
+from g2rpo_core.foundation.errors import TransientError
+
+class Away:
+    def score(self, images, prompts):
+        if os.environ["RANK"] == "1":
+            raise TransientError("nobody answered process 1")
+        time.sleep(600)
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, models, embeddings_folder) -> Path:
+    """What earlier stages make, and profiles `one` and `two` by their number of processes; 24 prompts, in batches of 4."""
+    folder = tmp_path_factory.mktemp("processes")
+    (folder / "mine.py").write_text(REWARD)
+    (folder / "profiles").mkdir()
+    yaml = YAML()
+    profile = yaml.load(ROOT / "profiles" / "tiny.yaml")
+    profile["rewards"] = {"redness": {"class": "mine:Redness"}}
+    monitor = {"every": 1, "prompts": 4, "rewards": ["redness"]}
+    profile["training"] |= {
+        "iterations": 2,
+        "prompts_per_iteration": 2,
+        "num_generations": 2,
+        "rewards": {"redness": 1.0},
+        "monitor": monitor,
+    }
+    profile["evaluation"] |= {"steps": [2], "batch": 4, "rewards": ["redness", "verifier"], "diversity": None}
+    for name, processes in {"one": 1, "two": 2}.items():
+        profile["training"]["processes"] = profile["evaluation"]["processes"] = processes
+        yaml.dump(profile, folder / "profiles" / f"{name}.yaml")
+        for made, target in {
+            "models": models,
+            "embeddings/train": embeddings_folder,
+            "embeddings/test": embeddings_folder,
+        }.items():
+            place = folder.joinpath(*made.replace("/", f"/{name}/").split("/")) if "/" in made else folder / made / name
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.symlink_to(target)
+    return folder
+
+
+def start(folder: Path, profile: str, stage: str, method: str = "g2rpo", seed: int = 1) -> subprocess.Popen:
+    command = [sys.executable, "-m", f"stages.{stage}", "--profile", profile, "--method", method, "--seed", str(seed)]
+    environment = {**os.environ, "PYTHONPATH": f"{folder}:{ROOT}", "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+
+
+def run(folder: Path, *words: str) -> None:
+    child = start(folder, *words)
+    output, _ = child.communicate()
+    assert child.returncode == 0, output
+
+
+def test_two_processes_train_and_evaluate_as_one(folder):
+    for profile in ("one", "two"):
+        run(folder, profile, "train")
+    base = FluxTransformer2DModel.from_pretrained(folder / "models" / "one" / "pipeline" / "transformer").state_dict()
+    one, two = (
+        FluxTransformer2DModel.from_pretrained(folder / "runs" / profile / "g2rpo-1" / "transformer").state_dict()
+        for profile in ("one", "two")
+    )
+    # Adam's first steps are of the learning rate's size whatever the gradient's: where that is rounding alone, so is its sign
+    far = sum((one[name] - two[name]).square().sum().item() for name in one) ** 0.5
+    moved = sum((one[name] - base[name]).square().sum().item() for name in one) ** 0.5
+    assert moved > 0 and far < 0.05 * moved
+    records = [pd.read_parquet(folder / "runs" / profile / "g2rpo-1" / "records.parquet") for profile in ("one", "two")]
+    for column in ("num_forward_evals", "num_transitions", "reward_redness", "loss", "grad_norm", "heldout_redness"):
+        torch.testing.assert_close(
+            torch.tensor(records[0][column]), torch.tensor(records[1][column]), rtol=1e-3, atol=1e-5, equal_nan=True
+        )
+    for profile in ("one", "two"):
+        run(folder, profile, "evaluate", "base", 0)
+    same_evaluation(folder / "evaluations" / "one" / "base-0", folder / "evaluations" / "two" / "base-0")
+
+
+def test_one_process_that_fails_ends_all_with_its_own_error_and_status(folder):
+    """A server that does not answer one of two processes: 75, which flows try again after, and not accelerate's 1."""
+    profile = YAML(typ="safe").load(folder / "profiles" / "two.yaml")
+    profile["rewards"]["redness"]["class"] = "away:Away"
+    with (folder / "profiles" / "away.yaml").open("w") as file:
+        YAML().dump(profile, file)
+    (folder / "away.py").write_text(AWAY)
+    for made in ("models", "embeddings"):
+        (folder / made / "away").symlink_to(folder / made / "two")
+    started = time.monotonic()
+    child = start(folder, "away", "evaluate", "base", 0)
+    output, _ = child.communicate()
+    assert child.returncode == 75 and "error: nobody answered process 1" in output
+    assert time.monotonic() - started < 90  # process 0 would sleep for ten minutes
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's signal at a parent's death is Linux's")
+def test_no_process_outlives_the_stage_that_was_killed(folder):
+    """SIGKILL to the stage alone, while its processes train."""
+    child = start(folder, "two", "train", seed=2)
+    started: list[psutil.Process] = []
+
+    def working() -> bool:
+        started[:] = psutil.Process(child.pid).children(recursive=True)
+        return sum("stages.train" in one.cmdline() for one in started) == 3 and any(
+            one.memory_info().rss > 300e6 for one in started
+        )
+
+    until(working, running=[child])
+    os.kill(child.pid, signal.SIGKILL)
+    child.wait()
+    assert psutil.wait_procs(started, timeout=120)[1] == []
+
+
+@pytest.mark.slow
+def test_an_evaluation_that_was_killed_scores_nothing_twice(folder):
+    """SIGKILL while the third batch or a later one is scored; the same command ends with the bits of one that was left alone."""
+    scored = folder / "scored.txt"
+    run(folder, "one", "evaluate", "base", 0)
+    whole = folder / "evaluations" / "one" / "base-0"
+    (folder / "whole").mkdir()
+    whole.rename(folder / "whole" / "base-0")
+    scored.unlink()
+    child = start(folder, "one", "evaluate", "base", 0)
+    end = time.monotonic() + 90
+    while not scored.exists() or len(scored.read_text().split()) < 3:
+        assert child.poll() is None and time.monotonic() < end, child.communicate()
+        time.sleep(0.02)
+    os.killpg(child.pid, signal.SIGKILL)
+    child.communicate()
+    before = len(scored.read_text().split())
+    assert 3 <= before < 6 and not whole.exists()
+    run(folder, "one", "evaluate", "base", 0)
+    numbers = list(map(int, scored.read_text().split()))
+    assert len(numbers) in (6, 7) and set(numbers) == {4}  # the batch that was being scored is the only one that may come again
+    same_evaluation(folder / "whole" / "base-0", whole)
+
+
+def node(folder: Path, rank: int, port: int, **environ: str) -> subprocess.Popen:
+    """One of two machines with a process each, by the committed configuration."""
+    launcher = [
+        sys.executable,
+        "-m",
+        "accelerate.commands.launch",
+        "--config_file",
+        str(ROOT / "g2rpo_core/distributed/accelerate/two_nodes.yaml"),
+    ]
+    where = ["--num_processes", "2", "--machine_rank", str(rank), "--main_process_port", str(port), "--rdzv_backend", "c10d"]
+    again = ["--max_restarts", "3"]
+    stage = ["-m", "stages.train", "--profile", "again", "--method", "g2rpo", "--seed", "1"]
+    environment = {**os.environ, "PYTHONPATH": f"{folder}:{ROOT}", "OMP_NUM_THREADS": "1"} | environ
+    with (folder / f"node-{rank}.log").open("a") as log:
+        return subprocess.Popen([*launcher, *where, *again, *stage], cwd=folder, env=environment, stdout=log, stderr=log)
+
+
+RESTARTS = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+
+
+def dies(machine: subprocess.Popen) -> None:
+    """With all that runs on it, at once."""
+    for process in [*psutil.Process(machine.pid).children(recursive=True), psutil.Process(machine.pid)]:
+        process.kill()
+    machine.wait()
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_by_itself_when_one_of_two_nodes_died_and_came_back(folder):
+    """From the last checkpoint, on both nodes, to the bits of a run that was left alone; node 0's command is never given again."""
+    profile = YAML(typ="safe").load(folder / "profiles" / "two.yaml")
+    profile["training"] |= {"iterations": 6, "checkpoints": {"every": 1}}
+    YAML().dump(profile, folder / "profiles" / "again.yaml")
+    for made in ("models", "embeddings"):
+        (folder / made / "again").symlink_to(folder / made / "two")
+    run(folder, "again", "train")
+    made = folder / "runs" / "again" / "g2rpo-1"
+    made.rename(folder / "left-alone")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    nodes = [node(folder, 0, port, **RESTARTS)]
+    try:
+        until(lambda: answers(port), running=nodes)  # on one machine, the first must have the port before the second looks for it
+        nodes.append(node(folder, 1, port, **RESTARTS))
+        until(lambda: any((folder / ".cache/resume/train/again").glob("**/iteration-000002")), running=nodes)
+        dies(nodes[1])
+        nodes[1] = node(folder, 1, port, **RESTARTS)
+        assert [machine.wait(600) for machine in nodes] == [0, 0], (folder / "node-0.log").read_text()[-3000:]
+    finally:
+        for machine in nodes:
+            if machine.poll() is None:
+                dies(machine)
+    alone, resumed = (pd.read_parquet(run / "records.parquet") for run in (folder / "left-alone", made))
+    pd.testing.assert_frame_equal(alone, resumed, check_exact=True)
+    alone, resumed = (
+        FluxTransformer2DModel.from_pretrained(run / "transformer").state_dict() for run in (folder / "left-alone", made)
+    )
+    assert all(torch.equal(alone[name], resumed[name]) for name in alone)
+
+
+def answers(port: int) -> bool:
+    with socket.socket() as asking:
+        return asking.connect_ex(("127.0.0.1", port)) == 0
+
+
+def same_evaluation(first: Path, second: Path) -> None:
+    pd.testing.assert_frame_equal(*(pd.read_parquet(one / "results.parquet") for one in (first, second)), check_exact=True)
+    files = {file.relative_to(first) for file in first.rglob("*.png")}
+    assert len(files) == 24 and files == {file.relative_to(second) for file in second.rglob("*.png")}
+    assert all((first / file).read_bytes() == (second / file).read_bytes() for file in files)

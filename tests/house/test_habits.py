@@ -1,0 +1,64 @@
+"""Habits that a linter cannot hold: where tests are, how they are named, how long functions are, and which version this is."""
+
+import ast
+import re
+import tomllib
+from collections.abc import Iterator
+
+from tests.conftest import ROOT
+
+NAME = 80  # characters; a test's name is shorter
+LINES = 60  # of a function, from `def` to its end
+PRODUCT = ("g2rpo_core", "stages", "studies", "flows", "pipeline", "benchmarks", "tools")
+NOUN = 0.02  # share of the functions' docstrings that open with a noun or an article
+OPENERS = ("the ", "a ", "an ", "what ", "how ", "which ", "whether ", "why ", "one ", "every ", "of ", "all ", "each ")
+NOT_A_PACKAGE = {"docs", "fixtures", "goldens", "house", "package", "pipeline", "reliability"}  # of tests/
+
+
+def functions(*folders: str) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+    """Every function below these folders with its file, methods and inner functions as well."""
+    for path in sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                yield str(path.relative_to(ROOT)), node
+
+
+def test_the_name_of_a_test_has_fewer_than_80_characters():
+    assert [node.name for _, node in functions("tests") if node.name.startswith("test_") and len(node.name) >= NAME] == []
+
+
+def test_no_function_is_longer_than_60_lines():
+    lines = {f"{path}:{node.name}": (node.end_lineno or 0) - node.lineno + 1 for path, node in functions(*PRODUCT)}
+    assert {name: count for name, count in lines.items() if count > LINES} == {}, "too long: split it"
+
+
+def test_few_docstrings_open_with_a_noun():
+    docstrings = [text for _, node in functions(*PRODUCT) if (text := ast.get_docstring(node))]
+    assert sum(text.lower().startswith(OPENERS) for text in docstrings) <= NOUN * len(docstrings)
+
+
+def test_tests_mirror_the_packages():
+    packages = {path.parent.name for path in (ROOT / "g2rpo_core").glob("*/__init__.py")}
+    folders = {path.parent.name for path in (ROOT / "tests").glob("*/__init__.py")} - NOT_A_PACKAGE
+    assert packages <= folders
+    assert folders - packages <= {"benchmarks", "examples", "flows", "stages", "studies", "tools"}
+
+
+def test_every_file_that_names_the_version_names_the_same():
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    newest = re.search(r"^## \[([\d.]+)\] - (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    cited = re.findall(r"^(?:version|date-released): (.+)", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
+    assert newest and newest[1] == version and cited == [newest[1], newest[2]]
+
+
+def test_every_package_that_pyproject_asks_for_is_pinned():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    locks = "".join((ROOT / name).read_text() for name in ("requirements.lock", "requirements-parity.lock"))
+    pinned = {plain(line.partition("==")[0]) for line in locks.splitlines() if "==" in line}
+    asked = [*project["dependencies"], *(each for extra in project["optional-dependencies"].values() for each in extra)]
+    assert {plain(re.match(r"[\w.-]+", each)[0]) for each in asked} <= pinned
+
+
+def plain(name: str) -> str:
+    """A package's name as registries compare it."""
+    return re.sub(r"[-_.]+", "-", name).lower()

@@ -1,0 +1,205 @@
+"""Each form by the program that reads it, or by what it comes to when it is merged; and a run on a hub, downloaded and loaded again."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from diffusers import FluxPipeline, FluxTransformer2DModel
+from diffusers.loaders.single_file_utils import convert_flux_transformer_checkpoint_to_diffusers
+from huggingface_hub import ModelCard, constants, snapshot_download
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+from g2rpo_core.architectures.flux import Flux, original_modules
+from g2rpo_core.cli.main import main
+from g2rpo_core.foundation.errors import TRANSIENT_STATUS
+from g2rpo_core.models.policy import Policy
+from tests.fixtures.commands import run_here
+from tests.fixtures.projects import ALPHA, RANK, small_project
+from tests.fixtures.small_hub import small_hub
+from tests.fixtures.weights import randomize
+
+pytestmark = pytest.mark.pipeline
+BLOCKS = {"num_layers": 2, "num_single_layers": 2}  # of the tiny model
+TOKEN = "hf_thisMustNeverBeShown"
+
+
+@pytest.fixture(scope="module")
+def project(models, tmp_path_factory):
+    return small_project(tmp_path_factory.mktemp("export"), models)
+
+
+def export(project, run, form, *words):
+    out = f"out-{run}-{form}-{len(words)}"
+    done = run_here(main, "export", run, "--form", form, "--out", out, *words, folder=project)
+    assert done.returncode == 0, done.stderr
+    assert (project / out / "README.md").read_text().startswith("---\n")
+    return project / done.stdout.strip()
+
+
+def test_the_original_names_are_those_that_diffusers_reads(tmp_path):
+    """FLUX.1-dev's own width, which diffusers' reader assumes, with a block of each kind."""
+    shape = {
+        "num_layers": 1,
+        "num_single_layers": 1,
+        "joint_attention_dim": 64,
+        "pooled_projection_dim": 32,
+        "guidance_embeds": True,
+    }
+    with torch.device("meta"):
+        shapes = FluxTransformer2DModel(**shape).state_dict()
+    generator = torch.Generator().manual_seed(0)
+    weights = {name: torch.randn(value.shape, generator=generator, dtype=torch.bfloat16) for name, value in shapes.items()}
+    read = convert_flux_transformer_checkpoint_to_diffusers(Flux().original(weights, shape))
+    assert read.keys() == weights.keys()
+    assert all(torch.equal(read[name], value) for name, value in weights.items())
+
+
+def test_every_weight_of_a_run_is_in_the_original_file_once(project):
+    file = export(project, "g2rpo-1", "original")
+    trained = FluxTransformer2DModel.from_pretrained(project / "runs" / "tiny" / "g2rpo-1" / "transformer").state_dict()
+    written = load_file(file)
+    assert sum(value.numel() for value in written.values()) == sum(value.numel() for value in trained.values())
+    qkv = torch.cat([trained[f"transformer_blocks.1.attn.to_{one}.weight"] for one in "qkv"])
+    assert torch.equal(written["double_blocks.1.img_attn.qkv.weight"], qkv)
+    with pytest.raises(ValueError, match=r"new\.weight has no name in the original layout"):
+        Flux().original({**trained, "new.weight": torch.zeros(1)}, {"num_layers": 2, "num_single_layers": 2})
+
+
+def test_the_diffusers_folder_has_the_run_and_bfloat16_rounds_it(project):
+    trained = FluxTransformer2DModel.from_pretrained(project / "runs" / "tiny" / "g2rpo-1" / "transformer").state_dict()
+    for words, kind in (([], torch.float32), (["--dtype", "bfloat16"], torch.bfloat16)):
+        folder = export(project, "g2rpo-1", "diffusers", *words)
+        loaded = FluxTransformer2DModel.from_pretrained(folder, dtype=kind).state_dict()
+        assert all(torch.equal(loaded[name], value.to(kind)) for name, value in trained.items())
+
+
+def test_a_lora_has_its_alpha_where_loaders_look_for_it(project, models, embeddings):
+    """Loaded by plain diffusers from tensors alone, without metadata: the same velocities as ours."""
+    file = export(project, "g2rpo-2", "lora")
+    with safe_open(file, "pt") as opened:
+        assert "lora_adapter_metadata" not in opened.metadata()
+    pipeline = FluxPipeline.from_pretrained(models / "pipeline")
+    pipeline.load_lora_weights(file.parent, weight_name=file.name)
+    how = {"height": 32, "width": 32, "guidance": 3.5}
+    ours = Policy.load(models / "pipeline", project / "runs" / "tiny" / "g2rpo-2", **how)
+    theirs = Policy(Flux(), pipeline.transformer, pipeline.vae, **how)
+    base = Policy.load(models / "pipeline", **how)
+    for policy in (ours, theirs, base):
+        randomize(policy.transformer)  # of the base, alike: hardly trained, it would hide what an adapter does
+    x = ours.noise(torch.Generator().manual_seed(0), 2)
+    arguments = (x, torch.tensor([0.9, 0.3]), torch.tensor([0, 1]))
+    conditioning = embeddings.conditioning([0, 1])
+    with torch.no_grad():
+        velocities = [one.velocity(conditioning)(*arguments) for one in (ours, theirs, base)]
+    torch.testing.assert_close(velocities[1], velocities[0], rtol=1e-5, atol=1e-6)
+    assert (velocities[0] - velocities[2]).abs().max() > 0.01
+
+
+def test_kohyas_form_merges_to_the_same_weights(project, models):
+    """up @ down * alpha / rank of each original module is what our adapters add to its parts; nothing else is in the file."""
+    file = export(project, "g2rpo-2", "kohya")
+    lora = load_file(project / "runs" / "tiny" / "g2rpo-2" / "lora" / "pytorch_lora_weights.safetensors")
+    base = FluxTransformer2DModel.from_pretrained(models / "pipeline" / "transformer").state_dict()
+    written = load_file(file)
+    seen = set()
+    for name, parts in original_modules(BLOCKS):
+        ours = [
+            ALPHA / RANK * lora[f"transformer.{part}.lora_B.weight"] @ lora[f"transformer.{part}.lora_A.weight"]
+            if f"transformer.{part}.lora_A.weight" in lora
+            else torch.zeros_like(base[f"{part}.weight"])
+            for part in parts
+        ]
+        key = "lora_unet_" + name.replace(".", "_")
+        if not any(delta.any() for delta in ours):
+            assert f"{key}.alpha" not in written
+            continue
+        up, down, alpha = (written[f"{key}.{part}"] for part in ("lora_up.weight", "lora_down.weight", "alpha"))
+        torch.testing.assert_close(up @ down * alpha / len(down), torch.cat(ours))
+        seen |= {f"{key}.{part}" for part in ("lora_up.weight", "lora_down.weight", "alpha")}
+    assert seen == set(written) and len(seen) >= 3 * 8
+
+
+@pytest.mark.parametrize(
+    "words, complaint",
+    [
+        (["g2rpo-9", "--form", "original", "--out", "new"], "g2rpo-9: no trained weights; profile tiny has base, g2rpo-1, g2rpo-2"),
+        (["g2rpo-1", "--form", "kohya", "--out", "new"], "export: g2rpo-1 was trained as whole weights: --form diffusers or original"),
+        (["g2rpo-2", "--form", "original", "--out", "new"], "export: g2rpo-2 was trained as a LoRA: --form lora or kohya"),
+        (["g2rpo-1", "--form", "original", "--out", "models"], "export: --out models already exists; name a new folder"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_exported_is_said_in_one_line(project, words, complaint):
+    done = run_here(main, "export", *words, folder=project)
+    assert done.returncode == 1 and done.stderr == f"error: {complaint}\n"
+    assert not (project / "new").exists()
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    with small_hub() as hub:
+        hub.writer = TOKEN
+        for name, value in {
+            "ENDPOINT": hub.url,  # what HF_ENDPOINT sets
+            "HUGGINGFACE_CO_URL_TEMPLATE": hub.url + "/{repo_id}/resolve/{revision}/{filename}",
+            "HF_HUB_OFFLINE": False,
+            "HF_HUB_DISABLE_XET": True,
+            "HF_TOKEN_PATH": str(tmp_path / "token"),
+        }.items():
+            monkeypatch.setattr(constants, name, value)
+        monkeypatch.setenv("HF_TOKEN", TOKEN)
+        yield hub
+
+
+def push(project, *words):
+    done = run_here(main, "export", *words, folder=project)
+    assert TOKEN not in done.stdout + done.stderr
+    return done
+
+
+def velocity(policy, embeddings):
+    x = policy.noise(torch.Generator().manual_seed(0), 2)
+    with torch.no_grad():
+        return policy.velocity(embeddings.conditioning([0, 1]))(x, torch.tensor([0.9, 0.3]), torch.tensor([0, 1]))
+
+
+def test_what_was_uploaded_comes_back_with_its_card_and_gives_the_same_velocities(project, hub, models, embeddings, tmp_path):
+    done = push(project, "g2rpo-1", "--form", "diffusers", "--out", "out", "--push", "somebody/tuned")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1].startswith(f"{hub.url}/somebody/tuned/commit/")
+    assert hub.repos["somebody/tuned"].private
+    folder = snapshot_download("somebody/tuned", token=TOKEN, cache_dir=tmp_path)
+    how = {"height": 32, "width": 32, "guidance": 3.5}
+    ours = Policy.load(models / "pipeline", project / "runs" / "tiny" / "g2rpo-1", **how)
+    theirs = Policy.load(models / "pipeline", Path(folder), **how)
+    assert torch.equal(velocity(ours, embeddings), velocity(theirs, embeddings))
+    card = ModelCard.load(f"{folder}/README.md")
+    assert card.data.library_name == "diffusers" and card.data.pipeline_tag == "text-to-image"
+    assert 'from_pretrained("somebody/tuned", subfolder="transformer")' in card.text and TOKEN not in card.content
+    public = push(project, "g2rpo-2", "--form", "lora", "--out", "lora", "--push", "somebody/lora", "--public")
+    assert public.returncode == 0 and not hub.repos["somebody/lora"].private
+    again = push(project, "g2rpo-2", "--form", "lora", "--out", "again", "--push", "somebody/lora")
+    assert again.returncode == 1
+    assert "--push somebody/lora: it already exists and everyone can see it: give --public, or another name" in again.stderr
+
+
+@pytest.mark.parametrize(
+    "words, token, complaint",
+    [
+        (["--push", "a/b/c"], TOKEN, "--push a/b/c: not a repository name; give it as `user/name`"),
+        (["--push", "a/b"], "", "--push: you are not logged in to the hub: run `hf auth login`, or set HF_TOKEN"),
+        (["--push", "a/b"], TOKEN + "2", "refuses (403): the token needs write access to it"),
+        (["--public"], TOKEN, "export: --public needs --push"),
+    ],
+)
+def test_what_cannot_be_uploaded_is_said_in_one_line(project, hub, words, token, complaint, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", token)
+    done = push(project, "g2rpo-1", "--form", "diffusers", "--out", tmp_path / "new", *words)
+    assert done.returncode == 1 and complaint in done.stderr and done.stderr.count("\n") == 1
+    assert "a/b" not in hub.repos
+
+
+def test_a_hub_that_is_away_may_answer_later(project, hub, tmp_path, monkeypatch):
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    done = push(project, "g2rpo-1", "--form", "diffusers", "--out", tmp_path / "new", "--push", "a/b")
+    assert done.returncode == TRANSIENT_STATUS and "http://127.0.0.1:9 cannot be reached" in done.stderr

@@ -1,0 +1,51 @@
+"""What `python -m pipeline.check` says of prompt files, whose contents DVC does not see."""
+
+import pytest
+from ruamel.yaml import YAML
+
+from pipeline import check
+from stages import profile, prompts
+from tests.conftest import ROOT
+from tests.fixtures.commands import run_here
+
+NAMES = ["--profile", "mine"]
+
+
+@pytest.fixture
+def made(tmp_path):
+    """A checkout whose prompts of its own were made by the stages `profile` and `prompts`."""
+    (tmp_path / "profiles").mkdir()
+    (tmp_path / "profiles" / "tiny.yaml").symlink_to(ROOT / "profiles" / "tiny.yaml")
+    section = {"train": "mine.txt", "train_count": 5, "test_count": 4, "seed": 0, "test": "shapes"}
+    with (tmp_path / "profiles" / "mine.yaml").open("w") as file:
+        YAML().dump({"extends": "tiny", "prompts": section}, file)
+    (tmp_path / "mine.txt").write_text("a red circle\na blue cross\n")
+    (tmp_path / "params.yaml").write_text("profile: mine\nmethods: [g2rpo]\nseeds: [1]\npublished: []\n")
+    for stage in (profile, prompts):
+        done = run_here(stage.main, *NAMES, folder=tmp_path)
+        assert done.returncode == 0, done.stderr
+    return tmp_path
+
+
+def test_prompts_that_are_what_their_files_say_pass(made):
+    done = run_here(check.main, folder=made)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_prompt_file_that_changed_is_told_with_the_command_that_takes_it_over(made):
+    (made / "mine.txt").write_text("a red circle\na green cross\n")
+    done = run_here(check.main, folder=made)
+    assert done.returncode == 1
+    assert done.stderr == (
+        "error: mine.txt: changed since prompts/mine was made, which DVC does not see: dvc repro --force --single-item prompts\n"
+    )
+    assert run_here(prompts.main, *NAMES, folder=made).returncode == 0
+    assert run_here(check.main, folder=made).returncode == 0
+
+
+def test_nothing_is_told_where_dvc_sees_the_change_itself(made):
+    """Another setting: the stage runs anyway."""
+    file = made / "profiles" / "mine.yaml"
+    file.write_text(file.read_text().replace("seed: 0", "seed: 1"))
+    (made / "mine.txt").write_text("a red circle\na green cross\n")
+    assert run_here(check.main, folder=made).returncode == 0

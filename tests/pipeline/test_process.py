@@ -1,0 +1,68 @@
+import sys
+import threading
+
+import pytest
+
+from pipeline.process import Lines, Text, run_group
+from tests.fixtures.waiting import until
+
+
+def texts(*parts: bytes) -> list[Text]:
+    lines = Lines()
+    return [text for index, part in enumerate(parts) for text in lines.feed(part, final=index == len(parts) - 1)]
+
+
+@pytest.mark.parametrize("cut", range(1, 24))
+def test_lines_and_redrawn_bars_are_told_apart_wherever_the_bytes_are_cut(cut):
+    data = "eins\r\n 1%|ü\r 2%|\r 3%|\nend".encode()
+    assert texts(data[:cut], data[cut:], b"") == [
+        Text("eins", False), Text(" 1%|ü", True), Text(" 2%|", True), Text(" 3%|", False), Text("end", False)
+    ]  # fmt: skip
+
+
+def test_the_exit_status_and_all_output_come_back():
+    seen = []
+    ended = run_group(["sh", "-c", "echo out; echo err >&2; exit 75"], seen.append, stop=threading.Event())
+    assert (ended.status, ended.by) == (75, "itself")
+    assert {text.text for text in seen} == {"out", "err"}
+
+
+def test_what_a_command_leaves_running_is_ended():
+    seen = []
+    run_group(["sh", "-c", "sleep 1000 & echo $!"], seen.append, stop=threading.Event())
+    assert not alive(int(seen[0].text))
+
+
+@pytest.mark.pipeline
+def test_a_group_that_ignores_sigterm_is_killed_after_the_grace_time(tmp_path):
+    stop, seen, ends = threading.Event(), [], []
+    code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True); time.sleep(1000)"
+
+    def run() -> None:
+        ends.append(run_group([sys.executable, "-c", code], seen.append, stop=stop, grace=0.5))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    until(lambda: seen)
+    stop.set()
+    thread.join()
+    assert (ends[0].status, ends[0].by) == (-9, "stop")
+
+
+@pytest.mark.pipeline
+def test_a_time_limit_ends_every_process_and_waits_for_the_one_that_still_writes(tmp_path):
+    last_words = tmp_path / "checkpoint"
+    script = f"trap 'sleep 0.5; echo done > {last_words}; exit 143' TERM; sleep 1000 & wait"
+    seen = []
+    # the leader dies at once, as dvc does; its child takes its time
+    ended = run_group(["sh", "-c", f'sh -c "{script}" & wait'], seen.append, stop=threading.Event(), time_limit=0.5)
+    assert ended.by == "time limit"
+    assert last_words.read_text() == "done\n"
+
+
+def alive(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False

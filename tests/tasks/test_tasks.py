@@ -1,0 +1,180 @@
+import numpy as np
+import pytest
+import torch
+
+from g2rpo_core.tasks.table import TASKS, find_task, verify
+from g2rpo_core.tasks.task import Task, held_out
+from g2rpo_core.tiny_models.clip import degrade
+from g2rpo_core.tiny_models.tokenizers import CLIP_LENGTH, T5_LENGTH, clip_tokenizer, t5_tokenizer
+
+
+@pytest.fixture(scope="module", params=TASKS)
+def task(request) -> Task:
+    return TASKS[request.param]
+
+
+@pytest.fixture(scope="module")
+def drawn(task):
+    """600 scenes and their images."""
+    scenes, images = task.sample(600, 7, testing=False)
+    return scenes, torch.from_numpy(images)
+
+
+def held_by(task, caption: str, shown: str) -> dict[str, bool]:
+    """What an image of one caption holds of another."""
+    image = torch.from_numpy(task.draw(task.parse(shown), np.random.default_rng(0)))[None]
+    return task.attributes(image, [task.parse(caption)])[0]
+
+
+def test_captions_say_everything_about_a_scene(task):
+    rng = np.random.default_rng(0)
+    for _ in range(2000):
+        scene = task.random_scene(rng)
+        assert task.parse(scene.caption) == scene
+        assert find_task(scene.caption) is task
+        assert scene.style in task.styles
+        assert all(word in scene.caption and word in task.kinds[kind] for word, kind in task.elements(scene))
+    assert task.parse(task.example).caption == task.example
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "a cat", "a large red circle", "a large red circle at the left above", "two large red circles in the middle",
+        "two large striped red circle with no marks", "two large striped red circles with four dots", "two striped red circles with no marks",
+    ],
+)  # fmt: skip
+def test_other_texts_are_no_captions(text):
+    for task in TASKS.values():
+        with pytest.raises(ValueError, match="not a caption"):
+            task.parse(text)
+    with pytest.raises(ValueError, match="not a caption of the tasks"):
+        verify(torch.rand(1, 3, 32, 32), [text])
+
+
+def test_captions_fit_the_tokenizers_of_tiny_models(task):
+    captions = [scene.caption for style in task.styles for scene in task.all_scenes(style)]
+    tokens = t5_tokenizer(task)(captions).input_ids
+    assert max(map(len, tokens)) <= T5_LENGTH and not any(t5_tokenizer(task).unk_token_id in ids for ids in tokens)
+    assert max(map(len, clip_tokenizer()(captions).input_ids)) <= CLIP_LENGTH
+
+
+def test_the_generator_is_seeded(task):
+    first, again, other = (task.sample(20, seed, testing=False) for seed in (1, 1, 2))
+    assert first[0] == again[0] != other[0]
+    assert np.array_equal(first[1], again[1])
+
+
+def test_held_out_captions_are_a_quarter_and_never_sampled_for_training(task):
+    rng = np.random.default_rng(0)
+    share = np.mean([held_out(task.random_scene(rng).caption) for _ in range(4000)])
+    assert 0.2 < share < 0.3
+    assert not any(held_out(scene.caption) for scene in task.sample(300, 0, testing=False)[0])
+    assert all(held_out(scene.caption) for scene in task.distinct_scenes(300, 0, testing=True))
+
+
+def test_distinct_scenes_are_distinct_and_spread_over_the_styles(task):
+    scenes = task.distinct_scenes(200, 0, testing=False)
+    assert len({scene.caption for scene in scenes}) == 200
+    assert {scene.style for scene in scenes} == set(task.styles)
+    first = {scene.caption for scene in scenes[:50]}
+    assert not first & {scene.caption for scene in task.distinct_scenes(200, 0, testing=False, without=first)}
+
+
+def test_more_captions_than_the_task_has_are_refused(task):
+    with pytest.raises(ValueError, match="no 100000 different"):
+        task.distinct_scenes(100_000, 0, testing=True)
+
+
+def test_right_images_hold_every_attribute(task, drawn):
+    scenes, images = drawn
+    assert verify(images, [scene.caption for scene in scenes]).tolist() == [1.0] * len(scenes)
+    bare = torch.from_numpy(np.stack([task.draw(scene) for scene in scenes]))
+    assert verify(bare, [scene.caption for scene in scenes]).tolist() == [1.0] * len(scenes)
+
+
+def test_noise_that_the_eye_ignores_does_not_matter(drawn):
+    scenes, images = drawn
+    noisy = (images + 0.05 * torch.randn(images.shape, generator=torch.Generator().manual_seed(0))).clamp(0, 1)
+    assert verify(noisy, [scene.caption for scene in scenes]).mean() > 0.999
+
+
+def test_one_wrong_attribute_is_always_seen(task, drawn):
+    """An image of a scene's neighbour never holds everything, and holds what they have in common."""
+    scenes, _ = drawn
+    rng = np.random.default_rng(0)
+    others = [task.neighbour(scene, rng) for scene in scenes]
+    images = torch.from_numpy(np.stack([task.draw(other, rng) for other in others]))
+    scores = verify(images, [scene.caption for scene in scenes])
+    assert (scores < 1).all()
+    assert scores.mean() > 0.5
+
+
+def test_images_of_another_size_are_refused(task):
+    with pytest.raises(ValueError, match="need one prompt per image"):
+        verify(torch.rand(1, 3, 48, 48), [task.example])
+
+
+@pytest.mark.parametrize(
+    "shown, wrong",
+    [
+        ("a small red circle at the left", {"size0"}),
+        ("a large red cross at the left", {"shape0"}),
+        ("a large red circle at the right", {"layout"}),
+        ("a large blue circle at the left", {"color0", "shape0", "size0", "layout", "clean"}),
+    ],
+)
+def test_each_attribute_of_shapes_is_checked_by_itself(shown, wrong):
+    held = held_by(TASKS["shapes"], "a large red circle at the left", shown)
+    assert {name for name, value in held.items() if not value} == wrong
+
+
+@pytest.mark.parametrize(
+    "shown, wrong",
+    [
+        ("two large striped red squares with two dots", {"count"}),
+        ("three small striped red squares with two dots", {"size"}),
+        ("three large checked red squares with two dots", {"texture"}),
+        ("three large striped red crosses with two dots", {"shape"}),
+        ("three large striped red squares with three dots", {"marks"}),
+        ("three large striped red squares with two bars", {"marks"}),
+        ("three large striped red squares with no marks", {"marks"}),
+        ("three large striped blue squares with two dots", {"count", "size", "texture", "color", "shape", "clean"}),
+    ],
+)
+def test_each_attribute_of_marks_is_checked_by_itself(shown, wrong):
+    held = held_by(TASKS["marks"], "three large striped red squares with two dots", shown)
+    assert {name for name, value in held.items() if not value} == wrong
+
+
+def test_fine_detail_is_lost_where_an_image_is_blurred():
+    """Of `marks`: four pixels of one tone leave plain objects as they are, and take textures and marks away."""
+    task = TASKS["marks"]
+    scenes = task.distinct_scenes(400, 0, testing=False)
+    images = torch.from_numpy(np.stack([task.draw(scene) for scene in scenes]))
+    coarse = torch.nn.functional.avg_pool2d(images, 4).repeat_interleave(4, 2).repeat_interleave(4, 3)
+    found = list(zip(scenes, task.attributes(coarse, scenes)))
+    share = lambda name, fits: np.mean([held[name] for scene, held in found if fits(scene)])
+    assert share("texture", lambda scene: scene.texture == "plain") > 0.9
+    assert share("texture", lambda scene: scene.texture != "plain") < 0.1
+    assert share("marks", lambda scene: scene.marks != "no marks") < 0.5
+
+
+def test_tricks_do_not_pass(task, drawn):
+    """Flooding with the asked colour, speckles of it, an empty or a random image."""
+    captions = [scene.caption for scene in drawn[0] if "red" in scene.caption and scene.style not in ("two objects", "plain")]
+    size = task.size
+    red = torch.tensor(task.colors["red"]).view(3, 1, 1) / 255
+    background = torch.full((3, size, size), 236 / 255)
+    speckles = torch.where(torch.rand(1, size, size, generator=torch.Generator().manual_seed(0)) < 0.1, red, background)
+    noise = torch.rand(3, size, size, generator=torch.Generator().manual_seed(0))
+    for trick in (red.expand(3, size, size), speckles, background, noise):
+        assert verify(trick.expand(len(captions), 3, size, size), captions).max() <= 0.44
+
+
+def test_degrading_is_visible_and_seeded(task, drawn):
+    _, images = drawn
+    spoilt, again = (degrade(task, images, images.roll(1, 0), 1.0, torch.Generator().manual_seed(1)) for _ in range(2))
+    assert torch.equal(spoilt, again)
+    assert spoilt.min() >= 0 and spoilt.max() <= 1
+    assert ((spoilt - images).abs().amax((1, 2, 3)) > 0.05).float().mean() > 0.9

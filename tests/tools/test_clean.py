@@ -1,0 +1,87 @@
+"""`make clean` in a small DVC project of its own."""
+
+import json
+import os
+import pty
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+
+pytestmark = pytest.mark.pipeline
+COMMAND = ["make", "--no-print-directory", f"PYTHON={sys.executable}", "clean"]
+
+
+@pytest.fixture
+def project(tmp_path) -> Path:
+    """A project with one run that DVC's cache has, one that has changed since, and a model."""
+    for name in ("__init__.py", "clean.py", "environment.py"):
+        (tmp_path / "tools").mkdir(exist_ok=True)
+        shutil.copy(ROOT / "tools" / name, tmp_path / "tools")
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    for path in ("runs/tiny/kept-1", "runs/tiny/kept-1/lora/a", "runs/tiny/changed-1", "models/tiny", "studies/one/runs/kept-2"):
+        (tmp_path / path).mkdir(parents=True)
+        (tmp_path / path / "weights").write_text(path)
+        (tmp_path / path / "a-b").write_text("the same")
+    outs = ["runs/tiny/kept-1", "runs/tiny/changed-1", "studies/one/runs/kept-2"]
+    (tmp_path / "dvc.yaml").write_text(json.dumps({"stages": {"train": {"cmd": "true", "outs": outs}}}))
+    (tmp_path / ".gitignore").write_text("runs\n")
+    for command in (["git", "init", "--quiet"], ["dvc", "init", "--quiet"], ["dvc", "commit", "--quiet", "--force"]):
+        subprocess.run([sys.executable, "-m", *command] if command[0] == "dvc" else command, cwd=tmp_path, check=True)
+    return tmp_path
+
+
+def change(project: Path) -> None:
+    file = project / "runs" / "tiny" / "changed-1" / "weights"
+    file.unlink()
+    file.write_text("trained on")
+
+
+def clean(project: Path, **variables: str) -> tuple[int, list[str]]:
+    done = subprocess.run(
+        COMMAND, cwd=project, env={**os.environ, **variables}, stdin=subprocess.DEVNULL, capture_output=True, text=True
+    )
+    return done.returncode, [line for line in done.stderr.splitlines() if not line.startswith("make: ")]
+
+
+def left(project: Path) -> list[str]:
+    return [name for name in ("runs", "models", "studies/one/runs", ".cache/resume") if (project / name).exists()]
+
+
+def test_runs_that_the_cache_has_are_removed_without_a_question(project):
+    assert clean(project) == (0, []) and left(project) == []
+
+
+def test_runs_in_no_cache_are_named_and_nothing_is_removed(project):
+    change(project)
+    state = project / ".cache" / "resume" / "train" / "state"
+    state.mkdir(parents=True)
+    (state / "weights").write_text("half way")
+    status, error = clean(project)
+    names = ".cache/resume/train/state, runs/tiny/changed-1"
+    assert status == 2 and error == [
+        f"error: 2 folders of runs in no cache: {names}; nothing was removed; to remove them: make clean CONFIRM=1"
+    ]
+    assert left(project) == ["runs", "models", "studies/one/runs", ".cache/resume"]
+    assert clean(project, CONFIRM="1") == (0, []) and left(project) == []
+
+
+@pytest.mark.parametrize(("answer", "remains"), [("n", True), ("yes", False)])
+def test_at_a_terminal_the_answer_decides(project, answer, remains):
+    change(project)
+    ours, theirs = pty.openpty()
+    os.write(ours, f"{answer}\n".encode())
+    done = subprocess.run(COMMAND, cwd=project, stdin=theirs, capture_output=True, text=True)
+    assert "runs/tiny/changed-1" in done.stdout and (done.returncode != 0) == remains
+    assert bool(left(project)) == remains
+
+
+def test_a_link_of_the_user_is_left_alone(project, tmp_path_factory):
+    theirs = tmp_path_factory.mktemp("theirs")
+    (theirs / "ready").touch()
+    (project / ".venv").symlink_to(theirs)
+    assert clean(project) == (0, []) and (project / ".venv" / "ready").exists()

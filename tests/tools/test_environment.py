@@ -1,0 +1,207 @@
+"""`make env` in a small checkout of its own, whose pinned package and build backend are files beside it: no network, seconds."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+
+pytestmark = pytest.mark.pipeline
+TOOLS = ("__init__.py", "activate_environment.py", "environment.py", "fit_torchvision.py")
+PROJECT = """\
+[build-system]
+requires = []
+build-backend = "backend"
+backend-path = ["."]
+[project]
+name = "checkout"
+version = "{version}"
+"""
+BACKEND = """\
+import tomllib
+from wheels import write_wheel
+
+def build_editable(folder, settings=None, metadata=None):
+    version = tomllib.loads(open("pyproject.toml").read())["project"]["version"]
+    return write_wheel(folder, "checkout", version)
+"""
+WHEELS = '''\
+import base64, hashlib, zipfile
+from pathlib import Path
+
+def write_wheel(folder, name, version):
+    """Write a wheel with one module that knows its version; return the file's name."""
+    info = f"{name}-{version}.dist-info"
+    files = {
+        f"{name}.py": f"version = {version!r}\\n",
+        f"{info}/METADATA": f"Metadata-Version: 2.1\\nName: {name}\\nVersion: {version}\\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\\nGenerator: test\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n",
+    }
+    def line(path, text):
+        digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
+        return f"{path},sha256={digest},{len(text)}\\n"
+    files[f"{info}/RECORD"] = "".join(line(*each) for each in files.items()) + f"{info}/RECORD,,\\n"
+    with zipfile.ZipFile(Path(folder, f"{name}-{version}-py3-none-any.whl"), "w") as wheel:
+        for path, text in files.items():
+            wheel.writestr(path, text)
+    return f"{name}-{version}-py3-none-any.whl"
+'''
+
+
+class Checkout:
+    """A checkout with the project's Makefile and tools, which pins the package `pinned`."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.link = folder / ".venv"
+        self.home = folder / ".cache" / "environments"
+        (folder / "tools").mkdir(parents=True)
+        for name in TOOLS:
+            shutil.copy(ROOT / "tools" / name, folder / "tools")
+        shutil.copy(ROOT / "Makefile", folder)
+        (folder / "wheels.py").write_text(WHEELS)
+        (folder / "backend.py").write_text(BACKEND)
+        (folder / "requirements-parity.lock").write_text("")
+        self.pin("1.0")
+        self.name("1.0")
+        scope: dict = {}
+        exec(WHEELS, scope)  # noqa: S102 - the text above
+        (folder / "index").mkdir()
+        for version in ("1.0", "2.0", "3.0"):
+            scope["write_wheel"](folder / "index", "pinned", version)
+
+    def pin(self, version: str) -> None:
+        (self.folder / "requirements.lock").write_text(f"pinned=={version}\n")
+
+    def name(self, version: str) -> None:
+        (self.folder / "pyproject.toml").write_text(PROJECT.format(version=version))
+
+    def start(self, target: str) -> subprocess.Popen:
+        environment = {**os.environ, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": (self.folder / "index").as_uri(), "PYTHONPATH": ""}
+        command = ["make", "--no-print-directory", f"PYTHON={sys._base_executable}", target]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        return subprocess.Popen(command, cwd=self.folder, env=environment, start_new_session=True, **pipes)
+
+    def make(self, target: str, pinned: str | None = None) -> tuple[int, str, list[str]]:
+        """Return the exit status, what is printed, and the lines of error that are not make's own; pinned: another version meanwhile."""
+        lock = (self.folder / "requirements.lock").read_text()
+        if pinned:
+            self.pin(pinned)
+        process = self.start(target)
+        out, error = process.communicate()
+        (self.folder / "requirements.lock").write_text(lock)
+        return process.returncode, out, [line for line in error.splitlines() if not line.startswith("make: ")]
+
+    def installed(self, module: str) -> str:
+        """Return the version that the environment's Python imports."""
+        command = [self.link / "bin" / "python", "-c", f"import {module}; print({module}.version)"]
+        return subprocess.run(command, capture_output=True, text=True, check=True, cwd="/").stdout.strip()
+
+    def environments(self) -> set[Path]:
+        return {path for path in self.home.iterdir() if path.is_dir()} if self.home.exists() else set()
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory) -> tuple[Checkout, list[str]]:
+    """A checkout in which two makes built the environment at once over a folder of an earlier Makefile, and what they printed."""
+    checkout = Checkout(tmp_path_factory.mktemp("checkout") / "with a space")
+    checkout.link.mkdir()
+    (checkout.link / "ready").touch()
+    both = [checkout.start("env") for _ in range(2)]
+    printed = [process.communicate() for process in both]
+    assert [process.returncode for process in both] == [0, 0], printed
+    return checkout, [out for out, _ in printed]
+
+
+def test_two_makes_at_once_build_one_environment(built):
+    checkout, printed = built
+    assert "".join(printed).count("environment: a new environment") == 1
+    assert checkout.installed("pinned") == "1.0" and checkout.installed("checkout") == "1.0"
+
+
+def test_a_folder_of_an_earlier_makefile_gives_way_to_a_link(built):
+    checkout, _ = built
+    assert checkout.link.is_symlink() and checkout.environments() == {checkout.link.resolve()}
+
+
+def test_nothing_is_installed_where_the_locks_are_the_same(built):
+    checkout, _ = built
+    ready = checkout.link / "ready"
+    before = ready.stat().st_mtime_ns
+    os.utime(checkout.folder / "requirements.lock")
+    os.utime(checkout.folder / "pyproject.toml")
+    assert checkout.make("env") == (0, "", []) and checkout.make("has-env") == (0, "", [])
+    assert ready.stat().st_mtime_ns == before
+
+
+def test_an_install_that_fails_leaves_the_environment_as_it_was(built):
+    checkout, _ = built
+    before = checkout.link.resolve()
+    status, _, error = checkout.make("env", pinned="9.9")
+    assert status == 2 and len(error) == 1
+    assert "No matching distribution found for pinned==9.9" in error[0] and error[0].endswith("then: make env")
+    assert checkout.link.resolve() == before and checkout.environments() == {before}
+    assert checkout.installed("pinned") == "1.0"
+
+
+def test_an_older_environment_is_named_and_used_but_not_built(built):
+    checkout, _ = built
+    before = checkout.link.resolve()
+    status, out, error = checkout.make("has-env", pinned="2.0")
+    assert (status, out) == (0, "") and error == [
+        "warning: .venv is older than the pinned packages; bring it up to date with: make env"
+    ]
+    assert checkout.environments() == {before}
+
+
+def test_a_killed_build_is_taken_up_and_only_the_one_before_is_kept(tmp_path):
+    checkout = Checkout(tmp_path / "checkout")
+    assert checkout.make("env")[0] == 0
+    first = checkout.link.resolve()
+    checkout.pin("2.0")
+    killed = checkout.start("env")
+    while len(checkout.environments()) < 2:
+        time.sleep(0.01)
+    os.killpg(killed.pid, signal.SIGKILL)
+    killed.communicate()
+    assert checkout.link.resolve() == first and checkout.installed("pinned") == "1.0"
+    assert checkout.make("env")[0] == 0
+    second = checkout.link.resolve()
+    assert checkout.installed("pinned") == "2.0" and checkout.environments() == {first, second}
+
+    checkout.name("1.1")  # the package alone is installed again
+    status, out, _ = checkout.make("env")
+    assert (status, out) == (0, "environment: g2rpo\n") and checkout.installed("checkout") == "1.1"
+
+    checkout.pin("3.0")
+    assert checkout.make("env")[0] == 0
+    assert checkout.installed("pinned") == "3.0" and checkout.environments() == {second, checkout.link.resolve()}
+
+    checkout.pin("2.0")  # the way back installs at most the package
+    assert "a new environment" not in checkout.make("env")[1] and checkout.installed("pinned") == "2.0"
+
+
+@pytest.mark.parametrize("kind", ["link", "folder"])
+def test_a_venv_that_make_did_not_make_is_refused_and_left_alone(tmp_path, kind):
+    checkout = Checkout(tmp_path / "checkout")
+    theirs = tmp_path / "theirs" if kind == "link" else checkout.link
+    (theirs / "bin").mkdir(parents=True)
+    (theirs / "bin" / "python").write_text("theirs")
+    if kind == "link":
+        checkout.link.symlink_to(theirs)
+    status, out, error = checkout.make("env")
+    assert (status, out) == (2, "") and len(error) == 1 and "then: make env" in error[0]
+    assert (theirs / "bin" / "python").read_text() == "theirs" and not checkout.environments()
+
+
+@pytest.mark.parametrize("target", ["verify", "check", "format", "docs"])
+def test_without_an_environment_a_target_that_reads_builds_none(tmp_path, target):
+    checkout = Checkout(tmp_path / "checkout")
+    assert checkout.make(target) == (2, "", ["error: there is no environment; build it with: make env"])
+    assert not checkout.link.exists() and not checkout.home.exists()
