@@ -12,7 +12,7 @@ import torch
 
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.inference.demo import views
-from g2rpo_core.inference.demo.answer import ImageRequest, answer, checked, defaults, from_link, link, list_rewards
+from g2rpo_core.inference.demo.answer import MANY, ImageRequest, answer, checked, defaults, from_link, link, list_rewards
 from g2rpo_core.inference.painter import Painter
 from g2rpo_core.inference.runs import find_kind, find_weights, tiny_rewards
 from g2rpo_core.rewards.registry import labels
@@ -57,7 +57,10 @@ class Actions:
         return self.draw(*values) if linked else (*[gr.skip()] * 4, "")
 
     def restore(self, saved: list[str], request: gr.Request) -> tuple:
-        """Return the history, whether a link was followed, a message if it does not fit, and the inputs as the link sets them."""
+        """Return the history, whether a link was followed, a message if it does not fit, and the inputs as the link sets them.
+
+        Without a link the inputs stay as they are: on a slow machine somebody may already have written into them.
+        """
         message, linked, values = "", "prompt" in request.query_params, dict(self.usual)
         if linked:
             try:
@@ -65,9 +68,9 @@ class Actions:
             except UserError as error:
                 message, linked = views.message(f"the link does not fit: {error}"), False
         runs = list(dict.fromkeys([*self.list_runs(), *values["runs"]]))
-        shown = {name: gr.update(value=values[name]) for name in FIELDS}
-        shown["runs"] = gr.CheckboxGroup(choices=runs, value=list(values["runs"]))
-        shown["rewards"] = gr.update(value=list(values["rewards"]))
+        given = {name: {"value": list(values[name]) if name in MANY else values[name]} if linked else {} for name in FIELDS}
+        shown = {name: gr.update(**given[name]) for name in FIELDS}
+        shown["runs"] = gr.CheckboxGroup(choices=runs, **given["runs"])
         return views.history(saved, self.usual), linked, message, *shown.values()
 
 

@@ -78,7 +78,9 @@ def write(page: Page, text: str) -> None:
 
 def press(page: Page, label: str) -> None:
     found = f"[...document.querySelectorAll('label')].find(one => one.innerText.trim() === {label!r})"
-    page.evaluate(f"({found} ?? document.querySelector({'#' + label!r})).click()")
+    wanted = f"({found} ?? document.querySelector({'#' + label!r}))"
+    until(lambda: page.evaluate(f"Boolean({wanted})"))
+    page.evaluate(f"{wanted}.click()")
 
 
 def shown(page: Page) -> list[str]:
