@@ -1,17 +1,115 @@
-"""What is trained on: sampled transitions with their advantages, and the batches of states that they become.
+"""What is trained on: sampled transitions with their advantages, the batches of states that they become, and what a loss says of them.
 
 Axes: R rewards, P prompts, B branches, J granularities, G members of a group; a transition has V states and W next states of a
 prompt (see `SampledTransition`); a batch has N states with M sampled next states each.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass, fields
-from typing import Literal
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple, Protocol, Self
 
 import torch
 
+from g2rpo_core.common.seeding import generator, seed_of
 from g2rpo_core.distributed.process_group import ProcessGroup
-from g2rpo_core.sampling.rollout import SampledTransition, prompt_of_rows
+from g2rpo_core.sampling.rollout import Rollout, SampledTransition, Velocity, prompt_of_rows
+
+
+class Draws(NamedTuple):
+    """The random numbers by which an iteration chooses what it trains on: by name, so that any number of processes draws the same."""
+
+    seed: int
+    """Of the run."""
+    iteration: int
+    """From 0."""
+    prompts: range
+    """Indices in the iteration of this process's P prompts."""
+
+    def rng(self, *index: int) -> random.Random:
+        """Make the generator of the iteration, or of a prompt's index in it."""
+        return random.Random(seed_of("trained", self.seed, self.iteration, *index))
+
+    def generator(self, index: int) -> torch.Generator:
+        """Make the generator of a prompt's tensors."""
+        return generator("noised", self.seed, self.iteration, index)
+
+
+@dataclass(frozen=True)
+class Losses:
+    """The losses of a batch of N rows with M samples each."""
+
+    total: torch.Tensor
+    """[N, M], to be weighted, summed and differentiated."""
+    sums: dict[str, torch.Tensor]
+    """Figure -> its sum over the samples that count, without gradient."""
+    ratio_error: torch.Tensor | None = None
+    """The largest |ratio - 1|; None for an objective without ratios."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """N rows to train on, each with M samples: tensors [N, ...], and None for what a batch does not have."""
+
+    advantages: torch.Tensor
+    """[N, M]."""
+    weights: torch.Tensor
+    """[N, M]: in the loss."""
+    prompt: torch.Tensor
+    """[N] int64: index of its prompt among the P."""
+
+    def __len__(self) -> int:
+        return len(self.prompt)
+
+    def _parts(self) -> dict[str, torch.Tensor]:
+        return {name: value for name, value in vars(self).items() if value is not None}
+
+    def split(self, size: int) -> Iterator[Self]:
+        """Yield parts of at most `size` rows."""
+        parts = {name: value.split(size) for name, value in self._parts().items()}
+        for row in zip(*parts.values()):
+            yield replace(self, **dict(zip(parts, row)))
+
+    def rows(self, chosen: torch.Tensor) -> Self:
+        """Return some of the rows, by index."""
+        return replace(self, **{name: value[chosen] for name, value in self._parts().items()})
+
+    @classmethod
+    def concatenated(cls, batches: Sequence[Self]) -> Self:
+        """Return one batch with the rows of all batches."""
+        return replace(batches[0], **{name: torch.cat([vars(batch)[name] for batch in batches]) for name in batches[0]._parts()})
+
+
+class Objective(Protocol):
+    """What a trainer asks of an objective; `trained` and its parts are the objective's own."""
+
+    def advantages(self, sampled: Rollout, rewards: torch.Tensor, gains: Any, credit: Any, /, *how: Any) -> list[torch.Tensor]:
+        """Return the advantages of whatever is trained on; arguments as `credit.transition_advantages`."""
+        ...
+
+    def trained(self, sampled: Rollout, advantages: list[torch.Tensor], draws: Draws, velocity: Velocity, /) -> Any:
+        """Return what an iteration trains on; velocity: of the policy that sampled, without gradient."""
+        ...
+
+    def updates(self, trained: Any, /) -> list[Any]:
+        """Return the part of each optimizer step."""
+        ...
+
+    def batches(self, trained: Any, processes: ProcessGroup, /) -> Sequence[Batch]:
+        """Return a part as batches; collective where processes must agree on their size."""
+        ...
+
+    def num_samples(self, batch: Any, /) -> int:
+        """Count the samples of a batch over which the loss is a mean."""
+        ...
+
+    def describe(self, trained: Any, /) -> str:
+        """Say in an error message what a part is."""
+        ...
+
+    def losses(self, velocity: Velocity, reference: Velocity | None, batch: Any, /) -> Losses:
+        """Compute the losses of a batch; reference: of the model before training, if it is needed."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -30,8 +128,8 @@ class TrainedTransition:
         return TrainedTransition(self.sampled.members(members), self.advantages[:, members], self.weights[:, members])
 
 
-@dataclass(frozen=True)
-class TransitionBatch:
+@dataclass(frozen=True, kw_only=True)
+class TransitionBatch(Batch):
     """Transitions to train on: N states, each with M sampled next states."""
 
     latents: torch.Tensor
@@ -42,30 +140,10 @@ class TransitionBatch:
     """[N, M, ...]: the sampled next states."""
     old_log_prob: torch.Tensor
     """[N, M]: under the policy that sampled."""
-    advantages: torch.Tensor
-    """[N, M]."""
-    weights: torch.Tensor
-    """[N, M]: in the loss."""
     step: torch.Tensor
     """[N] int64: where each transition starts."""
     span: torch.Tensor
     """[N] int64: how many steps of the grid it takes."""
-    prompt: torch.Tensor
-    """[N] int64: index of its prompt among the P."""
-
-    def split(self, size: int) -> Iterator["TransitionBatch"]:
-        """Yield parts of at most `size` states."""
-        for parts in zip(*(getattr(self, field.name).split(size) for field in fields(self))):
-            yield TransitionBatch(*parts)
-
-    def states(self, chosen: torch.Tensor) -> "TransitionBatch":
-        """Return some of the states, by index."""
-        return TransitionBatch(*(getattr(self, field.name)[chosen] for field in fields(self)))
-
-    @classmethod
-    def concatenated(cls, batches: list["TransitionBatch"]) -> "TransitionBatch":
-        """Return one batch with the states of all batches."""
-        return cls(*(torch.cat([getattr(batch, field.name) for batch in batches]) for field in fields(cls)))
 
 
 def split_updates(
@@ -94,7 +172,7 @@ def transition_batches(transitions: list[TrainedTransition], processes: ProcessG
         if processes:
             needed = batch.weights.any(1)
             count = max(processes.gather(int(needed.sum())))
-            batch = batch.states(needed.logical_not().sort(stable=True).indices[:count].sort().values)
+            batch = batch.rows(needed.logical_not().sort(stable=True).indices[:count].sort().values)
         batches.append(batch)
     return batches
 

@@ -102,3 +102,16 @@ def transition_advantages(
         else:
             found.append(advantages(mean_of_shared_states(rewards[:, :, [branch]], width))[:, 0])
     return found
+
+
+def image_advantages(
+    rewards: torch.Tensor,
+    credit: ImageCredit | GainCredit,
+    groups: int,
+    weights: Sequence[float],
+    clip: float,
+    processes: ProcessGroup = ProcessGroup(),  # noqa: B008
+) -> torch.Tensor:
+    """Return the advantages [P, B * J, G] of images, each compared with those of its branch and granularity; arguments as above."""
+    apart = rewards.flatten(2, 3).unsqueeze(3)  # [R, P, B * J, 1, G]
+    return branch_advantages(apart, weights, clip, groups, DEVIATIONS[credit.deviation](apart, processes))

@@ -6,19 +6,31 @@ result. A new method is one line in SPECS.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import Field, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from g2rpo_core.algorithm.credit import CreditSettings, GainCredit, ImageCredit
+from g2rpo_core.algorithm.matching import MatchingSettings, OldPolicy
 from g2rpo_core.algorithm.objective import ObjectiveSettings
-from g2rpo_core.algorithm.tree import BranchPerStep, OneBranch, SplittingBranch, TreeSettings, Window
+from g2rpo_core.algorithm.tree import BranchPerStep, NoBranch, OneBranch, SplittingBranch, TreeSettings, Window
 from g2rpo_core.foundation.settings import Settings
 
 KINDS: dict[str, tuple[str, dict[str, type[Settings]]]] = {  # part -> the key that says of which kind it is, and its kinds
-    "tree": ("branching", {"each": BranchPerStep, "all": OneBranch, "splits": SplittingBranch}),
+    "tree": ("branching", {"each": BranchPerStep, "all": OneBranch, "splits": SplittingBranch, "none": NoBranch}),
     "credit": ("reward", {"image": ImageCredit, "gain": GainCredit}),
+    "objective": ("trains", {"transitions": ObjectiveSettings, "noised": MatchingSettings}),
 }
+
+
+def _kind(value: object) -> object:
+    """Return what an objective trains on: settings that do not say it are those of transitions."""
+    return value.get("trains", "transitions") if isinstance(value, Mapping) else getattr(value, "trains", "transitions")
+
+
+AnyObjective = Annotated[
+    Annotated[ObjectiveSettings, Tag("transitions")] | Annotated[MatchingSettings, Tag("noised")], Discriminator(_kind)
+]
 
 
 class Method(Settings):
@@ -28,17 +40,24 @@ class Method(Settings):
     credit: CreditSettings = Field(
         ImageCredit(), description="which reward belongs to a transition, and with what it is compared"
     )
-    objective: ObjectiveSettings = Field(ObjectiveSettings(), description="what is trained on the transitions, and by which loss")
+    objective: AnyObjective = Field(
+        ObjectiveSettings(), description="what is trained on, transitions or noised clean latents, and by which loss"
+    )
 
     @model_validator(mode="after")
     def _parts_fit_together(self):
+        noised = isinstance(self.objective, MatchingSettings)
+        if isinstance(self.tree, NoBranch) and not noised:
+            raise ValueError("tree.branching: none has no transitions to train on: objective.trains must be noised")
+        if isinstance(self.credit, GainCredit) and noised:
+            raise ValueError("credit.reward: gain belongs to transitions: objective.trains must be transitions")
         if isinstance(self.credit, GainCredit) and len(self.tree.granularities) > 1:
             raise ValueError("credit.reward: gain has no tails to compare: tree.granularities must be one")
         if self.credit.compared == "noise" and self.tree.initial_noises == "each":
             raise ValueError(
                 "credit.compared: noise needs several members of an initial noise, and tree.initial_noises: each leaves one"
             )
-        if isinstance(self.tree, SplittingBranch):
+        if isinstance(self.tree, SplittingBranch) and isinstance(self.objective, ObjectiveSettings):
             shared, updates = "members share states until they have split", self.objective.updates_per_rollout
             if self.objective.timesteps_of == "member":
                 raise ValueError(f"objective.timesteps_of: {shared}: must be group")
@@ -137,6 +156,48 @@ _E_GRPO = Method(
     tree=BranchPerStep(branching="each", sde_steps=(0, 1, 2, 3, 4, 6), spans=(1, 1, 1, 1, 2, 2), sde="flow", eta=0.7)
 )
 
+# The forward-process family (`matching.py`): any solver, no transition; their papers' Stable Diffusion 3.5 runs, T = 10
+_ODE = NoBranch(branching="none", solver="dpm2")
+_OF_BATCH = ImageCredit(deviation="batch")
+# DiffusionNFT, arXiv 2509.16117: all sampler times but the last, a slow policy that samples
+_NFT = Method(
+    tree=_ODE, credit=_OF_BATCH,
+    objective=MatchingSettings(
+        trains="noised", times=9, share=(0.0, 0.99), loss="branches", trust=1.0, factor=5.0, advantage_scale=0.2, advantage_limit=1.0,
+        old=OldPolicy(), kl_coef=1e-4,
+    ),
+)  # fmt: skip
+# AWM, arXiv 2509.25050: the likelihood's surrogate, held back by an average of the weights; at its one update its ratio is 1
+_AWM = Method(
+    tree=_ODE, credit=_OF_BATCH,
+    objective=MatchingSettings(
+        trains="noised", times=6, draw="strata", share=(0.05, 0.9), signed=True, weight="huber", advantage_scale=0.2, advantage_limit=1.0,
+        old=OldPolicy(hold=0.3, samples=False), old_coef=1.0, kl_coef=1e-4,
+    ),
+)  # fmt: skip
+# AdvantageFlow, arXiv 2605.26013, as arXiv 2609.37670 writes it; its number of times is not known
+_ADVANTAGE_FLOW = Method(
+    tree=_ODE, credit=_OF_BATCH,
+    objective=MatchingSettings(
+        trains="noised", times=2, share=(0.0, 0.99), signed=True, trust=1.1, weight="error", advantage_limit=1.0, kl_coef=1e-3,
+        kl_weighted=True,
+    ),
+)  # fmt: skip
+# RVM, arXiv 2608.23664: one noising an image at a uniform time
+_RVM = Method(
+    tree=_ODE, credit=_OF_BATCH,
+    objective=MatchingSettings(trains="noised", draw="uniform", signed=True, trust=1e-4, factor=0.5, advantage_scale=0.1),
+)  # fmt: skip
+# RAM, arXiv 2605.10759: the target is the base's velocity plus m A (v* - v_old); late times have more weight
+_RAM = Method(
+    tree=_ODE, credit=_OF_BATCH,
+    objective=MatchingSettings(
+        trains="noised", times=8, draw="linear", trust=1.0, anchor="base", advantage_scale=100.0, old=OldPolicy(ramp=0.01, hold=0.9),
+    ),
+)  # fmt: skip
+# Ours: one noising an image, which the whole group shares, and no slow policy; of images sampled apart, or of the leaves of a tree
+_SHARED = {"times": 1, "share": (0.0, 1.0), "shared": True, "old": None, "kl_coef": 0.0}
+
 SPECS = (
     MethodSpec("g2rpo", "G²RPO", _G2RPO),
     # without multi-granularity advantage integration (Table 1)
@@ -153,6 +214,17 @@ SPECS = (
     MethodSpec("flow_dppo", "Flow-DPPO", _DPPO),
     # Stepwise-Flow-GRPO, arXiv 2603.28718: Flow-GRPO, but every step has the gain of the clean prediction as its reward
     MethodSpec("stepwise_flow_grpo", "Stepwise-Flow-GRPO", _FLOW.changed(credit={"reward": "gain"})),
+    MethodSpec("diffusion_nft", "DiffusionNFT", _NFT),
+    MethodSpec("awm", "AWM", _AWM),
+    MethodSpec("advantage_flow", "AdvantageFlow", _ADVANTAGE_FLOW),
+    MethodSpec("rvm", "RVM", _RVM),
+    MethodSpec("ram", "RAM", _RAM),
+    MethodSpec("nft_shared", "DiffusionNFT, shared noise", _NFT.changed(objective=_SHARED)),
+    MethodSpec(
+        "nft_leaves",
+        "DiffusionNFT on G²RPO's leaves",
+        _NFT.changed(tree=_G2RPO.changed(tree=_COARSE).tree.model_dump(mode="json"), objective=_SHARED),
+    ),
 )
 METHODS: dict[str, Method] = {spec.name: spec.settings for spec in SPECS}
 LABELS: dict[str, str] = {spec.name: spec.label for spec in SPECS}

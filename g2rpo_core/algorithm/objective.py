@@ -8,22 +8,25 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from pydantic import Field
 
-from g2rpo_core.algorithm.batch import TrainedTransition, TransitionBatch, split_updates, transition_batches
+from g2rpo_core.algorithm.batch import Draws, Losses, TrainedTransition, TransitionBatch, split_updates, transition_batches
+from g2rpo_core.algorithm.credit import CreditSettings, transition_advantages
 from g2rpo_core.algorithm.loss import clipped_loss, masked_loss, normalized_ratio, ratio
 from g2rpo_core.distributed.process_group import ProcessGroup
 from g2rpo_core.foundation.settings import Count, Settings
-from g2rpo_core.sampling.rollout import SampledTransition, Velocity
+from g2rpo_core.sampling.rollout import Rollout, SampledTransition, Velocity
 from g2rpo_core.sampling.transitions import Stochastic, Transition
+from g2rpo_core.sampling.tree import Tree
 
 
 class ObjectiveSettings(Settings):
-    """The part `objective` of a method: which transitions are trained, how much each counts, and the loss."""
+    """The part `objective` of a method that trains on transitions: which of them, how much each counts, and the loss."""
 
+    trains: Literal["transitions"] = Field("transitions", description="transitions: the steps with noise, by their density")
     timestep_fraction: float = Field(
         1.0, gt=0, le=1, description="share of the SDE steps that is trained on, redrawn each iteration"
     )
@@ -44,6 +47,31 @@ class ObjectiveSettings(Settings):
         "null: clip the ratio (training.clip_range)",
     )  # fmt: skip
     kl_coef: float = Field(0.0, ge=0, le=1e6, description="beta, weight of the KL divergence to the model before training")
+
+    @property
+    def needs_base(self) -> bool:
+        """Say whether the velocity of the model before training is needed."""
+        return self.kl_coef > 0
+
+    @property
+    def extra_forwards(self) -> int:
+        """Count the forward evaluations without gradient of each state."""
+        return int(self.needs_base)
+
+    @property
+    def old(self) -> None:
+        """Return the settings of a slow copy of the weights: there is none, transitions keep what sampled them."""
+        return None
+
+    def trained_rows(self, tree: Tree, group_size: int) -> list[tuple[int, int]]:
+        """Return states and next states of a prompt's trained transitions, for the estimate; of a share that is drawn, the first ones."""
+        widths, trained = tree.widths(group_size), self.draw_steps(len(tree.sde_steps), random.Random(0))
+        return [(widths[before], widths[after]) for before, after in tree.transitions()[: len(trained)]]
+
+    def build(self, transition: Stochastic | None, sigmas: torch.Tensor, clip_range: float) -> "PolicyGradient":
+        """Make the objective on the sampler's sigmas [T+1], for the tree's stochastic step."""
+        assert transition is not None  # as Method checks
+        return PolicyGradient(self, transition, sigmas, clip_range)
 
     def draw_steps(self, num_sde_steps: int, rng: random.Random) -> list[int]:
         """Return the sorted indices of the SDE steps, of all branches, that are trained on in an iteration."""
@@ -128,18 +156,6 @@ def draw_by_member(settings: ObjectiveSettings, num_steps: int, members: int, rn
     return drawn
 
 
-@dataclass(frozen=True)
-class Losses:
-    """The losses of a batch of N states with M samples each."""
-
-    total: torch.Tensor
-    """[N, M], to be weighted, summed and differentiated."""
-    sums: dict[str, torch.Tensor]
-    """Figure -> its sum over the samples that count, without gradient."""
-    ratio_error: torch.Tensor
-    """The largest |ratio - 1|."""
-
-
 class PolicyGradient:
     """The objective of a run (Eq. 6-9, 12): draws what is trained from the sampled transitions, and computes its loss.
 
@@ -154,24 +170,26 @@ class PolicyGradient:
         """Say whether each member of a group trains on SDE steps of its own."""
         return self.settings.timesteps_of == "member"
 
-    def trained(
-        self,
-        sampled: Sequence[SampledTransition],
-        advantages: Sequence[torch.Tensor],
-        rng_of: Callable[..., random.Random],
-        prompts: range,
-    ) -> list[TrainedTransition]:
-        """Draw the transitions that an iteration trains on, with the weights of their next states.
+    def advantages(
+        self, sampled: Rollout, rewards: torch.Tensor, gains: Sequence[torch.Tensor] | None, credit: CreditSettings, *how: Any
+    ) -> list[torch.Tensor]:
+        """Return the advantages [P, W] of every transition; arguments as `transition_advantages`."""
+        return transition_advantages(sampled.transitions, rewards, gains, credit, *how)
 
-        advantages: of each transition [P, W]; rng_of: makes the generator of the iteration, or of a prompt's index in it; prompts: the indices of
-        the P prompts.
+    def trained(
+        self, rollout: Rollout, advantages: Sequence[torch.Tensor], draws: Draws, velocity: Velocity | None = None
+    ) -> list[TrainedTransition]:
+        """Draw the transitions that an iteration trains on, with the weights of their next states; no velocity is needed.
+
+        advantages: of each transition [P, W].
         """
+        sampled = rollout.transitions
         count = len(sampled)
         if self.by_member:
-            drawn = draw_by_member(self.settings, count, advantages[0].shape[1], [rng_of(index) for index in prompts])
+            drawn = draw_by_member(self.settings, count, advantages[0].shape[1], [draws.rng(index) for index in draws.prompts])
             chosen, weights = list(range(count)), list(drawn.to(advantages[0].device))
         else:
-            chosen = self.settings.draw_steps(count, rng_of())
+            chosen = self.settings.draw_steps(count, draws.rng())
             weights = [torch.ones_like(advantages[index]) for index in chosen]
         factors = STEP_WEIGHTS[self.settings.step_weights](self.std, [sampled[index] for index in chosen])
         weights = [weight * factor for weight, factor in zip(weights, factors)]
@@ -193,6 +211,10 @@ class PolicyGradient:
     def num_samples(self, batch: TransitionBatch) -> int:
         """Count the samples of a batch over which the loss is a mean."""
         return int(batch.weights.count_nonzero()) if self.by_member else batch.weights.numel()
+
+    def describe(self, transitions: list[TrainedTransition]) -> str:
+        """Say what an optimizer step was trained on."""
+        return f"the SDE steps {[transition.sampled.sde_step.step for transition in transitions]}"
 
     def losses(self, velocity: Velocity, reference: Velocity | None, batch: TransitionBatch) -> Losses:
         """Compute the losses of a batch: one forward under `velocity`, and one under that of the model before training if it is given."""

@@ -5,7 +5,7 @@ A rollout is a tree: a shared prefix, noise at some steps, tails at some granula
 
 import random
 from functools import partial
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field, field_validator, model_validator
@@ -186,4 +186,38 @@ class SplittingBranch(_Branching):
         return noise * self.split_noise if step in self.splits else noise
 
 
-TreeSettings = Annotated[BranchPerStep | OneBranch | SplittingBranch, Field(discriminator="branching")]
+class NoBranch(Settings):
+    """No noise on the way: every member is sampled from its own initial noise by a solver alone (DiffusionNFT, AWM)."""
+
+    branching: Literal["none"] = Field(description="none: no SDE step, every member has its own initial noise")
+    initial_noises: Literal["each"] = Field("each", description="one a member")
+    solver: Literal["euler", "dpm2"] = Field("euler", description="first order, or the second-order DPM-Solver++(2M)")
+
+    granularities: ClassVar[tuple[int, ...]] = (1,)
+
+    def candidates(self, steps: int) -> tuple[int, ...]:
+        return ()
+
+    def branches(self, steps: int, iteration: int = 0, seed: int = 0) -> tuple[tuple[int, ...], ...]:
+        return ((),)
+
+    def split_steps(self) -> None:
+        return None
+
+    def build(self, steps: int, iteration: int = 0, seed: int = 0) -> Tree:
+        return build(((),), self.granularities, steps, initial_noises=None)
+
+    def last_step(self, steps: int) -> int:
+        return 0
+
+    def scaled(self, noise: torch.Tensor, step: int) -> torch.Tensor:
+        return noise
+
+    def transition(self, sigmas: torch.Tensor) -> None:
+        return None
+
+    def group_problem(self, group_size: int, fewest: int) -> str | None:
+        return None
+
+
+TreeSettings = Annotated[BranchPerStep | OneBranch | SplittingBranch | NoBranch, Field(discriminator="branching")]

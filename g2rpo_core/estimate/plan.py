@@ -6,7 +6,6 @@ counted. `g2rpo rehearse` covers loading, embedding, saving, evaluation and the 
 compares the two.
 """
 
-import random
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -137,10 +136,9 @@ class Work:
         evaluations = [tree.num_forward_evals(self.group) for tree in self.trees]
         self.evaluations = self.forward_evals * sum(evaluations) / len(self.trees)
         self.tree = max(self.trees, key=lambda tree: tree.num_forward_evals(self.group))
-        # Training transitions, as (states, next states); of a share that is drawn, the first ones
-        trained = len(method.objective.draw_steps(len(self.tree.sde_steps), random.Random(0)))
+        # What is trained, as (states, next states)
         ends, widths = self.tree.transitions(), self.tree.widths(self.group)
-        self.transitions = [(widths[before], widths[after]) for before, after in ends[:trained]]
+        self.transitions = method.objective.trained_rows(self.tree, self.group)
         # Images of one prompt: decoded, and scored with the clean predictions
         self.images = len(self.tree.leaves) * len(self.tree.leaves[0]) * self.group
         predicted = {node for pair in ends for node in pair} if method.credit.needs_predictions else set()
@@ -161,7 +159,7 @@ class Work:
     @property
     def has_base(self) -> bool:
         """Return whether the KL term needs a copy of the weights before training; with a LoRA they are the frozen ones."""
-        return bool(self.method.objective.kl_coef) and not self.training.lora
+        return self.method.objective.needs_base and not self.training.lora
 
     def cost(self, rows: int, *, training: bool) -> Cost:
         """Trace a call of the transformer with that many rows, and the backward if `training`."""
@@ -184,6 +182,7 @@ def _lasting_bytes(work: Work) -> dict[str, float]:
         "base": 4 * (counts.all / shard + counts.buffers) if work.has_base else 0,
         "optimizer": 8 * counts.trained / shard,
         "ema": 4 * counts.trained / shard if training.ema else 0,
+        "old": 4 * counts.trained / shard if work.method.objective.old else 0,
         "replica": work.width * counts.all + 4 * counts.buffers if training.parallel.replica and shard > 1 else 0,
         "rewards": sum(size.bytes for size in work.sizes.values()),
         "vae": 4 * _vae_parameters(work.shape),
@@ -229,7 +228,7 @@ def _seconds(work: Work, ms: float) -> dict[str, float]:
     decoded = work.decoding_cost().flops * -(-work.scored // work.sampling.decode_batch)
     scored = work.scored * sum(work.sizes[name].flops_per_image for name in work.training.rewards if name in work.sizes)
     trained = sum(before for before, _ in work.transitions) * work.forward_evals
-    per_state = work.cost(1, training=True).flops + (flops if work.method.objective.kl_coef else 0)
+    per_state = work.cost(1, training=True).flops + flops * work.method.objective.extra_forwards
     return {
         "rollout": work.evaluations * work.prompts * ms / 1e3,
         "decoding": work.prompts * decoded * per_flop * DECODE_SLOWER,
@@ -257,7 +256,8 @@ def _update_calls(method: Method, prompts: int, transitions: list[tuple[int, int
         return [calls(before) for before, _ in transitions]
     parts = [group] if updates == "iteration" else [len(part) for part in np.array_split(range(group), updates) if len(part)]
     # one state that all depart from stays one; of those of the members, a part has its own
-    select = lambda part: [(before, after) if part == group or before == 1 else (part, part) for before, after in transitions]
+    share = lambda rows, part: rows if rows == 1 else rows * part // group
+    select = lambda part: [(share(before, part), share(after, part)) for before, after in transitions]
     return [sum(map(calls, _states(select(part)).values())) for part in parts]
 
 
@@ -314,7 +314,7 @@ def _disk(work: Work) -> dict[str, float]:
     row = sum(prod(size) for size in encoding_shapes(work.base, work.shape, profile.embed.max_sequence_length).values())
     prompts = profile.prompts.train_count + profile.prompts.test_count
     sizes = _sizes(profile, dict.fromkeys([*work.scorers, *profile.evaluation.rewards])).values()
-    moments = 16 if training.ema else 12  # bytes per trained weight in a checkpoint
+    moments = 12 + 4 * bool(training.ema) + 4 * bool(work.method.objective.old)  # bytes per trained weight in a checkpoint
     return {
         "pipeline": 2 * (published + encoders + _vae_parameters(work.shape)),  # published in 16 bits
         "rewards": sum(2 * size.bytes for size in sizes),  # most are pickled, and converted to safetensors

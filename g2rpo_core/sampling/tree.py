@@ -103,7 +103,7 @@ def build(
 ) -> Tree:
     """Build the smallest tree for branches with SDE steps at the given rising step indices, each finished at all granularities.
 
-    steps: T; spans: how many steps of the grid an SDE step takes at once, 1 if it is not in there; splits: the SDE steps at which
+    A branch without SDE steps is one tail from the initial noise to the clean latents, step by step. steps: T; spans: how many steps of the grid an SDE step takes at once, 1 if it is not in there; splits: the SDE steps at which
     states split, None for the first of every branch. ValueError (from `tail`) for an SDE step that does not end by T-1, for a
     granularity under 1, for SDE steps that overlap, and for branches that do not split equally often.
     """
@@ -124,8 +124,8 @@ def build(
         splitting = stochastic[:1] if splits is None else [step for step in stochastic if step in splits]
         split_counts.add(len(splitting))
         # From the initial noise to the end of the branch's last SDE step
-        last = stochastic[-1] + spans.get(stochastic[-1], 1)
-        tails = [tail(steps, last - 1, granularity, grid) for granularity in granularities]
+        last = stochastic[-1] + spans.get(stochastic[-1], 1) if stochastic else 0
+        tails = [tail(steps, last - 1, granularity, grid) if stochastic else range(steps) for granularity in granularities]
         node, step, split = add(None, 0, None, 0, False), 0, 0
         while step < last:
             noisy = step in stochastic

@@ -49,7 +49,7 @@ def _warnings(records: Sequence[Mapping], training: TrainingSettings, updates: i
     iterations, patience = records[1:], training.drift.patience
     last = iterations[-patience:]
     most = 1 - 1 / updates  # of clip_ratio, a mean over the updates
-    if most and len(last) == patience and all(record["clip_ratio"] >= CLIPPED * most for record in last):
+    if most and len(last) == patience and all(record.get("clip_ratio", 0) >= CLIPPED * most for record in last):
         share = f"{CLIPPED * most:.2g} or more (of at most {most:.2g}) in {patience} iterations"
         yield "clipped", f"clip_ratio was {share}: updates do nothing; try a lower learning_rate or a wider clip_range"
     # Spread: the last iterations against the first

@@ -39,6 +39,13 @@ class EmaSettings(Settings):
     decay: float = Field(0.9, gt=0, lt=1, description="the weight of the average so far")
     every: Count = Field(8, description="optimizer steps")
 
+    def decay_at(self, step: int) -> float | None:
+        """Return the decay after optimizer step `step`, from 0: min((1 + n) / (10 + n), `decay`) after every `every`, as flow_grpo's ema.py.
+
+        The first weights are soon forgotten.
+        """
+        return min((1 + step) / (10 + step), self.decay) if (step + 1) % self.every == 0 else None
+
 
 class SampleSettings(Settings):
     """Images of fixed test prompts and noise, and of one group with its rewards."""

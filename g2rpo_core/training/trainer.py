@@ -3,29 +3,25 @@
 The data's way through an iteration:
 
     prompts -> rollout -> images -> rewards [R, P, B, J, G] -> advantages [P, B, G]     (experience.py, algorithm/credit.py)
-            -> transition batches: N states, M next states each -> loss                  (algorithm/objective.py)
+            -> batches: states with M next states each, or noised images -> loss         (algorithm/{objective,matching}.py)
             -> one or more optimizer steps -> a record                                   (metrics.py)
 
 R rewards, P prompts of this process, B branches of the rollout's tree, J granularities, G members of a group.
 """
 
 import math
-import random
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
-from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from g2rpo_core.algorithm.batch import TrainedTransition
-from g2rpo_core.algorithm.credit import transition_advantages
+from g2rpo_core.algorithm.batch import Draws, Objective
 from g2rpo_core.algorithm.methods import Method
-from g2rpo_core.algorithm.objective import PolicyGradient
-from g2rpo_core.common.seeding import seed_of
 from g2rpo_core.data.embeddings import Conditioning, EmbeddingStore
 from g2rpo_core.data.prompts import prompt_order
 from g2rpo_core.distributed.launcher import Terminated, Termination
@@ -33,10 +29,12 @@ from g2rpo_core.distributed.process_group import ProcessGroup
 from g2rpo_core.models.loading import apply_gradient_checkpointing, reduce_gradients, reshard
 from g2rpo_core.models.policy import Policy
 from g2rpo_core.rewards.spec import Reward
+from g2rpo_core.sampling.rollout import Rollout, velocity_in_batches
 from g2rpo_core.sampling.settings import SamplingSettings
+from g2rpo_core.training.average import Average
 from g2rpo_core.training.experience import NonFiniteError, RolloutSampler, score_gains, score_rollout
 from g2rpo_core.training.metrics import START, reward_metrics, update_metrics
-from g2rpo_core.training.settings import EmaSettings, TrainingSettings
+from g2rpo_core.training.settings import TrainingSettings
 
 
 def learning_rate_at(iteration: int, training: TrainingSettings) -> float:
@@ -75,15 +73,16 @@ class Trainer:
         self.num_images = 0  # that the last iteration sampled, of all processes
         # Whether the weights are those with which the iteration began
         self.weights_unchanged = True
-        self.objective = PolicyGradient(method.objective, self.sampler.transition, self.sampler.sigmas, training.clip_range)
+        self.objective: Objective = method.objective.build(self.sampler.transition, self.sampler.sigmas, training.clip_range)
         self.parameters = list(policy.trained_parameters().values())
         self.optimizer = torch.optim.AdamW(self.parameters, training.learning_rate, weight_decay=training.weight_decay)
         policy.transformer.train()
         if training.gradient_checkpointing:
             apply_gradient_checkpointing(policy.transformer)
-        if method.objective.kl_coef:
+        if method.objective.needs_base:
             policy.keep_base()
-        self.ema = Ema(policy, training.ema) if training.ema else None
+        self.ema = Average(policy, training.ema) if training.ema else None
+        self.old = Average(policy, method.objective.old) if method.objective.old else None
 
     def run(self, last: Mapping = MappingProxyType(START)) -> Iterator[dict]:
         """Yield the record of each iteration after that of `last`, after its updates; docs/metrics.md lists its columns.
@@ -116,7 +115,8 @@ class Trainer:
         conditioning = self.prompts.conditioning(indices)
 
         # Rollout and rewards
-        with self.machine.phase("rollout"):
+        old = self.method.objective.old
+        with self._by_old(old is not None and old.samples), self.machine.phase("rollout"):
             sampled = self.sampler(conditioning, iteration, mine.start, before_call=self._stop_if_asked)
         score = partial(
             score_rollout, self.policy, self.rewards, texts=texts, decode_batch=self.sampling.decode_batch, iteration=iteration,
@@ -124,23 +124,24 @@ class Trainer:
         )  # fmt: skip
         rewards = score(sampled, watch=partial(self.watch, iteration + 1, texts[0]) if self.watch else None)
         self.num_images = rewards[0].numel() * processes.size
-        # Advantages, and the transitions that are trained
+        # Advantages, and what is trained on
         gains = score_gains(sampled, score) if sampled.around is not None else None
         weights = [training.rewards[name] for name in self.rewards]
-        advantages = transition_advantages(
-            sampled.transitions, rewards, gains, self.method.credit, self.method.groups, weights, training.adv_clip_max, processes
+        advantages = self.objective.advantages(
+            sampled, rewards, gains, self.method.credit, self.method.groups, weights, training.adv_clip_max, processes
         )
-        rng_of = lambda *index: random.Random(seed_of("trained", self.seed, iteration, *index))
-        transitions = self.objective.trained(sampled.transitions, advantages, rng_of, mine)
+        trained = self._trained(conditioning, sampled, advantages, Draws(self.seed, iteration, mine))
         self._stop_if_asked()
         # Updates
         try:
             with self.machine.phase("update"):
-                updates = [self.update(conditioning, part) for part in self.objective.updates(transitions)]
+                updates = [self.update(conditioning, part) for part in self.objective.updates(trained)]
         except NonFiniteError as error:
             prompts = ", ".join(map(repr, texts))
             raise NonFiniteError(f"iteration {iteration + 1}: {error}; the prompts are {prompts}") from None
         self.optimizer.zero_grad()  # frees their memory for the next rollout
+        if self.old:
+            self.old.update(iteration)
         self.policy.refresh()
 
         # The record
@@ -153,35 +154,52 @@ class Trainer:
             **update_metrics(updates),
         }
 
-    def update(self, conditioning: Conditioning, transitions: list[TrainedTransition]) -> dict:
-        """Make one optimizer step on the mean weighted loss over all given transitions, in as many batches as it takes (Eq. 12).
+    def _trained(self, conditioning: Conditioning, sampled: Rollout, advantages: list[torch.Tensor], draws: Draws) -> Any:
+        """Return what an iteration trains on; old velocities are those of the old policy, if there is one."""
+        size, field = self.policy.batch_size(self.training.batch_tokens, conditioning), self.policy.velocity(conditioning)
+
+        def one_call(*arguments: torch.Tensor) -> torch.Tensor:
+            self._stop_if_asked()
+            return field(*arguments)
+
+        with self._by_old(True):
+            return self.objective.trained(sampled, advantages, draws, partial(velocity_in_batches, one_call, max_batch=size))
+
+    def _by_old(self, wanted: bool) -> AbstractContextManager:
+        """Within the block, the policy has the weights of the old policy, if they are wanted and there is one. Collective."""
+        return self.old.in_place() if wanted and self.old else nullcontext()
+
+    def update(self, conditioning: Conditioning, trained: Any) -> dict:
+        """Make one optimizer step on the mean weighted loss over a part of `objective.updates`, in as many batches as it takes (Eq. 12).
 
         Return the step's metrics; NonFiniteError before the step if a number is not finite, or the old policy's ratio is not 1.
         """
         objective = self.objective
         # Batches of states, and what the loss is a mean over
-        batches = objective.batches(transitions, self.processes)
+        batches = objective.batches(trained, self.processes)
         total = sum(map(objective.num_samples, batches))
         size = self.policy.batch_size(self.training.batch_tokens, conditioning)
         parts = [part for whole in batches for part in whole.split(size)]
         velocity = self.policy.velocity(conditioning)
-        reference = self.policy.base_velocity(conditioning) if self.method.objective.kl_coef else None
+        reference = self.policy.base_velocity(conditioning) if self.method.objective.needs_base else None
         # Gradients of the weighted loss, batch after batch
-        sums = []
+        sums: list[torch.Tensor] = []
+        worst: list[torch.Tensor] = []
         self.optimizer.zero_grad()
         for batch in self.machine.passes(parts):
             self._stop_if_asked()
             reduce_gradients(self.policy.transformer, self.training.parallel.reduce == "call" or batch is parts[-1])
             losses = objective.losses(velocity, reference, batch)
             ((batch.weights * losses.total).sum() / total).backward()
-            sums.append(torch.stack([*losses.sums.values(), losses.ratio_error]))
+            sums.append(torch.stack(list(losses.sums.values())))
+            worst += [] if losses.ratio_error is None else [losses.ratio_error]
         # Figures over all processes, and the optimizer's step
-        means = self.processes.mean(torch.stack(sums).sum(0).div(total).tolist())
-        figures = dict(zip(losses.sums, means))
-        ratio_error = max(self.processes.gather(torch.stack(sums)[:, -1].max().item()))
+        figures = dict(zip(losses.sums, self.processes.mean(torch.stack(sums).sum(0).div(total).tolist())))
+        if worst:
+            figures["old_policy_ratio_error"] = max(self.processes.gather(torch.stack(worst).max().item()))
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.training.max_grad_norm)
         norm = (norm.full_tensor() if isinstance(norm, DTensor) else norm).item()
-        self._check_update(figures["loss"], norm, ratio_error, [transition.sampled.sde_step.step for transition in transitions])
+        self._check_update(figures, norm, objective.describe(trained))
         self.weights_unchanged = False
         with self.machine.phase("optimizer"):
             self.optimizer.step()
@@ -190,13 +208,13 @@ class Trainer:
         return {
             **figures,
             "grad_norm": norm,
-            "old_policy_ratio_error": ratio_error,
-            "num_transitions": sum(len(batch.latents) for batch in batches),
+            "num_transitions": sum(map(len, batches)),
         }
 
-    def _check_update(self, loss: float, norm: float, ratio_error: float, steps: list[int]) -> None:
+    def _check_update(self, figures: dict[str, float], norm: float, where: str) -> None:
+        loss, ratio_error = figures["loss"], figures.get("old_policy_ratio_error", 0.0)
         if not (math.isfinite(loss) and math.isfinite(norm)):
-            raise NonFiniteError(f"loss {loss} with gradient norm {norm} at the SDE steps {steps}; nothing was updated")
+            raise NonFiniteError(f"loss {loss} with gradient norm {norm} at {where}; nothing was updated")
         allowed = self.training.max_old_policy_ratio_error * self.training.clip_range
         if self.weights_unchanged and ratio_error > allowed:
             raise NonFiniteError(
@@ -205,14 +223,14 @@ class Trainer:
             )
 
     def state(self) -> dict[str, dict]:
-        """Return what the iterations change, by name: the trained weights, the optimizer's moments once it has any, and the EMA."""
+        """Return what the iterations change, by name: trained weights, the optimizer's moments once it has any, EMA, old policy."""
         reshard(self.policy.transformer)
-        ema = {"ema": self.ema.values} if self.ema else {}
+        averages = {name: average.values for name, average in (("ema", self.ema), ("old", self.old)) if average}
         parameters = self.policy.trained_parameters()
         moments = {
             name: self.optimizer.state[parameter] for name, parameter in parameters.items() if parameter in self.optimizer.state
         }
-        return {"weights": {name: parameter.detach() for name, parameter in parameters.items()}, "moments": moments, **ema}
+        return {"weights": {name: parameter.detach() for name, parameter in parameters.items()}, "moments": moments, **averages}
 
     def result(self) -> AbstractContextManager:
         """Within the block, the policy has the weights that are evaluated and kept: the EMA's if there is one. Collective."""
@@ -231,50 +249,3 @@ class Trainer:
         """Raise Terminated if SIGTERM came; called while the iteration has not changed the weights, so that a checkpoint can be written."""
         if self.processes.first("asked" if self.termination.requested else None):
             raise Terminated
-
-
-class Ema:
-    """The average of the policy's trained parameters, float32, spread over the processes as they are.
-
-    `values`: name -> average, at first the weights themselves. As in flow_grpo's `ema.py`, the decay of step n (from 0) is
-    min((1 + n) / (10 + n), `settings.decay`), so that the first weights are soon forgotten.
-    """
-
-    def __init__(self, policy: Policy, settings: EmaSettings):
-        self.policy, self.settings = policy, settings
-        reshard(policy.transformer)
-        self.values = {name: parameter.detach().clone() for name, parameter in policy.trained_parameters().items()}
-
-    def update(self, step: int) -> None:
-        """Add the weights after the run's optimizer step `step`, from 0, if that is the last of every `settings.every`."""
-        if (step + 1) % self.settings.every == 0:
-            decay = min((1 + step) / (10 + step), self.settings.decay)
-            averages, weights = self._parts()
-            get_ema_multi_avg_fn(decay)(averages, weights, None)
-
-    @contextmanager
-    def in_place(self) -> Iterator[None]:
-        """Within the block, the policy and the rollouts' replica have the average.
-
-        Afterwards they have their own weights again, bit for bit. Collective.
-        """
-        self._exchange()
-        try:
-            yield
-        finally:
-            self._exchange()
-
-    def _exchange(self) -> None:
-        with torch.no_grad():
-            for average, weight in zip(*self._parts()):
-                kept = weight.clone()
-                weight.copy_(average)
-                average.copy_(kept)
-        self.policy.refresh()
-
-    def _parts(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """Return this process's part of each average and of each weight."""
-        reshard(self.policy.transformer)
-        local = lambda tensor: tensor.to_local() if isinstance(tensor, DTensor) else tensor
-        weights = self.policy.trained_parameters()
-        return [local(value) for value in self.values.values()], [local(weights[name].detach()) for name in self.values]

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from g2rpo_core.algorithm.advantage import branch_advantages
-from g2rpo_core.algorithm.batch import TrainedTransition, transition_batches
+from g2rpo_core.algorithm.batch import Draws, TrainedTransition, transition_batches
 from g2rpo_core.algorithm.credit import batch_deviation, transition_advantages
 from g2rpo_core.algorithm.methods import METHODS, Method
 from g2rpo_core.algorithm.objective import draw_by_member, noise_weights
@@ -146,8 +146,8 @@ def test_a_part_of_the_members_keeps_the_states_that_they_came_from():
 def test_a_step_may_weigh_as_its_noise_does(make_trainer, embeddings):
     assert noise_weights([0.3, 0.1]) == pytest.approx([1.5, 0.5])  # 1 on average
     trainer = make_trainer(small_method("tempflow_grpo", tree={"sde_steps": (0, 2, 3)}, objective={"timestep_fraction": 2 / 3}))
-    transitions = trainer.sampler(embeddings.conditioning([0, 1]), 0).transitions
-    trained = trainer.objective.trained(transitions, [torch.zeros(2, 3)] * 3, lambda *index: random.Random(str(index)), range(2))
+    rollout = trainer.sampler(embeddings.conditioning([0, 1]), 0)
+    trained = trainer.objective.trained(rollout, [torch.zeros(2, 3)] * 3, Draws(1, 0, range(2)))
     stds = [trainer.objective.std(each.sampled) for each in trained]
     assert len(trained) == 2 and [each.weights.unique().item() for each in trained] == pytest.approx(noise_weights(stds))
 
@@ -160,10 +160,8 @@ def test_the_share_of_steps_is_drawn_for_the_group_or_for_each_member(make_train
     counts = {}
     for timesteps_of in ("group", "member"):
         trainer = make_trainer(small_method("dance_grpo", objective={"timesteps_of": timesteps_of}))
-        transitions = trainer.sampler(embeddings.conditioning([0, 1]), 0).transitions
-        trained = trainer.objective.trained(
-            transitions, [torch.zeros(2, 3)] * 5, lambda *index: random.Random(str(index)), range(2)
-        )
+        rollout = trainer.sampler(embeddings.conditioning([0, 1]), 0)
+        trained = trainer.objective.trained(rollout, [torch.zeros(2, 3)] * 5, Draws(1, 0, range(2)))
         counts[timesteps_of] = torch.stack([each.weights for each in trained])
     assert (counts["group"] == 1).all() and len(counts["group"]) == 3
     assert len(counts["member"]) == 5 and (counts["member"].sum(0) == 3).all()

@@ -27,6 +27,8 @@ def test_published_methods_cost():
         "tempflow_grpo": 15 + 12 * sum(range(1, 16)),
         "flow_dppo": 12 * 16,  # a noise each: nothing is shared
         "stepwise_flow_grpo": 1 + 15 * 12,
+        **dict.fromkeys(["diffusion_nft", "awm", "advantage_flow", "rvm", "ram", "nft_shared"], 12 * 16),
+        "nft_leaves": 43,
     }
 
 

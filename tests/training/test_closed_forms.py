@@ -104,11 +104,12 @@ def test_records_are_means_by_hand():
 def test_the_old_policy_ratio_may_be_off_by_as_much_as_is_allowed_and_no_more(make_trainer):
     trainer = make_trainer(small_method("g2rpo"), max_old_policy_ratio_error=0.5)
     limit = 0.5 * trainer.training.clip_range
-    trainer._check_update(0.0, 1.0, limit, [0])
+    figures = {"loss": 0.0, "old_policy_ratio_error": limit}
+    trainer._check_update(figures, 1.0, "")
     with pytest.raises(UserError, match="before the first update"):
-        trainer._check_update(0.0, 1.0, limit * 1.001, [0])
+        trainer._check_update(figures | {"old_policy_ratio_error": limit * 1.001}, 1.0, "")
     trainer.weights_unchanged = False  # later updates meet a policy that has moved
-    trainer._check_update(0.0, 1.0, 1.0, [0])
+    trainer._check_update(figures | {"old_policy_ratio_error": 1.0}, 1.0, "")
 
 
 def test_a_prompt_of_as_many_tokens_as_allowed_is_taken_and_one_more_is_not(models):

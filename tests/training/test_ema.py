@@ -6,16 +6,16 @@ from diffusers import FluxTransformer2DModel
 
 from g2rpo_core.models.policy import Policy, snapshot
 from g2rpo_core.models.settings import LoraSettings
+from g2rpo_core.training.average import Average
 from g2rpo_core.training.loop import train
 from g2rpo_core.training.settings import EmaSettings
-from g2rpo_core.training.trainer import Ema
 from tests.fixtures.rollouts import small_method
 
 
 def test_the_average_is_flow_grpos_sum(policy):
     """The weights of steps 1, 3, 5, ... by decays min((1 + n) / (10 + n), 0.3), the start by their product."""
     weight = policy.transformer.proj_out.weight
-    ema = Ema(policy, EmaSettings(decay=0.3, every=2))
+    ema = Average(policy, EmaSettings(decay=0.3, every=2))
     expected, generator = weight.detach().clone().double(), torch.Generator().manual_seed(0)
     for step in range(7):
         with torch.no_grad():
@@ -43,7 +43,7 @@ def test_the_trainer_counts_its_optimizer_steps_from_zero(make_trainer, policy):
 
 def test_the_average_takes_the_weights_place_and_gives_it_back(policy):
     weight = policy.transformer.proj_out.weight
-    ema = Ema(policy, EmaSettings(decay=0.5, every=1))
+    ema = Average(policy, EmaSettings(decay=0.5, every=1))
     start = weight.detach().clone()
     with torch.no_grad():
         weight.add_(1)

@@ -17,13 +17,27 @@ from g2rpo_core.training.trainer import Trainer
 from tests.fixtures.rollouts import noise, redness, sigma_of, small_method, with_advantages
 
 
-@pytest.mark.parametrize("name", METHODS)
+NOISED = [name for name, method in METHODS.items() if method.objective.trains == "noised"]
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if name not in NOISED])
 def test_ratio_is_one_before_the_first_update(make_trainer, name):
     records = list(make_trainer(small_method(name)).run())
     assert [record["iteration"] for record in records] == [1, 2]
     for record in records:
         assert record["old_policy_ratio_error"] < 2e-5  # a fifth of the clip range
         assert record["grad_norm"] > 0
+
+
+@pytest.mark.parametrize("name", NOISED)
+def test_a_method_of_noised_images_begins_at_the_policy_that_sampled(make_trainer, name):
+    """It has no ratio; how far the policy has moved from the old one is 0 before the first update, and not after it."""
+    records = list(make_trainer(small_method(name), learning_rate=1e-3).run())
+    assert len(records) == 2 and "old_policy_ratio_error" not in records[0] and "clip_ratio" not in records[0]
+    assert all(record["grad_norm"] > 0 and record["velocity_error"] > 0 for record in records)
+    assert records[0]["old_deviation"] < 1e-9
+    slow = METHODS[name].objective.old
+    assert (records[1]["old_deviation"] > 1e-9) == (slow is not None and slow.decay_at(0) > 0)
 
 
 def test_the_first_update_alone_may_leave_ratio_one_when_stepping_per_sde_step(make_trainer, policy):
@@ -43,7 +57,7 @@ def test_gradient_does_not_depend_on_the_batch_size(make_trainer, policy, name, 
         "step",
         lambda self: gradients.append([p.grad.clone() for p in policy.transformer.parameters() if p.grad is not None]),
     )
-    method = small_method(name, objective={"updates_per_rollout": "iteration"})
+    method = small_method(name, objective={"updates_per_rollout": 1})
     for latents in (2, 64):
         list(make_trainer(method, iterations=1, max_grad_norm=1e9, batch_tokens=latents * 32).run())
     small_batches, one_batch = gradients

@@ -1,0 +1,307 @@
+"""Trains on noised clean latents instead of transitions: the forward-process family, as rows of one kernel.
+
+An image x0 that was sampled in any way is noised again, x_t = (1 - t) x0 + t eps, and the velocity v there is pulled towards the one that
+leads back to the image, v* = eps - x0, or pushed away from it, by the image's advantage A. Nothing needs an SDE, its density, or the
+states on the way. With v_old the velocity of the policy that sampled, and a the anchor (v_old, or the base's velocity),
+
+    l = w [ c |v - a|^2 + 2 A <v - a, v_old - v*> ]        c = trust, or trust + A
+
+is every loss of the family up to constants; only DiffusionNFT's own two branches differ from it, once v and v_old do.
+
+| method | c | A | anchor | w |
+|---|---|---|---|---|
+| DiffusionNFT, arXiv 2509.16117 | beta | A / 5 within [-1, 1] | old | t / mean abs(v+- - v*), for each branch |
+| AWM, arXiv 2509.25050 | A | A / 5 within [-1, 1] | old | derivative of its Huber loss |
+| AdvantageFlow, arXiv 2605.26013 | gamma + A | A within [-1, 1] | old | t / mean abs(v - v*) |
+| RVM, arXiv 2608.23664 | beta + A | A / 10 | old | 1 |
+| RAM, arXiv 2605.10759 | 1 | m A | base | 1 |
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import Field, model_validator
+
+from g2rpo_core.algorithm.batch import Batch, Draws, Losses
+from g2rpo_core.algorithm.credit import CreditSettings, image_advantages
+from g2rpo_core.distributed.process_group import ProcessGroup
+from g2rpo_core.foundation.settings import Count, Settings
+from g2rpo_core.sampling.rollout import Rollout, Velocity
+from g2rpo_core.sampling.tree import Tree
+
+Share = Annotated[float, Field(ge=0, le=1)]
+FLOOR = 1e-5  # of a mean error that a loss is divided by, as published
+HUBER = 0.25  # power p of AWM's loss (t / p) ((l + e)^p - e^p), e = 1e-10
+
+
+class OldPolicy(Settings):
+    """A slow copy of the weights: after iteration i, from 0, it is d of itself and 1 - d of the weights."""
+
+    flat: int = Field(0, ge=0, le=10**6, description="iterations with d = 0: the copy is the weights")
+    ramp: float = Field(0.001, gt=0, le=1, description="by how much d rises in an iteration after them")
+    hold: float = Field(0.5, gt=0, lt=1, description="the largest d")
+    samples: bool = Field(True, description="it samples, as DiffusionNFT's; false: it only holds the weights back, as AWM's EMA")
+
+    def decay_at(self, step: int) -> float:
+        """Return d after iteration `step`, from 0."""
+        return min(max(0, step - self.flat) * self.ramp, self.hold)
+
+
+class MatchingSettings(Settings):
+    """The part `objective` of a method that trains on noised clean latents: which, with whom they share, and the loss."""
+
+    trains: Literal["noised"] = Field(description="noised: clean latents that are noised again")
+    times: Count = Field(1, description="K, how often each image is noised")
+    draw: Literal["grid", "strata", "uniform", "linear"] = Field(
+        "grid",
+        description="times: of the sampler's sigmas without repetition, one from each of K equal parts of them, uniform in (0, 1), or with "
+        "the density 2t",
+    )
+    share: tuple[Share, Share] = Field((0.0, 1.0), description="part of the way from noise to image that times are drawn from")
+    shared: bool = Field(
+        False, description="all images of a prompt have the same times and noise, so that what they have in common cancels"
+    )
+    loss: Literal["quadratic", "branches"] = Field(
+        "quadratic", description="the kernel, or DiffusionNFT's positive and negative branch"
+    )
+    trust: float = Field(0.0, ge=0, le=1e6, description="weight of the distance to the anchor: beta or gamma of the papers")
+    signed: bool = Field(
+        False, description="the advantage is added to that weight: images with A > 0 are matched, others are repelled"
+    )
+    anchor: Literal["old", "base"] = Field("old", description="the policy that sampled, or the model before training")
+    weight: Literal["equal", "error", "huber"] = Field("equal", description="of a noised image, see matching.WEIGHTS")
+    factor: float = Field(1.0, gt=0, le=1e6, description="of the loss, as published: gradients are clipped after it")
+    advantage_scale: float = Field(1.0, gt=0, le=1e6, description="factor of the advantage")
+    advantage_limit: float | None = Field(None, gt=0, le=1e6, description="the largest advantage after that; null: no limit")
+    old: OldPolicy | None = Field(None, description="a slow copy of the weights; null: the weights that sampled")
+    old_coef: float = Field(0.0, ge=0, le=1e6, description="weight of the velocity's distance to the slow copy, as AWM's EMA")
+    kl_coef: float = Field(0.0, ge=0, le=1e6, description="weight of the velocity's distance to the model before training")
+    kl_weighted: bool = Field(False, description="that distance has the weight of the noised image, as AdvantageFlow's")
+    updates_per_rollout: Count = Field(1, description="optimizer steps of an iteration, each on its part of every group")
+
+    @model_validator(mode="after")
+    def _fits_together(self):
+        if self.share[0] >= self.share[1]:
+            raise ValueError("share: must be two rising numbers")
+        if self.signed and self.anchor == "base":
+            raise ValueError("signed: images are matched around the policy that sampled: anchor must be old")
+        if self.loss == "branches" and not (
+            self.trust and self.advantage_limit and self.advantage_limit <= 1 and self.anchor == "old"
+        ):
+            raise ValueError("loss: branches needs trust above 0, an advantage_limit of at most 1, and anchor old")
+        return self
+
+    @property
+    def needs_base(self) -> bool:
+        """Say whether the velocity of the model before training is needed."""
+        return self.kl_coef > 0 or self.anchor == "base"
+
+    @property
+    def keeps_old(self) -> bool:
+        """Say whether old velocities are computed before the first update; if not, they are the current ones without gradient."""
+        return self.old is not None or self.updates_per_rollout > 1
+
+    @property
+    def extra_forwards(self) -> int:
+        """Count the forward evaluations without gradient of each noised image."""
+        return self.needs_base + self.keeps_old
+
+    def num_updates(self, num_sde_steps: int) -> int:
+        """Return the optimizer steps of an iteration."""
+        return self.updates_per_rollout
+
+    def trained_rows(self, tree: Tree, group_size: int) -> list[tuple[int, int]]:
+        """Return the noised images of a prompt, as one pair of rows and samples, for the estimate."""
+        rows = self.times * len(tree.leaves) * len(tree.leaves[0]) * group_size
+        return [(rows, rows)]
+
+    def build(self, transition: object, sigmas: torch.Tensor, clip_range: float) -> "VelocityMatching":
+        """Make the objective on the sampler's sigmas [T+1]."""
+        return VelocityMatching(self, sigmas)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoisedBatch(Batch):
+    """Images to train on, noised: N rows of one sample each (M = 1)."""
+
+    clean: torch.Tensor
+    """[N, ...]: clean latents x0."""
+    noise: torch.Tensor
+    """[N, ...]: eps."""
+    sigma: torch.Tensor
+    """[N]: t, above 0."""
+    member: torch.Tensor
+    """[N] int64: index in its group."""
+    old: torch.Tensor | None = None
+    """[N, ...]: the old policy's velocity; None: the current one's."""
+
+    @property
+    def latents(self) -> torch.Tensor:
+        """Return x_t."""
+        t = _like(self.sigma, self.clean)
+        return (1 - t) * self.clean + t * self.noise
+
+    @property
+    def target(self) -> torch.Tensor:
+        """Return v* = eps - x0."""
+        return self.noise - self.clean
+
+
+def quadratic(
+    v: torch.Tensor, anchor: torch.Tensor, old: torch.Tensor, target: torch.Tensor, a: torch.Tensor, c: torch.Tensor
+) -> torch.Tensor:
+    """Return c |v - anchor|^2 + 2 A <v - anchor, v_old - v*>, means over elements: [N].
+
+    a, c: advantage and curvature [N]. Around v_old with c = A it is A |v - v*|^2 up to a constant.
+    """
+    away = v - anchor
+    return c * mean(away.square()) + 2 * a * mean(away * (old - target))
+
+
+def branches(
+    v: torch.Tensor, old: torch.Tensor, target: torch.Tensor, sigma: torch.Tensor, a: torch.Tensor, beta: float
+) -> torch.Tensor:
+    """Return DiffusionNFT's loss over beta (arXiv 2509.16117, Eq. 5, normalized as its code): [N].
+
+    r = (1 + A) / 2 weighs |x0+ - x0|^2 of the branch v+ = v_old + beta (v - v_old), and 1 - r that of v- = v_old - beta (v - v_old), each over
+    its own mean absolute error, without gradient.
+    """
+    losses = []
+    for side in (beta, -beta):
+        wrong = _like(sigma, v) * (old + side * (v - old) - target)
+        losses.append(mean(wrong.square()) / mean(wrong.detach().abs()).clamp(min=FLOOR))
+    r = (1 + a) / 2
+    return (r * losses[0] + (1 - r) * losses[1]) / beta
+
+
+WEIGHTS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "equal": lambda wrong, t: torch.ones_like(t),
+    # of clean predictions, over their mean absolute error (AdvantageFlow, DiffusionNFT)
+    "error": lambda wrong, t: t.square() / (t * mean(wrong.abs())).clamp(min=FLOOR),
+    # the derivative of AWM's Huber loss of the squared error
+    "huber": lambda wrong, t: t * (mean(wrong.square()) + 1e-10) ** (HUBER - 1),
+}
+"""weight(v - v* without gradient [N, ...], t [N]) -> [N], by `MatchingSettings.weight`."""
+
+
+def mean(values: torch.Tensor) -> torch.Tensor:
+    """Return the mean over all elements but the batch: [N, ...] -> [N]."""
+    return values.flatten(1).mean(1)
+
+
+def _like(values: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    return values.view(-1, *(1,) * (other.ndim - 1))
+
+
+class VelocityMatching:
+    """The objective of a run on noised images: draws times and noise, and computes the loss; see `objective.PolicyGradient`.
+
+    sigmas: [T+1] of the sampler.
+    """
+
+    def __init__(self, settings: MatchingSettings, sigmas: torch.Tensor):
+        self.settings, self.sigmas = settings, sigmas
+
+    def advantages(
+        self, sampled: Rollout, rewards: torch.Tensor, gains: object, credit: CreditSettings, *how: Any
+    ) -> list[torch.Tensor]:
+        """Return the advantages [P, G] of the images of every branch and granularity; collective where the deviation is the batch's."""
+        return list(image_advantages(rewards, credit, *how).unbind(1))
+
+    def trained(self, sampled: Rollout, advantages: Sequence[torch.Tensor], draws: Draws, velocity: Velocity) -> NoisedBatch:
+        """Noise the images K times, from a generator of each prompt; velocity: of the old policy, called if its velocities are kept."""
+        settings, of_images = self.settings, torch.stack(list(advantages), 1)  # [P, S, G]
+        clean = sampled.clean.flatten(1, 2)  # [P, S, G, ...]
+        latent, groups, members = clean.shape[3:], clean.shape[1], clean.shape[2]
+        sigmas, noises = [], []
+        for index in draws.prompts:
+            generator = draws.generator(index)
+            images = 1 if settings.shared else groups * members
+            times = torch.stack([self._times(generator) for _ in range(images)])  # [images, K]
+            noise = torch.randn(images, settings.times, *latent, generator=generator)
+            sigmas.append(times.expand(groups * members, -1))
+            noises.append(noise.expand(groups * members, *noise.shape[1:]))
+        # Rows: prompt, group, member, time
+        device, shape = clean.device, (*clean.shape[:3], settings.times)
+        every = lambda tensor: tensor.unsqueeze(3).expand(*shape, *tensor.shape[3:]).flatten(0, 3)
+        scale, limit = settings.advantage_scale, settings.advantage_limit or math.inf
+        batch = NoisedBatch(
+            clean=every(clean),
+            noise=torch.stack(noises).flatten(0, 2).to(device),
+            sigma=torch.stack(sigmas).flatten().to(device),
+            advantages=every((of_images * scale).clamp(-limit, limit))[:, None],
+            weights=every(torch.ones_like(of_images))[:, None],
+            prompt=every(torch.arange(len(clean), device=device)[:, None, None].expand(clean.shape[:3])),
+            member=every(torch.arange(members, device=device).expand(clean.shape[:3])),
+        )
+        if not settings.keeps_old:
+            return batch
+        with torch.no_grad():
+            return replace(batch, old=velocity(batch.latents, batch.sigma, batch.prompt))
+
+    def _times(self, generator: torch.Generator) -> torch.Tensor:
+        """Draw K times [K] of one image."""
+        (first, last), count = self.settings.share, self.settings.times
+        if self.settings.draw in ("uniform", "linear"):
+            way = first + (last - first) * torch.rand(count, generator=generator)
+            # a density 2t on (0, 1) has the distribution function t^2
+            return (1 - way).sqrt() if self.settings.draw == "linear" else 1 - way
+        steps = len(self.sigmas) - 1
+        candidates = torch.arange(math.ceil(first * steps), max(math.floor(last * steps), math.ceil(first * steps) + 1))
+        if self.settings.draw == "grid":
+            found = candidates[torch.randperm(len(candidates), generator=generator)[:count]]
+            # more times than sigmas begin over again
+            found = found.repeat(-(-count // len(found)))[:count]
+        else:
+            parts = [part for part in candidates.tensor_split(count) if len(part)]
+            found = torch.stack([part[torch.randint(len(part), (), generator=generator)] for part in parts])
+            found = found.repeat(-(-count // len(found)))[:count]
+        return self.sigmas.cpu()[found]
+
+    def updates(self, trained: NoisedBatch) -> list[NoisedBatch]:
+        """Return the noised images of each optimizer step of an iteration: parts of every group."""
+        if self.settings.updates_per_rollout == 1:
+            return [trained]
+        parts = torch.arange(int(trained.member.max()) + 1, device=trained.member.device).tensor_split(
+            self.settings.updates_per_rollout
+        )
+        return [trained.rows(torch.isin(trained.member, part)) for part in parts if len(part)]
+
+    def batches(self, trained: NoisedBatch, processes: ProcessGroup) -> list[NoisedBatch]:
+        """Return the images to train on."""
+        return [trained]
+
+    def num_samples(self, batch: NoisedBatch) -> int:
+        """Count the samples of a batch over which the loss is a mean."""
+        return len(batch)
+
+    def describe(self, trained: NoisedBatch) -> str:
+        """Say what an optimizer step was trained on."""
+        return f"{len(trained)} noised images"
+
+    def losses(self, velocity: Velocity, reference: Velocity | None, batch: NoisedBatch) -> Losses:
+        """Compute the losses of a batch: one forward under `velocity`, and one under that of the model before training if it is given."""
+        settings, t, a = self.settings, batch.sigma, batch.advantages[:, 0]
+        arguments = (batch.latents, t, batch.prompt)
+        v = velocity(*arguments)
+        old, target = v.detach() if batch.old is None else batch.old, batch.target
+        before = None
+        if reference:
+            with torch.no_grad():
+                before = reference(*arguments)
+        # The loss, and the distances to the slow copy and to the model before training
+        weight = WEIGHTS[settings.weight](v.detach() - target, t)
+        if settings.loss == "branches":
+            loss = branches(v, old, target, t, a, settings.trust)
+        else:
+            anchor = old if settings.anchor == "old" or before is None else before
+            loss = quadratic(v, anchor, old, target, a, settings.trust + a * settings.signed)
+        distance = mean((v - old).square())
+        kl = torch.zeros_like(loss) if before is None else mean((v - before).square())
+        policy = settings.factor * weight * loss
+        total = policy + settings.old_coef * distance + settings.kl_coef * (weight if settings.kl_weighted else 1.0) * kl
+        sums = {"loss": policy, "kl": kl, "old_deviation": distance, "velocity_error": mean((v - target).square())}
+        return Losses(total[:, None], {name: value.detach().sum() for name, value in sums.items()})
