@@ -148,7 +148,10 @@ def training_tables(compared: Compared, measured: Measured) -> dict:
         ),
         "monitored": training.monitor.prompts,
         "costs": {
-            run: table.iloc[-1].to_dict() | {"ratio_error": table.old_policy_ratio_error.max()} for run, table in records.items()
+            # methods without a ratio have no such column
+            run: table.iloc[-1].to_dict()
+            | {"ratio_error": table.old_policy_ratio_error.max() if "old_policy_ratio_error" in table else None}
+            for run, table in records.items()
         },
         "granularities": granularity_lines(records),
         "drifted": measured.warnings,

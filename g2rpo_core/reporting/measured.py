@@ -167,7 +167,7 @@ def read_training_records(run: Run, folder: Path) -> pd.DataFrame:
     """Read the training records of a run; UserError if they are missing or damaged."""
     file = existing(folder / "records.parquet")
     table = read_table(file)
-    columns = {"iteration", "num_forward_evals", "num_transitions", "old_policy_ratio_error"}
+    columns = {"iteration", "num_forward_evals", "num_transitions"}
     if not len(table) or not columns <= set(table.columns):
         raise UserError(complaint(file, "holds no training records"))
     return table

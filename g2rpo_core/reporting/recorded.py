@@ -69,7 +69,7 @@ def _training(measured: Measured) -> Iterator[dict]:
     """
     for (method, seed), records in measured.records.items():
         heldout = list(records.filter(like="heldout_"))
-        over_all = records.filter(regex="^(correlation|gap)_").mean().to_dict() | {RATIO_ERROR: records[RATIO_ERROR].max()}
+        over_all = records.filter(regex="^(correlation|gap)_").mean().to_dict() | records.filter([RATIO_ERROR]).max().to_dict()
         kept = records[records[heldout].notna().any(axis=1) | (records.index == records.index[-1])]
         lines = kept[["iteration", "num_forward_evals", "num_transitions", *heldout]].to_dict("records")
         lines[-1] |= over_all

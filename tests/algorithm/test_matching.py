@@ -180,7 +180,7 @@ def test_what_sharing_members_have_in_common_cancels():
         velocity = lambda latents, sigma, prompt, weight=weight: latents * weight
         objective.losses(velocity, None, batch).total.sum().backward()
         sums[shared] = weight.grad.abs().max().item()
-    assert sums[True] < 1e-4 < 1e-1 < sums[False]
+    assert sums[True] < 1e-4 and sums[False] > 0.1
 
 
 def test_an_image_is_noised_the_same_way_whichever_process_has_it():

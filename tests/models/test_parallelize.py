@@ -12,12 +12,12 @@ from diffusers import FluxTransformer2DModel
 
 from g2rpo_core.models.loading import apply_compile
 from tests.conftest import ROOT
-from tests.fixtures.killed import BFLOAT16, HYBRID, LORA, WHOLE
+from tests.fixtures.killed import BFLOAT16, HYBRID, LORA, NOISED, WHOLE
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 
 
-SIZES = [(WHOLE, 1), (WHOLE, 2), (WHOLE, 4), (HYBRID, 4), (LORA, 1), (LORA, 2)]
+SIZES = [(WHOLE, 1), (WHOLE, 2), (WHOLE, 4), (HYBRID, 4), (LORA, 1), (LORA, 2), (NOISED, 1), (NOISED, 2)]
 MANY = [(mode, size) for mode, size in SIZES if size > 1]
 
 
@@ -44,7 +44,7 @@ def ends(models, embeddings_folder, tmp_path_factory):
 @pytest.mark.pipeline
 @pytest.mark.parametrize("mode, size", MANY)
 def test_process_groups_of_any_size_compute_the_same(ends, mode, size):
-    alone, many = ends[LORA if mode == LORA else WHOLE, 1], ends[mode, size]
+    alone, many = ends[mode if mode in (LORA, NOISED) else WHOLE, 1], ends[mode, size]
     for record, other in zip(alone["records"], many["records"], strict=True):
         for key in record.keys() - {"seconds", "old_policy_ratio_error", "clip_ratio"}:
             assert other[key] == pytest.approx(record[key], rel=1e-3, abs=2e-6), key
@@ -61,7 +61,7 @@ def test_process_groups_of_any_size_compute_the_same(ends, mode, size):
 @pytest.mark.pipeline
 @pytest.mark.parametrize("mode, size", MANY)
 def test_process_groups_of_any_size_compute_the_same_in_bfloat16_to_its_rounding(ends, mode, size):
-    alone, many = ends[(LORA if mode == LORA else WHOLE) + BFLOAT16, 1], ends[mode + BFLOAT16, size]
+    alone, many = ends[(mode if mode in (LORA, NOISED) else WHOLE) + BFLOAT16, 1], ends[mode + BFLOAT16, size]
     for record, other in zip(alone["records"], many["records"], strict=True):
         for key in record.keys() - {"seconds", "old_policy_ratio_error", "clip_ratio", "loss", "kl"}:
             assert other[key] == pytest.approx(record[key], rel=0.05, abs=1e-2), key

@@ -1,11 +1,16 @@
 """Numbers that stop a run: what is said, and that the checkpoint which is left comes to the same state again."""
 
 import json
+from functools import partial
 
 import pytest
 import torch
 
+from g2rpo_core.algorithm.methods import METHODS
 from g2rpo_core.distributed import checkpoint
+from g2rpo_core.distributed.launcher import Terminated
+from g2rpo_core.models.policy import Policy
+from g2rpo_core.models.settings import LoraSettings
 from g2rpo_core.training.experience import NonFiniteError
 from g2rpo_core.training.loop import CURVE, train
 from g2rpo_core.training.settings import CheckpointSettings
@@ -86,3 +91,28 @@ def test_a_run_stopped_after_its_first_iteration_keeps_the_optimizers_moments(ma
     train(make_trainer(small_method("g2rpo")), tmp_path / "stopped", dict, lambda record: shown.append(record["iteration"]))
     assert shown == [1, 2]
     assert torch.equal(policy.transformer.proj_out.weight, whole)
+
+
+@pytest.mark.parametrize("lora", [None, LoraSettings(rank=2, alpha=4.0)])
+def test_a_run_sampled_by_a_slow_policy_resumes_bit_for_bit(make_trainer, models, tmp_path, lora):
+    """The slow policy is in the checkpoint: a run stopped in the middle ends as one that was not, and they differ."""
+    slow = METHODS["diffusion_nft"].changed(objective={"old": {"ramp": 0.5, "hold": 0.9}, "times": 2, "updates_per_rollout": 2})
+    ends = []
+    for stop in (None, 2):
+        policy = Policy.load_to_train(models / "pipeline", lora, height=32, width=32, guidance=3.5)
+        make = partial(make_trainer, slow, policy=policy, iterations=4, learning_rate=1e-3, lora=lora)
+        (folder := tmp_path / str(stop)).mkdir()
+        trainer = make()
+        if stop:
+            asked = lambda record, trainer=trainer: setattr(trainer.termination, "requested", record["iteration"] >= stop)
+            with pytest.raises(Terminated):
+                train(trainer, folder, dict, asked)
+            trainer = make(policy=Policy.load_to_train(models / "pipeline", lora, height=32, width=32, guidance=3.5))
+        records = train(trainer, folder, dict, lambda record: None)
+        ends.append((trainer.state(), [{key: value for key, value in each.items() if key != "seconds"} for each in records]))
+    (whole, records), (resumed, others) = ends
+    assert records == others and whole.keys() == {"weights", "moments", "old"}
+    for part in ("weights", "old"):
+        assert all(torch.equal(whole[part][name], resumed[part][name]) for name in whole[part])
+    last = list(whole["old"])[-1]
+    assert not torch.equal(whole["old"][last], whole["weights"][last]) and records[-1]["old_deviation"] > 0

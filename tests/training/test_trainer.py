@@ -16,7 +16,6 @@ from g2rpo_core.training.experience import NonFiniteError
 from g2rpo_core.training.trainer import Trainer
 from tests.fixtures.rollouts import noise, redness, sigma_of, small_method, with_advantages
 
-
 NOISED = [name for name, method in METHODS.items() if method.objective.trains == "noised"]
 
 
