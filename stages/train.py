@@ -45,7 +45,7 @@ def main(machine: Machine = REAL) -> None:
     with machine.phase("load"):
         policy = Policy.load_to_train(
             ModelStore(models).folder("pipeline"), training.lora, seed, training.parallel, processes,
-            method.objective.kl_coef > 0, machine, **policy_settings(sampling, device),
+            method.objective.needs_base, machine, **policy_settings(sampling, device),
         )  # fmt: skip
         prompts, held_out = (EmbeddingStore(embeddings / part) for part in ("train", "test"))
         wanted = list(dict.fromkeys([*training.rewards, *monitor.rewards]))

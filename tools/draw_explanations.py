@@ -52,7 +52,8 @@ def draw_g2rpo_tree() -> Figure:
 
 def draw_other_trees() -> Figure:
     """Draw the trees of the other methods on profile tiny."""
-    names = [name for name in profile("tiny").methods if name not in ("g2rpo", "g2rpo_no_mgai")]
+    noisy = [name for name in profile("tiny").methods if profile("tiny").run(name).method.tree.branching != "none"]
+    names = [name for name in noisy if name not in ("g2rpo", "g2rpo_no_mgai")]
     steps, group = profile("tiny").sampling.steps, profile("tiny").training.num_generations
     figure = Figure(100 + 66 * len(names), "The rollout trees of the other methods on profile tiny")
     _legend(figure, 26, group)
@@ -124,7 +125,7 @@ def _draw_tree(figure: Figure, tree: Tree, steps: int, top: float, lane: float) 
 
 def draw_noise_steps() -> Figure:
     """Draw at which steps each method of FLUX's profile adds noise."""
-    names = list(METHODS)
+    names = [name for name, method in METHODS.items() if method.tree.branching != "none"]
     figure = Figure(84 + 34 * len(names), "Where noise enters, by method, at T = 16")
     figure.circle(28, 22, 6, ORANGE, ORANGE)
     figure.text(42, 26, "SDE step of the first iteration")
