@@ -19,7 +19,7 @@ from stages.report import main as report
 from tests.conftest import ROOT
 from tests.fixtures.commands import run_here
 
-STUDIES = sorted(path.parent.name for path in (ROOT / "studies").glob("*/params.yaml"))
+STUDIES = sorted(path.parent.name for path in (ROOT / "studies").glob("*/results.parquet"))  # those that have run
 ABOUT = {"prompts": 50, "prompt_counts": "50 prompts", "models": [["vae", "loss 0.1"]], "versions": "Python 3", "hashes": []}
 
 

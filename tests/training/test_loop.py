@@ -104,7 +104,7 @@ def test_a_run_sampled_by_a_slow_policy_resumes_bit_for_bit(make_trainer, models
         (folder := tmp_path / str(stop)).mkdir()
         trainer = make()
         if stop:
-            asked = lambda record, trainer=trainer: setattr(trainer.termination, "requested", record["iteration"] >= stop)
+            asked = lambda record, stop=stop, term=trainer.termination: setattr(term, "requested", record["iteration"] >= stop)
             with pytest.raises(Terminated):
                 train(trainer, folder, dict, asked)
             trainer = make(policy=Policy.load_to_train(models / "pipeline", lora, height=32, width=32, guidance=3.5))
