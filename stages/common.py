@@ -123,7 +123,9 @@ def ends_in_one_line(main: Callable[P, None]) -> Callable[P, None]:
             say(f"error: {error}")
             status = TRANSIENT_STATUS if isinstance(error, TransientError) else 1
             if STATUS_FOLDER in os.environ:
-                Path(os.environ[STATUS_FOLDER], str(status)).touch()
+                left = Path(os.environ[STATUS_FOLDER], str(status))
+                left.parent.mkdir(parents=True, exist_ok=True)
+                left.touch()
             sys.exit(status)
         except Exception as error:
             if not is_full(error):

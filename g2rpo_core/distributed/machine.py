@@ -21,9 +21,9 @@ class Machine:
     whatever it replaces of this project's code is a method here.
     """
 
-    def join(self, asked: Processes) -> tuple[ProcessGroup, torch.device]:
+    def join(self, asked: Processes, items: int | None = None, grace: float = 0.0) -> tuple[ProcessGroup, torch.device]:
         """Return this process's group and device among the requested processes, see `join_processes`."""
-        return join_processes(asked)
+        return join_processes(asked, items, grace)
 
     def phase(self, name: str) -> AbstractContextManager[None]:
         """Name what runs within the block; the innermost name counts."""

@@ -52,7 +52,7 @@ class Rehearsed(Machine):
             registry.build: build_reward,
         }
 
-    def join(self, asked: Processes) -> tuple[ProcessGroup, torch.device]:
+    def join(self, asked: Processes, items: int | None = None, grace: float = 0.0) -> tuple[ProcessGroup, torch.device]:
         if self.group.size > 1:
             simulate.join_as(self.group.rank, self.group.size)
         return self.group, torch.device("cuda", self.local)
