@@ -197,7 +197,7 @@ def write_profile(name: str, method: str) -> Path:
     data = resolve(profile_path(name)).data
     data["training"] |= {"iterations": ITERATIONS, "snapshots": [], "tracking": {"to": []}}
     data["training"]["monitor"] |= {"every": 1, "prompts": min(8, data["training"]["monitor"]["prompts"])}
-    data["training"]["checkpoints"] = {**data["training"].get("checkpoints", {}), "every": 1}
+    data["training"]["checkpoints"] = {**data["training"].get("checkpoints", {}), "every": 1, "minutes": None}
     data["evaluation"] |= {"steps": data["evaluation"]["steps"][:1], "checkpoints": ["final"]}
     if data["evaluation"].get("diversity"):
         data["evaluation"]["diversity"] = {"prompts": data["evaluation"]["batch"], "noises": 2}
@@ -261,10 +261,11 @@ def summary(
     groups = min(training.parallel.shard_size or machines.gpus, machines.gpus)
     whole = train["written"].get("checkpoint", 0) * groups  # of one copy of the weights
     disk = whole * (training.checkpoints.keep + 1) + train["written"].get("weights", 0) * (1 + len(training.snapshots))
-    grace = whole / (disk_rate * 1e9 * machines.nodes) + seconds["update"] / max(1, train["updates"] / ITERATIONS)
+    # the one before may just have been begun
+    grace = 2 * whole / (disk_rate * 1e9 * machines.nodes) + seconds["update"] / max(1, train["updates"] / ITERATIONS)
     if grace > training.checkpoints.grace:
         problems.append(
-            f"SIGTERM: a call and a checkpoint of {whole / GIB:.0f} GiB take {grace:.0f} s at {disk_rate:g} GB/s per node: set "
+            f"SIGTERM: a call and two checkpoints of {whole / GIB:.0f} GiB take {grace:.0f} s at {disk_rate:g} GB/s per node: set "
             f"training.checkpoints.grace, now {training.checkpoints.grace:g}, to more"
         )
     fits = not problems and max(peak.values(), default=0.0) + RESERVE_GIB <= machines.memory
