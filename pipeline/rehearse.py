@@ -23,6 +23,7 @@ from g2rpo_core.estimate.machines import (
     ASSUMED_TFLOPS,
     BETWEEN,
     DECODE_SLOWER,
+    DISK,
     INSIDE,
     RESERVE_GIB,
     SCORE_SLOWER,
@@ -105,7 +106,9 @@ def parsed(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--profile", required=True, help="a file of profiles/ whose models are on the hub")
     parser.add_argument("--gpus", type=int, required=True, help="GPUs on all nodes together")
     parser.add_argument("--nodes", type=int, default=1, help="machines that share the GPUs")
-    parser.add_argument("--memory", type=float, required=True, help="GiB per GPU")
+    parser.add_argument(
+        "--memory", type=float, required=True, help="GiB per GPU, as torch sees them: a card of 80 GB has 79, of 141 GB 139"
+    )
     parser.add_argument(
         "--method", action="append", help="a method of the profile, or `all` (default: the first one); may be repeated"
     )
@@ -116,7 +119,7 @@ def parsed(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--between", type=float, default=BETWEEN, metavar="GB/S", help=f"from a GPU to those on other nodes ({BETWEEN:g})"
     )
-    parser.add_argument("--disk", type=float, default=2, metavar="GB/S", help="at which a node writes (2)")
+    parser.add_argument("--disk", type=float, default=DISK, metavar="GB/S", help=f"at which a node writes ({DISK:g})")
     parser.add_argument("--json", action="store_true", help="one line per method")
     return parser.parse_args(words)
 

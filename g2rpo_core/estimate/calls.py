@@ -41,7 +41,7 @@ def calls_of(profile: Profile, name: str, machines: Machines) -> list[Calls]:
     for tree in {id(tree): tree for tree in work.trees}.values():
         rows: dict[int, set[int]] = {}
         for together in shared_calls(tree, work.prompts, work.group, work.at_once["rollout"]):
-            owners = np.repeat(list(together), list(together.values()))
+            owners: np.ndarray = np.repeat(list(together), list(together.values()))
             parts = np.array_split(owners, -(-len(owners) // work.at_once["rollout"]))
             rows |= {node: {len(part) for part in parts if node in part} for node in together}
         ends, widths = tree.transitions(), tree.widths(work.group)
@@ -69,8 +69,8 @@ def _updates(work: Work, transitions: list[tuple[int, int]]) -> list[tuple[int, 
     for step in steps:
         for members in {after // before for _, (before, after) in step}:
             same = [(index, work.prompts * before) for index, (before, after) in step if after // before == members]
-            owners = np.repeat(*zip(*same))
-            calls = [owners[start : start + work.at_once["update"]] for start in range(0, len(owners), work.at_once["update"])]
+            trained: np.ndarray = np.repeat([index for index, _ in same], [rows for _, rows in same])
+            calls = [trained[start : start + work.at_once["update"]] for start in range(0, len(trained), work.at_once["update"])]
             found += [(index, {len(call) for call in calls if index in call}) for index, _ in same]
     return found
 
