@@ -143,7 +143,7 @@ def disk_gib(profile: Profile) -> float:
 
     plan = make_plan(profile, next(iter(profile.methods)), Machines(1, 80.0))
     # models are in the Hugging Face cache
-    return sum(plan.disk_gib[part] for part in ("embeddings", "trained", "checkpoints"))
+    return sum(plan.disk_gib[part] for part in ("embeddings", "trained", "copies", "checkpoints"))
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from g2rpo_core.estimate.machines import (
     ASSUMED_TFLOPS,
     BETWEEN,
     DECODE_SLOWER,
+    DISK,
     INSIDE,
     RESERVE_GIB,
     SCORE_SLOWER,
@@ -105,7 +106,9 @@ def parsed(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--profile", required=True, help="a file of profiles/ whose models are on the hub")
     parser.add_argument("--gpus", type=int, required=True, help="GPUs on all nodes together")
     parser.add_argument("--nodes", type=int, default=1, help="machines that share the GPUs")
-    parser.add_argument("--memory", type=float, required=True, help="GiB per GPU")
+    parser.add_argument(
+        "--memory", type=float, required=True, help="GiB per GPU, as torch sees them: a card of 80 GB has 79, of 141 GB 139"
+    )
     parser.add_argument(
         "--method", action="append", help="a method of the profile, or `all` (default: the first one); may be repeated"
     )
@@ -116,7 +119,7 @@ def parsed(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--between", type=float, default=BETWEEN, metavar="GB/S", help=f"from a GPU to those on other nodes ({BETWEEN:g})"
     )
-    parser.add_argument("--disk", type=float, default=2, metavar="GB/S", help="at which a node writes (2)")
+    parser.add_argument("--disk", type=float, default=DISK, metavar="GB/S", help=f"at which a node writes ({DISK:g})")
     parser.add_argument("--json", action="store_true", help="one line per method")
     return parser.parse_args(words)
 
@@ -197,7 +200,7 @@ def write_profile(name: str, method: str) -> Path:
     data = resolve(profile_path(name)).data
     data["training"] |= {"iterations": ITERATIONS, "snapshots": [], "tracking": {"to": []}}
     data["training"]["monitor"] |= {"every": 1, "prompts": min(8, data["training"]["monitor"]["prompts"])}
-    data["training"]["checkpoints"] = {**data["training"].get("checkpoints", {}), "every": 1}
+    data["training"]["checkpoints"] = {**data["training"].get("checkpoints", {}), "every": 1, "minutes": None}
     data["evaluation"] |= {"steps": data["evaluation"]["steps"][:1], "checkpoints": ["final"]}
     if data["evaluation"].get("diversity"):
         data["evaluation"]["diversity"] = {"prompts": data["evaluation"]["batch"], "noises": 2}
@@ -261,10 +264,11 @@ def summary(
     groups = min(training.parallel.shard_size or machines.gpus, machines.gpus)
     whole = train["written"].get("checkpoint", 0) * groups  # of one copy of the weights
     disk = whole * (training.checkpoints.keep + 1) + train["written"].get("weights", 0) * (1 + len(training.snapshots))
-    grace = whole / (disk_rate * 1e9 * machines.nodes) + seconds["update"] / max(1, train["updates"] / ITERATIONS)
+    # the one before may just have been begun
+    grace = 2 * whole / (disk_rate * 1e9 * machines.nodes) + seconds["update"] / max(1, train["updates"] / ITERATIONS)
     if grace > training.checkpoints.grace:
         problems.append(
-            f"SIGTERM: a call and a checkpoint of {whole / GIB:.0f} GiB take {grace:.0f} s at {disk_rate:g} GB/s per node: set "
+            f"SIGTERM: a call and two checkpoints of {whole / GIB:.0f} GiB take {grace:.0f} s at {disk_rate:g} GB/s per node: set "
             f"training.checkpoints.grace, now {training.checkpoints.grace:g}, to more"
         )
     fits = not problems and max(peak.values(), default=0.0) + RESERVE_GIB <= machines.memory

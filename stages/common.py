@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from argparse import ArgumentParser
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from g2rpo_core.foundation.texts import visible
 P = ParamSpec("P")
 ROOT = Path(__file__).parents[1]  # of the code; data are in the working directory
 REPORTS = Path("reports")
+BUSY_TRIES, BUSY_WAIT = 120, 5.0  # seconds between two tries of DVC while another of its runs has the same files
 
 
 def arguments(description: str, *names: str) -> SimpleNamespace:
@@ -96,17 +98,35 @@ def commit(stage: str, paths: RunPaths) -> bool:
     project = paths.lock.parent
     if "DVC_STAGE" in os.environ or not (project / ".dvc").exists():
         return True
-    for words in (["repro", "--quiet", "profile"], ["commit", "--quiet", "--force", stage]):
-        command = [sys.executable, "-m", "dvc", "--wait-for-lock", *words]
-        done = subprocess.run(command, cwd=project, capture_output=True, text=True)
-        if done.returncode:
-            why = done.stderr.strip().split("\n")[-1]
-            print(
-                f"DVC does not know this run yet ({why}); before the next dvc repro, run: dvc commit -f {stage}", file=sys.stderr
-            )
-            return False
+    if project == Path(".") and (profile := read_yaml(Path("params.yaml")).get("profile")) != paths.name:
+        print(f"DVC does not know this run: params.yaml names profile {profile}, not {paths.name}", file=sys.stderr)
+        return False
+    done = update_profile(project)
+    if not done.returncode:
+        done = _dvc("commit", "--force", stage, project=project)
+    if done.returncode:
+        why = done.stderr.strip().split("\n")[-1]
+        print(f"DVC does not know this run yet ({why}); before the next dvc repro, run: dvc commit -f {stage}", file=sys.stderr)
+        return False
     print(f"dvc status knows this run as {stage}")
     return True
+
+
+def update_profile(project: Path = Path(".")) -> subprocess.CompletedProcess[str]:
+    """Run DVC's stage `profile`, unless it is up to date: stages that run read its output, and would block it."""
+    checked = _dvc("status", "--quiet", "profile", project=project)
+    return _dvc("repro", "profile", project=project) if checked.returncode else checked
+
+
+def _dvc(*words: str, project: Path) -> subprocess.CompletedProcess[str]:
+    """Run DVC, which waits for its lock; also wait for another of its runs that has the same files, for ten minutes."""
+    for _ in range(BUSY_TRIES):
+        command = [sys.executable, "-m", "dvc", "--wait-for-lock", *words]
+        done = subprocess.run(command, cwd=project, capture_output=True, text=True)
+        if "is busy, it is being blocked by" not in done.stderr:
+            break
+        time.sleep(BUSY_WAIT)
+    return done
 
 
 def ends_in_one_line(main: Callable[P, None]) -> Callable[P, None]:
@@ -123,7 +143,9 @@ def ends_in_one_line(main: Callable[P, None]) -> Callable[P, None]:
             say(f"error: {error}")
             status = TRANSIENT_STATUS if isinstance(error, TransientError) else 1
             if STATUS_FOLDER in os.environ:
-                Path(os.environ[STATUS_FOLDER], str(status)).touch()
+                left = Path(os.environ[STATUS_FOLDER], str(status))
+                left.parent.mkdir(parents=True, exist_ok=True)
+                left.touch()
             sys.exit(status)
         except Exception as error:
             if not is_full(error):

@@ -21,6 +21,7 @@ SECTIONS = ("numerics", "embed")
 def main(machine: Machine = REAL) -> None:
     args = arguments(__doc__, "profile")
     settings = sections(args, *SECTIONS).embed
+    machine.check_device(ModelStore(Path("models", args.profile)))
     machine.claim("embed", args.profile)
 
     # Read prompts and text encoders, and check that every prompt fits

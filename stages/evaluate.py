@@ -23,6 +23,7 @@ def main(machine: Machine = REAL) -> None:
     args = arguments(__doc__, "profile", "method", "seed", "study")
     paths, settings = run_paths(args.profile, args.study), sections(args, *SECTIONS)
     evaluation, sampling = settings.evaluation, settings.sampling
+    machine.check_device(ModelStore(Path("models", args.profile)))
     processes, device = machine.join(evaluation.processes)
     models, name = Path("models", args.profile), run_name(args.method, args.seed)
     machine.claim("evaluate", f"{paths.name}/{name}", processes)

@@ -36,7 +36,8 @@ def main(machine: Machine = REAL) -> None:
     run = settings.run(args.method)
     method, sampling, training, monitor = run.method, run.sampling, run.training, run.training.monitor
     name, seed = run_name(args.method, args.seed), int(args.seed)
-    processes, device = machine.join(training.processes)
+    machine.check_device(ModelStore(Path("models", args.profile)))
+    processes, device = machine.join(training.processes, training.prompts_per_iteration, training.checkpoints.grace)
     machine.claim("train", f"{paths.name}/{name}", processes)
     termination = Termination(training.checkpoints.grace).watch()
 

@@ -1,4 +1,4 @@
-"""Writes docs/reference/settings.md and commands.md from the code: `python -m tools.reference`. A test holds them equal to it."""
+"""Writes docs/reference/settings.md, commands.md and calls.md from the code: `python -m tools.reference`. A test holds them equal to it."""
 
 import argparse
 import importlib
@@ -20,8 +20,11 @@ from typer.cli import get_docs_for_click
 from g2rpo_core.algorithm.methods import SPECS, Method
 from g2rpo_core.cli.checkout import COMMANDS
 from g2rpo_core.cli.main import app
+from g2rpo_core.config import load_profile
 from g2rpo_core.config.load import MainRun, Study
 from g2rpo_core.config.profile import MethodRun, Profile
+from g2rpo_core.estimate.calls import calls_of
+from g2rpo_core.estimate.machines import Machines
 from g2rpo_core.rewards.registry import REWARDS, CustomRewardSettings
 from g2rpo_core.rewards.spec import RewardServerSettings
 
@@ -45,6 +48,20 @@ A setting without a default is required. A profile that `extends:` another one i
 - To change a setting: [Change a setting](../howto/settings.md).
 - To see the values of a whole profile and where each comes from: `g2rpo profile show tiny`.
 - Words: [glossary](../glossary.md).
+"""
+
+CALLS_HEAD = f"""{WRITTEN}
+
+# Rows of calls
+
+How many rows (states of prompts) a call of the transformer has when a method samples an SDE step and when it trains it, for each profile on the
+machines that its comment names. Where both are equal at every step, the ratio before the first update is 1. Where they are not, another number of
+rows may be another kernel, which rounds otherwise in bfloat16.
+
+*Tolerated* is the relative difference between the two velocities at which |ratio − 1| leaves the clip range, at the method's most sensitive step. With
+g, the velocity's weight in the transition's mean in standard deviations, and n elements of a latent, the largest |ratio − 1| of a run is about
+4.5 g ε / √n + (g ε)² / 2. Classifier-free guidance adds the errors of its two evaluations. A run that is off by more
+[warns](../metrics.md#drift) and goes on. No GPU has measured ε yet.
 """
 
 COMMANDS_HEAD = f"""{WRITTEN}
@@ -294,7 +311,38 @@ def _cell(words: str) -> str:
     return words.replace("|", "\\|")
 
 
-PAGES = {"settings.md": settings_page, "commands.md": commands_page}
+def machines_of(profile: str) -> Machines | None:
+    """Return the machines that the comment of a profile of published models names."""
+    text = (FOLDER.parent.parent / "profiles" / f"{profile}.yaml").read_text()
+    said = re.search(rf"rehearse --profile {profile} --gpus (\d+)(?: --nodes (\d+))? --memory ([\d.]+)`", text)
+    return Machines(int(said[1]), float(said[3]), int(said[2] or 1)) if said else None
+
+
+def calls_page() -> str:
+    """Return the page of the calls' rows."""
+    parts = [CALLS_HEAD]
+    for path in sorted((FOLDER.parent.parent / "profiles").glob("*.yaml")):
+        profile, machines = load_profile(path), machines_of(path.stem)
+        if profile.models.source != "hub" or not machines:
+            continue
+        parts.append(
+            f"## {path.stem}\n\nOn {machines.gpus} GPUs.\n\n| method | SDE steps | rollout | update | equal | tolerated |"
+        )
+        parts[-1] += "\n|---|---|---|---|---|---|"
+        for name in profile.methods:
+            calls = calls_of(profile, name, machines)
+            rows = lambda sets: ", ".join(map(str, sorted(set().union(*sets))))
+            equal = all(one.rollout == one.update for one in calls)
+            steps = f"{calls[0].step} … {calls[-1].step}" if len(calls) > 1 else str(calls[0].step)
+            parts[-1] += (
+                f"\n| {name} | {steps} | {rows(one.rollout for one in calls)} | {rows(one.update for one in calls)} "
+                f"| {'yes' if equal else 'no'} | {min(one.tolerated for one in calls):.2%} |"
+            )
+        parts[-1] += "\n"
+    return "\n".join(parts)
+
+
+PAGES = {"settings.md": settings_page, "commands.md": commands_page, "calls.md": calls_page}
 
 
 def main() -> None:

@@ -13,8 +13,9 @@ from g2rpo_core.foundation.errors import UserError, require
 
 Name = Annotated[str | None, typer.Option(help="name of a file in profiles/ (default: the one in params.yaml)")]
 COMMANDS = {  # module, help, and an example of the arguments
-    "rehearse": ("pipeline.rehearse", "Run the stages at true size on simulated GPUs.", "--profile flux_hps --gpus 16 --nodes 2 --memory 141"),
-    "launch": ("pipeline.job", "Write a run as one Slurm job, and submit it on request.", "--profile flux_hps --method g2rpo --seed 1 --nodes 2 --submit"),
+    "rehearse": ("pipeline.rehearse", "Run the stages at true size on simulated GPUs.", "--profile flux_hps --gpus 16 --nodes 2 --memory 139"),
+    "launch": ("pipeline.job", "Write what params.yaml names, or one run of it, as Slurm jobs, and submit them on request.", "--nodes 2 --submit"),
+    "jobs": ("pipeline.jobs", "Show the jobs that were submitted from this folder.", ""),
 }  # fmt: skip
 ANY_ARGUMENTS = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 DRAWN_BY = ("altair", "dvc", "scipy", "vl_convert")

@@ -11,7 +11,7 @@ import typer
 
 from g2rpo_core.cli.options import read_profile
 from g2rpo_core.common.runs import BASE
-from g2rpo_core.estimate.machines import ASSUMED_TFLOPS, BETWEEN, INSIDE, checked_machines
+from g2rpo_core.estimate.machines import ASSUMED_TFLOPS, BETWEEN, DISK, INSIDE, checked_machines
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.inference.runs import find_weights
 
@@ -29,7 +29,9 @@ def plan(
     nodes: Annotated[
         int | None, typer.Option(help="number of nodes (default: as few as possible, with up to 8 GPUs each)")
     ] = None,
-    memory: Annotated[float, typer.Option(help="GiB per GPU")] = 80,
+    memory: Annotated[
+        float, typer.Option(help="GiB per GPU, as torch sees them: a card of 80 GB has 79, of 141 GB 139, of 24 GB 23")
+    ] = 79,
     hours: Annotated[float | None, typer.Option(help="find the cheapest way that takes no longer, on at most --gpus")] = None,
     shard: Annotated[
         int | None, typer.Option(help="GPUs that share one model, a divisor of --gpus (default: as the profile says)")
@@ -44,7 +46,7 @@ def plan(
 ) -> None:
     """Estimate what a profile needs, before you rent machines: memory, hours, GPU-hours, disk.
 
-    Example: g2rpo plan --profile flux_hps_clip --gpus 16 --memory 141
+    Example: g2rpo plan --profile flux_hps_clip --gpus 16 --memory 139
     """
     print_plan(SimpleNamespace(**locals()))
 
@@ -140,7 +142,8 @@ def _describe(args: SimpleNamespace, plan: "Plan", source: str, alternatives: "l
         f"time: {plan.seconds_per_iteration:.0f} s per iteration at {plan.ms_per_evaluation:.1f} ms per forward evaluation ({source}): "
         + ", ".join(f"{key} {value:.0f}" for key, value in plan.seconds.items())
         + "".join(f", communication of the {key} {value:.1f}" for key, value in plan.communication_seconds.items() if value),
-        f"the whole run: {plan.hours:.1f} hours, {plan.gpu_hours:.0f} GPU-hours",
+        f"the whole run: {plan.hours:.1f} hours, {plan.gpu_hours:.0f} GPU-hours; sampling one evaluation: {plan.evaluation_hours:.1f} hours",
+        f"checkpoints: {plan.checkpoints} in the background, {plan.saving_hours:.1f} hours of writing at {DISK:g} GB/s for each node",
         f"disk: {sum(plan.disk_gib.values()):.0f} GiB: " + ", ".join(f"{key} {gib:.1f}" for key, gib in plan.disk_gib.items()),
     ]
     if plan.not_counted:

@@ -41,10 +41,31 @@ app = typer.Typer(name="profile", help="List, show or compare profiles.", no_arg
 def doctor(profile: Annotated[str | None, typer.Option(help="check only this profile")] = None) -> None:
     """Show versions, devices, disk, which tokens are set, and what each profile lacks.
 
+    With --profile and published weights also check this machine against it: GPUs and their memory, an all-reduce, access to every
+    repository, disks, host memory, locks, addresses. Exit status 1 if a check is red.
+
     Example: g2rpo doctor --profile flux_hps
     """
     for line in [*machine(), *tokens(), *profiles(profile)]:
         print(line)
+    if profile:
+        preflight(profile)
+
+
+def preflight(name: str) -> None:
+    """Print every check of a profile of published weights as it is made; exit status 1 if one is red."""
+    from g2rpo_core.cli.preflight import checks
+    from g2rpo_core.config import load_profile, profile_path
+
+    loaded = load_profile(profile_path(name))
+    if loaded.models.source != "hub":
+        return
+    red = 0
+    for check in checks(name, loaded):
+        print(check, flush=True)
+        red += not check.good
+    if red:
+        raise UserError(f"doctor: {red} checks of profile {name} are red")
 
 
 def machine() -> Iterator[str]:

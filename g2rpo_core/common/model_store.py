@@ -7,6 +7,7 @@ safetensors).
 
 import hashlib
 import json
+import os
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 
@@ -14,6 +15,8 @@ from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import complaint, existing, in_one_line, read_json, reading
 
 LOCK = "models.lock.json"
+NEEDS_GPU = 2**30  # bytes of a pipeline from which a run on the CPU takes weeks
+ON_CPU = "G2RPO_ON_CPU"  # the environment variable that allows it
 HASHED = 2**26  # bytes; up to this size every load checks a file's hash, not only its size
 
 
@@ -69,6 +72,21 @@ class ModelStore:
             raise UserError(
                 f"{entry['repo']} at {entry['revision']} is gone from the Hugging Face cache: fetch it again with `{self.fetch}`"
             ) from None
+
+
+def check_device(models: ModelStore) -> None:
+    """Check that models of a published size have a GPU; UserError naming why torch finds none."""
+    size = sum(about["size"] for about in models.entry("pipeline")["files"].values())
+    if size < NEEDS_GPU or os.environ.get(ON_CPU) == "1":
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        built = f"it is built for CUDA {torch.version.cuda}" if torch.version.cuda else "it is built without CUDA"
+        raise UserError(
+            f"{models.root}: the pipeline has {size / 2**30:.0f} GiB, and torch {torch.__version__} finds no GPU here ({built}; nvidia-smi "
+            f"shows the driver): go to a machine with one, or set {ON_CPU}=1 to compute on the CPU for weeks"
+        )
 
 
 def check_files(folder: Path, files: dict[str, dict]) -> None:

@@ -5,6 +5,7 @@ outputs, which DVC removes before a run. Everything is written under a temporary
 complete.
 """
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -24,7 +25,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
 from g2rpo_core.common.model_store import sha256
-from g2rpo_core.distributed.process_group import ProcessGroup
+from g2rpo_core.distributed.process_group import TIMEOUT, ProcessGroup
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import complaint, is_full, read_json, reading
 from g2rpo_core.foundation.settings import Settings
@@ -36,6 +37,7 @@ RECORDS = "records.json"
 SEEN = "seen"
 VISIBLE_WITHIN = 30.0  # seconds until another node's file is visible on a network file system
 IDENTITY = "identity.json"
+WITHOUT_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # what flock answers on file systems that cannot lock
 
 
 def scratch(
@@ -75,7 +77,7 @@ def claim(stage: str, name: str, processes: ProcessGroup = ProcessGroup()) -> No
     Collective. This is a system lock on a file: the first process takes it exclusively, then
     all processes share it, so that it is free when all have ended.
     """
-    problem = None
+    problem, owner = None, f"process {os.getpid()} on {platform.node()}"
     path = (ROOT / stage / f"{name}.lock").absolute()
     if path in _held:  # by an earlier start in this process
         os.close(_held.pop(path))
@@ -83,10 +85,10 @@ def claim(stage: str, name: str, processes: ProcessGroup = ProcessGroup()) -> No
         path.parent.mkdir(parents=True, exist_ok=True)
         handle = _held[path] = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.ftruncate(handle, 0)
-            os.write(handle, f"process {os.getpid()} on {platform.node()}".encode())
-            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            os.write(handle, owner.encode())
+            _flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             who = path.read_text(errors="replace").strip() or "another process"
             problem = (
@@ -95,10 +97,23 @@ def claim(stage: str, name: str, processes: ProcessGroup = ProcessGroup()) -> No
             os.close(_held.pop(path))
     if problem := processes.first(problem):
         raise UserError(problem)
+    path, owner = processes.gather((path, owner))[0]
+    _wait_until_seen(path, owner, processes)
     if processes.rank > 0:
         _held[path] = os.open(path, os.O_RDWR)
-        fcntl.flock(_held[path], fcntl.LOCK_SH)
+        _flock(_held[path], fcntl.LOCK_SH)
     processes.barrier()
+
+
+def _flock(handle: int, how: int) -> None:
+    """Lock a file; where the file system has no locks, warn and go on."""
+    try:
+        fcntl.flock(handle, how)
+    except OSError as error:
+        if error.errno not in WITHOUT_LOCKS:
+            raise
+        if how & fcntl.LOCK_EX:
+            print(f"warning: the disk of {Path.cwd()} has no locks (flock): start no run twice at once", file=sys.stderr)
 
 
 # file handles of locks, which the system closes with the process
@@ -111,14 +126,19 @@ def _shared(folder: Path | None, processes: ProcessGroup) -> Path:
     if folder:
         write_whole(folder / SEEN, written.encode())
     folder, written = processes.gather((folder, written))[0]
+    _wait_until_seen(folder / SEEN, written, processes)
+    return folder
+
+
+def _wait_until_seen(file: Path, written: str, processes: ProcessGroup) -> None:
+    """Wait until all processes read what the first has written into a file; UserError if a node does not share its disk."""
     end = time.monotonic() + VISIBLE_WITHIN
-    while not (seen := (folder / SEEN).exists() and (folder / SEEN).read_text() == written) and time.monotonic() < end:
+    while not (seen := file.exists() and file.read_text() == written) and time.monotonic() < end:
         time.sleep(0.2)
     if where := processes.first(None if seen else platform.node()):
         raise UserError(
-            f"{folder.resolve()} as seen from {where} is not the first process's folder: the project's folder must be on a disk that all nodes share"
+            f"{file.parent.resolve()} as seen from {where} is not the first process's folder: the project's folder must be on a disk that all nodes share"
         )
-    return folder
 
 
 def _identity(settings: Mapping[str, object], dependencies: Iterable[Path]) -> dict[str, str]:
@@ -149,7 +169,7 @@ class Checkpoints:
     def __init__(self, folder: Path, keep: int, processes: ProcessGroup = ProcessGroup()):  # noqa: B008
         self.folder, self.keep, self.processes = folder, keep, processes
         # A separate group: collectives in the background would mix with those of training
-        self._group = dist.new_group(backend="gloo") if processes.size > 1 else None
+        self._group = dist.new_group(backend="gloo", timeout=TIMEOUT) if processes.size > 1 else None
         self._background = ThreadPoolExecutor(1)
         self._unfinished: tuple[Path, Future] | None = None
         # before anything is written: what a killed run left may be most of the disk

@@ -1,7 +1,7 @@
 """Starts the processes of a stage by accelerate's launcher, and ends them at a safe point.
 
-As `python -m g2rpo_core.distributed.launcher` it is `accelerate launch` with readable errors, which ends with the status of the process
-that failed first. That process has printed its own error; one ended by a signal is reported here.
+As `python -m g2rpo_core.distributed.launcher` it is `accelerate launch`, or after the word `torchrun` that, with readable errors. It ends
+with the status of the process that failed first. That process has printed its own error; one ended by a signal is reported here.
 """
 
 import os
@@ -17,11 +17,15 @@ import torch
 
 from g2rpo_core.common.processes import die_with_parent
 from g2rpo_core.distributed.process_group import Processes, ProcessGroup, join, num_processes
-from g2rpo_core.foundation.errors import STATUS_FOLDER
+from g2rpo_core.foundation.errors import STATUS_FOLDER, TRANSIENT_STATUS, UserError
 
 STATUS = 128 + signal.SIGTERM
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 CONFIGURATIONS = Path(__file__).parent / "accelerate"
+# the environment variable with the seconds that torch's launcher leaves its processes after SIGTERM, before it kills them
+SHUTDOWN = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
+SHUTDOWN_DEFAULT = 30
+MARGIN = 15  # seconds that it leaves them beyond their own limit
 
 
 class Terminated(Exception):
@@ -56,18 +60,43 @@ class Termination:
         os._exit(STATUS)
 
 
-def join_processes(asked: Processes) -> tuple[ProcessGroup, torch.device]:
+def join_processes(asked: Processes, items: int | None = None, grace: float = 0.0) -> tuple[ProcessGroup, torch.device]:
     """Return this process's group and device among the requested processes.
 
     If more than one is requested and none has been started, `accelerate launch` runs the same command on this machine, and this
-    process ends with its status. accelerate or torchrun may also be started by hand, on one or several machines.
+    process ends with its status. accelerate or torchrun may also be started by hand, on one or several machines. items: see
+    `num_processes`; grace: seconds that the processes need after SIGTERM; UserError if their launcher leaves them less.
     """
-    if "WORLD_SIZE" not in os.environ and (count := num_processes(asked)) > 1:
-        sys.exit(_launch(count))
-    return join(asked)
+    if "WORLD_SIZE" not in os.environ:
+        count, gpus = num_processes(asked, items), torch.cuda.device_count()
+        if asked == "auto" and count < gpus:
+            print(f"processes: auto: {count} of {gpus} GPUs, as {items} prompts per iteration are shared evenly", file=sys.stderr)
+        if count > 1:
+            sys.exit(_launch(count, grace))
+    _end_if_useless()
+    left = float(os.environ.get(SHUTDOWN, SHUTDOWN_DEFAULT))
+    if "TORCHELASTIC_RUN_ID" in os.environ and grace > left:
+        raise UserError(
+            f"training.checkpoints.grace is {grace:g} s, but the launcher kills its processes {left:g} s after SIGTERM: "
+            f"export {SHUTDOWN}={round(grace) + MARGIN} before it starts"
+        )
+    return join(asked, items)
 
 
-def _launch(count: int) -> int:
+def _end_if_useless() -> None:
+    """End a process that was started again after an error that only the user can fix, with that error's status."""
+    if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) and STATUS_FOLDER in os.environ:
+        failed = statuses(Path(os.environ[STATUS_FOLDER]))
+        if failed - {TRANSIENT_STATUS}:
+            sys.exit(min(failed))
+
+
+def statuses(folder: Path) -> set[int]:
+    """Return the exit statuses that processes have left in STATUS_FOLDER."""
+    return {int(file.name) for file in folder.glob("[0-9]*")}
+
+
+def _launch(count: int, grace: float) -> int:
     spec = sys.modules["__main__"].__spec__
     module = spec.name if spec else ""
     options = ["--config_file", str(CONFIGURATIONS / "eight_gpus.yaml"), "--num_processes", str(count)]
@@ -75,7 +104,8 @@ def _launch(count: int) -> int:
     terminated = []
     # accelerate's own status is 1, whatever the status of a process
     with tempfile.TemporaryDirectory() as folder:
-        environment = {**os.environ, STATUS_FOLDER: folder}
+        seconds = max(SHUTDOWN_DEFAULT, round(grace) + MARGIN)
+        environment = {SHUTDOWN: str(seconds), **os.environ, STATUS_FOLDER: folder}
         # A session of its own: Ctrl-C comes to this process alone, which hands it on as SIGTERM; no thread has started yet
         command += sys.argv[1:]
         child = subprocess.Popen(command, env=environment, preexec_fn=die_with_parent, start_new_session=True)  # noqa: PLW1509
@@ -87,7 +117,7 @@ def _launch(count: int) -> int:
         for number in SIGNALS:
             signal.signal(number, pass_on)
         status = child.wait()
-        failed = [int(file.name) for file in Path(folder).iterdir()]
+        failed = statuses(Path(folder))
     return STATUS if terminated else min(failed, default=status)
 
 
@@ -95,9 +125,13 @@ def main() -> None:
     from accelerate.commands.launch import launch_command, launch_command_parser
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.run import main as torchrun
 
     try:
-        launch_command(launch_command_parser().parse_args())
+        if sys.argv[1:2] == ["torchrun"]:
+            torchrun(sys.argv[2:])
+        else:
+            launch_command(launch_command_parser().parse_args())
     except SignalException:  # it has ended its processes, which have left their checkpoint
         sys.exit(STATUS)
     except ChildFailedError as error:
@@ -108,7 +142,8 @@ def main() -> None:
                 f"error: process {rank} was ended by signal {-failure.exitcode}{why}: the same command resumes from the last checkpoint",
                 file=sys.stderr,
             )
-        sys.exit(failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode)
+        failed = statuses(Path(os.environ[STATUS_FOLDER])) if STATUS_FOLDER in os.environ else set()
+        sys.exit(min(failed, default=failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode))
 
 
 if __name__ == "__main__":

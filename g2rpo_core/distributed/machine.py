@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from g2rpo_core.common.model_store import check_device
 from g2rpo_core.distributed import checkpoint
 from g2rpo_core.distributed.launcher import join_processes
 from g2rpo_core.distributed.process_group import Processes, ProcessGroup
@@ -21,9 +22,9 @@ class Machine:
     whatever it replaces of this project's code is a method here.
     """
 
-    def join(self, asked: Processes) -> tuple[ProcessGroup, torch.device]:
+    def join(self, asked: Processes, items: int | None = None, grace: float = 0.0) -> tuple[ProcessGroup, torch.device]:
         """Return this process's group and device among the requested processes, see `join_processes`."""
-        return join_processes(asked)
+        return join_processes(asked, items, grace)
 
     def phase(self, name: str) -> AbstractContextManager[None]:
         """Name what runs within the block; the innermost name counts."""
@@ -45,6 +46,7 @@ class Machine:
         """Return what writes and reads the checkpoints in a scratch folder."""
         return checkpoint.Checkpoints(folder, keep, processes)
 
+    check_device = staticmethod(check_device)
     # The functions of `checkpoint` on the folder with a run's state
     claim = staticmethod(checkpoint.claim)
     scratch = staticmethod(checkpoint.scratch)

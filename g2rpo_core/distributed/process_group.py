@@ -16,6 +16,7 @@ from g2rpo_core.common.processes import die_with_parent
 from g2rpo_core.foundation.errors import UserError
 
 Processes = Annotated[int, Field(gt=0, le=10**6)] | Literal["auto"]  # as a setting: how many, or one for each GPU
+TIMEOUT = timedelta(hours=1)  # of a collective: the first process may write a large file while the others wait
 
 
 @dataclass(frozen=True)
@@ -51,20 +52,27 @@ class ProcessGroup:
         self.gather(None)
 
 
-def num_processes(processes: Processes) -> int:
-    """Return the number of processes in a setting. `auto`: as many as were started, else one for each GPU here, or one without a GPU."""
+def num_processes(processes: Processes, items: int | None = None) -> int:
+    """Return the number of processes in a setting.
+
+    `auto`: as many as were started, else one for each GPU here, or one without a GPU. items: what the processes have to share evenly;
+    `auto` then starts fewer where the GPUs could not.
+    """
     if processes != "auto":
         return processes
-    return int(os.environ.get("WORLD_SIZE", "0")) or max(1, torch.cuda.device_count())
+    if started := int(os.environ.get("WORLD_SIZE", "0")):
+        return started
+    gpus = max(1, torch.cuda.device_count())
+    return gpus if items is None else max(count for count in range(1, gpus + 1) if items % count == 0)
 
 
-def join(processes: Processes) -> tuple[ProcessGroup, torch.device]:
+def join(processes: Processes, items: int | None = None) -> tuple[ProcessGroup, torch.device]:
     """Join the process group that `accelerate launch` or torchrun started; the device is this process's own GPU, or the CPU.
 
     UserError if it is not the group that was asked for, so that a process never silently runs alone, or if dead processes could
     not be replaced.
     """
-    asked, size = num_processes(processes), int(os.environ.get("WORLD_SIZE", "1"))
+    asked, size = num_processes(processes, items), int(os.environ.get("WORLD_SIZE", "1"))
     if "WORLD_SIZE" in os.environ:
         die_with_parent()
     if size != asked:
@@ -84,7 +92,7 @@ def join(processes: Processes) -> tuple[ProcessGroup, torch.device]:
         )
     # Without cpu=True and without CUDA, each process would be its own group
     backend = {"backend": "cpu:gloo,cuda:nccl"} if cuda else {"cpu": True}
-    state = PartialState(**backend, timeout=timedelta(hours=1))
+    state = PartialState(**backend, timeout=TIMEOUT)
     if state.num_processes != size:
         raise UserError(f"processes: {size} asked for, but {state.num_processes} joined")
     # its threads, if left running, may abort an interpreter that is done

@@ -17,6 +17,7 @@ ASSUMED_TFLOPS = 400.0  # of a transformer in bfloat16: 40 % of the 989 dense TF
 DECODE_SLOWER, SCORE_SLOWER = 2, 15  # against bfloat16, by the same data sheets: TF32 convolutions, float32 products
 RESERVE_GIB = 3.0  # CUDA context, communication buffers, and what the allocator cannot fill
 INSIDE, BETWEEN = 400.0, 50.0  # GB/s of a GPU: NVLink of an H100, and a network card of 400 Gbit/s for each GPU
+DISK = 2.0  # GB/s at which a node writes
 GPUS_OF_A_NODE = 8
 FLOAT32 = 4
 

@@ -1,8 +1,8 @@
 """Compute what a profile needs: forward evaluations, memory per GPU by part, hours, GPU-hours, disk.
 
 Weights, gradients and AdamW's states are float32, gathered blocks bfloat16; with a LoRA the frozen weights are bfloat16.
-Computation and communication are added up, although they partly overlap; monitors and checkpoints between iterations are not
-counted. `g2rpo rehearse` covers loading, embedding, saving, evaluation and the host by running the stages themselves; a test
+Computation and communication are added up, although they partly overlap; monitors between iterations are not counted, and
+checkpoints, which are written in the background, apart. `g2rpo rehearse` covers loading, embedding, saving, evaluation and the host by running the stages themselves; a test
 compares the two.
 """
 
@@ -20,7 +20,16 @@ from g2rpo_core.architectures.architecture import Architecture, ModelShape
 from g2rpo_core.config import Profile
 from g2rpo_core.data.embeddings import DTYPES
 from g2rpo_core.estimate import tracing
-from g2rpo_core.estimate.machines import ASSUMED_TFLOPS, DECODE_SLOWER, RESERVE_GIB, SCORE_SLOWER, Machines, Sharding, sent
+from g2rpo_core.estimate.machines import (
+    ASSUMED_TFLOPS,
+    DECODE_SLOWER,
+    DISK,
+    RESERVE_GIB,
+    SCORE_SLOWER,
+    Machines,
+    Sharding,
+    sent,
+)
 from g2rpo_core.estimate.tracing import (
     Call,
     Cost,
@@ -68,7 +77,14 @@ class Plan:
     hours: float
     """Of all iterations."""
     gpu_hours: float
+    checkpoints: int
+    """How many a run writes."""
+    saving_hours: float
+    """Of all checkpoints, at DISK GB/s for each node, if nothing is computed meanwhile."""
+    evaluation_hours: float
+    """Of one evaluation: sampling alone, without scores."""
     disk_gib: dict[str, float]
+    """`copies`: what DVC keeps in its cache where the file system cannot share blocks."""
     not_counted: list[str]
     """Rewards whose size is not known here."""
 
@@ -90,6 +106,11 @@ def make_plan(profile: Profile, name: str, machines: Machines, shard: int | None
     gigabytes, communication = _communication(work)
     iteration = sum(seconds.values()) + sum(communication.values())
     hours = iteration * work.training.iterations / 3600
+    # Checkpoints by the clock or by iterations, and the last
+    disk, settings = _disk(work), work.training.checkpoints
+    one = disk["checkpoints"] / (settings.keep + 1)
+    written = 1 + int(hours * 60 / settings.minutes if settings.minutes else (work.training.iterations - 1) / settings.every)
+    saving = written * one / (DISK * 1e9 * machines.nodes) / 3600
     gib = lambda values: {key: round(value / GIB, 3) for key, value in values.items()}
     rounded = lambda values: {key: round(value, 3) for key, value in values.items()}
     return Plan(
@@ -109,7 +130,10 @@ def make_plan(profile: Profile, name: str, machines: Machines, shard: int | None
         seconds_per_iteration=round(iteration, 3),
         hours=round(hours, 2),
         gpu_hours=round(hours * machines.gpus, 1),
-        disk_gib=gib(_disk(work)),
+        checkpoints=written,
+        saving_hours=round(saving, 2),
+        evaluation_hours=round(_evaluation_hours(work, ms), 2),
+        disk_gib=gib(disk),
         not_counted=[name for name in work.scorers if name not in work.sizes],
     )
 
@@ -306,6 +330,22 @@ def _vae_parameters(shape: ModelShape) -> int:
     return count_parameters(lambda: AutoencoderKL(**shape.vae))
 
 
+def _evaluation_hours(work: Work, ms: float) -> float:
+    """Return the hours in which all GPUs sample the images of one evaluation; ms: as in `_seconds`, of a training call's tokens."""
+    evaluation, sampling = work.profile.evaluation, work.profile.sampling
+    tokens = _tokens(
+        work.base, work.shape, work.profile, sampling.model_copy(update={"height": evaluation.height, "width": evaluation.width})
+    )
+    call = Call(1, *tokens, DTYPES[sampling.dtype], False, None, False)
+    each = transformer_cost(work.base, work.shape.transformer, call).flops / work.cost(1, training=False).flops * ms
+    extra = evaluation.diversity
+    images = work.profile.prompts.test_count * len(evaluation.steps) * len(evaluation.checkpoints)
+    calls = images * sum(evaluation.steps) / len(evaluation.steps) + (
+        extra.prompts * extra.noises * evaluation.steps[0] if extra else 0
+    )
+    return calls * work.forward_evals * each / 3.6e6 / work.machines.gpus
+
+
 def _disk(work: Work) -> dict[str, float]:
     """Return the bytes of the models' files, of the encoded prompts, and of one run's trained weights."""
     profile, training, counts = work.profile, work.training, work.counts
@@ -315,10 +355,13 @@ def _disk(work: Work) -> dict[str, float]:
     prompts = profile.prompts.train_count + profile.prompts.test_count
     sizes = _sizes(profile, dict.fromkeys([*work.scorers, *profile.evaluation.rewards])).values()
     moments = 12 + 4 * bool(training.ema) + 4 * bool(work.method.objective.old)  # bytes per trained weight in a checkpoint
+    embeddings = prompts * row * DTYPES[profile.embed.dtype].itemsize
+    trained = 4 * (counts.trained + (0 if training.lora else counts.buffers)) * (1 + len(training.snapshots))
     return {
         "pipeline": 2 * (published + encoders + _vae_parameters(work.shape)),  # published in 16 bits
         "rewards": sum(2 * size.bytes for size in sizes),  # most are pickled, and converted to safetensors
-        "embeddings": prompts * row * DTYPES[profile.embed.dtype].itemsize,
-        "trained": 4 * (counts.trained + (0 if training.lora else counts.buffers)) * (1 + len(training.snapshots)),
+        "embeddings": embeddings,
+        "trained": trained,
+        "copies": embeddings + trained,
         "checkpoints": moments * counts.trained * (training.checkpoints.keep + 1),  # one more while it is written
     }

@@ -67,7 +67,7 @@ def _model(what: str, model: HubModel, revisions: Revisions) -> dict:
 
     folder, revision, files = download(what, model, revisions)
     entry: dict[str, object] = {"repo": model.repo, "revision": revision, "files": files}
-    if any(Path(file).suffix in PICKLED for file in files):
+    if any(_has_weights_alone(folder / file) for file in files):
         entry["without_pickles"] = True
         try:
             convert_pickles(folder, safe_folder(entry))
@@ -204,8 +204,13 @@ PICKLED = (".pt", ".pth", ".bin")
 NESTED = ("state_dict", "model")  # keys under which published checkpoints keep their weights
 
 
+def _has_weights_alone(path: Path) -> bool:
+    """Tell whether a pickled file is the only one of weights in its folder; beside safetensors it holds a trainer's arguments, or copies."""
+    return path.suffix in PICKLED and not any(path.parent.glob("*.safetensors"))
+
+
 def convert_pickles(folder: Path, target: Path) -> Path:
-    """Return `target`, a folder with every file of `folder`, but pickled checkpoints as safetensors; made if it does not exist.
+    """Return `target`, a folder with every file of `folder`, but pickled checkpoints as safetensors, or left out beside those.
 
     UserError names a checkpoint that holds anything but tensors by name.
     """
@@ -217,9 +222,9 @@ def convert_pickles(folder: Path, target: Path) -> Path:
         for path in sorted(path for path in folder.rglob("*") if path.is_file()):
             new = made / path.relative_to(folder)
             new.parent.mkdir(parents=True, exist_ok=True)
-            if path.suffix in PICKLED:
+            if _has_weights_alone(path):
                 save_file(read_pickled(path), new.with_suffix(".safetensors"))
-            else:
+            elif path.suffix not in PICKLED:
                 new.symlink_to(path.resolve())
         os.rename(made, target)
     return target

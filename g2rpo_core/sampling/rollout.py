@@ -4,7 +4,7 @@ Axes of tensors: P prompts, B branches, J granularities, G members of a group, t
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -142,16 +142,19 @@ def _sample(step: SDEStep, x: torch.Tensor, v: torch.Tensor, transition: Stochas
 
 def num_calls(tree: Tree, prompts: int, group_size: int, max_batch: int) -> int:
     """Count the calls of the model that `rollout` makes, without the model."""
+    return sum(-(-sum(chosen.values()) // max_batch) for chosen in shared_calls(tree, prompts, group_size, max_batch))
+
+
+def shared_calls(tree: Tree, prompts: int, group_size: int, max_batch: int) -> Iterator[dict[int, int]]:
+    """Yield the nodes that `rollout` computes together, each with its latents: in one call, or in several of equal size."""
     widths = tree.widths(group_size)
     size = lambda index: prompts * widths[index]
     children = children_of(tree)
     ready = {root: size(root) for root in children[None]}
-    calls = 0
     while ready:
         chosen = _next_call(ready, tree, max_batch)
-        calls += -(-sum(ready.pop(index) for index in chosen) // max_batch)
+        yield {index: ready.pop(index) for index in chosen}
         ready |= {child: size(child) for index in chosen for child in children[index]}
-    return calls
 
 
 def children_of(tree: Tree) -> defaultdict[int | None, list[int]]:

@@ -7,6 +7,7 @@ Warnings are a pure function of the records, so that a resumed run warns the sam
 | `held_out` | a held-out reward fell from measurement to measurement, while the same reward in training, or the training reward, rose |
 | `spread` | the members of a group score nearly alike: nothing is left to learn from |
 | `clipped` | nearly every ratio that can leave the clip range is outside it: updates do nothing |
+| `ratio` | the ratio leaves the clip range before anything is learned: rollout and update compute different numbers |
 """
 
 import math
@@ -17,6 +18,7 @@ from g2rpo_core.training.settings import TrainingSettings
 
 COLLAPSED = 0.05  # share of the spread at the run's start
 CLIPPED = 0.9  # share of ratios outside the clip range
+NEVER_STOPS = "ratio"  # training.max_old_policy_ratio_error does that
 
 
 class DriftError(UserError):
@@ -52,6 +54,10 @@ def _warnings(records: Sequence[Mapping], training: TrainingSettings, updates: i
     if most and len(last) == patience and all(record.get("clip_ratio", 0) >= CLIPPED * most for record in last):
         share = f"{CLIPPED * most:.2g} or more (of at most {most:.2g}) in {patience} iterations"
         yield "clipped", f"clip_ratio was {share}: updates do nothing; try a lower learning_rate or a wider clip_range"
+    # The ratio at the first update, where only rounding makes it differ from 1
+    if iterations and (error := iterations[-1].get("old_policy_ratio_error", 0.0)) > training.clip_range:
+        other = "calls of other sizes round otherwise; give sampling.batch_tokens and training.batch_tokens the same value"
+        yield "ratio", f"|ratio - 1| was {error:.2g} before the first update, over clip_range {training.clip_range:g}: {other}"
     # Spread: the last iterations against the first
     if len(iterations) < 2 * patience:
         return

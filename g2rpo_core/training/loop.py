@@ -1,6 +1,7 @@
 """Runs a training that can resume: the trainer's iterations, the measurements between them, and the checkpoints."""
 
 import json
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -8,7 +9,7 @@ from pathlib import Path
 from g2rpo_core.distributed import checkpoint
 from g2rpo_core.distributed.launcher import Terminated
 from g2rpo_core.models.policy import snapshot
-from g2rpo_core.training.drift import DriftError, find_warnings
+from g2rpo_core.training.drift import NEVER_STOPS, DriftError, find_warnings
 from g2rpo_core.training.experience import NonFiniteError
 from g2rpo_core.training.metrics import START
 from g2rpo_core.training.trainer import Trainer
@@ -31,12 +32,13 @@ def train(
     often a run is stopped, its final weights and records (except their seconds) are the same.
     """
     settings, processes, machine = trainer.training, trainer.processes, trainer.machine
-    kept = machine.checkpoints(folder, settings.checkpoints.keep, processes)
+    kept, due = machine.checkpoints(folder, settings.checkpoints.keep, processes), _Due(trainer)
 
     def save() -> None:
         state = trainer.state()
         with machine.phase("save"):
             kept.save(records[-1]["iteration"], state, records)
+            due.saved()
 
     # The records so far
     records, curve = _begin(trainer, kept, folder, heldout), folder / CURVE
@@ -61,7 +63,7 @@ def train(
             # What outlives the iteration
             if iteration in settings.snapshots:
                 keep_snapshot(trainer, folder, iteration)
-            if iteration % settings.checkpoints.every == 0 or last:
+            if due(iteration) or last:
                 save()
             look(records)
         kept.finish()
@@ -87,6 +89,22 @@ def _begin(trainer: Trainer, kept: checkpoint.Checkpoints, folder: Path, heldout
     return records
 
 
+class _Due:
+    """A callable that tells, on all processes the same, whether a checkpoint is due: by iterations, or by the first process's clock."""
+
+    def __init__(self, trainer: Trainer):
+        self.settings, self.processes = trainer.training.checkpoints, trainer.processes
+        self.saved()
+
+    def saved(self) -> None:
+        self.last = time.monotonic()
+
+    def __call__(self, iteration: int) -> bool:
+        if self.settings.minutes is None:
+            return iteration % self.settings.every == 0
+        return self.processes.gather(time.monotonic() - self.last >= 60 * self.settings.minutes)[0]
+
+
 class _Drift:
     """A callable that looks at a run's records, on all processes the same, and calls `warn` once for each warning until it is over."""
 
@@ -101,10 +119,9 @@ class _Drift:
         for name in (name for name in warnings if name not in self.warned):
             self.warn(iteration, warnings[name])
         self.warned = warnings
-        if warnings and self.settings.drift.stop:
-            raise DriftError(
-                f"iteration {iteration}: {'; '.join(warnings.values())}; set training.drift.stop: false to go on from here"
-            )
+        stopping = [text for name, text in warnings.items() if name != NEVER_STOPS]
+        if stopping and self.settings.drift.stop:
+            raise DriftError(f"iteration {iteration}: {'; '.join(stopping)}; set training.drift.stop: false to go on from here")
 
 
 def bytes_needed(trainer: Trainer, folder: Path) -> float:

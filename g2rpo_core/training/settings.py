@@ -21,6 +21,7 @@ class CheckpointSettings(Settings):
     """When a run writes a checkpoint to resume from; it always does on SIGTERM."""
 
     every: Count = Field(10, description="iterations")
+    minutes: Scale | None = Field(None, description="instead of `every`: minutes from the end of one to the start of the next")
     keep: Count = Field(1, description="how many of the newest stay on disk; all are deleted when the run is finished")
     grace: float = Field(
         25.0,
@@ -99,10 +100,9 @@ class TrainingSettings(Settings):
     lora: LoraSettings | None = Field(None, description="train a LoRA on frozen weights; null: all weights")
     ema: EmaSettings | None = Field(None, description="evaluate and keep the average of the weights; null: the last ones")
     gradient_checkpointing: bool = Field(False, description="recompute activations in the backward pass instead of keeping them")
-    max_old_policy_ratio_error: Annotated[float, Field(gt=0, le=1)] = Field(
-        1.0,
-        description="largest allowed |ratio - 1| before an iteration's first update, in clip ranges: at 1, nothing may be clipped"
-        " before anything is learned",
+    max_old_policy_ratio_error: Annotated[float, Field(gt=0)] | None = Field(
+        None,
+        description="the |ratio - 1| before an iteration's first update that ends a run, in clip ranges; null: above 1 it only warns",
     )
     checkpoints: CheckpointSettings = Field(CheckpointSettings(), description="when a run writes one")
     drift: DriftSettings = Field(DriftSettings(), description="when a run warns")

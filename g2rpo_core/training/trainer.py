@@ -215,11 +215,11 @@ class Trainer:
         loss, ratio_error = figures["loss"], figures.get("old_policy_ratio_error", 0.0)
         if not (math.isfinite(loss) and math.isfinite(norm)):
             raise NonFiniteError(f"loss {loss} with gradient norm {norm} at {where}; nothing was updated")
-        allowed = self.training.max_old_policy_ratio_error * self.training.clip_range
-        if self.weights_unchanged and ratio_error > allowed:
+        limit = self.training.max_old_policy_ratio_error
+        if limit and self.weights_unchanged and ratio_error > limit * self.training.clip_range:
             raise NonFiniteError(
-                f"|ratio - 1| is {ratio_error:.2g} before the first update, over {allowed:.2g} (training.max_old_policy_ratio_error clip "
-                "ranges): rollout and training do not compute the same"
+                f"|ratio - 1| is {ratio_error:.2g} before the first update, over {limit * self.training.clip_range:.2g} "
+                "(training.max_old_policy_ratio_error clip ranges): rollout and training do not compute the same"
             )
 
     def state(self) -> dict[str, dict]:

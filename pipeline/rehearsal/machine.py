@@ -52,7 +52,7 @@ class Rehearsed(Machine):
             registry.build: build_reward,
         }
 
-    def join(self, asked: Processes) -> tuple[ProcessGroup, torch.device]:
+    def join(self, asked: Processes, items: int | None = None, grace: float = 0.0) -> tuple[ProcessGroup, torch.device]:
         if self.group.size > 1:
             simulate.join_as(self.group.rank, self.group.size)
         return self.group, torch.device("cuda", self.local)
@@ -85,6 +85,8 @@ class Rehearsed(Machine):
 
     def scratch(self, stage: str, name: str, settings: Mapping[str, object], *_: Any) -> Path:
         return checkpoint.scratch(stage, name, settings, [])
+
+    def check_device(self, *_: Any) -> None: ...
 
     def claim(self, *_: Any) -> None: ...
 

@@ -22,7 +22,7 @@ COMMANDS = (
     *("profile list", "profile show", "profile diff"),
 )
 # of the commands that hand their words to a module, what `--help` loads
-MODULES = ("pipeline.rehearse", "pipeline.job")
+MODULES = ("pipeline.rehearse", "pipeline.job", "pipeline.jobs")
 pytestmark = pytest.mark.pipeline
 
 

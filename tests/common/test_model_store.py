@@ -1,5 +1,6 @@
 """A lock of two small files, and what is said of a folder that is not what its lock says."""
 
+import importlib
 import json
 from pathlib import Path
 
@@ -7,6 +8,8 @@ import pytest
 
 from g2rpo_core.common.model_store import LOCK, ModelStore, describe_files, write_lock
 from g2rpo_core.foundation.errors import UserError
+from tests.conftest import ROOT
+from tests.fixtures.commands import run_here
 
 
 @pytest.fixture
@@ -55,3 +58,16 @@ def test_without_a_lock_the_stage_that_makes_it_is_named(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match="the stage `models` makes it"):
         ModelStore(Path("models", "tiny")).entry("scorer")
+
+
+@pytest.mark.parametrize("stage", ["embed", "train", "evaluate"])
+def test_models_of_a_published_size_are_not_run_on_a_cpu_by_accident(stage, tmp_path, monkeypatch):
+    """Before anything is loaded: of these models there is only the lock."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    (tmp_path / "profiles").symlink_to(ROOT / "profiles")
+    files = {"transformer/diffusion_pytorch_model.safetensors": {"size": 24 * 2**30, "sha256": "0"}}
+    write_lock(tmp_path / "models" / "flux_hps_clip", {"pipeline": {"repo": "a/b", "revision": "0", "files": files}})
+    words = [] if stage == "embed" else ["--method", "g2rpo", "--seed", 1]
+    done = run_here(importlib.import_module(f"stages.{stage}").main, "--profile", "flux_hps_clip", *words, folder=tmp_path)
+    assert done.returncode == 1 and done.stderr.count("\n") == 1, done.stderr
+    assert "the pipeline has 24 GiB" in done.stderr and "finds no GPU here" in done.stderr and "G2RPO_ON_CPU=1" in done.stderr

@@ -261,3 +261,10 @@ def test_a_study_compares_its_own_methods_by_its_own_rewards(comparison, complai
     else:
         with pytest.raises(UserError, match=re.escape(complaint)):
             load_study("steps")
+
+
+@pytest.mark.parametrize("name", ["flux_lora_1gpu", "sd35_medium_lora_1gpu"])
+def test_every_method_trains_a_lora_with_one_learning_rate(name):
+    """Rates of whole weights, ten to thirty times smaller, would make the baselines learn nothing."""
+    profile = load_profile(ROOT / "profiles" / f"{name}.yaml")
+    assert {profile.run(method).training.learning_rate for method in profile.methods} == {profile.training.learning_rate}

@@ -1,5 +1,6 @@
 """Exact resume: real processes, killed by real signals at seeded moments, end with the same bits."""
 
+import errno
 import json
 import os
 import random
@@ -12,7 +13,8 @@ import pytest
 import torch
 
 from g2rpo_core.distributed import checkpoint
-from g2rpo_core.distributed.process_group import ProcessGroup, join
+from g2rpo_core.distributed.launcher import join_processes
+from g2rpo_core.distributed.process_group import ProcessGroup, join, num_processes
 from g2rpo_core.foundation.errors import UserError
 from tests.conftest import ROOT
 
@@ -173,7 +175,16 @@ from stages.common import ends_in_one_line
 rank, meet, checkpoint.VISIBLE_WITHIN = int(sys.argv[1]), sys.argv[2], 1.0
 dist.init_process_group("gloo", init_method=f"file://{meet}", rank=rank, world_size=2, timeout=timedelta(minutes=2))
 atexit.register(dist.destroy_process_group)
-ends_in_one_line(lambda: print(checkpoint.scratch("train", "run", {}, [], ProcessGroup(rank, 2)).resolve()))()
+
+
+@ends_in_one_line
+def main():
+    processes = ProcessGroup(rank, 2)
+    checkpoint.claim("train", "run", processes)
+    print(checkpoint.scratch("train", "run", {}, [], processes).resolve())
+
+
+main()
 """
 
 
@@ -284,3 +295,31 @@ def test_too_small_a_disk_is_told_before_the_work(tmp_path, monkeypatch):
     checkpoint.check_room(1, "training run")
     with pytest.raises(UserError, match="training run needs 1048576.0 GiB, and the disk of .* has .* free: make room"):
         checkpoint.check_room(2**50, "training run")
+
+
+def test_a_disk_without_locks_is_warned_of_and_used(tmp_path, monkeypatch, capsys):
+    def flock(handle, how):
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("fcntl.flock", flock)
+    checkpoint.claim("train", "tiny/g2rpo-1")
+    said = capsys.readouterr().err
+    assert said.startswith("warning: the disk of ") and "(flock)" in said and said.count("\n") == 1
+
+
+def test_auto_takes_as_many_gpus_as_share_the_prompts_evenly(monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 8)
+    assert [num_processes("auto", prompts) for prompts in (16, 12, 7, 1)] == [8, 6, 7, 1]
+    assert num_processes("auto") == 8
+
+
+def test_a_launcher_that_kills_before_the_grace_is_over_is_refused(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
+    message = "grace is 120 s, but the launcher kills its processes 30 s after SIGTERM: export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=135"
+    with pytest.raises(UserError, match=message):
+        join_processes(1, None, 120.0)
+    monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "135")
+    monkeypatch.setattr("g2rpo_core.distributed.process_group.die_with_parent", lambda: None)
+    assert join_processes(1, None, 120.0)[0] == ProcessGroup()

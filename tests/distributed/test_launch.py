@@ -172,6 +172,38 @@ def test_an_evaluation_that_was_killed_scores_nothing_twice(folder):
     same_evaluation(folder / "whole" / "base-0", whole)
 
 
+HOLDS = """
+import os, time
+
+class Holds:
+    def score(self, images, prompts):
+        if os.environ["RANK"] == "0" and os.path.exists("hold"):
+            os.rename("hold", "held")
+            time.sleep(40)
+        return images[:, 0].mean((1, 2))
+"""
+
+
+@pytest.mark.slow
+def test_a_checkpoint_at_sigterm_has_the_whole_grace_of_the_profile(folder):
+    """A call of 40 seconds before the checkpoint: torch's launcher would kill its processes after 30."""
+    profile = YAML(typ="safe").load(folder / "profiles" / "two.yaml")
+    profile["rewards"]["redness"]["class"] = "holds:Holds"
+    profile["training"]["checkpoints"] = {"grace": 100}
+    with (folder / "profiles" / "holds.yaml").open("w") as file:
+        YAML().dump(profile, file)
+    (folder / "holds.py").write_text(HOLDS)
+    for made in ("models", "embeddings"):
+        (folder / made / "holds").symlink_to(folder / made / "two")
+    (folder / "hold").touch()
+    child = start(folder, "holds", "train")
+    until((folder / "held").exists, running=[child])
+    child.terminate()
+    output, _ = child.communicate()
+    assert child.returncode == 128 + signal.SIGTERM and "stopped as asked after iteration 0" in output, output
+    assert list((folder / ".cache/resume/train/holds").glob("g2rpo-1/*/iteration-000000"))
+
+
 def node(folder: Path, rank: int, port: int, **environ: str) -> subprocess.Popen:
     """One of two machines with a process each, by the committed configuration."""
     launcher = [

@@ -45,13 +45,13 @@ RUN = {
 }
 # Why the others are only parsed: the first pattern that fits.
 ONLY_PARSED = {
-    r"^(make|dvc (repro|checkout|plots|commit)|python -m (studies run|stages\.train))\b": "whole stages; tests/pipeline and CI run them",
-    r"^g2rpo (rehearse|plan|launch)\b": "FLUX or a cluster; tests/estimate, tests/pipeline/test_rehearsal.py and test_flux_profiles.py run them",
+    r"^(make|dvc (repro|checkout|plots|commit)|python -m (studies run|stages\.(train|evaluate)))\b": "whole stages; tests/pipeline and CI run them",
+    r"^g2rpo (rehearse|plan|launch|jobs)\b": "FLUX or a cluster; tests/estimate, tests/pipeline/test_rehearsal.py and test_slurm.py run them",
     r"^g2rpo (demo|serve-reward)\b": "a server; tests/demo/test_page.py and tests/serving run them",
     r"^g2rpo (models|prompts)\b": "of FLUX; tests/hub and tests/cli run them",
     r"^g2rpo export .*--push": "a hub; tests/inference/test_export.py runs it",
     r"^g2rpo (generate|score|report|profile (show|diff)|--install-completion)": "named with other words that are run; completion writes into the home folder",
-    r"^(hf|dvc (push|pull|remote))\b": "a hub, or a remote of the reader's",
+    r"^(hf|dvc (push|pull|remote|cache|gc))\b": "a hub, or a remote or cache of the reader's",
     r"^python -m tools\.": "tests/docs/test_site.py runs what they write",
     r"^g2rpo (doctor --profile|probe)": "an example of the help text; tests/cli runs them",
     r"^dvc exp\b": "a training; docs/howto/dvc.md says what it does",
@@ -71,7 +71,7 @@ NAMED = (
     "python -m uvicorn my_server:app --port 8700",
 )  # without what they need
 COMMANDS = commands()
-GENERATED = ("docs/reference/commands.md", "docs/reference/settings.md")
+GENERATED = ("docs/reference/commands.md", "docs/reference/settings.md", "docs/reference/calls.md")
 
 
 def test_every_command_is_run_or_has_a_reason_and_no_entry_is_stale():

@@ -272,3 +272,17 @@ def test_the_command_speaks_to_machines_and_says_what_is_wrong():
     ):
         done = run_here(main, *command[3:], *words, folder=ROOT)
         assert done.returncode == 1 and done.stderr.startswith(message) and done.stderr.count("\n") == 1
+
+
+def test_checkpoints_take_little_of_a_runs_time():
+    """Of every method on the machines of its profile: at most a tenth, if nothing were computed meanwhile."""
+    profile = load_profile(ROOT / "profiles" / "flux_hps_clip.yaml")
+    for name in ("g2rpo", "g2rpo_coarse"):
+        plan = make_plan(profile, name, Machines(16, 141, 2))
+        assert plan.checkpoints == 1 + int(plan.hours * 2) and plan.saving_hours < 0.1 * plan.hours, name
+
+
+def test_the_disk_counts_what_dvc_copies_and_the_hours_an_evaluation():
+    plan = make_plan(load_profile(ROOT / "profiles" / "flux_hps_clip.yaml"), "g2rpo", Machines(8, 141))
+    assert plan.disk_gib["copies"] == pytest.approx(plan.disk_gib["embeddings"] + plan.disk_gib["trained"], abs=0.01)
+    assert 0.15 < plan.evaluation_hours < 0.3  # 26,400 calls of 0.235 s on 8 GPUs

@@ -207,3 +207,12 @@ def test_a_damaged_file_of_revisions_ends_in_one_line(tmp_path, monkeypatch):
     file.write_text('{"a/b": ')
     with pytest.raises(UserError, match="models.json: .*restore it with `git checkout"):
         Revisions(file)
+
+
+def test_a_trainers_arguments_beside_safetensors_are_neither_read_nor_in_the_way(hub):
+    """`training_args.bin`, which trainers upload as a rule, holds objects and no weights."""
+    save_file(TENSORS, hub.folder / "model.safetensors")
+    torch.save({"arguments": Path("anything")}, hub.folder / "training_args.bin")
+    hub.add(REPO, REVISION, hub.folder)
+    entry = fetch(models(files=["*.safetensors", "*.bin", "config.json"]))["pipeline"]
+    assert "without_pickles" not in entry and "training_args.bin" in entry["files"]

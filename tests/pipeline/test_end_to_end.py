@@ -23,8 +23,8 @@ from studies import __main__ as studies
 from tests.conftest import ROOT
 from tests.fixtures.browser import open_page
 from tests.fixtures.commands import run_here
+from tests.fixtures.projects import seconds_checkout
 
-FIT = {"steps": 4, "batch": 8, "learning_rate": 1e-3}
 WITHOUT_ENVIRONMENT = "/usr/bin:/bin"  # a PATH on which `python` is not the environment's, or none
 pytestmark = pytest.mark.pipeline
 
@@ -44,39 +44,7 @@ def dvc(folder: Path, *words: str, **changes: str) -> str:
 def project(tmp_path_factory) -> Path:
     """A fresh git checkout with a profile `seconds` that extends `tiny`, taken through `dvc repro` and committed."""
     folder = tmp_path_factory.mktemp("project")
-    files = run(["git", "ls-files", "--cached", "--others", "--exclude-standard"], ROOT).stdout.split("\n")
-    for file in filter(None, files):
-        if (ROOT / file).exists() and not file.startswith(("tests/", "reports/", "dvc.lock")):
-            (folder / file).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / file, folder / file)
-    fits = ("vae", "flux", "clip_score", "hps", "pickscore", "image_reward", "unified_reward")
-    profile = {
-        "extends": "tiny",
-        "models": {"images": 64} | dict.fromkeys(fits, FIT),
-        "prompts": {"train": "mine.txt", "train_count": 5, "test_count": 6},
-        "training": {
-            "iterations": 2,
-            "num_generations": 2,
-            "snapshots": [1],
-            "monitor": {"every": 1, "prompts": 3, "rewards": ["verifier"]},
-        },
-        # four steps teach nobody to answer in the words of a template, so UnifiedReward is left out
-        "evaluation": {
-            "steps": [4, 2],
-            "checkpoints": ["final", 1],
-            "diversity": {"prompts": 4, "noises": 2},
-            "rewards": ["hps", "clip_score", "pickscore", "image_reward", "verifier"],
-        },
-        "methods": {  # a variant, by a name of its own
-            "g2rpo_two": {"method": "g2rpo", "label": "two steps", "settings": {"tree": {"sde_steps": [0, 1]}}},
-            "dance_grpo": None,  # its training of 400 iterations has no snapshot 1
-        },
-    }
-    YAML().dump(profile, folder / "profiles" / "seconds.yaml")
-    # another profile than tiny, a prompt file of the user's own, and text that would harm a page
-    (folder / "mine.txt").write_text("a red circle\na <b> & red\na blue cross\nein Hund\n\na square\n")
-    (folder / "params.yaml").write_text("profile: seconds\nmethods: [g2rpo, g2rpo_two]\nseeds: [7]\npublished: []\n")
-    run(["git", "init", "--quiet"], folder)
+    seconds_checkout(folder)
     checked = run([sys.executable, "-m", "pipeline.check"], folder)
     assert checked.returncode == 0, checked.stderr
     dvc(folder, "repro", PATH=WITHOUT_ENVIRONMENT)
@@ -339,54 +307,6 @@ def test_a_second_dvc_repro_in_the_checkout_is_refused_and_damages_nothing(proje
     assert first.wait() == 0
     assert "Running stage" not in dvc(project, "repro")
     assert (project / "dvc.lock").read_bytes() == lock
-
-
-SRUN = """#!/usr/bin/env bash
-# Slurm's, for two nodes that are this machine: the first must have the port before the second looks for it (bash -c SCRIPT HOST PORT ...)
-shift
-SLURM_NODEID=0 "$@" & first=$!
-until (exec 3<>"/dev/tcp/$4/$5") 2>/dev/null; do kill -0 $first || exit 1; sleep 0.2; done
-SLURM_NODEID=1 "$@" & second=$!
-wait $first && wait $second
-"""
-
-
-def test_a_job_on_two_nodes_leaves_a_run_that_dvc_knows(project, tmp_path):
-    """Made beside DVC, by the file for Slurm; then `dvc repro`, which runs no stage of it again and deletes nothing."""
-    params = project / "params.yaml"
-    before = params.read_text()
-    profile = project / "profiles" / "seconds.yaml"
-    alone = profile.read_text()
-    params.write_text("profile: seconds\nmethods: [g2rpo, g2rpo_two]\nseeds: [7, 8]\npublished: []\n")
-    profile.write_text(
-        alone.replace("training:", "training:\n  processes: auto\n  prompts_per_iteration: 2").replace(
-            "evaluation:", "evaluation:\n  processes: auto"
-        )
-    )
-    (tmp_path / "srun").write_text(SRUN)
-    (tmp_path / "srun").chmod(0o755)
-    words = ["--profile", "seconds", "--method", "g2rpo", "--seed", "8", "--nodes", "2", "--gpus-per-node", "1"]
-    try:
-        written = run([sys.executable, "-m", "g2rpo_core.cli", "launch", *words], project)
-        assert written.returncode == 0, written.stderr
-        job = written.stdout.strip()
-        assert job == ".cache/jobs/seconds-g2rpo-8.sbatch" and "#SBATCH --nodes=2\n" in (project / job).read_text()
-        done = run(["bash", job], project, PATH=f"{tmp_path}:{os.environ['PATH']}", OMP_NUM_THREADS="1")
-        assert done.returncode == 0, done.stdout + done.stderr
-        for stage in ("train", "evaluate"):
-            assert done.stdout.count(f"dvc status knows this run as {stage}@g2rpo-8") == 1, done.stdout + done.stderr
-        records = project / "runs" / "seconds" / "g2rpo-8" / "records.parquet"
-        made = records.stat().st_mtime_ns
-        said = dvc(project, "repro", "evaluate@g2rpo-8")
-        assert "Running stage" not in said and records.stat().st_mtime_ns == made, said
-    finally:
-        params.write_text(before)
-        profile.write_text(alone)
-        run(["git", "checkout", "--quiet", "--", "dvc.lock", "reports"], project)
-        for made_of in ("runs", "evaluations"):
-            shutil.rmtree(project / made_of / "seconds" / "g2rpo-8", ignore_errors=True)
-        for file in ("curves", "metrics"):
-            (project / "reports" / file / "g2rpo-8.json").unlink(missing_ok=True)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from functools import partial
 
 import pytest
+import torch
 
 from g2rpo_core.algorithm.methods import METHODS
 from g2rpo_core.distributed import checkpoint
@@ -10,7 +11,7 @@ from g2rpo_core.training import drift
 from g2rpo_core.training.drift import DriftError
 from g2rpo_core.training.loop import train
 from g2rpo_core.training.settings import DriftSettings, TrainingSettings
-from tests.fixtures.rollouts import small_method
+from tests.fixtures.rollouts import redness, small_method
 
 # of methods with one update an iteration, where a test says nothing else
 history, find_warnings = partial(drift.history, updates=1), partial(drift.find_warnings, updates=1)
@@ -104,13 +105,28 @@ def test_a_run_that_asks_for_it_is_stopped_with_a_checkpoint_and_goes_on_without
         drift=drift,
         max_old_policy_ratio_error=1e9,
     )
-    warned = []
+    warned: list[int] = []
+    warn = lambda iteration, text: warned.append(iteration) if text.startswith("clip_ratio") else None
     with pytest.raises(
         DriftError, match="iteration 2: clip_ratio was 0.6 or more .of at most 0.67. in 2 iterations.*training.drift.stop: false"
     ):
-        train(make(drift), tmp_path, dict, lambda record: None, lambda iteration, text: warned.append(iteration))
+        train(make(drift), tmp_path, dict, lambda record: None, warn)
     assert warned == [2] and checkpoint.last_iteration(tmp_path) == 2
-    records = train(
-        make(DriftSettings(patience=2)), tmp_path, dict, lambda record: None, lambda iteration, text: warned.append(iteration)
-    )
+    records = train(make(DriftSettings(patience=2)), tmp_path, dict, lambda record: None, warn)
     assert [record["iteration"] for record in records] == [0, 1, 2, 3, 4] and warned == [2, 2]
+
+
+def test_a_ratio_that_is_off_warns_and_stops_no_run(make_trainer, policy, tmp_path):
+    """Weights that move between rollout and update, here while scoring, even in a run that stops at a warning."""
+    weight, warned = policy.transformer.proj_out.weight, []
+
+    def moving(images, prompts):
+        with torch.no_grad():
+            weight.mul_(1.01)
+        return redness(images, prompts)
+
+    trainer = make_trainer(small_method("g2rpo"), reward=moving, drift=DriftSettings(stop=True))
+    records = train(trainer, tmp_path, dict, lambda record: None, lambda iteration, text: warned.append((iteration, text)))
+    assert [record["iteration"] for record in records] == [0, 1, 2]
+    ((iteration, text),) = warned
+    assert iteration == 1 and "|ratio - 1| was " in text and "over clip_range 0.0001" in text

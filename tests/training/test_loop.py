@@ -1,7 +1,9 @@
 """Numbers that stop a run: what is said, and that the checkpoint which is left comes to the same state again."""
 
+import itertools
 import json
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -65,6 +67,15 @@ def test_checkpoints_are_written_every_so_many_iterations_and_after_the_last(mak
     settings = CheckpointSettings(every=2, keep=10)
     train(make_trainer(small_method("g2rpo"), iterations=5, checkpoints=settings), tmp_path, dict, lambda record: None)
     assert [path.name for path in checkpoint.checkpoints(tmp_path)] == [f"iteration-{number:06d}" for number in (2, 4, 5)]
+
+
+def test_checkpoints_by_the_clock_are_written_after_so_many_minutes_and_at_the_end(make_trainer, tmp_path, monkeypatch):
+    """Each look at the clock is 20 seconds later than the one before."""
+    clock = itertools.count(0, 20)
+    monkeypatch.setattr("g2rpo_core.training.loop.time", SimpleNamespace(monotonic=lambda: next(clock)))
+    settings = CheckpointSettings(minutes=1, keep=10)
+    train(make_trainer(small_method("g2rpo"), iterations=5, checkpoints=settings), tmp_path, dict, lambda record: None)
+    assert [path.name for path in checkpoint.checkpoints(tmp_path)] == [f"iteration-{number:06d}" for number in (3, 5)]
 
 
 def test_a_run_stopped_after_its_first_iteration_keeps_the_optimizers_moments(make_trainer, policy, tmp_path):

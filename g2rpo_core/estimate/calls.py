@@ -1,0 +1,98 @@
+"""Compute how many rows the calls of rollout and update have at each SDE step, and how far their velocities may be apart.
+
+Where both have equally many, the ratio before the first update is 1. Where they do not, bfloat16 rounds otherwise, and how much that
+moves the ratio depends on the step.
+"""
+
+import math
+import random
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from g2rpo_core.algorithm.objective import ObjectiveSettings
+from g2rpo_core.config import Profile
+from g2rpo_core.estimate.machines import Machines
+from g2rpo_core.estimate.plan import Work
+from g2rpo_core.sampling.rollout import shared_calls
+from g2rpo_core.sampling.schedule import shifted_sigmas
+
+DRAWS = 8  # of the steps that an iteration trains on
+LARGEST = 4.5  # standard deviations of the largest ratio that a run sees
+
+
+@dataclass(frozen=True)
+class Calls:
+    """An SDE step, over the trees of a run."""
+
+    step: int
+    rollout: set[int]
+    """Rows of the calls that sample it."""
+    update: set[int]
+    """Rows of the calls that train it."""
+    tolerated: float
+    """The relative difference of two velocities at which |ratio - 1| leaves the clip range."""
+
+
+def calls_of(profile: Profile, name: str, machines: Machines) -> list[Calls]:
+    """Return the calls of a method at each SDE step that it may train on, in order; none of a method without a ratio."""
+    work = Work(profile, name, machines, None)
+    objective = work.method.objective
+    if not isinstance(objective, ObjectiveSettings):
+        return []
+    found: dict[int, tuple[set[int], set[int]]] = {}
+    for tree in {id(tree): tree for tree in work.trees}.values():
+        rows: dict[int, set[int]] = {}
+        for together in shared_calls(tree, work.prompts, work.group, work.at_once["rollout"]):
+            owners: np.ndarray = np.repeat(list(together), list(together.values()))
+            parts = np.array_split(owners, -(-len(owners) // work.at_once["rollout"]))
+            rows |= {node: {len(part) for part in parts if node in part} for node in together}
+        ends, widths = tree.transitions(), tree.widths(work.group)
+        for draw in range(DRAWS):
+            chosen = objective.draw_steps(len(ends), random.Random(draw))
+            for index, sizes in _updates(work, [(widths[ends[one][0]], widths[ends[one][1]]) for one in chosen]):
+                sampled, trained = found.setdefault(tree.sde_steps[chosen[index]].step, (set(), set()))
+                sampled |= rows[ends[chosen[index]][0]]
+                trained |= sizes
+    return [Calls(step, *found[step], tolerated(work, step)) for step in sorted(found)]
+
+
+def _updates(work: Work, transitions: list[tuple[int, int]]) -> list[tuple[int, set[int]]]:
+    """Return the index of each transition (states, next states) with the rows of the calls that train it, as `split` makes them."""
+    updates, indexed = work.method.objective.updates_per_rollout, list(enumerate(transitions))
+    # The transitions of each optimizer step: a part of the members has the state that all depart from, or its own
+    if updates == "step":
+        steps = [[one] for one in indexed]
+    else:
+        parts = [len(part) for part in np.array_split(range(work.group), 1 if updates == "iteration" else updates) if len(part)]
+        of_part = lambda part, one: one if part == work.group else (1, part) if one[0] == 1 else (part, part)
+        steps = [[(index, of_part(part, one)) for index, one in indexed] for part in parts]
+    # The calls of each: states with equally many next states go together
+    found: list[tuple[int, set[int]]] = []
+    for step in steps:
+        for members in {after // before for _, (before, after) in step}:
+            same = [(index, work.prompts * before) for index, (before, after) in step if after // before == members]
+            trained: np.ndarray = np.repeat([index for index, _ in same], [rows for _, rows in same])
+            calls = [trained[start : start + work.at_once["update"]] for start in range(0, len(trained), work.at_once["update"])]
+            found += [(index, {len(call) for call in calls if index in call}) for index, _ in same]
+    return found
+
+
+def tolerated(work: Work, step: int) -> float:
+    """Return the difference e of velocities at which |ratio - 1| = 4.5 g e / sqrt(n) + (g e)^2 / 2 is the clip range.
+
+    g: the velocity's weight in the transition's mean, in standard deviations; n: elements of a latent. Classifier-free guidance adds
+    the errors of both evaluations.
+    """
+    sigmas = shifted_sigmas(work.sampling.steps, work.sampling.shift)
+    transition = work.method.tree.transition(sigmas)
+    assert transition is not None  # of a method with a ratio
+    zero, one = torch.zeros(1, 1), torch.ones(1, 1)
+    moved = transition(zero, one, step=step)
+    weight = abs(float((moved.mean - transition(zero, zero, step=step).mean) / moved.std))
+    if work.forward_evals == 2:
+        weight *= math.hypot(work.sampling.guidance, work.sampling.guidance - 1)
+    elements = work.tokens[0] * 4 * work.shape.vae["latent_channels"]  # a token has 2 x 2 latents
+    linear = LARGEST / math.sqrt(elements)
+    return (math.sqrt(linear**2 + 2 * work.training.clip_range) - linear) / weight
