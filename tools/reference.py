@@ -331,6 +331,8 @@ def calls_page() -> str:
         parts[-1] += "\n|---|---|---|---|---|---|"
         for name in profile.methods:
             calls = calls_of(profile, name, machines)
+            if not calls:
+                continue
             rows = lambda sets: ", ".join(map(str, sorted(set().union(*sets))))
             equal = all(one.rollout == one.update for one in calls)
             steps = f"{calls[0].step} … {calls[-1].step}" if len(calls) > 1 else str(calls[0].step)

@@ -64,7 +64,10 @@ def override(under: Resolved, over: Resolved) -> Resolved:
 
     data = merged(under.data, over.data)
     origin = under.origin | over.origin
-    return Resolved(data, {key: origin[key] for key in leaves(data) if key in origin})
+    for key in leaves(data):
+        if key not in origin:  # a mapping that a null has emptied
+            origin[key] = next(line for other, line in over.origin.items() if other.startswith(f"{key}."))
+    return Resolved(data, {key: origin[key] for key in leaves(data)})
 
 
 def leaves(data: object, prefix: str = "") -> list[str]:
