@@ -45,7 +45,7 @@ class ImageCredit(_Comparison):
 
 
 class GainCredit(_Comparison):
-    """An SDE step has what the clean prediction gains by it (Stepwise-Flow-GRPO)."""
+    """An SDE step has what the clean prediction gains by it, compared with the gains of all steps of its group (Stepwise-Flow-GRPO)."""
 
     reward: Literal["gain"] = Field(description="gain: an SDE step's reward is what the clean prediction gains by it")
 
@@ -90,7 +90,10 @@ def transition_advantages(
         return branch_advantages(values, weights, clip, groups, DEVIATIONS[credit.deviation](values, processes))
 
     if gains is not None:
-        return [advantages(gain[:, :, None, None])[:, 0] for gain in gains]
+        # All gains of a group together: the steps' own spreads stay, so that a step that changes little has small advantages
+        of_group = [gain.unflatten(-1, (groups, -1)) for gain in gains]  # [R, P, groups, W / groups]
+        together = advantages(torch.cat(of_group, -1).flatten(2)[:, :, None, None])[:, 0].unflatten(-1, (groups, -1))
+        return [part.flatten(1) for part in together.split([each.shape[-1] for each in of_group], -1)]
     of_members = advantages(rewards)  # [P, B, G]
     found = []
     for transition in transitions:

@@ -119,7 +119,9 @@ def rollout(
                     states[child], transitions[node.noise] = sampled.next_latents, sampled
                 elif parent.tail and parent.parent is not None and solver == "dpm2":
                     sigmas = (sigma_of(tree.nodes[parent.parent].step), sigma, sigma_of(node.step))
-                    states[child] = dpm2(x, predicted[index], predicted[parent.parent], sigmas)
+                    before = predicted[parent.parent]  # of fewer states, where the last noise has split them
+                    before = before.repeat_interleave(x.shape[1] // before.shape[1], 1)
+                    states[child] = dpm2(x, predicted[index], before, sigmas)
                 else:
                     states[child] = ode(x, v, sigma, sigma_of(node.step))
             if solver == "euler" and index not in around:

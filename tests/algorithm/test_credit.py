@@ -119,8 +119,26 @@ def test_a_step_may_have_the_gain_of_the_clean_prediction_as_its_reward(make_tra
     total = scores(rollout.clean[:, 0, 0]) - scores(rollout.around[0][0])
     torch.testing.assert_close(sum(gains)[0], total, rtol=1e-4, atol=1e-5)
     found = advantages_by(trainer.method, rollout.transitions, torch.zeros(1, 2, 1, 1, 3), gains)
-    for advantages, gain in zip(found, gains):
-        torch.testing.assert_close(advantages[0], z(*gain[0, 0].tolist()), rtol=1e-3, atol=1e-4)
+    together = torch.stack(gains, 2)[0].flatten(1)  # [P, steps x members]
+    for prompt in range(2):
+        mine = torch.cat([advantages[prompt] for advantages in found])
+        torch.testing.assert_close(mine, z(*together[prompt].tolist()), rtol=1e-3, atol=1e-4)
+
+
+def test_gains_of_all_steps_are_compared_together_so_small_ones_stay_small():
+    """Stepwise-Flow-GRPO: one mean and one deviation of a group's gains at all steps; by hand, in groups of one noise, and in a tree."""
+    gains = [torch.tensor([[[4.0, -4.0, 2.0, 0.0]]]), torch.tensor([[[1.0, -1.0, 1.0, 1.0]]])]
+    method, nothing = PLAIN.changed(credit={"reward": "gain"}), torch.zeros(1, 1, 1, 1, 4)
+    early, late = advantages_by(method, sampled((1, 4), (4, 4)), nothing, gains)
+    torch.testing.assert_close(torch.cat([early, late], -1)[0], z(4, -4, 2, 0, 1, -1, 1, 1))
+    assert early.std() / late.std() == pytest.approx((gains[0].std() / gains[1].std()).item())
+    by_noise = method.changed(tree={"initial_noises": 2}, credit={"compared": "noise"})
+    early, late = advantages_by(by_noise, sampled((2, 4), (4, 4)), nothing, gains)
+    torch.testing.assert_close(torch.cat([early[0, :2], late[0, :2]]), z(4, -4, 1, -1))
+    torch.testing.assert_close(torch.cat([early[0, 2:], late[0, 2:]]), z(2, 0, 1, 1))
+    tree = TREE.changed(credit={"reward": "gain"})
+    shared, own = advantages_by(tree, sampled((1, 2), (2, 4)), nothing, [gains[0][..., :2], gains[1]])
+    torch.testing.assert_close(torch.cat([shared, own], -1)[0], z(4, -4, 1, -1, 1, 1))
 
 
 def test_a_shared_prediction_is_the_one_before_the_gain_of_each_of_its_next_states(make_trainer, embeddings, policy):

@@ -15,6 +15,18 @@ MADE_UP = {  # what no published method has, and the size of its group
     "a noise each": ({"branching": "all", "sde_steps": (1, 4), "initial_noises": "each"}, 3),
     "late splits": ({"branching": "splits", "sde_steps": "all", "splits": (1, 4), "granularities": (1, 3)}, 4),
     "two noises and splits": ({"branching": "splits", "sde_steps": (0, 2, 3, 6), "splits": (2, 6), "initial_noises": 2}, 8),
+    "two noises, second order": (
+        {"branching": "each", "sde_steps": (0, 2, 5), "granularities": (1, 3), "initial_noises": 2, "solver": "dpm2"},
+        6,
+    ),
+    "a window of one step, second order": (
+        {"branching": "all", "sde_steps": (2,), "granularities": (2,), "initial_noises": 3, "solver": "dpm2"},
+        6,
+    ),
+    "a split at the last noise, second order": (
+        {"branching": "splits", "sde_steps": (0, 1, 5), "splits": (0, 5), "granularities": (1, 2), "solver": "dpm2"},
+        9,
+    ),
     "long steps": ({"branching": "each", "sde_steps": (0, 2, 5), "spans": (2, 3, 4), "granularities": (1, 2)}, 3),
 }
 CASES = {name: (method, 16 if name == "branch_grpo" else GROUP) for name, method in METHODS.items()}
