@@ -13,6 +13,7 @@ from g2rpo_core.algorithm.methods import METHODS, Method
 from g2rpo_core.algorithm.objective import draw_by_member, noise_weights
 from g2rpo_core.distributed.process_group import ProcessGroup
 from g2rpo_core.sampling.rollout import SampledTransition
+from g2rpo_core.sampling.schedule import shifted_sigmas
 from g2rpo_core.sampling.tree import SDEStep
 from g2rpo_core.training.experience import score_gains, score_rollout
 from tests.fixtures.rollouts import redness, small_method
@@ -162,12 +163,40 @@ def test_a_part_of_the_members_keeps_the_states_that_they_came_from():
 
 
 def test_a_step_may_weigh_as_its_noise_does(make_trainer, embeddings):
-    assert noise_weights([0.3, 0.1]) == pytest.approx([1.5, 0.5])  # 1 on average
-    trainer = make_trainer(small_method("tempflow_grpo", tree={"sde_steps": (0, 2, 3)}, objective={"timestep_fraction": 2 / 3}))
-    transitions = trainer.sampler(embeddings.conditioning([0, 1]), 0).transitions
-    trained = trainer.objective.trained(transitions, [torch.zeros(2, 3)] * 3, lambda *index: random.Random(str(index)), range(2))
-    stds = [trainer.objective.std(each.sampled) for each in trained]
-    assert len(trained) == 2 and [each.weights.unique().item() for each in trained] == pytest.approx(noise_weights(stds))
+    """By all steps that may be drawn, in iterations that draw one of them too: early steps weigh more than late ones."""
+    assert noise_weights({4: 0.3, 7: 0.1}) == pytest.approx({4: 1.5, 7: 0.5})  # 1 on average
+    window = {"size": 1, "order": "scattered"}
+    method = small_method("tempflow_grpo", tree={"sde_steps": (0, 2, 3), "window": window, "initial_noises": 1})
+    trainer = make_trainer(method)
+    sigmas = shifted_sigmas(6, 3.0)
+    noise = lambda step: (
+        sigmas[step] / (1 - sigmas[max(step, 1)]) * (sigmas[step] - sigmas[step + 1])
+    )  # squared, over eta squared
+    expected, seen = noise_weights({step: noise(step).item() ** 0.5 for step in (0, 2, 3)}), {}
+    for iteration in range(12):
+        transitions = trainer.sampler(embeddings.conditioning([0, 1]), iteration).transitions
+        (trained,) = trainer.objective.trained(transitions, [torch.zeros(2, 3)], lambda *index: random.Random(1), range(2))
+        seen[trained.sampled.sde_step.step] = trained.weights.unique().item()
+    assert seen == pytest.approx(expected) and expected[0] > expected[2] > expected[3]
+
+
+def test_the_weights_of_steps_leave_the_divergence_alone(make_trainer, embeddings, policy):
+    """TempFlow-GRPO weighs the policy's loss; beta KL counts every step alike: with no advantages, weights change nothing."""
+    norms = {}
+    for weights in ("equal", "noise"):
+        method = small_method("g2rpo", objective={"step_weights": weights, "kl_coef": 1.0})
+        trainer = make_trainer(method, max_grad_norm=1e9)
+        with torch.no_grad():
+            policy.transformer.proj_out.bias.add_(0.1)
+        conditioning = embeddings.conditioning([0, 1])
+        transitions = trainer.sampler(conditioning, 0).transitions
+        none = [torch.zeros(2, 3)] * len(transitions)
+        trained = trainer.objective.trained(transitions, none, lambda *index: random.Random(1), range(2))
+        trainer.optimizer.step = lambda: None
+        norms[weights] = trainer.update(conditioning, trained)["grad_norm"]
+        with torch.no_grad():
+            policy.transformer.proj_out.bias.sub_(0.1)
+    assert norms["noise"] == pytest.approx(norms["equal"], rel=1e-4) and norms["equal"] > 0
 
 
 def test_the_share_of_steps_is_drawn_for_the_group_or_for_each_member(make_trainer, embeddings):
