@@ -26,6 +26,11 @@ class _Comparison(Settings):
         "group",
         description="rewards are divided by the standard deviation of their group, or of the iteration's rewards, as Flow-GRPO",
     )
+    reward_aggr: Literal["rewards", "advantages"] = Field(
+        "advantages",
+        description="of several rewards, the weighted sum is standardized, as Flow-GRPO; or each reward by itself, and the weighted sum is of "
+        "their advantages, as MixGRPO and the core of GDPO",
+    )
 
     @property
     def needs_predictions(self) -> bool:
@@ -85,6 +90,10 @@ def transition_advantages(
     rewards: [R, P, B, J, G] of the images; gains: of every transition [R, P, W] for `GainCredit`; groups: into which a prompt's members are
     divided (`Method.groups`); weights: of the R rewards; clip: the largest advantage.
     """
+
+    if credit.reward_aggr == "rewards":
+        summed = lambda values: torch.einsum("r,r...->...", values.new_tensor(weights), values)[None]
+        rewards, gains, weights = summed(rewards), gains and [summed(gain) for gain in gains], [1.0]
 
     def advantages(values: torch.Tensor) -> torch.Tensor:
         return branch_advantages(values, weights, clip, groups, DEVIATIONS[credit.deviation](values, processes))

@@ -98,6 +98,25 @@ def test_the_deviation_may_be_that_of_all_rewards_of_all_processes(monkeypatch):
     assert batch_deviation(rewards, ProcessGroup()).shape == (2, 1, 1, 1)
 
 
+def test_of_several_rewards_the_sum_is_standardized_or_each_by_itself():
+    """Flow-GRPO: a reward of a large spread outweighs the others; MixGRPO and GDPO: the weights alone say how much each counts."""
+    rewards = torch.tensor([[1.0, 3.0, 2.0, 6.0], [100.0, 400.0, 300.0, 200.0]])
+    found = {}
+    for reward_aggr in ("rewards", "advantages"):
+        method = PLAIN.changed(credit={"reward_aggr": reward_aggr})
+        (found[reward_aggr],) = advantages_by(method, sampled((1, 4)), rewards.view(2, 1, 1, 1, 4), weights=[1.0, 0.5])
+    torch.testing.assert_close(found["rewards"][0], z(*(rewards[0] + 0.5 * rewards[1]).tolist()))
+    torch.testing.assert_close(found["advantages"][0], z(*rewards[0].tolist()) + 0.5 * z(*rewards[1].tolist()))
+    assert found["rewards"].std() == pytest.approx(1) and PLAIN.credit.reward_aggr == "advantages"
+    gains = [rewards.view(2, 1, 4), -rewards.view(2, 1, 4)]
+    method = PLAIN.changed(credit={"reward": "gain", "reward_aggr": "rewards"})
+    of_steps = advantages_by(method, sampled((1, 4), (4, 4)), torch.zeros(2, 1, 1, 1, 4), gains, [1.0, 0.5])
+    summed = rewards[0] + 0.5 * rewards[1]
+    torch.testing.assert_close(torch.cat(of_steps, -1)[0], z(*summed.tolist(), *(-summed).tolist()))
+    of_sum = {name for name, method in METHODS.items() if method.credit.reward_aggr == "rewards"}
+    assert of_sum == {"flow_grpo", "flow_grpo_fast", "grpo_guard", "tempflow_grpo", "flow_dppo", "stepwise_flow_grpo"}
+
+
 def test_groups_are_standardized_by_themselves_whatever_their_number():
     rewards = torch.randn(2, 3, 2, 2, 6, generator=torch.Generator().manual_seed(0))
     apart = branch_advantages(rewards, [1.0, 2.0], 100.0, groups=3)
@@ -337,5 +356,5 @@ def test_settings_that_do_not_fit_each_other_are_refused(changes, message):
 
 def test_a_part_that_becomes_of_another_kind_keeps_what_both_kinds_have():
     together = METHODS["e_grpo"].changed(tree={"branching": "all"}).tree
-    assert together.branches(16) == ((0, 1, 2, 3, 4, 6),) and set(together.spans_at(16).values()) == {1}
+    assert together.branches(16) == (tuple(range(8)),) and set(together.spans_at(16).values()) == {1}
     assert METHODS["stepwise_flow_grpo"].changed(credit={"reward": "image", "deviation": "batch"}).credit.deviation == "batch"

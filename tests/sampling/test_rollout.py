@@ -29,7 +29,8 @@ MADE_UP = {  # what no published method has, and the size of its group
     ),
     "long steps": ({"branching": "each", "sde_steps": (0, 2, 5), "spans": (2, 3, 4), "granularities": (1, 2)}, 3),
 }
-CASES = {name: (method, 16 if name == "branch_grpo" else GROUP) for name, method in METHODS.items()}
+GROUPS = {"branch_grpo": 16, "tempflow_grpo": 8}  # what needs more than GROUP
+CASES = {name: (method, GROUPS.get(name, GROUP)) for name, method in METHODS.items()}
 CASES |= {name: (Method(tree=FLOW | tree), group) for name, (tree, group) in MADE_UP.items()}
 
 
@@ -167,7 +168,7 @@ def test_flux_in_one_big_batch_equals_one_by_one(policy, embeddings, name):
     tree = METHODS[name].tree
     fits = {"spans": (1, 3)} if getattr(tree, "spans", None) else {"splits": (0, 2)} if tree.split_steps() else {}
     method, sigmas = METHODS[name].changed(tree={"sde_steps": (0, 2), **fits}), shifted_sigmas(6, 3.0)
-    group = 4 if tree.split_steps() else GROUP
+    group = 4 if name in GROUPS else GROUP
     tree = method.tree.build(6)
     initial, noises = noise(tree, group=group)
     velocity = policy.velocity(embeddings.conditioning([3, 11]))

@@ -93,6 +93,20 @@ def test_kl_is_that_of_gaussians():
     torch.testing.assert_close(first.kl(second), torch.distributions.kl_divergence(*normals).mean((1, 2)))
 
 
+def test_kl_is_flow_grpos_in_velocities_so_it_shrinks_with_the_step():
+    """Its paper's closed form, -Delta / 2 (s (1 - sigma) / (2 sigma) + 1 / s)^2 of the velocities' distance: the unit of `kl_coef`."""
+    torch.manual_seed(0)
+    latents, velocity, other = torch.randn(3, 4, 8, 8)
+    for steps in (10, 40):
+        sigmas = shifted_sigmas(steps, 3.0)
+        for step in range(1, steps - 1):
+            first, second = (SDES["flow"](latents, v, sigmas, step, 0.7) for v in (velocity, other))
+            sigma, length = sigmas[step], sigmas[step] - sigmas[step + 1]
+            s = 0.7 * (sigma / (1 - sigma)).sqrt()
+            factor = length / 2 * (s * (1 - sigma) / (2 * sigma) + 1 / s) ** 2
+            torch.testing.assert_close(first.kl(second), factor * (velocity - other).square().mean((1, 2)), rtol=1e-3, atol=0)
+
+
 def test_second_order_steps_converge_faster_than_euler():
     """On the velocity of Gaussian data, whose path has a closed form; halving the steps' length quarters the error."""
     spread, start = 0.5, torch.tensor([[1.5]])
