@@ -11,11 +11,12 @@ import sys
 import tempfile
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import torch
 
-from g2rpo_core.common.processes import die_with_parent
+from g2rpo_core.common.processes import LAUNCHER, die_with_parent
 from g2rpo_core.distributed.process_group import Processes, ProcessGroup, join, num_processes
 from g2rpo_core.foundation.errors import STATUS_FOLDER
 
@@ -78,7 +79,8 @@ def _launch(count: int) -> int:
         environment = {**os.environ, STATUS_FOLDER: folder}
         # A session of its own: Ctrl-C comes to this process alone, which hands it on as SIGTERM; no thread has started yet
         command += sys.argv[1:]
-        child = subprocess.Popen(command, env=environment, preexec_fn=die_with_parent, start_new_session=True)  # noqa: PLW1509
+        follow = partial(die_with_parent, os.getpid())
+        child = subprocess.Popen(command, env=environment, preexec_fn=follow, start_new_session=True)  # noqa: PLW1509
 
         def pass_on(*_) -> None:
             terminated.append(True)
@@ -96,6 +98,7 @@ def main() -> None:
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
+    os.environ[LAUNCHER] = str(os.getpid())
     try:
         launch_command(launch_command_parser().parse_args())
     except SignalException:  # it has ended its processes, which have left their checkpoint
