@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Literal, NamedTuple
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from g2rpo_core.algorithm.batch import TrainedTransition, TransitionBatch, split_updates, transition_batches
 from g2rpo_core.algorithm.loss import clipped_loss, masked_loss, normalized_ratio, ratio
@@ -46,16 +46,28 @@ class ObjectiveSettings(Settings):
     )  # fmt: skip
     kl_coef: float = Field(0.0, ge=0, le=1e6, description="beta, weight of the KL divergence to the model before training")
 
+    @model_validator(mode="after")
+    def _every_update_has_members(self):
+        if self.updates_per_rollout == "step" and self.timesteps_of == "member":
+            raise ValueError(
+                "updates_per_rollout: step may have no member to train if timesteps_of is member: must be iteration or a number"
+            )
+        return self
+
+    def num_trained(self, num_sde_steps: int) -> int:
+        """Return how many of so many SDE steps are trained on in an iteration: rounded down, as DanceGRPO does."""
+        return max(1, int(self.timestep_fraction * num_sde_steps))
+
     def draw_steps(self, num_sde_steps: int, rng: random.Random) -> list[int]:
         """Return the sorted indices of the SDE steps, of all branches, that are trained on in an iteration."""
-        return sorted(rng.sample(range(num_sde_steps), max(1, round(self.timestep_fraction * num_sde_steps))))
+        return sorted(rng.sample(range(num_sde_steps), self.num_trained(num_sde_steps)))
 
     def num_updates(self, num_sde_steps: int) -> int:
         """Return the optimizer steps of an iteration with that many SDE steps. Before the first the ratio is 1: nothing can be clipped."""
         if self.updates_per_rollout == "iteration":
             return 1
         if self.updates_per_rollout == "step":
-            return max(1, round(self.timestep_fraction * num_sde_steps))
+            return self.num_trained(num_sde_steps)
         return self.updates_per_rollout
 
 

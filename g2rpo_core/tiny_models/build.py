@@ -49,7 +49,7 @@ def _start(numerics: Numerics) -> None:
     torch.set_num_threads(1)
     # an orphan would train on, and write into the folders of the next build
     parent = parent_process()
-    die_with_parent(parent and parent.pid)
+    die_with_parent(parent.pid if parent else None)
 
 
 def build_pipeline(root: Path, settings: BuiltModels) -> dict:

@@ -347,6 +347,11 @@ SPLITTING = {"branching": "splits", "splits": (0, 1)}
         ({"credit": {"reward": "gain"}, "tree": {"granularities": (1, 2)}}, "gain has no tails to compare"),
         ({"credit": {"reward": "gain", "node_advantages": "mean"}}, "credit.gain.node_advantages\\n.*Extra inputs"),
         ({"credit": {"compared": "noise"}, "tree": {"initial_noises": "each"}}, "compared: noise needs several members"),
+        (
+            {"objective": {"updates_per_rollout": "step", "timesteps_of": "member"}},
+            "updates_per_rollout: step may have no member to train if timesteps_of is member",
+        ),
+        ({"tree": {"sde": "cps", "eta": 1.5}}, "eta: 1.5 is more noise than there is: at most 1 with sde: cps"),
     ],
 )
 def test_settings_that_do_not_fit_each_other_are_refused(changes, message):

@@ -64,6 +64,8 @@ def test_a_share_of_the_sde_steps_is_drawn():
     draws = [method.objective.draw_steps(15, random.Random(seed)) for seed in range(50)]
     assert all(len(draw) == len(set(draw)) == 9 for draw in draws)
     assert {index for draw in draws for index in draw} == set(range(15))
+    # DanceGRPO's int(T f): 8.4 and 6.6 are rounded down
+    assert [method.objective.num_trained(steps) for steps in (1, 9, 11, 14, 15, 24)] == [1, 5, 6, 8, 9, 14]
 
 
 def test_the_entries_of_the_papers_page_are_the_methods_own_settings():

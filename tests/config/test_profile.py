@@ -231,7 +231,7 @@ def test_a_methods_published_clip_range_is_its_own_unless_an_entry_says_otherwis
     profile = load_profile(ROOT / "profiles" / "tiny.yaml")
     clip_ranges = {name: profile.run(name).training.clip_range for name in profile.methods}
     assert clip_ranges == dict.fromkeys(profile.methods, 1e-4) | {"flow_grpo_fast": 1e-5}
-    other = {"guard": {"method": "grpo_guard"}, "wide": {"method": "flow_grpo_fast", "training": {"clip_range": 0.1}}}
+    other = {"guard": {"method": "grpo_guard"}, "wide": {"method": "grpo_guard", "training": {"clip_range": 0.1}}}
     changed = profile.changed(methods={name: MethodRun.model_validate(entry) for name, entry in other.items()})
     assert [changed.run(name).training.clip_range for name in other] == [4e-6, 0.1]
 

@@ -22,7 +22,6 @@ def test_transitions_are_the_published_ones(file, sde):
         for name, ours in (
             ("mean", transition.mean),
             ("std", transition.std.squeeze()),
-            ("x0", transition.x0),
             ("log_prob", transition.log_prob(following)),
         ):
             expected = golden[f"{sde}_{name}"][step]
@@ -78,6 +77,9 @@ def test_cps_puts_noise_in_the_place_of_predicted_noise():
     latents, velocity = (1 - sigmas[step]) * x0 + sigmas[step] * x1, x1 - x0
     quiet = SDES["cps"](latents, velocity, sigmas, step, 1e-9)
     torch.testing.assert_close(quiet.mean, ode(latents, velocity, sigmas[step], sigmas[step + 1]), rtol=1e-4, atol=1e-5)
+    assert SDES["cps"](latents, velocity, sigmas, step, 1.0).mean.equal(
+        (1 - sigmas[step + 1]) * (latents - sigmas[step] * velocity)
+    )
     loud = SDES["cps"](latents, velocity, sigmas, step, 0.7)
     noise = (loud.sample(torch.randn(1, 100_000)) - (1 - sigmas[step + 1]) * x0) / sigmas[step + 1]
     assert noise.std().item() == pytest.approx(1, abs=0.01)
