@@ -38,6 +38,7 @@ def main(machine: Machine = REAL) -> None:
     name, seed = run_name(args.method, args.seed), int(args.seed)
     machine.check_device(ModelStore(Path("models", args.profile)))
     processes, device = machine.join(training.processes, training.prompts_per_iteration, training.checkpoints.grace)
+    processes.share(training.prompts_per_iteration)  # refused before anything loads
     machine.claim("train", f"{paths.name}/{name}", processes)
     termination = Termination(training.checkpoints.grace).watch()
 
@@ -49,8 +50,7 @@ def main(machine: Machine = REAL) -> None:
             method.objective.needs_base, machine, **policy_settings(sampling, device),
         )  # fmt: skip
         prompts, held_out = (EmbeddingStore(embeddings / part) for part in ("train", "test"))
-        wanted = list(dict.fromkeys([*training.rewards, *monitor.rewards]))
-        monitored = registry.load(wanted, models, device, settings.rewards, machine)
+        monitored = registry.load(dict.fromkeys([*training.rewards, *monitor.rewards]), models, device, settings.rewards, machine)
     rewards = {reward: monitored[reward] for reward in training.rewards}
     trainer = Trainer(policy, method, sampling, training, prompts, rewards, seed, processes, termination)
 

@@ -241,6 +241,7 @@ def _published_methods() -> str:
         values = {name: (field, getattr(spec.settings, name)) for name, field in Method.model_fields.items()}
         own = {name: value for name, (field, value) in values.items() if field.is_required() or value != field.default}
         shown = ", ".join(f"`{name}: {_value(value)}`" for name, value in own.items())
+        shown += f", `training: {{clip_range: {spec.clip_range:g}}}`" if spec.clip_range else ""
         rows.append(f"| `{spec.name}` ({spec.label}) | {shown} |")
     return head + "\n".join(rows) + "\n"
 

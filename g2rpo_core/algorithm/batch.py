@@ -40,7 +40,7 @@ class Losses:
     """The losses of a batch of N rows with M samples each."""
 
     total: torch.Tensor
-    """[N, M], to be weighted, summed and differentiated."""
+    """[N, M], weighted, to be summed and differentiated."""
     sums: dict[str, torch.Tensor]
     """Figure -> its sum over the samples that count, without gradient."""
     ratio_error: torch.Tensor | None = None

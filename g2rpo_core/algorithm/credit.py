@@ -26,6 +26,11 @@ class _Comparison(Settings):
         "group",
         description="rewards are divided by the standard deviation of their group, or of the iteration's rewards, as Flow-GRPO",
     )
+    reward_aggr: Literal["rewards", "advantages"] = Field(
+        "advantages",
+        description="of several rewards, the weighted sum is standardized, as Flow-GRPO; or each reward by itself, and the weighted sum is of "
+        "their advantages, as MixGRPO and the core of GDPO",
+    )
 
     @property
     def needs_predictions(self) -> bool:
@@ -45,7 +50,7 @@ class ImageCredit(_Comparison):
 
 
 class GainCredit(_Comparison):
-    """An SDE step has what the clean prediction gains by it (Stepwise-Flow-GRPO)."""
+    """An SDE step has what the clean prediction gains by it, compared with the gains of all steps of its group (Stepwise-Flow-GRPO)."""
 
     reward: Literal["gain"] = Field(description="gain: an SDE step's reward is what the clean prediction gains by it")
 
@@ -70,6 +75,11 @@ DEVIATIONS: dict[str, Callable[[torch.Tensor, ProcessGroup], torch.Tensor | None
 }
 
 
+def weighted_sum(values: torch.Tensor, weights: Sequence[float]) -> torch.Tensor:
+    """Return the weighted sum of R rewards as one: [R, ...] -> [1, ...]."""
+    return torch.einsum("r,r...->...", values.new_tensor(weights), values)[None]
+
+
 def transition_advantages(
     transitions: Sequence[SampledTransition],
     rewards: torch.Tensor,
@@ -85,12 +95,18 @@ def transition_advantages(
     rewards: [R, P, B, J, G] of the images; gains: of every transition [R, P, W] for `GainCredit`; groups: into which a prompt's members are
     divided (`Method.groups`); weights: of the R rewards; clip: the largest advantage.
     """
+    if credit.reward_aggr == "rewards":
+        rewards, gains = weighted_sum(rewards, weights), gains and [weighted_sum(gain, weights) for gain in gains]
+        weights = [1.0]
 
     def advantages(values: torch.Tensor) -> torch.Tensor:
         return branch_advantages(values, weights, clip, groups, DEVIATIONS[credit.deviation](values, processes))
 
     if gains is not None:
-        return [advantages(gain[:, :, None, None])[:, 0] for gain in gains]
+        # All gains of a group together: the steps' own spreads stay, so that a step that changes little has small advantages
+        of_group = [gain.unflatten(-1, (groups, -1)) for gain in gains]  # [R, P, groups, W / groups]
+        together = advantages(torch.cat(of_group, -1).flatten(2)[:, :, None, None])[:, 0].unflatten(-1, (groups, -1))
+        return [part.flatten(1) for part in together.split([each.shape[-1] for each in of_group], -1)]
     of_members = advantages(rewards)  # [P, B, G]
     found = []
     for transition in transitions:
@@ -113,5 +129,7 @@ def image_advantages(
     processes: ProcessGroup = ProcessGroup(),  # noqa: B008
 ) -> torch.Tensor:
     """Return the advantages [P, B * J, G] of images, each compared with those of its branch and granularity; arguments as above."""
+    if credit.reward_aggr == "rewards":
+        rewards, weights = weighted_sum(rewards, weights), [1.0]
     apart = rewards.flatten(2, 3).unsqueeze(3)  # [R, P, B * J, 1, G]
     return branch_advantages(apart, weights, clip, groups, DEVIATIONS[credit.deviation](apart, processes))

@@ -118,7 +118,7 @@ class MatchingSettings(Settings):
         rows = self.times * len(tree.leaves) * len(tree.leaves[0]) * group_size
         return [(rows, rows)]
 
-    def build(self, transition: object, sigmas: torch.Tensor, clip_range: float) -> "VelocityMatching":
+    def build(self, transition: object, sigmas: torch.Tensor, clip_range: float, spans: object) -> "VelocityMatching":
         """Make the objective on the sampler's sigmas [T+1]."""
         return VelocityMatching(self, sigmas)
 
@@ -304,4 +304,4 @@ class VelocityMatching:
         policy = settings.factor * weight * loss
         total = policy + settings.old_coef * distance + settings.kl_coef * (weight if settings.kl_weighted else 1.0) * kl
         sums = {"loss": policy, "kl": kl, "old_deviation": distance, "velocity_error": mean((v - target).square())}
-        return Losses(total[:, None], {name: value.detach().sum() for name, value in sums.items()})
+        return Losses(batch.weights * total[:, None], {name: value.detach().sum() for name, value in sums.items()})

@@ -111,6 +111,8 @@ class MethodSpec:
     """In reports."""
     settings: Method
     """As published."""
+    clip_range: float | None = None
+    """As published; None: that of the section `training`, which a method's own takes the place of."""
 
 
 # Granular-GRPO, arXiv 2510.01982, Table 3: eta, M (16...9 in its count), Lambda; one step per iteration as in its newest code
@@ -122,10 +124,18 @@ _MIX = Method(
 )
 # its Flash form: the steps after the window shortened to 0.4 of them, by a second-order solver
 _FLASH = {"grid": "even", "granularities": (3,), "solver": "dpm2", "window": {"size": 4, "order": "progressive", "every": 20}}
-# Flow-GRPO, arXiv 2505.05470: noise at every step, eta 0.7, KL weight of its PickScore runs
-_FLOW = Method(tree=OneBranch(branching="all", sde_steps="all", sde="flow", eta=0.7), objective=ObjectiveSettings(kl_coef=0.01))
-# Flow-GRPO-Fast: noise at two neighbouring steps, drawn from the first half
-_FAST = {"sde_steps": tuple(range(8)), "window": {"size": 2, "order": "random"}}
+# Flow-GRPO, arXiv 2505.05470: noise at every step, eta 0.7, two updates; the KL weight of its PickScore runs belongs to the exact KL, as
+# its code had it until commit 2d76907, which took sqrt(-dt) out of the deviation in the KL and multiplied the weight by ten
+_FLOW = Method(
+    tree=OneBranch(branching="all", sde_steps="all", sde="flow", eta=0.7),
+    credit=ImageCredit(reward_aggr="rewards"),
+    objective=ObjectiveSettings(updates_per_rollout=2, kl_coef=0.001),
+)
+# Flow-GRPO-Fast, its first form (pickscore_sd3_fast): noise at two neighbouring steps, the first of 0...T/2, and no KL
+_FAST: dict[str, dict] = {
+    "tree": {"sde_steps": tuple(range(10)), "window": {"size": 2, "order": "random"}, "eta": 0.8},
+    "objective": {"kl_coef": 0.0},
+}
 # DanceGRPO, arXiv 2505.07818: eta 0.3, a random 60 % of the steps is trained on, 12 members in steps of 4
 _DANCE = Method(
     tree=OneBranch(branching="all", sde_steps="all", sde="dance", eta=0.3),
@@ -144,24 +154,33 @@ _DPPO = Method(
     tree=OneBranch(
         branching="all", sde_steps=tuple(range(5)), window=Window(size=3, order="scattered"), sde="flow", eta=0.7, initial_noises="each"
     ),
-    credit=ImageCredit(deviation="batch"),
+    credit=ImageCredit(deviation="batch", reward_aggr="rewards"),
     objective=ObjectiveSettings(updates_per_rollout=2, kl_mask=1e-5),
 )  # fmt: skip
-# TempFlow-GRPO, arXiv 2508.04324: one SDE step a branch, at any step; the group shares its initial noise
+# TempFlow-GRPO, arXiv 2508.04324, its configuration for FLUX (T = 10, G = 24): one SDE step a branch, at any step, four initial noises
 _TEMPFLOW = Method(
-    tree=BranchPerStep(branching="each", sde_steps="all", sde="flow", eta=0.7), objective=ObjectiveSettings(step_weights="noise")
+    tree=BranchPerStep(branching="each", sde_steps="all", sde="flow", eta=0.9, initial_noises=4),
+    credit=ImageCredit(compared="noise", reward_aggr="rewards"),
+    objective=ObjectiveSettings(step_weights="noise", updates_per_rollout=2, kl_coef=0.004),
 )
-# E-GRPO, arXiv 2601.00423: SDE steps of low entropy merged. Which ones is ours: its threshold is in a unit that its code does not have
+# E-GRPO, arXiv 2601.00423: each of the first 8 of T = 16 steps goes on until its entropy, 2 pi e times the variance of its noise, is over
+# 2.2 (Eq. 9-11 in our reading); Lambda and one update a step are its code's
 _E_GRPO = Method(
-    tree=BranchPerStep(branching="each", sde_steps=(0, 1, 2, 3, 4, 6), spans=(1, 1, 1, 1, 2, 2), sde="flow", eta=0.7)
+    tree=BranchPerStep(
+        branching="each", sde_steps=tuple(range(8)), spans=(1, 1, 1, 1, 1, 2, 2, 2), sde="flow", eta=0.7, granularities=(1, 2)
+    ),
+    objective=ObjectiveSettings(updates_per_rollout="step"),
 )
+# GRPO-Guard, arXiv 2510.22319, its PickScore runs: Flow-GRPO without KL, with ratios whose spread does not depend on the step
+_GUARD = {"ratio": "normalized", "kl_coef": 0.0}
 
 # The forward-process family (`matching.py`): any solver, no transition; their papers' Stable Diffusion 3.5 runs, T = 10
 _ODE = NoBranch(branching="none", solver="dpm2")
 _OF_BATCH = ImageCredit(deviation="batch")
+_OF_SUM = ImageCredit(deviation="batch", reward_aggr="rewards")  # of code that began as Flow-GRPO's
 # DiffusionNFT, arXiv 2509.16117: all sampler times but the last, a slow policy that samples
 _NFT = Method(
-    tree=_ODE, credit=_OF_BATCH,
+    tree=_ODE, credit=_OF_SUM,
     objective=MatchingSettings(
         trains="noised", times=9, share=(0.0, 0.99), loss="branches", trust=1.0, factor=5.0, advantage_scale=0.2, advantage_limit=1.0,
         old=OldPolicy(), kl_coef=1e-4,
@@ -169,7 +188,7 @@ _NFT = Method(
 )  # fmt: skip
 # AWM, arXiv 2509.25050: the likelihood's surrogate, held back by an average of the weights; at its one update its ratio is 1
 _AWM = Method(
-    tree=_ODE, credit=_OF_BATCH,
+    tree=_ODE, credit=_OF_SUM,
     objective=MatchingSettings(
         trains="noised", times=6, draw="strata", share=(0.05, 0.9), signed=True, weight="huber", advantage_scale=0.2, advantage_limit=1.0,
         old=OldPolicy(hold=0.3, samples=False), old_coef=1.0, kl_coef=1e-4,
@@ -206,9 +225,10 @@ SPECS = (
     MethodSpec("mix_grpo", "MixGRPO", _MIX),
     MethodSpec("mix_grpo_flash", "MixGRPO-Flash", _MIX.changed(tree=_FLASH)),
     MethodSpec("flow_grpo", "Flow-GRPO", _FLOW),
-    MethodSpec("flow_grpo_fast", "Flow-GRPO-Fast", _FLOW.changed(tree=_FAST)),
+    MethodSpec("flow_grpo_fast", "Flow-GRPO-Fast", _FLOW.changed(**_FAST), clip_range=1e-5),
+    MethodSpec("grpo_guard", "GRPO-Guard", _FLOW.changed(objective=_GUARD), clip_range=4e-6),
     MethodSpec("g2rpo_coarse", "G²RPO, coarse tails", _G2RPO.changed(tree=_COARSE)),
-    MethodSpec("branch_grpo", "BranchGRPO", _BRANCH),
+    MethodSpec("branch_grpo", "BranchGRPO", _BRANCH, clip_range=1e-3),
     MethodSpec("e_grpo", "E-GRPO", _E_GRPO),
     MethodSpec("tempflow_grpo", "TempFlow-GRPO", _TEMPFLOW),
     MethodSpec("flow_dppo", "Flow-DPPO", _DPPO),
@@ -228,3 +248,4 @@ SPECS = (
 )
 METHODS: dict[str, Method] = {spec.name: spec.settings for spec in SPECS}
 LABELS: dict[str, str] = {spec.name: spec.label for spec in SPECS}
+CLIP_RANGES: dict[str, float] = {spec.name: spec.clip_range for spec in SPECS if spec.clip_range}

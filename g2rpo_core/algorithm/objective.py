@@ -5,20 +5,20 @@ table of functions, as `sampling.transitions.SDES`; a new one is an entry with i
 """
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from g2rpo_core.algorithm.batch import Draws, Losses, TrainedTransition, TransitionBatch, split_updates, transition_batches
 from g2rpo_core.algorithm.credit import CreditSettings, transition_advantages
 from g2rpo_core.algorithm.loss import clipped_loss, masked_loss, normalized_ratio, ratio
 from g2rpo_core.distributed.process_group import ProcessGroup
 from g2rpo_core.foundation.settings import Count, Settings
-from g2rpo_core.sampling.rollout import Rollout, SampledTransition, Velocity
+from g2rpo_core.sampling.rollout import Rollout, Velocity
 from g2rpo_core.sampling.transitions import Stochastic, Transition
 from g2rpo_core.sampling.tree import Tree
 
@@ -34,7 +34,8 @@ class ObjectiveSettings(Settings):
         "group", description="that share is the same for all members, or drawn separately for each, as DanceGRPO draws it"
     )
     step_weights: Literal["equal", "noise"] = Field(
-        "equal", description="of the SDE steps in the loss; noise: by the standard deviation of their noise, as TempFlow-GRPO"
+        "equal",
+        description="of the SDE steps in the policy's loss; noise: by the standard deviation of their noise, as TempFlow-GRPO",
     )
     updates_per_rollout: Literal["iteration", "step"] | Count = Field(
         "iteration",
@@ -47,6 +48,18 @@ class ObjectiveSettings(Settings):
         "null: clip the ratio (training.clip_range)",
     )  # fmt: skip
     kl_coef: float = Field(0.0, ge=0, le=1e6, description="beta, weight of the KL divergence to the model before training")
+
+    @model_validator(mode="after")
+    def _every_update_has_members(self):
+        if self.updates_per_rollout == "step" and self.timesteps_of == "member":
+            raise ValueError(
+                "updates_per_rollout: step may have no member to train if timesteps_of is member: must be iteration or a number"
+            )
+        return self
+
+    def num_trained(self, num_sde_steps: int) -> int:
+        """Return how many of so many SDE steps are trained on in an iteration: rounded down, as DanceGRPO does."""
+        return max(1, int(self.timestep_fraction * num_sde_steps))
 
     @property
     def needs_base(self) -> bool:
@@ -65,24 +78,26 @@ class ObjectiveSettings(Settings):
 
     def trained_rows(self, tree: Tree, group_size: int) -> list[tuple[int, int]]:
         """Return states and next states of a prompt's trained transitions, for the estimate; of a share that is drawn, the first ones."""
-        widths, trained = tree.widths(group_size), self.draw_steps(len(tree.sde_steps), random.Random(0))
-        return [(widths[before], widths[after]) for before, after in tree.transitions()[: len(trained)]]
+        widths, trained = tree.widths(group_size), self.num_trained(len(tree.sde_steps))
+        return [(widths[before], widths[after]) for before, after in tree.transitions()[:trained]]
 
-    def build(self, transition: Stochastic | None, sigmas: torch.Tensor, clip_range: float) -> "PolicyGradient":
-        """Make the objective on the sampler's sigmas [T+1], for the tree's stochastic step."""
+    def build(
+        self, transition: Stochastic | None, sigmas: torch.Tensor, clip_range: float, spans: Mapping[int, int]
+    ) -> "PolicyGradient":
+        """Make the objective on the sampler's sigmas [T+1], for the tree's stochastic step and its spans."""
         assert transition is not None  # as Method checks
-        return PolicyGradient(self, transition, sigmas, clip_range)
+        return PolicyGradient(self, transition, sigmas, clip_range, spans)
 
     def draw_steps(self, num_sde_steps: int, rng: random.Random) -> list[int]:
         """Return the sorted indices of the SDE steps, of all branches, that are trained on in an iteration."""
-        return sorted(rng.sample(range(num_sde_steps), max(1, round(self.timestep_fraction * num_sde_steps))))
+        return sorted(rng.sample(range(num_sde_steps), self.num_trained(num_sde_steps)))
 
     def num_updates(self, num_sde_steps: int) -> int:
         """Return the optimizer steps of an iteration with that many SDE steps. Before the first the ratio is 1: nothing can be clipped."""
         if self.updates_per_rollout == "iteration":
             return 1
         if self.updates_per_rollout == "step":
-            return max(1, round(self.timestep_fraction * num_sde_steps))
+            return self.num_trained(num_sde_steps)
         return self.updates_per_rollout
 
 
@@ -135,16 +150,16 @@ RATIOS: dict[str, Ratio] = {
 """By `ObjectiveSettings.ratio`."""
 
 
-def noise_weights(stds: Sequence[float]) -> list[float]:
-    """Return the weight of every SDE step in the loss by the standard deviation of its noise, 1 on average (TempFlow-GRPO)."""
-    return [std * len(stds) / sum(stds) for std in stds]
+def noise_weights(stds: Mapping[int, float]) -> dict[int, float]:
+    """Return the weight of every step in the loss by the standard deviation of its noise, 1 on average over all of them (TempFlow-GRPO)."""
+    return {step: std * len(stds) / sum(stds.values()) for step, std in stds.items()}
 
 
-STEP_WEIGHTS: dict[str, Callable[[Callable[[SampledTransition], float], list[SampledTransition]], list[float]]] = {
-    "equal": lambda std, steps: [1.0] * len(steps),
-    "noise": lambda std, steps: noise_weights([std(step) for step in steps]),
+STEP_WEIGHTS: dict[str, Callable[[Callable[[int, int], float], Mapping[int, int]], Mapping[int, float]]] = {
+    "equal": lambda std, spans: dict.fromkeys(spans, 1.0),
+    "noise": lambda std, spans: noise_weights({step: std(step, span) for step, span in spans.items()}),
 }
-"""weights(standard deviation of a step's noise, steps) -> their weights in the loss, by `ObjectiveSettings.step_weights`."""
+"""weights(standard deviation of a step's noise, step -> span) -> step -> its weight in the loss, by `ObjectiveSettings.step_weights`."""
 
 
 def draw_by_member(settings: ObjectiveSettings, num_steps: int, members: int, rngs: Sequence[random.Random]) -> torch.Tensor:
@@ -159,11 +174,20 @@ def draw_by_member(settings: ObjectiveSettings, num_steps: int, members: int, rn
 class PolicyGradient:
     """The objective of a run (Eq. 6-9, 12): draws what is trained from the sampled transitions, and computes its loss.
 
-    transition: the tree's stochastic step on the sigmas [T+1]; clip_range: eps of the clipped ratio.
+    transition: the tree's stochastic step on the sigmas [T+1]; clip_range: eps of the clipped ratio; spans: of every step that may be an
+    SDE step, whether or not an iteration has noise there (`tree.spans_at`).
     """
 
-    def __init__(self, settings: ObjectiveSettings, transition: Stochastic, sigmas: torch.Tensor, clip_range: float):
+    def __init__(
+        self,
+        settings: ObjectiveSettings,
+        transition: Stochastic,
+        sigmas: torch.Tensor,
+        clip_range: float,
+        spans: Mapping[int, int],
+    ):
         self.settings, self.transition, self.sigmas, self.clip_range = settings, transition, sigmas, clip_range
+        self.step_weights = STEP_WEIGHTS[settings.step_weights](self.std, spans)
 
     @property
     def by_member(self) -> bool:
@@ -191,14 +215,13 @@ class PolicyGradient:
         else:
             chosen = self.settings.draw_steps(count, draws.rng())
             weights = [torch.ones_like(advantages[index]) for index in chosen]
-        factors = STEP_WEIGHTS[self.settings.step_weights](self.std, [sampled[index] for index in chosen])
-        weights = [weight * factor for weight, factor in zip(weights, factors)]
+        weights = [weight * self.step_weights[sampled[index].sde_step.step] for index, weight in zip(chosen, weights)]
         return [TrainedTransition(sampled[index], advantages[index], weight) for index, weight in zip(chosen, weights)]
 
-    def std(self, sampled: SampledTransition) -> float:
-        """Return the standard deviation of the noise at a transition's SDE step, which is the same for all latents."""
-        step, one = sampled.sde_step, torch.zeros(1, 1, device=self.sigmas.device)
-        return float(self.transition(one, one, step=step.step, span=step.span).std)
+    def std(self, step: int, span: int) -> float:
+        """Return the standard deviation of the noise of an SDE step, which is the same for all latents."""
+        one = torch.zeros(1, 1, device=self.sigmas.device)
+        return float(self.transition(one, one, step=step, span=span).std)
 
     def updates(self, transitions: list[TrainedTransition]) -> list[list[TrainedTransition]]:
         """Return the transitions of each optimizer step of an iteration."""
@@ -234,14 +257,14 @@ class PolicyGradient:
             with torch.no_grad():
                 before = self._step(reference, batch)
             kl = now.current.kl(before)[:, None].expand_as(loss)
-        # Figures of the samples that count
+        # Figures of the samples that count, in which no step's divergence weighs more than another's
         used = batch.weights > 0
         sums = {
             "loss": (batch.weights * loss.detach()).sum(),
             "kl": (kl.detach() * used).sum(),
             "clip_ratio": (outside & used).sum(),
         }
-        return Losses(loss + settings.kl_coef * kl, sums, ((r.detach() - 1) * used).abs().max())
+        return Losses(batch.weights * loss + settings.kl_coef * used * kl, sums, ((r.detach() - 1) * used).abs().max())
 
     def _step(self, velocity: Velocity, batch: TransitionBatch) -> Transition:
         """Return the transitions from all N states under a velocity field: one forward."""

@@ -75,6 +75,14 @@ class _Branching(Settings):
             raise ValueError("must each be at least 1")
         return value
 
+    @model_validator(mode="after")
+    def _noise_has_room(self):
+        if self.sde == "cps" and self.eta > 1:
+            raise ValueError(
+                f"eta: {self.eta:g} is more noise than there is: at most 1 with sde: cps, which then replaces all of it"
+            )
+        return self
+
     def candidates(self, steps: int) -> tuple[int, ...]:
         """Return every step index that may be an SDE step for T = steps; the last step, T-1, is always deterministic."""
         return tuple(range(steps - 1)) if self.sde_steps == "all" else self.sde_steps
@@ -200,6 +208,9 @@ class NoBranch(Settings):
 
     def branches(self, steps: int, iteration: int = 0, seed: int = 0) -> tuple[tuple[int, ...], ...]:
         return ((),)
+
+    def spans_at(self, steps: int) -> dict[int, int]:
+        return {}
 
     def split_steps(self) -> None:
         return None

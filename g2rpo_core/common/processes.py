@@ -7,7 +7,6 @@ import signal
 import sys
 from collections.abc import Mapping
 from importlib.metadata import version
-from pathlib import Path
 
 import torch
 
@@ -19,15 +18,25 @@ PACKAGES = ("torch", "numpy", "transformers", "diffusers")
 INSTRUCTIONS = ("avx2", "fma", "avx512f")  # by which sums run in another order
 NUMBERS = {"vendor": "vendor_id", "family": "cpu family", "model": "model"}  # ours -> Linux's, in /proc/cpuinfo
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
+LAUNCHER = "G2RPO_LAUNCHER"  # in the environment of processes that the launcher of this project started: its number
 
 
-def die_with_parent() -> None:
-    """Make this process, on Linux, die when its parent ends, however that ends; otherwise it would hang and keep its memory."""
+def die_with_parent(parent: int | None = None) -> None:
+    """Make this process, on Linux, die when its parent ends, however that ends; otherwise it would hang and keep its memory.
+
+    parent: the process that must be its parent; None: whichever is, such as a shell, srun, mpirun or a container's first process. If the
+    parent ended before this call, the system has given this process another one: it says so, and ends with status 1.
+    """
     if sys.platform == "linux":
+        parent = parent or os.getppid()
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        parent = Path("/proc", str(os.getppid()), "cmdline").read_bytes()
-        if not any(launcher in parent for launcher in (b"accelerate", b"torch", b"stages", b"python")):
-            os._exit(1)  # the parent ended before this call
+        if os.getppid() != parent:
+            print(
+                f"error: process {os.getpid()} ends, because its launcher, process {parent}, has ended",
+                file=sys.stderr,
+                flush=True,
+            )
+            os._exit(1)
 
 
 def device_of(word: str | None) -> torch.device:

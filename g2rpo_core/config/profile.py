@@ -8,7 +8,7 @@ from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import Field, PrivateAttr, ValidationError, model_validator
 
-from g2rpo_core.algorithm.methods import METHODS, Method
+from g2rpo_core.algorithm.methods import CLIP_RANGES, METHODS, Method
 from g2rpo_core.common.runs import BASE
 from g2rpo_core.data.settings import EmbedSettings, PromptSettings
 from g2rpo_core.evaluation.results import LABELS as IMAGE_STATS
@@ -37,7 +37,9 @@ class MethodRun(Settings):
     label: str | None = Field(None, description="its name in reports")
     settings: dict[str, Any] = Field({}, description="that replace the method's own, by part: tree, credit, objective")
     sampling: dict[str, object] = Field({}, description="that replace the section `sampling`")
-    training: dict[str, object] = Field({}, description="that replace the section `training`")
+    training: dict[str, object] = Field(
+        {}, description="that replace the section `training`, whose clip_range a method's own already takes the place of"
+    )
 
 
 @dataclass(frozen=True)
@@ -127,7 +129,8 @@ class Profile(Settings):
         if name == BASE[0]:
             yield f"{where}: is the name of the model before training; choose another name"
         # Each part by itself
-        training, problems = attempt(partial(_changed, f"{where}.training", self.training, entry.training), ValueError)
+        own = {"clip_range": CLIP_RANGES[published]} if published in CLIP_RANGES else {}
+        training, problems = attempt(partial(_changed, f"{where}.training", self.training, own | entry.training), ValueError)
         yield from problems
         sampling, problems = attempt(partial(_changed, f"{where}.sampling", self.sampling, entry.sampling), ValueError)
         yield from problems

@@ -146,7 +146,9 @@ def _identity(settings: Mapping[str, object], dependencies: Iterable[Path]) -> d
     for section, value in settings.items():
         fields = {f"{section}.{key}": field for key, field in value.deciding().items()} if isinstance(value, Settings) else {}
         values |= {key: json.dumps(field, sort_keys=True) for key, field in (fields or {section: value}).items()}
-    contents = {f"content of {file}": sha256(file) for path in dependencies for file in _files(path)}
+    # Without the folders above them, so that a checkout that is mounted elsewhere resumes
+    place = lambda path, file: Path(*path.parts[-2:]) / file.relative_to(path)
+    contents = {f"content of {place(path, file)}": sha256(file) for path in dependencies for file in _files(path)}
     return {**values, **contents, "torch": torch.__version__, "numerics": in_use()}
 
 

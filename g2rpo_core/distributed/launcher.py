@@ -11,11 +11,12 @@ import sys
 import tempfile
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import torch
 
-from g2rpo_core.common.processes import die_with_parent
+from g2rpo_core.common.processes import LAUNCHER, die_with_parent
 from g2rpo_core.distributed.process_group import Processes, ProcessGroup, join, num_processes
 from g2rpo_core.foundation.errors import STATUS_FOLDER, TRANSIENT_STATUS, UserError
 
@@ -108,7 +109,8 @@ def _launch(count: int, grace: float) -> int:
         environment = {SHUTDOWN: str(seconds), **os.environ, STATUS_FOLDER: folder}
         # A session of its own: Ctrl-C comes to this process alone, which hands it on as SIGTERM; no thread has started yet
         command += sys.argv[1:]
-        child = subprocess.Popen(command, env=environment, preexec_fn=die_with_parent, start_new_session=True)  # noqa: PLW1509
+        follow = partial(die_with_parent, os.getpid())
+        child = subprocess.Popen(command, env=environment, preexec_fn=follow, start_new_session=True)  # noqa: PLW1509
 
         def pass_on(*_) -> None:
             terminated.append(True)
@@ -127,6 +129,7 @@ def main() -> None:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import main as torchrun
 
+    os.environ[LAUNCHER] = str(os.getpid())
     try:
         if sys.argv[1:2] == ["torchrun"]:
             torchrun(sys.argv[2:])

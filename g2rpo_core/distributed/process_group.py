@@ -12,7 +12,7 @@ import torch.distributed as dist
 from accelerate import PartialState
 from pydantic import Field
 
-from g2rpo_core.common.processes import die_with_parent
+from g2rpo_core.common.processes import LAUNCHER, die_with_parent
 from g2rpo_core.foundation.errors import UserError
 
 Processes = Annotated[int, Field(gt=0, le=10**6)] | Literal["auto"]  # as a setting: how many, or one for each GPU
@@ -26,11 +26,13 @@ class ProcessGroup:
     rank: int = 0
     size: int = 1
 
-    def share(self, count: int) -> range:
-        """Return this process's part of `count` items; ValueError if they cannot be shared evenly."""
-        if count % self.size:
-            raise ValueError(f"{count} cannot be shared evenly by {self.size} processes")
-        return range(self.rank * count // self.size, (self.rank + 1) * count // self.size)
+    def share(self, prompts: int) -> range:
+        """Return this process's part of so many prompts; UserError if they cannot be shared evenly."""
+        if prompts % self.size:
+            raise UserError(
+                f"training.prompts_per_iteration: {prompts} cannot be shared evenly by {self.size} processes: change one of the two"
+            )
+        return range(self.rank * prompts // self.size, (self.rank + 1) * prompts // self.size)
 
     def gather(self, value: object) -> list:
         """Return the value of every process, by rank."""
@@ -74,7 +76,7 @@ def join(processes: Processes, items: int | None = None) -> tuple[ProcessGroup, 
     """
     asked, size = num_processes(processes, items), int(os.environ.get("WORLD_SIZE", "1"))
     if "WORLD_SIZE" in os.environ:
-        die_with_parent()
+        die_with_parent(int(os.environ.get(LAUNCHER, "0")) or None)
     if size != asked:
         raise UserError(f"processes: {asked} asked for, but {size} were started: give both the same number")
     cuda = torch.cuda.is_available()

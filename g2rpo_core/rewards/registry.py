@@ -6,7 +6,7 @@ The user's own is a class, given by its import path, whose method `score(images,
 import importlib
 import json
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +128,7 @@ def max_missing(names: Sequence[str], section: Section) -> dict[str, float]:
 
 
 def load(
-    names: Sequence[str],
+    names: Iterable[str],
     models: Path,
     device: torch.device | str = "cpu",
     section: Section | None = None,

@@ -119,7 +119,7 @@ def rollout(
                     states[child], transitions[node.noise] = sampled.next_latents, sampled
                 elif parent.tail and parent.parent is not None and solver == "dpm2":
                     sigmas = (sigma_of(tree.nodes[parent.parent].step), sigma, sigma_of(node.step))
-                    states[child] = dpm2(x, predicted[index], predicted[parent.parent], sigmas)
+                    states[child] = dpm2(x, predicted[index], _of_each(predicted[parent.parent], x.shape[1]), sigmas)
                 else:
                     states[child] = ode(x, v, sigma, sigma_of(node.step))
             if solver == "euler" and index not in around:
@@ -129,6 +129,11 @@ def rollout(
     in_order = [transitions[index] for index in range(len(tree.sde_steps))]
     kept = [(predicted[before], predicted[after]) for before, after in ends] if predictions else None
     return Rollout(finished, in_order, num_forward_evals, tree.granularities, kept)
+
+
+def _of_each(before: torch.Tensor, count: int) -> torch.Tensor:
+    """Return what V states have [P, V, ...] for each of the `count` states that came of them, which are more if the last noise split them."""
+    return before.repeat_interleave(count // before.shape[1], 1)
 
 
 def _sample(step: SDEStep, x: torch.Tensor, v: torch.Tensor, transition: Stochastic, noise: torch.Tensor) -> SampledTransition:

@@ -23,12 +23,10 @@ class Transition:
     """[N, ...]."""
     std: torch.Tensor
     """Positive; broadcasts against the mean."""
-    x0: torch.Tensor
-    """[N, ...]: the predicted clean sample."""
 
     def repeat(self, members: int) -> "Transition":
         """Return the transition of N * members states: each of the N states, `members` times in a row."""
-        parts = (self.mean, self.std, self.x0)
+        parts = (self.mean, self.std)
         return Transition(*(part if len(part) == 1 < len(self.mean) else part.repeat_interleave(members, 0) for part in parts))
 
     def kl(self, other: "Transition") -> torch.Tensor:
@@ -71,7 +69,7 @@ def flow_sde(
     delta = next_sigma - sigma
     s = eta * (sigma / (1 - torch.where(sigma == 1, sigmas[1].to(sigma), sigma))).sqrt()
     mean = x * (1 + s**2 * delta / (2 * sigma)) + v * (1 + s**2 * (1 - sigma) / (2 * sigma)) * delta
-    return Transition(mean, s * (-delta).sqrt(), x - sigma * v)
+    return Transition(mean, s * (-delta).sqrt())
 
 
 def dance_sde(
@@ -84,18 +82,18 @@ def dance_sde(
     x0 = x - sigma * v
     minus_score = (x - (1 - sigma) * x0) / sigma**2
     mean = x + v * delta + 0.5 * eta**2 * minus_score * delta
-    return Transition(mean, eta * (-delta).sqrt(), x0)
+    return Transition(mean, eta * (-delta).sqrt())
 
 
 def cps(
     latents: torch.Tensor, velocity: torch.Tensor, sigmas: torch.Tensor, step: Step, eta: float, span: Step = 1
 ) -> Transition:
-    """Make a step of coefficient-preserving sampling (arXiv 2509.05952): as much predicted noise makes way for the new; eta in (0, 1)."""
+    """Make a step of coefficient-preserving sampling (arXiv 2509.05952): as much predicted noise makes way for the new; eta in (0, 1]."""
     x, v = latents.float(), velocity.float()
     sigma, next_sigma = _sigmas_at(sigmas, step, span, x)
     x0, x1 = x - sigma * v, x + (1 - sigma) * v
     std = next_sigma * math.sin(eta * math.pi / 2)
-    return Transition((1 - next_sigma) * x0 + (next_sigma**2 - std**2).sqrt() * x1, std, x0)
+    return Transition((1 - next_sigma) * x0 + (next_sigma**2 - std**2).sqrt() * x1, std)
 
 
 Stochastic = Callable[..., Transition]

@@ -6,7 +6,7 @@ processes of one thread beat one of two threads, and one thread sums in one orde
 
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from pathlib import Path
 
 import torch
@@ -48,7 +48,8 @@ def _start(numerics: Numerics) -> None:
     use(numerics)
     torch.set_num_threads(1)
     # an orphan would train on, and write into the folders of the next build
-    die_with_parent()
+    parent = parent_process()
+    die_with_parent(parent.pid if parent else None)
 
 
 def build_pipeline(root: Path, settings: BuiltModels) -> dict:

@@ -94,7 +94,10 @@ class TrainingSettings(Settings):
     lr_scheduler: Literal["constant", "linear"] = Field(description="the paper's is constant; linear falls to 0")
     weight_decay: float = Field(ge=0, le=1, description="AdamW's")
     max_grad_norm: Scale = Field(description="gradients are clipped to this norm")
-    clip_range: float = Field(gt=0, le=1, description="eps of the clipped objective: ratios beyond 1 ± eps get no gradient")
+    clip_range: float = Field(
+        gt=0, le=1,
+        description="eps of the clipped objective: ratios beyond 1 ± eps get no gradient; of methods that do not publish their own",
+    )  # fmt: skip
     adv_clip_max: Scale = Field(description="advantages are clamped to plus or minus this")
     monitor: MonitorSettings = Field(description="measurements on held-out prompts")
     lora: LoraSettings | None = Field(None, description="train a LoRA on frozen weights; null: all weights")

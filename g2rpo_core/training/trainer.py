@@ -73,7 +73,10 @@ class Trainer:
         self.num_images = 0  # that the last iteration sampled, of all processes
         # Whether the weights are those with which the iteration began
         self.weights_unchanged = True
-        self.objective: Objective = method.objective.build(self.sampler.transition, self.sampler.sigmas, training.clip_range)
+        spans = method.tree.spans_at(sampling.steps)
+        self.objective: Objective = method.objective.build(
+            self.sampler.transition, self.sampler.sigmas, training.clip_range, spans
+        )
         self.parameters = list(policy.trained_parameters().values())
         self.optimizer = torch.optim.AdamW(self.parameters, training.learning_rate, weight_decay=training.weight_decay)
         policy.transformer.train()
@@ -190,7 +193,7 @@ class Trainer:
             self._stop_if_asked()
             reduce_gradients(self.policy.transformer, self.training.parallel.reduce == "call" or batch is parts[-1])
             losses = objective.losses(velocity, reference, batch)
-            ((batch.weights * losses.total).sum() / total).backward()
+            (losses.total.sum() / total).backward()
             sums.append(torch.stack(list(losses.sums.values())))
             worst += [] if losses.ratio_error is None else [losses.ratio_error]
         # Figures over all processes, and the optimizer's step

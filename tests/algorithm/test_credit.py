@@ -13,6 +13,7 @@ from g2rpo_core.algorithm.methods import METHODS, Method
 from g2rpo_core.algorithm.objective import draw_by_member, noise_weights
 from g2rpo_core.distributed.process_group import ProcessGroup
 from g2rpo_core.sampling.rollout import SampledTransition
+from g2rpo_core.sampling.schedule import shifted_sigmas
 from g2rpo_core.sampling.tree import SDEStep
 from g2rpo_core.training.experience import score_gains, score_rollout
 from tests.fixtures.rollouts import redness, small_method
@@ -97,6 +98,25 @@ def test_the_deviation_may_be_that_of_all_rewards_of_all_processes(monkeypatch):
     assert batch_deviation(rewards, ProcessGroup()).shape == (2, 1, 1, 1)
 
 
+def test_of_several_rewards_the_sum_is_standardized_or_each_by_itself():
+    """Flow-GRPO: a reward of a large spread outweighs the others; MixGRPO and GDPO: the weights alone say how much each counts."""
+    rewards = torch.tensor([[1.0, 3.0, 2.0, 6.0], [100.0, 400.0, 300.0, 200.0]])
+    found = {}
+    for reward_aggr in ("rewards", "advantages"):
+        method = PLAIN.changed(credit={"reward_aggr": reward_aggr})
+        (found[reward_aggr],) = advantages_by(method, sampled((1, 4)), rewards.view(2, 1, 1, 1, 4), weights=[1.0, 0.5])
+    torch.testing.assert_close(found["rewards"][0], z(*(rewards[0] + 0.5 * rewards[1]).tolist()))
+    torch.testing.assert_close(found["advantages"][0], z(*rewards[0].tolist()) + 0.5 * z(*rewards[1].tolist()))
+    assert found["rewards"].std() == pytest.approx(1) and PLAIN.credit.reward_aggr == "advantages"
+    gains = [rewards.view(2, 1, 4), -rewards.view(2, 1, 4)]
+    method = PLAIN.changed(credit={"reward": "gain", "reward_aggr": "rewards"})
+    of_steps = advantages_by(method, sampled((1, 4), (4, 4)), torch.zeros(2, 1, 1, 1, 4), gains, [1.0, 0.5])
+    summed = rewards[0] + 0.5 * rewards[1]
+    torch.testing.assert_close(torch.cat(of_steps, -1)[0], z(*summed.tolist(), *(-summed).tolist()))
+    of_sum = {name for name, method in METHODS.items() if method.credit.reward_aggr == "rewards"}
+    assert of_sum == {"flow_grpo", "flow_grpo_fast", "grpo_guard", "tempflow_grpo", "flow_dppo", "stepwise_flow_grpo"}
+
+
 def test_groups_are_standardized_by_themselves_whatever_their_number():
     rewards = torch.randn(2, 3, 2, 2, 6, generator=torch.Generator().manual_seed(0))
     apart = branch_advantages(rewards, [1.0, 2.0], 100.0, groups=3)
@@ -119,8 +139,26 @@ def test_a_step_may_have_the_gain_of_the_clean_prediction_as_its_reward(make_tra
     total = scores(rollout.clean[:, 0, 0]) - scores(rollout.around[0][0])
     torch.testing.assert_close(sum(gains)[0], total, rtol=1e-4, atol=1e-5)
     found = advantages_by(trainer.method, rollout.transitions, torch.zeros(1, 2, 1, 1, 3), gains)
-    for advantages, gain in zip(found, gains):
-        torch.testing.assert_close(advantages[0], z(*gain[0, 0].tolist()), rtol=1e-3, atol=1e-4)
+    together = torch.stack(gains, 2)[0].flatten(1)  # [P, steps x members]
+    for prompt in range(2):
+        mine = torch.cat([advantages[prompt] for advantages in found])
+        torch.testing.assert_close(mine, z(*together[prompt].tolist()), rtol=1e-3, atol=1e-4)
+
+
+def test_gains_of_all_steps_are_compared_together_so_small_ones_stay_small():
+    """Stepwise-Flow-GRPO: one mean and one deviation of a group's gains at all steps; by hand, in groups of one noise, and in a tree."""
+    gains = [torch.tensor([[[4.0, -4.0, 2.0, 0.0]]]), torch.tensor([[[1.0, -1.0, 1.0, 1.0]]])]
+    method, nothing = PLAIN.changed(credit={"reward": "gain"}), torch.zeros(1, 1, 1, 1, 4)
+    early, late = advantages_by(method, sampled((1, 4), (4, 4)), nothing, gains)
+    torch.testing.assert_close(torch.cat([early, late], -1)[0], z(4, -4, 2, 0, 1, -1, 1, 1))
+    assert early.std() / late.std() == pytest.approx((gains[0].std() / gains[1].std()).item())
+    by_noise = method.changed(tree={"initial_noises": 2}, credit={"compared": "noise"})
+    early, late = advantages_by(by_noise, sampled((2, 4), (4, 4)), nothing, gains)
+    torch.testing.assert_close(torch.cat([early[0, :2], late[0, :2]]), z(4, -4, 1, -1))
+    torch.testing.assert_close(torch.cat([early[0, 2:], late[0, 2:]]), z(2, 0, 1, 1))
+    tree = TREE.changed(credit={"reward": "gain"})
+    shared, own = advantages_by(tree, sampled((1, 2), (2, 4)), nothing, [gains[0][..., :2], gains[1]])
+    torch.testing.assert_close(torch.cat([shared, own], -1)[0], z(4, -4, 1, -1, 1, 1))
 
 
 def test_a_shared_prediction_is_the_one_before_the_gain_of_each_of_its_next_states(make_trainer, embeddings, policy):
@@ -144,12 +182,40 @@ def test_a_part_of_the_members_keeps_the_states_that_they_came_from():
 
 
 def test_a_step_may_weigh_as_its_noise_does(make_trainer, embeddings):
-    assert noise_weights([0.3, 0.1]) == pytest.approx([1.5, 0.5])  # 1 on average
-    trainer = make_trainer(small_method("tempflow_grpo", tree={"sde_steps": (0, 2, 3)}, objective={"timestep_fraction": 2 / 3}))
-    rollout = trainer.sampler(embeddings.conditioning([0, 1]), 0)
-    trained = trainer.objective.trained(rollout, [torch.zeros(2, 3)] * 3, Draws(1, 0, range(2)))
-    stds = [trainer.objective.std(each.sampled) for each in trained]
-    assert len(trained) == 2 and [each.weights.unique().item() for each in trained] == pytest.approx(noise_weights(stds))
+    """By all steps that may be drawn, in iterations that draw one of them too: early steps weigh more than late ones."""
+    assert noise_weights({4: 0.3, 7: 0.1}) == pytest.approx({4: 1.5, 7: 0.5})  # 1 on average
+    window = {"size": 1, "order": "scattered"}
+    method = small_method("tempflow_grpo", tree={"sde_steps": (0, 2, 3), "window": window, "initial_noises": 1})
+    trainer = make_trainer(method)
+    sigmas = shifted_sigmas(6, 3.0)
+    noise = lambda step: (
+        sigmas[step] / (1 - sigmas[max(step, 1)]) * (sigmas[step] - sigmas[step + 1])
+    )  # squared, over eta squared
+    expected, seen = noise_weights({step: noise(step).item() ** 0.5 for step in (0, 2, 3)}), {}
+    for iteration in range(12):
+        rollout = trainer.sampler(embeddings.conditioning([0, 1]), iteration)
+        (trained,) = trainer.objective.trained(rollout, [torch.zeros(2, 3)], Draws(1, 0, range(2)))
+        seen[trained.sampled.sde_step.step] = trained.weights.unique().item()
+    assert seen == pytest.approx(expected) and expected[0] > expected[2] > expected[3]
+
+
+def test_the_weights_of_steps_leave_the_divergence_alone(make_trainer, embeddings, policy):
+    """TempFlow-GRPO weighs the policy's loss; beta KL counts every step alike: with no advantages, weights change nothing."""
+    norms = {}
+    for weights in ("equal", "noise"):
+        method = small_method("g2rpo", objective={"step_weights": weights, "kl_coef": 1.0})
+        trainer = make_trainer(method, max_grad_norm=1e9)
+        with torch.no_grad():
+            policy.transformer.proj_out.bias.add_(0.1)
+        conditioning = embeddings.conditioning([0, 1])
+        rollout = trainer.sampler(conditioning, 0)
+        none = [torch.zeros(2, 3)] * len(rollout.transitions)
+        trained = trainer.objective.trained(rollout, none, Draws(1, 0, range(2)))
+        trainer.optimizer.step = lambda: None
+        norms[weights] = trainer.update(conditioning, trained)["grad_norm"]
+        with torch.no_grad():
+            policy.transformer.proj_out.bias.sub_(0.1)
+    assert norms["noise"] == pytest.approx(norms["equal"], rel=1e-4) and norms["equal"] > 0
 
 
 def test_the_share_of_steps_is_drawn_for_the_group_or_for_each_member(make_trainer, embeddings):
@@ -279,6 +345,11 @@ SPLITTING = {"branching": "splits", "splits": (0, 1)}
         ({"credit": {"reward": "gain"}, "tree": {"granularities": (1, 2)}}, "gain has no tails to compare"),
         ({"credit": {"reward": "gain", "node_advantages": "mean"}}, "credit.gain.node_advantages\\n.*Extra inputs"),
         ({"credit": {"compared": "noise"}, "tree": {"initial_noises": "each"}}, "compared: noise needs several members"),
+        (
+            {"objective": {"updates_per_rollout": "step", "timesteps_of": "member"}},
+            "updates_per_rollout: step may have no member to train if timesteps_of is member",
+        ),
+        ({"tree": {"sde": "cps", "eta": 1.5}}, "eta: 1.5 is more noise than there is: at most 1 with sde: cps"),
     ],
 )
 def test_settings_that_do_not_fit_each_other_are_refused(changes, message):
@@ -288,5 +359,5 @@ def test_settings_that_do_not_fit_each_other_are_refused(changes, message):
 
 def test_a_part_that_becomes_of_another_kind_keeps_what_both_kinds_have():
     together = METHODS["e_grpo"].changed(tree={"branching": "all"}).tree
-    assert together.branches(16) == ((0, 1, 2, 3, 4, 6),) and set(together.spans_at(16).values()) == {1}
+    assert together.branches(16) == (tuple(range(8)),) and set(together.spans_at(16).values()) == {1}
     assert METHODS["stepwise_flow_grpo"].changed(credit={"reward": "image", "deviation": "batch"}).credit.deviation == "batch"

@@ -31,8 +31,8 @@ def test_the_normalized_ratio_has_mean_one_and_a_spread_without_the_noise_level(
     torch.manual_seed(0)
     moved, noise = 0.05 * torch.randn(16, 1), torch.randn(5000, 16, 1)
     for std in (0.1, 0.9):
-        old = Transition(torch.zeros(1, 16, 1), torch.full((1, 1, 1), std), torch.zeros(1, 16, 1))
-        new = Transition(moved[None], old.std, old.x0)
+        old = Transition(torch.zeros(1, 16, 1), torch.full((1, 1, 1), std))
+        new = Transition(moved[None], old.std)
         following = old.sample(noise)
         arguments = new.log_prob(following), old.log_prob(following)
         log_ratio = normalized_ratio(*arguments, new.kl(old), torch.tensor(std)).log()

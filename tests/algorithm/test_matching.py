@@ -36,7 +36,7 @@ def gradient(name: str, v: torch.Tensor, old: torch.Tensor | None, advantages: t
     """Of a method's loss, by its own objective, with respect to the velocity."""
     leaf, settings = v.clone().requires_grad_(), METHODS[name].objective
     base = (lambda *arguments: BASE) if settings.needs_base else None
-    losses = settings.build(None, SIGMAS, 1e-4).losses(lambda *arguments: leaf, base, noised(advantages, old))
+    losses = settings.build(None, SIGMAS, 1e-4, {}).losses(lambda *arguments: leaf, base, noised(advantages, old))
     losses.total.sum().backward()
     return leaf.grad
 
@@ -144,7 +144,7 @@ def trained(advantages: torch.Tensor | None = None, **settings: object) -> Noise
     objective = MatchingSettings.model_validate({"trains": "noised", "trust": 1.0, **settings}, strict=False)
     advantages = random(2, 2, 3, seed=6).float() if advantages is None else advantages
     velocity = lambda latents, sigma, prompt: latents * sigma.view(-1, 1, 1)
-    return objective.build(None, SIGMAS, 1e-4).trained(*images(advantages), Draws(0, 4, range(3, 5)), velocity)
+    return objective.build(None, SIGMAS, 1e-4, {}).trained(*images(advantages), Draws(0, 4, range(3, 5)), velocity)
 
 
 def test_every_image_is_noised_as_often_as_asked_with_its_own_advantage():
@@ -174,7 +174,7 @@ def test_what_sharing_members_have_in_common_cancels():
     sums = {}
     for shared in (True, False):
         settings = METHODS["nft_shared"].changed(objective={"shared": shared}).objective
-        objective = settings.build(None, SIGMAS, 1e-4)
+        objective = settings.build(None, SIGMAS, 1e-4, {})
         batch = objective.trained(alike, list(advantages.unbind(1)), Draws(0, 0, range(2)), lambda *arguments: None)
         weight = torch.ones(SHAPE, requires_grad=True)
         velocity = lambda latents, sigma, prompt, weight=weight: latents * weight
@@ -184,7 +184,7 @@ def test_what_sharing_members_have_in_common_cancels():
 
 
 def test_an_image_is_noised_the_same_way_whichever_process_has_it():
-    objective = MatchingSettings(trains="noised", trust=1.0, times=2).build(None, SIGMAS, 1e-4)
+    objective = MatchingSettings(trains="noised", trust=1.0, times=2).build(None, SIGMAS, 1e-4, {})
     rollout, advantages = images(random(2, 2, 3, seed=6).float())
     both = objective.trained(rollout, advantages, Draws(0, 4, range(3, 5)), lambda *arguments: None)
     second = Rollout(rollout.clean[1:], [], 0, (1,))
@@ -216,7 +216,7 @@ def test_times_may_have_another_density():
 
 
 def test_updates_on_parts_of_the_group_cover_every_image_once_and_keep_old_velocities():
-    objective = MatchingSettings(trains="noised", trust=1.0, updates_per_rollout=2).build(None, SIGMAS, 1e-4)
+    objective = MatchingSettings(trains="noised", trust=1.0, updates_per_rollout=2).build(None, SIGMAS, 1e-4, {})
     batch = trained(updates_per_rollout=2)
     torch.testing.assert_close(batch.old, batch.latents * batch.sigma.view(-1, 1, 1))
     parts = objective.updates(batch)

@@ -1,4 +1,5 @@
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -7,6 +8,7 @@ import pytest
 import torch
 
 from g2rpo_core.common.processes import describe_machine, describe_processor, device_of
+from g2rpo_core.distributed.process_group import ProcessGroup, join
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.numerics.pins import read_processor
 from tests.fixtures.waiting import until
@@ -24,6 +26,39 @@ def test_a_process_ends_with_its_parent_however_that_ends():
     parent.kill()
     parent.wait()
     until(lambda: not running(child), limit=60)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process of its parent's end")
+def test_a_process_that_any_program_started_goes_on():
+    """A shell that exports WORLD_SIZE, srun, mpirun: no name of a parent is needed."""
+    shell = (
+        f'"{sys.executable}" -c "from g2rpo_core.common.processes import die_with_parent; die_with_parent(); print(\'on\')"; true'
+    )
+    ended = subprocess.run(["sh", "-c", shell], capture_output=True, text=True)
+    assert (ended.stdout, ended.stderr) == ("on\n", "")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process of its parent's end")
+def test_a_process_whose_launcher_has_ended_says_so_and_ends():
+    code = "from g2rpo_core.common.processes import die_with_parent; die_with_parent(99999999); print('on')"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ended.returncode == 1 and not ended.stdout
+    assert re.fullmatch("error: process [0-9]+ ends, because its launcher, process 99999999, has ended\n", ended.stderr)
+
+
+@pytest.mark.parametrize(("environment", "parent"), [({}, None), ({"G2RPO_LAUNCHER": "7"}, 7)])
+def test_a_started_process_follows_the_launcher_that_its_environment_names(monkeypatch, environment, parent):
+    followed = []
+    monkeypatch.setattr("g2rpo_core.distributed.process_group.die_with_parent", followed.append)
+    for name, value in {"WORLD_SIZE": "1", **environment}.items():
+        monkeypatch.setenv(name, value)
+    assert join(1)[0].size == 1 and followed == [parent]
+
+
+def test_prompts_that_cannot_be_shared_evenly_are_refused_in_one_line():
+    assert [ProcessGroup(rank, 3).share(6) for rank in range(3)] == [range(2), range(2, 4), range(4, 6)]
+    with pytest.raises(UserError, match="^training.prompts_per_iteration: 16 cannot be shared evenly by 3 processes: change one"):
+        ProcessGroup(0, 3).share(16)
 
 
 def running(process: int) -> bool:

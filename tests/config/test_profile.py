@@ -5,6 +5,7 @@ import pytest
 
 from g2rpo_core.algorithm.methods import METHODS
 from g2rpo_core.config import load_profile, load_run, load_study
+from g2rpo_core.config.profile import MethodRun
 from g2rpo_core.foundation.errors import UserError
 from tests.conftest import ROOT
 
@@ -223,6 +224,16 @@ def test_departures_of_a_method_apply_to_it_alone(tmp_path):
     assert profile.run("g2rpo").method.tree.eta == 0.7
     assert profile.run("g2rpo_no_mgai").training.learning_rate == 1e-3
     assert profile.run("g2rpo").training == profile.training
+
+
+def test_a_methods_published_clip_range_is_its_own_unless_an_entry_says_otherwise(tmp_path):
+    """Flow-GRPO-Fast's is a tenth of the section's; an entry's comes before both."""
+    profile = load_profile(ROOT / "profiles" / "tiny.yaml")
+    clip_ranges = {name: profile.run(name).training.clip_range for name in profile.methods}
+    assert clip_ranges == dict.fromkeys(profile.methods, 1e-4) | {"flow_grpo_fast": 1e-5}
+    other = {"guard": {"method": "grpo_guard"}, "wide": {"method": "grpo_guard", "training": {"clip_range": 0.1}}}
+    changed = profile.changed(methods={name: MethodRun.model_validate(entry) for name, entry in other.items()})
+    assert [changed.run(name).training.clip_range for name in other] == [4e-6, 0.1]
 
 
 def test_the_protocols_entries_have_a_fifth_of_the_full_forward_evaluations(monkeypatch):

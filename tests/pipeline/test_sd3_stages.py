@@ -37,6 +37,7 @@ SMALL = {
     },
     "methods": {
         "dance_grpo": {"training": {"iterations": None, "monitor": None}},  # as the others
+        "flow_grpo_fast": {"settings": {"tree": {"sde_steps": [0, 1, 2, 3, 4]}}},
         "adapted": {
             "method": "g2rpo_no_mgai",
             "settings": {"tree": {"sde_steps": [0, 1]}},

@@ -15,11 +15,22 @@ MADE_UP = {  # what no published method has, and the size of its group
     "a noise each": ({"branching": "all", "sde_steps": (1, 4), "initial_noises": "each"}, 3),
     "late splits": ({"branching": "splits", "sde_steps": "all", "splits": (1, 4), "granularities": (1, 3)}, 4),
     "two noises and splits": ({"branching": "splits", "sde_steps": (0, 2, 3, 6), "splits": (2, 6), "initial_noises": 2}, 8),
+    "two noises, second order": (
+        {"branching": "each", "sde_steps": (0, 2, 5), "granularities": (1, 3), "initial_noises": 2, "solver": "dpm2"},
+        6,
+    ),
+    "a window of one step, second order": (
+        {"branching": "all", "sde_steps": (2,), "granularities": (2,), "initial_noises": 3, "solver": "dpm2"},
+        6,
+    ),
+    "a split at the last noise, second order": (
+        {"branching": "splits", "sde_steps": (0, 1, 5), "splits": (0, 5), "granularities": (1, 2), "solver": "dpm2"},
+        9,
+    ),
     "long steps": ({"branching": "each", "sde_steps": (0, 2, 5), "spans": (2, 3, 4), "granularities": (1, 2)}, 3),
 }
-CASES = {
-    name: (method, 16 if name == "branch_grpo" else GROUP) for name, method in METHODS.items() if method.tree.branching != "none"
-}
+GROUPS = {"branch_grpo": 16, "tempflow_grpo": 8}  # what needs more than GROUP
+CASES = {name: (method, GROUPS.get(name, GROUP)) for name, method in METHODS.items() if method.tree.branching != "none"}
 CASES |= {name: (Method(tree=FLOW | tree), group) for name, (tree, group) in MADE_UP.items()}
 
 
@@ -157,7 +168,7 @@ def test_flux_in_one_big_batch_equals_one_by_one(policy, embeddings, name):
     tree = METHODS[name].tree
     fits = {"spans": (1, 3)} if getattr(tree, "spans", None) else {"splits": (0, 2)} if tree.split_steps() else {}
     method, sigmas = METHODS[name].changed(tree={"sde_steps": (0, 2), **fits}), shifted_sigmas(6, 3.0)
-    group = 4 if tree.split_steps() else GROUP
+    group = 4 if name in GROUPS else GROUP
     tree = method.tree.build(6)
     initial, noises = noise(tree, group=group)
     velocity = policy.velocity(embeddings.conditioning([3, 11]))

@@ -22,7 +22,6 @@ def test_transitions_are_the_published_ones(file, sde):
         for name, ours in (
             ("mean", transition.mean),
             ("std", transition.std.squeeze()),
-            ("x0", transition.x0),
             ("log_prob", transition.log_prob(following)),
         ):
             expected = golden[f"{sde}_{name}"][step]
@@ -78,6 +77,9 @@ def test_cps_puts_noise_in_the_place_of_predicted_noise():
     latents, velocity = (1 - sigmas[step]) * x0 + sigmas[step] * x1, x1 - x0
     quiet = SDES["cps"](latents, velocity, sigmas, step, 1e-9)
     torch.testing.assert_close(quiet.mean, ode(latents, velocity, sigmas[step], sigmas[step + 1]), rtol=1e-4, atol=1e-5)
+    assert SDES["cps"](latents, velocity, sigmas, step, 1.0).mean.equal(
+        (1 - sigmas[step + 1]) * (latents - sigmas[step] * velocity)
+    )
     loud = SDES["cps"](latents, velocity, sigmas, step, 0.7)
     noise = (loud.sample(torch.randn(1, 100_000)) - (1 - sigmas[step + 1]) * x0) / sigmas[step + 1]
     assert noise.std().item() == pytest.approx(1, abs=0.01)
@@ -91,6 +93,20 @@ def test_kl_is_that_of_gaussians():
     first, second = (SDES["flow"](latents, v, sigmas, 2, 0.7) for v in (velocity, other))
     normals = [torch.distributions.Normal(t.mean, t.std.expand_as(t.mean)) for t in (first, second)]
     torch.testing.assert_close(first.kl(second), torch.distributions.kl_divergence(*normals).mean((1, 2)))
+
+
+def test_kl_is_flow_grpos_in_velocities_so_it_shrinks_with_the_step():
+    """Its paper's closed form, -Delta / 2 (s (1 - sigma) / (2 sigma) + 1 / s)^2 of the velocities' distance: the unit of `kl_coef`."""
+    torch.manual_seed(0)
+    latents, velocity, other = torch.randn(3, 4, 8, 8)
+    for steps in (10, 40):
+        sigmas = shifted_sigmas(steps, 3.0)
+        for step in range(1, steps - 1):
+            first, second = (SDES["flow"](latents, v, sigmas, step, 0.7) for v in (velocity, other))
+            sigma, length = sigmas[step], sigmas[step] - sigmas[step + 1]
+            s = 0.7 * (sigma / (1 - sigma)).sqrt()
+            factor = length / 2 * (s * (1 - sigma) / (2 * sigma) + 1 / s) ** 2
+            torch.testing.assert_close(first.kl(second), factor * (velocity - other).square().mean((1, 2)), rtol=1e-3, atol=0)
 
 
 def test_second_order_steps_converge_faster_than_euler():

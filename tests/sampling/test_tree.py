@@ -20,11 +20,13 @@ def test_published_methods_cost():
         "mix_grpo": 1 + 15 * 12,
         "mix_grpo_flash": 1 + (3 + 4) * 12,  # the 12 steps after the window become 4
         "flow_grpo": 1 + 15 * 12,
-        "flow_grpo_fast": 4 + 12 * 12,  # the window of iteration 0 is drawn as (3, 4)
+        "flow_grpo_fast": 8 + 12 * 8,  # the window of iteration 0 is drawn as (7, 8)
+        "grpo_guard": 1 + 15 * 12,
         "g2rpo_coarse": 43,  # the step of iteration 0 is drawn as 6; 49 on average
         "branch_grpo": 1 + 3 * (2 + 4 + 8) + 6 * 16,  # of 16 members, which split after steps 0, 3, 6 and 9
-        "e_grpo": 7 + 12 * (15 + 14 + 13 + 12 + 10 + 8),  # a merged step leaves shorter tails
-        "tempflow_grpo": 15 + 12 * sum(range(1, 16)),
+        # merged steps leave shorter tails, and those of granularity 2 share their first two steps with the others
+        "e_grpo": 8 + 12 * (15 + 14 + 13 + 12 + 11 + 9 + 8 + 7) + 12 * (6 + 5 + 5 + 4 + 4 + 3 + 2 + 2),
+        "tempflow_grpo": 4 * 15 + 12 * sum(range(1, 16)),
         "flow_dppo": 12 * 16,  # a noise each: nothing is shared
         "stepwise_flow_grpo": 1 + 15 * 12,
         **dict.fromkeys(["diffusion_nft", "awm", "advantage_flow", "rvm", "ram", "nft_shared"], 12 * 16),

@@ -11,8 +11,9 @@ from g2rpo_core.distributed import checkpoint
 from g2rpo_core.distributed.process_group import ProcessGroup
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.models.policy import snapshot
-from g2rpo_core.training.loop import train
+from g2rpo_core.training.loop import bytes_needed, train
 from g2rpo_core.training.metrics import reward_metrics, update_metrics
+from g2rpo_core.training.settings import EmaSettings
 from g2rpo_core.training.tracking import topic
 from g2rpo_core.training.trainer import learning_rate_at
 from tests.fixtures.rollouts import redness, small_method, with_advantages
@@ -145,6 +146,13 @@ def test_the_rewards_of_a_run_are_those_of_its_images(make_trainer):
 
     (record,) = make_trainer(small_method("g2rpo"), reward=watched, iterations=1).run()
     assert record["reward_redness"] == pytest.approx(torch.cat(seen).mean().item(), rel=1e-5)
+
+
+def test_room_is_for_two_moments_the_average_and_one_checkpoint_more_than_are_kept(make_trainer, tmp_path):
+    for ema, tensors in ((None, 3), (EmaSettings(), 4)):
+        trainer = make_trainer(small_method("g2rpo"), ema=ema, snapshots=(1,))
+        weights = 4 * sum(parameter.numel() for parameter in trainer.parameters)
+        assert bytes_needed(trainer, tmp_path) == weights * (2 * tensors + 2 + 1)
 
 
 def test_counts_are_those_of_all_processes(make_trainer, monkeypatch):
