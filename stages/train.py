@@ -33,12 +33,11 @@ def main(machine: Machine = REAL) -> None:
     if args.method not in settings.methods:
         file = f"{study_path(args.study)}: entries" if args.study else f"profiles/{args.profile}.yaml: methods"
         raise UserError(f"{file}: there is no {args.method!r}, only {', '.join(settings.methods)}")
-    run = settings.run(args.method)
+    run, name, seed = settings.run(args.method), run_name(args.method, args.seed), int(args.seed)
     method, sampling, training, monitor = run.method, run.sampling, run.training, run.training.monitor
-    name, seed = run_name(args.method, args.seed), int(args.seed)
-    machine.check_device(ModelStore(Path("models", args.profile)))
     processes, device = machine.join(training.processes, training.prompts_per_iteration, training.checkpoints.grace)
     processes.share(training.prompts_per_iteration)  # refused before anything loads
+    machine.check_device(ModelStore(Path("models", args.profile)))
     machine.claim("train", f"{paths.name}/{name}", processes)
     termination = Termination(training.checkpoints.grace).watch()
 

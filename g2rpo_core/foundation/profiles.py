@@ -66,8 +66,8 @@ def override(under: Resolved, over: Resolved) -> Resolved:
     origin = under.origin | over.origin
     for key in leaves(data):
         if key not in origin:  # a mapping that a null has emptied
-            origin[key] = next(line for other, line in over.origin.items() if other.startswith(f"{key}."))
-    return Resolved(data, {key: origin[key] for key in leaves(data)})
+            origin |= {key: line for other, line in over.origin.items() if other.startswith(f"{key}.")}
+    return Resolved(data, {key: origin[key] for key in leaves(data) if key in origin})
 
 
 def leaves(data: object, prefix: str = "") -> list[str]:

@@ -105,7 +105,7 @@ def test_gradients_are_those_of_the_published_formula(name, published):
     torch.testing.assert_close(gradient(name, V, OLD), written_out(published, V))
 
 
-def test_on_its_own_policy_the_value_of_nfts_loss_knows_no_advantages_but_its_gradient_does():
+def test_on_its_own_policy_nfts_gradient_knows_the_advantages_its_value_not():
     of = lambda a: branches(V, V, noised(A).target, noised(A).sigma, a, 1.0)
     torch.testing.assert_close(of(A), of(-A))
     away = gradient("diffusion_nft", V, V), gradient("diffusion_nft", V, V, -A)
@@ -121,7 +121,7 @@ def test_on_its_own_policy_nft_is_the_kernel_with_the_weight_of_errors():
     torch.testing.assert_close(written_out(lambda v: branches(v, V, batch.target, batch.sigma, A, 1.0), V), kernel)
 
 
-def test_nft_with_beta_one_is_advantage_flow_whose_gamma_is_one_minus_the_advantage():
+def test_nft_with_beta_one_is_advantage_flow_with_gamma_one_minus_the_advantage():
     target = noised(A).target
     signed = lambda v: quadratic(v, OLD, OLD, target, A, (1 - A) + A)
     apart = lambda v: A * mean((v - target) ** 2) + (1 - A) * mean((v - OLD) ** 2)
@@ -215,7 +215,7 @@ def test_times_may_have_another_density():
     assert 0 < linear.min() and linear.max() <= 1
 
 
-def test_updates_on_parts_of_the_group_cover_every_image_once_and_keep_old_velocities():
+def test_updates_on_parts_of_the_group_cover_every_image_once_with_old_velocities():
     objective = MatchingSettings(trains="noised", trust=1.0, updates_per_rollout=2).build(None, SIGMAS, 1e-4, {})
     batch = trained(updates_per_rollout=2)
     torch.testing.assert_close(batch.old, batch.latents * batch.sigma.view(-1, 1, 1))

@@ -331,5 +331,5 @@ def test_a_launcher_that_kills_before_the_grace_is_over_is_refused(monkeypatch):
     with pytest.raises(UserError, match=message):
         join_processes(1, None, 120.0)
     monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "135")
-    monkeypatch.setattr("g2rpo_core.distributed.process_group.die_with_parent", lambda: None)
+    monkeypatch.setattr("g2rpo_core.distributed.process_group.die_with_parent", lambda *launcher: None)
     assert join_processes(1, None, 120.0)[0] == ProcessGroup()
