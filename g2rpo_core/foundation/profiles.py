@@ -64,9 +64,9 @@ def override(under: Resolved, over: Resolved) -> Resolved:
 
     data = merged(under.data, over.data)
     origin = under.origin | over.origin
-    for key in leaves(data):
-        if key not in origin:  # a mapping that a null has emptied
-            origin |= {key: line for other, line in over.origin.items() if other.startswith(f"{key}.")}
+    for key in set(leaves(data)) - set(origin):  # mappings that a null has emptied
+        if lines := [line for other, line in over.origin.items() if other.startswith(f"{key}.")]:
+            origin[key] = lines[0]
     return Resolved(data, {key: origin[key] for key in leaves(data) if key in origin})
 
 
