@@ -33,7 +33,8 @@ def reward_metrics(
 def update_metrics(updates: list[dict[str, float]]) -> dict[str, float]:
     """Average the figures of the iteration's optimizer steps; an old-policy ratio error is that of the first step alone."""
     error = {key: value for key, value in updates[0].items() if key == "old_policy_ratio_error"}
-    figures = [key for key in updates[0] if key not in (*error, "num_transitions")]
+    of_all = ("loss", "kl", "grad_norm")
+    figures = [*of_all, *(key for key in updates[0] if key not in (*of_all, *error, "num_transitions"))]
     return error | {key: sum(step[key] for step in updates) / len(updates) for key in figures}
 
 
