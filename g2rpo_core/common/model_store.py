@@ -75,7 +75,9 @@ class ModelStore:
 
 
 def check_device(models: ModelStore) -> None:
-    """Check that models of a published size have a GPU; UserError naming why torch finds none."""
+    """Check that models of a published size have a GPU; UserError naming why torch finds none. Models that are missing are said later."""
+    if not (models.root / LOCK).exists():
+        return
     size = sum(about["size"] for about in models.entry("pipeline")["files"].values())
     if size < NEEDS_GPU or os.environ.get(ON_CPU) == "1":
         return

@@ -212,7 +212,7 @@ def test_every_json_of_the_documents_is_one():
 
 @pytest.mark.pipeline
 def test_the_plan_prints_what_its_page_shows():
-    plan = ["plan", "--profile", "flux_hps_clip", "--gpus", "8", "--memory", "80"]
+    plan = ["plan", "--profile", "flux_hps_clip", "--gpus", "8", "--memory", "79"]
     shown, found = [one.text for one in snippets() if one.document == "plan.md" and one.language == "text"]
     printed = run_here(main, *plan, folder=ROOT).stdout.split("\n")
     assert [line for line in shown.splitlines() if line != "…" and line not in printed] == []

@@ -106,7 +106,7 @@ EVALUATE = {"evaluate_base", "evaluate@g2rpo-1", "evaluate@mix_grpo-1"}
     "file, old, new, stages",
     [
         # defaults, where they stand
-        ("g2rpo_core/training/settings.py", "1.0,\n        description=\"largest", "2.0,\n        description=\"largest", TRAIN | {"report"}),
+        ("g2rpo_core/training/settings.py", "decay: float = Field(0.9", "decay: float = Field(0.8", TRAIN | {"report"}),
         ("g2rpo_core/models/settings.py", "replica: bool = Field(False", "replica: bool = Field(True", TRAIN | EVALUATE | {"report"}),
         ("g2rpo_core/algorithm/methods.py", "timestep_fraction=0.6", "timestep_fraction=0.5", TRAIN | {"report"}),
         ("g2rpo_core/evaluation/settings.py", "1.0, ge=0, le=1", "0.9, ge=0, le=1", EVALUATE | {"report"}),
