@@ -127,12 +127,13 @@ class _Drift:
 def bytes_needed(trainer: Trainer, folder: Path) -> float:
     """Return the bytes on disk that the run still takes: its checkpoints, snapshots and weights.
 
-    A checkpoint is weights, two moments and the EMA if there is one; there is one more than `keep` while it is written. The final weights are there twice,
-    as the run's own and as DVC's copy.
+    A checkpoint is weights, two moments, and the EMA and the old policy if there are any; there is one more than `keep` while it is
+    written. The final weights are there twice, as the run's own and as DVC's copy.
     """
     training, count = trainer.training, sum(parameter.numel() for parameter in trainer.parameters)
     coming = training.checkpoints.keep + 1 - len(checkpoint.checkpoints(folder))
-    return 4 * count * ((4 if trainer.ema else 3) * max(coming, 0) + 2 + len(training.snapshots))
+    copies = 3 + sum(average is not None for average in (trainer.ema, trainer.old))
+    return 4 * count * (copies * max(coming, 0) + 2 + len(training.snapshots))
 
 
 def _line(record: dict) -> str:

@@ -149,8 +149,8 @@ def test_the_rewards_of_a_run_are_those_of_its_images(make_trainer):
 
 
 def test_room_is_for_two_moments_the_average_and_one_checkpoint_more_than_are_kept(make_trainer, tmp_path):
-    for ema, tensors in ((None, 3), (EmaSettings(), 4)):
-        trainer = make_trainer(small_method("g2rpo"), ema=ema, snapshots=(1,))
+    for name, ema, tensors in (("g2rpo", None, 3), ("g2rpo", EmaSettings(), 4), ("diffusion_nft", EmaSettings(), 5)):
+        trainer = make_trainer(small_method(name), ema=ema, snapshots=(1,))
         weights = 4 * sum(parameter.numel() for parameter in trainer.parameters)
         assert bytes_needed(trainer, tmp_path) == weights * (2 * tensors + 2 + 1)
 
