@@ -31,6 +31,7 @@ SMALL = {"num_generations": 4, "rewards": {"hps": 1.0}, "learning_rate": 1e-6}  
 def write_project(folder: Path, models: Path, sections: dict) -> None:
     """Write a folder to run stages in, with profile `load`: tiny's, with changes in its sections."""
     profile = YAML(typ="safe", pure=True).load((ROOT / "profiles" / "tiny.yaml").read_text())
+    profile["methods"] = {"g2rpo": {}}  # tiny's entries are for its own steps and rewards
     for name, changes in sections.items():
         profile[name] |= changes
     (folder / "profiles").mkdir(exist_ok=True)
@@ -81,7 +82,6 @@ def measure_prompts(folder: Path, models: Path, counts: tuple[int, ...]) -> list
         (folder / "prompts.txt").write_text(text)
         sets = {"train": "prompts.txt", "train_count": count, "test": "prompts.txt", "test_count": 1}
         write_project(folder, models, {"prompts": sets, "embed": {"max_sequence_length": 32}, "evaluation": {"rewards": ["hps"]},
-                                 "methods": {"dance_grpo": {}},  # tiny's entry has a monitor that uses the verifier
                                  "training": {"monitor": {"every": 1, "prompts": 1, "rewards": ["hps"]}}})  # fmt: skip
         chosen, encoded = run_stage(folder, "prompts"), run_stage(folder, "embed")
         rows.append(
@@ -103,11 +103,7 @@ def write_embedded_project(folder: Path, models: Path, training: dict) -> None:
         "prompts": {"train_count": 64, "test_count": 16},
         "sampling": {"steps": 4},
         "training": SMALL | {"monitor": monitor} | training,
-        "methods": {
-            **{name: {"settings": {"tree": {"sde_steps": [0]}}} for name in ("g2rpo_no_mgai", "g2rpo_coarse", "flow_grpo_fast")},
-            "g2rpo": {"settings": {"tree": {"sde_steps": [0, 1], "granularities": [1, 2]}}},
-            "dance_grpo": {},  # tiny's entry has a monitor that uses the verifier
-        },
+        "methods": {"g2rpo": {"settings": {"tree": {"sde_steps": [0, 1], "granularities": [1, 2]}}}},
     }
     write_project(folder, models, sections)
     if not (folder / "embeddings").exists():
