@@ -32,7 +32,7 @@ PROBE_PROFILE = {
     "prompts": {"train_count": 4, "test_count": 4},
     "sampling": {"steps": 6},
     "training": {"iterations": 1, "num_generations": 4, "monitor": {"every": 1, "prompts": 4}},
-    "methods": {"g2rpo": {"settings": {"tree": {"sde_steps": [2]}}}},
+    "methods": {"g2rpo": {"settings": {"tree": {"sde_steps": [2]}}}, "flow_grpo_fast": None},  # its steps need more of sampling's
     "evaluation": {"steps": [6], "batch": 4, "diversity": None, "rewards": ["hps", "clip_score", "pickscore", "image_reward", "verifier"]},
 }  # fmt: skip
 
@@ -128,12 +128,8 @@ def run_stages() -> dict[str, str]:
     from g2rpo_core.tiny_models import clip, image_reward, unified_reward
     from g2rpo_core.tiny_models.build import BUILDERS, build_pipeline, build_scorer, describe_models
 
-    # A profile of few and small steps
-    Path("profiles").mkdir()
-    shutil.copy(ROOT / "profiles" / "tiny.yaml", "profiles")
-    YAML().dump({"extends": "tiny", **PROBE_PROFILE}, Path("profiles", "probe.yaml"))
+    settings = load_profile(write_profile()).models
     Path("params.yaml").write_text("profile: probe\nmethods: [g2rpo]\nseeds: [1]\n")
-    settings = load_profile(Path("profiles", "probe.yaml")).models
     # The models: drawing the scorers' thousands of scenes would take most of the time
     fewer = lambda task, count, seed, *, testing, pairs=clip.pairs: pairs(task, min(count, 64), seed, testing=testing)
     clip.pairs = image_reward.pairs = fewer
@@ -160,6 +156,14 @@ def run_stages() -> dict[str, str]:
     ]
     found = {str(file): sha256(file) for file in kept}
     return found | {f"quality of {name}": repr(value) for name, value in quality.items()}
+
+
+def write_profile() -> Path:
+    """Write the probe's profile, of few and small steps, into the working directory; return its path."""
+    Path("profiles").mkdir()
+    shutil.copy(ROOT / "profiles" / "tiny.yaml", "profiles")
+    YAML().dump({"extends": "tiny", **PROBE_PROFILE}, path := Path("profiles", "probe.yaml"))
+    return path
 
 
 if __name__ == "__main__":

@@ -6,11 +6,12 @@ import sys
 
 import pytest
 
+from g2rpo_core.config import load_profile
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.numerics.probe import SMALL, operations
 from tests.conftest import ROOT
 from tools import foreign_processors
-from tools.foreign_processors import compare, find_emulator, measure
+from tools.foreign_processors import compare, find_emulator, measure, write_profile
 
 
 @pytest.mark.slow
@@ -23,6 +24,11 @@ def test_a_processor_of_another_vendor_computes_the_same_bits():
     assert done.returncode == 0 and here.endswith(f"{count} results")
     assert there.startswith(f"EPYC, emulated: {count} equal, 0 different")
     assert int(control.split(": ")[1].split()[0]) > 5
+
+
+def test_the_settings_of_the_long_probe_fit_together(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert load_profile(write_profile()).sampling.steps == 6
 
 
 def test_results_that_differ_are_counted_and_named(capsys):
