@@ -16,7 +16,7 @@ from g2rpo_core.numerics import portable
 from g2rpo_core.numerics.pins import PINS, processor_problem
 
 # `fingerprint` of portable numerics, on any processor, with the versions of requirements.lock
-COMMITTED = "d6cef81a237b2247"
+COMMITTED = "62a7868904bd78f7"
 
 
 class Sizes(NamedTuple):

@@ -1,10 +1,12 @@
 """Portable numerics: what is replaced computes the same function, every process that asks for it has it, and what cannot is refused."""
 
+import math
 import os
 import platform
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 
@@ -66,6 +68,14 @@ def test_square_roots_are_the_nearest_numbers():
     assert x.sqrt().equal(torch.from_numpy(exact).float())
     assert x.clone().sqrt_().equal(x.sqrt()) and x.view(17, 59).T.sqrt().equal(x.sqrt().view(17, 59).T)
     assert torch.tensor([-1.0]).sqrt().isnan().all() and torch.tensor([4]).sqrt().equal(torch.tensor([2.0]))
+
+
+def test_logarithms_of_float64_are_numpys_which_all_processors_share():
+    x = random(100_002).abs()
+    exact = torch.from_numpy(np.log(x.numpy()))
+    assert x.log().equal(exact) and x.clone().log_().equal(exact) and x.view(6, -1)[:, ::2].log().equal(exact.view(6, -1)[:, ::2])
+    assert torch.tensor([-1.0, 0.0]).double().log()[0].isnan() and torch.zeros(1).double().log().item() == -math.inf
+    assert x.float().log().dtype == torch.float32 and torch.autograd.gradcheck(torch.log, (random(5).abs().requires_grad_(),))
 
 
 def test_this_processor_computes_the_committed_bits():
