@@ -33,6 +33,18 @@ def test_the_published_loops_and_ours_agree_to_rounding(models):
 
 
 @pytest.mark.slow
+def test_diffusion_nfts_published_loop_has_our_gradients(models):
+    words = ["--methods", "g2rpo_coarse", "nft_leaves", "--repeats", "1", "--json"]
+    results = last_line("benchmarks.families", "--models", str(models), *words)
+    counted = {name: (result["evaluations"], result["images"]) for name, result in results.items()}
+    assert counted["published"] == counted["diffusion_nft"] == (120, 12)
+    assert counted["g2rpo_coarse"] == counted["nft_leaves"] and counted["nft_leaves"][0] < 60
+    apart = results["published"]["max_difference"]
+    assert apart["latents"] < 1e-4 and apart["rewards"] < 1e-4 and apart["gradients_relative"] < 5e-3
+    assert results["published"]["ratio"] == 1
+
+
+@pytest.mark.slow
 def test_the_gpu_benchmark_runs_on_a_small_model_without_one():
     result = last_line("benchmarks.flux", *["--size", "tiny", "--device", "cpu", "--batches", "24", "--iteration", "--json"])
     assert result["rollout_seconds"]["evaluations"] == {"ours": 1700, "published": 2188}
