@@ -91,6 +91,12 @@ class Served:
         return [line["message"] for line in self.post("/logs/filter", logs={"flow_run_id": {"any_": [run]}}, limit=200)]
 
 
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
 @pytest.fixture(scope="session")
 def served(tmp_path_factory) -> Iterator[Served]:
     """All flows, `evaluate` by cron every minute, on a server with its own SQLite file."""
@@ -103,10 +109,7 @@ def served(tmp_path_factory) -> Iterator[Served]:
     }
     before = {name: os.environ.get(name) for name in settings}
     os.environ |= settings
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    served = Served(repository(folder / "project"), port)
+    served = Served(repository(folder / "project"), free_port())
     try:
         served.start_server()
         served.serve()

@@ -1,0 +1,169 @@
+"""The flows on the engines of a group's installation: Prefect's server on PostgreSQL, workers in two checkouts, a webhook."""
+
+import http.server
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from flows.server import stop_server
+from tests.conftest import ROOT
+from tests.fixtures.waiting import until
+from tests.flows.conftest import Served, free_port
+from tests.flows.tiny import environment, repository
+
+pytestmark = pytest.mark.slow
+
+PROGRAMS = sorted(Path("/usr/lib/postgresql").glob("*/bin"))[-1:]
+# an automation's action, saved and created in a process of its own, as Prefect's client keeps what it has read of the environment
+NOTIFY = """
+import sys
+from prefect.automations import Automation
+from prefect.blocks.notifications import CustomWebhookNotificationBlock
+from prefect.events.actions import SendNotification
+from prefect.events.schemas.automations import EventTrigger
+
+block = CustomWebhookNotificationBlock(name="hook", url=sys.argv[1], json_data={"text": "{{subject}}: {{body}}"}, allow_private_urls=True)
+where = block.save("hook")
+Automation(
+    name="failed",
+    trigger=EventTrigger(expect={"prefect.flow-run.Failed"}, match={"prefect.resource.id": "prefect.flow-run.*"}, posture="Reactive", threshold=1, within=0),
+    actions=[SendNotification(block_document_id=where, subject="g2rpo", body="{{ flow.name }} is {{ flow_run.state.name }}")],
+).create()
+"""
+
+
+@pytest.fixture(scope="module")
+def database(tmp_path_factory) -> Iterator[str]:
+    """The address of an empty database of a PostgreSQL server of its own, which runs as another user if the tests are root's."""
+    if not PROGRAMS:
+        pytest.skip("needs PostgreSQL's server")
+    as_user = {"user": "postgres", "group": "postgres", "extra_groups": []} if os.getuid() == 0 else {}
+    folder, port = Path(tmp_path_factory.mktemp("postgres")), free_port()
+    for part in (folder, *folder.parents[:2]):
+        part.chmod(0o755)
+    data = folder / "data"
+    data.mkdir()
+    if as_user:
+        shutil.chown(data, "postgres", "postgres")
+    run = lambda program, *words: [str(PROGRAMS[0] / program), *words]
+    subprocess.run(
+        run("initdb", "--auth=trust", "--username=prefect", "--no-sync", str(data)),
+        check=True,
+        capture_output=True,
+        cwd=data,
+        **as_user,
+    )
+    server = subprocess.Popen(
+        run("postgres", "-D", str(data), "-h", "127.0.0.1", "-p", str(port), "-k", str(data)),
+        cwd=data, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True, **as_user,
+    )  # fmt: skip
+    address = ["-h", "127.0.0.1", "-p", str(port), "-U", "prefect"]
+    try:
+        until(lambda: subprocess.run(run("pg_isready", *address), capture_output=True).returncode == 0)
+        subprocess.run(run("createdb", *address, "prefect"), check=True, capture_output=True)
+        yield f"postgresql+asyncpg://prefect@127.0.0.1:{port}/prefect"
+    finally:
+        stop_server(server, signal.SIGINT)
+
+
+@pytest.fixture(scope="module")
+def group(database, tmp_path_factory) -> Iterator[Served]:
+    """A server on PostgreSQL, and two checkouts that share results by a DVC remote; `folder` is the first."""
+    folder = tmp_path_factory.mktemp("group")
+    settings = {
+        "PREFECT_HOME": str(folder / "prefect"),
+        "PREFECT_PROFILES_PATH": str(folder / "profiles.toml"),
+        "PREFECT_API_DATABASE_CONNECTION_URL": database,
+        "PREFECT_API_SERVICES_SCHEDULER_LOOP_SECONDS": "5",
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in settings.items():
+            patch.setenv(name, value)
+        served = Served(repository(folder / "one"), free_port())
+        add = [sys.executable, "-m", "dvc", "remote", "add", "--default", "shared", str(folder / "remote")]
+        subprocess.run(add, cwd=served.folder, env=environment(), check=True)
+        shutil.copytree(served.folder, folder / "two", symlinks=True)
+        try:
+            served.start_server()
+            yield served
+        finally:
+            for process in reversed(served.processes.values()):
+                stop_server(process)
+
+
+def dvc(folder: Path, *words: str) -> None:
+    subprocess.run([sys.executable, "-m", "dvc", *words], cwd=folder, env=environment(), check=True, capture_output=True)
+
+
+def start_worker(group: Served, folder: Path, flow: str, **parameters) -> tuple[str, subprocess.Popen]:
+    """Deploy for a checkout, ask for a run, and start a worker there for it."""
+    own = environment(PREFECT_API_URL=group.api, G2RPO_CHECKOUT=str(folder))
+    prefect = [sys.executable, "-m", "prefect", "--no-prompt"]
+    for command in (["work-pool", "create", "g2rpo", "--type", "process", "--overwrite"], ["deploy", "--all"]):
+        done = subprocess.run([*prefect, *command], cwd=ROOT, env=own, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+    deployment = group.get(f"/deployments/name/{flow}/worker")["id"]
+    run = group.post(f"/deployments/{deployment}/create_flow_run", parameters=parameters)["id"]
+    command = [*prefect, "worker", "start", "--pool", "g2rpo", "--run-once"]
+    log = (folder.parent / f"{folder.name}.log").open("ab")
+    return run, subprocess.Popen(command, cwd=folder, env=own, stdout=log, stderr=log, start_new_session=True)
+
+
+def states(group: Served, run: str) -> dict[str, str]:
+    return {name: task["state"]["name"] for name, task in group.tasks(run).items()}
+
+
+def test_one_machine_trains_and_another_evaluates_what_it_pulled(group):
+    one, two = group.folder, group.folder.parent / "two"
+    run, worker = start_worker(group, one, "reproduce", targets=["train"])
+    until((one / "started").exists)
+    # The server goes away in the middle and comes back
+    group.kill_server()
+    (one / "enough").touch()
+    group.start_server()
+    assert group.ended(run)["type"] == "COMPLETED"
+    worker.wait(120)
+    assert states(group, run) == {"train@g2rpo-1": "Completed"}
+    # The results go by the remote, the lock by whatever carries the repository
+    dvc(one, "push")
+    shutil.copy(one / "dvc.lock", two)
+    dvc(two, "pull", "--allow-missing")
+    run, worker = start_worker(group, two, "reproduce", targets=["evaluate"])
+    assert group.ended(run)["type"] == "COMPLETED"
+    worker.wait(120)
+    assert states(group, run) == {"train@g2rpo-1": "Skipped", "evaluate@g2rpo-1": "Completed"}
+    assert (two / "scores").read_text() == "w" and not (two / "started").exists()
+
+
+def test_a_failed_run_is_told_to_a_webhook(group):
+    told: list[str] = []
+
+    class Hook(http.server.BaseHTTPRequestHandler):
+        def do_POST(self):
+            told.append(self.rfile.read(int(self.headers["Content-Length"])).decode())
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    hook = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hook)
+    threading.Thread(target=hook.serve_forever, daemon=True).start()
+    try:
+        address = f"http://127.0.0.1:{hook.server_port}/hook"
+        own = environment(PREFECT_API_URL=group.api)
+        done = subprocess.run([sys.executable, "-c", NOTIFY, address], env=own, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        run, worker = start_worker(group, group.folder, "reproduce", targets=["broken"])
+        assert group.ended(run)["type"] == "FAILED"
+        worker.wait(120)
+        assert "reproduce is Failed" in until(lambda: told and told[0])
+    finally:
+        hook.shutdown()
