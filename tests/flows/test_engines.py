@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,16 +41,13 @@ Automation(
 
 
 @pytest.fixture(scope="module")
-def database(tmp_path_factory) -> Iterator[str]:
+def database() -> Iterator[str]:
     """The address of an empty database of a PostgreSQL server of its own, which runs as another user if the tests are root's."""
     if not PROGRAMS:
         pytest.skip("needs PostgreSQL's server")
     as_user = {"user": "postgres", "group": "postgres", "extra_groups": []} if os.getuid() == 0 else {}
-    folder, port = Path(tmp_path_factory.mktemp("postgres")), free_port()
-    for part in (folder, *folder.parents[:2]):
-        part.chmod(0o755)
-    data = folder / "data"
-    data.mkdir()
+    # pytest's own folders are closed to other users
+    data, port = Path(tempfile.mkdtemp()), free_port()
     if as_user:
         shutil.chown(data, "postgres", "postgres")
     run = lambda program, *words: [str(PROGRAMS[0] / program), *words]
@@ -71,6 +69,7 @@ def database(tmp_path_factory) -> Iterator[str]:
         yield f"postgresql+asyncpg://prefect@127.0.0.1:{port}/prefect"
     finally:
         stop_server(server, signal.SIGINT)
+        shutil.rmtree(data)
 
 
 @pytest.fixture(scope="module")
