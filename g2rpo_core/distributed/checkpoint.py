@@ -32,6 +32,9 @@ from g2rpo_core.foundation.settings import Settings
 from g2rpo_core.numerics.portable import in_use
 
 ROOT = Path(".cache", "resume")
+HASHES = Path(".cache", "hashes.json")  # of large files: path -> what `_stamp` says of it, and its hash
+LARGE = 2**24  # bytes; smaller files are read at every start
+SETTLED = 2.0  # seconds without a change until a time of change tells one edit from the next
 MANIFEST = "manifest.json"
 RECORDS = "records.json"
 SEEN = "seen"
@@ -148,8 +151,33 @@ def _identity(settings: Mapping[str, object], dependencies: Iterable[Path]) -> d
         values |= {key: json.dumps(field, sort_keys=True) for key, field in (fields or {section: value}).items()}
     # Without the folders above them, so that a checkout that is mounted elsewhere resumes
     place = lambda path, file: Path(*path.parts[-2:]) / file.relative_to(path)
-    contents = {f"content of {place(path, file)}": sha256(file) for path in dependencies for file in _files(path)}
+    files = [(place(path, file), file) for path in dependencies for file in _files(path)]
+    hashes = _hashes([file for _, file in files])
+    contents = {f"content of {named}": hashes[file] for named, file in files}
     return {**values, **contents, "torch": torch.__version__, "numerics": in_use()}
+
+
+def _hashes(files: Iterable[Path]) -> dict[Path, str]:
+    """Return the SHA-256 of each file; a large one is not read again while its inode, size and times of change stay the same."""
+    try:
+        known = read_json(HASHES, of=dict)
+    except UserError:  # none yet, or damaged: everything is read
+        known = {}
+    large = {file: _stamp(file) for file in files if file.stat().st_size > LARGE}
+    unread = [file for file in files if file not in large or known.get(str(file), [])[:-1] != large[file]]
+    with ThreadPoolExecutor() as pool:
+        found = dict(zip(unread, pool.map(sha256, unread)))
+    # Remember those that nobody was writing
+    settled = lambda file: _stamp(file) == large[file] and time.time() - max(large[file][2:]) / 1e9 > SETTLED
+    if new := {str(file): [*large[file], found[file]] for file in unread if file in large and settled(file)}:
+        HASHES.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(HASHES, json.dumps({name: about for name, about in known.items() if Path(name).exists()} | new).encode())
+    return found | {file: known[str(file)][-1] for file in large if file not in found}
+
+
+def _stamp(file: Path) -> list[int]:
+    about = file.stat()
+    return [about.st_ino, about.st_size, about.st_mtime_ns, about.st_ctime_ns]
 
 
 def _files(path: Path) -> list[Path]:
@@ -351,7 +379,7 @@ def replace(folder: Path, output: Path) -> None:
 
 def write_whole(path: Path, data: bytes) -> None:
     """Write a file under a temporary name, and rename it once it is on disk."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f"{path.name}.{platform.node()}-{os.getpid()}.tmp")
     with temporary.open("wb") as file:
         file.write(data)
         file.flush()

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from g2rpo_core.common.model_store import sha256
 from g2rpo_core.distributed import checkpoint
 from g2rpo_core.distributed.launcher import join_processes
 from g2rpo_core.distributed.process_group import ProcessGroup, join, num_processes
@@ -257,6 +258,45 @@ def test_a_checkout_that_is_mounted_elsewhere_resumes(code, tmp_path, monkeypatc
     elsewhere = tmp_path / "mounted" / code.parent.name / code.name
     shutil.copytree(code, elsewhere)
     assert checkpoint.scratch("train", "run", {}, [elsewhere, elsewhere / "deep" / "step.py"]) == first
+
+
+def test_large_inputs_are_read_again_only_after_a_change(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(checkpoint, "SETTLED", 0.0)
+    read = []
+    monkeypatch.setattr(checkpoint, "sha256", lambda path: read.append(path.name) or sha256(path))
+    folder = tmp_path / "embeddings"
+    folder.mkdir()
+    for name in ("one", "two"):
+        (folder / name).write_bytes(bytes(checkpoint.LARGE + 1))
+    (folder / "small").write_bytes(b"1")
+    first = checkpoint.scratch("train", "run", {}, [folder])
+    assert sorted(read) == ["one", "small", "two"]
+    assert checkpoint.scratch("train", "another", {}, [folder]).name == first.name and read[3:] == ["small"]
+    # One byte, and the times as before: only the system's own time of the change is another
+    before = (folder / "two").stat()
+    with (folder / "two").open("r+b") as file:
+        file.write(b"1")
+    os.utime(folder / "two", ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert checkpoint.scratch("train", "run", {}, [folder]) != first and sorted(read[4:]) == ["small", "two"]
+    # A file that is not what it was under the same name
+    (folder / "one").write_bytes(b"1" + bytes(checkpoint.LARGE))
+    (folder / "two").write_bytes(bytes(checkpoint.LARGE + 1))
+    (folder / "one").rename(folder / "three")
+    (folder / "two").rename(folder / "one")
+    assert checkpoint.scratch("train", "run", {}, [folder]) != first
+    # What another machine computes with an empty memory is the same
+    checkpoint.HASHES.write_text("damaged")
+    (folder / "three").write_bytes(bytes(checkpoint.LARGE + 1))
+    (folder / "three").rename(folder / "two")
+    assert checkpoint.scratch("train", "run", {}, [folder]) == first
+
+
+def test_a_file_that_may_still_be_written_is_not_remembered(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "part").write_bytes(bytes(checkpoint.LARGE + 1))
+    checkpoint.scratch("train", "run", {}, [tmp_path / "part"])
+    assert not checkpoint.HASHES.exists()
 
 
 HOLDER = """
