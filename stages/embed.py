@@ -1,6 +1,7 @@
 """Stage `embed`: encodes the prompts with the pipeline's text encoders into sharded Parquet."""
 
 import math
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -9,8 +10,8 @@ from tqdm import tqdm
 
 from g2rpo_core.architectures.table import read_architecture, text_encoders
 from g2rpo_core.common.model_store import LOCK, ModelStore
-from g2rpo_core.data.embeddings import DTYPES, check_lengths, encode, encode_negative, write, write_negative
-from g2rpo_core.data.prompts import load_prompts
+from g2rpo_core.data.embeddings import DTYPES, check_lengths, encode, encode_negative, without_long, write, write_negative
+from g2rpo_core.data.prompts import Prompt, load_prompts, of_data_set
 from g2rpo_core.distributed.machine import REAL, Machine
 from stages.common import arguments, declared_code, ends_in_one_line, sections
 
@@ -26,17 +27,23 @@ def main(machine: Machine = REAL) -> None:
 
     # Read prompts and text encoders, and check that every prompt fits
     files = {name: Path("prompts", args.profile, f"{name}.parquet") for name in ("train", "test")}
-    sets = {name: load_prompts(file) for name, file in files.items()}
+    sets: dict[str, Sequence[Prompt]] = {name: load_prompts(file) for name, file in files.items()}
     models = Path("models", args.profile)
     folder = ModelStore(models).folder("pipeline")
     with machine.phase("load"):
         base, pipeline = read_architecture(folder), text_encoders(folder, dtype=DTYPES[settings.dtype])
         pipeline.to("cuda" if torch.cuda.is_available() else "cpu")
-    for prompts in sets.values():
-        check_lengths(prompts, base.tokenizer(pipeline), settings.max_sequence_length)
+    limit = settings.max_sequence_length
+    for name, prompts in sets.items():
+        if not of_data_set(files[name]):
+            check_lengths(prompts, base.tokenizer(pipeline), limit)
+            continue
+        sets[name] = without_long(prompts, base.tokenizer(pipeline), limit)
+        if count := len(prompts) - len(sets[name]):
+            print(f"{count} of {len(prompts)} {name} prompts were left out: over embed.max_sequence_length = {limit}")
     config = base.transformer.load_config(folder / "transformer")
     # Find what an interrupted run has written, and check the room for the rest
-    shapes = base.encoding_shapes(config, settings.max_sequence_length, pipeline.tokenizer.model_max_length)
+    shapes = base.encoding_shapes(config, limit, pipeline.tokenizer.model_max_length)
     folder = machine.scratch(
         "embed", args.profile, {"embed": settings}, [*declared_code("embed"), models / LOCK, *files.values()]
     )
@@ -45,9 +52,9 @@ def main(machine: Machine = REAL) -> None:
     needed = width * DTYPES[settings.dtype].itemsize * sum(map(len, sets.values())) - written
     machine.check_room(needed, "encoding the prompts")
     # Encode, and write the outputs
-    encoded = partial(encode, pipeline, max_length=settings.max_sequence_length, batch=settings.batch)
+    encoded = partial(encode, pipeline, max_length=limit, batch=settings.batch)
     with machine.phase("embed"):
-        negative = encode_negative(pipeline, settings.max_sequence_length)
+        negative = encode_negative(pipeline, limit)
         for name, prompts in sets.items():
             with tqdm(desc=f"embed {name}", total=len(prompts), unit="prompt", mininterval=2) as bar:
                 write(folder / "out" / name, prompts, encoded, settings.dtype, settings.shard_rows, bar.update)

@@ -24,7 +24,8 @@ def main() -> None:
     for name, prompts, as_test in (("train", chosen.train, chosen.as_test), ("test", chosen.test, 0)):
         counts = {"twice": chosen.repeated[name], "test prompts": as_test}
         left_out = {why: count for why, count in counts.items() if count}
-        write_prompts(Path("prompts", args.profile, f"{name}.parquet"), prompts, left_out)
+        path, data_set = Path("prompts", args.profile, f"{name}.parquet"), not isinstance(getattr(settings, name), str)
+        write_prompts(path, prompts, left_out, data_set=data_set)
     repeated = sum(chosen.repeated.values())
     also = f"; {chosen.as_test} more were left out of training because they are test prompts" if chosen.as_test else ""
     also += f"; {repeated} repeats in the files were left out" if repeated else ""

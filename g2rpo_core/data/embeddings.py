@@ -50,14 +50,18 @@ class Conditioning:
         )
 
 
-def check_lengths(prompts: Sequence[Prompt], tokenizer, limit: int) -> None:
-    """Check that encoding cuts no prompt; UserError naming those over `limit` tokens (with end token), the longest first."""
+def over_limit(prompts: Sequence[Prompt], tokenizer, limit: int) -> list[tuple[int, Prompt]]:
+    """Return the prompts of more than `limit` tokens (with end token) with their numbers of tokens, the longest first."""
     lengths: list[tuple[int, Prompt]] = []
     for start in range(0, len(prompts), 1024):
         part = prompts[start : start + 1024]
         lengths += [(len(ids), prompt) for prompt, ids in zip(part, tokenizer([p.text for p in part], verbose=False).input_ids)]
-    long = sorted([each for each in lengths if each[0] > limit], key=lambda each: -each[0])
-    if not long:
+    return sorted([each for each in lengths if each[0] > limit], key=lambda each: -each[0])
+
+
+def check_lengths(prompts: Sequence[Prompt], tokenizer, limit: int) -> None:
+    """Check that encoding cuts no prompt; UserError naming those over `limit` tokens, the longest first."""
+    if not (long := over_limit(prompts, tokenizer, limit)):
         return
     named = in_one_line([f"prompt {prompt.id} has {length} tokens ({visible(prompt.text[:60])!r})" for length, prompt in long])
     most = long[0][0]
@@ -65,6 +69,14 @@ def check_lengths(prompts: Sequence[Prompt], tokenizer, limit: int) -> None:
     raise UserError(
         f"{named}: {len(long)} of {len(prompts)} are over the profile's embed.max_sequence_length = {limit}: shorten them, {raised}"
     )
+
+
+def without_long(prompts: Sequence[Prompt], tokenizer, limit: int) -> Sequence[Prompt]:
+    """Leave out the prompts that encoding would cut, which nobody can shorten in a data set; UserError if none is left."""
+    long = {prompt.id for _, prompt in over_limit(prompts, tokenizer, limit)}
+    if len(long) == len(prompts):
+        check_lengths(prompts, tokenizer, limit)
+    return [prompt for prompt in prompts if prompt.id not in long]
 
 
 @torch.no_grad()

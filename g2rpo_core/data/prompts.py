@@ -207,19 +207,29 @@ def prompt_order(iteration: int, per_iteration: int, count: int, seed: int) -> l
     return [orders[position // count][position % count] for position in positions]
 
 
-def write_prompts(path: Path, prompts: list[Prompt], left_out: Mapping[str, int] | None = None) -> None:
+def write_prompts(
+    path: Path, prompts: list[Prompt], left_out: Mapping[str, int] | None = None, *, data_set: bool = False
+) -> None:
     """Write prompts to Parquet.
 
-    left_out: how many were left out, by reason, kept in the file's metadata if any (see `left_out_of`).
+    left_out: how many were left out, by reason, kept in the file's metadata if any (see `left_out_of`); data_set: whether they are
+    from one, also kept (see `of_data_set`).
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     table = pd.DataFrame(prompts, columns=["id", "text", "style"]).rename(columns={"text": "prompt"})
-    if not left_out:
+    about = {b"left_out": json.dumps(left_out).encode()} if left_out else {}
+    about |= {b"data_set": b"true"} if data_set else {}
+    if not about:
         table.to_parquet(path, index=False)
         return
     arrow = pa.Table.from_pandas(table, preserve_index=False)
-    metadata = {**(arrow.schema.metadata or {}), b"left_out": json.dumps(left_out).encode()}
-    pq.write_table(arrow.replace_schema_metadata(metadata), path)
+    pq.write_table(arrow.replace_schema_metadata({**(arrow.schema.metadata or {}), **about}), path)
+
+
+def of_data_set(path: Path) -> bool:
+    """Tell whether the prompts are from a data set, as `write_prompts` recorded it."""
+    with reading(path):
+        return b"data_set" in (pq.read_schema(path).metadata or {})
 
 
 def left_out_of(path: Path) -> dict[str, int]:

@@ -205,7 +205,8 @@ def image_grids(sources: Sources, compared: Compared, measured: Measured, best: 
         ]
 
     # The prompts: a draw that every reader gets, and the worst cases of the first run
-    drawn = random.Random(seed_of("report")).sample(sorted(prompts), min(IMAGES, len(prompts)))
+    ids = sorted(set(results.prompt_id))
+    drawn = random.Random(seed_of("report")).sample(ids, min(IMAGES, len(ids)))
     first = next(run for run in evaluated if run != BASE)
     weights = next(iter(compared.weights.values())) or settings.training.rewards
     worst = most_changed(results, first, BASE, weights, WORST)
