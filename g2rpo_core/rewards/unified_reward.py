@@ -136,7 +136,8 @@ class InProcess:
                 f"{folder}: is a model of type {model_type!r}, but only {', '.join(FAMILIES)} can run in this process; "
                 "serve it and set rewards.unified_reward.server"
             )
-        self.model = AutoModelForImageTextToText.from_pretrained(folder, dtype=dtype, local_files_only=True)
+        # Straight onto the device: each process of a node would hold all weights on the host at the same time
+        self.model = AutoModelForImageTextToText.from_pretrained(folder, dtype=dtype, local_files_only=True, device_map=device)
         self.model.eval().requires_grad_(False).to(device)
         self.processor = AutoProcessor.from_pretrained(folder, local_files_only=True)
         self.processor.tokenizer.padding_side = "left"

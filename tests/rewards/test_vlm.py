@@ -104,6 +104,19 @@ def test_the_dtype_is_that_of_the_files_or_the_one_asked_for(folder):
     assert half.model.dtype == torch.bfloat16 and all(isinstance(answer, str) for answer in half(images, questions))
 
 
+def test_weights_are_read_onto_the_device_without_passing_the_host(folder, monkeypatch):
+    """A device without data, in the place of a GPU: all weights are there before anything is moved."""
+    before, plain = set(), torch.nn.Module.to
+
+    def moved(module, *arguments, **more):
+        before.update(tensor.device.type for tensor in module.parameters())
+        return plain(module, *arguments, **more)
+
+    monkeypatch.setattr(torch.nn.Module, "to", moved)
+    loaded = InProcess(folder, torch.device("meta"), 1, 1).model
+    assert before == {"meta"} == {tensor.device.type for tensor in loaded.parameters()}
+
+
 def test_a_model_of_another_family_is_refused_by_name(models):
     with pytest.raises(
         UserError, match="pickscore: is a model of type 'clip', .* serve it and set rewards.unified_reward.server"
