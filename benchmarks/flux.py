@@ -28,7 +28,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from g2rpo_core.algorithm.methods import METHODS
 from g2rpo_core.architectures.flux import TRANSFORMER, VAE, Flux
 from g2rpo_core.data.embeddings import Conditioning
-from g2rpo_core.estimate.tracing import Call, Measured, median_seconds, transformer_cost
+from g2rpo_core.estimate.tracing import median_seconds
+from g2rpo_core.models.cost import Call, Measured, transformer_cost
 from g2rpo_core.models.policy import Policy
 from g2rpo_core.sampling.rollout import Velocity, rollout, sample
 from g2rpo_core.sampling.schedule import shifted_sigmas, sigma_at

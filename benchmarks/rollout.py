@@ -29,7 +29,7 @@ from g2rpo_core.common.seeding import generator
 from g2rpo_core.config import load_profile
 from g2rpo_core.data.embeddings import EmbeddingStore, encode, write
 from g2rpo_core.data.prompts import captions
-from g2rpo_core.estimate.tracing import Measured
+from g2rpo_core.models.cost import Measured
 from g2rpo_core.models.policy import Policy
 from g2rpo_core.models.settings import ParallelSettings
 from g2rpo_core.rewards import registry

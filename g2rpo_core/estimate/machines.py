@@ -13,7 +13,7 @@ from g2rpo_core.foundation.errors import UserError
 if TYPE_CHECKING:  # imports torch and diffusers, which would slow down --help
     from g2rpo_core.estimate.tracing import Parameters
 
-ASSUMED_TFLOPS = 400.0  # of a transformer in bfloat16: 40 % of the 989 dense TFLOP/s in the data sheets of H100 SXM and H200
+ASSUMED_TFLOPS = 400.0  # of a transformer in bfloat16: 40 % of the peak of H100 SXM and H200 (models/cost.py)
 DECODE_SLOWER, SCORE_SLOWER = 2, 15  # against bfloat16, by the same data sheets: TF32 convolutions, float32 products
 RESERVE_GIB = 3.0  # CUDA context, communication buffers, and what the allocator cannot fill
 INSIDE, BETWEEN = 400.0, 50.0  # GB/s of a GPU: NVLink of an H100, and a network card of 400 Gbit/s for each GPU

@@ -31,17 +31,15 @@ from g2rpo_core.estimate.machines import (
     sent,
 )
 from g2rpo_core.estimate.tracing import (
-    Call,
-    Cost,
     count_parameters,
     encoding_shapes,
     make_encoder,
     shape_of,
-    transformer_cost,
     transformer_parameters,
     vae_cost,
 )
 from g2rpo_core.foundation.errors import UserError
+from g2rpo_core.models.cost import Call, Cost, transformer_cost
 from g2rpo_core.rewards.registry import REWARDS, settings_of
 from g2rpo_core.rewards.spec import ModelSize
 from g2rpo_core.sampling.rollout import num_calls

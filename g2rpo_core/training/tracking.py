@@ -29,6 +29,7 @@ from g2rpo_core.models.generate import generate_images
 from g2rpo_core.sampling.schedule import even_sigmas
 from g2rpo_core.training.settings import TrackingSettings
 from g2rpo_core.training.trainer import Trainer
+from g2rpo_core.training.utilization import Share, share_of_peak
 
 LIVE = Path(".cache", "live")
 CAPTION = 14  # pixels under an image
@@ -47,6 +48,7 @@ class Tracking:
         PartialState()  # accelerate's trackers ask it which process this is
         self.folder = folder / name
         self.before: Mapping | None = None  # the record before
+        self.share: Share | None = None  # of the peak, where that is known
         self.reported: set[str] = set()  # failures
         self.trackers: list[GeneralTracker] = []
         for kind in settings.to:
@@ -86,6 +88,8 @@ class Tracking:
             values["speed/seconds_per_iteration"] = seconds
             values["speed/images_per_second"] = num_images / seconds
             values["speed/nfe_per_second"] = (record["num_forward_evals"] - self.before["num_forward_evals"]) / seconds
+            if self.share:
+                values["perf/mfu"] = self.share(self.before, record)
         values["memory/host_gib"] = psutil.Process().memory_info().rss / 2**30
         if torch.cuda.is_available():
             values["memory/gpu_peak_gib"] = torch.cuda.max_memory_allocated() / 2**30
@@ -209,6 +213,9 @@ class Display:
         self.settings = trainer.training.tracking
         self.quiet = trainer.processes.rank > 0
         self.tracking = None if self.quiet else Tracking(name, self.settings, first)
+        if self.tracking and self.tracking.trackers:
+            with self.tracking.at_most_a_warning("the share of the peak"):
+                self.tracking.share = share_of_peak(trainer)
         total = trainer.training.iterations
         self.bar = tqdm(total=total, initial=first, desc=self.name, unit="iteration", mininterval=2, disable=self.quiet)
 

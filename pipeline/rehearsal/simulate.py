@@ -60,7 +60,7 @@ from torch.distributed.tensor import _sharding_prop
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from g2rpo_core.estimate.tracing import FusedRMSNorm, rms_norm_under_autocast
+from g2rpo_core.models.cost import FusedRMSNorm, rms_norm_under_autocast
 
 aten = torch.ops.aten
 

@@ -20,6 +20,7 @@ from g2rpo_core.estimate.machines import Machines
 from g2rpo_core.estimate.plan import make_plan
 from g2rpo_core.estimate.tracing import make_encoder
 from g2rpo_core.foundation.errors import UserError
+from g2rpo_core.models import cost
 from g2rpo_core.models.settings import LoraSettings
 from tests.conftest import ROOT
 from tests.fixtures.commands import run_here
@@ -125,8 +126,8 @@ def test_memory_is_what_a_small_model_really_takes(base, small, training, checkp
                 output.sum().backward()
 
     work()
-    call = tracing.Call(3, 128, 64, torch.float32, training, checkpointing=checkpointing)
-    traced = tracing.traced_cost(base, small, call).bytes
+    call = cost.Call(3, 128, 64, torch.float32, training, checkpointing=checkpointing)
+    traced = cost.traced_cost(base, small, call).bytes
     assert traced == pytest.approx(allocated(work), rel=0.1)
 
 
@@ -143,8 +144,8 @@ def test_memory_is_what_a_small_model_really_takes(base, small, training, checkp
     ids=["flux", "sd3", "sd3 without a second attention"],
 )
 def test_shallow_models_tell_the_cost_of_a_deep_one(base, deep, training, checkpointing, lora):
-    call = tracing.Call(2, 128, 64, torch.bfloat16, training, lora, checkpointing)
-    extrapolated, traced = tracing.transformer_cost(base, deep, call), tracing.traced_cost(base, deep, call)
+    call = cost.Call(2, 128, 64, torch.bfloat16, training, lora, checkpointing)
+    extrapolated, traced = cost.transformer_cost(base, deep, call), cost.traced_cost(base, deep, call)
     assert extrapolated.flops == traced.flops
     assert extrapolated.bytes == pytest.approx(traced.bytes, rel=0.03)
 
@@ -154,17 +155,17 @@ def test_operations_are_those_of_the_matrix_products():
     tokens, width = 2025 + 512, 3072
     blocks = (19 + 38) * 12 * width**2  # attention's four and the MLP's eight widths, for the tokens of both streams
     attention = (19 + 38) * 4 * tokens**2 * width
-    call = partial(tracing.Call, 1, 2025, 512, torch.bfloat16)
-    cost = lambda training: tracing.transformer_cost(FLUX, TRANSFORMER, call(training)).flops
+    call = partial(cost.Call, 1, 2025, 512, torch.bfloat16)
+    flops = lambda training: cost.transformer_cost(FLUX, TRANSFORMER, call(training)).flops
     forward = 2 * blocks * tokens + attention
-    assert cost(False) == pytest.approx(forward, rel=0.02)
-    assert cost(True) == pytest.approx(
+    assert flops(False) == pytest.approx(forward, rel=0.02)
+    assert flops(True) == pytest.approx(
         3 * forward + attention / 2, rel=0.02
     )  # flash attention makes its scores again on its way back
 
 
 def test_autocast_has_cudas_rules():
-    with tracing.as_on_cuda(torch.bfloat16):
+    with cost.as_on_cuda(torch.bfloat16):
         x = torch.randn(2, 8, dtype=torch.bfloat16)
         assert torch.nn.functional.layer_norm(x, (8,)).dtype == torch.float32
         assert torch.nn.functional.linear(x, torch.randn(4, 8)).dtype == torch.bfloat16

@@ -55,6 +55,17 @@ def test_every_finite_column_is_a_curve_with_speed_and_memory(tmp_path):
     assert [(event.step, event.value) for event in events.Scalars("speed/images_per_second")] == [(1, 6.0), (2, 6.0)]
 
 
+def test_the_share_of_the_peak_is_a_curve_where_the_peak_is_known(tmp_path):
+    for name, share in (("gpu", lambda before, after: after["seconds"] - before["seconds"]), ("cpu", None)):
+        run = Tracking(name, SETTINGS, folder=tmp_path)
+        run.share = share
+        for iteration in range(2):
+            run.record(record(iteration, 0.5), 12)
+        run.finish()
+    assert [event.value for event in events_of(tmp_path / "gpu").Scalars("perf/mfu")] == [2.0]
+    assert not [name for name in events_of(tmp_path / "cpu").Tags()["scalars"] if name.startswith("perf/")]
+
+
 def test_a_resumed_run_takes_back_what_was_told_after_its_checkpoint(tmp_path):
     killed = Tracking("run", SETTINGS, folder=tmp_path)
     for iteration in range(5):
