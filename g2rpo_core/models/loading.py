@@ -20,7 +20,7 @@ from g2rpo_core.architectures.architecture import Architecture
 from g2rpo_core.distributed.machine import REAL, Machine
 from g2rpo_core.distributed.process_group import ProcessGroup
 from g2rpo_core.foundation.errors import UserError
-from g2rpo_core.foundation.files import complaint, reading, whole
+from g2rpo_core.foundation.files import LONGEST, complaint, reading, whole
 from g2rpo_core.models.settings import LoraSettings, ParallelSettings
 
 LORA_FILE = "pytorch_lora_weights.safetensors"  # diffusers' name
@@ -72,6 +72,19 @@ def empty_transformer(
     for name, parameter in transformer.named_parameters():
         parameter.data = parameter.data.to(torch.float32 if ".lora_" in name else dtype)
     return transformer
+
+
+def use_attention(transformer: ModelMixin, backend: str | None) -> None:
+    """Make all attention of a transformer take a backend of diffusers, by default none in particular; UserError where it cannot."""
+    if backend is None:
+        return
+    attention = [module.processor for module in transformer.modules() if hasattr(module, "processor")]
+    if not all(hasattr(processor, "_attention_backend") for processor in attention):
+        raise UserError(f"sampling.attention: {type(transformer).__name__} has attention that takes no backend: set it to null")
+    try:
+        transformer.set_attention_backend(backend)
+    except (RuntimeError, ImportError, ValueError, OSError) as error:  # a package or a GPU that it needs, or its download
+        raise UserError(f"sampling.attention: {backend} cannot be used here ({' '.join(str(error).split())[:LONGEST]})") from None
 
 
 def allocate(transformer: torch.nn.Module, device: torch.device) -> None:

@@ -32,6 +32,7 @@ from g2rpo_core.models.loading import (
     parallelize,
     refresh,
     reshard,
+    use_attention,
     weights_in,
 )
 from g2rpo_core.models.settings import LoraSettings, ParallelSettings
@@ -51,7 +52,7 @@ class Policy:
 
     height, width: pixels, divisible by twice the VAE's factor (UserError otherwise); guidance: the scale, an input of the model or
     that of classifier-free guidance; dtype: of the transformer's computation (autocast), while weights, latents and velocities stay
-    float32; machine: reads the weights and makes the calls.
+    float32; machine: reads the weights and makes the calls; attention: the backend of diffusers that all calls take (`use_attention`).
     """
 
     def __init__(
@@ -65,11 +66,13 @@ class Policy:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
         machine: Machine = REAL,
+        attention: str | None = None,
     ):
         self.architecture = architecture
         self.transformer, self.vae = transformer, vae.to(device).eval().requires_grad_(False)
         self.height, self.width, self.guidance, self.dtype, self.device = height, width, guidance, dtype, torch.device(device)
-        self.machine = machine
+        self.machine, self.attention = machine, attention
+        use_attention(transformer, attention)
         self.vae_factor = 2 ** (len(vae.config.block_out_channels) - 1)
         if height % (2 * self.vae_factor) or width % (2 * self.vae_factor):
             raise UserError(f"height and width of images must be divisible by {2 * self.vae_factor}, got {height}x{width}")
@@ -137,6 +140,7 @@ class Policy:
         if base and not lora:
             reference = load_transformer(architecture, folder, device, dtype, trained=False, spread=spread, machine=machine)
             policy._base = reference.eval()
+            use_attention(reference, policy.attention)
         # An unsharded copy for rollouts
         if parallel.replica and processes.size > 1:
             replica = empty_transformer(architecture, folder, dtype, trained=False, lora=adapter).requires_grad_(False)
@@ -144,6 +148,7 @@ class Policy:
                 parameter.data = parameter.data.to(dtype)
             if parallel.compile:
                 apply_compile(architecture.blocks(replica))
+            use_attention(replica, policy.attention)
             allocate(replica, device)
             policy._replica = replica
             policy.refresh()
@@ -220,6 +225,7 @@ class Policy:
                 folder = base / "transformer"
                 loaded = load_transformer(self.architecture, folder, self.device, self.dtype, trained=False, machine=self.machine)
                 self._base = loaded.eval()
+                use_attention(loaded, self.attention)
             else:
                 self._base = base.transformer
 
@@ -302,7 +308,8 @@ class Policy:
 def policy_settings(sampling: SamplingSettings, device: torch.device, **instead: object) -> dict[str, object]:
     """Return the settings of a Policy from the section `sampling`; instead: values that replace these."""
     size = {"height": sampling.height, "width": sampling.width}
-    return {**size, "guidance": sampling.guidance, "dtype": DTYPES[sampling.dtype], "device": device, **instead}
+    how = {"guidance": sampling.guidance, "dtype": DTYPES[sampling.dtype], "attention": sampling.attention, "device": device}
+    return {**size, **how, **instead}
 
 
 def _vae(pipeline: Path) -> AutoencoderKL:

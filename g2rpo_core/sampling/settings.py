@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from g2rpo_core.foundation.settings import Count, Pixels, Settings
 
@@ -22,3 +22,17 @@ class SamplingSettings(Settings):
     dtype: Literal["float32", "bfloat16"] = Field(description="of the transformer's computation; weights stay float32")
     batch_tokens: Count = Field(description="image and text tokens in one call of the transformer, or one latent if it has more")
     decode_batch: Count = Field(description="images in one call of the VAE")
+    attention: str | None = Field(
+        None,
+        description="diffusers' attention backend, of rollouts and updates alike, such as `_native_cudnn`; null: PyTorch's choice",
+    )
+
+    @field_validator("attention")
+    @classmethod
+    def _is_known(cls, value):
+        if value is not None:
+            from diffusers.models.attention_dispatch import AttentionBackendName  # late: it loads torch
+
+            if value not in (known := [backend.value for backend in AttentionBackendName]):
+                raise ValueError(f"must be one of {', '.join(known)}, or null")
+        return value

@@ -4,11 +4,14 @@ import shutil
 
 import pytest
 import torch
+from pydantic import ValidationError
 from safetensors.torch import save_file
 
+from g2rpo_core.distributed.process_group import ProcessGroup
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.models.policy import Policy
-from g2rpo_core.models.settings import LoraSettings
+from g2rpo_core.models.settings import LoraSettings, ParallelSettings
+from g2rpo_core.sampling.settings import SamplingSettings
 
 HOW = {"height": 32, "width": 32, "guidance": 3.5}
 
@@ -58,3 +61,33 @@ def test_weights_that_cannot_be_read_are_named(models, tmp_path, files, message)
         save_file({key: torch.zeros(2, 2)}, path)
     with pytest.raises(UserError, match=message):
         Policy.load(models / "pipeline", tmp_path, **HOW)
+
+
+def backends(transformer) -> set:
+    return {module.processor._attention_backend for module in transformer.modules() if hasattr(module, "processor")}
+
+
+def test_rollout_update_and_base_attend_by_the_backend_of_the_settings(models, embeddings, monkeypatch):
+    """As one of two processes; sharding, which needs the other one, is left out."""
+    monkeypatch.setattr("g2rpo_core.models.policy.parallelize", lambda *_: None)
+    how = {**HOW, "parallel": ParallelSettings(replica=True), "processes": ProcessGroup(0, 2), "base": True}
+    chosen = Policy.load_to_train(models / "pipeline", attention="native", **how)
+    plain = Policy.load_to_train(models / "pipeline", **how)
+    for policy, backend in ((chosen, "native"), (plain, None)):
+        assert [backends(each) for each in (policy.transformer, policy._replica, policy._base)] == [{backend}] * 3
+    assert torch.equal(velocity(chosen, embeddings), velocity(plain, embeddings))
+
+
+def test_a_backend_that_this_machine_or_model_lacks_ends_in_one_line(models, sd3_models):
+    for folder, backend, message in (
+        (models, "flash", "sampling.attention: flash cannot be used here .*flash-attn"),
+        (sd3_models, "native", "SD3Transformer2DModel has attention that takes no backend: set it to null"),
+    ):
+        with pytest.raises(UserError, match=message) as error:
+            Policy.load(folder / "pipeline", attention=backend, **HOW)
+        assert "\n" not in str(error.value)
+
+
+def test_a_backend_that_diffusers_does_not_know_is_refused_with_those_it_knows(tiny):
+    with pytest.raises(ValidationError, match="must be one of flash, .*native, .*xformers, or null"):
+        SamplingSettings.model_validate({**tiny.sampling.model_dump(), "attention": "fast"})
