@@ -63,7 +63,7 @@ class Profile(Settings):
     numerics: Numerics = Field(
         "native",
         description="portable: every x86-64 processor with AVX2 computes the same bits on the CPU, with one thread; native: as fast as "
-        "this machine can, as published weights and GPUs need",
+        "this machine can, as published weights and GPUs need; deterministic: as native, and a GPU computes the same bits each time, more slowly",
     )
     models: Annotated[BuiltModels | HubModels, Field(discriminator="source")]
     prompts: PromptSettings

@@ -11,7 +11,7 @@ from typing import Literal
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.profiles import profile_path, read_chain
 
-Numerics = Literal["portable", "native"]
+Numerics = Literal["portable", "native", "deterministic"]
 PINS = {
     # of torch's own kernels
     "ATEN_CPU_CAPABILITY": "avx2",

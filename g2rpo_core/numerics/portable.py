@@ -27,6 +27,8 @@ def use(numerics: Numerics) -> None:
     """Compute by a profile's setting from now on; UserError if portable numerics are asked for and cannot be had."""
     if numerics == "native":
         return
+    if numerics == "deterministic":
+        return use_deterministic()
     if problem := processor_problem():
         raise UserError(f"numerics: portable {problem}: set numerics: native in the profile; its results have other bits")
     if not are_set():
@@ -37,7 +39,16 @@ def use(numerics: Numerics) -> None:
 
 def in_use() -> Numerics:
     """Say which numerics this process computes with."""
-    return "portable" if _library else "native"
+    if _library:
+        return "portable"
+    return "deterministic" if torch.are_deterministic_algorithms_enabled() else "native"
+
+
+def use_deterministic() -> None:
+    """Make a GPU add in one order, so that it computes the same bits each time; to be called before CUDA starts."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # for who reads memory that nobody wrote
 
 
 def install() -> None:

@@ -148,3 +148,32 @@ def test_a_profile_that_cannot_be_read_is_left_to_its_reader(tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)
     for name in (None, "missing", "../outside"):
         pins.pin_profile(name)
+
+
+UPDATE = """
+import hashlib, os
+import torch
+from g2rpo_core.architectures.flux import Flux
+from g2rpo_core.numerics.portable import in_use, use
+from benchmarks.flux import SIZES
+from diffusers import FluxTransformer2DModel
+use(os.environ["ASKED"])
+torch.manual_seed(0)
+config = SIZES["tiny"][0] | {"joint_attention_dim": 32, "pooled_projection_dim": 16}
+model = FluxTransformer2DModel(**config)
+inputs = Flux().inputs(config, 2, 16, 8, "cpu")
+optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+for _ in range(2):
+    model(**inputs)[0].square().mean().backward()
+    optimizer.step()
+weights = torch.cat([weight.detach().flatten() for weight in model.parameters()])
+print(in_use(), os.environ.get("CUBLAS_WORKSPACE_CONFIG"), torch.cuda.is_initialized(), hashlib.sha256(weights.numpy().tobytes()).hexdigest())
+"""
+
+
+@pytest.mark.pipeline
+def test_deterministic_numerics_are_set_before_cuda_and_keep_the_bits_of_a_cpu():
+    asked = ("native", "deterministic")
+    native, deterministic = (python(UPDATE, ASKED=each, OMP_NUM_THREADS="1").stdout.split() for each in asked)
+    assert native[:3] == ["native", "None", "False"] and deterministic[:3] == ["deterministic", ":4096:8", "False"]
+    assert native[3] == deterministic[3]
