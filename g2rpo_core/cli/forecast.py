@@ -18,12 +18,15 @@ from g2rpo_core.inference.runs import find_weights
 if TYPE_CHECKING:  # these import torch and diffusers, which would slow down --help
     from g2rpo_core.config import Profile
     from g2rpo_core.estimate.budget import Way
+    from g2rpo_core.estimate.machines import Machines
     from g2rpo_core.estimate.plan import Plan
     from g2rpo_core.inference.probe import Step
 
 
 def plan(
-    profile: Annotated[str, typer.Option(help="name of a file in profiles/")],
+    profile: Annotated[str | None, typer.Option(help="name of a file in profiles/ (default: the one in params.yaml)")] = None,
+    campaign: Annotated[bool, typer.Option("--campaign", help="plan all runs and evaluations that params.yaml names")] = False,
+    price: Annotated[float | None, typer.Option(help="of a GPU for an hour, in any currency: also print what it costs")] = None,
     method: Annotated[str, typer.Option(help="an entry of the profile's methods")] = "g2rpo",
     gpus: Annotated[int, typer.Option(help="GPUs on all nodes together")] = 1,
     nodes: Annotated[
@@ -46,18 +49,19 @@ def plan(
 ) -> None:
     """Estimate what a profile needs, before you rent machines: memory, hours, GPU-hours, disk.
 
-    Example: g2rpo plan --profile flux_hps_clip --gpus 16 --memory 139
+    Example: g2rpo plan --profile flux_hps_clip --gpus 16 --memory 139 --campaign --price 2.5
     """
     print_plan(SimpleNamespace(**locals()))
 
 
 def print_plan(args: SimpleNamespace) -> None:
     """Check the options, then print the plan, or with --hours the cheapest way; exit status 1 if none is that fast."""
-    from g2rpo_core.config import load_profile, profile_path
+    from g2rpo_core.config import load_profile, load_run, profile_path
     from g2rpo_core.estimate.budget import changes, cheapest
     from g2rpo_core.estimate.plan import make_plan
 
     # Check the options
+    args.profile = args.profile or load_run().profile
     profile = load_profile(profile_path(args.profile))
     if profile.models.source != "hub":
         raise UserError(
@@ -66,11 +70,15 @@ def print_plan(args: SimpleNamespace) -> None:
     if args.method not in profile.methods:
         raise UserError(f"plan: --method {args.method}: profile {args.profile} has only {', '.join(profile.methods)}")
     machines = checked_machines("plan", args.gpus, args.memory, args.nodes, args.inside, args.between)
-    if args.hours is not None and not 0 < args.hours < float("inf"):
-        raise UserError(f"plan: --hours {args.hours} must be above 0")
+    for option in ("hours", "price"):
+        if (value := getattr(args, option)) is not None and not 0 < value < float("inf"):
+            raise UserError(f"plan: --{option} {value} must be above 0")
     if args.shard is not None and (args.shard < 1 or args.gpus % args.shard):
         raise UserError(f"plan: --shard {args.shard} must divide --gpus {args.gpus}")
     rate, source = _rate(args.rate, profile, args.method)
+    if args.campaign:
+        print_campaign(args, profile, machines, rate, source)
+        return
     # The cheapest way within a time
     if args.hours:
         way, fastest = cheapest(profile, args.method, machines, args.hours, rate)
@@ -89,6 +97,33 @@ def print_plan(args: SimpleNamespace) -> None:
         print(json.dumps(asdict(plan) | {"rate": source, "changes": changed_plans}))
         return
     print("\n".join(_describe(args, plan, source, alternatives)))
+
+
+def print_campaign(args: SimpleNamespace, profile: "Profile", machines: "Machines", rate: float | None, source: str) -> None:
+    """Print what all runs and evaluations of params.yaml take, one line for each, and all together."""
+    from g2rpo_core.config import load_run
+    from g2rpo_core.estimate.campaign import make_campaign
+
+    run = load_run()
+    published = run.published if args.profile == run.profile else ()
+    campaign = make_campaign(profile, run, published, machines, rate)
+    if args.json:
+        print(json.dumps(asdict(campaign) | {"rate": source, "price": args.price}))
+        return
+    print(f"{args.profile}, all of params.yaml, {args.gpus} GPUs of {args.memory:g} GiB ({source})")
+    for entry in campaign.entries:
+        hours = ", ".join(f"{what} {value:.1f}" for what, value in entry.hours.items())
+        kept = f"; keeps {entry.disk_gib:.1f} GiB" if entry.disk_gib else ""
+        print(
+            f"  {entry.name}: {hours} hours; {_cost(entry.gpu_hours, args.price)}{kept}{'' if entry.fits else '; DOES NOT FIT'}"
+        )
+    print(f"all, one after the other: {campaign.hours / 24:.1f} days; {_cost(campaign.gpu_hours, args.price)}")
+    parts = ", ".join(f"{key} {gib:.1f}" for key, gib in campaign.disk_gib.items())
+    print(f"disk, with DVC's copies: {sum(campaign.disk_gib.values()):.0f} GiB: {parts}")
+
+
+def _cost(gpu_hours: float, price: float | None) -> str:
+    return f"{gpu_hours:,.0f} GPU-hours" + (f", {gpu_hours * price:,.0f} at {price:g} an hour" if price else "")
 
 
 def _rate(given: str | None, profile: "Profile", method: str) -> tuple[float | None, str]:
@@ -142,7 +177,7 @@ def _describe(args: SimpleNamespace, plan: "Plan", source: str, alternatives: "l
         f"time: {plan.seconds_per_iteration:.0f} s per iteration at {plan.ms_per_evaluation:.1f} ms per forward evaluation ({source}): "
         + ", ".join(f"{key} {value:.0f}" for key, value in plan.seconds.items())
         + "".join(f", communication of the {key} {value:.1f}" for key, value in plan.communication_seconds.items() if value),
-        f"the whole run: {plan.hours:.1f} hours, {plan.gpu_hours:.0f} GPU-hours; sampling one evaluation: {plan.evaluation_hours:.1f} hours",
+        f"the whole run: {plan.hours:.1f} hours, {_cost(plan.gpu_hours, args.price)}; sampling one evaluation: {plan.evaluation_hours:.1f} hours",
         f"checkpoints: {plan.checkpoints} in the background, {plan.saving_hours:.1f} hours of writing at {DISK:g} GB/s for each node",
         f"disk: {sum(plan.disk_gib.values()):.0f} GiB: " + ", ".join(f"{key} {gib:.1f}" for key, gib in plan.disk_gib.items()),
     ]

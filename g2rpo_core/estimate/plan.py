@@ -1,8 +1,8 @@
 """Compute what a profile needs: forward evaluations, memory per GPU by part, hours, GPU-hours, disk.
 
 Weights, gradients and AdamW's states are float32, gathered blocks bfloat16; with a LoRA the frozen weights are bfloat16.
-Computation and communication are added up, although they partly overlap; monitors between iterations are not counted, and
-checkpoints, which are written in the background, apart. `g2rpo rehearse` covers loading, embedding, saving, evaluation and the host by running the stages themselves; a test
+Computation and communication are added up, although they partly overlap; measurements between iterations and checkpoints, which are
+written in the background, are counted apart. `g2rpo rehearse` covers loading, embedding, saving, evaluation and the host by running the stages themselves; a test
 compares the two.
 """
 
@@ -81,6 +81,8 @@ class Plan:
     """Of all checkpoints, at DISK GB/s for each node, if nothing is computed meanwhile."""
     evaluation_hours: float
     """Of one evaluation: sampling alone, without scores."""
+    monitor_hours: float
+    """Of all measurements on held-out prompts, in the same way."""
     disk_gib: dict[str, float]
     """`copies`: what DVC keeps in its cache where the file system cannot share blocks."""
     not_counted: list[str]
@@ -131,6 +133,7 @@ def make_plan(profile: Profile, name: str, machines: Machines, shard: int | None
         checkpoints=written,
         saving_hours=round(saving, 2),
         evaluation_hours=round(_evaluation_hours(work, ms), 2),
+        monitor_hours=round(_monitor_hours(work, ms), 2),
         disk_gib=gib(disk),
         not_counted=[name for name in work.scorers if name not in work.sizes],
     )
@@ -326,6 +329,13 @@ def _whole(value: float) -> float:
 
 def _vae_parameters(shape: ModelShape) -> int:
     return count_parameters(lambda: AutoencoderKL(**shape.vae))
+
+
+def _monitor_hours(work: Work, ms: float) -> float:
+    """Return the hours in which all GPUs sample the images of a run's measurements: at the start, when they are due, and at the end."""
+    monitor = work.training.monitor
+    measurements = 1 + -(-work.training.iterations // monitor.every)
+    return measurements * monitor.prompts * work.sampling.steps * work.forward_evals * ms / 3.6e6 / work.machines.gpus
 
 
 def _evaluation_hours(work: Work, ms: float) -> float:

@@ -287,3 +287,36 @@ def test_the_disk_counts_what_dvc_copies_and_the_hours_an_evaluation():
     plan = make_plan(load_profile(ROOT / "profiles" / "flux_hps_clip.yaml"), "g2rpo", Machines(8, 141))
     assert plan.disk_gib["copies"] == pytest.approx(plan.disk_gib["embeddings"] + plan.disk_gib["trained"], abs=0.01)
     assert 0.15 < plan.evaluation_hours < 0.3  # 26,400 calls of 0.235 s on 8 GPUs
+
+
+@pytest.mark.pipeline
+def test_a_campaign_has_every_run_and_evaluation_and_its_price():
+    """By the committed params.yaml, for FLUX.1-dev."""
+    words = ["plan", "--profile", "flux_hps_clip", "--campaign", "--gpus", "16", "--memory", "139", "--price", "2.5"]
+    done = run_here(main, *words, "--json", folder=ROOT)
+    made = json.loads(done.stdout)
+    entries = {entry["name"]: entry for entry in made["entries"]}
+    assert list(entries) == ["base-0", "g2rpo-1", "g2rpo-2", "dance_grpo-1", "dance_grpo-2"]
+    assert list(entries["base-0"]["hours"]) == ["evaluation"] and all(entry["fits"] for entry in entries.values())
+    assert made["gpu_hours"] == pytest.approx(sum(entry["gpu_hours"] for entry in entries.values()), abs=1)
+    plan = make_plan(load_profile(ROOT / "profiles" / "flux_hps_clip.yaml"), "g2rpo", Machines(16, 139, 2))
+    hours = {
+        "iterations": plan.hours,
+        "monitor": plan.monitor_hours,
+        "checkpoints": plan.saving_hours,
+        "evaluation": plan.evaluation_hours,
+    }
+    assert entries["g2rpo-1"]["hours"] == hours
+    calls = 13 * 32 * 16  # measurements, prompts, steps
+    assert plan.monitor_hours == pytest.approx(calls * plan.ms_per_evaluation / 3.6e6 / 16, abs=0.006) and plan.monitor_hours > 0
+    assert made["disk_gib"]["runs"] == pytest.approx(8 * plan.disk_gib["trained"], rel=0.01)  # four runs, and DVC's copies
+    said = run_here(main, *words, folder=ROOT).stdout
+    assert f"{made['gpu_hours']:,.0f} GPU-hours, {2.5 * made['gpu_hours']:,.0f} at 2.5 an hour" in said.splitlines()[-2]
+
+
+@pytest.mark.pipeline
+def test_a_campaign_of_methods_that_a_profile_lacks_is_refused(tmp_path):
+    (tmp_path / "profiles").symlink_to(ROOT / "profiles")
+    (tmp_path / "params.yaml").write_text("profile: tiny\nmethods: [nft_shared]\nseeds: [1]\n")
+    done = run_here(main, "plan", "--profile", "flux_hps_clip", "--campaign", folder=tmp_path)
+    assert done.returncode == 1 and "methods: 'nft_shared' is not in the profile" in done.stderr

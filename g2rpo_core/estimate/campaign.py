@@ -1,0 +1,74 @@
+"""Plan everything that params.yaml names: each run with its measurements and checkpoints, each evaluation, and the disk of all."""
+
+from dataclasses import dataclass
+
+from g2rpo_core.common.runs import BASE, run_name
+from g2rpo_core.config import Profile
+from g2rpo_core.config.load import Run
+from g2rpo_core.estimate.machines import Machines
+from g2rpo_core.estimate.plan import Plan, make_plan
+from g2rpo_core.foundation.errors import UserError
+
+ONCE = ("pipeline", "rewards", "embeddings")  # parts of the disk that all runs share
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A run with its evaluation, or an evaluation alone, on all GPUs."""
+
+    name: str
+    hours: dict[str, float]
+    """By what takes them; checkpoints as if nothing were computed while they are written."""
+    gpu_hours: float
+    disk_gib: float
+    """Kept for good, with DVC's copy."""
+    fits: bool
+
+
+@dataclass(frozen=True)
+class Campaign:
+    """All entries, one after the other."""
+
+    entries: list[Entry]
+    hours: float
+    gpu_hours: float
+    disk_gib: dict[str, float]
+    """Of everything, by part; `checkpoints`: those of the run with the largest, because a finished run has none."""
+
+
+def make_campaign(
+    profile: Profile, run: Run, published: tuple[str, ...], machines: Machines, rate: float | None = None
+) -> Campaign:
+    """Plan the methods and seeds of a run with the base and the published models that are evaluated beside them; errors as `make_plan`."""
+    if unknown := [name for name in run.methods if name not in profile.methods]:
+        raise UserError(f"params.yaml: methods: {unknown[0]!r} is not in the profile, which has {', '.join(profile.methods)}")
+    plans = {name: make_plan(profile, name, machines, rate=rate) for name in run.methods or list(profile.methods)[:1]}
+    shared = next(iter(plans.values()))
+    alone = {"evaluation": shared.evaluation_hours}
+    entries = [_entry(run_name(*BASE), alone, 0.0, machines, shared.fits)]
+    for method in run.methods:
+        entries += [
+            _entry(
+                run_name(method, seed), _hours(plans[method]), 2 * plans[method].disk_gib["trained"], machines, plans[method].fits
+            )
+            for seed in run.seeds
+        ]
+    entries += [_entry(name, alone, 0.0, machines, shared.fits) for name in published]
+    disk = {part: shared.disk_gib[part] * (2 if part == "embeddings" else 1) for part in ONCE}
+    disk["runs"] = sum(entry.disk_gib for entry in entries)
+    disk["checkpoints"] = max(plan.disk_gib["checkpoints"] for plan in plans.values()) if run.methods else 0.0
+    hours = sum(sum(entry.hours.values()) for entry in entries)
+    return Campaign(entries, round(hours, 2), round(hours * machines.gpus, 1), {key: round(gib, 1) for key, gib in disk.items()})
+
+
+def _hours(plan: Plan) -> dict[str, float]:
+    return {
+        "iterations": plan.hours,
+        "monitor": plan.monitor_hours,
+        "checkpoints": plan.saving_hours,
+        "evaluation": plan.evaluation_hours,
+    }
+
+
+def _entry(name: str, hours: dict[str, float], disk: float, machines: Machines, fits: bool) -> Entry:
+    return Entry(name, hours, round(sum(hours.values()) * machines.gpus, 1), round(disk, 1), fits)
