@@ -146,7 +146,7 @@ def run_logged(stage: Stage, logs: Path, stop: threading.Event, on_bar: Callable
     """
     log = logs / f"{stage.name}.log"
     errors: list[str] = []
-    with log.open("w") as file:
+    with log.open("w", encoding="utf-8") as file:
 
         def write(text: Text) -> None:
             file.write(f"{text.text}\n")

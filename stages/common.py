@@ -1,8 +1,8 @@
 """Reads the arguments and sections of a stage, names its folders, and ends it in one line on an error that the user can fix."""
 
 import functools
-import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -10,7 +10,8 @@ import sys
 import threading
 import time
 from argparse import ArgumentParser
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,13 +20,14 @@ from typing import ParamSpec
 from tqdm import tqdm
 
 from g2rpo_core.foundation.errors import STATUS_FOLDER, TRANSIENT_STATUS, TransientError, UserError
-from g2rpo_core.foundation.files import is_full, read_yaml
+from g2rpo_core.foundation.files import explain, read_yaml
 from g2rpo_core.foundation.settings import checked_name
 from g2rpo_core.foundation.texts import visible
 
 P = ParamSpec("P")
 ROOT = Path(__file__).parents[1]  # of the code; data are in the working directory
 REPORTS = Path("reports")
+OTHERS = REPORTS / "others"  # of profiles that params.yaml does not name, run by hand: git and DVC do not know it
 BUSY_TRIES, BUSY_WAIT = 120, 5.0  # seconds between two tries of DVC while another of its runs has the same files
 
 
@@ -62,9 +64,15 @@ class RunPaths:
 
 
 def run_paths(profile: str, study: str | None) -> RunPaths:
-    """Return the paths of the profile's own runs, or of a study with it."""
+    """Return the paths of the profile's own runs, or of a study with it.
+
+    What has no profile in its path is of the profile that params.yaml names; that of another one is in OTHERS.
+    """
     if study is None:
-        return RunPaths(profile, Path("runs", profile), Path("evaluations", profile), REPORTS, Path("dvc.lock"))
+        params = Path("params.yaml")
+        named = read_yaml(params) if params.exists() else {}
+        reports = REPORTS if not isinstance(named, dict) or named.get("profile", profile) == profile else OTHERS / profile
+        return RunPaths(profile, Path("runs", profile), Path("evaluations", profile), reports, Path("dvc.lock"))
     home = Path("studies", study)
     return RunPaths(str(home), home / "runs", home / "evaluations", home / "reports", home / "dvc.lock")
 
@@ -81,25 +89,34 @@ def sections(args: SimpleNamespace, *names: str) -> SimpleNamespace:
     Compute by the profile's numerics from now on. With the section `methods` comes `run`, which resolves one of its entries.
     """
     # Late, so that --help does not wait for torch
-    from g2rpo_core.config import load_profile, load_study, profile_path
+    from g2rpo_core.config import load_profile, load_study, profile_path, study_path
     from g2rpo_core.numerics.portable import use
 
-    loaded = load_profile(profile_path(args.profile), load_study(args.study) if args.study else None)
+    study = load_study(args.study) if args.study else None
+    if study and study.profile != args.profile:
+        raise UserError(f"--profile {args.profile}: {study_path(args.study)} names profile {study.profile}: give that one")
+    loaded = load_profile(profile_path(args.profile), study)
     use(loaded.numerics)
     runs = {"run": loaded.run} if "methods" in names else {}
     return SimpleNamespace(**{name: getattr(loaded, name) for name in names}, **runs)
 
 
-def commit(stage: str, paths: RunPaths) -> bool:
+def commit(stage: str, args: SimpleNamespace, paths: RunPaths, unchanged: Callable[[], bool]) -> bool:
     """Commit to DVC the outputs of a stage that DVC did not start: the next `dvc repro` would delete them and run it again.
 
+    Only if DVC's own command of that stage is this one, and `unchanged`: settings and dependencies are those that it began with.
     Return whether DVC knows them now, or there is no DVC here.
     """
     project = paths.lock.parent
     if "DVC_STAGE" in os.environ or not (project / ".dvc").exists():
         return True
-    if project == Path(".") and (profile := read_yaml(Path("params.yaml")).get("profile")) != paths.name:
-        print(f"DVC does not know this run: params.yaml names profile {profile}, not {paths.name}", file=sys.stderr)
+    if options_of(stage, project) != {name: value for name, value in vars(args).items() if value is not None}:
+        print(
+            f"DVC does not know this run: {project / 'params.yaml'} does not name its profile, method and seed", file=sys.stderr
+        )
+        return False
+    if not unchanged():
+        print("DVC does not know this run: its settings, code or inputs have changed since it began", file=sys.stderr)
         return False
     done = update_profile(project)
     if not done.returncode:
@@ -110,6 +127,18 @@ def commit(stage: str, paths: RunPaths) -> bool:
         return False
     print(f"dvc status knows this run as {stage}")
     return True
+
+
+def options_of(stage: str, project: Path) -> dict[str, str]:
+    """Return the options of the command by which DVC would run a stage (`train@g2rpo-1`); empty if it has no such stage."""
+    from dvc.exceptions import DvcException
+    from dvc.repo import Repo
+
+    try:
+        words = shlex.split(str(Repo(str(project)).stage.load_one(name=stage).cmd))
+    except DvcException:
+        return {}
+    return {word.removeprefix("--"): value for word, value in zip(words, words[1:]) if word.startswith("--")}
 
 
 def update_profile(project: Path = Path(".")) -> subprocess.CompletedProcess[str]:
@@ -130,13 +159,17 @@ def _dvc(*words: str, project: Path) -> subprocess.CompletedProcess[str]:
 
 
 def ends_in_one_line(main: Callable[P, None]) -> Callable[P, None]:
-    """Turn a UserError into one line and exit status 1, or 75 if the same command may work later."""
+    """Turn a UserError, and what the machine lacks, into one line and exit status 1, or 75 if the same command may work later.
+
+    Ctrl-C and SIGTERM end it in one line with status 143.
+    """
 
     @functools.wraps(main)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
         if threading.current_thread() is threading.main_thread():
-            # From here on Ctrl-C is handled below, see stages/__init__.py
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+            # From here on Ctrl-C and SIGTERM are handled below, see stages/__init__.py
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, signal.default_int_handler)
         try:
             main(*args, **kwargs)
         except UserError as error:
@@ -148,16 +181,17 @@ def ends_in_one_line(main: Callable[P, None]) -> Callable[P, None]:
                 left.touch()
             sys.exit(status)
         except Exception as error:
-            if not is_full(error):
+            line = explain(error, "finished work is kept: make room, and the same command resumes from it")
+            if line is None:
                 raise
-            where = getattr(error, "filename", None) or Path.cwd()
-            say(
-                f"error: {visible(where)}: the disk is full; finished work is kept: make room, and the same command resumes from it"
-            )
+            say(f"error: {visible(line)}")
             sys.exit(1)
-        except KeyboardInterrupt:  # Ctrl-C, when no checkpoint has to be written first
-            say("error: stopped; finished work is kept, and the same command resumes from it")
-            sys.exit(128 + signal.SIGINT)
+        except KeyboardInterrupt:  # when no checkpoint has to be written first
+            for number in (signal.SIGINT, signal.SIGTERM):  # one is enough
+                signal.signal(number, signal.SIG_IGN)
+            if os.environ.get("RANK", "0") == "0":
+                say("error: stopped; finished work is kept, and the same command resumes from it")
+            sys.exit(128 + signal.SIGTERM)
 
     return run
 
@@ -170,14 +204,28 @@ def say(line: str) -> None:
     print(line, file=sys.stderr)
 
 
-def fresh(folder: Path) -> Path:
-    """Empty a folder of what an earlier run by hand left, as DVC removes outputs before a run; return it."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    return folder
+@contextmanager
+def renewed(folder: Path, last: str) -> Iterator[Path]:
+    """Make a folder anew in the block, as DVC removes outputs before a run; if that fails, the old one is there as it was.
 
-
-def write_json(path: Path, data: object) -> None:
-    """Write indented JSON, after making the file's folder."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(data, indent=1) + "\n")
+    It may be a symlink, which stays. After a kill in the block, the next start puts the old one back first; last: the file that
+    is written last, so that with it the new one is whole.
+    """
+    there = folder.resolve()
+    old = there.with_name(f".{there.name}.old")
+    if (there / last).exists():
+        shutil.rmtree(old, ignore_errors=True)
+    elif old.exists():
+        shutil.rmtree(there, ignore_errors=True)
+        old.rename(there)
+    if there.exists():
+        there.rename(old)
+    try:
+        there.mkdir(parents=True)
+        yield folder
+    except BaseException:
+        shutil.rmtree(there, ignore_errors=True)
+        if old.exists():
+            old.rename(there)
+        raise
+    shutil.rmtree(old, ignore_errors=True)

@@ -6,14 +6,15 @@ from pathlib import Path
 from g2rpo_core.common.model_store import LOCK, ModelStore
 from g2rpo_core.common.runs import BASE, run_name
 from g2rpo_core.data.embeddings import EmbeddingStore
+from g2rpo_core.distributed.checkpoint import still_decide
 from g2rpo_core.distributed.machine import REAL, Machine
 from g2rpo_core.evaluation.results import SCORES, reported_means
 from g2rpo_core.evaluation.run import Evaluation
 from g2rpo_core.evaluation.settings import EvaluationSettings
-from g2rpo_core.foundation.files import existing
+from g2rpo_core.foundation.files import existing, write_json
 from g2rpo_core.models.policy import SNAPSHOTS, Policy, policy_settings, snapshot
 from g2rpo_core.rewards import registry
-from stages.common import RunPaths, arguments, commit, declared_code, ends_in_one_line, run_paths, sections, write_json
+from stages.common import RunPaths, arguments, commit, declared_code, ends_in_one_line, run_paths, sections
 
 SECTIONS = ("numerics", "evaluation", "rewards", "sampling")
 
@@ -21,7 +22,8 @@ SECTIONS = ("numerics", "evaluation", "rewards", "sampling")
 @ends_in_one_line
 def main(machine: Machine = REAL) -> None:
     args = arguments(__doc__, "profile", "method", "seed", "study")
-    paths, settings = run_paths(args.profile, args.study), sections(args, *SECTIONS)
+    read = lambda: sections(args, *SECTIONS)
+    paths, settings = run_paths(args.profile, args.study), read()
     evaluation, sampling = settings.evaluation, settings.sampling
     machine.check_device(ModelStore(Path("models", args.profile)))
     processes, device = machine.join(evaluation.processes)
@@ -35,9 +37,9 @@ def main(machine: Machine = REAL) -> None:
     with machine.phase("load"):
         scorers = registry.load(evaluation.rewards, models, device, settings.rewards, machine)
     pipeline = ModelStore(models).folder("pipeline")
-    decides = {"evaluation": evaluation, "rewards": settings.rewards, "sampling": sampling}
+    decides = lambda now: {"evaluation": now.evaluation, "rewards": now.rewards, "sampling": now.sampling}
     dependencies = [*declared_code("evaluate"), models / LOCK, embeddings, *weights.files]
-    folder = machine.scratch("evaluate", f"{paths.name}/{name}", decides, dependencies, processes)
+    folder = machine.scratch("evaluate", f"{paths.name}/{name}", decides(settings), dependencies, processes)
     missing = registry.max_missing(evaluation.rewards, settings.rewards)
     parts = Evaluation(folder, evaluation, weights.checkpoints, store, missing, processes)
     machine.check_room(parts.bytes_left(), f"evaluating {name}", processes)
@@ -64,7 +66,7 @@ def main(machine: Machine = REAL) -> None:
     write_json(paths.reports / "metrics" / f"{name}.json", reported_means(table, evaluation))
     machine.publish(folder / "out", paths.evaluations / name)
     machine.discard(folder)
-    commit(weights.stage, paths)
+    commit(weights.stage, args, paths, lambda: still_decide(folder, decides(read()), dependencies))
 
 
 @dataclass(frozen=True)

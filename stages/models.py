@@ -2,10 +2,12 @@
 
 from pathlib import Path
 
-from g2rpo_core.common.model_store import write_lock
+from g2rpo_core.common.model_store import LOCK, write_lock
+from g2rpo_core.foundation.claims import take
+from g2rpo_core.foundation.files import write_json
 from g2rpo_core.hub.download import REVISIONS, Revisions
 from stages import allow_hub
-from stages.common import REPORTS, arguments, ends_in_one_line, fresh, sections, write_json
+from stages.common import arguments, ends_in_one_line, renewed, run_paths, sections
 
 SECTIONS = ("numerics", "models")
 
@@ -14,19 +16,20 @@ SECTIONS = ("numerics", "models")
 def main() -> None:
     args = arguments(__doc__, "profile")
     settings = sections(args, *SECTIONS).models
-    root = fresh(Path("models", args.profile))
+    take("models", args.profile)
     revisions = Revisions(REVISIONS / "models.json")
-    if settings.source != "hub":
-        from g2rpo_core.tiny_models.build import build_models
+    with renewed(Path("models", args.profile), LOCK) as root:
+        if settings.source != "hub":
+            from g2rpo_core.tiny_models.build import build_models
 
-        entries, quality = build_models(root, settings)
-    else:
-        allow_hub()
-        from g2rpo_core.hub.download import download_models
+            entries, quality = build_models(root, settings)
+        else:
+            allow_hub()
+            from g2rpo_core.hub.download import download_models
 
-        entries, quality = download_models(settings, revisions), {}
-    write_lock(root, entries)
-    write_json(REPORTS / "models.json", quality)
+            entries, quality = download_models(settings, revisions), {}
+        write_lock(root, entries)
+    write_json(run_paths(args.profile, None).reports / "models.json", quality)
 
 
 if __name__ == "__main__":

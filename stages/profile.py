@@ -1,10 +1,12 @@
 """Stage `profile`: writes the resolved profile, which holds the other stages' parameters."""
 
+import io
 from pathlib import Path
 
 from ruamel.yaml import YAML
 
 from g2rpo_core.config import load_profile, load_run, load_study, profile_path, resolve, study_path
+from g2rpo_core.foundation.files import write_whole
 from stages.common import arguments, ends_in_one_line, run_paths
 
 
@@ -27,9 +29,10 @@ def write_profile(out: Path, data: dict, source: Path) -> None:
     out.parent.mkdir(parents=True, exist_ok=True)
     yaml = YAML(typ="safe", pure=True)
     yaml.default_flow_style, yaml.sort_base_mapping_type_on_output, yaml.allow_unicode, yaml.width = None, False, True, 130
-    with out.open("w", encoding="utf-8") as file:
-        file.write(f"# Written by the stage `profile` from {source}.\n")
-        yaml.dump(data, file)
+    text = io.StringIO(f"# Written by the stage `profile` from {source}.\n")
+    text.seek(0, io.SEEK_END)
+    yaml.dump(data, text)
+    write_whole(out, text.getvalue())
 
 
 if __name__ == "__main__":

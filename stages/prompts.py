@@ -4,6 +4,7 @@ from pathlib import Path
 
 from g2rpo_core.data.choice import chosen_prompts
 from g2rpo_core.data.prompts import write_prompts
+from g2rpo_core.foundation.claims import take
 from g2rpo_core.hub.download import REVISIONS, Revisions
 from stages import allow_hub
 from stages.common import arguments, ends_in_one_line, sections
@@ -15,6 +16,7 @@ SECTIONS = ("prompts",)
 def main() -> None:
     args = arguments(__doc__, "profile")
     settings = sections(args, *SECTIONS).prompts
+    take("prompts", args.profile)
     # DVC expects the file, even for a profile without data sets
     Revisions(REVISIONS / "prompts.json")
     # Data sets are on the hub

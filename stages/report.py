@@ -7,11 +7,12 @@ from pathlib import Path
 
 from g2rpo_core.common.processes import describe_machine
 from g2rpo_core.config import MainRun, Run, Study, load_run, load_study
+from g2rpo_core.foundation.files import write_json, write_whole
 from g2rpo_core.reporting.context import build_context, headline
 from g2rpo_core.reporting.measured import Compared, Sources, measure, read_seconds
 from g2rpo_core.reporting.recorded import read_measured, write_results
 from g2rpo_core.reporting.render import in_script, render, small
-from stages.common import REPORTS, RunPaths, arguments, ends_in_one_line, run_paths, sections, write_json
+from stages.common import RunPaths, arguments, ends_in_one_line, run_paths, sections
 
 SECTIONS = ("numerics", "models", "prompts", "sampling", "rewards", "training", "methods", "evaluation", "published")
 
@@ -39,7 +40,7 @@ def main() -> None:
         home = paths.reports.parent
         measured = read_measured(compared, home / "results.parquet", home / "runs.txt")
         page = render(build_context(compared, measured) | title)["report.html"]
-        (paths.reports / "report.html").write_text(page, encoding="utf-8")
+        write_whole(paths.reports / "report.html", page)
     else:
         write_report(compared, paths, title)
     print(f"wrote {paths.reports / 'report.html'}")
@@ -49,14 +50,15 @@ def write_report(compared: Compared, paths: RunPaths, title: dict[str, str]) -> 
     """Write every file of a report, from evaluations and runs on disk."""
     locks = (Path("dvc.lock"), paths.lock)
     prompts = Path("prompts", compared.profile)
-    sources = Sources(paths.runs, paths.evaluations, prompts, REPORTS / "models.json", paths.reports, locks)
+    qualities = run_paths(compared.profile, None).reports / "models.json"
+    sources = Sources(paths.runs, paths.evaluations, prompts, qualities, paths.reports, locks)
     measured = measure(compared, sources)
     context = build_context(compared, measured, sources)
-    study = paths.reports != REPORTS
+    study = paths.lock != Path("dvc.lock")
     for name, text in render(context | title).items():
         # A study's are committed, for report.md alone
         text = small(text) if study and name.endswith(".svg") else text
-        (paths.reports / name).write_text(text, encoding="utf-8")
+        write_whole(paths.reports / name, text)
     write_json(paths.reports / "report.json", headline(context))
     if study:
         write_results(paths.reports.parent / "results.parquet", compared, measured)
@@ -66,7 +68,7 @@ def write_report(compared: Compared, paths: RunPaths, title: dict[str, str]) -> 
     # In a file of their own, so that the page's hash is the same every time
     seconds = read_seconds(compared.runs, paths.timings, compared.labels)
     paths.timings.mkdir(exist_ok=True)
-    (paths.timings / "seconds.js").write_text(f"const SECONDS = {in_script(seconds)};\n", encoding="utf-8")
+    write_whole(paths.timings / "seconds.js", f"const SECONDS = {in_script(seconds)};\n")
 
 
 if __name__ == "__main__":

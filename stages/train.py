@@ -1,16 +1,15 @@
 """Stage `train`: trains one method with one seed and keeps the weights and the records of its iterations."""
 
+import shutil
 import sys
 from pathlib import Path
-
-import pandas as pd
+from types import SimpleNamespace
 
 from g2rpo_core.common.model_store import LOCK, ModelStore
-from g2rpo_core.common.processes import describe_machine
 from g2rpo_core.common.runs import run_name
 from g2rpo_core.config import study_path
 from g2rpo_core.data.embeddings import EmbeddingStore
-from g2rpo_core.distributed.checkpoint import last_iteration
+from g2rpo_core.distributed.checkpoint import last_iteration, still_decide
 from g2rpo_core.distributed.launcher import STATUS, Terminated, Termination
 from g2rpo_core.distributed.machine import REAL, Machine
 from g2rpo_core.foundation.errors import UserError
@@ -18,10 +17,10 @@ from g2rpo_core.models.policy import SNAPSHOTS, Policy, policy_settings
 from g2rpo_core.rewards import registry
 from g2rpo_core.training.drift import history
 from g2rpo_core.training.loop import bytes_needed, train
-from g2rpo_core.training.metrics import heldout_means
+from g2rpo_core.training.metrics import heldout_means, write_records
 from g2rpo_core.training.tracking import Display
 from g2rpo_core.training.trainer import Trainer
-from stages.common import RunPaths, arguments, commit, declared_code, ends_in_one_line, run_paths, say, sections, write_json
+from stages.common import arguments, commit, declared_code, ends_in_one_line, run_paths, say, sections
 
 SECTIONS = ("numerics", "sampling", "rewards", "training", "methods")
 
@@ -29,11 +28,12 @@ SECTIONS = ("numerics", "sampling", "rewards", "training", "methods")
 @ends_in_one_line
 def main(machine: Machine = REAL) -> None:
     args = arguments(__doc__, "profile", "method", "seed", "study")
-    paths, settings = run_paths(args.profile, args.study), sections(args, *SECTIONS)
+    read = lambda: sections(args, *SECTIONS)
+    paths, settings = run_paths(args.profile, args.study), read()
     if args.method not in settings.methods:
         file = f"{study_path(args.study)}: entries" if args.study else f"profiles/{args.profile}.yaml: methods"
         raise UserError(f"{file}: there is no {args.method!r}, only {', '.join(settings.methods)}")
-    run, name, seed = settings.run(args.method), run_name(args.method, args.seed), int(args.seed)
+    run, name = settings.run(args.method), run_name(args.method, args.seed)
     method, sampling, training, monitor = run.method, run.sampling, run.training, run.training.monitor
     processes, device = machine.join(training.processes, training.prompts_per_iteration, training.checkpoints.grace)
     processes.share(training.prompts_per_iteration)  # refused before anything loads
@@ -45,18 +45,17 @@ def main(machine: Machine = REAL) -> None:
     models, embeddings = Path("models", args.profile), Path("embeddings", args.profile)
     with machine.phase("load"):
         policy = Policy.load_to_train(
-            ModelStore(models).folder("pipeline"), training.lora, seed, training.parallel, processes,
+            ModelStore(models).folder("pipeline"), training.lora, int(args.seed), training.parallel, processes,
             method.objective.needs_base, machine, **policy_settings(sampling, device),
         )  # fmt: skip
         prompts, held_out = (EmbeddingStore(embeddings / part) for part in ("train", "test"))
         monitored = registry.load(dict.fromkeys([*training.rewards, *monitor.rewards]), models, device, settings.rewards, machine)
     rewards = {reward: monitored[reward] for reward in training.rewards}
-    trainer = Trainer(policy, method, sampling, training, prompts, rewards, seed, processes, termination)
+    trainer = Trainer(policy, method, sampling, training, prompts, rewards, int(args.seed), processes, termination)
 
     # Train, from the last checkpoint on
-    decides = {"seed": args.seed, "sampling": sampling, "rewards": settings.rewards, "training": training, "method": method}
     dependencies = [*declared_code("train"), models / LOCK, embeddings]
-    folder = machine.scratch("train", f"{paths.name}/{name}", decides, dependencies, processes)
+    folder = machine.scratch("train", f"{paths.name}/{name}", decides(settings, args), dependencies, processes)
     machine.check_room(bytes_needed(trainer, folder), f"training {name}", processes)
     display = Display(f"{paths.name}/{name}", trainer, held_out, last_iteration(folder))
     trainer.watch = display.group
@@ -71,29 +70,25 @@ def main(machine: Machine = REAL) -> None:
     finally:
         display.finish()
 
-    # Write the outputs
+    # Write the outputs aside, and publish them as a whole
+    if processes.rank == 0:
+        shutil.rmtree(out := folder / "out", ignore_errors=True)
     with trainer.result(), machine.phase("save"):
-        policy.save(paths.runs / name)
+        policy.save(folder / "out")
     if processes.rank == 0:
         if training.snapshots:
-            machine.publish(folder / SNAPSHOTS, paths.runs / name / SNAPSHOTS)
-        write_records(records, name, paths, history(records, training, method.num_updates(sampling.steps)))
+            machine.publish(folder / SNAPSHOTS, out / SNAPSHOTS)
+        write_records(records, name, out, paths.reports, history(records, training, method.num_updates(sampling.steps)))
+        machine.publish(out, paths.runs / name)
         # Kept until DVC knows the run: the next start then ends at once
-        if commit(f"train@{name}", paths):
+        if commit(f"train@{name}", args, paths, lambda: still_decide(folder, decides(read(), args), dependencies)):
             machine.discard(folder)
 
 
-def write_records(records: list[dict], name: str, paths: RunPaths, warnings: list[tuple[int, str]]) -> None:
-    """Write the records as a table, the curve of held-out rewards and, outside what DVC hashes, seconds and warnings."""
-    table = pd.DataFrame(records)
-    seconds = table.pop("seconds")
-    table.to_parquet(paths.runs / name / "records.parquet", index=False)
-    measured = table[table.filter(like="heldout_").notna().all(axis=1)]
-    columns = ["iteration", "num_forward_evals", "num_transitions", *measured.filter(like="heldout_")]
-    write_json(paths.reports / "curves" / f"{name}.json", measured[columns].to_dict("records"))
-    drifted = {"warnings": [f"iteration {iteration}: {text}" for iteration, text in warnings]} if warnings else {}
-    took = {"seconds": dict(zip(table.iteration.tolist(), seconds.round(3)))}
-    write_json(paths.timings / f"{name}.json", {**describe_machine(), **drifted, **took})
+def decides(settings: SimpleNamespace, args: SimpleNamespace) -> dict[str, object]:
+    """Return what decides a run, for its scratch folder."""
+    run, rewards = settings.run(args.method), settings.rewards
+    return {"seed": args.seed, "sampling": run.sampling, "rewards": rewards, "training": run.training, "method": run.method}
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 
 from g2rpo_core.foundation.errors import UserError
-from g2rpo_core.foundation.files import complaint, existing, in_one_line, read_json, reading
+from g2rpo_core.foundation.files import complaint, existing, in_one_line, read_json, reading, write_whole
 
 LOCK = "models.lock.json"
 NEEDS_GPU = 2**30  # bytes of a pipeline from which a run on the CPU takes weeks
@@ -145,4 +145,4 @@ def sha256(path: Path) -> str:
 
 def write_lock(root: Path, entries: dict[str, dict]) -> None:
     root.mkdir(parents=True, exist_ok=True)
-    (root / LOCK).write_text(json.dumps(entries, indent=1, sort_keys=True) + "\n")
+    write_whole(root / LOCK, json.dumps(entries, indent=1, sort_keys=True) + "\n")

@@ -13,6 +13,12 @@ def run_name(method: str, seed: int | str) -> str:
     return f"{method}-{seed}"
 
 
+def check_one_kind(folder: Path) -> None:
+    """Check that a run's folder does not hold a LoRA and whole weights, which are of two trainings; UserError otherwise."""
+    if (folder / "lora").is_dir() and (folder / "transformer").is_dir():
+        raise UserError(f"{folder}: has lora and transformer, of two trainings: delete the older one, or train the run again")
+
+
 def read_lock(path: Path) -> dict[str, dict]:
     """Return the stages of a dvc.lock by name: `deps` and `outs` with their `path` and `md5`; UserError if it is not such a file."""
     return stages_in(read_text(path), path)

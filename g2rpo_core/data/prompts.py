@@ -1,6 +1,7 @@
 """Read prompts from a tiny task or a user's file, choose among them, and store them."""
 
 import csv
+import io
 import json
 import math
 import random
@@ -18,7 +19,7 @@ import pyarrow.parquet as pq
 from g2rpo_core.common.seeding import seed_of
 from g2rpo_core.data import FORMATS
 from g2rpo_core.foundation.errors import UserError
-from g2rpo_core.foundation.files import complaint, existing, in_one_line, read_table, reading
+from g2rpo_core.foundation.files import complaint, existing, in_one_line, read_table, reading, write_whole
 from g2rpo_core.foundation.texts import unprintable, visible
 from g2rpo_core.tasks.table import TASKS
 
@@ -220,10 +221,12 @@ def write_prompts(
     about = {b"left_out": json.dumps(left_out).encode()} if left_out else {}
     about |= {b"data_set": b"true"} if data_set else {}
     if not about:
-        table.to_parquet(path, index=False)
+        write_whole(path, table.to_parquet(index=False))
         return
     arrow = pa.Table.from_pandas(table, preserve_index=False)
-    pq.write_table(arrow.replace_schema_metadata({**(arrow.schema.metadata or {}), **about}), path)
+    written = io.BytesIO()
+    pq.write_table(arrow.replace_schema_metadata({**(arrow.schema.metadata or {}), **about}), written)
+    write_whole(path, written.getvalue())
 
 
 def of_data_set(path: Path) -> bool:

@@ -5,8 +5,6 @@ outputs, which DVC removes before a run. Everything is written under a temporary
 complete.
 """
 
-import errno
-import fcntl
 import hashlib
 import json
 import os
@@ -26,8 +24,9 @@ import torch.distributed.checkpoint as dcp
 
 from g2rpo_core.common.model_store import sha256
 from g2rpo_core.distributed.process_group import TIMEOUT, ProcessGroup
-from g2rpo_core.foundation.errors import UserError
-from g2rpo_core.foundation.files import complaint, is_full, read_json, reading
+from g2rpo_core.foundation import claims
+from g2rpo_core.foundation.errors import UserError, attempt
+from g2rpo_core.foundation.files import complaint, is_full, read_json, reading, sync_folder, write_whole
 from g2rpo_core.foundation.settings import Settings
 from g2rpo_core.numerics.portable import in_use
 
@@ -40,7 +39,6 @@ RECORDS = "records.json"
 SEEN = "seen"
 VISIBLE_WITHIN = 30.0  # seconds until another node's file is visible on a network file system
 IDENTITY = "identity.json"
-WITHOUT_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # what flock answers on file systems that cannot lock
 
 
 def scratch(
@@ -59,9 +57,8 @@ def scratch(
         return _shared(None, processes)
     # Name the folder after all that decides the run
     identity = _identity(settings, dependencies)
-    text = json.dumps(identity, sort_keys=True)
     home = ROOT / stage / name
-    folder = home / hashlib.sha256(text.encode()).hexdigest()[:16]
+    folder = home / _digest(identity)
     # Say why an earlier attempt does not continue
     if not folder.exists():
         for other in sorted(home.glob(f"*/{IDENTITY}")):
@@ -70,8 +67,13 @@ def scratch(
             more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
             print(f"{other.parent} is not resumed: {', '.join(changed[:3])}{more} changed; it can be deleted", file=sys.stderr)
     folder.mkdir(parents=True, exist_ok=True)
-    write_whole(folder / IDENTITY, text.encode())
+    write_whole(folder / IDENTITY, json.dumps(identity, sort_keys=True).encode())
     return _shared(folder, processes)
+
+
+def still_decide(folder: Path, settings: Mapping[str, object], dependencies: Iterable[Path]) -> bool:
+    """Tell whether these settings and dependencies are as they were when `scratch` named the folder after them."""
+    return folder.name == _digest(_identity(settings, dependencies))
 
 
 def claim(stage: str, name: str, processes: ProcessGroup = ProcessGroup()) -> None:  # noqa: B008
@@ -80,47 +82,14 @@ def claim(stage: str, name: str, processes: ProcessGroup = ProcessGroup()) -> No
     Collective. This is a system lock on a file: the first process takes it exclusively, then
     all processes share it, so that it is free when all have ended.
     """
-    problem, owner = None, f"process {os.getpid()} on {platform.node()}"
-    path = (ROOT / stage / f"{name}.lock").absolute()
-    if path in _held:  # by an earlier start in this process
-        os.close(_held.pop(path))
-    if processes.rank == 0:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle = _held[path] = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            _flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.ftruncate(handle, 0)
-            os.write(handle, owner.encode())
-            _flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            who = path.read_text(errors="replace").strip() or "another process"
-            problem = (
-                f"{stage} of {name} is already running ({who}): wait until it has ended, or end it; two at once would damage it"
-            )
-            os.close(_held.pop(path))
-    if problem := processes.first(problem):
+    owner, problems = attempt(lambda: claims.take(stage, name)) if processes.rank == 0 else (None, [])
+    if problem := processes.first(problems[0] if problems else None):
         raise UserError(problem)
-    path, owner = processes.gather((path, owner))[0]
+    path, owner = processes.gather((claims.lock_of(stage, name), owner))[0]
     _wait_until_seen(path, owner, processes)
     if processes.rank > 0:
-        _held[path] = os.open(path, os.O_RDWR)
-        _flock(_held[path], fcntl.LOCK_SH)
+        claims.share(path)
     processes.barrier()
-
-
-def _flock(handle: int, how: int) -> None:
-    """Lock a file; where the file system has no locks, warn and go on."""
-    try:
-        fcntl.flock(handle, how)
-    except OSError as error:
-        if error.errno not in WITHOUT_LOCKS:
-            raise
-        if how & fcntl.LOCK_EX:
-            print(f"warning: the disk of {Path.cwd()} has no locks (flock): start no run twice at once", file=sys.stderr)
-
-
-# file handles of locks, which the system closes with the process
-_held: dict[Path, int] = {}
 
 
 def _shared(folder: Path | None, processes: ProcessGroup) -> Path:
@@ -178,6 +147,10 @@ def _hashes(files: Iterable[Path]) -> dict[Path, str]:
 def _stamp(file: Path) -> list[int]:
     about = file.stat()
     return [about.st_ino, about.st_size, about.st_mtime_ns, about.st_ctime_ns]
+
+
+def _digest(identity: Mapping[str, str]) -> str:
+    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _files(path: Path) -> list[Path]:
@@ -240,7 +213,7 @@ class Checkpoints:
         if self.processes.rank == 0:
             write_whole(temporary / MANIFEST, json.dumps({"processes": self.processes.size, "files": files}).encode())
             os.rename(temporary, final)
-            _sync_folder(self.folder)
+            sync_folder(self.folder)
             for old in checkpoints(self.folder)[: -self.keep]:
                 discard(old)
         self.processes.barrier()
@@ -355,7 +328,8 @@ def discard(folder: Path) -> None:
 def publish(folder: Path, output: Path) -> None:
     """Make a folder built in scratch the output, in one rename if both are on one disk.
 
-    The files also stay in scratch (as hard links), for a process that is killed before everything is finished.
+    The files also stay in scratch (as hard links), for a process that is killed before everything is finished. UserError if what
+    is there cannot be removed.
     """
     temporary = folder.with_name(f"{folder.name}.published")
     shutil.rmtree(temporary, ignore_errors=True)
@@ -371,25 +345,23 @@ def _link(source: str, target: str) -> None:
 
 
 def replace(folder: Path, output: Path) -> None:
-    """Move a folder to `output`, and replace what is already there."""
-    shutil.rmtree(output, ignore_errors=True)
+    """Move a folder to `output`, or to where its symlink leads, and replace what is already there.
+
+    The old one is renamed aside before: UserError, and nothing has changed, if that cannot be done.
+    """
+    output, near = output.resolve(), folder
     output.parent.mkdir(parents=True, exist_ok=True)
-    shutil.move(folder, output)
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a file under a temporary name, and rename it once it is on disk."""
-    temporary = path.with_name(f"{path.name}.{platform.node()}-{os.getpid()}.tmp")
-    with temporary.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.rename(path)
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
+    if folder.stat().st_dev != output.parent.stat().st_dev:
+        near = output.with_name(f".{output.name}.new")
+        shutil.rmtree(near, ignore_errors=True)
+        shutil.copytree(folder, near)
+    old = near.with_name(f".{output.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
     try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        if output.exists():
+            output.rename(old)
+    except OSError as error:
+        raise UserError(f"{output}: cannot be replaced ({error.strerror}): remove it, and run the same command again") from None
+    near.rename(output)
+    shutil.rmtree(old, ignore_errors=True)
+    shutil.rmtree(folder, ignore_errors=True)

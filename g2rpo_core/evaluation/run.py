@@ -13,11 +13,10 @@ from g2rpo_core.architectures.table import read_schedule
 from g2rpo_core.common.seeding import seed_of
 from g2rpo_core.data.embeddings import EmbeddingStore
 from g2rpo_core.data.prompts import Prompt
-from g2rpo_core.distributed.checkpoint import write_whole
 from g2rpo_core.distributed.process_group import ProcessGroup
 from g2rpo_core.evaluation.results import MEASURES, SCORES, image_folder, measure_diversity
 from g2rpo_core.evaluation.settings import EvaluationSettings
-from g2rpo_core.foundation.files import read_table
+from g2rpo_core.foundation.files import read_table, write_whole
 from g2rpo_core.models.generate import generate_images
 from g2rpo_core.models.policy import Policy
 from g2rpo_core.rewards.scoring import check_missing, score_table

@@ -1,4 +1,4 @@
-"""Reads files: the one place that turns what is wrong with a file into a one-line error.
+"""Reads files, and writes them whole: the one place that turns what is wrong with a file into a one-line error.
 
 Every reader raises a UserError with the file, what is wrong with it, and what makes it again (`hint_for`). Nothing is repaired
 silently.
@@ -8,6 +8,7 @@ import errno
 import json
 import math
 import os
+import platform
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import date
@@ -105,26 +106,57 @@ def reading(path: Path, hint: str | None = None) -> Iterator[None]:
         yield
     except (UserError, ImportError):
         raise
-    except Exception as error:
-        if type(error).__name__ == "OutOfMemoryError":  # torch's: nothing is wrong with the file
+    except BaseException as error:
+        # A CheckpointException of torch is no Exception
+        if not isinstance(error, Exception) and type(error).__name__ != "CheckpointException":
+            raise
+        if any(_means(error, *what) for what in (NO_FILES, NO_MEMORY)):  # nothing is wrong with the file
             raise
         raise UserError(complaint(path, _reason(error), hint)) from error
 
 
-def is_full(error: BaseException | None) -> bool:
-    """Say whether an error or its cause means that a disk or a quota is full.
+# What the machine lacks: the numbers of the system's errors, and the words of libraries in other languages, which have no number
+FULL = (
+    (errno.ENOSPC, errno.EDQUOT, errno.EFBIG),
+    ("No space left on device", "os error 28", "Disk quota exceeded", "File too large"),
+)
+NO_FILES = ((errno.EMFILE, errno.ENFILE), ("Too many open files",))
+NO_MEMORY = ((errno.ENOMEM,), ("can't allocate memory", "out of memory"))
+NOT_ALLOWED = ((errno.EROFS, errno.EACCES, errno.EPERM), ("Read-only file system", "Permission denied"))
+MEMORY_ERRORS = ("MemoryError", "OutOfMemoryError", "ArrowMemoryError")
 
-    Libraries in other languages say so only in their message.
-    """
+
+def is_full(error: BaseException | None) -> bool:
+    """Say whether an error or its cause means that a disk or a quota is full."""
+    return _means(error, *FULL)
+
+
+def _means(error: BaseException | None, numbers: Sequence[int], words: Sequence[str]) -> bool:
+    """Say whether an error or its cause has one of these numbers or words."""
     while error is not None:
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        if isinstance(error, OSError) and error.errno in numbers or any(word in str(error) for word in words):
             return True
-        if any(
-            words in str(error) for words in ("No space left on device", "os error 28", "Disk quota exceeded", "File too large")
-        ):
+        if numbers is NO_MEMORY[0] and type(error).__name__ in MEMORY_ERRORS:
             return True
         error = error.__cause__ or error.__context__
     return False
+
+
+def explain(error: BaseException, then: str = "") -> str | None:
+    """Return in one line what this machine lacks if an error means that, and what to do; None for any other error.
+
+    then: what else is to be said of a full disk, such as that the same command goes on.
+    """
+    where = getattr(error, "filename", None) or Path.cwd()
+    if is_full(error):
+        return f"{where}: the disk is full; {then or 'make room, and run the same command again'}"
+    if _means(error, *NO_FILES):
+        return "too many open files: allow more with `ulimit -n 4096`, and run the same command again; no file is damaged"
+    if _means(error, *NO_MEMORY):
+        return "there is not enough memory: ask for less at once (images, group, batch), or take a larger machine"
+    if isinstance(error, OSError) and _means(error, *NOT_ALLOWED):
+        return f"{where}: cannot be written or read ({error.strerror}): it must be a place that you may write to"
+    return None
 
 
 def complaint(path: Path | str, reason: str, hint: str | None = None) -> str:
@@ -132,7 +164,7 @@ def complaint(path: Path | str, reason: str, hint: str | None = None) -> str:
     return "; ".join(filter(None, (f"{path}: {reason}", hint_for(path) if hint is None else hint)))
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: BaseException) -> str:
     if isinstance(error, UnicodeDecodeError):
         return f"is not UTF-8 (byte {error.object[error.start] if error.start < len(error.object) else 0:#04x} at {error.start})"
     if isinstance(error, FileNotFoundError):
@@ -144,7 +176,10 @@ def _reason(error: Exception) -> str:
         return "is nested too deeply"
     if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.EIO, errno.ENOTDIR, errno.ELOOP):
         return f"cannot be read ({error.strerror})"
-    words = " ".join(str(error).split())[:LONGEST] or type(error).__name__
+    text = str(error)
+    if "Traceback (most recent call last)" in text:  # torch's, of all processes
+        text = text.strip().splitlines()[-1]
+    words = " ".join(text.split())[:LONGEST] or type(error).__name__
     return f"cannot be read: it is damaged or not what its name says ({words})"
 
 
@@ -156,6 +191,22 @@ def whole(path: Path) -> Path:
         if not path.stat().st_size:
             raise UserError(complaint(path, "is empty"))
     return path
+
+
+def write_whole(path: Path, data: bytes | str) -> None:
+    """Write a file, a text as UTF-8, under a temporary name, and rename it once it is on disk."""
+    temporary = path.with_name(f"{path.name}.{platform.node()}-{os.getpid()}.tmp")
+    with temporary.open("wb") as file:
+        file.write(data.encode() if isinstance(data, str) else data)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.rename(path)
+
+
+def write_json(path: Path, data: object) -> None:
+    """Write indented JSON, after making the file's folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, json.dumps(data, indent=1) + "\n")
 
 
 def read_text(path: Path) -> str:

@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 
 from g2rpo_core.common.model_store import describe_files, safe_folder, write_lock
 from g2rpo_core.foundation.errors import TransientError, UserError
-from g2rpo_core.foundation.files import is_full, read_json
+from g2rpo_core.foundation.files import is_full, read_json, write_whole
 from g2rpo_core.hub.settings import HubFiles, HubModel, HubModels, PublishedModel
 
 INSTEAD = "or use profile tiny"
@@ -38,19 +38,23 @@ class Revisions:
     def __init__(self, file: Path):
         self.file = file
         self.known: dict[str, str] = read_json(file, dict) if file.exists() else {}
-        self._write()
+        if not file.exists():
+            self._write()
 
     def look_up(self, repo: str, newest: Callable[[], str]) -> str:
         """Return the commit of a repository; newest: asks the hub for that of its main branch."""
         if repo not in self.known:
-            self.known[repo] = newest()
+            found = newest()
+            if self.file.exists():  # what another stage has looked up since
+                self.known = read_json(self.file, dict)
+            self.known.setdefault(repo, found)
             print(f"{repo}: no revision in the profile; {self.known[repo]} is now in {self.file}: commit that file")
             self._write()
         return self.known[repo]
 
     def _write(self) -> None:
         self.file.parent.mkdir(parents=True, exist_ok=True)
-        self.file.write_text(json.dumps(self.known, indent=1, sort_keys=True) + "\n")
+        write_whole(self.file, json.dumps(self.known, indent=1, sort_keys=True) + "\n")
 
 
 def download_models(settings: HubModels, revisions: Revisions) -> dict[str, dict]:

@@ -1,9 +1,9 @@
 """Find the trained runs of a profile and their weights."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
-from g2rpo_core.common.runs import BASE
+from g2rpo_core.common.runs import BASE, check_one_kind
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import read_json
 
@@ -12,13 +12,14 @@ Kind = Literal["transformer", "lora"]
 
 
 def find_kind(folder: Path) -> Kind | None:
-    """Return what a run's folder holds: whole weights or a LoRA; None for neither."""
-    return next((kind for kind in ("lora", "transformer") if (folder / kind).is_dir()), None)
+    """Return what a run's folder holds: whole weights or a LoRA; None for neither. UserError if it holds both."""
+    check_one_kind(folder)
+    return next((kind for kind in get_args(Kind) if (folder / kind).is_dir()), None)
 
 
 def trained_runs(profile: str) -> list[str]:
     """List the names of the profile's runs that have weights, sorted."""
-    return sorted(path.name for path in (RUNS / profile).glob("*") if find_kind(path))
+    return sorted(path.name for path in (RUNS / profile).glob("*") if any((path / kind).is_dir() for kind in get_args(Kind)))
 
 
 def find_weights(run: str, profile: str) -> Path | None:

@@ -17,6 +17,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from g2rpo_core.architectures.architecture import Architecture
+from g2rpo_core.common.runs import check_one_kind
 from g2rpo_core.distributed.machine import REAL, Machine
 from g2rpo_core.distributed.process_group import ProcessGroup
 from g2rpo_core.foundation.errors import UserError
@@ -120,6 +121,7 @@ def weights_in(run: Path) -> tuple[Path, str | None]:
     run: what `Policy.save` wrote, or any folder with the safetensors of a transformer (diffusers' names) or of a LoRA, anywhere
     below it. UserError if there are none, or those of several models.
     """
+    check_one_kind(run)
     for name, file in (("lora", LORA_FILE), ("transformer", None)):
         if (run / name).exists():
             return run / name, file

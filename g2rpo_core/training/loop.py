@@ -8,6 +8,7 @@ from pathlib import Path
 
 from g2rpo_core.distributed import checkpoint
 from g2rpo_core.distributed.launcher import Terminated
+from g2rpo_core.foundation.files import write_whole
 from g2rpo_core.models.policy import snapshot
 from g2rpo_core.training.drift import NEVER_STOPS, DriftError, find_warnings
 from g2rpo_core.training.experience import NonFiniteError
@@ -43,7 +44,7 @@ def train(
     # The records so far
     records, curve = _begin(trainer, kept, folder, heldout), folder / CURVE
     if processes.rank == 0:
-        checkpoint.write_whole(curve, "".join(map(_line, records)).encode())
+        write_whole(curve, "".join(map(_line, records)))
     progress(records[-1])
     look = _Drift(trainer, warn)
     try:

@@ -1,13 +1,16 @@
 """Computes the records of an iteration, and means over held-out prompts; docs/metrics.md lists every column."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import pandas as pd
 import torch
 
 from g2rpo_core.algorithm.advantage import correlation, standardized
+from g2rpo_core.common.processes import describe_machine
 from g2rpo_core.data.embeddings import EmbeddingStore
 from g2rpo_core.distributed.process_group import ProcessGroup
+from g2rpo_core.foundation.files import write_json
 from g2rpo_core.models.generate import generate_images
 from g2rpo_core.models.policy import Policy
 from g2rpo_core.rewards.scoring import check_missing, score_table
@@ -83,3 +86,20 @@ def heldout_means(
         reasons = table.reason[table.reward == name].dropna()
         check_missing(name, len(reasons), min(count, len(prompts)), (max_missing or {}).get(name, 0.0), *reasons[:1])
     return {f"heldout_{name}": float(table.score[table.reward == name].mean()) for name in rewards}
+
+
+def write_records(records: list[dict], name: str, out: Path, reports: Path, warnings: list[tuple[int, str]]) -> None:
+    """Write the records as a table into the run's folder `out`, and the curve of held-out rewards into that of reports.
+
+    Beside it, in `timings`, which DVC does not hash: seconds, and warnings by iteration.
+    """
+    table = pd.DataFrame(records)
+    seconds = table.pop("seconds")
+    out.mkdir(parents=True, exist_ok=True)
+    table.to_parquet(out / "records.parquet", index=False)
+    measured = table[table.filter(like="heldout_").notna().all(axis=1)]
+    columns = ["iteration", "num_forward_evals", "num_transitions", *measured.filter(like="heldout_")]
+    write_json(reports / "curves" / f"{name}.json", measured[columns].to_dict("records"))
+    drifted = {"warnings": [f"iteration {iteration}: {text}" for iteration, text in warnings]} if warnings else {}
+    took = {"seconds": dict(zip(table.iteration.tolist(), seconds.round(3)))}
+    write_json(reports / "timings" / f"{name}.json", {**describe_machine(), **drifted, **took})

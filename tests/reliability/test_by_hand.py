@@ -1,0 +1,107 @@
+"""Stages that a user starts by hand beside DVC's: no profile's outputs, lock or numbers become those of another."""
+
+import importlib
+import shutil
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+
+from g2rpo_core.common.runs import read_lock
+from g2rpo_core.distributed.machine import Machine
+from tests.conftest import ROOT
+from tests.fixtures.commands import run_here
+from tests.fixtures.killed_stages import hashes
+from tests.reliability.conftest import stage
+
+pytestmark = pytest.mark.pipeline
+EVALUATE, TRAIN = "evaluate@g2rpo-1", "train@g2rpo-1"
+
+
+@pytest.fixture
+def known(project) -> Path:
+    """The small project as a checkout whose run and evaluation DVC knows."""
+    for name in ("g2rpo_core", "stages"):
+        shutil.copytree(ROOT / name, project / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("dvc.yaml", ".dvcignore"):
+        shutil.copy(ROOT / name, project / name)
+    (project / ".dvc").mkdir()
+    shutil.copy(ROOT / ".dvc" / "config", project / ".dvc" / "config")
+    (project / "dvc.lock").unlink()
+    (project / "params.yaml").write_text("profile: small\nmethods: [g2rpo]\nseeds: [1]\npublished: []\n")
+    subprocess.run(["git", "init", "--quiet"], cwd=project, check=True)
+    subprocess.run([sys.executable, "-m", "dvc", "commit", "--force", TRAIN, EVALUATE], cwd=project, check=True)
+    return project
+
+
+def change(profile: Path, section: str, **values: object) -> None:
+    data = YAML().load(profile.read_text())
+    data[section] |= values
+    with profile.open("w") as file:
+        YAML().dump(data, file)
+
+
+def by_hand(module: str, folder: Path, profile: str, machine: Machine | None = None, seed: int = 1):
+    words = ("--profile", profile, "--method", "g2rpo", "--seed", seed)
+    main = importlib.import_module(f"stages.{module}").main
+    return run_here(partial(main, machine) if machine else main, *words, folder=folder)
+
+
+def test_another_profiles_stage_changes_neither_lock_nor_numbers(known):
+    """Although DVC has stages of the same method and seed, and although one of them is out of date."""
+    for name in ("models", "prompts", "embeddings"):
+        shutil.copytree(known / name / "small", known / name / "mini")
+    (known / "profiles" / "mini.yaml").write_text("extends: small\ntraining: {iterations: 1, monitor: {every: 1}}\n")
+    change(known / "profiles" / "small.yaml", "evaluation", seed=12345)
+    lock, reports, evaluations = (known / "dvc.lock").read_bytes(), hashes(known / "reports"), hashes(known / "evaluations")
+    for module in ("train", "evaluate"):
+        done = by_hand(module, known, "mini")
+        assert done.returncode == 0 and "DVC does not know this run: params.yaml does not name its profile" in done.stderr
+    others = {path: content for path, content in hashes(known / "reports").items() if path.startswith("others/mini/")}
+    assert sorted(others) == [f"others/mini/{kind}/g2rpo-1.json" for kind in ("curves", "metrics", "timings")]
+    assert (known / "dvc.lock").read_bytes() == lock and hashes(known / "reports") == reports | others
+    assert evaluations.items() <= hashes(known / "evaluations").items()
+
+
+def test_a_run_that_params_yaml_names_is_known_unless_it_changed_meanwhile(known):
+    """What DVC writes down is what the stage began with, or nothing."""
+    before = read_lock(known / "dvc.lock")[EVALUATE]
+    change(known / "profiles" / "small.yaml", "evaluation", seed=12345)
+    done = by_hand("evaluate", known, "small")
+    assert done.returncode == 0 and f"dvc status knows this run as {EVALUATE}" in done.stdout
+    after = read_lock(known / "dvc.lock")[EVALUATE]
+    assert after["outs"] != before["outs"] and after["params"] != before["params"]
+
+    def edited(source: Path, output: Path) -> None:
+        change(Path("profiles", "small.yaml"), "evaluation", seed=6)
+        Machine.publish(source, output)
+
+    machine = Machine()
+    machine.publish = edited
+    done = by_hand("evaluate", known, "small", machine)
+    assert done.returncode == 0 and "its settings, code or inputs have changed since it began" in done.stderr
+    assert read_lock(known / "dvc.lock")[EVALUATE] == after
+
+
+def test_a_study_is_not_run_with_another_profile_than_its_own(known):
+    (known / "profiles" / "mini.yaml").write_text("extends: small\n")
+    (known / "studies" / "one").mkdir(parents=True)
+    study = {"study": "one", "profile": "small", "seeds": [1], "title": "", "about": "", "methods": ["dance_grpo"]}
+    YAML().dump(study | {"entries": {"dance_grpo": {}}}, known / "studies" / "one" / "params.yaml")
+    words = ("--profile", "mini", "--study", "one", "--method", "g2rpo", "--seed", 1)
+    done = run_here(importlib.import_module("stages.evaluate").main, *words, folder=known)
+    assert done.returncode == 1
+    assert done.stderr == "error: --profile mini: studies/one/params.yaml names profile small: give that one\n"
+
+
+def test_a_runs_folder_holds_the_weights_of_its_last_training_alone(project):
+    profile, run = project / "profiles" / "small.yaml", project / "runs" / "small" / "g2rpo-1"
+    change(profile, "training", lora={"rank": 4, "alpha": 4})
+    assert stage("train", project).returncode == 0
+    assert sorted(path.name for path in run.iterdir()) == ["lora", "records.parquet"]
+    shutil.copytree(run / "lora", run / "transformer")
+    done = stage("evaluate", project)
+    assert done.returncode == 1 and done.stderr.splitlines()[-1].startswith("error: runs/small/g2rpo-1: has lora and transformer")
