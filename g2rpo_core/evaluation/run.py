@@ -1,5 +1,6 @@
 """Runs an evaluation that can resume: every batch of every variant is a file of scores, written once its images are."""
 
+import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from g2rpo_core.data.prompts import Prompt
 from g2rpo_core.distributed.process_group import ProcessGroup
 from g2rpo_core.evaluation.results import MEASURES, SCORES, image_folder, measure_diversity
 from g2rpo_core.evaluation.settings import EvaluationSettings
-from g2rpo_core.foundation.files import read_table, write_whole
+from g2rpo_core.foundation.files import read_table, sync_folder, write_whole
 from g2rpo_core.models.generate import generate_images
 from g2rpo_core.models.policy import Policy
 from g2rpo_core.rewards.scoring import check_missing, score_table
@@ -84,7 +85,9 @@ class Evaluation:
                     with policy.machine.phase("evaluate"):
                         prompts, images, part = evaluate_batch(*shared, number, trained_share)
                     for prompt, image in zip(prompts, images):
-                        save_image(image, shown / f"{prompt.id}.png")
+                        save_image(image, file := io.BytesIO(), format="png")
+                        write_whole(shown / f"{prompt.id}.png", file.getvalue())
+                    sync_folder(shown)
                     # The scores come last: a batch that has its file is complete
                     part = part.assign(checkpoint=str(kept), steps=steps)
                     write_whole(self.file((kept, steps), number), part.to_parquet(index=False))

@@ -203,6 +203,15 @@ def write_whole(path: Path, data: bytes | str) -> None:
     temporary.rename(path)
 
 
+def sync_folder(folder: Path) -> None:
+    """Wait until the names in a folder are on disk: after a power cut too, what is written later never stands without them."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
 def write_json(path: Path, data: object) -> None:
     """Write indented JSON, after making the file's folder."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -8,6 +8,7 @@ import resource
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -338,6 +339,37 @@ def test_what_is_published_stays_in_scratch_until_all_is_finished(tmp_path):
         checkpoint.publish(tmp_path / "out", tmp_path / "there")
         assert [path.name for path in (tmp_path / "there").rglob("*")] == ["deep", "file"]
     assert (tmp_path / "out" / "deep" / "file").read_text() == "new"
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_an_output_that_is_a_symlink_to_another_disk_gets_the_new_one(tmp_path, there):
+    """The link stays, and nothing of the old output does."""
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "new").write_text("new")
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as disk:
+        assert Path(disk).stat().st_dev != tmp_path.stat().st_dev
+        (tmp_path / "there").symlink_to(Path(disk, "there"))
+        if there:
+            Path(disk, "there").mkdir()
+            Path(disk, "there", "old").write_text("old")
+        checkpoint.publish(tmp_path / "out", tmp_path / "there")
+        assert (tmp_path / "there").is_symlink() and [path.name for path in (tmp_path / "there").iterdir()] == ["new"]
+        assert [path.name for path in Path(disk).iterdir()] == ["there"]
+
+
+def test_an_output_that_cannot_be_replaced_keeps_what_it_has(tmp_path, monkeypatch):
+    """Nothing of the new one is put into the old one."""
+    for name in ("out", "there"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / name).write_text("")
+
+    def refuse(path, target):
+        raise OSError(errno.EBUSY, "Device or resource busy")
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    with pytest.raises(UserError, match=r"there: cannot be replaced \(Device or resource busy\): remove it"):
+        checkpoint.publish(tmp_path / "out", tmp_path / "there")
+    assert [path.name for path in (tmp_path / "there").iterdir()] == ["there"] and (tmp_path / "out" / "out").exists()
 
 
 def test_too_small_a_disk_is_told_before_the_work(tmp_path, monkeypatch):

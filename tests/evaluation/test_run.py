@@ -1,5 +1,6 @@
 """An evaluation as its parts: scores, image statistics, what is asked of a profile; shared by processes, interrupted and resumed."""
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -53,6 +54,17 @@ def test_an_interrupted_evaluation_makes_only_what_is_left_and_ends_the_same(eva
     assert list(other.table()) == PART and len(other.table()) == 2 * 24 * 3  # red, and two image statistics
     images = [sorted(file.name for file in each.folder.rglob("*.png")) for each in (evaluation, other)]
     assert images[0] == images[1] and len(images[0]) == 2 * 24
+
+
+def test_pictures_are_on_the_disk_before_their_scores_are(evaluation, run, monkeypatch):
+    """After a power cut, no part counts as complete whose pictures are empty."""
+    sync, synced = os.fsync, []
+    monkeypatch.setattr("os.fsync", lambda handle: (synced.append(os.fstat(handle).st_ino), sync(handle)))
+    part = replace(evaluation, settings=SETTINGS.model_copy(update={"steps": (1,), "batch": 24}))
+    run(part)
+    (scores,), pictures = part.folder.glob("*.parquet"), list((part.folder / "out").rglob("*.png"))
+    before = synced[: synced.index(scores.stat().st_ino)]
+    assert len(pictures) == 24 and {file.stat().st_ino for file in pictures} | {pictures[0].parent.stat().st_ino} <= set(before)
 
 
 def test_processes_share_the_batches_of_every_variant(evaluation):

@@ -1,0 +1,70 @@
+"""The stages that make or fetch what others read: models, prompts, published weights."""
+
+import importlib
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from g2rpo_core.common.model_store import LOCK
+from stages.common import renewed
+from tests.conftest import ROOT
+from tests.fixtures.commands import run_here
+
+HOLDER = "import sys, time; from g2rpo_core.foundation.claims import take; take(*sys.argv[1:]); print('held', flush=True); time.sleep(600)"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    shutil.copytree(ROOT / "profiles", tmp_path / "profiles")
+    (tmp_path / "params.yaml").write_text("profile: tiny\nmethods: [g2rpo]\nseeds: [1]\n")
+    return tmp_path
+
+
+def start(stage, folder, profile):
+    return run_here(importlib.import_module(f"stages.{stage}").main, "--profile", profile, folder=folder)
+
+
+def test_a_download_that_fails_leaves_the_models_that_were_there(folder):
+    """Also where they are on another disk, behind a symlink."""
+    for name in ("models", "disk/flux_hps"):
+        (folder / name).mkdir(parents=True)
+    (folder / "disk" / "flux_hps" / LOCK).write_text("{}")
+    (folder / "models" / "flux_hps").symlink_to(folder / "disk" / "flux_hps")
+    done = start("models", folder, "flux_hps")
+    assert done.returncode == 1 and done.stderr.startswith(
+        "error: models.repos.pipeline: black-forest-labs/FLUX.1-dev is not in the cache"
+    )
+    assert (folder / "models" / "flux_hps").is_symlink() and (folder / "models" / "flux_hps" / LOCK).read_text() == "{}"
+    assert [path.name for path in (folder / "disk").iterdir()] == ["flux_hps"]
+
+
+def test_a_folder_whose_renewal_was_killed_is_put_back(tmp_path):
+    """Before the new one had its last file; after that, the new one stays."""
+    (tmp_path / ".tiny.old").mkdir()
+    (tmp_path / ".tiny.old" / LOCK).write_text("old")
+    (tmp_path / "tiny").mkdir()
+    with pytest.raises(KeyboardInterrupt), renewed(tmp_path / "tiny", LOCK):
+        raise KeyboardInterrupt
+    assert (tmp_path / "tiny" / LOCK).read_text() == "old"
+    with renewed(tmp_path / "tiny", LOCK) as made:
+        (made / LOCK).write_text("new")
+    assert (tmp_path / "tiny" / LOCK).read_text() == "new" and not (tmp_path / ".tiny.old").exists()
+
+
+@pytest.mark.pipeline
+@pytest.mark.parametrize("stage", ["models", "prompts", "published"])
+def test_a_second_start_of_a_living_stage_is_refused(folder, stage):
+    (folder / stage / "tiny").mkdir(parents=True)
+    (folder / stage / "tiny" / "made").write_text("")
+    command = [sys.executable, "-c", HOLDER, stage, "tiny"]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=folder, env={"PYTHONPATH": str(ROOT)})
+    try:
+        assert child.stdout.readline() == "held\n"
+        done = start(stage, folder, "tiny")
+        assert done.returncode == 1 and f"error: {stage} of tiny is already running (process {child.pid} on " in done.stderr
+        assert (folder / stage / "tiny" / "made").exists()
+    finally:
+        child.kill()
+        child.wait()
