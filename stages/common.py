@@ -22,7 +22,7 @@ from tqdm import tqdm
 from g2rpo_core.foundation.errors import STATUS_FOLDER, TRANSIENT_STATUS, TransientError, UserError
 from g2rpo_core.foundation.files import explain, read_yaml
 from g2rpo_core.foundation.settings import checked_name
-from g2rpo_core.foundation.texts import visible
+from g2rpo_core.foundation.texts import show_any_text, visible
 
 P = ParamSpec("P")
 ROOT = Path(__file__).parents[1]  # of the code; data are in the working directory
@@ -166,6 +166,7 @@ def ends_in_one_line(main: Callable[P, None]) -> Callable[P, None]:
 
     @functools.wraps(main)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        show_any_text()
         if threading.current_thread() is threading.main_thread():
             # From here on Ctrl-C and SIGTERM are handled below, see stages/__init__.py
             for number in (signal.SIGINT, signal.SIGTERM):

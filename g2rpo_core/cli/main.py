@@ -9,6 +9,8 @@ import typer
 
 from g2rpo_core.cli import checkout, forecast, inspection, rewards, runs
 from g2rpo_core.foundation.errors import TRANSIENT_STATUS, TransientError, UserError
+from g2rpo_core.foundation.files import explain
+from g2rpo_core.foundation.texts import show_any_text, visible
 
 app = typer.Typer(
     name="g2rpo",
@@ -37,9 +39,15 @@ app.command("report")(checkout.report)
 
 
 def main() -> None:
-    """Run the command; a UserError becomes one line on stderr and its exit status."""
+    """Run the command; a UserError, and what the machine lacks, becomes one line on stderr and an exit status."""
+    show_any_text()
     try:
         app()
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(TRANSIENT_STATUS if isinstance(error, TransientError) else 1)
+    except Exception as error:
+        if (line := explain(error)) is None:
+            raise
+        print(f"error: {visible(line)}", file=sys.stderr)
+        sys.exit(1)

@@ -4,7 +4,6 @@ import os
 import signal
 import socket
 import sys
-from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,18 +13,16 @@ import typer
 
 from g2rpo_core.cli.options import ModelsOfRewards, OfRewards, on_loopback, read_rewards, resolve_alias
 from g2rpo_core.foundation.errors import UserError, require
-from g2rpo_core.foundation.files import reading, whole
+from g2rpo_core.foundation.files import read_text, write_whole, writing
+from g2rpo_core.foundation.texts import visible
+from g2rpo_core.inference.folder import Parts, pair, score_images
 from g2rpo_core.inference.runs import tiny_rewards
 
 if TYPE_CHECKING:  # these import torch, which would slow down --help
     import pandas as pd
-    from PIL import Image
 
     from g2rpo_core.rewards.reward_server import Served
-    from g2rpo_core.rewards.spec import Reward
 
-SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".gif")
-BATCH = 64  # images open at a time
 STOPS_WITHIN = 30  # seconds that open requests have after a stop signal
 
 
@@ -39,8 +36,12 @@ def score(
         ),
     ],
     prompts: Annotated[
-        Path, typer.Option(help="text file with line n for the n-th image by name, or csv with columns file,prompt")
-    ],
+        Path | None,
+        typer.Option(
+            help="text file with line n for the n-th image by name, or csv with columns file,prompt (default: DIR/prompts.csv, or what "
+            "the pictures of `g2rpo generate` say)"
+        ),
+    ] = None,
     out: Annotated[Path, typer.Option(help=".csv or .parquet")] = Path("scores.csv"),
     profile: OfRewards = None,
     models: ModelsOfRewards = None,
@@ -57,8 +58,10 @@ def score(
 def write_scores(args: SimpleNamespace) -> None:
     """Score the folder and write the table.
 
-    UserError before scoring if an input is missing, and after it if more scores are missing than `max_missing` allows.
+    UserError before scoring if an input is missing or damaged, and after it if more scores are missing than `max_missing` allows. What
+    was scored before an error is kept beside `--out`: the same command goes on from it.
     """
+    from g2rpo_core.common.model_store import LOCK
     from g2rpo_core.common.processes import device_of
     from g2rpo_core.rewards.registry import REWARDS, SPECS, load, settings_of
     from g2rpo_core.rewards.remote import RemoteReward
@@ -74,29 +77,29 @@ def write_scores(args: SimpleNamespace) -> None:
             raise UserError(f"--reward {given}: unknown; there are {', '.join([*any_image, *aliases])}")
     if args.out.suffix not in (".csv", ".parquet"):
         raise UserError(f"--out {args.out}: must end in .csv or .parquet")
+    if args.prompts and args.out.exists() and args.prompts.exists() and args.out.samefile(args.prompts):
+        raise UserError(f"--out {args.out}: is the file of prompts: give another")
     table = pair(args.folder, args.prompts)
+    lock = models / LOCK
+    decides = [names, {name: section.get(name) for name in names}, read_text(lock) if lock.exists() else None]
+    with writing(args.out):
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        kept = Parts(args.out, args.folder, table, decides)
     # Score, and note which rewards are small models
     scorers = load(names, models, device_of(None), section)
-    for name, values in score_images(args.folder, table, scorers).items():
-        table[name] = values
+    scored = score_images(args.folder, table, scorers, kept)
+    for name in scored:
+        table[name] = scored[name]
     here = tiny_rewards([name for name in names if not settings_of(section, name).remote], models)
     there = [scorer.health.note for scorer in scorers.values() if isinstance(scorer, RemoteReward)]
     if note := "; ".join(filter(None, [here, *there])):
         table["models"] = note
-    # Write the table under another name first: a failure leaves the old one
-    unfinished = args.out.with_name(f".{args.out.name}")
-    try:
-        unfinished.parent.mkdir(parents=True, exist_ok=True)
-        if args.out.suffix == ".csv":
-            table.to_csv(unfinished, index=False)
-        else:
-            table.to_parquet(unfinished, index=False)
-        unfinished.replace(args.out)
-    except OSError as error:
-        raise UserError(f"--out {args.out}: cannot be written ({error.strerror})") from None
+    with writing(args.out):
+        write_whole(args.out, table.to_csv(index=False) if args.out.suffix == ".csv" else table.to_parquet(index=False))
     means = ", ".join(f"{name} {table[name].mean():.4f}" for name in names)
-    print(f"{args.out}: {len(table)} images, mean {means}{' (' + note + ')' if note else ''}")
+    print(f"{args.out}: {len(table)} images, mean {means}{' (' + visible(note) + ')' if note else ''}")
     _check_missing(table, names, section)
+    kept.discard()
 
 
 def _check_missing(table: "pd.DataFrame", names: list[str], section: Mapping) -> None:
@@ -107,76 +110,6 @@ def _check_missing(table: "pd.DataFrame", names: list[str], section: Mapping) ->
         missing = table[table[name].isna()]
         reasons = missing.get(f"{name}_reason", missing[name].astype(str))
         check_missing(name, len(missing), len(table), largest, *reasons[:1])
-
-
-def pair(folder: Path, prompts: Path) -> "pd.DataFrame":
-    """Return one row per image with `file` (its name in the folder) and `prompt`.
-
-    UserError if folder and prompts do not fit together.
-    """
-    import pandas as pd
-
-    # Images
-    if not folder.is_dir():
-        raise UserError(f"{folder}: no such folder")
-    files = sorted(path.name for path in folder.iterdir() if path.suffix.lower() in SUFFIXES)
-    if not files:
-        raise UserError(f"{folder}: holds no image ({', '.join(SUFFIXES)})")
-    # Prompts
-    try:
-        if prompts.suffix == ".csv":
-            table = pd.read_csv(prompts, dtype=str, keep_default_na=False)
-        else:
-            table = pd.DataFrame({"prompt": prompts.read_text(encoding="utf-8").splitlines()})
-    except FileNotFoundError:
-        raise UserError(f"{prompts}: no such file") from None
-    except OSError as error:
-        raise UserError(f"{prompts}: cannot be read: {error.strerror}") from None
-    except ValueError as error:  # not UTF-8, not a csv, or empty
-        raise UserError(f"{prompts}: cannot be read: {' '.join(str(error).split())}") from None
-    # One prompt per image
-    if prompts.suffix == ".csv":
-        if not {"file", "prompt"} <= set(table.columns):
-            raise UserError(f"{prompts}: needs columns file,prompt; has {','.join(table.columns)}")
-        unknown = sorted(set(table.file) - set(files))
-        if unknown:
-            raise UserError(f"{prompts}: {unknown[0]} is not an image in {folder}")
-        table = table[["file", "prompt"]]
-    else:
-        if len(table) != len(files):
-            raise UserError(f"{prompts}: {len(table)} lines for the {len(files)} images in {folder}; need one line per image")
-        table.insert(0, "file", files)
-    if (table.prompt.str.strip() == "").any():
-        raise UserError(f"{prompts}: the prompt of {table.file[table.prompt.str.strip() == ''].iloc[0]} is empty")
-    return table
-
-
-def read_image(path: Path) -> "Image.Image":
-    """Read a whole image file; UserError if it is not an image, is damaged, or exceeds Pillow's limit."""
-    from PIL import Image
-
-    with reading(whole(path)), Image.open(path) as image:
-        image.load()
-        return image
-
-
-def score_images(folder: Path, table: "pd.DataFrame", scorers: "Mapping[str, Reward]") -> dict[str, list]:
-    """Return new columns for the table: the scores of each reward, and the reasons for missing ones."""
-    from tqdm import tqdm
-
-    from g2rpo_core.rewards.scoring import score_one
-    from g2rpo_core.rewards.spec import RewardWithReasons
-
-    scores: dict[str, list] = defaultdict(list)
-    for start in tqdm(range(0, len(table), BATCH), desc="score", unit_scale=BATCH, unit="image"):
-        part = table.iloc[start : start + BATCH]
-        images = [read_image(folder / file) for file in part.file]
-        for name, scorer in scorers.items():
-            values, reasons = score_one(scorer, images, list(part.prompt))
-            scores[name] += values.tolist()
-            if isinstance(scorer, RewardWithReasons):
-                scores[f"{name}_reason"] += reasons
-    return scores
 
 
 def serve_reward(

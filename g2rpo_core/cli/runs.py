@@ -1,5 +1,8 @@
 """Define the commands that take a trained run: `g2rpo generate`, `demo` and `export`."""
 
+import math
+import os
+import shutil
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -11,10 +14,14 @@ import typer
 from g2rpo_core.cli.options import on_loopback, read_profile
 from g2rpo_core.common.runs import BASE
 from g2rpo_core.foundation.errors import UserError, require
+from g2rpo_core.foundation.files import writing
+from g2rpo_core.inference.pictures import MOST_STEPS, Pictures
 from g2rpo_core.inference.runs import find_kind, find_weights, trained_runs
 
 if TYPE_CHECKING:  # imports torch, which would slow down --help
     from g2rpo_core.data.prompts import Prompt
+
+MOST_SEEDS = 1000
 
 
 def generate(
@@ -43,7 +50,8 @@ def generate(
 ) -> None:
     """Draw prompts as PNG files; each file's metadata says how it was made.
 
-    Prompts that are too long for the text encoders are refused.
+    Beside them, prompts.csv says which prompt and seed each is of, for `g2rpo score`. Prompts that are too long for the text encoders
+    are refused. No other picture is written over: with other prompts or settings, the numbers in the names go on.
 
     Example: g2rpo generate "a small red circle" --run g2rpo-1 --seeds 1-4 --grid
     """
@@ -57,60 +65,63 @@ def draw(args: SimpleNamespace) -> None:
     seeds, folder = parse_seeds(args.seeds), find_weights(args.run, profile)
     steps = settings.evaluation.steps[0] if args.steps is None else args.steps
     guidance = settings.sampling.guidance if args.guidance is None else args.guidance
-    if steps < 1 or not 0 < args.trained_share <= 1:
-        raise UserError("generate: --steps must be at least 1, and --trained-share above 0 and at most 1")
+    if not 1 <= steps <= MOST_STEPS or not 0 < args.trained_share <= 1:
+        raise UserError(
+            f"generate: --steps must be at least 1 and at most {MOST_STEPS}, and --trained-share above 0 and at most 1"
+        )
+    if not math.isfinite(guidance) or not math.isfinite(args.lora_scale):
+        raise UserError("generate: --guidance and --lora-scale must be finite numbers")
     if args.out.exists() and not args.out.is_dir():
         raise UserError(f"generate: --out {args.out} is not a folder")
     prompts = read_texts(args)
+    sampling = {"steps": steps, "guidance": guidance, "trained_share": args.trained_share, "lora_scale": args.lora_scale}
+    origin = {"profile": profile, "run": args.run, **sampling}
+    pictures = Pictures(args.out, args.run.replace("/", "_"), prompts, seeds, origin, args.grid)
+    with writing(args.out):
+        args.out.mkdir(parents=True, exist_ok=True)
+        pictures.find_room()
 
-    import torch
-    from torchvision.utils import save_image
-
-    from g2rpo_core.inference.painter import Painter, png
+    from g2rpo_core.inference.painter import Painter
 
     # Draw every prompt with every seed
     painter = Painter(settings, Path("models", profile), args.device)
     encoded = painter.encode(prompts)
-    args.out.mkdir(parents=True, exist_ok=True)
-    sampling = {"steps": steps, "guidance": guidance, "trained_share": args.trained_share, "lora_scale": args.lora_scale}
-    origin = {"profile": profile, "run": args.run, "shift": painter.find_schedule(painter.policy(folder)).shift, **sampling}
-    name, rows = args.run.replace("/", "_"), []
-    for number, (prompt, conditioning) in enumerate(zip(prompts, encoded)):
-        images = painter.draw(folder, conditioning, seeds, **sampling)
-        rows.append(images)
-        for seed, image in zip(seeds, images):
-            path = args.out / f"{name}-{number:04d}-{seed}.png"
-            path.write_bytes(png(image, {**origin, "prompt": prompt.text, "seed": seed}))
+    pictures.origin["shift"] = painter.find_schedule(painter.policy(folder)).shift
+    rows = []
+    with writing(args.out):
+        for number, conditioning in enumerate(encoded):
+            images = painter.draw(folder, conditioning, seeds, **sampling)
+            rows.append(images)
+            for path in pictures.write(number, images):
+                print(path)
+        for path in pictures.write_last(rows):
             print(path)
-    if args.grid:
-        path = args.out / f"{name}-grid.png"
-        save_image(torch.cat(rows), path, nrow=len(seeds))
-        print(path)
 
 
 def parse_seeds(text: str) -> list[int]:
     """Parse `1,4-6` as 1, 4, 5, 6; UserError for anything else, and for more than 1,000."""
-    seeds: list[int] = []
+    seeds: dict[int, None] = {}
     try:
         for part in text.split(","):
             first, _, last = part.partition("-")
-            seeds += range(int(first), int(last or first) + 1)
+            span = range(int(first), int(last or first) + 1)
+            if len(span[: MOST_SEEDS + 1]) > MOST_SEEDS or int(last or first) >= 2**63:
+                raise ValueError
+            seeds |= dict.fromkeys(span)
     except ValueError:
-        seeds = []
-    if not 0 < len(seeds) <= 1000:
+        seeds = {}
+    if not 0 < len(seeds) <= MOST_SEEDS:
         raise UserError(f"generate: --seeds {text}: give whole numbers from 0, as 7, 1,2,5 or 1-4, at most 1,000")
-    return seeds
+    return list(seeds)
 
 
 def read_texts(args: SimpleNamespace) -> "list[Prompt]":
     """Return the prompts from the arguments or the file."""
-    from g2rpo_core.data.prompts import Prompt, read_prompts
+    from g2rpo_core.data.prompts import given_prompts, read_prompts
 
     if bool(args.prompts) == bool(args.file):
         raise UserError("generate: give prompts, or a file of them with --file")
-    if args.file:
-        return read_prompts(args.file)
-    return [Prompt(f"{number:04d}", text, "") for number, text in enumerate(args.prompts)]
+    return read_prompts(args.file) if args.file else given_prompts(args.prompts)
 
 
 def demo(
@@ -213,10 +224,17 @@ def write_export(args: SimpleNamespace) -> None:
     if args.push:
         check_repo(args.push)
 
-    # Write weights and card, and upload them
-    args.out.mkdir(parents=True, exist_ok=True)
-    file = write(models, folder / str(trained), args.form, args.out, args.dtype)
-    write_card(args.out, profile, base, folder, args.form, file, args.push)
-    print(file)
+    # Write weights and card aside, then give them their name, and upload them
+    out = args.out.resolve()
+    aside = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+    try:
+        with writing(args.out):
+            aside.mkdir(parents=True)
+            file = write(models, folder / str(trained), args.form, aside, args.dtype)
+            write_card(aside, profile, base, folder, args.form, file, args.push)
+            aside.replace(out)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    print(args.out / file.relative_to(aside))
     if args.push:
         print(push(args.out, args.push, args.public))

@@ -48,6 +48,8 @@ def device_of(word: str | None) -> torch.device:
         device = torch.device(word or ("cuda" if torch.cuda.is_available() else "cpu"))
     except RuntimeError as error:
         raise UserError(f"--device {word}: {str(error).splitlines()[0]}") from None
+    if device.type not in ("cpu", "cuda"):
+        raise UserError(f"--device {word}: only cuda and cpu are supported")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise UserError(f"--device {word}: torch finds {torch.cuda.device_count() or 'no'} GPU here")
     return device

@@ -1,5 +1,7 @@
 """Name runs as paths and DVC's stages do, and read DVC's lock file."""
 
+import hashlib
+import json
 from pathlib import Path
 
 from g2rpo_core.foundation.errors import UserError
@@ -17,6 +19,13 @@ def check_one_kind(folder: Path) -> None:
     """Check that a run's folder does not hold a LoRA and whole weights, which are of two trainings; UserError otherwise."""
     if (folder / "lora").is_dir() and (folder / "transformer").is_dir():
         raise UserError(f"{folder}: has lora and transformer, of two trainings: delete the older one, or train the run again")
+
+
+def hash_of_folder(folder: Path) -> str:
+    """Return the hash of a folder's content as DVC's lock has it."""
+    files = sorted((file.relative_to(folder).as_posix(), file) for file in folder.rglob("*") if file.is_file())
+    entries = [{"md5": hashlib.file_digest(file.open("rb"), "md5").hexdigest(), "relpath": name} for name, file in files]
+    return hashlib.md5(json.dumps(entries, sort_keys=True).encode(), usedforsecurity=False).hexdigest() + ".dir"
 
 
 def read_lock(path: Path) -> dict[str, dict]:

@@ -7,7 +7,7 @@ import math
 import random
 import re
 import unicodedata
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -85,8 +85,8 @@ def read_rows(path: Path) -> dict[int, dict]:
     if path.suffix not in FORMATS:
         raise UserError(f"{path}: prompts are read from {', '.join(FORMATS)}, not from {path.suffix or 'a file without ending'}")
     if not path.exists():
-        raise UserError(f"{path}: no such prompt file; give an existing one in the profile's section `prompts`")
-    with reading(path, "give another in the profile's section `prompts`"):
+        raise UserError(f"{path}: no such prompt file; give an existing one")
+    with reading(path, "give another file of prompts"):
         rows = _rows(path)
     # Columns and rows: all that is wrong, in one line
     if rows and isinstance(first := rows[min(rows)], dict) and "prompt" not in first:
@@ -99,6 +99,15 @@ def read_rows(path: Path) -> dict[int, dict]:
 def normalized(text: str) -> str:
     """Return a prompt's text as it is compared and encoded: Unicode's NFC, single spaces, none at its ends."""
     return " ".join(unicodedata.normalize("NFC", text).split())
+
+
+def given_prompts(texts: Sequence[str]) -> list[Prompt]:
+    """Return prompts that were typed, by their number from 0000; UserError for one with a character that no encoder takes."""
+    prompts = [Prompt(f"{number:04d}", normalized(text), "") for number, text in enumerate(texts)]
+    for prompt in prompts:
+        if control := unprintable(prompt.text):
+            raise UserError(f"prompt {prompt.id} has the character {control!a}: type it as UTF-8")
+    return prompts
 
 
 def make_id_prefix(path: Path) -> str:

@@ -115,6 +115,19 @@ def reading(path: Path, hint: str | None = None) -> Iterator[None]:
         raise UserError(complaint(path, _reason(error), hint)) from error
 
 
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn a failed write in the block into a UserError about `path`, the option --out of a command."""
+    try:
+        yield
+    except Exception as error:
+        if is_full(error):
+            raise UserError(f"--out {path}: the disk is full: make room, and run the same command again") from None
+        if not isinstance(error, OSError):
+            raise
+        raise UserError(f"--out {path}: cannot be written ({error.strerror or type(error).__name__})") from None
+
+
 # What the machine lacks: the numbers of the system's errors, and the words of libraries in other languages, which have no number
 FULL = (
     (errno.ENOSPC, errno.EDQUOT, errno.EFBIG),

@@ -1,6 +1,8 @@
 """Makes texts from outside (prompts, file names, servers' answers) safe to show: none of them controls a terminal or a page."""
 
+import io
 import re
+import sys
 import unicodedata
 
 # Unicode's classes of characters that change the direction of a line
@@ -33,6 +35,12 @@ def unprintable(text: str) -> str | None:
 def visible(text: object) -> str:
     """Return `text` in one line for a terminal, with controlling characters as their code (that of escape is x1b after a backslash)."""
     return "".join(ascii(char)[1:-1] if _steers(char) or char in "\n\t" else char for char in str(text))
+
+
+def show_any_text() -> None:
+    """Let this process print characters that the terminal's encoding lacks, as their codes."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def unsteered(text: str) -> str:

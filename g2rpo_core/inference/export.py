@@ -20,9 +20,12 @@ from g2rpo_core.common.runs import BASE, run_name
 from g2rpo_core.common.seeding import seed_of
 from g2rpo_core.config import Profile, load_profile, load_study, profile_path
 from g2rpo_core.data.prompts import load_prompts
-from g2rpo_core.evaluation.results import image_folder
+from g2rpo_core.evaluation.results import SCORES, image_folder, reported
+from g2rpo_core.evaluation.settings import EvaluationSettings
 from g2rpo_core.foundation.errors import TransientError, UserError
-from g2rpo_core.foundation.files import read_json, reading
+from g2rpo_core.foundation.files import read_table, reading
+from g2rpo_core.foundation.texts import markdown
+from g2rpo_core.inference.runs import find_place
 from g2rpo_core.models.loading import LORA_FILE
 from g2rpo_core.rewards.registry import labels
 
@@ -33,6 +36,7 @@ TEMPLATES = Environment(
     keep_trailing_newline=True,
     autoescape=False,
 )
+TEMPLATES.filters["literal"] = markdown
 SHOWN = 4  # prompts with images
 Form = Literal["diffusers", "original", "lora", "kohya"]
 
@@ -98,27 +102,21 @@ def multiply_alpha_in(lora: Mapping[str, torch.Tensor], alpha: float) -> dict[st
     return {key: value * (alpha / rank[key]) if key in rank else value for key, value in lora.items()}
 
 
-def locate_results(run: Path, profile: str) -> tuple[str | None, Path, Path]:
-    """Return the study that a run's folder belongs to, if any, and the folders of reports and of evaluations.
-
-    run: `runs/<profile>/<run>`, or `studies/<study>/runs/<run>`.
-    """
-    if run.parts[:1] == ("studies",) and len(run.parts) == 4:
-        home = Path("studies", run.parts[1])
-        return run.parts[1], home / "reports", home / "evaluations"
-    return None, Path("reports"), Path("evaluations", profile)
-
-
 def write_card(out: Path, profile: str, architecture: Architecture, run: Path, form: Form, file: Path, repo: str | None) -> Path:
     """Write README.md and the images that it shows to `out`; repo: where they will be uploaded, for the code snippet.
 
-    A run that was not evaluated gets neither table nor images, and the card says so.
+    Weights that were not evaluated here get neither table nor images, and those of no run of this checkout no settings either; the
+    card says so. UserError if the run is one of another profile.
     """
     # The run, its settings and its base model
-    study, reports, evaluations = locate_results(run, profile)
+    place = find_place(run)
+    if place and place.profile != profile:
+        raise UserError(f"export: {run} is a run of profile {place.profile}: give --profile {place.profile}")
+    study = place.study if place else None
     settings = load_profile(profile_path(profile), load_study(study) if study else None)
     method = run.name.rsplit("-", 1)[0]
-    trained = settings.run(method) if method in settings.methods else None
+    trained = settings.run(method) if place and method in settings.methods else None
+    evaluation = place.evaluation if place and place.was_evaluated() else None
     repos = getattr(settings.models, "repos", {})
     base = repos["pipeline"].repo if repos else None
     lora = form in ("lora", "kohya")
@@ -147,12 +145,12 @@ def write_card(out: Path, profile: str, architecture: Architecture, run: Path, f
         "repo": repo or "path/to/this/folder",
         "method": trained.method.model_dump() if trained else None,
         "method_name": settings.methods[method].method or method if trained else None,
-        "training": trained.training if trained else settings.training,
-        "sampling": trained.sampling if trained else settings.sampling,
+        "training": trained.training if trained else None,
+        "sampling": trained.sampling if trained else None,
         "evaluation": settings.evaluation,
         "labels": labels(settings.rewards),
-        "scores": read_means(reports, run.name),
-        "images": copy_images(out, settings, profile, evaluations, run.name),
+        "scores": read_means(evaluation, settings.evaluation) if evaluation else [],
+        "images": copy_images(out, settings, profile, evaluation) if evaluation else [],
     }
     text = TEMPLATES.get_template("card.md.j2").render(shown)
     ModelCard(f"---\n{data.to_yaml()}\n---\n\n{text}").save(out / "README.md")
@@ -169,24 +167,25 @@ def licence(architecture: Architecture, base: str | None) -> dict[str, Any]:
     return {"license": "other", "license_name": "that-of-the-base-model", "license_link": f"https://huggingface.co/{base}"}
 
 
-def read_means(reports: Path, run: str) -> list[tuple[str, float, float]]:
-    """Return every reward with the base's and the run's means over the test prompts; empty if one of the two was not evaluated."""
-    files = [reports / "metrics" / f"{name}.json" for name in (run_name(*BASE), run)]
-    if not all(file.exists() for file in files):
+def read_means(evaluation: Path, settings: EvaluationSettings) -> list[tuple[str, float, float]]:
+    """Return every reward with the base's and the run's means over the test prompts; empty if the base was not evaluated."""
+    files = [evaluation.with_name(run_name(*BASE)) / "results.parquet", evaluation / "results.parquet"]
+    if not files[0].exists():
         return []
-    base, trained = (read_json(file, dict) for file in files)
-    return [(reward, value, trained[reward]) for reward, value in base.items() if reward in trained]
+    base, run = (reported(read_table(file, SCORES), settings).groupby("reward").score.mean() for file in files)
+    return [(reward, float(base[reward]), float(run[reward])) for reward in settings.rewards if reward in base and reward in run]
 
 
-def copy_images(out: Path, settings: Profile, profile: str, evaluations: Path, run: str) -> list[dict[str, str]]:
+def copy_images(out: Path, settings: Profile, profile: str, evaluated: Path) -> list[dict[str, str]]:
     """Copy the images of the report's first prompts.
 
     Return each prompt with the files of base and run, relative to `out`.
     """
     evaluation, prompts_file = settings.evaluation, Path("prompts", profile, "test.parquet")
-    checkpoints = {run_name(*BASE): "final", run: evaluation.checkpoints[0]}
+    checkpoints = {run_name(*BASE): "final", evaluated.name: evaluation.checkpoints[0]}
     folders = {
-        name: evaluations / name / image_folder(checkpoint, evaluation.steps[0]) for name, checkpoint in checkpoints.items()
+        name: evaluated.with_name(name) / image_folder(checkpoint, evaluation.steps[0])
+        for name, checkpoint in checkpoints.items()
     }
     if not prompts_file.exists() or not all(folder.is_dir() for folder in folders.values()):
         return []

@@ -23,6 +23,7 @@ from g2rpo_core.common.seeding import generator
 from g2rpo_core.config import Profile
 from g2rpo_core.data.embeddings import DTYPES, Conditioning, check_lengths, encode, encode_negative
 from g2rpo_core.data.prompts import Prompt
+from g2rpo_core.inference.pictures import TEXT
 from g2rpo_core.models.generate import draw
 from g2rpo_core.models.policy import Policy
 from g2rpo_core.rewards import registry
@@ -147,6 +148,6 @@ def scale_lora(policy: Policy, scale: float) -> Iterator[None]:
 def png(image: torch.Tensor, origin: Mapping[str, object]) -> bytes:
     """Encode an image [3, H, W] in [0, 1] as PNG, with its settings as JSON in the text field `g2rpo`."""
     text, file = PngInfo(), io.BytesIO()
-    text.add_text("g2rpo", json.dumps(origin))
+    text.add_text(TEXT, json.dumps(origin, allow_nan=False))
     to_pil_image(image).save(file, "PNG", pnginfo=text)
     return file.getvalue()

@@ -1,14 +1,57 @@
 """Find the trained runs of a profile and their weights."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from g2rpo_core.common.runs import BASE, check_one_kind
+from g2rpo_core.common.runs import BASE, check_one_kind, hash_of_folder, read_lock
 from g2rpo_core.foundation.errors import UserError
-from g2rpo_core.foundation.files import read_json
+from g2rpo_core.foundation.files import read_json, read_yaml
 
-RUNS, METRICS = Path("runs"), Path("reports", "metrics")
+RUNS = Path("runs")
 Kind = Literal["transformer", "lora"]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a run's folder is in this checkout's pipeline."""
+
+    folder: Path
+    profile: str
+    study: str | None
+
+    @property
+    def evaluation(self) -> Path:
+        """Return the folder with the run's evaluation, beside that of the base's."""
+        home = Path("studies", self.study, "evaluations") if self.study else Path("evaluations", self.profile)
+        return home / self.folder.name
+
+    def was_evaluated(self) -> bool:
+        """Tell whether the evaluation is of the weights that the folder has now.
+
+        By the hash in DVC's lock; for a run that it does not know, by which of the two was written first.
+        """
+        results, records = self.evaluation / "results.parquet", self.folder / "records.parquet"
+        if not results.exists():
+            return False
+        home = Path("studies", self.study) if self.study else Path(".")
+        lock, path = home / "dvc.lock", self.folder.relative_to(home).as_posix()
+        stages = read_lock(lock) if lock.exists() else {}
+        evaluated = stages.get(f"evaluate@{self.folder.name}", {}).get("deps", [])
+        if known := [dep["md5"] for dep in evaluated if dep["path"] == path]:
+            return known == [hash_of_folder(self.folder)]
+        return records.exists() and records.stat().st_mtime <= results.stat().st_mtime
+
+
+def find_place(folder: Path) -> Place | None:
+    """Return where a run's folder is; None if it is no run of this checkout, such as a copy of one."""
+    name = folder.absolute().name
+    for own in [*RUNS.glob(f"*/{name}"), *Path("studies").glob(f"*/runs/{name}")]:
+        if own.samefile(folder):
+            study = own.parts[1] if own.parts[0] == "studies" else None
+            named = read_yaml(Path("studies", study, "params.yaml"))["profile"] if study else own.parts[1]
+            return Place(own, named, study)
+    return None
 
 
 def find_kind(folder: Path) -> Kind | None:

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from PIL import Image
@@ -95,6 +96,16 @@ def _to_tensor(image: Image.Image) -> torch.Tensor:
     return TF.to_dtype(TF.pil_to_tensor(image), torch.float32, scale=True)[None]
 
 
+def in_eight_bits(image: Image.Image) -> Image.Image:
+    """Return an image of 16 bits a value as one of 8, its range to its range; ValueError for a mode whose range is not known."""
+    if image.mode.startswith("I;16"):
+        return Image.fromarray(np.rint(np.asarray(image, dtype=np.float32) / 257).astype(np.uint8))
+    if image.mode in ("I", "F"):
+        kind = "32-bit numbers" if image.mode == "I" else "floating-point numbers"
+        raise ValueError(f"is of mode {image.mode}: {kind}, whose black and white are not known: save it with 8 or 16 bits")
+    return image
+
+
 def eight_bit(images: Images) -> list[torch.Tensor]:
     """Convert each image to [3, H, W] uint8 on the CPU, as files hold them; transparency is dropped, as `convert("RGB")` does."""
     from torchvision.transforms.v2 import functional as TF
@@ -106,6 +117,8 @@ def eight_bit(images: Images) -> list[torch.Tensor]:
 
 
 def check_pairs(images: Images, prompts: Sequence[str]) -> None:
-    """Check that there is one prompt per image; ValueError otherwise."""
+    """Check that there is one prompt per image, and that no image has more than 8 bits a value; ValueError otherwise."""
     if len(images) != len(prompts):
         raise ValueError(f"{len(images)} images and {len(prompts)} prompts; need one prompt per image")
+    if not isinstance(images, torch.Tensor) and any(image.mode[0] in "IF" for image in images):
+        raise ValueError("images have 16 bits or floating-point numbers: call `in_eight_bits` on them first")

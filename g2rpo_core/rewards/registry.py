@@ -74,12 +74,17 @@ class CustomReward:
     @torch.no_grad()
     def __call__(self, images: torch.Tensor, prompts: Sequence[str]) -> torch.Tensor:
         """Return scores [N] float32; UserError if the user's score is anything but one number per image."""
+        before = None if images.is_inference() else images._version
         try:
             scores = self.reward.score(images, prompts)
         except UserError:  # it already says what to do, or that it may pass
             raise
         except Exception as error:  # the user's own code may raise anything
             raise UserError(f"{self.where}: score(images, prompts): {describe_error(error)}") from error
+        if before is not None and images._version != before:
+            raise UserError(
+                f"{self.where}: score(images, prompts) changes its images, which others score and save: copy them first"
+            )
         if not isinstance(scores, torch.Tensor) or scores.shape != (len(images),) or scores.is_complex():
             got = f"a tensor {list(scores.shape)}" if isinstance(scores, torch.Tensor) else f"a {type(scores).__name__}"
             raise UserError(f"{self.where}: score(images, prompts) must return a tensor [{len(images)}], it returned {got}")

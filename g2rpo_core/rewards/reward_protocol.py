@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
 
-from g2rpo_core.rewards.preprocess import Images, eight_bit
+from g2rpo_core.rewards.preprocess import Images, eight_bit, in_eight_bits
 
 PNG, NPY = "image/png", "application/x-npy"
 PNG_MODES = {"1", "L", "LA", "P", "RGB", "RGBA", "I;16"}
@@ -100,7 +100,7 @@ def _decode_png(data: bytes, most_pixels: int) -> Sent:
         image.load()
     except (OSError, SyntaxError, Image.DecompressionBombError) as error:
         raise ValueError(f"not a PNG that can be read ({' '.join(str(error).split())[:99]})") from None
-    return image, pixels
+    return in_eight_bits(image), pixels
 
 
 def _decode_npy(data: bytes, most_pixels: int) -> Sent:

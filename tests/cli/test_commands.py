@@ -7,12 +7,15 @@ import subprocess
 import sys
 
 import numpy as np
+import pandas as pd
 import pytest
 from PIL import Image
 from ruamel.yaml import YAML
 
 from g2rpo_core.cli.main import main
 from g2rpo_core.config import load_profile
+from g2rpo_core.data.prompts import Prompt
+from g2rpo_core.inference.pictures import Pictures
 from tests.conftest import ROOT
 from tests.fixtures.commands import run_here
 
@@ -80,6 +83,22 @@ def test_pictures_depend_on_prompt_seed_and_weights_and_say_what_made_them(proje
     assert not np.array_equal(base[0], trained[0]) and not np.array_equal(trained[0], half[0])
     about = json.loads(Image.open(project / "out" / "g2rpo-1-0000-3.png").text["g2rpo"])
     assert (about["prompt"], about["seed"], about["steps"], about["run"]) == ("a small red circle", 3, 3, "g2rpo-1")
+    # No other picture was written over, and prompts.csv says what each is
+    names = [
+        f"{run}-{number}-{seed}.png"
+        for run, number in (("base", "0000"), ("g2rpo-1", "0000"), ("g2rpo-1", "0001"))
+        for seed in (1, 3)
+    ]
+    table = pd.read_csv(project / "out" / "prompts.csv")
+    assert table.file.tolist() == names == sorted(path.name for path in (project / "out").glob("*.png"))
+    assert set(table.prompt) == {"a small red circle"} and table.seed.tolist() == [1, 3] * 3
+
+
+def test_names_sort_as_prompts_and_seeds_do_however_many_there_are(tmp_path):
+    prompts = [Prompt(str(number), f"prompt {number}", "") for number in range(10_002)]
+    pictures = Pictures(tmp_path, "base", prompts, range(8, 12), {}, False)
+    names = [pictures.path(number, seed).name for number in range(len(prompts)) for seed in pictures.seeds]
+    assert names == sorted(names) and names[0] == "base-00000-08.png" and len(set(names)) == len(names)
 
 
 def test_a_grid_has_a_row_a_prompt_and_a_column_a_seed(project):
@@ -97,7 +116,14 @@ def test_a_grid_has_a_row_a_prompt_and_a_column_a_seed(project):
         ([], "generate: give prompts, or a file of them with --file"),
         (["a circle", "--seeds", "1-x"], "generate: --seeds 1-x: give whole numbers from 0"),
         (["a circle", "--run", "g2rpo-9"], "g2rpo-9: no trained weights; profile tiny has base, g2rpo-1"),
-        (["a circle", "--steps", "0"], "generate: --steps must be at least 1"),
+        (["a circle", "--steps", "0"], "generate: --steps must be at least 1 and at most 100"),
+        (["a circle", "--steps", "99999999"], "generate: --steps must be at least 1 and at most 100"),
+        (["a circle", "--guidance", "nan"], "generate: --guidance and --lora-scale must be finite numbers"),
+        (["a circle", "--lora-scale", "inf"], "generate: --guidance and --lora-scale must be finite numbers"),
+        (["a circle", "--seeds", "0-4000000000000"], "generate: --seeds 0-4000000000000: give whole numbers from 0"),
+        (["caf\udce9"], "prompt 0000 has the character '\\udce9': type it as UTF-8"),
+        (["a circle", "--device", "mps"], "--device mps: only cuda and cpu are supported"),
+        (["a circle", "--out", "/proc/pictures"], "--out /proc/pictures: cannot be written (No such file or directory)"),
         (["a circle", "--out", "params.yaml"], "generate: --out params.yaml is not a folder"),
         (["--file", "nothing.txt"], "nothing.txt: no such prompt file"),
     ],

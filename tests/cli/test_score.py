@@ -1,6 +1,7 @@
 """`g2rpo score` as a user runs it."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,8 +11,9 @@ import pytest
 from PIL import Image
 
 from g2rpo_core.cli.main import main
-from g2rpo_core.cli.rewards import pair
 from g2rpo_core.foundation.errors import UserError
+from g2rpo_core.inference import folder as scored
+from g2rpo_core.inference.folder import pair
 from g2rpo_core.rewards import registry as rewards
 from tests.conftest import ROOT
 from tests.fixtures.chat_server import completion, serve
@@ -68,7 +70,7 @@ def test_a_csv_names_its_images_and_may_name_few(folder, tmp_path):
         ("p.txt", "one\n" * 7 + " \n", "the prompt of wide.png is empty"),
         ("p.csv", "name,prompt\nwide.png,x\n", "p.csv: needs columns file,prompt; has name,prompt"),
         ("p.csv", "file,prompt\nhigh.png,x\n", "p.csv: high.png is not an image in "),
-        ("p.csv", "", "p.csv: cannot be read: "),
+        ("p.csv", "", "p.csv: needs columns file,prompt; has no row"),
     ],
 )
 def test_prompts_that_do_not_fit_are_named(folder, tmp_path, file, text, message):
@@ -90,7 +92,7 @@ def test_mistakes_end_in_one_line_and_leave_no_file(models, folder, tmp_path):
     assert done.returncode == 1 and "exceeds limit" in done.stderr.strip().split("\n")[-1] and "Traceback" not in done.stderr
     IMAGES["wide"].save(folder / "wide.png")
     for words, message in (
-        (["--prompts", folder, "--out", tmp_path / "s.csv"], f"error: {folder}: cannot be read: Is a directory"),
+        (["--prompts", folder, "--out", tmp_path / "s.csv"], f"error: {folder}: prompts are read from "),
         (["--prompts", tmp_path / "prompts.txt", "--out", folder / "notes.txt" / "s.csv"], "cannot be written (File exists)"),
     ):
         done = g2rpo("score", "--reward", "clip_score", "--models", models, *words, folder)
@@ -128,3 +130,38 @@ def test_a_profile_decides_how_rewards_score(models, folder, tmp_path):
     last = done.stderr.strip().split("\n")[-1]
     assert done.returncode == 1 and last.startswith("error: reward unified_reward: 1 of 8 scores are missing, more than ")
     assert len(pd.read_csv(tmp_path / "t.csv")) == 8  # nothing is lost
+
+
+@pytest.mark.pipeline
+def test_what_was_scored_is_kept_and_a_second_start_goes_on(folder, tmp_path, monkeypatch):
+    """A server that fails in the middle: only the part without all its scores is asked again; afterwards nothing is left beside."""
+    monkeypatch.setattr(scored, "BATCH", 4)
+    failing = [PROMPTS[5]]
+
+    def reply(request):
+        return completion("?" if any(prompt in request.question for prompt in failing) else "Final Score: 4")
+
+    with serve(reply) as server:
+        settings = f"server: {{url: '{server.url}', model: vlm, concurrency: 1, tries: 1}}"
+        (tmp_path / "profiles").mkdir()
+        shutil.copy(ROOT / "profiles" / "tiny.yaml", tmp_path / "profiles" / "tiny.yaml")
+        (tmp_path / "profiles" / "mine.yaml").write_text(f"extends: tiny\nrewards: {{unified_reward: {{{settings}}}}}\n")
+        words = ["score", "--reward", "unified_reward", "--prompts", tmp_path / "prompts.txt", "--profile", "mine", folder]
+        done = g2rpo(*words, "--out", tmp_path / "s.csv", folder=tmp_path)
+        assert done.returncode == 1 and "1 of 8 scores are missing" in done.stderr and len(server.requests) == 8
+        failing.clear()
+        done = g2rpo(*words, "--out", tmp_path / "s.csv", folder=tmp_path)
+        assert done.returncode == 0 and len(server.requests) == 8 + 4, done.stderr
+    assert set(pd.read_csv(tmp_path / "s.csv").unified_reward) == {4.0}
+    assert not list(tmp_path.glob(".s.csv*"))
+
+
+@pytest.mark.pipeline
+def test_the_prompts_are_never_written_over(models, folder, tmp_path):
+    prompts = tmp_path / "prompts.csv"
+    prompts.write_text("file,prompt\nwide.png,a red circle\n")
+    (tmp_path / "link.csv").symlink_to(prompts)
+    for out in (prompts, tmp_path / "link.csv"):
+        done = g2rpo("score", "--reward", "hps", "--models", models, "--prompts", prompts, "--out", out, folder)
+        assert done.returncode == 1 and done.stderr == f"error: --out {out}: is the file of prompts: give another\n"
+    assert prompts.read_text() == "file,prompt\nwide.png,a red circle\n"

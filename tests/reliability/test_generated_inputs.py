@@ -24,7 +24,6 @@ from PIL import Image
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from g2rpo_core.cli.rewards import pair
 from g2rpo_core.common.model_store import LOCK, ModelStore, write_lock
 from g2rpo_core.common.runs import read_lock
 from g2rpo_core.config import Profile, load_profile, load_run
@@ -34,6 +33,7 @@ from g2rpo_core.distributed import checkpoint
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import complaints, read_json, read_yaml
 from g2rpo_core.foundation.texts import markdown, steering, visible
+from g2rpo_core.inference.folder import pair
 from g2rpo_core.reporting.measured import model_lines, read_scores, read_training_records
 from g2rpo_core.rewards.remote import Unanswered
 from g2rpo_core.rewards.spec import ServerSettings
@@ -363,7 +363,7 @@ class TestReports:
 class TestPictures:
     @draws(damages, st.sampled_from(["PNG", "JPEG", "GIF", "BMP", "WEBP", "TIFF"]))
     def test_damaged_pictures(self, folder, how, form):
-        from g2rpo_core.cli.rewards import read_image
+        from g2rpo_core.inference.folder import read_image
 
         whole = folder / f"whole.{form.lower()}"
         if not whole.exists():

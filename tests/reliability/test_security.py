@@ -166,7 +166,7 @@ def test_what_is_served_is_bound_to_loopback():
 
 
 def test_a_picture_that_would_fill_the_memory_is_refused(tmp_path):
-    from g2rpo_core.cli.rewards import read_image
+    from g2rpo_core.inference.folder import read_image
 
     data = io.BytesIO()
     from PIL import Image

@@ -15,6 +15,7 @@ from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import in_one_line
 from g2rpo_core.foundation.settings import Settings, problems_of
 from g2rpo_core.inference.painter import Painter, png
+from g2rpo_core.inference.pictures import MOST_STEPS
 from g2rpo_core.inference.runs import find_weights
 
 MANY = ("runs", "rewards")  # fields that a link may repeat
@@ -25,7 +26,7 @@ class ImageRequest(Settings):
 
     prompt: str = Field(max_length=5000)
     seed: int = Field(ge=0, lt=2**32, description="of the initial noise, as `g2rpo generate --seeds`")
-    steps: int = Field(ge=1, le=100)
+    steps: int = Field(ge=1, le=MOST_STEPS)
     guidance: float = Field(ge=0, le=20)
     lora_scale: float = Field(ge=0, le=2)
     trained_share: float = Field(gt=0, le=1)

@@ -14,6 +14,7 @@ from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.inference.demo import views
 from g2rpo_core.inference.demo.answer import MANY, ImageRequest, answer, checked, defaults, from_link, link, list_rewards
 from g2rpo_core.inference.painter import Painter
+from g2rpo_core.inference.pictures import MOST_STEPS
 from g2rpo_core.inference.runs import find_kind, find_weights, tiny_rewards
 from g2rpo_core.rewards.registry import labels
 from g2rpo_core.tasks import TASK_NAMES
@@ -129,7 +130,7 @@ def _inputs(actions: Actions) -> tuple[dict, gr.Button]:
     made["seed"] = gr.Number(usual["seed"], label="Seed of the noise", elem_id="seed", **whole)
     strength = "strength of LoRA runs" + ("" if any_lora else "; there are none here")
     sliders = {
-        "steps": (1, 100, 1, "Steps", None),
+        "steps": (1, MOST_STEPS, 1, "Steps", None),
         "guidance": (0, 20, 0.1, "Guidance", None),
         "lora_scale": (0, 2, 0.05, "LoRA scale", strength),
         "trained_share": (0.05, 1, 0.05, "Trained share", "share of the steps, from the noisy end, that the run does"),
