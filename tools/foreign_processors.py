@@ -20,7 +20,7 @@ from pathlib import Path
 from ruamel.yaml import YAML
 
 from g2rpo_core.foundation.errors import UserError
-from g2rpo_core.numerics.pins import PINS, read_processor
+from g2rpo_core.numerics.pins import PINS, are_set, read_processor
 from stages.common import ROOT, ends_in_one_line
 
 QEMU = Path(".cache", "qemu")
@@ -105,7 +105,6 @@ def compare(name: str, here: dict[str, str], there: dict[str, str], seconds: flo
 def probe(out: Path, short: bool) -> None:
     """Compute here, in this process, and write the hash of every result."""
     from g2rpo_core.numerics import portable
-    from g2rpo_core.numerics.pins import are_set
     from g2rpo_core.numerics.probe import SMALL, TRUE, hash_operations
 
     if are_set():
@@ -159,10 +158,11 @@ def run_stages() -> dict[str, str]:
 
 
 def write_profile() -> Path:
-    """Write the probe's profile, of few and small steps, into the working directory; return its path."""
+    """Write the probe's profile, of few and small steps, into the working directory; return its path. The control has no pins."""
     Path("profiles").mkdir()
     shutil.copy(ROOT / "profiles" / "tiny.yaml", "profiles")
-    YAML().dump({"extends": "tiny", **PROBE_PROFILE}, path := Path("profiles", "probe.yaml"))
+    numerics = "portable" if are_set() else "native"
+    YAML().dump({"extends": "tiny", "numerics": numerics, **PROBE_PROFILE}, path := Path("profiles", "probe.yaml"))
     return path
 
 
