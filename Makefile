@@ -7,7 +7,7 @@ export DVC_NO_ANALYTICS = 1
 export DO_NOT_TRACK = 1
 export NO_MKDOCS_2_WARNING = 1
 
-.PHONY: help env has-env reproduce verify compare check format docs docs-serve rehearse test test-slow test-portable test-rest clean
+.PHONY: help env has-env reproduce verify compare gpu-first check format docs docs-serve rehearse test test-slow test-portable test-rest clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | while IFS="$$(printf '\t')" read -r name text; do printf 'make %-13s %s\n' "$$name" "$$text"; done
@@ -29,6 +29,9 @@ verify: has-env ## compare the outputs of this checkout with the committed ones:
 compare: env ## the study `compare`: every method, two sets of rewards, three seeds (an hour on two cores)
 	$(BIN)/python -m pipeline.check
 	$(BIN)/python -m studies run compare
+
+gpu-first: has-env ## what a machine with a GPU should tell first: rounding, memory, speed and bits of FLUX.1-dev's shape, in one table (random weights)
+	@$(BIN)/python -m benchmarks.gpu_first
 
 check: has-env ## before every commit: format, lint, types, import contracts, spelling, fast tests (under 2 minutes)
 	$(BIN)/ruff format --check .

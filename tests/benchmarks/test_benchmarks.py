@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from g2rpo_core.numerics.pins import PINS
 from tests.conftest import ROOT
@@ -52,6 +53,24 @@ def test_the_gpu_benchmark_runs_on_a_small_model_without_one():
         assert variant["batches"]["24"]["ms_per_evaluation"] > 0
         assert variant["drift"]["velocity_relative"] < 0.05
     assert result["variants"]["eager"]["drift"]["velocity_relative"] == 0
+
+
+@pytest.mark.pipeline
+def test_what_a_gpu_should_tell_first_is_one_table(tmp_path):
+    (tmp_path / "profiles").symlink_to(ROOT / "profiles")
+    command = [sys.executable, "-m", "benchmarks.gpu_first"]
+    native = {name: value for name, value in os.environ.items() if name not in PINS} | {"PYTHONPATH": str(ROOT)}
+    start = lambda *words: subprocess.run([*command, *words], cwd=tmp_path, capture_output=True, text=True, env=native)
+    done = start("--size", "tiny", "--device", "cpu")
+    assert done.returncode == 0, done.stderr
+    rows = [line.strip("| ").split(" | ") for line in done.stdout.splitlines() if line.startswith("|")]
+    assert (tmp_path / ".cache" / "gpu_first.md").read_text() == done.stdout
+    said = {row[0].split(":")[0]: row[1] for row in rows[2:]}
+    assert float(said["seconds of an iteration, the second time"]) > 0 and float(said["the same iteration twice"]) == 0.0
+    assert float(said["HPS-v2.1's architecture in half precision"]) > 0 and len(rows) == 10
+    if not torch.cuda.is_available():
+        done = start()
+        assert done.returncode == 1 and done.stderr == "error: no CUDA device; run on one, or try `--size tiny --device cpu`\n"
 
 
 @pytest.mark.slow

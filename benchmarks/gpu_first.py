@@ -1,0 +1,171 @@
+"""Measure what a GPU machine should tell first, with random weights at FLUX.1-dev's true size: nothing is downloaded.
+
+    make gpu-first          # or python -m benchmarks.gpu_first [--deterministic] [--size tiny --device cpu]
+
+One table, in this order: how far the number of rows in a call moves a velocity; an iteration of profile flux_smoke: its memory, seconds and share
+of the peak beside what `g2rpo plan` says; whether the same iteration gives the same bits twice; how far half precision moves scores of HPS-v2.1's
+architecture. It is also written to .cache/gpu_first.md.
+"""
+
+import argparse
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import open_clip
+import torch
+from open_clip.constants import OPENAI_DATASET_MEAN, OPENAI_DATASET_STD
+
+from benchmarks.flux import SIZES, inputs, make_policy, timed
+from g2rpo_core.config import load_profile, profile_path
+from g2rpo_core.config.profile import Profile
+from g2rpo_core.data.embeddings import Conditioning, EmbeddingStore, write
+from g2rpo_core.data.prompts import Prompt
+from g2rpo_core.estimate.machines import RESERVE_GIB, Machines
+from g2rpo_core.estimate.plan import make_plan
+from g2rpo_core.models.loading import draw_lora, lora_config
+from g2rpo_core.models.policy import Policy
+from g2rpo_core.numerics.portable import use_deterministic
+from g2rpo_core.rewards.preprocess import Preprocess
+from g2rpo_core.rewards.similarity import CosineScore
+from g2rpo_core.rewards.spec import ScorerSettings
+from g2rpo_core.training.metrics import START
+from g2rpo_core.training.trainer import Trainer
+from g2rpo_core.training.utilization import share_of_peak
+
+OUT = Path(".cache", "gpu_first.md")
+ROWS = (1, 4, 8, 9, 12)
+SMALL_CLIP = {
+    "embed_dim": 32, "vision_cfg": {"image_size": 32, "layers": 1, "width": 64, "patch_size": 16},
+    "text_cfg": {"context_length": 77, "vocab_size": 49408, "width": 64, "heads": 1, "layers": 1},
+}  # fmt: skip
+TINY = ({"height": 64, "width": 64}, {"prompts_per_iteration": 1, "num_generations": 2})  # instead of flux_smoke's
+GIB = 2**30
+Row = tuple[str, str, str]  # what, as measured, as planned
+
+
+@torch.no_grad()
+def by_rows(policy: Policy, conditioning: Conditioning) -> Iterator[Row]:
+    """Yield how far a latent's velocity is from that of a call with it alone, by the number of rows in the call."""
+    field, arguments = policy.velocity(conditioning), inputs(policy, max(ROWS))
+    alone, *others = (field(*(each[:count] for each in arguments))[0] for count in ROWS)
+    for count, other in zip(ROWS[1:], others):
+        yield (
+            f"velocity in a call of {count} rows: relative difference to 1 row",
+            f"{((other - alone).norm() / alone.norm()).item():.1e}",
+            "0",
+        )
+
+
+def make_scorer(size: str, device: torch.device) -> CosineScore:
+    """Make a scorer of HPS-v2.1's architecture, or of a smaller one, with random weights."""
+    with torch.device(device):
+        model = open_clip.CLIP(**(open_clip.get_model_config("ViT-H-14") if size == "flux" else SMALL_CLIP))
+    model.eval().requires_grad_(False)
+    tokenize, side = open_clip.get_tokenizer("ViT-H-14"), model.visual.image_size[0]
+    preprocess = Preprocess(side, "pad", OPENAI_DATASET_MEAN, OPENAI_DATASET_STD, rgb="first")
+    encode = lambda texts: model.encode_text(tokenize(texts).to(device))
+    return CosineScore(model.encode_image, encode, preprocess, device, ScorerSettings())
+
+
+def make_trainer(
+    profile: Profile, size: str, policy: Policy, conditioning: Conditioning, scorer: CosineScore, folder: Path
+) -> Trainer:
+    """Make the profile's trainer of G²RPO on the policy's weights, with a new LoRA and prompts that all have one random encoding."""
+    run = profile.run("g2rpo")
+    smaller = TINY if size == "tiny" else ({}, {})
+    sampling, training = (section.model_copy(update=change) for section, change in zip((run.sampling, run.training), smaller))
+    model, lora = policy.transformer.requires_grad_(False), training.lora
+    assert lora is not None
+    model.add_adapter(lora_config(policy.architecture, lora))
+    for name, parameter in model.named_parameters():
+        if ".lora_" in name:
+            parameter.data = parameter.data.to(policy.device, torch.float32)
+    draw_lora(model, lora.rank, torch.Generator().manual_seed(0))
+    policy = Policy(
+        policy.architecture, model, policy.vae, sampling.height, sampling.width, sampling.guidance, policy.dtype, policy.device
+    )
+    prompts = [Prompt(str(number), f"a photo of {number} cats", "") for number in range(training.prompts_per_iteration)]
+    one = Conditioning({name: tensor[0].cpu() for name, tensor in conditioning.tensors.items()})
+    write(folder, prompts, lambda part: ((prompt, one) for prompt in part), "bfloat16", len(prompts))
+    return Trainer(policy, run.method, sampling, training, EmbeddingStore(folder), dict.fromkeys(training.rewards, scorer), 0)
+
+
+def iterations(trainer: Trainer, profile: Profile, size: str) -> Iterator[Row]:
+    """Run the first iteration twice from the same state; yield its memory, seconds, share of the peak, and how far both ends are apart."""
+    device, share, ends = trainer.policy.device, share_of_peak(trainer), []
+    plan = make_plan(profile, "g2rpo", Machines(1, 79.0)) if size == "flux" else None
+    start = [parameter.detach().clone() for parameter in trainer.parameters]
+    for _ in range(2):
+        with torch.no_grad():
+            for parameter, value in zip(trainer.parameters, start):
+                parameter.copy_(value)
+        trainer.optimizer.state.clear()
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        record, seconds = timed(device, lambda: trainer.iterate(0))
+        ends.append(torch.cat([parameter.detach().flatten() for parameter in trainer.parameters]))
+    # A row of scores has one set of weights here, and two in the plan
+    if device.type == "cuda":
+        allocated, reserved = torch.cuda.max_memory_allocated() / GIB, torch.cuda.max_memory_reserved() / GIB
+        planned = f"{plan.memory_total_gib - RESERVE_GIB - plan.memory_gib['rewards'] / 2:.1f}" if plan else "-"
+        yield "GiB allocated at most in an iteration", f"{allocated:.1f} ({reserved:.1f} reserved)", planned
+    yield "seconds of an iteration, the second time", f"{seconds:.1f}", f"{plan.seconds_per_iteration:.1f}" if plan else "-"
+    mfu = share(START, {**record, "seconds": seconds}) if share else None
+    yield "share of the peak over the whole iteration", "-" if mfu is None else f"{mfu:.2f}", "0.4 of transformer calls"
+    apart = (ends[0] - ends[1]).abs().max().item()
+    yield "the same iteration twice: largest difference of weights", f"{apart:.1e}", "0 with numerics: deterministic"
+
+
+@torch.no_grad()
+def half_scores(scorer: CosineScore, device: torch.device) -> Iterator[Row]:
+    """Yield how far scores of random images move when they are computed in half precision, as the published package does on CUDA."""
+    images = torch.rand(16, 3, 256, 256, generator=torch.Generator().manual_seed(0)).to(device)
+    texts = [f"a photo of {number} cats" for number in range(len(images))]
+    whole = scorer(images, texts)
+    with torch.autocast(device.type, torch.float16 if device.type == "cuda" else torch.bfloat16):
+        half = scorer(images, texts)
+    yield (
+        "HPS-v2.1's architecture in half precision: largest difference of a score",
+        f"{(half.float() - whole).abs().max().item():.1e}",
+        "-",
+    )
+
+
+def main() -> None:
+    """Parse the options, measure, and print and write the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", choices=SIZES, default="flux")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--deterministic", action="store_true", help="with numerics: deterministic, to compare bits and seconds")
+    args = parser.parse_args()
+    if args.deterministic:
+        use_deterministic()
+    device = torch.device(args.device)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        parser.exit(1, "error: no CUDA device; run on one, or try `--size tiny --device cpu`\n")
+    profile = load_profile(profile_path("flux_smoke"))
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+    OUT.parent.mkdir(parents=True, exist_ok=True)
+    with OUT.open("w") as file, tempfile.TemporaryDirectory() as folder:
+
+        def show(row: Row) -> None:
+            for stream in (file, None):
+                print(f"| {' | '.join(row)} |", file=stream, flush=True)
+
+        show((f"{name}, torch {torch.__version__}, {args.size}", "measured", "planned"))
+        show(("---", "---", "---"))
+        torch.manual_seed(0)
+        with torch.no_grad():
+            policy, conditioning = make_policy(args.size, device)
+        for row in by_rows(policy, conditioning):
+            show(row)
+        scorer = make_scorer(args.size, device)
+        for row in iterations(make_trainer(profile, args.size, policy, conditioning, scorer, Path(folder)), profile, args.size):
+            show(row)
+        for row in half_scores(scorer, device):
+            show(row)
+
+
+if __name__ == "__main__":
+    main()
