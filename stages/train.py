@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from g2rpo_core.common.model_store import LOCK, ModelStore
 from g2rpo_core.common.runs import run_name
 from g2rpo_core.config import study_path
-from g2rpo_core.data.embeddings import EmbeddingStore
+from g2rpo_core.data.embeddings import DTYPES, EmbeddingStore
 from g2rpo_core.distributed.checkpoint import last_iteration, still_decide
 from g2rpo_core.distributed.launcher import STATUS, Terminated, Termination
 from g2rpo_core.distributed.machine import REAL, Machine
@@ -74,7 +74,7 @@ def main(machine: Machine = REAL) -> None:
     if processes.rank == 0:
         shutil.rmtree(out := folder / "out", ignore_errors=True)
     with trainer.result(), machine.phase("save"):
-        policy.save(folder / "out")
+        policy.save(folder / "out", DTYPES[training.save_dtype])
     if processes.rank == 0:
         if training.snapshots:
             machine.publish(folder / SNAPSHOTS, out / SNAPSHOTS)

@@ -364,7 +364,8 @@ def _disk(work: Work) -> dict[str, float]:
     sizes = _sizes(profile, dict.fromkeys([*work.scorers, *profile.evaluation.rewards])).values()
     moments = 12 + 4 * bool(training.ema) + 4 * bool(work.method.objective.old)  # bytes per trained weight in a checkpoint
     embeddings = prompts * row * DTYPES[profile.embed.dtype].itemsize
-    trained = 4 * (counts.trained + (0 if training.lora else counts.buffers)) * (1 + len(training.snapshots))
+    whole = DTYPES[training.save_dtype].itemsize * counts.trained + (0 if training.lora else 4 * counts.buffers)
+    trained = whole * (1 + len(training.snapshots))
     return {
         "pipeline": 2 * (published + encoders + _vae_parameters(work.shape)),  # published in 16 bits
         "rewards": sum(2 * size.bytes for size in sizes),  # most are pickled, and converted to safetensors

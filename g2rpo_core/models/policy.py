@@ -162,10 +162,10 @@ class Policy:
         """Return the parameters that training moves, by name: the LoRA's, or all."""
         return {name: parameter for name, parameter in self.transformer.named_parameters() if parameter.requires_grad}
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path, dtype: torch.dtype = torch.float32) -> None:
         """Write `folder`/transformer for diffusers' `from_pretrained`, or `folder`/lora for `load_lora_weights`.
 
-        Collective: the first process writes, the others only help to gather what is sharded.
+        dtype: of the written weights. Collective: the first process writes, the others only help to gather what is sharded.
         """
         # Gather
         weights = {}
@@ -174,7 +174,7 @@ class Policy:
         for name, parameter in self.trained_parameters().items():
             whole = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
             if rank == 0:
-                weights[name] = whole.detach().cpu()
+                weights[name] = whole.detach().to("cpu", dtype)
         if rank > 0:
             return
         # Write, a LoRA alone

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from g2rpo_core.data.embeddings import DTYPES
 from g2rpo_core.distributed import checkpoint
 from g2rpo_core.distributed.launcher import Terminated
 from g2rpo_core.foundation.files import write_whole
@@ -134,7 +135,8 @@ def bytes_needed(trainer: Trainer, folder: Path) -> float:
     training, count = trainer.training, sum(parameter.numel() for parameter in trainer.parameters)
     coming = training.checkpoints.keep + 1 - len(checkpoint.checkpoints(folder))
     copies = 3 + sum(average is not None for average in (trainer.ema, trainer.old))
-    return 4 * count * (copies * max(coming, 0) + 2 + len(training.snapshots))
+    kept = DTYPES[training.save_dtype].itemsize * (2 + len(training.snapshots))
+    return count * (4 * copies * max(coming, 0) + kept)
 
 
 def _line(record: dict) -> str:
@@ -146,6 +148,6 @@ def keep_snapshot(trainer: Trainer, folder: Path, iteration: int) -> None:
     final = snapshot(folder, iteration)
     temporary = final.with_suffix(".tmp")
     with trainer.result(), trainer.machine.phase("save"):
-        trainer.policy.save(temporary)
+        trainer.policy.save(temporary, DTYPES[trainer.training.save_dtype])
     if trainer.processes.rank == 0:
         checkpoint.replace(temporary, final)

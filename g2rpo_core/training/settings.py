@@ -112,6 +112,9 @@ class TrainingSettings(Settings):
     snapshots: Annotated[tuple[Count, ...], Different] = Field(
         (), description="iterations whose weights are also kept, for evaluation"
     )
+    save_dtype: Literal["float32", "bfloat16"] = Field(
+        "float32", description="of the weights that a finished run and its snapshots keep; checkpoints to resume from are float32"
+    )
     tracking: TrackingSettings = Field(TrackingSettings(), description="where a run can be watched")
     parallel: ParallelSettings = Field(ParallelSettings(), description="how the model is spread over GPUs")
     processes: Processes = Field(1, description="on all nodes together; auto: one for each GPU")

@@ -284,7 +284,11 @@ def test_checkpoints_take_little_of_a_runs_time():
 
 
 def test_the_disk_counts_what_dvc_copies_and_the_hours_an_evaluation():
-    plan = make_plan(load_profile(ROOT / "profiles" / "flux_hps_clip.yaml"), "g2rpo", Machines(8, 141))
+    profile = load_profile(ROOT / "profiles" / "flux_hps_clip.yaml")
+    plan = make_plan(profile, "g2rpo", Machines(8, 141))
+    half = make_plan(changed(profile, "g2rpo", {"save_dtype": "bfloat16"}), "g2rpo", Machines(8, 141)).disk_gib
+    assert half["trained"] == pytest.approx(plan.disk_gib["trained"] / 2, abs=0.01)
+    assert half["checkpoints"] == plan.disk_gib["checkpoints"]
     assert plan.disk_gib["copies"] == pytest.approx(plan.disk_gib["embeddings"] + plan.disk_gib["trained"], abs=0.01)
     assert 0.15 < plan.evaluation_hours < 0.3  # 26,400 calls of 0.235 s on 8 GPUs
 

@@ -91,3 +91,14 @@ def test_a_backend_that_this_machine_or_model_lacks_ends_in_one_line(models, sd3
 def test_a_backend_that_diffusers_does_not_know_is_refused_with_those_it_knows(tiny):
     with pytest.raises(ValidationError, match="must be one of flash, .*native, .*xformers, or null"):
         SamplingSettings.model_validate({**tiny.sampling.model_dump(), "attention": "fast"})
+
+
+def test_weights_kept_in_bfloat16_sample_as_those_in_float32(policy, models, embeddings, tmp_path):
+    sizes, sampled = [], []
+    for dtype in (torch.float32, torch.bfloat16):
+        run = tmp_path / str(dtype)
+        policy.save(run, dtype)
+        (file,) = (run / "transformer").glob("*.safetensors")
+        sizes.append(file.stat().st_size)
+        sampled.append(velocity(Policy.load(models / "pipeline", run, dtype=torch.bfloat16, **HOW), embeddings))
+    assert torch.equal(*sampled) and sizes[1] < 0.51 * sizes[0]
