@@ -13,13 +13,14 @@ from diffusers.models.modeling_utils import ModelMixin
 from peft import LoraConfig
 from safetensors import safe_open
 from torch.distributed.checkpoint import HuggingFaceStorageReader
+from torch.distributed.distributed_c10d import _set_pg_timeout
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from g2rpo_core.architectures.architecture import Architecture
 from g2rpo_core.common.runs import check_one_kind
 from g2rpo_core.distributed.machine import REAL, Machine
-from g2rpo_core.distributed.process_group import ProcessGroup
+from g2rpo_core.distributed.process_group import TIMEOUT, ProcessGroup
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import LONGEST, complaint, reading, whole
 from g2rpo_core.models.settings import LoraSettings, ParallelSettings
@@ -235,6 +236,8 @@ def apply_fsdp(
     if shard_size and shard_size < size:
         shape, names = ((size // shard_size, shard_size), ("replicate", "shard"))
     mesh = torch.distributed.init_device_mesh(device.type, shape, mesh_dim_names=names)
+    for dimension in names:  # groups that PyTorch makes have its own limit, ten minutes on GPUs
+        _set_pg_timeout(TIMEOUT, mesh.get_group(dimension))
     precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
     for block in blocks:
         fully_shard(block, mesh=mesh, mp_policy=precision)

@@ -130,3 +130,31 @@ def test_a_process_that_fails_ends_all_with_its_own_error(tmp_path):
         command, capture_output=True, text=True, env=ENVIRONMENT, timeout=300
     )  # the collective's own limit is an hour
     assert done.returncode != 0 and "RuntimeError: the second process has no image" in done.stderr
+
+
+TIMEOUTS = """
+import torch
+import torch.distributed as dist
+from g2rpo_core.distributed.checkpoint import Checkpoints
+from g2rpo_core.distributed.process_group import TIMEOUT, join
+from g2rpo_core.models.loading import apply_fsdp
+from pathlib import Path
+
+processes, device = join(2)
+model = torch.nn.Sequential(torch.nn.Linear(2, 2))
+apply_fsdp(model, list(model), torch.float32, device, shard_size=1)  # groups for copies and for parts
+groups = dist.distributed_c10d._world.pg_map
+Checkpoints(Path("."), 1, processes)
+if processes.rank == 0:
+    limits = [group._get_backend(torch.device("cpu")).options._timeout for group in groups]
+    print(len(limits), set(limits) == {TIMEOUT}, flush=True)
+processes.barrier()
+"""
+
+
+@pytest.mark.pipeline
+def test_all_groups_of_processes_wait_equally_long(tmp_path):
+    (tmp_path / "two.py").write_text(TIMEOUTS)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "two.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=ENVIRONMENT, timeout=300)
+    assert done.returncode == 0 and done.stdout == "3 True\n", done.stdout + done.stderr
