@@ -29,7 +29,10 @@ def arguments(given: list[str] | None = None) -> Namespace:
     parser.add_argument("--gpus", type=int, default=1, help="how many stages with the tag gpu run at once")
     parser.add_argument("--side-by-side", type=int, default=2, help="how many stages run at once within one flow run")
     parser.add_argument("--port", type=int, default=4200, help="port of the server that is started here")
-    return parser.parse_args(given)
+    args = parser.parse_args(given)
+    if not 1 <= args.port <= 65535:
+        parser.error(f"--port {args.port}: must be from 1 to 65535")
+    return args
 
 
 def deployments(args: Namespace) -> list:

@@ -20,13 +20,14 @@ from g2rpo_core.foundation.settings import name_problem
 from g2rpo_core.rewards import registry
 from g2rpo_core.tasks import TASK_NAMES
 from g2rpo_core.training.tracking import not_installed
-from stages.common import REPORTS, ends_in_one_line
+from stages.common import REPORTS, arguments, ends_in_one_line
 
 TINY_GIB = 2.0  # models, runs, evaluations and checkpoints of profile tiny, and room for DVC's cache of them
 
 
 @ends_in_one_line
 def main() -> None:
+    arguments(__doc__)
     if problems := list(dict.fromkeys(complaints())):
         for problem in problems:
             print(f"error: {problem}", file=sys.stderr)

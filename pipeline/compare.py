@@ -14,6 +14,7 @@ import pandas as pd
 from dvc.api import DVCFileSystem
 from dvc.exceptions import DvcException
 from dvc.scm import SCMError
+from dvc_data.index import DataIndexDirError
 from ruamel.yaml import YAML
 
 from g2rpo_core.config import load_profile, load_study, profile_path, resolve
@@ -80,7 +81,7 @@ def read_commit(name: str) -> Side:
         raise UserError(
             f"compare: {name}: no commit, study or profile of that name; there are {', '.join(sorted(known))}, and {NOW}"
         ) from None
-    except (DvcException, OSError, KeyError) as error:
+    except (DvcException, DataIndexDirError, OSError, KeyError) as error:
         reason = str(error).strip().split("\n")[0] or type(error).__name__
         command = f"git checkout {name} && dvc repro" if name != NOW else "dvc repro"
         raise UserError(

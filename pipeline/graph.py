@@ -11,7 +11,7 @@ from dvc.repo import Repo, lock_repo
 from pydantic import Field, ValidationError
 
 from g2rpo_core.foundation.errors import UserError
-from g2rpo_core.foundation.files import hint_for, in_one_line
+from g2rpo_core.foundation.files import hint_for, in_one_line, what_lacks
 from g2rpo_core.foundation.settings import Settings, problems_of
 
 
@@ -57,6 +57,8 @@ def read_graph(project: Path = Path(".")) -> dict[str, Stage]:
             changed = {node.addressing for node in graph.nodes if _changed(node)}
     except DvcException as error:
         raise UserError(f"{project.resolve()}: {explain(error)}") from None
+    except OSError as error:  # nothing is wrong with the files
+        raise UserError(what_lacks(error) or f"{project.resolve()}: DVC cannot work here ({error.strerror or error})") from None
     except Exception as error:  # from a file that is YAML but not a lock: DVC looks up keys in it
         raise UserError(
             f"{project.resolve()}: DVC cannot read dvc.yaml or dvc.lock ({type(error).__name__}: {error}): {hint_for(project / 'dvc.lock')}"

@@ -20,7 +20,7 @@ from typing import ParamSpec
 from tqdm import tqdm
 
 from g2rpo_core.foundation.errors import STATUS_FOLDER, TRANSIENT_STATUS, TransientError, UserError
-from g2rpo_core.foundation.files import explain, read_yaml
+from g2rpo_core.foundation.files import read_yaml, what_lacks
 from g2rpo_core.foundation.settings import checked_name
 from g2rpo_core.foundation.texts import show_any_text, visible
 
@@ -182,7 +182,7 @@ def ends_in_one_line(main: Callable[P, None]) -> Callable[P, None]:
                 left.touch()
             sys.exit(status)
         except Exception as error:
-            line = explain(error, "finished work is kept: make room, and the same command resumes from it")
+            line = what_lacks(error, "finished work is kept: make room, and the same command resumes from it")
             if line is None:
                 raise
             say(f"error: {visible(line)}")

@@ -9,7 +9,7 @@ import typer
 
 from g2rpo_core.cli import checkout, forecast, inspection, rewards, runs
 from g2rpo_core.foundation.errors import TRANSIENT_STATUS, TransientError, UserError
-from g2rpo_core.foundation.files import explain
+from g2rpo_core.foundation.files import what_lacks
 from g2rpo_core.foundation.texts import show_any_text, visible
 
 app = typer.Typer(
@@ -47,7 +47,7 @@ def main() -> None:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(TRANSIENT_STATUS if isinstance(error, TransientError) else 1)
     except Exception as error:
-        if (line := explain(error)) is None:
+        if (line := what_lacks(error)) is None:
             raise
         print(f"error: {visible(line)}", file=sys.stderr)
         sys.exit(1)

@@ -54,8 +54,9 @@ class ModelStore:
             return folder
         if entry.get("without_pickles"):
             folder = safe_folder(entry)
-            if not folder.exists():
-                raise UserError(f"{folder} is gone: make it again with `{self.fetch}`")
+            if not (folder / LOCK).exists():
+                raise UserError(f"{folder} is gone, or has no {LOCK}: make it again with `{self.fetch}`")
+            check_files(folder, read_json(folder / LOCK, dict))
             return folder
         folder = self._of_cache(entry)
         check_files(folder, entry["files"])

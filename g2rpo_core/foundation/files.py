@@ -155,7 +155,7 @@ def _means(error: BaseException | None, numbers: Sequence[int], words: Sequence[
     return False
 
 
-def explain(error: BaseException, then: str = "") -> str | None:
+def what_lacks(error: BaseException, then: str = "") -> str | None:
     """Return in one line what this machine lacks if an error means that, and what to do; None for any other error.
 
     then: what else is to be said of a full disk, such as that the same command goes on.

@@ -17,7 +17,7 @@ from typing import Literal
 import torch
 from safetensors.torch import save_file
 
-from g2rpo_core.common.model_store import describe_files, safe_folder, write_lock
+from g2rpo_core.common.model_store import LOCK, describe_files, safe_folder, write_lock
 from g2rpo_core.foundation.errors import TransientError, UserError
 from g2rpo_core.foundation.files import is_full, read_json, write_whole
 from g2rpo_core.hub.settings import HubFiles, HubModel, HubModels, PublishedModel
@@ -216,10 +216,11 @@ def _has_weights_alone(path: Path) -> bool:
 def convert_pickles(folder: Path, target: Path) -> Path:
     """Return `target`, a folder with every file of `folder`, but pickled checkpoints as safetensors, or left out beside those.
 
-    UserError names a checkpoint that holds anything but tensors by name.
+    In it, LOCK has the size and hash of each, for `ModelStore.folder`. UserError names a checkpoint that holds anything but tensors by name.
     """
-    if target.exists():
+    if (target / LOCK).exists():
         return target
+    shutil.rmtree(target, ignore_errors=True)  # of a version that wrote no lock
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         made = Path(scratch) / target.name
@@ -230,6 +231,7 @@ def convert_pickles(folder: Path, target: Path) -> Path:
                 save_file(read_pickled(path), new.with_suffix(".safetensors"))
             elif path.suffix not in PICKLED:
                 new.symlink_to(path.resolve())
+        write_lock(made, describe_files(made))
         os.rename(made, target)
     return target
 

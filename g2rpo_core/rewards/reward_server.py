@@ -178,5 +178,9 @@ def score_images(served: Served, images: Sequence[torch.Tensor | Image.Image], p
 def describe(name: str, label: str, settings: dict, models: dict, note: str | None) -> Health:
     """Describe the server; its version changes with the release and with what decides scores: settings and models' files."""
     decides = json.dumps({"settings": settings, "models": models}, sort_keys=True).encode()
-    version = f"{importlib.metadata.version('g2rpo')}+{hashlib.sha256(decides).hexdigest()[:12]}"
+    try:
+        release = importlib.metadata.version("g2rpo")
+    except importlib.metadata.PackageNotFoundError:  # a checkout that is not installed
+        release = "0"
+    version = f"{release}+{hashlib.sha256(decides).hexdigest()[:12]}"
     return Health(reward=name, label=label, version=version, images=[PNG, NPY], max_images=MOST_IMAGES, note=note)

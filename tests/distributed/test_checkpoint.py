@@ -113,6 +113,15 @@ def test_a_damaged_checkpoint_is_refused_in_words(tmp_path, monkeypatch, harm):
         checkpoint.load_records(path)
 
 
+def test_a_checkpoint_that_torch_refuses_is_refused_in_one_line(tmp_path):
+    """Its own exception is no Exception, and its text a traceback of every process."""
+    path = written(tmp_path, [3])
+    (path / "__0_0.distcp").write_bytes(b"")
+    with pytest.raises(UserError, match="iteration-000003: cannot be read: it is damaged") as error:
+        checkpoint.load_state(path, state(0.0))
+    assert "\n" not in str(error.value) and "Traceback" not in str(error.value)
+
+
 def test_retention_keeps_the_newest(tmp_path):
     written(tmp_path, range(1, 6), keep=2)
     kept = checkpoint.checkpoints(tmp_path)

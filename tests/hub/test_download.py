@@ -79,8 +79,15 @@ def test_a_pickled_checkpoint_becomes_safetensors_once(hub, tmp_path):
     made = os.stat(folder / "scorer.safetensors")
     fetch(models())
     assert os.stat(folder / "scorer.safetensors") == made
+    content = (folder / "scorer.safetensors").read_bytes()
+    (folder / "scorer.safetensors").write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(UserError, match="scorer.safetensors has changed"):
+        ModelStore(tmp_path / "models").folder("pipeline")
+    (folder / "scorer.safetensors").unlink()
+    with pytest.raises(UserError, match="scorer.safetensors is gone"):
+        ModelStore(tmp_path / "models").folder("pipeline")
     shutil.rmtree(folder)
-    with pytest.raises(UserError, match="is gone: make it again with `dvc repro --force --single-item models`"):
+    with pytest.raises(UserError, match="is gone, or has no .*: make it again with `dvc repro --force --single-item models`"):
         ModelStore(tmp_path / "models").folder("pipeline")
 
 

@@ -16,6 +16,7 @@ from g2rpo_core.common.model_store import ModelStore
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.rewards import registry as rewards
 from g2rpo_core.rewards.registry import REWARDS, SPECS, labels, max_missing, models_of, settings_of
+from g2rpo_core.rewards.scoring import score_all
 from g2rpo_core.rewards.spec import RewardSettings
 from tests.conftest import ROOT
 
@@ -129,6 +130,16 @@ def test_a_class_that_cannot_be_had_says_why(tmp_path, monkeypatch, code, entry,
     with pytest.raises(UserError) as error:
         rewards.load(["red"], tmp_path, section={"red": {"class": "mine:Red", **entry}})
     assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_reward_that_changes_its_images_is_refused(tmp_path, monkeypatch):
+    """Others score the same images, and an evaluation saves them."""
+    module(tmp_path, "class Red:\n def score(self, images, prompts):\n  return images.mul_(2).sub_(1).mean((1, 2, 3))")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    reward = rewards.load(["red"], tmp_path, section={"red": {"class": "mine:Red"}})["red"]
+    with pytest.raises(UserError, match=r"rewards.red.class: mine:Red: score\(images, prompts\) changes its images"):
+        score_all({"red": reward}, torch.zeros(3, 3, 4, 4), ["a"] * 3)
 
 
 @pytest.mark.parametrize(
