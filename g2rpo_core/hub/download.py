@@ -232,7 +232,11 @@ def convert_pickles(folder: Path, target: Path) -> Path:
             elif path.suffix not in PICKLED:
                 new.symlink_to(path.resolve())
         write_lock(made, describe_files(made))
-        os.rename(made, target)
+        try:
+            os.rename(made, target)
+        except OSError:  # another process was first
+            if not (target / LOCK).exists():
+                raise
     return target
 
 

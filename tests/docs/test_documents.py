@@ -246,3 +246,11 @@ def test_no_line_that_people_write_is_longer_than_160_characters():
     assert len(written) > 30
     lines = [(file, number, line) for file in written for number, line in enumerate((ROOT / file).read_text().split("\n"), 1)]
     assert [f"{file}:{number}" for file, number, line in lines if len(line) > 160] == []
+
+
+def test_every_promise_of_reliability_names_tests_that_exist():
+    promises = (ROOT / "docs" / "reliability.md").read_text().partition("### The tests of the promises")[2].partition("\n## ")[0]
+    named = set(re.findall(r"`(test_\w+)`", promises))
+    defined = {name for file in (ROOT / "tests").rglob("test_*.py") for name in re.findall(r"def (test_\w+)\(", file.read_text())}
+    assert len(named) > 25 and named <= defined, named - defined
+    assert all("`test_" in row for row in promises.splitlines() if row.startswith("| ") and not row.startswith("| promise"))

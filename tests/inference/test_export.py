@@ -126,6 +126,7 @@ def test_kohyas_form_merges_to_the_same_weights(project, models):
         (["g2rpo-9", "--form", "original", "--out", "new"], "g2rpo-9: no trained weights; profile tiny has base, g2rpo-1, g2rpo-2"),
         (["g2rpo-1", "--form", "kohya", "--out", "new"], "export: g2rpo-1 was trained as whole weights: --form diffusers or original"),
         (["g2rpo-2", "--form", "original", "--out", "new"], "export: g2rpo-2 was trained as a LoRA: --form lora or kohya"),
+        (["g2rpo-1", "--form", "original", "--out", "/proc/x"], "--out /proc/x: cannot be written (No such file or directory)"),
         (["g2rpo-1", "--form", "original", "--out", "models"], "export: --out models already exists; name a new folder"),
     ],
 )  # fmt: skip
