@@ -3,9 +3,10 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from g2rpo_core.foundation.errors import UserError
-from g2rpo_core.foundation.files import existing, hint_for, read_json
+from g2rpo_core.foundation.files import existing, hint_for, read_json, what_lacks, writing
 
 MAKES = "the stage `{0}` makes it: dvc repro {0}"
 
@@ -55,3 +56,24 @@ def test_readers_end_with_the_hint(tmp_path, monkeypatch):
     file.write_text("[")
     with pytest.raises(UserError, match="g2rpo-1.json: cannot be read.*; the stage `evaluate@g2rpo-1` makes it"):
         read_json(file)
+
+
+def test_what_the_machine_lacks_is_told_from_a_fault_of_the_program():
+    """Libraries in other languages say it in words alone."""
+    with pytest.raises(RuntimeError) as torchs:
+        torch.empty(2**60, dtype=torch.uint8)
+    with pytest.raises(MemoryError) as pythons:
+        bytearray(2**62)
+    for error in (torchs.value, pythons.value):
+        assert what_lacks(error).startswith("there is not enough memory: ask for less at once")
+    assert what_lacks(ValueError("a fault")) is None
+
+
+def test_an_output_that_cannot_be_written_is_named_with_why():
+    full = "--out my.csv: the disk is full: make room, and run the same command again"
+    with pytest.raises(UserError, match=full), writing(Path("my.csv")), open("/dev/full", "w") as file:
+        file.write("x")
+    with pytest.raises(UserError, match=r"--out my.csv: cannot be written \(No such file"), writing(Path("my.csv")):
+        Path("/proc/my.csv").write_text("")
+    with pytest.raises(KeyError), writing(Path("my.csv")):
+        {}["a fault of the program stays one"]
