@@ -19,7 +19,7 @@ from typing import ParamSpec
 
 from tqdm import tqdm
 
-from g2rpo_core.foundation.errors import STATUS_FOLDER, TRANSIENT_STATUS, TransientError, UserError
+from g2rpo_core.foundation.errors import STATUS_FOLDER, TRANSIENT_STATUS, TransientError, UserError, attempt
 from g2rpo_core.foundation.files import read_yaml, what_lacks
 from g2rpo_core.foundation.settings import checked_name
 from g2rpo_core.foundation.texts import show_any_text, visible
@@ -115,7 +115,7 @@ def commit(stage: str, args: SimpleNamespace, paths: RunPaths, unchanged: Callab
             f"DVC does not know this run: {project / 'params.yaml'} does not name its profile, method and seed", file=sys.stderr
         )
         return False
-    if not unchanged():
+    if not attempt(unchanged)[0]:  # or no longer readable
         print("DVC does not know this run: its settings, code or inputs have changed since it began", file=sys.stderr)
         return False
     done = update_profile(project)
@@ -131,12 +131,14 @@ def commit(stage: str, args: SimpleNamespace, paths: RunPaths, unchanged: Callab
 
 def options_of(stage: str, project: Path) -> dict[str, str]:
     """Return the options of the command by which DVC would run a stage (`train@g2rpo-1`); empty if it has no such stage."""
-    from dvc.exceptions import DvcException
-    from dvc.repo import Repo
-
+    try:
+        from dvc.exceptions import DvcException
+        from dvc.repo import Repo
+    except ImportError:
+        return {}
     try:
         words = shlex.split(str(Repo(str(project)).stage.load_one(name=stage).cmd))
-    except DvcException:
+    except (DvcException, OSError):
         return {}
     return {word.removeprefix("--"): value for word, value in zip(words, words[1:]) if word.startswith("--")}
 

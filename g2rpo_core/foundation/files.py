@@ -207,13 +207,17 @@ def whole(path: Path) -> Path:
 
 
 def write_whole(path: Path, data: bytes | str) -> None:
-    """Write a file, a text as UTF-8, under a temporary name, and rename it once it is on disk."""
+    """Write a file, a text as UTF-8, under a temporary name, and rename it once it is on disk; an error leaves nothing of it."""
     temporary = path.with_name(f"{path.name}.{platform.node()}-{os.getpid()}.tmp")
-    with temporary.open("wb") as file:
-        file.write(data.encode() if isinstance(data, str) else data)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.rename(path)
+    try:
+        with temporary.open("wb") as file:
+            file.write(data.encode() if isinstance(data, str) else data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.rename(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def sync_folder(folder: Path) -> None:

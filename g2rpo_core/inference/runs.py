@@ -47,7 +47,7 @@ def find_place(folder: Path) -> Place | None:
     """Return where a run's folder is; None if it is no run of this checkout, such as a copy of one."""
     name = folder.absolute().name
     for own in [*RUNS.glob(f"*/{name}"), *Path("studies").glob(f"*/runs/{name}")]:
-        if own.samefile(folder):
+        if own.exists() and own.samefile(folder):
             study = own.parts[1] if own.parts[0] == "studies" else None
             named = read_yaml(Path("studies", study, "params.yaml"))["profile"] if study else own.parts[1]
             return Place(own, named, study)

@@ -1,12 +1,13 @@
 """What a message about a file says to do, by where the file lies."""
 
+import resource
 from pathlib import Path
 
 import pytest
 import torch
 
 from g2rpo_core.foundation.errors import UserError
-from g2rpo_core.foundation.files import existing, hint_for, read_json, what_lacks, writing
+from g2rpo_core.foundation.files import existing, hint_for, is_full, read_json, what_lacks, write_whole, writing
 
 MAKES = "the stage `{0}` makes it: dvc repro {0}"
 
@@ -77,3 +78,16 @@ def test_an_output_that_cannot_be_written_is_named_with_why():
         Path("/proc/my.csv").write_text("")
     with pytest.raises(KeyError), writing(Path("my.csv")):
         {}["a fault of the program stays one"]
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_nothing_beside(tmp_path):
+    (tmp_path / "file").write_text("old")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, limits[1]))  # as a disk that is full after ten bytes
+    try:
+        with pytest.raises(OSError) as error:
+            write_whole(tmp_path / "file", "longer than that")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert is_full(error.value) and [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert (tmp_path / "file").read_text() == "old"
