@@ -1,6 +1,5 @@
 """Share options, and the checks of their values, among commands."""
 
-import ipaddress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -47,11 +46,3 @@ def resolve_alias(name: str) -> str:
     from g2rpo_core.rewards.registry import SPECS
 
     return next((spec.name for spec in SPECS if name in spec.aliases), name)
-
-
-def on_loopback(host: str) -> bool:
-    """Return whether an address can only be reached from this machine."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

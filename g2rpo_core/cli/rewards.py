@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from g2rpo_core.cli.options import ModelsOfRewards, OfRewards, on_loopback, read_rewards, resolve_alias
+from g2rpo_core.cli.options import ModelsOfRewards, OfRewards, read_rewards, resolve_alias
+from g2rpo_core.foundation.addresses import on_loopback
 from g2rpo_core.foundation.errors import UserError, require
 from g2rpo_core.foundation.files import read_text, write_whole, writing
 from g2rpo_core.foundation.texts import visible

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from g2rpo_core.cli.options import on_loopback, read_profile
+from g2rpo_core.cli.options import read_profile
 from g2rpo_core.common.runs import BASE
+from g2rpo_core.foundation.addresses import on_loopback
 from g2rpo_core.foundation.errors import UserError, require
 from g2rpo_core.foundation.files import writing
 from g2rpo_core.inference.pictures import MOST_STEPS, Pictures

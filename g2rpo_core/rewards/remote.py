@@ -6,15 +6,19 @@ Requests are sent several at once, and repeated if a failure may pass.
 import json
 import math
 import os
-import time
+import socket
+import sys
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from contextlib import suppress
+from typing import Self, TypeVar
 
 import httpx
 import torch
 from tenacity import RetryCallState, RetryError, Retrying, retry_if_exception_type, stop_after_attempt, wait_exponential_jitter
 
+from g2rpo_core.foundation.addresses import on_loopback
 from g2rpo_core.foundation.errors import TransientError, UserError
 from g2rpo_core.rewards.preprocess import Images, check_pairs
 from g2rpo_core.rewards.reward_protocol import NPY, PNG, Health, Scored, encode, read_answer, read_health
@@ -64,11 +68,15 @@ class HttpClient:
     def __init__(self, settings: ServerSettings, where: str, hint: str = ""):
         self.settings, self.where, self.hint = settings, where, hint
         self.url = settings.url.rstrip("/")
-        headers = {"Content-Type": "application/json"}
+        # Never compressed: a small answer could become one of gigabytes
+        headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
         if settings.key_variable:
             check_key(settings, where)
             headers["Authorization"] = f"Bearer {os.environ[settings.key_variable]}"
-        limits = httpx.Limits(max_connections=settings.concurrency, max_keepalive_connections=settings.concurrency)
+            if (address := httpx.URL(self.url)).scheme == "http" and not on_loopback(address.host):
+                print(f"warning: {where}: the key of {settings.key_variable} is sent unencrypted to {self.url}", file=sys.stderr)
+        # A new connection for each request, so that `Watch` sees it
+        limits = httpx.Limits(max_connections=settings.concurrency, max_keepalive_connections=0)
         self.client = httpx.Client(headers=headers, timeout=settings.timeout, limits=limits, trust_env=False)
         # at random, so that requests are not repeated all at once
         longer = wait_exponential_jitter(initial=settings.backoff, max=LONGEST_WAIT, jitter=settings.backoff)
@@ -93,36 +101,79 @@ class HttpClient:
 
     def _once(self, path: str, body: bytes | None) -> bytes:
         """Try once, within `timeout` seconds in all, however slowly the server sends."""
-        address, end = self.url + path, time.monotonic() + self.settings.timeout
-        try:
-            with self.client.stream("GET" if body is None else "POST", address, content=body) as response:
-                data = bytearray()
-                for chunk in response.iter_bytes():
-                    data += chunk
-                    if len(data) > MOST_BYTES:
-                        raise Unanswered(f"an answer of over {MOST_BYTES >> 20} MiB")
-                    if time.monotonic() > end:
-                        raise Passing(f"no complete answer within {self.settings.timeout:g} s")
-        except httpx.TimeoutException:
-            raise Passing(f"no answer within {self.settings.timeout:g} s") from None
-        except httpx.TransportError as error:
-            raise Passing(f"{type(error).__name__}: {error}") from None
-        except (httpx.DecodingError, httpx.InvalidURL) as error:
-            raise Unanswered(f"{type(error).__name__}: {error}") from None
+        address, data, method = self.url + path, bytearray(), "GET" if body is None else "POST"
+        with Watch(self.settings.timeout) as watch:
+            try:
+                with self.client.stream(method, address, content=body, extensions={"trace": watch.see}) as response:
+                    for chunk in response.iter_raw():
+                        data += chunk
+                        if len(data) > MOST_BYTES:
+                            raise Unanswered(f"an answer of over {MOST_BYTES >> 20} MiB")
+            except httpx.TransportError as error:
+                if not watch.late and not isinstance(error, httpx.TimeoutException):
+                    raise Passing(self.without_key(f"{type(error).__name__}: {error}")) from None
+                watch.late = True
+            except httpx.InvalidURL as error:
+                raise Unanswered(f"{type(error).__name__}: {error}") from None
+        if watch.late:
+            raise Passing(f"no whole answer within {self.settings.timeout:g} s")
+        if response.headers.get("content-encoding", "identity") != "identity":
+            raise Unanswered("a compressed answer, which was not asked for")
         # Every status says whether a further try may help
-        said = f"status {response.status_code}: {self.without_key(data)[:200]!r}"
+        sent = data.decode(errors="replace")
+        text = self.without_key(sent)
+        said = f"status {response.status_code}: {text[:200]!r}"
         if response.status_code in PASSING:
             raise Passing(said, seconds(response.headers.get("retry-after")))
         if response.status_code in REFUSED:
             raise UserError(f"{self.where}: {address}{self.hint} answers with {said}")
         if response.status_code != 200:
             raise Unanswered(said)
-        return bytes(data)
+        return bytes(data) if text == sent else text.encode(errors="replace")
 
-    def without_key(self, data: bytes | bytearray) -> str:
-        """Return a server's message without the key, because it may repeat what it was sent."""
-        text, variable = data.decode(errors="replace"), self.settings.key_variable
-        return text.replace(os.environ.get(variable, ""), f"(the key of {variable})") if variable else text
+    def without_key(self, text: str) -> str:
+        """Return what a server says without the key, which it may repeat: it is printed, and kept in files.
+
+        In JSON, the key is found behind escapes, too.
+        """
+        if not (variable := self.settings.key_variable):
+            return text
+        key, plain = os.environ.get(variable, ""), text
+        with suppress(ValueError, RecursionError):
+            plain = json.dumps(json.loads(text), ensure_ascii=False)
+        for form in filter(None, (key, repr(key)[1:-1], json.dumps(key)[1:-1])):
+            if form in plain:
+                text = plain = plain.replace(form, f"(the key of {variable})")
+        return text
+
+
+class Watch:
+    """End the connection of one request after `seconds`, whatever it waits for; `late` says that it did. A context manager."""
+
+    def __init__(self, seconds: float):
+        self.late, self.streams = False, []
+        self.timer = threading.Timer(seconds, self.cut)
+        self.timer.daemon = True
+
+    def see(self, event: str, info: dict) -> None:
+        """Take note of a connection: httpx calls this with each step of a request."""
+        if event in ("connection.connect_tcp.complete", "connection.start_tls.complete"):
+            self.streams.append(info["return_value"])
+            if self.late:
+                self.cut()
+
+    def cut(self) -> None:
+        self.late = True
+        for stream in self.streams:
+            with suppress(OSError):
+                stream.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
+
+    def __enter__(self) -> Self:
+        self.timer.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.timer.cancel()
 
 
 def _read_wait(state: RetryCallState) -> float:

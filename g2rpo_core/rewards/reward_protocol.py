@@ -140,7 +140,7 @@ def read_answer(data: bytes, count: int) -> list[Scored]:
     try:
         body = json.loads(data)
         scores, reasons = body["scores"], body.get("reasons") or [None] * count
-    except (ValueError, LookupError, TypeError, AttributeError):
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         raise ValueError(f"not an answer with scores: {data[:200].decode(errors='replace')!r}") from None
     if not isinstance(scores, list) or len(scores) != count or not isinstance(reasons, list) or len(reasons) != count:
         counts = [len(part) if isinstance(part, list) else type(part).__name__ for part in (scores, reasons)]

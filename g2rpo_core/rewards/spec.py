@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, runtime_checkable
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from g2rpo_core.common.model_store import ModelStore
+from g2rpo_core.foundation.addresses import checked_url
 from g2rpo_core.foundation.settings import Count, Settings
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ Connections = Annotated[int, Field(gt=0, le=10_000)]
 class ServerSettings(Settings):
     """A server that a reward asks."""
 
-    url: str = Field(pattern=r"^https?://\S+$", description="the server's address")
+    url: Annotated[str, BeforeValidator(checked_url)] = Field(pattern=r"^https?://\S+$", description="the server's address")
     timeout: float = Field(120, gt=0, le=86_400, description="seconds for one try")
     tries: int = Field(5, gt=0, le=1000, description="of each request")
     backoff: float = Field(

@@ -196,8 +196,8 @@ class ChatServer:
         try:
             choice = json.loads(data)["choices"][0]
             text, finished = choice["message"]["content"], choice.get("finish_reason")
-        except (ValueError, LookupError, TypeError, AttributeError):
-            raise Unanswered(f"not a chat completion: {self.client.without_key(data)[:200]!r}") from None
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            raise Unanswered(f"not a chat completion: {data[:200].decode(errors='replace')!r}") from None
         if not isinstance(text, str):
             raise Unanswered("an answer without text")
         if finished == "length":

@@ -21,10 +21,12 @@ from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.texts import markdown, steering, visible
 from g2rpo_core.hub.download import read_pickled
 from g2rpo_core.reporting import render as render_module
+from g2rpo_core.rewards import registry
 from g2rpo_core.rewards.spec import ServerSettings
 from g2rpo_core.rewards.unified_reward import ChatServer
 from tests.conftest import ROOT
 from tests.fixtures.chat_server import serve
+from tests.fixtures.score_server import HEALTH, answering
 
 CODE = [path for folder in ("g2rpo_core", "stages", "flows", "studies") for path in (ROOT / folder).rglob("*.py")]
 CANARY = "hf_canary0123456789"
@@ -122,6 +124,32 @@ def test_a_key_is_in_no_message_even_where_the_server_repeats_it(status, monkeyp
         except UserError as error:
             said = str(error)
     assert said and CANARY not in said and "key of REWARD_KEY" in said
+
+
+ECHO = f"Authorization: Bearer {CANARY}"
+
+
+@pytest.mark.parametrize(
+    "status, said",
+    [
+        (200, json.dumps({"error": ECHO})),
+        (200, json.dumps({"scores": [None], "reasons": [ECHO]})),
+        (200, json.dumps({"scores": [ECHO]})),
+        (200, json.dumps({"scores": [None], "reasons": [ECHO]}).replace("_", "\\u005f")),  # the same in other words
+        (200, "x" * 190 + CANARY),  # cut in its middle
+        (200, '{"scores": [' + ECHO),
+        (418, ECHO),
+        (500, ECHO),
+    ],
+)
+def test_a_score_servers_echo_of_the_key_is_in_no_reason(status, said, monkeypatch):
+    monkeypatch.setenv("REWARD_KEY", CANARY)
+    with answering(lambda body, number: (status, said.encode()), HEALTH | {"note": ECHO}) as served:
+        server = {"url": served.url, "tries": 1, "backoff": 0, "key_variable": "REWARD_KEY"}
+        reward = registry.load(["hps"], ROOT / "nowhere", section={"hps": {"server": server}})["hps"]
+        reasons = reward.score_with_reasons(torch.zeros(1, 3, 4, 4), ["a"])[1]
+    kept = f"{reasons} {reward.health}"
+    assert not any(CANARY[:length] in kept for length in (len(CANARY), 8)) and kept.count("(the key o") == 2
 
 
 @pytest.mark.pipeline

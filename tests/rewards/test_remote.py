@@ -1,6 +1,7 @@
 """Rewards by server: what the client makes of answers of every kind. The server itself is tested in tests/serving."""
 
 import base64
+import gzip
 import io
 import json
 import math
@@ -20,6 +21,7 @@ from g2rpo_core.rewards.reward_protocol import answer, decode, encode, read_answ
 from g2rpo_core.rewards.scoring import score_all
 from tests.conftest import ROOT
 from tests.fixtures.images import IMAGES, photograph
+from tests.fixtures.loopback import Handler, loopback
 from tests.fixtures.score_server import HEALTH, answering
 
 IMAGES_8 = torch.rand(8, 3, 6, 5, generator=torch.Generator().manual_seed(0))
@@ -133,6 +135,79 @@ def test_a_slow_answer_is_asked_for_again():
     finally:
         first.set()
     assert scores.tolist() == [0, 1] and len(served.bodies) >= 2
+
+
+@pytest.mark.parametrize("part", ["headers", "body"])
+def test_a_server_that_sends_a_byte_at_a_time_is_not_waited_for(part):
+    """Each byte comes in time, the whole never."""
+    over = threading.Event()
+
+    class Dripping(Handler):
+        def do_GET(self):
+            data = json.dumps(HEALTH).encode()
+            self.say((200, {}, data))
+
+        def do_POST(self):
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.wfile.write(b"HTTP/1.1 200 OK\r\n" if part == "headers" else b"HTTP/1.1 200 OK\r\n\r\n")
+            while not over.wait(0.1):
+                self.wfile.write(b"x")
+
+    with loopback(Dripping) as url:
+        entry = {"server": {"url": url, "backoff": 0.001, "timeout": 1, "tries": 2}}
+        reward = registry.load(["hps"], ROOT / "nowhere", section={"hps": entry})["hps"]
+        answers = []
+        asking = threading.Thread(
+            target=lambda: answers.append(reward.score_with_reasons(IMAGES_8[:1], PROMPTS[:1])), daemon=True
+        )
+        asking.start()
+        asking.join(60)
+        over.set()
+    assert answers and answers[0][1] == ["no answer: no whole answer within 1 s (2 tries)"]
+
+
+def test_no_answer_is_unpacked():
+    """A small answer could become one of gigabytes: the client asks for none, and takes none."""
+    asked = []
+
+    class Packing(Handler):
+        def do_GET(self):
+            asked.append(self.headers["Accept-Encoding"])
+            self.say((200, {}, json.dumps(HEALTH).encode()))
+
+        def do_POST(self):
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.say((200, {"Content-Encoding": "gzip"}, gzip.compress(json.dumps({"scores": [1.0]}).encode())))
+
+    with loopback(Packing) as url:
+        reward = registry.load(["hps"], ROOT / "nowhere", section={"hps": {"server": {"url": url}}})["hps"]
+        _, reasons = reward.score_with_reasons(IMAGES_8[:1], PROMPTS[:1])
+    assert asked == ["identity"] and reasons == ["no answer: a compressed answer, which was not asked for"]
+
+
+def test_an_address_with_a_password_is_refused_without_repeating_it():
+    for url in ("http://user:s3cret@gpu1:8700", "https://s3cret@gpu1", "user:s3cret@gpu1/x"):
+        for name in ("hps", "unified_reward"):
+            with pytest.raises(ValueError) as error:
+                registry.settings_of({name: {"server": {"url": url}}}, name)
+            assert "holds a name or password" in str(error.value) and "s3cret" not in str(error.value)
+    assert registry.settings_of({"hps": {"server": {"url": "http://gpu1:8700/a@b"}}}, "hps").remote
+
+
+def test_a_key_that_leaves_the_machine_unencrypted_is_warned_of(monkeypatch, capsys):
+    from g2rpo_core.rewards.remote import HttpClient
+    from g2rpo_core.rewards.spec import ServerSettings
+
+    monkeypatch.setenv("REWARD_KEY", "k3y")
+    for url, warned in (
+        ("http://gpu1:8700", True),
+        ("https://gpu1", False),
+        ("http://localhost:1", False),
+        ("http://[::1]:1", False),
+    ):
+        HttpClient(ServerSettings(url=url, key_variable="REWARD_KEY"), "rewards.hps.server")
+        said = capsys.readouterr().err
+        assert ("the key of REWARD_KEY is sent unencrypted to http://gpu1:8700" in said) == warned and "k3y" not in said
 
 
 @pytest.mark.parametrize("status", [401, 403, 404])

@@ -9,8 +9,8 @@ import pytest
 from PIL import Image
 
 from g2rpo_core.cli.main import main
-from g2rpo_core.cli.options import on_loopback
 from g2rpo_core.config import load_profile, profile_path
+from g2rpo_core.foundation.addresses import on_loopback
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.hub.settings import HubPrompts
 from g2rpo_core.inference.demo import views
