@@ -18,7 +18,6 @@ for _name, _value in {
     "DO_NOT_TRACK": "1",
     "DVC_NO_ANALYTICS": "1",
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-    "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",  # seconds, the least that Prefect takes
     "PREFECT_CLIENT_MAX_RETRIES": "10",  # a server that restarts within minutes ends no run
     # with the default (in memory), a restarted server never frees the slots taken before
     "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",

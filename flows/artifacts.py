@@ -9,12 +9,12 @@ import json
 import math
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from uuid import UUID
 
-import httpx
 from PIL import Image
 from prefect.artifacts import create_image_artifact, create_link_artifact, create_table_artifact
 from prefect.client.orchestration import get_client
@@ -23,6 +23,7 @@ from prefect.logging import get_run_logger
 
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import complaint, read_json, reading
+from g2rpo_core.foundation.texts import visible
 from g2rpo_core.reporting import charts
 from pipeline.graph import Stage
 
@@ -38,7 +39,7 @@ def publish(root: Path, stages: dict[str, Stage]) -> None:
     """Add the artifacts to the calling flow run; leave out what no stage has made yet and what `stages` do not make."""
     groups = {stage.group for stage in stages.values()}
     runs = sorted(stage.name.split("@")[1] for stage in stages.values() if "@" in stage.name)
-    try:
+    with at_most_a_warning("an artifact could not be made or sent", set()):
         if table := results(root):
             create_table_artifact(table, "results", "mean rewards on the test prompts, from reports/metrics")
         if (page := root / "reports" / "report.html").exists() and "report" in groups:
@@ -47,10 +48,20 @@ def publish(root: Path, stages: dict[str, Stage]) -> None:
             create_image_artifact(curve, "reward-curve", "mean rewards on held-out prompts during training, from reports/curves")
         if grid := image_grid(root, runs):
             create_image_artifact(grid, "grid", "the first test prompts; a row is a model")
-    except httpx.HTTPError as error:  # the run's result does not depend on its artifacts
-        get_run_logger().warning("artifacts could not be sent to the Prefect server: %s", error)
-    except UserError as error:
-        get_run_logger().warning("artifacts could not be made: %s", error)
+
+
+@contextmanager
+def at_most_a_warning(what: str, said: set[type]) -> Iterator[None]:
+    """Log an error of the block in one line, the first of its kind only: nothing that is only shown ends a run.
+
+    said: the kinds that were logged before.
+    """
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001
+        if type(error) not in said:
+            said.add(type(error))
+            get_run_logger().warning("%s: %s", what, visible(f"{type(error).__name__}: {error}")[:300])
 
 
 def results(root: Path) -> list[dict]:
@@ -140,7 +151,7 @@ class Live:
         self.artifacts: dict[str, UUID] = {}
 
     def update(self) -> None:
-        """Update the artifacts to the last record; do nothing before the first. httpx.HTTPError while the server is away."""
+        """Update the artifacts to the last record; do nothing before the first. Any error of the server or of the files passes."""
         file = self._file()
         records = read_records(file) if file else []
         if not file or not records:

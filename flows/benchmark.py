@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from argparse import ArgumentParser
+from pathlib import Path
 
 from flows.server import local_server
 
@@ -35,7 +36,7 @@ def main() -> None:
         port = free.getsockname()[1]
     with tempfile.TemporaryDirectory() as home:
         os.environ["PREFECT_HOME"] = home
-        with local_server(port) as api:
+        with local_server(port, Path(home)) as api:
             environment = {**os.environ, "PREFECT_API_URL": api}
             python = sys.executable
             compared = {

@@ -1,21 +1,24 @@
 """Serves the flows with their schedules from this machine; `python -m flows.serve`.
 
-Without PREFECT_API_URL it starts its own server (SQLite in PREFECT_HOME, ~/.prefect) and stops it at the end.
+Without PREFECT_API_URL it starts its own server (SQLite in PREFECT_HOME, .cache/prefect) and stops it at the end.
 """
 
 import os
 import signal
 import sys
+import threading
+import time
 from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser, Namespace
 from contextlib import nullcontext
-from datetime import timedelta
 
 import httpx
+import psutil
 
-from flows.server import failed, local_server, wait_until_healthy
+from flows.server import ACCESS, claim_home, failed, local_server, wait_until_healthy
 from g2rpo_core.foundation.errors import UserError
 
-SILENT = 45.0  # seconds without a heartbeat, one and a half times the interval
+NAME = "g2rpo"  # of each flow's deployment
+LOOK_EVERY = 15.0  # seconds between two looks at the runs' processes
 SERVED_AT_START = 30.0  # seconds in which a server named by PREFECT_API_URL must answer
 
 
@@ -51,7 +54,7 @@ def deployments(args: Namespace) -> list:
             schedule = Cron(cron, timezone=args.timezone) if cron else None
             made.append(
                 flow.to_deployment(
-                    "g2rpo",
+                    NAME,
                     schedule=schedule,
                     concurrency_limit=one_at_a_time,
                     parameters={} if flow.name == "report" else {"side_by_side": args.side_by_side},
@@ -72,43 +75,40 @@ def limit_tag(tag: str, slots: int) -> None:
         client.upsert_global_concurrency_limit_by_name(f"tag:{tag}", slots)
 
 
-def crash_silent_runs() -> None:
-    """Make the server mark a run whose heartbeats stop as Crashed, so that its deployment's slot is free again.
+def crash_dead_runs() -> None:
+    """Mark a run as Crashed once its process is gone in two looks in a row, so that its deployment's slot is free again.
 
-    Without this automation, a run whose process was killed would stay Running. flows/__init__.py sets the heartbeat's interval.
+    Silence proves nothing: a machine that slept has runs that go on. Runs until this process ends.
     """
     from prefect.client.orchestration import get_client
-    from prefect.client.schemas.objects import StateType
-    from prefect.events.actions import ChangeFlowRunState
-    from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
-    from prefect.events.schemas.events import ResourceSpecification
+    from prefect.client.schemas.filters import DeploymentFilter, FlowRunFilter
+    from prefect.exceptions import PrefectException
+    from prefect.states import Crashed
 
-    name = "g2rpo: a run without heartbeats has crashed"
-    # Any of these events ends the wait for a heartbeat
-    over = {f"prefect.flow-run.{state}" for state in ("Completed", "Failed", "Cancelled", "Crashed", "TryAgain")}
-    automation = AutomationCore(
-        name=name,
-        trigger=EventTrigger(
-            after={"prefect.flow-run.heartbeat"},
-            expect={"prefect.flow-run.heartbeat", *over},
-            match=ResourceSpecification({"prefect.resource.id": ["prefect.flow-run.*"]}),
-            for_each={"prefect.resource.id"},
-            posture=Posture.Proactive,
-            threshold=1,
-            within=timedelta(seconds=SILENT),
-        ),
-        actions=[
-            ChangeFlowRunState(
-                state=StateType.CRASHED, message="its process has ended without notice; the next run resumes from its checkpoint"
-            )
-        ],
-    )
-    # Replace the automation of an earlier start
-    with get_client(sync_client=True) as client:
-        earlier = client._client.post("/automations/filter", json={"automations": {"name": {"any_": [name]}}})
-        for old in earlier.json():
-            client._client.delete(f"/automations/{old['id']}")
-        client._client.post("/automations/", json=automation.model_dump(mode="json")).raise_for_status()
+    ours = DeploymentFilter.model_validate({"name": {"any_": [NAME]}})
+    running = FlowRunFilter.model_validate({"state": {"type": {"any_": ["RUNNING", "CANCELLING"]}}})
+    dead = Crashed(message="its process has ended without notice; the next run resumes from its checkpoint")
+    missing: set[str] = set()
+    while True:
+        time.sleep(LOOK_EVERY)
+        try:
+            with get_client(sync_client=True) as client:
+                runs = {str(run.id) for run in client.read_flow_runs(deployment_filter=ours, flow_run_filter=running)}
+                gone = runs - runs_here()
+                for run in gone & missing:
+                    client.set_flow_run_state(run, dead)
+                missing = gone
+        except (httpx.HTTPError, PrefectException):  # the server is away, or somebody deleted the run
+            missing = set()
+
+
+def runs_here() -> set[str]:
+    """Return the ids of the runs whose process lives on this machine."""
+    found = set()
+    for process in psutil.process_iter(["environ", "cmdline"]):
+        if "prefect.engine" in (process.info["cmdline"] or ()):
+            found.add((process.info["environ"] or {}).get("PREFECT__FLOW_RUN_ID", ""))
+    return found
 
 
 def main(given: list[str] | None = None) -> None:
@@ -117,7 +117,7 @@ def main(given: list[str] | None = None) -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(f"error: {failed[0]}" if failed else 128 + signal.SIGTERM))
     existing = os.environ.get("PREFECT_API_URL")
     try:
-        with nullcontext(existing) if existing else local_server(args.port) as api:
+        with claim_home() as home, nullcontext(existing) if existing else local_server(args.port, home) as api:
             # read when prefect is imported, by this process and by every run
             os.environ["PREFECT_API_URL"] = api
             wait_until_healthy(api, limit=SERVED_AT_START)
@@ -125,8 +125,9 @@ def main(given: list[str] | None = None) -> None:
 
             made = deployments(args)
             limit_tag("gpu", args.gpus)
-            crash_silent_runs()
-            print(f"serving {', '.join(one.flow_name for one in made)}; see {api.removesuffix('/api')}", flush=True)
+            threading.Thread(target=crash_dead_runs, daemon=True).start()
+            key = "" if existing else f" (its key: {home / ACCESS})"
+            print(f"serving {', '.join(one.flow_name for one in made)}; see {api.removesuffix('/api')}{key}", flush=True)
             while True:
                 try:
                     serve(*made, print_starting_message=False)

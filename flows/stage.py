@@ -7,7 +7,6 @@ from collections import deque
 from dataclasses import dataclass, field
 from uuid import UUID
 
-import httpx
 from prefect import Task, task
 from prefect.artifacts import create_markdown_artifact, create_progress_artifact, update_progress_artifact
 from prefect.cache_policies import NO_CACHE
@@ -15,7 +14,7 @@ from prefect.logging import get_run_logger
 from prefect.states import Cancelled, Completed, Failed, State
 from prefect.tasks import exponential_backoff
 
-from flows.artifacts import Live, artifact_key
+from flows.artifacts import Live, artifact_key, at_most_a_warning
 from g2rpo_core.foundation.errors import TRANSIENT_STATUS
 from pipeline.graph import Stage
 from pipeline.process import Ended, Text
@@ -38,6 +37,7 @@ class Output:
     bar_logged: float = -BAR_LOGGED_EVERY
     bar_shown: float = -BAR_SHOWN_EVERY
     artifact: UUID | None = None
+    failed: set[type] = field(default_factory=set)
 
     def __call__(self, text: Text) -> None:
         now = time.monotonic()
@@ -54,15 +54,13 @@ class Output:
         get_run_logger().info("%s", text.text)
 
     def show(self, percent: float, line: str) -> None:
-        """Update the progress artifact to `percent`, and the other live artifacts; skip an update that the server does not take."""
-        try:
+        """Update the progress artifact to `percent`, and the other live artifacts; skip what fails."""
+        with at_most_a_warning("no progress shown", self.failed):
             if self.artifact is None:
                 self.artifact = create_progress_artifact(percent, artifact_key("progress", self.stage), line)
             else:
                 update_progress_artifact(self.artifact, percent, line)
             self.live.update()
-        except httpx.HTTPError as error:
-            get_run_logger().debug("no progress shown: %s", error)
 
     def says(self, pattern: str) -> re.Match | None:
         """Return the last match among the last lines."""
@@ -117,11 +115,9 @@ def make_state(stage: Stage, ended: Ended, output: Output) -> State:
     status = int(exited[1]) if (exited := output.says(r"exited with (-?\d+)")) else ended.status
     what = f"over its time limit of {stage.meta.time_limit:g} s" if ended.by == "time limit" else f"exit status {status}"
     last = "\n".join(output.tail)
-    try:
+    with at_most_a_warning("the last lines could not be kept as an artifact", set()):
         create_markdown_artifact(
             f"## {stage.name}: {what}\n\n```\n{last}\n```\n", artifact_key("failure", stage.name), f"last lines of {stage.name}"
         )
-    except httpx.HTTPError as error:
-        get_run_logger().warning("the last lines could not be kept as an artifact: %s", error)
     passing = ended.by == "itself" and status == TRANSIENT_STATUS
     return Failed(name=TRANSIENT if passing else "Failed", message=f"{stage.name}: {what}")

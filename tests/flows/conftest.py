@@ -17,6 +17,7 @@ from tests.fixtures.waiting import until
 from tests.flows.tiny import environment, repository
 
 SCHEDULES = ("--train", "", "--evaluate", "* * * * *", "--timezone", "Europe/Berlin", "--side-by-side", "3")
+KEY = "g2rpo:of the tests"
 FINAL = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
 
 
@@ -26,11 +27,16 @@ class Served:
 
     folder: Path
     port: int
+    key: str = KEY
     processes: dict[str, subprocess.Popen] = field(default_factory=dict)
 
     @property
     def api(self) -> str:
         return f"http://127.0.0.1:{self.port}/api"
+
+    @property
+    def auth(self) -> tuple[str, ...]:
+        return tuple(self.key.split(":"))
 
     def start_server(self) -> None:
         self.processes["server"] = start_server(self.port)
@@ -46,11 +52,12 @@ class Served:
             command, cwd=self.folder, env=environment(PREFECT_API_URL=self.api), stdout=log, stderr=log, start_new_session=True
         )
         last = f"{self.api}/deployments/name/report/g2rpo"
-        until(lambda: httpx.get(last, timeout=30).status_code == 200)
+        until(lambda: httpx.get(last, timeout=30, auth=self.auth).status_code == 200)
 
     def ask(self, method: str, path: str, **options):
         """Asks again while SQLite is busy (503), as Prefect's own client does."""
-        ask = lambda: httpx.request(method, f"{self.api}{path}", timeout=30, **options)
+        headers = csrf_headers(self.api, self.auth) if method != "GET" else {}
+        ask = lambda: httpx.request(method, f"{self.api}{path}", timeout=30, auth=self.auth, headers=headers, **options)
         return (
             until(lambda: (answer := ask()).status_code != httpx.codes.SERVICE_UNAVAILABLE and answer).raise_for_status().json()
         )
@@ -91,6 +98,12 @@ class Served:
         return [line["message"] for line in self.post("/logs/filter", logs={"flow_run_id": {"any_": [run]}}, limit=200)]
 
 
+def csrf_headers(api: str, auth: tuple[str, ...]) -> dict[str, str]:
+    """What a change must carry beside the key."""
+    token = httpx.get(f"{api}/csrf-token", params={"client": "tests"}, auth=auth, timeout=30).raise_for_status().json()["token"]
+    return {"Prefect-Csrf-Client": "tests", "Prefect-Csrf-Token": token}
+
+
 def free_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -106,6 +119,8 @@ def served(tmp_path_factory) -> Iterator[Served]:
         "PREFECT_RUNNER_POLL_FREQUENCY": "1",
         "PREFECT_API_SERVICES_SCHEDULER_LOOP_SECONDS": "5",
         "PREFECT_PROFILES_PATH": str(folder / "profiles.toml"),
+        "PREFECT_SERVER_API_AUTH_STRING": KEY,
+        "PREFECT_API_AUTH_STRING": KEY,
     }
     before = {name: os.environ.get(name) for name in settings}
     os.environ |= settings

@@ -25,7 +25,9 @@ Path(".cache/live/tiny/g2rpo-1").mkdir(parents=True, exist_ok=True)
 scratch = Path(".cache/resume/train/tiny/g2rpo-1/0123")
 scratch.mkdir(parents=True, exist_ok=True)
 records = (scratch / "records.jsonl").open("w")
-for done in tqdm(range(600), desc="g2rpo-1", mininterval=0):
+if Path("spoiled").exists():
+    records.write("no record\\n")
+for done in tqdm(range(3000), desc="g2rpo-1", mininterval=0):
     time.sleep(0.1)
     held_out = {"heldout_hps": done / 50} if done % 10 == 0 else {}
     records.write(json.dumps({"iteration": done, "reward_hps": done / 100, "reward_std_hps": 0.1, "kl": float("nan"), **held_out}) + "\\n")
