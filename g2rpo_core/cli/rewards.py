@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from g2rpo_core.cli.options import ModelsOfRewards, OfRewards, read_rewards, resolve_alias
-from g2rpo_core.foundation.addresses import on_loopback
+from g2rpo_core.foundation.addresses import names_of, on_loopback
 from g2rpo_core.foundation.errors import UserError, require
 from g2rpo_core.foundation.files import read_text, write_whole, writing
 from g2rpo_core.foundation.texts import visible
@@ -138,7 +138,7 @@ def serve(args: SimpleNamespace) -> None:
         served = load_served(args, key)
         url = f"http://{f'[{args.host}]' if ':' in args.host else args.host}:{listener.getsockname()[1]}"
         if not on_loopback(args.host):
-            who = "anyone with the key" if key else "no key is needed: anyone"
+            who = "the key travels unencrypted, and anyone with it" if key else "no key is needed: anyone"
             print(f"note: {args.host} can be reached from outside; {who} who reaches it can have images scored", file=sys.stderr)
         health = served.health
         note = f" ({health.note})" if health.note else ""
@@ -189,7 +189,7 @@ def load_served(args: SimpleNamespace, key: str | None) -> "Served":
     entries = {model: ModelStore(models).entry(model)["files"] for model in registry.models_of({name: own}, name)}
     health = describe(name, registry.labels(section)[name], decides, entries, tiny_rewards([name], models))
     tensors = isinstance(settings, CustomRewardSettings) or registry.REWARDS[name].tasks_only
-    return Served(reward, health, device, tensors, args.max_request_mib * 2**20, key)
+    return Served(reward, health, device, tensors, args.max_request_mib * 2**20, key, names_of(args.host))
 
 
 def read_key(variable: str | None) -> str | None:

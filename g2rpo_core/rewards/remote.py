@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import httpx
 import torch
@@ -151,7 +151,7 @@ class Watch:
     """End the connection of one request after `seconds`, whatever it waits for; `late` says that it did. A context manager."""
 
     def __init__(self, seconds: float):
-        self.late, self.streams = False, []
+        self.late, self.streams = False, list[Any]()
         self.timer = threading.Timer(seconds, self.cut)
         self.timer.daemon = True
 

@@ -11,7 +11,8 @@ import importlib.metadata
 import json
 import logging
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from threading import Lock
 
@@ -21,6 +22,7 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse
 from PIL import Image
 from pydantic import ValidationError
+from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect
 
 from g2rpo_core.foundation.errors import UserError
@@ -29,8 +31,9 @@ from g2rpo_core.rewards.scoring import score_one
 from g2rpo_core.rewards.spec import Reward
 
 log = logging.getLogger(__name__)
-AT_ONCE = 8  # requests in memory at once; the others wait unread
+AT_ONCE = 8  # requests that are decoded and scored at once, and that fit into memory at their largest
 MOST_IMAGES = 256  # of a request
+MOST_LETTERS = 2000  # of a prompt; a tokenizer's time grows with the square of a word's length
 MOST_PIXELS = 2**28  # all images of a request together, 256 of 1024 x 1024
 ARRIVES = 60.0  # seconds that a request may take to arrive
 
@@ -57,12 +60,22 @@ class Served:
     """The largest body of a request."""
     key: str | None = None
     """What clients must send; None: nothing."""
+    names: Sequence[str] = ("*",)
+    """The host names by which it may be asked; `*`: any."""
+
+
+class Room:
+    """Bytes that are left for the bodies of all requests together."""
+
+    def __init__(self, left: int):
+        self.left = left
 
 
 def make_app(served: Served) -> FastAPI:
     """Make the server's application. The reward is never called by two threads at once."""
-    app = FastAPI(title=f"g2rpo: {served.health.label}", docs_url=None, redoc_url=None)  # those pages need the internet
-    turn, reading = Lock(), asyncio.Semaphore(AT_ONCE)
+    app = FastAPI(title=f"g2rpo: {served.health.label}", openapi_url=None)
+    app.add_middleware(TrustedHostMiddleware, allowed_hosts=served.names, www_redirect=False)
+    turn, places, room = Lock(), asyncio.Semaphore(AT_ONCE), Room(AT_ONCE * served.most_bytes)
 
     @app.get("/health")
     async def health(request: Request) -> Health:
@@ -72,8 +85,11 @@ def make_app(served: Served) -> FastAPI:
     @app.post("/score")
     async def score(request: Request) -> JSONResponse:
         check_key(request, served.key)
-        async with reading:
-            data = await whole_body(request, served.most_bytes)
+        # A page of another site can send anything but this type without asking
+        if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+            raise Refused(415, "the request must be of Content-Type: application/json")
+        # What arrives slowly keeps nobody else waiting
+        async with whole_body(request, served.most_bytes, room) as data, places:
             return JSONResponse(await run_in_threadpool(score_request, served, data, turn))
 
     @app.exception_handler(Refused)
@@ -93,8 +109,9 @@ def check_key(request: Request, key: str | None) -> None:
         raise Refused(401, "a key is needed: Authorization: Bearer KEY")
 
 
-async def whole_body(request: Request, most: int) -> bytes:
-    """Read the body of a request; no more than `most` bytes of it are ever held."""
+@asynccontextmanager
+async def whole_body(request: Request, most: int, room: Room) -> AsyncIterator[bytes]:
+    """Read the body of a request, and keep its room until the block ends; no more than `most` bytes of it are ever held."""
     length = request.headers.get("content-length", "0")
     data = bytearray()
     try:
@@ -102,14 +119,19 @@ async def whole_body(request: Request, most: int) -> bytes:
             if length.isdigit() and int(length) > most:
                 raise too_large(most)
             async for part in request.stream():
-                data += part
-                if len(data) > most:
+                if len(data) + len(part) > most:
                     raise too_large(most)
+                if len(part) > room.left:
+                    raise Refused(503, "too many large requests at once: ask again")
+                room.left -= len(part)
+                data += part
+        yield bytes(data)
     except TimeoutError:
         raise Refused(408, f"the request took over {ARRIVES:g} s to arrive") from None
     except ClientDisconnect:
         raise Refused(400, "the request was cut off") from None
-    return bytes(data)
+    finally:
+        room.left += len(data)
 
 
 def too_large(most: int) -> Refused:
@@ -131,6 +153,8 @@ def score_request(served: Served, data: bytes, turn: Lock) -> dict[str, list]:
         raise Refused(422, f"{len(urls)} images and {len(prompts)} prompts; need one prompt per image")
     if len(urls) > MOST_IMAGES:
         raise Refused(413, f"{len(urls)} images; a request may have at most {MOST_IMAGES}")
+    if long := [number for number, prompt in enumerate(prompts) if len(prompt) > MOST_LETTERS]:
+        raise Refused(422, f"prompts: {long[0]}: {len(prompts[long[0]])} characters; a prompt may have at most {MOST_LETTERS}")
     # Decode the images, no more pixels than fit into memory
     images: list[torch.Tensor | Image.Image] = []
     left = MOST_PIXELS

@@ -18,6 +18,7 @@ from g2rpo_core.rewards.preprocess import Images, Preprocess, check_pairs
 from g2rpo_core.rewards.spec import VIT_H_14, BackendSettings, Reward, RewardSpec, ScorerSettings
 
 DEFAULT = ScorerSettings()
+MOST_TEXTS = 2**14  # encoded prompts that are kept; 64 MiB with a ViT-H-14
 
 
 class CosineScore:
@@ -44,11 +45,17 @@ class CosineScore:
     @torch.no_grad()
     def __call__(self, images: Images, prompts: Sequence[str]) -> torch.Tensor:
         check_pairs(images, prompts)
-        new = [prompt for prompt in dict.fromkeys(prompts) if prompt not in self._texts]
+        asked = list(dict.fromkeys(prompts))
+        known = {prompt: self._texts.pop(prompt) for prompt in asked if prompt in self._texts}
+        new = [prompt for prompt in asked if prompt not in known]
         for start in range(0, len(new), self.micro_batch):
             part = new[start : start + self.micro_batch]
-            self._texts.update(zip(part, F.normalize(self.encode_texts(part).float(), dim=-1)))
-        texts = torch.stack([self._texts[prompt] for prompt in prompts])
+            known.update(zip(part, map(torch.clone, F.normalize(self.encode_texts(part).float(), dim=-1))))
+        texts = torch.stack([known[prompt] for prompt in prompts])
+        # The last asked for are at the end
+        self._texts |= known
+        for prompt in list(self._texts)[:-MOST_TEXTS]:
+            del self._texts[prompt]
         parts = (images[start : start + self.micro_batch] for start in range(0, len(images), self.micro_batch))
         encoded = (self.encode_images(self.preprocess(part, self.device).to(self.dtype)) for part in parts)
         features = torch.cat([F.normalize(part.float(), dim=-1) for part in encoded])

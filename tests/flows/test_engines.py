@@ -16,7 +16,7 @@ import pytest
 from flows.server import stop_server
 from tests.conftest import ROOT
 from tests.fixtures.waiting import until
-from tests.flows.conftest import Served, free_port
+from tests.flows.conftest import KEY, Served, free_port
 from tests.flows.tiny import environment, repository
 
 pytestmark = pytest.mark.slow
@@ -81,6 +81,8 @@ def group(database, tmp_path_factory) -> Iterator[Served]:
         "PREFECT_PROFILES_PATH": str(folder / "profiles.toml"),
         "PREFECT_API_DATABASE_CONNECTION_URL": database,
         "PREFECT_API_SERVICES_SCHEDULER_LOOP_SECONDS": "5",
+        "PREFECT_SERVER_API_AUTH_STRING": KEY,
+        "PREFECT_API_AUTH_STRING": KEY,
     }
     with pytest.MonkeyPatch.context() as patch:
         for name, value in settings.items():

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+from contextlib import ExitStack
 from importlib.metadata import version
 
 import httpx
@@ -27,6 +28,7 @@ from tests.conftest import ROOT
 from tests.fixtures.commands import run_here
 from tests.fixtures.images import IMAGES, PROMPTS, folder_to_score
 from tests.fixtures.score_server import serving
+from tests.fixtures.waiting import until
 
 pytestmark = pytest.mark.pipeline
 
@@ -96,6 +98,7 @@ def test_health_names_reward_label_version_and_that_the_models_are_tiny(hps):
     assert hps.url.startswith("http://127.0.0.1:") and health["version"] in hps.first_line and "note:" not in hps.log.read_text()
 
 
+JSON = {"Content-Type": "application/json"}
 PIXEL = encode([Image.new("RGB", (1, 1))], "png")[0]
 
 
@@ -114,16 +117,46 @@ PIXEL = encode([Image.new("RGB", (1, 1))], "png")[0]
             "257 images; a request may have at most 256",
         ),
         (json.dumps({"prompts": ["a", "b"], "images": [PIXEL, PIXEL[:40]]}).encode(), 422, "images: 1: not"),
+        (json.dumps({"prompts": ["x" * 2001], "images": [PIXEL]}).encode(), 422, "prompts: 0: 2001 characters"),
         (b"x" * (2**20 + 1), 413, "the request is over 1 MiB"),
         ((b"x" * 2**16 for _ in range(17)), 413, "the request is over 1 MiB"),  # without a length
     ],
 )
 def test_a_request_that_is_none_gets_a_reason_and_the_next_one_scores(hps, body, status, reason):
-    response = httpx.post(f"{hps.url}/score", content=body, trust_env=False, timeout=60)
+    response = httpx.post(f"{hps.url}/score", content=body, headers=JSON, trust_env=False, timeout=60)
     assert response.status_code == status and reason in response.json()["detail"] and "\n" not in response.json()["detail"]
     good = httpx.post(f"{hps.url}/score", json={"prompts": ["a"], "images": [PIXEL]}, trust_env=False, timeout=60)
     assert good.status_code == 200 and isinstance(good.json()["scores"][0], float) and good.json()["reasons"] == [None]
     assert "Traceback" not in hps.log.read_text()
+
+
+@pytest.mark.parametrize(
+    "headers, status",
+    [({"Content-Type": "text/plain"}, 415), ({"Host": "evil.example"}, 400), ({"Host": "localhost:1"}, 200)],
+)
+def test_a_page_of_another_site_gets_no_scores(hps, headers, status):
+    """Without asking, a browser sends only other types; and with the server's address as its own (DNS rebinding), another name."""
+    body = json.dumps({"prompts": ["a"], "images": [PIXEL]})
+    assert httpx.post(f"{hps.url}/score", content=body, headers=JSON | headers, trust_env=False, timeout=60).status_code == status
+    assert httpx.get(f"{hps.url}/openapi.json", trust_env=False).status_code == 404  # nobody needs it, and it would need the key
+
+
+@pytest.mark.parametrize("sent, last", [(0, None), (2**20 - 1000, b"HTTP/1.1 503")])
+def test_uploads_that_do_not_end_keep_nobody_waiting(hps, sent, last):
+    """Twelve, of nothing or of nearly all that a request may have: the memory is for eight, and the others are told so."""
+    head = f"POST /score HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {2**20}\r\n\r\n"
+    with ExitStack() as open_:
+        slow = [open_.enter_context(socket.create_connection(("127.0.0.1", int(hps.url.rpartition(":")[2])))) for _ in range(12)]
+        for one in slow:
+            one.sendall(head.encode() + b" " * sent)
+        if last:
+            slow[-1].settimeout(30)
+            assert slow[-1].recv(12) == last
+        else:
+            good = httpx.post(f"{hps.url}/score", json={"prompts": ["a"], "images": [PIXEL]}, trust_env=False, timeout=30)
+            assert good.status_code == 200
+    good = lambda: httpx.post(f"{hps.url}/score", json={"prompts": ["a"], "images": [PIXEL]}, trust_env=False, timeout=30)
+    until(lambda: good().status_code == 200, 30)  # their room is free again
 
 
 def test_an_image_that_would_fill_the_memory_is_refused(hps):

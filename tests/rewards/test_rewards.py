@@ -13,6 +13,7 @@ from torchvision.transforms.v2 import functional as TF
 from benchmarks import rewards as published_rewards
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.rewards import registry as rewards
+from g2rpo_core.rewards import similarity
 from tests.fixtures.images import IMAGES, PROMPTS, photograph
 
 NAMES = ["hps", "clip_score", "pickscore", "image_reward"]
@@ -30,6 +31,18 @@ def scorer(request, scorers):
 
 def tensor(image) -> torch.Tensor:
     return TF.to_dtype(TF.pil_to_tensor(image), torch.float32, scale=True)
+
+
+def test_only_the_last_prompts_are_kept(scorers, monkeypatch):
+    scorer, images = scorers["hps"], list(IMAGES.values())
+    expected = scorer(images, PROMPTS)
+    monkeypatch.setattr(similarity, "MOST_TEXTS", 3)
+    for order in ([0, 1], [2, 3], [1, 4], list(range(8))):
+        again = scorer([images[place] for place in order], [PROMPTS[place] for place in order])
+        torch.testing.assert_close(again, expected[order], rtol=0, atol=1e-6)
+        assert list(scorer._texts)[-2:] == [PROMPTS[place] for place in order][-2:] and len(scorer._texts) <= 3
+    kept = next(iter(scorer._texts.values()))
+    assert kept.untyped_storage().nbytes() == kept.numel() * kept.element_size()  # not those of its whole batch
 
 
 def test_a_batch_equals_its_parts_in_any_order(scorer):
