@@ -3,6 +3,7 @@
 import math
 import os
 import shutil
+import signal
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -164,14 +165,16 @@ def demo(
     painter.policy(None)
     painter.encoders  # noqa: B018 - loads them
     painter.load_rewards(list(settings.training.rewards))
-    # Serve until Ctrl-C
+    # Serve until Ctrl-C or SIGTERM
+    ended = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: ended.set())
     public = not on_loopback(host)
     serving = serve(make_page(painter, profile, list_runs, public), host, port, open)
     if public:
         print(OPEN_TO_ALL)
     print(f"the demo of {profile} is at {serving}; Ctrl-C ends it", flush=True)
     with suppress(KeyboardInterrupt):
-        threading.Event().wait()
+        ended.wait()
 
 
 def export(

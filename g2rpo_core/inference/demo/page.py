@@ -9,7 +9,10 @@ from pathlib import Path
 
 import gradio as gr
 import torch
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
 
+from g2rpo_core.foundation.addresses import names_of
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.inference.demo import views
 from g2rpo_core.inference.demo.answer import MANY, ImageRequest, answer, checked, defaults, from_link, link, list_rewards
@@ -161,10 +164,12 @@ def serve(page: gr.Blocks, host: str, port: int, browser: bool) -> str:
     """Start the server in threads of this process and return its address; UserError if it cannot listen there."""
     style = Path(__file__).parent / "templates" / "page.css"
     looks = {"theme": THEME, "css_paths": style, "footer_links": [], "inbrowser": browser, "quiet": True}
+    # The page takes no files; a page of another name that leads here is refused
+    guard = {"max_file_size": 1, "app_kwargs": {"middleware": [Middleware(TrustedHostMiddleware, allowed_hosts=names_of(host))]}}
     without = dict.fromkeys(("share", "run_history", "enable_monitoring", "mcp_server", "ssr_mode", "pwa"), False)
     try:
         _, address, _ = page.queue(max_size=20).launch(
-            server_name=host, server_port=port, prevent_thread_lock=True, **looks, **without
+            server_name=host, server_port=port, prevent_thread_lock=True, **looks, **guard, **without
         )
     except OSError as error:
         raise UserError(

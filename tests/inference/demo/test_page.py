@@ -8,6 +8,7 @@ import threading
 import time
 from urllib.parse import parse_qs, urlsplit
 
+import httpx
 import pytest
 
 from g2rpo_core.cli.main import main
@@ -51,6 +52,8 @@ def address(models, trap, tmp_path_factory):
         port = free.getsockname()[1]
     proxies = dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"), trap.address)
     environment = {**os.environ, **proxies, "NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1", "HF_HUB_OFFLINE": "0"}
+    (project / "uploads").mkdir()
+    environment["GRADIO_TEMP_DIR"] = str(project / "uploads")
     log = project / "demo.log"
     command = [sys.executable, "-m", "g2rpo_core.cli", "demo", "--port", str(port)]
     with log.open("wb") as output:
@@ -63,6 +66,17 @@ def address(models, trap, tmp_path_factory):
     finally:
         process.terminate()
         process.wait(timeout=60)
+    assert list((project / "uploads").iterdir()) == []
+
+
+def test_it_takes_no_files_and_no_page_of_another_name(address):
+    """A page that gives its own name this address (DNS rebinding) would otherwise read and press everything."""
+    files = {"files": ("a.txt", b"ab")}
+    assert httpx.post(f"{address}gradio_api/upload", files=files, trust_env=False, timeout=30).status_code == 413
+    for path in ("", "config", "gradio_api/info"):
+        answer = httpx.get(f"{address}{path}", headers={"Host": "evil.example"}, trust_env=False, timeout=30)
+        assert answer.status_code == 400, path
+    assert httpx.get(address, headers={"Host": "localhost"}, trust_env=False, timeout=30).status_code == 200
 
 
 def text_of(page: Page, place: str) -> str:
