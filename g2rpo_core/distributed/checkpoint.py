@@ -8,6 +8,7 @@ complete.
 import hashlib
 import json
 import os
+import pickle
 import platform
 import re
 import shutil
@@ -39,6 +40,16 @@ RECORDS = "records.json"
 SEEN = "seen"
 VISIBLE_WITHIN = 30.0  # seconds until another node's file is visible on a network file system
 IDENTITY = "identity.json"
+INDEX = {  # what an index that torch.distributed.checkpoint has written names, by module
+    "torch": ("Size",),
+    "torch.serialization": ("_get_layout",),
+    "torch.distributed.checkpoint.metadata": (
+        "Metadata", "MetadataIndex", "StorageMeta", "TensorStorageMetadata", "BytesStorageMetadata", "ChunkStorageMetadata",
+        "TensorProperties", "_MEM_FORMAT_ENCODING",
+    ),
+    "torch.distributed.checkpoint.filesystem": ("_StorageInfo",),
+    "pathlib": ("PosixPath",),
+}  # fmt: skip
 
 
 def scratch(
@@ -311,9 +322,22 @@ def _damage(file: Path, about: dict) -> str | None:
 
 
 def load_state(path: Path, state: dict, processes: ProcessGroup = ProcessGroup()) -> None:  # noqa: B008
-    """Fill the tensors of `state` in place, each process its part; any number of processes may have written them. Collective."""
-    with reading(path):
+    """Fill the tensors of `state` in place, each process its part; any number of processes may have written them. Collective.
+
+    UserError if the checkpoint's index is a pickle of anything else than an index, which torch would run.
+    """
+    with reading(path), (path / ".metadata").open("rb") as index:
+        _IndexUnpickler(index).load()
         dcp.load(state, checkpoint_id=path, no_dist=processes.size == 1)
+
+
+class _IndexUnpickler(pickle.Unpickler):
+    """Loads the index of a checkpoint, `.metadata`, and nothing else: what it may name is in INDEX, and torch's dtypes."""
+
+    def find_class(self, module: str, name: str) -> object:
+        if name in INDEX.get(module, ()) or (module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)):
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"its index names {module}.{name}, which no checkpoint holds, so it is not read")
 
 
 def discard(folder: Path) -> None:

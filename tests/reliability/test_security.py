@@ -14,9 +14,11 @@ import pytest
 import torch
 from jinja2 import Environment
 
-from g2rpo_core.common.model_store import LOCK, ModelStore
+from g2rpo_core.cli.main import main
+from g2rpo_core.common.model_store import LOCK, ModelStore, sha256
 from g2rpo_core.config import profile_path, study_path
 from g2rpo_core.data.prompts import read_prompts
+from g2rpo_core.distributed import checkpoint
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.texts import markdown, steering, visible
 from g2rpo_core.hub.download import read_pickled
@@ -26,6 +28,8 @@ from g2rpo_core.rewards.spec import ServerSettings
 from g2rpo_core.rewards.unified_reward import ChatServer
 from tests.conftest import ROOT
 from tests.fixtures.chat_server import serve
+from tests.fixtures.commands import run_here
+from tests.fixtures.images import folder_to_score
 from tests.fixtures.score_server import HEALTH, answering
 
 CODE = [path for folder in ("g2rpo_core", "stages", "flows", "studies") for path in (ROOT / folder).rglob("*.py")]
@@ -51,6 +55,28 @@ def test_a_pickle_that_would_run_code_is_refused_and_runs_none(tmp_path, form):
         file.write_bytes(pickle.dumps(Harmful(harm)))
     with pytest.raises(UserError, match="is damaged or holds more than weights, so it is not read"):
         read_pickled(file)
+    assert not harm.exists()
+
+
+@pytest.mark.parametrize("way", ["a call", "a way around"])
+def test_a_checkpoint_whose_index_would_run_code_is_refused(tmp_path, monkeypatch, way):
+    """A whole checkpoint with a manifest that fits: what a stranger could put into a shared folder."""
+    monkeypatch.chdir(tmp_path)
+    kept = checkpoint.Checkpoints(checkpoint.ROOT, 1)
+    kept.save(3, {"weight": torch.ones(2)}, [{"iteration": 3}])
+    kept.finish()
+    (path,) = checkpoint.checkpoints(checkpoint.ROOT)
+    harm, index, manifest = tmp_path / "harm", path / ".metadata", json.loads((path / checkpoint.MANIFEST).read_text())
+    state = {"weight": torch.zeros(2)}
+    checkpoint.load_state(path, state)
+    assert state["weight"].tolist() == [1, 1]
+    by_name = b"\x80\x04\x8c\x25torch.distributed.checkpoint.metadata\x8c\x15Metadata.__init__.mro\x93."
+    index.write_bytes(pickle.dumps(Harmful(harm)) if way == "a call" else by_name)
+    manifest["files"][".metadata"] = {"size": index.stat().st_size, "sha256": sha256(index)}
+    (path / checkpoint.MANIFEST).write_text(json.dumps(manifest))
+    assert checkpoint.load_records(path) == [{"iteration": 3}]
+    with pytest.raises(UserError, match=r"iteration-000003: .*its index names .* so it is not read"):
+        checkpoint.load_state(path, state)
     assert not harm.exists()
 
 
@@ -191,6 +217,17 @@ def test_what_is_served_is_bound_to_loopback():
         assert '"0.0.0.0"' not in text, path  # a help text may name it
         for host in re.findall(r'(?:"--host",\s*|\bhost: .*= )"([^"]+)"', text):
             assert host == "127.0.0.1", path
+
+
+def test_a_servers_note_steers_no_terminal(tmp_path):
+    folder_to_score(tmp_path)
+    good = lambda body, number: (200, json.dumps({"scores": [0.5] * len(body["images"])}).encode())
+    with answering(good, HEALTH | {"note": "\x1b]0;title\x07\x1b[31mred\u202e"}) as served:
+        mine = f'{{server: {{url: "{served.url}", reward: hps}}}}'
+        (tmp_path / "profiles" / "served.yaml").write_text(f"extends: tiny\nrewards: {{theirs: {mine}}}\n")
+        words = ["--reward", "theirs", "--profile", "served", "--prompts", "prompts.txt", "images"]
+        done = run_here(main, "score", *words, folder=tmp_path)
+    assert done.returncode == 0 and "red" in done.stdout and not steering(done.stdout), done
 
 
 def test_a_picture_that_would_fill_the_memory_is_refused(tmp_path):
