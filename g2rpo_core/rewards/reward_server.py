@@ -33,7 +33,7 @@ from g2rpo_core.rewards.spec import Reward
 log = logging.getLogger(__name__)
 AT_ONCE = 8  # requests that are decoded and scored at once, and that fit into memory at their largest
 MOST_IMAGES = 256  # of a request
-MOST_LETTERS = 2000  # of a prompt; a tokenizer's time grows with the square of a word's length
+MOST_LETTERS = 4000  # of a prompt; a tokenizer's time grows with the square of a word's length
 MOST_PIXELS = 2**28  # all images of a request together, 256 of 1024 x 1024
 ARRIVES = 60.0  # seconds that a request may take to arrive
 

@@ -117,7 +117,7 @@ PIXEL = encode([Image.new("RGB", (1, 1))], "png")[0]
             "257 images; a request may have at most 256",
         ),
         (json.dumps({"prompts": ["a", "b"], "images": [PIXEL, PIXEL[:40]]}).encode(), 422, "images: 1: not"),
-        (json.dumps({"prompts": ["x" * 2001], "images": [PIXEL]}).encode(), 422, "prompts: 0: 2001 characters"),
+        (json.dumps({"prompts": ["x" * 4001], "images": [PIXEL]}).encode(), 422, "prompts: 0: 4001 characters"),
         (b"x" * (2**20 + 1), 413, "the request is over 1 MiB"),
         ((b"x" * 2**16 for _ in range(17)), 413, "the request is over 1 MiB"),  # without a length
     ],

@@ -10,7 +10,7 @@ from PIL import Image
 
 from g2rpo_core.cli.main import main
 from g2rpo_core.config import load_profile, profile_path
-from g2rpo_core.foundation.addresses import on_loopback
+from g2rpo_core.foundation.addresses import names_of, on_loopback
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.hub.settings import HubPrompts
 from g2rpo_core.inference.demo import views
@@ -87,6 +87,8 @@ def test_who_lets_others_in_is_told_so():
     )
     hosts = ("127.0.0.1", "127.0.0.2", "::1", "localhost", "0.0.0.0", "192.168.1.5", "::", "myhost")
     assert [on_loopback(host) for host in hosts] == [True] * 4 + [False] * 4
+    assert all({"localhost", "127.0.0.1", "[::1]"} < set(names_of(host)) for host in ("myhost", "192.168.1.5", "fe80::1"))
+    assert [names_of(host)[-1] for host in ("myhost", "fe80::1", "0.0.0.0", "::")] == ["myhost", "[fe80::1]", "*", "*"]
 
 
 @pytest.fixture(scope="module")
