@@ -213,10 +213,13 @@ def test_every_json_of_the_documents_is_one():
 
 @pytest.mark.pipeline
 def test_the_plan_prints_what_its_page_shows():
+    shown, found, campaign = [one.text for one in snippets() if one.document == "plan.md" and one.language == "text"]
+    asked = [words.split() for words in COMMANDS if words.startswith("g2rpo plan") and COMMANDS[words] == "plan.md"]
+    of = lambda option: next(words[1:] for words in asked if option in words)
     plan = ["plan", "--profile", "flux_hps_clip", "--gpus", "8", "--memory", "79"]
-    shown, found = [one.text for one in snippets() if one.document == "plan.md" and one.language == "text"]
-    printed = run_here(main, *plan, folder=ROOT).stdout.split("\n")
-    assert [line for line in shown.splitlines() if line != "…" and line not in printed] == []
+    for text, words in ((shown, plan), (campaign, of("--campaign"))):
+        printed = run_here(main, *words, folder=ROOT).stdout.split("\n")
+        assert [line for line in text.splitlines() if line.strip() != "…" and line not in printed] == []
     printed = run_here(main, *plan, "--hours", "72", folder=ROOT).stdout
     assert " ".join(found.split()) in printed
 
