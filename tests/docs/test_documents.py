@@ -52,7 +52,7 @@ ONLY_PARSED = {
     r"^g2rpo (models|prompts)\b": "of FLUX; tests/hub and tests/cli run them",
     r"^g2rpo export .*--push": "a hub; tests/inference/test_export.py runs it",
     r"^g2rpo (generate|score|report|profile (show|diff)|--install-completion)": "named with other words that are run; completion writes into the home folder",
-    r"^(hf|dvc (push|pull|remote|cache|gc))\b": "a hub, or a remote or cache of the reader's",
+    r"^(hf|dvc (push|pull|remote|cache|config|gc))\b": "a hub, or a remote or cache of the reader's",
     r"^python -m tools\.": "tests/docs/test_site.py runs what they write",
     r"^g2rpo (doctor --profile|probe)": "an example of the help text; tests/cli runs them",
     r"^dvc exp\b": "a training; docs/howto/dvc.md says what it does",
