@@ -1,6 +1,6 @@
 """Runs an evaluation that can resume: every batch of every variant is a file of scores, written once its images are."""
 
-import io
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,8 +85,10 @@ class Evaluation:
                     with policy.machine.phase("evaluate"):
                         prompts, images, part = evaluate_batch(*shared, number, trained_share)
                     for prompt, image in zip(prompts, images):
-                        save_image(image, file := io.BytesIO(), format="png")
-                        write_whole(shown / f"{prompt.id}.png", file.getvalue())
+                        with (shown / f"{prompt.id}.png").open("wb") as file:
+                            save_image(image, file, format="png")
+                            file.flush()
+                            os.fsync(file.fileno())
                     sync_folder(shown)
                     # The scores come last: a batch that has its file is complete
                     part = part.assign(checkpoint=str(kept), steps=steps)

@@ -59,7 +59,9 @@ def main() -> None:
             STAGES[args.stage].main(machine)
     except BaseException as error:  # noqa: BLE001 - whatever ends a stage is reported
         if not isinstance(error, SystemExit) or error.code:
-            ended = f"{type(error).__name__}: {error}"
+            # Stages turn what a machine lacks into one line and an exit
+            cause = error.__context__ if isinstance(error, SystemExit) and error.__context__ else error
+            ended = f"{type(cause).__name__}: {cause}"
             traceback.print_exc()
     print(json.dumps(report(args, machine, ended)))
     sys.stdout.flush()
