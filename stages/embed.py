@@ -9,6 +9,7 @@ import torch
 from tqdm import tqdm
 
 from g2rpo_core.architectures.table import read_architecture, text_encoders
+from g2rpo_core.common import made
 from g2rpo_core.common.model_store import LOCK, ModelStore
 from g2rpo_core.data.embeddings import DTYPES, check_lengths, encode, encode_negative, without_long, write, write_negative
 from g2rpo_core.data.prompts import Prompt, load_prompts, of_data_set
@@ -28,7 +29,10 @@ def main(machine: Machine = REAL) -> None:
     # Read prompts and text encoders, and check that every prompt fits
     files = {name: Path("prompts", args.profile, f"{name}.parquet") for name in ("train", "test")}
     sets: dict[str, Sequence[Prompt]] = {name: load_prompts(file) for name, file in files.items()}
-    models = Path("models", args.profile)
+    models, out = Path("models", args.profile), Path("embeddings", args.profile)
+    decide = [*declared_code("embed"), models / LOCK, *files.values()]
+    if made.reuse(key := made.key_of(settings, decide), out) is not None:
+        return
     folder = ModelStore(models).folder("pipeline")
     with machine.phase("load"):
         base, pipeline = read_architecture(folder), text_encoders(folder, dtype=DTYPES[settings.dtype])
@@ -44,9 +48,7 @@ def main(machine: Machine = REAL) -> None:
     config = base.transformer.load_config(folder / "transformer")
     # Find what an interrupted run has written, and check the room for the rest
     shapes = base.encoding_shapes(config, limit, pipeline.tokenizer.model_max_length)
-    folder = machine.scratch(
-        "embed", args.profile, {"embed": settings}, [*declared_code("embed"), models / LOCK, *files.values()]
-    )
+    folder = machine.scratch("embed", args.profile, {"embed": settings}, decide)
     width = sum(math.prod(shape) for shape in shapes.values())
     written = sum(file.stat().st_size for file in folder.rglob("*.parquet"))
     needed = width * DTYPES[settings.dtype].itemsize * sum(map(len, sets.values())) - written
@@ -59,7 +61,8 @@ def main(machine: Machine = REAL) -> None:
             with tqdm(desc=f"embed {name}", total=len(prompts), unit="prompt", mininterval=2) as bar:
                 write(folder / "out" / name, prompts, encoded, settings.dtype, settings.shard_rows, bar.update)
             write_negative(folder / "out" / name, negative, settings.dtype)
-    machine.publish(folder / "out", Path("embeddings", args.profile))
+    machine.publish(folder / "out", out)
+    made.note(key, out)
     machine.discard(folder)
 
 

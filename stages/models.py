@@ -2,12 +2,13 @@
 
 from pathlib import Path
 
+from g2rpo_core.common import made
 from g2rpo_core.common.model_store import LOCK, write_lock
 from g2rpo_core.foundation.claims import take
 from g2rpo_core.foundation.files import write_json
 from g2rpo_core.hub.download import REVISIONS, Revisions
 from stages import allow_hub
-from stages.common import arguments, ends_in_one_line, renewed, run_paths, sections
+from stages.common import arguments, declared_code, ends_in_one_line, renewed, run_paths, sections
 
 SECTIONS = ("numerics", "models")
 
@@ -18,17 +19,23 @@ def main() -> None:
     settings = sections(args, *SECTIONS).models
     take("models", args.profile)
     revisions = Revisions(REVISIONS / "models.json")
-    with renewed(Path("models", args.profile), LOCK) as root:
-        if settings.source != "hub":
-            from g2rpo_core.tiny_models.build import build_models
-
-            entries, quality = build_models(root, settings)
-        else:
+    folder, key = Path("models", args.profile), made.key_of(settings, declared_code("models"))
+    with renewed(folder, LOCK) as root:
+        if settings.source == "hub":
             allow_hub()
             from g2rpo_core.hub.download import download_models
 
-            entries, quality = download_models(settings, revisions), {}
-        write_lock(root, entries)
+            quality: dict = {}
+            write_lock(root, download_models(settings, revisions))
+        elif (known := made.reuse(key, root)) is not None:
+            quality = known
+        else:
+            from g2rpo_core.tiny_models.build import build_models
+
+            entries, quality = build_models(root, settings)
+            write_lock(root, entries)
+    if settings.source != "hub":
+        made.note(key, folder, quality)
     write_json(run_paths(args.profile, None).reports / "models.json", quality)
 
 

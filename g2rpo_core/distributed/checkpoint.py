@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
+from g2rpo_core.common.made import files_of, link
 from g2rpo_core.common.model_store import sha256
 from g2rpo_core.distributed.process_group import TIMEOUT, ProcessGroup
 from g2rpo_core.foundation import claims
@@ -131,7 +132,7 @@ def _identity(settings: Mapping[str, object], dependencies: Iterable[Path]) -> d
         values |= {key: json.dumps(field, sort_keys=True) for key, field in (fields or {section: value}).items()}
     # Without the folders above them, so that a checkout that is mounted elsewhere resumes
     place = lambda path, file: Path(*path.parts[-2:]) / file.relative_to(path)
-    files = [(place(path, file), file) for path in dependencies for file in _files(path)]
+    files = [(place(path, file), file) for path in dependencies for file in files_of(path)]
     hashes = _hashes([file for _, file in files])
     contents = {f"content of {named}": hashes[file] for named, file in files}
     return {**values, **contents, "torch": torch.__version__, "numerics": in_use()}
@@ -162,12 +163,6 @@ def _stamp(file: Path) -> list[int]:
 
 def _digest(identity: Mapping[str, str]) -> str:
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def _files(path: Path) -> list[Path]:
-    """Return the files that DVC hashes of a dependency: the file itself, or all files in the folder except Python's caches."""
-    found = sorted(path.rglob("*")) if path.is_dir() else [path]
-    return [file for file in found if file.is_file() and "__pycache__" not in file.parts]
 
 
 class Checkpoints:
@@ -357,15 +352,8 @@ def publish(folder: Path, output: Path) -> None:
     """
     temporary = folder.with_name(f"{folder.name}.published")
     shutil.rmtree(temporary, ignore_errors=True)
-    shutil.copytree(folder, temporary, copy_function=_link)
+    shutil.copytree(folder, temporary, copy_function=link)
     replace(temporary, output)
-
-
-def _link(source: str, target: str) -> None:
-    try:
-        os.link(source, target)
-    except OSError:  # a file system without hard links
-        shutil.copy2(source, target)
 
 
 def replace(folder: Path, output: Path) -> None:

@@ -7,11 +7,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from ruamel.yaml import YAML
 
 from g2rpo_core.common.model_store import LOCK
 from stages.common import renewed, run_paths
 from tests.conftest import ROOT
 from tests.fixtures.commands import run_here
+from tests.fixtures.projects import FIT
 
 HOLDER = "import sys, time; from g2rpo_core.foundation.claims import take; take(*sys.argv[1:]); print('held', flush=True); time.sleep(600)"
 
@@ -77,3 +79,27 @@ def test_a_second_start_of_a_living_stage_is_refused(folder, stage):
     finally:
         child.kill()
         child.wait()
+
+
+@pytest.mark.pipeline
+def test_profiles_with_equal_settings_share_models_and_embeddings(folder):
+    """By hard links, and each with what it alone decides."""
+    fits = {"vae": FIT, "flux": FIT, "clip_score": FIT, "hps": FIT} | dict.fromkeys(
+        ("pickscore", "image_reward", "unified_reward")
+    )
+    few = {"prompts": {"train_count": 4, "test_count": 4}, "evaluation": {"rewards": ["hps"]}}
+    profiles = {
+        "first": {"extends": "tiny", "models": {"images": 16, **fits}, **few},
+        "second": {"extends": "first", "training": {"iterations": 7}},
+        "third": {"extends": "first", "prompts": {"test_count": 3}},
+    }
+    for name, profile in profiles.items():
+        YAML().dump(profile, folder / "profiles" / f"{name}.yaml")
+        for stage in ("models", "prompts", "embed"):
+            assert (done := start(stage, folder, name)).returncode == 0, done.stderr
+    weights = lambda name: folder / "models" / name / "pipeline" / "transformer" / "diffusion_pytorch_model.safetensors"
+    shard = lambda name: next((folder / "embeddings" / name / "train").glob("*.parquet"))
+    quality = lambda name: (folder / "reports" / "others" / name / "models.json").read_text()
+    assert weights("second").samefile(weights("first")) and shard("second").samefile(shard("first"))
+    assert weights("third").samefile(weights("first")) and not shard("third").samefile(shard("first"))
+    assert "hps" in quality("first") and quality("first") == quality("second") == quality("third")

@@ -1,0 +1,69 @@
+"""Find what this checkout has made already for a profile of another name: from equal settings, code and inputs come equal files."""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+
+from g2rpo_core.common.model_store import sha256
+from g2rpo_core.common.runs import hash_of_folder
+from g2rpo_core.foundation.errors import UserError
+from g2rpo_core.foundation.files import read_json, write_json
+from g2rpo_core.foundation.settings import Settings
+from g2rpo_core.numerics.portable import in_use
+
+MADE = Path(".cache", "made")  # by key: the folder that was made, its hash, and what else came of it
+
+
+def key_of(settings: Settings, dependencies: Iterable[Path]) -> str:
+    """Return a hash of all that decides an output: settings, PyTorch's version, numerics, and the content of files and folders."""
+    contents = [(str(file.relative_to(path)), sha256(file)) for path in dependencies for file in files_of(path)]
+    decides = [settings.deciding(), contents, torch.__version__, in_use()]
+    return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def reuse(key: str, output: Path) -> dict | None:
+    """Make the folder `output` of links to what was made under this key, and return what `note` was told.
+
+    None, and `output` stays as it is, if there is no other such folder, or its content has changed since.
+    """
+    try:
+        about = read_json(MADE / f"{key}.json", dict)
+    except UserError:  # never made, or damaged
+        return None
+    source, there = Path(about["folder"]), output.resolve()
+    if not source.is_dir() or source.resolve() == there:
+        return None
+    linked = there.with_name(f".{there.name}.linked")
+    shutil.rmtree(linked, ignore_errors=True)
+    shutil.copytree(source.resolve(), linked, copy_function=link)
+    if hash_of_folder(linked) != about["hash"]:
+        shutil.rmtree(linked)
+        return None
+    shutil.rmtree(there, ignore_errors=True)
+    linked.rename(there)
+    print(f"{output}: the settings, code and inputs of {source}, so its files are used")
+    return about["more"]
+
+
+def note(key: str, output: Path, more: dict | None = None) -> None:
+    """Note that `output` is what was made under this key; more: what else came of it, for `reuse`."""
+    write_json(MADE / f"{key}.json", {"folder": str(output), "hash": hash_of_folder(output), "more": more or {}})
+
+
+def files_of(path: Path) -> list[Path]:
+    """Return the files that DVC hashes of a dependency: the file itself, or all files in the folder except Python's caches."""
+    found = sorted(path.rglob("*")) if path.is_dir() else [path]
+    return [file for file in found if file.is_file() and "__pycache__" not in file.parts]
+
+
+def link(source: str, target: str) -> None:
+    """Link a file, or copy it where the file system has no hard links."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)

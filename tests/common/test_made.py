@@ -1,0 +1,56 @@
+"""What was made already, found by what decides it."""
+
+from pathlib import Path
+
+import pytest
+
+from g2rpo_core.common import made
+from g2rpo_core.tiny_models.settings import FitSettings
+
+SETTINGS = FitSettings(steps=4, batch=8, learning_rate=1e-3)
+
+
+@pytest.fixture
+def key(tmp_path, monkeypatch) -> str:
+    """Of an output `first` that is made and noted."""
+    monkeypatch.chdir(tmp_path)
+    Path("code").mkdir()
+    Path("code", "a.py").write_text("a = 1")
+    Path("first").mkdir()
+    Path("first", "weights").write_text("made")
+    made.note(key := made.key_of(SETTINGS, [Path("code")]), Path("first"), {"loss": 0.5})
+    return key
+
+
+def test_an_equal_output_is_linked_and_replaces_what_was_there(key):
+    Path("second").mkdir()
+    Path("second", "older").touch()
+    assert made.reuse(key, Path("second")) == {"loss": 0.5}
+    assert [path.name for path in Path("second").iterdir()] == ["weights"] and Path("second/weights").samefile("first/weights")
+
+
+@pytest.mark.parametrize("change", ["a changed file", "a missing file", "its own folder", "no folder", "damaged note"])
+def test_what_is_not_as_it_was_made_is_not_used(key, change, tmp_path):
+    output = Path("second")
+    match change:
+        case "a changed file":
+            Path("first", "weights").write_text("other")
+        case "a missing file":
+            Path("first", "weights").unlink()
+        case "no folder":
+            Path("first").rename("elsewhere")
+        case "damaged note":
+            (made.MADE / f"{key}.json").write_text("{")
+        case "its own folder":
+            output = Path("first")
+    assert made.reuse(key, output) is None and not Path("second").exists() and not list(tmp_path.glob(".*.linked"))
+
+
+def test_code_settings_and_new_files_decide_the_key(key):
+    assert made.key_of(SETTINGS, [Path("code")]) == key
+    assert made.key_of(SETTINGS.model_copy(update={"steps": 5}), [Path("code")]) != key
+    Path("code", "b.py").touch()
+    assert made.key_of(SETTINGS, [Path("code")]) != key
+    Path("code", "b.py").unlink()
+    Path("code", "a.py").write_text("a = 2")
+    assert made.key_of(SETTINGS, [Path("code")]) != key
