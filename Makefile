@@ -7,7 +7,7 @@ export DVC_NO_ANALYTICS = 1
 export DO_NOT_TRACK = 1
 export NO_MKDOCS_2_WARNING = 1
 
-.PHONY: help env has-env reproduce verify compare gpu-first check format docs docs-serve rehearse test test-slow test-portable test-rest clean
+.PHONY: help env has-env reproduce verify compare gpu-first check format docs docs-serve rehearse test test-slow test-engines test-portable test-rest clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | while IFS="$$(printf '\t')" read -r name text; do printf 'make %-13s %s\n' "$$name" "$$text"; done
@@ -59,13 +59,16 @@ test: env ## all tests except the slow ones
 	$(PYTEST) -m "not slow"
 
 test-slow: env ## kills, load, rehearsals, long draws of generated inputs
-	$(PYTEST) -m slow
+	$(PYTEST) -m "slow and not engines"
+
+test-engines: env ## more machines, kills, rehearsals and engines of the kinds that the slow tests try
+	$(PYTEST) -m engines
 
 test-portable: env ## compare with emulated processors of two vendors (QEMU): operations, fits, a GRPO iteration, an evaluation (hours)
 	$(BIN)/python -m tools.foreign_processors
 
-test-rest: env ## everything that `make check` leaves out, in one go
-	$(PYTEST) -m "pipeline or slow"
+test-rest: env ## everything that `make check` leaves out but the engines, in one go
+	$(PYTEST) -m "(pipeline or slow) and not engines"
 
 clean: ## remove the environment and everything that the pipeline makes; asks first where no cache has a run
 	@CONFIRM=$(CONFIRM) $(PYTHON) -m tools.clean

@@ -10,6 +10,7 @@ import torch
 
 from g2rpo_core.numerics.pins import PINS
 from tests.conftest import ROOT
+from tests.fixtures.projects import small_project
 
 
 def last_line(*words: str) -> dict:
@@ -94,3 +95,16 @@ def test_load_is_measured_on_the_real_stages(models):
     assert prompts["prompts"] == 40 and prompts["embed_mib"] > 100 and prompts["parquet_mib"] >= 0
     assert [(row["kind"], row["processes"], row["prompts"]) for row in measured["scaling"]] == [("strong", 2, 2), ("weak", 2, 2)]
     assert all(row["seconds"] > 0 and row["of_one"] == 1 for row in measured["scaling"])
+
+
+@pytest.mark.slow
+@pytest.mark.engines
+def test_servers_under_load_answer_everybody(models, tmp_path):
+    small_project(tmp_path, models)
+    command = [sys.executable, "-m", "benchmarks.serving", "--clients", "3", "--seconds", "3"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert done.returncode == 0, done.stderr
+    measured = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [row["server"] for row in measured] == ["reward", "demo"]
+    for row in measured:
+        assert list(row["outcomes"]) == ["answered"] and row["per_s"] > 0 and row["mib_after"] > 100

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from flows.server import stop_server
@@ -105,7 +106,7 @@ def dvc(folder: Path, *words: str) -> None:
 
 def start_worker(group: Served, folder: Path, flow: str, **parameters) -> tuple[str, subprocess.Popen]:
     """Deploy for a checkout, ask for a run, and start a worker there for it."""
-    own = environment(PREFECT_API_URL=group.api, G2RPO_CHECKOUT=str(folder))
+    own = environment(PREFECT_API_URL=group.api, G2RPO_CHECKOUT=str(folder), PREFECT_FLOWS_HEARTBEAT_FREQUENCY="30")
     prefect = [sys.executable, "-m", "prefect", "--no-prompt"]
     for command in (["work-pool", "create", "g2rpo", "--type", "process", "--overwrite"], ["deploy", "--all"]):
         done = subprocess.run([*prefect, *command], cwd=ROOT, env=own, capture_output=True, text=True)
@@ -141,6 +142,35 @@ def test_one_machine_trains_and_another_evaluates_what_it_pulled(group):
     worker.wait(120)
     assert states(group, run) == {"train@g2rpo-1": "Skipped", "evaluate@g2rpo-1": "Completed"}
     assert (two / "scores").read_text() == "w" and not (two / "started").exists()
+
+
+@pytest.mark.engines
+def test_a_run_whose_machine_died_is_taken_over_from_its_last_checkpoint(group):
+    """Checkpoints are on a folder that both checkouts share; the automation says that the run is dead."""
+    own = environment(PREFECT_API_URL=group.api)
+    create = [sys.executable, "-m", "prefect", "automation", "create", "--from-file", str(ROOT / "flows" / "dead_runs.yaml")]
+    assert (done := subprocess.run(create, env=own, capture_output=True, text=True)).returncode == 0, done.stdout + done.stderr
+    shared = group.folder.parent / "checkpoints"
+    shared.mkdir()
+    machines = [group.folder.parent / name for name in ("three", "four")]
+    for machine in machines:
+        repository(machine)
+        (machine / ".cache").mkdir()
+        (machine / ".cache" / "resume").symlink_to(shared)
+    run, worker = start_worker(group, machines[0], "reproduce", targets=["train"])
+    until(lambda: (shared / "iteration").exists() and int((shared / "iteration").read_text()) > 5)
+    until(lambda: group.post("/events/filter", filter={"event": {"name": ["prefect.flow-run.heartbeat"]}})["events"], 90)
+    for process in [*psutil.Process(worker.pid).children(recursive=True), psutil.Process(worker.pid)]:
+        process.kill()
+    worker.wait()
+    died_at = int((shared / "iteration").read_text())
+    state = group.ended(run, 300)
+    assert state["type"] == "CRASHED" and "resumes from its checkpoint" in state["message"]
+    (machines[1] / "enough").touch()
+    run, worker = start_worker(group, machines[1], "reproduce", targets=["train"])
+    assert group.ended(run)["type"] == "COMPLETED"
+    worker.wait(120)
+    assert int((machines[1] / "began").read_text()) == died_at > 5
 
 
 def test_a_failed_run_is_told_to_a_webhook(group):

@@ -238,6 +238,7 @@ def test_a_run_whose_process_is_killed_becomes_crashed_and_gives_its_slot_back(s
 
 
 @pytest.mark.slow
+@pytest.mark.engines
 def test_a_machine_that_slept_goes_on_with_its_runs(served, fresh_training):
     run = served.start("train")
     until((served.folder / "started").exists)

@@ -18,7 +18,8 @@ def end(number, frame):
     Path("checkpoint").write_text(str(done))
     sys.exit(143)
 
-done = 0
+saved = Path(".cache/resume/iteration")
+done = begin = int(saved.read_text()) if saved.exists() else 0
 signal.signal(signal.SIGTERM, end)
 Path("started").touch()
 Path(".cache/live/tiny/g2rpo-1").mkdir(parents=True, exist_ok=True)
@@ -27,14 +28,17 @@ scratch.mkdir(parents=True, exist_ok=True)
 records = (scratch / "records.jsonl").open("w")
 if Path("spoiled").exists():
     records.write("no record\\n")
-for done in tqdm(range(3000), desc="g2rpo-1", mininterval=0):
+for done in tqdm(range(begin, 3000), desc="g2rpo-1", mininterval=0):
     time.sleep(0.1)
     held_out = {"heldout_hps": done / 50} if done % 10 == 0 else {}
     records.write(json.dumps({"iteration": done, "reward_hps": done / 100, "reward_std_hps": 0.1, "kl": float("nan"), **held_out}) + "\\n")
     records.flush()
+    if Path(".cache/resume").is_symlink():
+        saved.write_text(str(done))
     if Path("enough").exists():
         break
 Path("weights").write_text("w")
+Path("began").write_text(str(begin))
 """
 # fails with the status of what can pass, twice
 FLAKY = """

@@ -13,8 +13,16 @@ from tests.conftest import ROOT
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("processes, kills", [(1, {"embed": 5, "train": 10, "evaluate": 5}), (2, {"train": 12, "evaluate": 8})])
-def test_stages_killed_at_twenty_moments_end_with_the_same_bits(project, processes, kills):
+@pytest.mark.parametrize(
+    "processes, kills",
+    [
+        (1, {"embed": 2, "train": 4, "evaluate": 3}),
+        (2, {"train": 4, "evaluate": 2}),
+        pytest.param(1, {"embed": 5, "train": 10, "evaluate": 5}, marks=pytest.mark.engines),
+        pytest.param(2, {"train": 12, "evaluate": 8}, marks=pytest.mark.engines),
+    ],
+)
+def test_stages_killed_at_any_moment_end_with_the_same_bits(project, processes, kills):
     profile = project / "profiles" / "small.yaml"
     data = YAML().load(profile.read_text())
     data["training"] |= {"iterations": 3, "snapshots": [1], "processes": processes, "prompts_per_iteration": 2}
