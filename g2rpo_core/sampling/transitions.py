@@ -44,7 +44,9 @@ class Transition:
         """
         z = (next_latents.float() - self.mean) / self.std
         density = -0.5 * z.square() - self.std.log() - 0.5 * math.log(2 * math.pi)
-        return density.flatten(1).mean(1)
+        # A GPU sums in an order that depends on addresses; in float64 the ratio of two equal calls stays exactly 1
+        wide = density.dtype if density.is_cpu else torch.float64
+        return density.flatten(1).mean(1, dtype=wide).to(density.dtype)
 
 
 def _sigmas_at(sigmas: torch.Tensor, step: Step, span: Step, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
