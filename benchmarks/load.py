@@ -81,7 +81,7 @@ def measure_prompts(folder: Path, models: Path, counts: tuple[int, ...]) -> list
         text = "".join(f"a large red circle above a small blue square, number {number}\n" for number in range(count))
         (folder / "prompts.txt").write_text(text)
         sets = {"train": "prompts.txt", "train_count": count, "test": "prompts.txt", "test_count": 1}
-        write_project(folder, models, {"prompts": sets, "embed": {"max_sequence_length": 32}, "evaluation": {"rewards": ["hps"]},
+        write_project(folder, models, {"prompts": sets, "embed": {"max_sequence_length": 32}, "evaluation": {"rewards": ["hps", "clip_score"]},
                                  "training": {"monitor": {"every": 1, "prompts": 1, "rewards": ["hps"]}}})  # fmt: skip
         chosen, encoded = run_stage(folder, "prompts"), run_stage(folder, "embed")
         rows.append(

@@ -15,8 +15,7 @@ from typing import Literal
 
 import psutil
 
-# Seconds from SIGTERM to SIGKILL: cancelling ends within 15. Training stops at its next call of the transformer, so this is enough
-# if a call and a checkpoint take less; otherwise the previous checkpoint is used, and what came after it is computed again.
+# Seconds from SIGTERM to SIGKILL for what gives no longer ones: training stops at its next call of the transformer, and writes a checkpoint
 GRACE = 12.0
 POLL = 0.25  # seconds
 

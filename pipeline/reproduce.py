@@ -8,6 +8,7 @@ Every stage's output is in .cache/reproduce/<stage>.log.
 import sys
 from pathlib import Path
 
+from g2rpo_core.foundation.claims import take
 from pipeline.graph import read_graph
 from pipeline.runner import SIDE_BY_SIDE, run_with_bar, stop_on_signals
 from stages.common import arguments, ends_in_one_line
@@ -25,6 +26,7 @@ def main() -> None:
     if load_profile(profile_path(load_run().profile)).numerics == "portable":
         print(check_machine(), file=sys.stderr)
 
+    take("reproduce", Path.cwd().name)
     side_by_side = 1 if torch.cuda.is_available() else SIDE_BY_SIDE
     run_with_bar(read_graph(), side_by_side, Path(".cache", "reproduce"), stop_on_signals())
 

@@ -17,11 +17,14 @@ from typing import TypeVar
 from tqdm import tqdm
 
 from g2rpo_core.foundation.errors import UserError
+from g2rpo_core.foundation.files import read_yaml
+from g2rpo_core.training.settings import CheckpointSettings
 from pipeline.graph import Stage
-from pipeline.process import Ended, Text, run_group
+from pipeline.process import GRACE, Ended, Text, run_group
 
 SIDE_BY_SIDE = min(4, os.cpu_count() or 1)  # stages that train small models, each with one thread and about 1.5 GB
 BUSY_WAIT = 5.0  # seconds
+MARGIN = 5.0  # seconds beyond a profile's grace until SIGKILL
 BAR = re.compile(r"\|\s*(\d[\d.]*\w?/\d[\d.]*\w?) \[")  # tqdm's
 T = TypeVar("T")
 
@@ -88,7 +91,8 @@ def repro(
             on_text(text)
 
         left = None if until is None else max(until - time.monotonic(), 0.0)
-        ended = run_group(command, both, stop=stop, time_limit=left, environment=environment, folder=stage.project)
+        grace = grace_of(stage.project)
+        ended = run_group(command, both, stop=stop, time_limit=left, environment=environment, folder=stage.project, grace=grace)
         # DVC waits for its lock, but not for another run that is just making what this stage reads or writes
         busy = any(re.search(r"is busy, it is being blocked by", line) for line in tail)
         if ended.status == 0 or ended.by != "itself" or not busy:
@@ -97,6 +101,15 @@ def repro(
             on_busy()
         waited = True
         stop.wait(BUSY_WAIT)
+
+
+def grace_of(project: Path) -> float:
+    """Return the seconds from SIGTERM to SIGKILL of a project's stages: time for a checkpoint of its profile, and a margin."""
+    profile = project / "reports" / "profile.yaml"
+    if not profile.exists():
+        return GRACE
+    given = (read_yaml(profile).get("training") or {}).get("checkpoints") or {}
+    return max(GRACE, CheckpointSettings.model_validate(given).grace + MARGIN)
 
 
 def run_with_bar(stages: dict[str, Stage], side_by_side: int, logs: Path, stop: threading.Event) -> None:

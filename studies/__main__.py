@@ -18,6 +18,7 @@ import pandas as pd
 
 from g2rpo_core.common.runs import run_name
 from g2rpo_core.config import Study, load_run, load_study
+from g2rpo_core.foundation.claims import take
 from g2rpo_core.foundation.errors import UserError
 from pipeline.graph import chosen, read_graph
 from pipeline.runner import SIDE_BY_SIDE, run_with_bar, stop_on_signals
@@ -86,6 +87,7 @@ def run(name: str, side_by_side: int) -> None:
     study, folder = load_study(name), STUDIES / name
     if (profile := load_run().profile) != study.profile:
         raise UserError(f"{folder}/params.yaml: profile: {study.profile}, but params.yaml names {profile}: make both the same")
+    take("study", name)
     # What studies share: models, prompts and embeddings of the main project
     stop = stop_on_signals()
     logs = Path(".cache", "studies", name)

@@ -162,6 +162,8 @@ class Profile(Settings):
         # training rewards are also measured on held-out prompts
         if own or training.rewards != self.training.rewards:
             yield from self._problems_of_rewards(f"{where}.rewards", training.rewards, self.prompts.test)
+            if unjudged := [reward for reward in training.rewards if reward not in self.evaluation.rewards]:
+                yield f"{where}.rewards: {unjudged[0]} is not among evaluation.rewards, and the report compares by what was trained on: add it there"
         if self.numerics == "portable" and training.parallel.compile:
             yield f"{where}.parallel.compile: compiled code has other bits on every processor: set it to false, or numerics: native"
         processes, prompts = training.processes, training.prompts_per_iteration

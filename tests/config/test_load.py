@@ -22,12 +22,12 @@ def profiles(tmp_path):
 
 
 def test_a_profile_that_extends_another_is_laid_over_it_key_by_key(profiles, tiny):
-    profiles("mine", "extends: tiny\ntraining: {iterations: 7, monitor: {every: 3}}\nevaluation: {rewards: [hps]}\n")
+    profiles("mine", "extends: tiny\ntraining: {iterations: 7, monitor: {every: 3}}\nevaluation: {rewards: [clip_score, hps]}\n")
     deeper = load_profile(profiles("deeper", "extends: mine\ntraining:\n  monitor: {prompts: 9}\n"))
     training = deeper.training
     assert (training.iterations, training.monitor.every, training.monitor.prompts) == (7, 3, 9)
     assert training.monitor.rewards == tiny.training.monitor.rewards and training.learning_rate == tiny.training.learning_rate
-    assert deeper.evaluation.rewards == ("hps",)  # a list is a value: it takes the place of the other
+    assert deeper.evaluation.rewards == ("clip_score", "hps")  # a list is a value: it takes the place of the other
     assert deeper.evaluation.model_copy(update={"rewards": tiny.evaluation.rewards}) == tiny.evaluation
     assert (deeper.models, deeper.prompts, deeper.methods) == (tiny.models, tiny.prompts, tiny.methods)
 

@@ -111,6 +111,11 @@ def test_every_profile_of_the_project_is_valid(path):
             "methods.g2rpo: training.snapshots: 300 is beyond training.iterations",
         ),
         ("  steps: [10]", "  steps: [10, 10]", "evaluation.steps: must be different from each other"),
+        (
+            "  rewards: [hps, clip_score, pickscore",
+            "  rewards: [clip_score, pickscore",
+            "training.rewards: hps is not among evaluation.rewards",
+        ),
         ("source: shapes", "source: attic", "models: Input tag 'attic'"),
         ("dtype: float32", "dtype: float8", "embed.dtype: Input should be 'float32' or 'bfloat16' (got 'float8')"),
         ("  test: shapes", "  test: mine.txt", "the verifier only knows captions of shapes and marks, not mine.txt"),

@@ -12,6 +12,7 @@ from flows import KNOWN, version_problem
 from g2rpo_core.foundation.errors import UserError
 from pipeline import reproduce, runner
 from pipeline.graph import chosen, read_graph
+from pipeline.process import GRACE
 from studies.__main__ import write_project
 from tests.conftest import ROOT
 from tests.fixtures.commands import run_here
@@ -119,6 +120,14 @@ def test_a_study_needs_neither_prefect_nor_the_flows():
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_a_stage_has_its_profiles_grace_before_it_is_killed(tmp_path):
+    assert runner.grace_of(tmp_path) == GRACE
+    (tmp_path / "reports").mkdir()
+    for text, seconds in (("training: {}", 25), ("training: {checkpoints: {every: 3, grace: 120}}", 120), ("models: {}", 25)):
+        (tmp_path / "reports" / "profile.yaml").write_text(text)
+        assert runner.grace_of(tmp_path) == seconds + runner.MARGIN
 
 
 def test_a_studys_bar_says_how_far_each_stage_is_and_where_its_output_goes(tmp_path, monkeypatch, capsys):

@@ -87,7 +87,7 @@ def test_profiles_with_equal_settings_share_models_and_embeddings(folder):
     fits = {"vae": FIT, "flux": FIT, "clip_score": FIT, "hps": FIT} | dict.fromkeys(
         ("pickscore", "image_reward", "unified_reward")
     )
-    few = {"prompts": {"train_count": 4, "test_count": 4}, "evaluation": {"rewards": ["hps"]}}
+    few = {"prompts": {"train_count": 4, "test_count": 4}, "evaluation": {"rewards": ["hps", "clip_score"]}}
     profiles = {
         "first": {"extends": "tiny", "models": {"images": 16, **fits}, **few},
         "second": {"extends": "first", "training": {"iterations": 7}},
