@@ -22,7 +22,6 @@ from functools import partial
 from typing import TypeVar
 
 import torch
-from diffusers import AutoencoderKL, FluxTransformer2DModel
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from g2rpo_core.algorithm.methods import METHODS
@@ -68,9 +67,10 @@ def timed(device: torch.device, work: Callable[[], T]) -> tuple[T, float]:
 def make_policy(size: str, device: torch.device) -> tuple[Policy, Conditioning]:
     """Make a policy of true shape with random bf16 weights on the device, and the random encoding of one prompt."""
     transformer, vae, side, text_tokens = SIZES[size]
+    base = Flux()
     with torch.device(device):
-        model = FluxTransformer2DModel(**transformer).to(torch.bfloat16)
-        policy = Policy(Flux(), model, AutoencoderKL(**vae), side, side, 3.5, torch.bfloat16, device)
+        model = base.transformer(**transformer).to(torch.bfloat16)
+        policy = Policy(base, model, base.vae(**vae), side, side, 3.5, torch.bfloat16, device)
     context = torch.randn(1, text_tokens, transformer["joint_attention_dim"], device=device)
     return policy, Conditioning(
         {"context": context, "pooled": torch.randn(1, transformer["pooled_projection_dim"], device=device)}

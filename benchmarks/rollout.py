@@ -24,6 +24,7 @@ from benchmarks.published_loops import PublishedIteration
 from g2rpo_core.algorithm.batch import TrainedTransition
 from g2rpo_core.algorithm.credit import transition_advantages
 from g2rpo_core.algorithm.methods import METHODS
+from g2rpo_core.architectures.table import text_encoders
 from g2rpo_core.common.model_store import write_lock
 from g2rpo_core.common.seeding import generator
 from g2rpo_core.config import load_profile
@@ -93,10 +94,7 @@ def make_models(folder: Path) -> Path:
 
 def make_store(models: Path, folder: Path) -> EmbeddingStore:
     """Encode a few prompts."""
-    from diffusers import FluxPipeline
-
-    pipeline = FluxPipeline.from_pretrained(models / "pipeline", transformer=None, vae=None)
-    encoded = partial(encode, pipeline, max_length=12, batch=4)
+    encoded = partial(encode, text_encoders(models / "pipeline"), max_length=12, batch=4)
     write(folder / "embeddings", captions("shapes", 4, 0, testing=False), encoded, "float32", shard_rows=4)
     return EmbeddingStore(folder / "embeddings")
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
+from g2rpo_core.architectures.table import check_trainable
 from g2rpo_core.config import Profile, load_profile, load_run, profile_path, section_of
 from g2rpo_core.data.choice import Chosen, all_prompts, chosen_prompts
 from g2rpo_core.data.embeddings import check_lengths
@@ -40,7 +41,8 @@ def main() -> None:
 
 def complaints() -> Iterator[str]:
     """Yield every problem, some more than once; parts that depend on a broken part are checked as far as possible."""
-    yield from attempt(load_run)[1]
+    run, problems = attempt(load_run)
+    yield from problems
     name = _profile_named()
     if name is None:
         return
@@ -49,6 +51,9 @@ def complaints() -> Iterator[str]:
     yield from problems
     if prompts := section_of(path, "prompts", PromptSettings):
         yield from _prompt_problems(name, prompts, section_of(path, "embed", EmbedSettings))
+    if run and profile and run.methods and profile.models.source == "hub":
+        pipeline = profile.models.repos["pipeline"]
+        yield from attempt(lambda: check_trainable(pipeline.repo, pipeline.architecture))[1]
     if profile:
         yield from _machine_problems(name, profile)
 
@@ -102,22 +107,25 @@ def _changed_since(name: str, settings: PromptSettings, chosen: Chosen) -> bool:
 
 
 def _tokenizer(name: str):
-    """Return T5's tokenizer: built here, or read from the profile's models; None if they are missing or damaged."""
+    """Return what counts a prompt's tokens: built here, or read from the profile's models; None if they are missing or damaged."""
     from transformers import AutoTokenizer
 
-    from g2rpo_core.architectures.table import read_architecture
+    from g2rpo_core.architectures.table import ARCHITECTURES, read_architecture
     from g2rpo_core.common.model_store import LOCK, ModelStore
     from g2rpo_core.tasks import table
-    from g2rpo_core.tiny_models.tokenizers import t5_tokenizer
+    from g2rpo_core.tiny_models.settings import BASES
+    from g2rpo_core.tiny_models.tokenizers import TOKENIZERS
 
     try:
-        if (source := load_profile(profile_path(name)).models.source) != "hub":
-            return t5_tokenizer(table.TASKS[source])
+        if (settings := load_profile(profile_path(name)).models).source != "hub":
+            base = ARCHITECTURES[BASES[settings.base]]
+            return base.counter(TOKENIZERS[base.tokenizers[base.long_tokenizer]](table.TASKS[settings.source]))
         models = Path("models", name)
         if not (models / LOCK).exists():
             return None
         pipeline = ModelStore(models).folder("pipeline")
-        return AutoTokenizer.from_pretrained(pipeline / read_architecture(pipeline).long_tokenizer)
+        base = read_architecture(pipeline)
+        return base.counter(AutoTokenizer.from_pretrained(pipeline / base.long_tokenizer))
     except (UserError, OSError, ValueError):
         return None
 

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+from g2rpo_core.architectures.table import check_trainable
 from g2rpo_core.common.model_store import LOCK, ModelStore
 from g2rpo_core.common.runs import run_name
 from g2rpo_core.config import study_path
@@ -37,7 +38,8 @@ def main(machine: Machine = REAL) -> None:
     method, sampling, training, monitor = run.method, run.sampling, run.training, run.training.monitor
     processes, device = machine.join(training.processes, training.prompts_per_iteration, training.checkpoints.grace)
     processes.share(training.prompts_per_iteration)  # refused before anything loads
-    machine.check_device(ModelStore(Path("models", args.profile)))
+    machine.check_device(store := ModelStore(Path("models", args.profile)))
+    check_trainable(store.source("pipeline"))
     machine.claim("train", f"{paths.name}/{name}", processes)
     termination = Termination(training.checkpoints.grace).watch()
 
@@ -45,7 +47,7 @@ def main(machine: Machine = REAL) -> None:
     models, embeddings = Path("models", args.profile), Path("embeddings", args.profile)
     with machine.phase("load"):
         policy = Policy.load_to_train(
-            ModelStore(models).folder("pipeline"), training.lora, int(args.seed), training.parallel, processes,
+            store.folder("pipeline"), training.lora, int(args.seed), training.parallel, processes,
             method.objective.needs_base, machine, **policy_settings(sampling, device),
         )  # fmt: skip
         prompts, held_out = (EmbeddingStore(embeddings / part) for part in ("train", "test"))

@@ -74,21 +74,37 @@ def models(once) -> Path:
 
 
 @pytest.fixture(scope="session")
-def sd3_models(models, once) -> Path:
-    """As `models`, with a tiny Stable Diffusion 3 for the pipeline."""
+def twin_pipeline(once) -> Callable[[str], Path]:
+    """twin_pipeline(base) -> a folder with `pipeline`, the small twin of that base model (`sd3`, `flux2`, ...)."""
 
-    def build(folder: Path) -> None:
-        from g2rpo_core.common.model_store import LOCK, describe_files
+    def build(folder: Path, base: str) -> None:
         from g2rpo_core.tiny_models.build import BUILDERS, build_pipeline
 
         how = FitSettings(steps=3, batch=8, learning_rate=1e-3)
         fits = dict.fromkeys(("vae", *BUILDERS), how)
+        build_pipeline(folder, BuiltModels(source="shapes", seed=0, images=64, **{base: how}, **fits))
+
+    return lambda base: once(f"{base}_pipeline", partial(build, base=base))
+
+
+@pytest.fixture(scope="session")
+def twin_models(models, twin_pipeline, once) -> Callable[[str], Path]:
+    """twin_models(base) -> as `models`, with that twin for the pipeline."""
+
+    def build(folder: Path, base: str) -> None:
+        from g2rpo_core.common.model_store import LOCK, describe_files
+
         shutil.copytree(models, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("pipeline"))
-        build_pipeline(folder, BuiltModels(source="shapes", seed=0, images=64, sd3=how, **fits))
+        shutil.copytree(twin_pipeline(base), folder, dirs_exist_ok=True)
         entries = json.loads((models / LOCK).read_text())
         write_lock(folder, entries | {"pipeline": {"folder": "pipeline", "files": describe_files(folder / "pipeline")}})
 
-    return once("sd3_models", build)
+    return lambda base: once(f"{base}_models", partial(build, base=base))
+
+
+@pytest.fixture(scope="session")
+def sd3_models(twin_models) -> Path:
+    return twin_models("sd3")
 
 
 def embed(folder: Path, models: Path, count: int, max_length: int) -> None:

@@ -1,20 +1,20 @@
 """Define what a base model is to the rest of the code: everything that depends on its classes, in one value; and its sigmas."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, isqrt
 from pathlib import Path
 from typing import Any
 
 import torch
-from diffusers import DiffusionPipeline
+from diffusers import AutoencoderKL, DiffusionPipeline
 from diffusers.models.modeling_utils import ModelMixin
 from diffusers.pipelines.flux.pipeline_flux import calculate_shift
 
 from g2rpo_core.sampling.schedule import even_sigmas
 
-UNSUPPORTED = ("use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas", "shift_terminal", "invert_sigmas")
+UNSUPPORTED = ("use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas", "invert_sigmas")
 
 
 @dataclass(frozen=True)
@@ -25,16 +25,28 @@ class Schedule:
     come from there to 0 in a last, tiny step.
     """
 
-    shift: float
+    shift: float | Callable[[int], float]
+    """Or, where it depends on the number of steps, what returns it."""
     last: float | None = None
     """The last sigma before 0, before it is shifted; None: one step's width, as FLUX has it."""
+    terminal: float | None = None
+    """The last sigma before 0, to which the shifted ones are stretched; None: they are not."""
+
+    def shift_at(self, steps: int) -> float:
+        """Return the shift for that many steps."""
+        return self.shift(steps) if callable(self.shift) else self.shift
 
     def sigmas(self, steps: int) -> list[float]:
         """Return T + 1 sigmas, falling from 1 to 0."""
+        shift = self.shift_at(steps)
         if self.last is None:
-            return even_sigmas(steps, self.shift)
-        even = [1 - (1 - self.last) * step / max(steps - 1, 1) for step in range(steps)]
-        return [self.shift * u / (1 + (self.shift - 1) * u) for u in even] + [0.0]
+            sigmas = even_sigmas(steps, shift)[:-1]
+        else:
+            even = [1 - (1 - self.last) * step / max(steps - 1, 1) for step in range(steps)]
+            sigmas = [shift * u / (1 + (shift - 1) * u) for u in even]
+        if self.terminal and steps > 1:
+            sigmas = [1 - (1 - sigma) * (1 - self.terminal) / (1 - sigmas[-1]) for sigma in sigmas]
+        return [*sigmas, 0.0]
 
     @classmethod
     def published(cls, config: Mapping[str, Any], image_tokens: int) -> "Schedule":
@@ -44,12 +56,13 @@ class Schedule:
         """
         if strange := [name for name in UNSUPPORTED if config.get(name)]:
             raise ValueError(f"{strange[0]} is not supported; use a scheduler without it")
+        terminal = config.get("shift_terminal")
         if not config["use_dynamic_shifting"]:
-            return cls(config["shift"])
+            return cls(config["shift"], terminal=terminal)
         if config["time_shift_type"] != "exponential":
             raise ValueError(f"time_shift_type {config['time_shift_type']} is not supported, only exponential")
         lengths = (config["base_image_seq_len"], config["max_image_seq_len"])
-        return cls(exp(calculate_shift(image_tokens, *lengths, config["base_shift"], config["max_shift"])))
+        return cls(exp(calculate_shift(image_tokens, *lengths, config["base_shift"], config["max_shift"])), terminal=terminal)
 
 
 Tensors = Mapping[str, torch.Tensor]
@@ -66,6 +79,11 @@ CLIP_G: dict[str, Any] = {  # laion/CLIP-ViT-bigG-14-laion2B-39B-b160k's
 }  # fmt: skip
 T5_XXL: dict[str, Any] = {  # the encoder of google/t5-v1_1-xxl
     "vocab_size": 32128, "d_model": 4096, "d_ff": 10240, "d_kv": 64, "num_layers": 24, "num_heads": 64, "feed_forward_proj": "gated-gelu",
+}  # fmt: skip
+QWEN3_4B: dict[str, Any] = {  # Qwen/Qwen3-4B
+    "vocab_size": 151936, "hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36, "num_attention_heads": 32,
+    "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 40960, "tie_word_embeddings": True,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1_000_000},
 }  # fmt: skip
 VAE_16: dict[str, Any] = {  # of 16 channels, at an eighth of the size; the latents' mean and deviation differ from model to model
     "block_out_channels": (128, 256, 512, 512), "layers_per_block": 2, "latent_channels": 16, "norm_num_groups": 32,
@@ -100,8 +118,9 @@ class Architecture(ABC):
     """Start of a repository's name -> the hub's metadata for its licence."""
     pipeline: type[DiffusionPipeline]
     transformer: type[ModelMixin]
+    vae: type[ModelMixin] = AutoencoderKL
     tokenizers: Mapping[str, str]
-    """Part of the pipeline -> kind, clip or t5; the last one is the `long_tokenizer`."""
+    """Part of the pipeline -> kind, clip, t5 or qwen; the last one is the `long_tokenizer`."""
     text_encoders: tuple[str, ...]
     """Parts of the pipeline."""
     encoding: tuple[str, ...]
@@ -113,9 +132,13 @@ class Architecture(ABC):
     forms: tuple[str, ...] = ("diffusers", "lora")
     """Forms in which trained weights can be exported."""
     has_negative = False
-    """Whether the velocity without a prompt is needed, too, so that the empty prompt is encoded."""
+    """Whether the velocity without a prompt is needed, too, so that `negative` is encoded."""
+    negative = ""
+    """The text that stands for no prompt."""
     alpha_in_lora = True
     """Whether loaders of an exported LoRA find its alpha in the file; otherwise it is in the weights."""
+    distilled: Mapping[str, str] = {}
+    """Repository that generates and is not trained -> the one to train."""
 
     @abstractmethod
     def encode(self, pipeline: DiffusionPipeline, texts: Sequence[str], max_length: int) -> dict[str, torch.Tensor]:
@@ -130,9 +153,17 @@ class Architecture(ABC):
         """Return which part of the pipeline is the tokenizer whose length `embed.max_sequence_length` limits."""
         return list(self.tokenizers)[-1]
 
-    def tokenizer(self, pipeline: DiffusionPipeline) -> Any:
-        """Return the `long_tokenizer` of a pipeline."""
-        return getattr(pipeline, self.long_tokenizer)
+    def tokenizer(self, pipeline: DiffusionPipeline) -> Callable[..., Any]:
+        """Return the `counter` of a pipeline's `long_tokenizer`."""
+        return self.counter(getattr(pipeline, self.long_tokenizer))
+
+    def counter(self, tokenizer: Any) -> Callable[..., Any]:
+        """Return the `long_tokenizer` as one that gets texts as the model does, to count their tokens."""
+        return lambda texts, **options: tokenizer([self.wrapped(tokenizer, text) for text in texts], **options)
+
+    def wrapped(self, tokenizer: Any, text: str) -> str:
+        """Return a text as the `long_tokenizer` gets it: within a chat's template, if the model has one."""
+        return text
 
     def text_tokens(self, encoded: Tensors) -> int:
         """Return among how many text tokens a call of the transformer attends; encoded: name -> [P, ...]."""
@@ -145,6 +176,18 @@ class Architecture(ABC):
     def unpack(self, latents: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
         """Invert `pack`, for latents of rows x columns."""
         return latents
+
+    def vae_factor(self, vae: Config) -> int:
+        """Return how many pixels a row or column of the VAE's latents stands for."""
+        return 2 ** (len(vae["block_out_channels"]) - 1)
+
+    def latent_shape(self, vae: Config, rows: int, columns: int) -> tuple[int, ...]:
+        """Return the shape of unpacked latents, as the pipeline draws their noise; rows, columns: of the VAE's latents."""
+        return vae["latent_channels"], rows, columns
+
+    def decode(self, vae: ModelMixin, latents: torch.Tensor) -> torch.Tensor:
+        """Decode unpacked latents [N, ...] to images [N, 3, height, width], about [-1, 1]."""
+        return vae.decode(latents / vae.config.scaling_factor + vae.config.shift_factor, return_dict=False)[0]
 
     def longest_side(self, transformer: Config) -> int | None:
         """Return how many rows or columns latents may have; None: any number."""
@@ -210,6 +253,12 @@ class Architecture(ABC):
     def kohya(self, lora: Tensors, shapes: Mapping[str, torch.Size], alpha: float, config: Config) -> dict[str, torch.Tensor]:
         """Rename a LoRA as kohya's sd-scripts do, for the form `kohya`."""
         raise NotImplementedError
+
+
+def chat(tokenizer: Any, text: str, thinking: bool) -> str:
+    """Return a text as the user's turn in a tokenizer's chat template, and the start of the answer; thinking: whether that may think."""
+    turn = [{"role": "user", "content": text}]
+    return tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True, enable_thinking=thinking)
 
 
 def sides(tokens: int) -> tuple[int, int]:

@@ -88,7 +88,7 @@ class StableDiffusion3(Architecture):
         schedule = super().schedule(config, image_tokens)
         smallest = 1 / config["num_train_timesteps"]
         if not config["use_dynamic_shifting"]:
-            smallest = schedule.shift * smallest / (1 + (schedule.shift - 1) * smallest)
+            smallest = config["shift"] * smallest / (1 + (config["shift"] - 1) * smallest)
         return replace(schedule, last=smallest)
 
     def forward_evals(self, guidance: float) -> int:

@@ -6,11 +6,12 @@ from diffusers import DiffusionPipeline, FlowMatchEulerDiscreteScheduler
 
 from g2rpo_core.architectures.architecture import Architecture, ModelShape, Schedule
 from g2rpo_core.architectures.flux import Flux
+from g2rpo_core.architectures.flux2 import Flux2Klein
 from g2rpo_core.architectures.sd3 import StableDiffusion3
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import complaint, read_json, reading, whole
 
-ARCHITECTURES: dict[str, Architecture] = {base.pipeline.__name__: base for base in (Flux(), StableDiffusion3())}
+ARCHITECTURES: dict[str, Architecture] = {base.pipeline.__name__: base for base in (Flux(), StableDiffusion3(), Flux2Klein())}
 
 
 def read_architecture(pipeline: Path) -> Architecture:
@@ -25,6 +26,14 @@ def read_architecture(pipeline: Path) -> Architecture:
 def known_shape(repo: str) -> tuple[Architecture, ModelShape] | None:
     """Return the base model and the shape of a published repository; None for one that is not known here."""
     return next(((base, base.published[repo]) for base in ARCHITECTURES.values() if repo in base.published), None)
+
+
+def check_trainable(*repos: str | None) -> None:
+    """Check that no published repository among these is distilled to a few steps; UserError naming the one to train instead."""
+    for base in ARCHITECTURES.values():
+        if found := base.distilled.keys() & set(repos):
+            reason = "is distilled to a few steps without guidance, and training would undo that: it can only generate"
+            raise UserError(f"models.repos.pipeline: {(repo := min(found))} {reason}; to train, name {base.distilled[repo]}")
 
 
 def known_repos() -> list[str]:

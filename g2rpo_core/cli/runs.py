@@ -88,7 +88,7 @@ def draw(args: SimpleNamespace) -> None:
     # Draw every prompt with every seed
     painter = Painter(settings, Path("models", profile), args.device)
     encoded = painter.encode(prompts)
-    pictures.origin["shift"] = painter.find_schedule(painter.policy(folder)).shift
+    pictures.origin["shift"] = painter.find_schedule(painter.policy(folder)).shift_at(sampling["steps"])
     rows = []
     with writing(args.out):
         for number, conditioning in enumerate(encoded):

@@ -45,6 +45,10 @@ class ModelStore:
             raise UserError(f"{self.root / LOCK}: has no model {name!r}, only {', '.join(self._entries)}")
         return self._entries[name]
 
+    def source(self, name: str) -> str | None:
+        """Return the repository that a model is from; None for one that was built here, or is missing."""
+        return self.entry(name).get("repo") if (self.root / LOCK).exists() else None
+
     def folder(self, name: str) -> Path:
         """Return the folder with a model's files, checked against the lock (see `check_files`); downloads nothing."""
         entry = self.entry(name)

@@ -94,9 +94,10 @@ def encode(
 
 def encode_negative(pipeline: DiffusionPipeline, max_length: int) -> Mapping[str, torch.Tensor] | None:
     """Encode the empty prompt, name -> [1, ...]; None for a base model that does not need it."""
-    if not ARCHITECTURES[type(pipeline).__name__].has_negative:
+    base = ARCHITECTURES[type(pipeline).__name__]
+    if not base.has_negative:
         return None
-    ((_, empty),) = encode(pipeline, [Prompt("negative", "", "")], max_length, 1)
+    ((_, empty),) = encode(pipeline, [Prompt("negative", base.negative, "")], max_length, 1)
     return {name: tensor[None] for name, tensor in empty.tensors.items()}
 
 

@@ -13,7 +13,6 @@ from functools import partial
 from math import prod
 
 import numpy as np
-from diffusers import AutoencoderKL
 
 from g2rpo_core.algorithm.methods import Method
 from g2rpo_core.architectures.architecture import Architecture, ModelShape
@@ -195,7 +194,7 @@ class Work:
     def decoding_cost(self) -> Cost:
         """Trace a call of the VAE's decoder."""
         batch = min(self.sampling.decode_batch, self.images)
-        return vae_cost(tuple(self.shape.vae.items()), batch, self.sampling.height, self.sampling.width)
+        return vae_cost(self.base, tuple(self.shape.vae.items()), batch, self.sampling.height, self.sampling.width)
 
 
 def _lasting_bytes(work: Work) -> dict[str, float]:
@@ -210,7 +209,7 @@ def _lasting_bytes(work: Work) -> dict[str, float]:
         "old": 4 * counts.trained / shard if work.method.objective.old else 0,
         "replica": work.width * counts.all + 4 * counts.buffers if training.parallel.replica and shard > 1 else 0,
         "rewards": sum(size.bytes for size in work.sizes.values()),
-        "vae": 4 * _vae_parameters(work.shape),
+        "vae": 4 * _vae_parameters(work),
         "reserve": RESERVE_GIB * GIB,
     }
 
@@ -305,7 +304,7 @@ def measured_rate(profile: Profile, name: str) -> float:
 
 def _tokens(base: Architecture, shape: ModelShape, profile: Profile, sampling: SamplingSettings) -> tuple[int, int]:
     """Return the image and text tokens of one latent."""
-    factor = 2 * 2 ** (len(shape.vae["block_out_channels"]) - 1)
+    factor = 2 * base.vae_factor(shape.vae)
     encoded = encoding_shapes(base, shape, profile.embed.max_sequence_length)
     return (sampling.height // factor) * (sampling.width // factor), encoded["context"][0]
 
@@ -327,8 +326,8 @@ def _whole(value: float) -> float:
     return int(value) if value == int(value) else round(value, 1)
 
 
-def _vae_parameters(shape: ModelShape) -> int:
-    return count_parameters(lambda: AutoencoderKL(**shape.vae))
+def _vae_parameters(work: Work) -> int:
+    return count_parameters(lambda: work.base.vae(**work.shape.vae))
 
 
 def _monitor_hours(work: Work, ms: float) -> float:
@@ -367,7 +366,7 @@ def _disk(work: Work) -> dict[str, float]:
     whole = DTYPES[training.save_dtype].itemsize * counts.trained + (0 if training.lora else 4 * counts.buffers)
     trained = whole * (1 + len(training.snapshots))
     return {
-        "pipeline": 2 * (published + encoders + _vae_parameters(work.shape)),  # published in 16 bits
+        "pipeline": 2 * (published + encoders + _vae_parameters(work)),  # published in 16 bits
         "rewards": sum(2 * size.bytes for size in sizes),  # most are pickled, and converted to safetensors
         "embeddings": embeddings,
         "trained": trained,

@@ -9,11 +9,10 @@ from typing import Any
 
 import torch
 import transformers
-from diffusers import AutoencoderKL
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from g2rpo_core.architectures.architecture import Architecture, Config, ModelShape
-from g2rpo_core.architectures.table import known_repos, known_shape
+from g2rpo_core.architectures.table import check_trainable, known_repos, known_shape
 from g2rpo_core.config import Profile
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.models.cost import Cost, Measured, make_transformer
@@ -25,7 +24,7 @@ CLIP_TOKENS = 77
 def shape_of(profile: Profile) -> tuple[Architecture, ModelShape]:
     """Return the base model of a profile and its shape, by the repository of its pipeline, or the one whose `architecture` it has.
 
-    UserError for a profile that builds its own small models, and for a repository of unknown shape.
+    UserError for a profile that builds its own small models, and for a repository of unknown shape or one that is not to be trained.
     """
     if profile.models.source != "hub":
         raise UserError(
@@ -33,6 +32,7 @@ def shape_of(profile: Profile) -> tuple[Architecture, ModelShape]:
         )
     pipeline = profile.models.repos["pipeline"]
     repo = pipeline.architecture or pipeline.repo
+    check_trainable(repo)
     if shape := known_shape(repo):
         return shape
     raise UserError(
@@ -88,15 +88,15 @@ def transformer_parameters(base: Architecture, config: Config, lora: LoraSetting
 
 
 @cache
-def vae_cost(config: tuple[tuple[str, Any], ...], batch: int, height: int, width: int) -> Cost:
+def vae_cost(base: Architecture, config: tuple[tuple[str, Any], ...], batch: int, height: int, width: int) -> Cost:
     """Return the cost of decoding a batch of images of height x width pixels in float32; config: items of the VAE's configuration."""
     shape = dict(config)
-    factor = 2 ** (len(shape["block_out_channels"]) - 1)
+    factor = base.vae_factor(shape)
     with FakeTensorMode(), torch.no_grad():
-        vae = AutoencoderKL(**shape)
-        latents = torch.zeros(batch, shape["latent_channels"], height // factor, width // factor)
+        vae = base.vae(**shape)
+        latents = torch.zeros(batch, *base.latent_shape(shape, height // factor, width // factor))
         with Measured() as measured:
-            vae.decode(latents, return_dict=False)
+            base.decode(vae, latents)
     return Cost(measured.peak, measured.flops)
 
 

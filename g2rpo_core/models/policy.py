@@ -6,7 +6,6 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from diffusers import AutoencoderKL
 from diffusers.models.modeling_utils import ModelMixin
 from diffusers.utils.peft_utils import scale_lora_layers, unscale_lora_layers
 from peft import get_peft_model_state_dict
@@ -59,7 +58,7 @@ class Policy:
         self,
         architecture: Architecture,
         transformer: ModelMixin,
-        vae: AutoencoderKL,
+        vae: ModelMixin,
         height: int,
         width: int,
         guidance: float,
@@ -73,7 +72,7 @@ class Policy:
         self.height, self.width, self.guidance, self.dtype, self.device = height, width, guidance, dtype, torch.device(device)
         self.machine, self.attention = machine, attention
         use_attention(transformer, attention)
-        self.vae_factor = 2 ** (len(vae.config.block_out_channels) - 1)
+        self.vae_factor = architecture.vae_factor(vae.config)
         if height % (2 * self.vae_factor) or width % (2 * self.vae_factor):
             raise UserError(f"height and width of images must be divisible by {2 * self.vae_factor}, got {height}x{width}")
         longest = architecture.longest_side(transformer.config)
@@ -82,7 +81,7 @@ class Policy:
                 f"height and width of images are at most {longest * self.vae_factor} for this {architecture.label}, got {height}x{width}"
             )
         self.rows, self.columns = height // self.vae_factor, width // self.vae_factor
-        self.unpacked_shape = (vae.config.latent_channels, self.rows, self.columns)
+        self.unpacked_shape = architecture.latent_shape(vae.config, self.rows, self.columns)
         self.image_tokens = self.rows * self.columns // 4
         self._base: ModelMixin | None = None
         self._replica: ModelMixin | None = None
@@ -103,7 +102,7 @@ class Policy:
         transformer = load_transformer(architecture, weights, device, dtype, trained=False, config=config, machine=machine)
         if lora:
             machine.read(load_lora, architecture, transformer, folder, lora)
-        return cls(architecture, transformer, _vae(pipeline), machine=machine, **settings)
+        return cls(architecture, transformer, _vae(architecture, pipeline), machine=machine, **settings)
 
     @classmethod
     def load_to_train(
@@ -135,7 +134,7 @@ class Policy:
         )
         if lora:
             draw_lora(transformer, lora.rank, generator("adapter", seed))
-        policy = cls(architecture, transformer, _vae(pipeline), machine=machine, **settings)
+        policy = cls(architecture, transformer, _vae(architecture, pipeline), machine=machine, **settings)
         # The model before training; a LoRA at zero is that already
         if base and not lora:
             reference = load_transformer(architecture, folder, device, dtype, trained=False, spread=spread, machine=machine)
@@ -296,10 +295,9 @@ class Policy:
     @torch.no_grad()
     def decode(self, latents: torch.Tensor, max_batch: int) -> torch.Tensor:
         """Decode clean latents [N, ...] as the transformer takes them to images [N, 3, height, width], float32 in [0, 1]."""
-        decode = lambda part: self.vae.decode(part, return_dict=False)[0]
+        decode = partial(self.architecture.decode, self.vae)
         with self.machine.phase("decode"):
             latents = self.architecture.unpack(latents, self.rows, self.columns)
-            latents = latents / self.vae.config.scaling_factor + self.vae.config.shift_factor
             images = [self.machine.call(self.vae, decode, part) for part in latents.split(max_batch)]
             # in place: a prompt's images are 1.7 GiB at 720 x 720
             return torch.cat(images).div_(2).add_(0.5).clamp_(0, 1)
@@ -312,6 +310,6 @@ def policy_settings(sampling: SamplingSettings, device: torch.device, **instead:
     return {**size, **how, **instead}
 
 
-def _vae(pipeline: Path) -> AutoencoderKL:
+def _vae(architecture: Architecture, pipeline: Path) -> ModelMixin:
     with reading(pipeline / "vae"):
-        return AutoencoderKL.from_pretrained(pipeline / "vae", dtype=torch.float32)
+        return architecture.vae.from_pretrained(pipeline / "vae", dtype=torch.float32)

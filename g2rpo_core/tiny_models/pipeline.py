@@ -1,8 +1,10 @@
-"""Make and train the tiny text-to-image model: a pipeline of FLUX's or Stable Diffusion 3's classes, on a task's images."""
+"""Make and train the tiny text-to-image model: a pipeline of a published base model's classes, on a task's images."""
 
 import copy
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +17,8 @@ from diffusers import (
     SD3Transformer2DModel,
     StableDiffusion3Pipeline,
 )
+from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
+from diffusers.models.modeling_utils import ModelMixin
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection, T5Config, T5EncoderModel
 
 from g2rpo_core.tasks.task import Task
@@ -22,6 +26,13 @@ from g2rpo_core.tiny_models.fit import fit
 from g2rpo_core.tiny_models.settings import TOKEN, FitSettings
 from g2rpo_core.tiny_models.tokenizers import CLIP_LENGTH, T5_LENGTH, clip_tokenizer, t5_tokenizer
 
+SMALL_VAE = {
+    "block_out_channels": (16, 32, 32), "layers_per_block": 1, "latent_channels": 8, "norm_num_groups": 8,
+    "down_block_types": ("DownEncoderBlock2D",) * 3, "up_block_types": ("UpDecoderBlock2D",) * 3,
+    "use_quant_conv": False, "use_post_quant_conv": False, "mid_block_add_attention": False,
+}  # fmt: skip
+# weights that are zero at first, as DiT's: every block is then the identity, and the output zero
+ZEROS = re.compile(r"norm.*linear|modulation|^proj_out")
 KL_WEIGHT = 1e-6
 LOG_VARIANCE = -4.0  # of the latents before the VAE has learned any: at 0 its noise would hide them for hundreds of steps
 EMA_DECAY = 0.99
@@ -30,41 +41,66 @@ DROPPED = 0.1  # share of captions that Stable Diffusion 3 is trained on as the 
 WIDTH = 64  # of T5; Stable Diffusion 3's two CLIPs fill it side by side
 
 
-def train_vae(images: torch.Tensor, settings: FitSettings, seed: int) -> tuple[AutoencoderKL, dict]:
-    """Train an AutoencoderKL with 8 latent channels at a quarter of the size, on images [N, 3, size, size] in [-1, 1].
+class TinyVae:
+    """A small AutoencoderKL, and what a VAE of another class does in another way."""
 
-    Its config holds the mean and the standard deviation of the latents as shift and scaling factor, like the published ones.
+    @staticmethod
+    def make(size: int) -> ModelMixin:
+        """Make a VAE with 8 latent channels at a quarter of the size."""
+        return AutoencoderKL(sample_size=size, **SMALL_VAE)
+
+    @staticmethod
+    def encode(vae: ModelMixin, images: torch.Tensor) -> DiagonalGaussianDistribution:
+        """Encode images [N, 3, size, size]."""
+        return vae.encode(images).latent_dist
+
+    @staticmethod
+    def decode(vae: ModelMixin, latents: torch.Tensor) -> torch.Tensor:
+        """Decode latents, not normalized."""
+        return vae.decode(latents).sample
+
+    @staticmethod
+    def measure(vae: ModelMixin, latents: torch.Tensor) -> None:
+        """Write the statistics of latents where the published VAE has them."""
+        vae.register_to_config(shift_factor=latents.mean().item(), scaling_factor=1 / latents.std().item())
+
+    @staticmethod
+    def normalize(vae: ModelMixin, latents: torch.Tensor) -> torch.Tensor:
+        """Normalize latents by those statistics, in the shape in which the pipeline draws noise."""
+        return (latents - vae.config.shift_factor) * vae.config.scaling_factor
+
+
+def train_vae(images: torch.Tensor, settings: FitSettings, seed: int, kind: type[TinyVae] = TinyVae) -> tuple[ModelMixin, dict]:
+    """Train a VAE of a kind on images [N, 3, size, size] in [-1, 1].
+
+    It holds the mean and the standard deviation of the latents, like the published ones.
     """
     torch.manual_seed(seed)
-    vae = AutoencoderKL(
-        sample_size=images.shape[-1], block_out_channels=(16, 32, 32), layers_per_block=1, latent_channels=8, norm_num_groups=8,
-        down_block_types=("DownEncoderBlock2D",) * 3, up_block_types=("UpDecoderBlock2D",) * 3,
-        use_quant_conv=False, use_post_quant_conv=False, mid_block_add_attention=False,
-    )  # fmt: skip
+    vae = kind.make(images.shape[-1])
     # every residual block is the identity at first, which halves the steps
     for name, parameter in vae.named_parameters():
         if "resnets" in name and "conv2" in name:
             torch.nn.init.zeros_(parameter)
-    torch.nn.init.constant_(vae.encoder.conv_out.bias[vae.config.latent_channels :], LOG_VARIANCE)
+    channels = len(vae.encoder.conv_out.bias) // 2
+    torch.nn.init.constant_(vae.encoder.conv_out.bias[channels:], LOG_VARIANCE)
     generator = torch.Generator().manual_seed(seed)
 
     def compute_loss(indices):
         batch = images[indices]
-        posterior = vae.encode(batch).latent_dist
-        decoded = vae.decode(posterior.sample(generator)).sample
+        posterior = kind.encode(vae, batch)
+        decoded = kind.decode(vae, posterior.sample(generator))
         return F.l1_loss(decoded, batch) + F.mse_loss(decoded, batch) + KL_WEIGHT * posterior.kl().mean()
 
     loss = fit([vae], compute_loss, settings, generator, len(images), "vae")
     vae.eval()
-    latents = encode(vae, images[:2048])
-    vae.register_to_config(shift_factor=latents.mean().item(), scaling_factor=1 / latents.std().item())
+    kind.measure(vae, encode(kind, vae, images[:2048]))
     return vae, {"loss": loss}
 
 
 @torch.no_grad()
-def encode(vae: AutoencoderKL, images: torch.Tensor) -> torch.Tensor:
-    """Return the means of the latents, [N, 8, size / 4, size / 4], not yet shifted or scaled."""
-    return torch.cat([vae.encode(batch).latent_dist.mean for batch in images.split(256)])
+def encode(kind: type[TinyVae], vae: ModelMixin, images: torch.Tensor) -> torch.Tensor:
+    """Return the means of the latents, [N, 8, size / 4, size / 4], not normalized yet."""
+    return torch.cat([kind.encode(vae, batch).mean for batch in images.split(256)])
 
 
 class TinyBase(ABC):
@@ -72,6 +108,30 @@ class TinyBase(ABC):
 
     parts: torch.nn.ModuleDict
     """What is trained: `transformer` and the text encoders, in the order in which the optimizers hold their parameters."""
+    vae: type[TinyVae] = TinyVae
+    scheduler: Mapping[str, Any] = {"shift": 3.0}
+
+    @abstractmethod
+    def __init__(self, task: Task, captions: list[str]):
+        """Make the model for captions of a task."""
+
+    def pack(self, latents: torch.Tensor) -> torch.Tensor:
+        """Bring normalized latents into the shape that the transformer takes."""
+        return latents
+
+    @abstractmethod
+    def velocity(
+        self, latents: torch.Tensor, sigma: torch.Tensor, prompt: torch.Tensor, generator: torch.Generator
+    ) -> torch.Tensor:
+        """Call the transformer, with gradients for all parts; generator: draws whatever else is random in training."""
+
+    @abstractmethod
+    def pipeline(self, parts: torch.nn.ModuleDict, **others: object) -> DiffusionPipeline:
+        """Put trained parts and their tokenizers into a pipeline; others: VAE and scheduler."""
+
+
+class WithT5(TinyBase):
+    """A tiny base model whose text encoders are CLIPs and T5."""
 
     def __init__(self, task: Task, texts: list[str]):
         self.clip_tokens, self.t5_tokens = clip_tokenizer(), t5_tokenizer(task)
@@ -90,29 +150,15 @@ class TinyBase(ABC):
             T5Config(vocab_size=len(self.t5_tokens), d_model=WIDTH, d_ff=128, d_kv=32, num_layers=2, num_heads=2, dropout_rate=0)
         )
 
-    def pack(self, latents: torch.Tensor) -> torch.Tensor:
-        """Bring latents of the VAE into the shape that the transformer takes."""
-        return latents
-
-    @abstractmethod
-    def velocity(
-        self, latents: torch.Tensor, sigma: torch.Tensor, prompt: torch.Tensor, generator: torch.Generator
-    ) -> torch.Tensor:
-        """Call the transformer, with gradients for all parts; generator: draws whatever else is random in training."""
-
-    @abstractmethod
-    def pipeline(self, parts: torch.nn.ModuleDict, **others: object) -> DiffusionPipeline:
-        """Put trained parts and their tokenizers into a pipeline; others: VAE and scheduler."""
-
 
 def initialize(transformer: torch.nn.Module) -> None:
-    """Initialize as DiT does: every block is the identity, the output zero."""
+    """Initialize as DiT does, by ZEROS."""
     for name, parameter in transformer.named_parameters():
-        if "norm" in name and "linear" in name or name.startswith("proj_out"):
+        if ZEROS.search(name):
             torch.nn.init.zeros_(parameter)
 
 
-class TinyFlux(TinyBase):
+class TinyFlux(WithT5):
     """A small FLUX.1-dev."""
 
     def __init__(self, task: Task, captions: list[str]):
@@ -155,7 +201,7 @@ class TinyFlux(TinyBase):
         )
 
 
-class TinyStableDiffusion3(TinyBase):
+class TinyStableDiffusion3(WithT5):
     """A small Stable Diffusion 3.5, with Medium's dual attention (first block) and normalized queries and keys."""
 
     def __init__(self, task: Task, captions: list[str]):
@@ -201,7 +247,7 @@ class TinyStableDiffusion3(TinyBase):
 def train_pipeline(
     build: Callable[[Task, list[str]], TinyBase],
     task: Task,
-    vae: AutoencoderKL,
+    vae: ModelMixin,
     captions: list[str],
     images: torch.Tensor,
     settings: FitSettings,
@@ -215,7 +261,7 @@ def train_pipeline(
     torch.manual_seed(seed)
     base = build(task, captions)
     parts = base.parts
-    latents = base.pack((encode(vae, images) - vae.config.shift_factor) * vae.config.scaling_factor)
+    latents = base.pack(base.vae.normalize(vae, encode(base.vae, vae, images)))
     generator = torch.Generator().manual_seed(seed)
     average = copy.deepcopy(parts).requires_grad_(False)
 
@@ -231,5 +277,5 @@ def train_pipeline(
         return F.mse_loss(velocity, noise - clean)
 
     loss = fit([parts], compute_loss, settings, generator, len(latents), "transformer")
-    pipeline = base.pipeline(average.eval(), vae=vae, scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0))
+    pipeline = base.pipeline(average.eval(), vae=vae, scheduler=FlowMatchEulerDiscreteScheduler(**base.scheduler))
     return pipeline, {"loss": loss, "parameters": parts["transformer"].num_parameters()}

@@ -1,12 +1,11 @@
 """Define the section `models` of a profile whose models are built and trained here, on a task's images."""
 
-from typing import Literal
-
 from pydantic import Field, model_validator
 
 from g2rpo_core.foundation.settings import Count, Rate, Seed, Settings
 from g2rpo_core.tasks import TaskName
 
+BASES = {"flux": "FluxPipeline", "sd3": "StableDiffusion3Pipeline", "flux2": "Flux2KleinPipeline"}  # name -> whose small twin
 TOKEN = 8  # pixels: the side of an image token of tiny models
 
 
@@ -24,7 +23,7 @@ class FitSettings(Settings):
 class BuiltModels(Settings):
     """Models built and trained here on the images of a task.
 
-    The base model is the one whose fit is given, `flux` or `sd3`: its transformer and text encoders. A scorer without a fit is not built.
+    The base model is the one whose fit is given, such as `flux`: its transformer and text encoders. A scorer without a fit is not built.
     """
 
     source: TaskName = Field(description="build and train the models here, on this task's images")
@@ -33,6 +32,7 @@ class BuiltModels(Settings):
     vae: FitSettings
     flux: FitSettings | None = Field(None, description="build a small FLUX.1, and fit it so")
     sd3: FitSettings | None = Field(None, description="build a small Stable Diffusion 3.5 instead, and fit it so")
+    flux2: FitSettings | None = Field(None, description="build a small FLUX.2 klein instead, and fit it so")
     clip_score: FitSettings | None = None
     hps: FitSettings | None = None
     pickscore: FitSettings | None = None
@@ -41,14 +41,14 @@ class BuiltModels(Settings):
 
     @model_validator(mode="after")
     def _has_one_base(self):
-        if (self.flux is None) == (self.sd3 is None):
-            raise ValueError("needs the fit of one base model: either `flux` or `sd3`")
+        if sum(self.fit_of(name) is not None for name in BASES) != 1:
+            raise ValueError(f"needs the fit of one base model: either {' or '.join(f'`{name}`' for name in BASES)}")
         return self
 
     @property
-    def base(self) -> Literal["flux", "sd3"]:
+    def base(self) -> str:
         """Return the name of the base model that is built."""
-        return "flux" if self.flux else "sd3"
+        return next(name for name in BASES if self.fit_of(name))
 
     def fit_of(self, model: str) -> FitSettings | None:
         """Return the fit of a scorer or a base model; None if it is not built."""

@@ -1,18 +1,28 @@
-"""Make the tokenizers of the tiny models without a hub: CLIP's own, and T5's and BERT's from the captions' words."""
+"""Make the tokenizers of the tiny models without a hub: CLIP's own, and T5's, Qwen's and BERT's from the captions' words."""
 
 import gzip
 import json
 import tempfile
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import open_clip
 from open_clip.tokenizer import bytes_to_unicode
-from transformers import BertTokenizer, CLIPTokenizer, T5TokenizerFast
+from tokenizers import AddedToken, ByteLevelBPETokenizer
+from transformers import BertTokenizer, CLIPTokenizer, Qwen2TokenizerFast, T5TokenizerFast
 
 from g2rpo_core.tasks.task import Task
 
 T5_LENGTH = 12  # tokens; captions of any task have at most 11
 CLIP_LENGTH = 16  # tokens; the published CLIP has 77, captions of any task have at most 12
+
+QWEN_LENGTH = 32  # tokens: captions, and the template around them
+THOUGHT = "<think>\n\n</think>\n\n"
+CHAT = (  # the part of Qwen3's template that one turn of a user needs
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% if enable_thinking is false %}" + THOUGHT + "{% endif %}{% endif %}"
+)
 
 
 def clip_tokenizer() -> CLIPTokenizer:
@@ -39,11 +49,34 @@ def t5_tokenizer(task: Task) -> T5TokenizerFast:
     return T5TokenizerFast(vocab=vocabulary, extra_ids=0, model_max_length=T5_LENGTH)
 
 
+def qwen_tokenizer(task: Task) -> Qwen2TokenizerFast:
+    """Make a byte-level BPE tokenizer in Qwen's form, with Qwen3's chat template: a token for every word of a task and of the template."""
+    end = "<|endoftext|>"
+    special = [end, "<|im_start|>", "<|im_end|>"]
+    made = byte_level(_words(task), special, ["user\n", "assistant\n", "system\n", THOUGHT])
+    made.pad_token, made.eos_token, made.chat_template, made.model_max_length = end, "<|im_end|>", CHAT, QWEN_LENGTH
+    return made
+
+
+def byte_level(words: Iterable[str], special: list[str], fixed: list[str]) -> Qwen2TokenizerFast:
+    """Make a byte-level BPE tokenizer of Qwen's class with a token for every word, special text and fixed text."""
+    trained = ByteLevelBPETokenizer()
+    trained.train_from_iterator([f"{word} {word}" for word in words] * 8, vocab_size=1000, min_frequency=2, show_progress=False)
+    model = json.loads(trained.to_str())["model"]
+    made = Qwen2TokenizerFast(vocab=model["vocab"], merges=[tuple(merge) for merge in model["merges"]])
+    made.add_special_tokens({"additional_special_tokens": special})
+    made.add_tokens([AddedToken(text, normalized=False) for text in fixed])
+    return made
+
+
 def bert_tokenizer(task: Task) -> BertTokenizer:
     """Make a WordPiece tokenizer as bert-base-uncased's, with a token for every word of a task; others fall back to letters."""
     letters = list(map(chr, range(33, 65))) + list(map(chr, range(91, 127)))  # all but the capitals
     pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *_words(task), *letters, *("##" + letter for letter in letters)]
     return BertTokenizer(vocab={piece: index for index, piece in enumerate(dict.fromkeys(pieces))}, do_lower_case=True)
+
+
+TOKENIZERS: dict[str, Callable[[Task], Any]] = {"clip": lambda _: clip_tokenizer(), "t5": t5_tokenizer, "qwen": qwen_tokenizer}
 
 
 def _words(task: Task) -> list[str]:

@@ -4,13 +4,11 @@ An answer names every attribute that the caption asks for and whether the image 
 for each attribute that is wrong and less 2 for a degraded image, never under 1.
 """
 
-import json
 from typing import Final
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from tokenizers import AddedToken, ByteLevelBPETokenizer
 from transformers import (
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
@@ -25,6 +23,7 @@ from g2rpo_core.tasks.task import Scene, Task, held_out
 from g2rpo_core.tiny_models.clip import degrade
 from g2rpo_core.tiny_models.fit import fit
 from g2rpo_core.tiny_models.settings import FitSettings
+from g2rpo_core.tiny_models.tokenizers import byte_level
 
 TEMPLATE: Final = "final_score.v1"
 PATCH = 4  # pixels; four patches make one token of the language model
@@ -49,17 +48,10 @@ def answer(task: Task, asked: Scene, shown: Scene, spoilt: bool) -> str:
 
 def tokenizer(task: Task) -> Qwen2TokenizerFast:
     """Make a byte-level BPE tokenizer in Qwen's form: one token per word, per element, and for the fixed part of the question."""
-    trained = ByteLevelBPETokenizer()
-    trained.train_from_iterator(
-        [f"{word} {word}" for word in task.phrases] * 8, vocab_size=1000, min_frequency=2, show_progress=False
-    )
-    model = json.loads(trained.to_str())["model"]
-    made = Qwen2TokenizerFast(vocab=model["vocab"], merges=[tuple(merge) for merge in model["merges"]])
-    made.add_special_tokens({"additional_special_tokens": SPECIAL})
     fixed = [read_template(TEMPLATE).partition("{prompt}")[0], "Final Score: ", "assistant\n", "user\n", *VALUES]
     fixed += [f" {phrase}" for phrase in list(task.kinds.values())[-1]]
     fixed += [f"{element} ({kind}): " for kind, words in task.kinds.items() for element in words]
-    made.add_tokens([AddedToken(text, normalized=False) for text in fixed])
+    made = byte_level(task.phrases, SPECIAL, fixed)
     made.pad_token = made.eos_token = END
     made.padding_side = "left"
     return made

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from diffusers import FlowMatchEulerDiscreteScheduler
 
 from g2rpo_core.common.model_store import LOCK
@@ -16,7 +17,7 @@ from g2rpo_core.data.embeddings import Conditioning, write, write_negative
 from g2rpo_core.data.prompts import Prompt, write_prompts
 from g2rpo_core.estimate.tracing import CLIP_TOKENS, encoding_shapes, shape_of
 from g2rpo_core.tasks.table import TASKS
-from g2rpo_core.tiny_models.tokenizers import bert_tokenizer, clip_tokenizer, t5_tokenizer
+from g2rpo_core.tiny_models.tokenizers import TOKENIZERS, bert_tokenizer, clip_tokenizer
 
 # Published shapes of the rewards' models; those of base models are in `g2rpo_core/architectures`
 OPEN_CLIP: dict[str, Any] = {  # ViT-H-14 as open_clip has it: HPS-v2.1's and CLIP Score's architecture
@@ -44,10 +45,7 @@ IMAGE_REWARD_IMAGE: dict[str, Any] = {  # BLIP's ViT-L/16
 }  # fmt: skip
 PROMPTS = 16  # of each set: those of an iteration
 ANY_TASK = TASKS["shapes"]  # no text is looked at
-TOKENIZERS: dict[str, tuple[Callable[[], Any], int]] = {
-    "clip": (clip_tokenizer, CLIP_TOKENS),
-    "t5": (partial(t5_tokenizer, ANY_TASK), 512),
-}  # how one is made, and its published length
+LENGTHS = {"clip": CLIP_TOKENS, "t5": 512, "qwen": 131_072}  # of published tokenizers, by kind
 
 
 def make_inputs(home: Path, name: str, profile: Profile) -> None:
@@ -79,20 +77,20 @@ def make_models(folder: Path, profile: Profile) -> None:
     }
     parts = {
         "transformer": ("diffusers", base.transformer.__name__, shape.transformer),
-        "vae": ("diffusers", "AutoencoderKL", shape.vae),
+        "vae": ("diffusers", base.vae.__name__, shape.vae),
         **{part: ("transformers", name, config) for part, (name, config) in shape.encoders.items()},
     }
     for part, (library, name, config) in parts.items():
         index[part] = [library, name]
         (pipeline / part).mkdir(parents=True)
-        kind = "t5" if "T5" in name else "clip_text_model"
-        named = {**config, "_class_name": name, "architectures": [name], "model_type": kind}
+        named = {**config, "_class_name": name, "architectures": [name]}
+        if library == "transformers":
+            named["model_type"] = getattr(transformers, name).config_class.model_type
         (pipeline / part / "config.json").write_text(json.dumps(named))
     # Tokenizers and scheduler
     for part, kind in base.tokenizers.items():
-        make, length = TOKENIZERS[kind]
-        tokenizer = make()
-        tokenizer.model_max_length = length
+        tokenizer = TOKENIZERS[kind](ANY_TASK)
+        tokenizer.model_max_length = LENGTHS[kind]
         tokenizer.save_pretrained(pipeline / part)
         index[part] = ["transformers", type(tokenizer).__name__]
     scheduler = FlowMatchEulerDiscreteScheduler(**shape.scheduler)

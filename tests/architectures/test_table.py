@@ -11,13 +11,14 @@ from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.hub.settings import HubModel
 from tests.conftest import ROOT
 
-OWN = ("g2rpo_core/architectures/", "g2rpo_core/tiny_models/pipeline.py")
+OWN = ("g2rpo_core/architectures/", "g2rpo_core/tiny_models/")
 CLASSES = re.compile(
-    "|".join(name for base in ARCHITECTURES.values() for name in (base.pipeline.__name__, base.transformer.__name__))
+    "|".join(kind.__name__ for base in ARCHITECTURES.values() for kind in (base.pipeline, base.transformer, base.vae))
 )
+MODULES = re.compile("|".join({type(base).__module__ for base in ARCHITECTURES.values()}))
 
 
-@pytest.mark.parametrize("package", ["g2rpo_core", "stages", "flows", "studies"])
+@pytest.mark.parametrize("package", ["g2rpo_core", "stages", "pipeline", "flows", "studies", "tools"])
 def test_no_other_file_names_a_class_of_a_base_model(package):
     """Nor imports a base model's own module: it is found by the pipeline's class, or by the repository."""
     for file in (ROOT / package).rglob("*.py"):
@@ -25,7 +26,12 @@ def test_no_other_file_names_a_class_of_a_base_model(package):
         if path.startswith(OWN):
             continue
         assert not CLASSES.search(text := file.read_text()), path
-        assert not re.search(r"bases(\.| import )(flux|sd3)", text), path
+        assert not MODULES.search(text), path
+
+
+def test_no_benchmark_names_a_class_of_a_base_model():
+    for file in (ROOT / "benchmarks").rglob("*.py"):
+        assert not CLASSES.search(file.read_text()), file
 
 
 def test_every_published_repository_has_one_base():

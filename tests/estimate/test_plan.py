@@ -9,6 +9,7 @@ import pytest
 import torch
 from diffusers import AutoencoderKL, FluxTransformer2DModel
 
+from g2rpo_core.architectures import flux2
 from g2rpo_core.architectures.flux import TRANSFORMER, VAE, Flux
 from g2rpo_core.architectures.sd3 import MEDIUM, StableDiffusion3
 from g2rpo_core.architectures.table import known_shape
@@ -25,7 +26,7 @@ from g2rpo_core.models.settings import LoraSettings
 from tests.conftest import ROOT
 from tests.fixtures.commands import run_here
 
-FLUX, SD3 = Flux(), StableDiffusion3()
+FLUX, SD3, FLUX2 = Flux(), StableDiffusion3(), flux2.Flux2Klein()
 SMALL = TRANSFORMER | {
     "num_layers": 2, "num_single_layers": 3, "num_attention_heads": 2, "joint_attention_dim": 64, "pooled_projection_dim": 32,
 }  # fmt: skip
@@ -34,7 +35,11 @@ SMALL_SD3 = MEDIUM | {  # two blocks with a second attention, two without
     "num_layers": 4, "dual_attention_layers": (0, 1), "num_attention_heads": 2, "caption_projection_dim": 128, "joint_attention_dim": 64,
     "pooled_projection_dim": 32, "pos_embed_max_size": 16,
 }  # fmt: skip
-SMALLS = pytest.mark.parametrize("base, small", [(FLUX, SMALL), (SD3, SMALL_SD3)], ids=["flux", "sd3"])
+SMALL_FLUX2 = flux2.TRANSFORMER | {"num_layers": 2, "num_single_layers": 3, "num_attention_heads": 2, "joint_attention_dim": 64}
+SMALLS = pytest.mark.parametrize(
+    "base, small", [(FLUX, SMALL), (SD3, SMALL_SD3), (FLUX2, SMALL_FLUX2)], ids=["flux", "sd3", "flux2"]
+)
+VAES = {"AutoencoderKL": 83_819_683, "AutoencoderKLFlux2": 84_046_115}
 
 
 @pytest.mark.parametrize(
@@ -44,19 +49,29 @@ SMALLS = pytest.mark.parametrize("base, small", [(FLUX, SMALL), (SD3, SMALL_SD3)
         ("black-forest-labs/FLUX.1-schnell", 11_891_178_560, 0),
         ("stabilityai/stable-diffusion-3.5-medium", 2_243_171_520, 384**2 * 1536),  # 2.47 B with its table of positions
         ("stabilityai/stable-diffusion-3.5-large", 8_056_627_520, 192**2 * 2432),
+        ("black-forest-labs/FLUX.2-klein-base-4B", 3_875_544_576, 0),
+        ("black-forest-labs/FLUX.2-klein-base-9B", 9_078_581_248, 0),
     ],
 )
 def test_weights_of_the_published_configurations(repo, weights, positions):
     base, shape = known_shape(repo)
     counts = tracing.transformer_parameters(base, shape.transformer, None)
     assert counts.all == counts.trained == weights and counts.buffers == positions
-    assert tracing.count_parameters(lambda: AutoencoderKL(**shape.vae)) == 83_819_683
+    assert tracing.count_parameters(lambda: base.vae(**shape.vae)) == VAES[base.vae.__name__]
 
 
-def test_weights_of_the_published_text_encoders():
+@pytest.mark.parametrize(
+    "repo, weights",
+    [
+        ("stabilityai/stable-diffusion-3.5-medium", [123_650_304, 694_659_840, 4_762_310_656]),
+        ("black-forest-labs/FLUX.2-klein-base-4B", [4_022_468_096]),
+        ("black-forest-labs/FLUX.2-klein-base-9B", [8_190_735_360]),
+    ],
+)
+def test_weights_of_the_published_text_encoders(repo, weights):
     count = lambda encoder: tracing.count_parameters(partial(make_encoder, *encoder))
-    _, shape = known_shape("stabilityai/stable-diffusion-3.5-medium")
-    assert [count(encoder) for encoder in shape.encoders.values()] == [123_650_304, 694_659_840, 4_762_310_656]
+    _, shape = known_shape(repo)
+    assert [count(encoder) for encoder in shape.encoders.values()] == weights
 
 
 @pytest.mark.pipeline
@@ -138,10 +153,11 @@ def test_memory_is_what_a_small_model_really_takes(base, small, training, checkp
     "base, deep",
     [
         (FLUX, SMALL | {"num_layers": 4, "num_single_layers": 5}),
+        (FLUX2, SMALL_FLUX2 | {"num_layers": 4, "num_single_layers": 5}),
         (SD3, SMALL_SD3 | {"num_layers": 7, "dual_attention_layers": (0, 1, 2)}),
         (SD3, SMALL_SD3 | {"num_layers": 5, "dual_attention_layers": ()}),
     ],
-    ids=["flux", "sd3", "sd3 without a second attention"],
+    ids=["flux", "flux2", "sd3", "sd3 without a second attention"],
 )
 def test_shallow_models_tell_the_cost_of_a_deep_one(base, deep, training, checkpointing, lora):
     call = cost.Call(2, 128, 64, torch.bfloat16, training, lora, checkpointing)
@@ -177,7 +193,7 @@ def test_decoding_is_what_a_small_vae_really_takes():
     latents = torch.zeros(2, 16, 8, 8)
     with torch.no_grad():
         really = allocated(lambda: vae.decode(latents, return_dict=False))
-    assert tracing.vae_cost(tuple(shape.items()), 2, 64, 64).bytes == pytest.approx(really, rel=0.05)
+    assert tracing.vae_cost(FLUX, tuple(shape.items()), 2, 64, 64).bytes == pytest.approx(really, rel=0.05)
 
 
 @pytest.mark.pipeline

@@ -1,0 +1,128 @@
+"""Define FLUX.2 [klein]: true classifier-free guidance, packed latents that the VAE's statistics normalize, and three layers of Qwen3.
+
+The base variants are trained; those that are distilled to four steps only generate, with a guidance of 1.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from math import exp
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from diffusers import AutoencoderKLFlux2, Flux2KleinPipeline, Flux2Transformer2DModel
+from diffusers.pipelines.flux2.pipeline_flux2_klein import compute_empirical_mu
+
+from g2rpo_core.architectures.architecture import QWEN3_4B, Architecture, Config, ModelShape, Schedule, Tensors, chat
+
+TRANSFORMER: dict[str, Any] = {  # of black-forest-labs/FLUX.2-klein-base-4B
+    "patch_size": 1, "in_channels": 128, "num_layers": 5, "num_single_layers": 20, "attention_head_dim": 128, "num_attention_heads": 24,
+    "joint_attention_dim": 7680, "guidance_embeds": False, "axes_dims_rope": (32, 32, 32, 32),
+}  # fmt: skip
+LARGE = TRANSFORMER | {"num_layers": 8, "num_single_layers": 24, "num_attention_heads": 32, "joint_attention_dim": 12288}
+QWEN3_8B = QWEN3_4B | {"hidden_size": 4096, "intermediate_size": 12288, "tie_word_embeddings": False}
+VAE: dict[str, Any] = {"block_out_channels": (128, 256, 512, 512), "latent_channels": 32}
+SCHEDULER = {"shift": 3.0, "use_dynamic_shifting": True}
+OWNER = "black-forest-labs/FLUX.2-klein"
+
+
+def shape(transformer: Config, encoder: Config) -> ModelShape:
+    return ModelShape(transformer, VAE, {"text_encoder": ("Qwen3ForCausalLM", encoder)}, SCHEDULER)
+
+
+class Flux2Klein(Architecture):
+    """The base model of `Flux2KleinPipeline`."""
+
+    label, tag = "FLUX.2 klein", "flux2"
+    licences = {
+        f"{OWNER}-base-4B": {"license": "apache-2.0"},
+        f"{OWNER}-base-9B": {
+            "license": "other",
+            "license_name": "flux-non-commercial-license",
+            "license_link": f"https://huggingface.co/{OWNER}-base-9B/blob/main/LICENSE.md",
+        },
+    }
+    pipeline, transformer, vae = Flux2KleinPipeline, Flux2Transformer2DModel, AutoencoderKLFlux2
+    tokenizers = {"tokenizer": "qwen"}
+    text_encoders = ("text_encoder",)
+    encoding = ("context",)
+    has_negative = True
+    alpha_in_lora = False
+    lora_targets = (  # attention of both kinds of blocks; in single ones, one matrix holds queries, keys, values and the MLP's input
+        "to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out", "to_qkv_mlp_proj",
+    )  # fmt: skip
+    published = {f"{OWNER}-base-4B": shape(TRANSFORMER, QWEN3_4B), f"{OWNER}-base-9B": shape(LARGE, QWEN3_8B)}
+    distilled = {f"{OWNER}-{size}": f"{OWNER}-base-{size}" for size in ("4B", "9B")}
+
+    def encode(self, pipeline: Flux2KleinPipeline, texts: Sequence[str], max_length: int) -> dict[str, torch.Tensor]:
+        return {"context": pipeline.encode_prompt(list(texts), max_sequence_length=max_length)[0]}
+
+    def wrapped(self, tokenizer: Any, text: str) -> str:
+        return chat(tokenizer, text, thinking=False)
+
+    def encoding_shapes(self, transformer: Config, max_length: int, clip_length: int) -> dict[str, tuple[int, ...]]:
+        return {"context": (max_length, transformer["joint_attention_dim"])}
+
+    def latent_shape(self, vae: Config, rows: int, columns: int) -> tuple[int, ...]:
+        return 4 * vae["latent_channels"], rows // 2, columns // 2
+
+    def pack(self, latents: torch.Tensor) -> torch.Tensor:
+        return Flux2KleinPipeline._pack_latents(latents)
+
+    def unpack(self, latents: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
+        return latents.transpose(1, 2).unflatten(2, (rows // 2, columns // 2))
+
+    def decode(self, vae: AutoencoderKLFlux2, latents: torch.Tensor) -> torch.Tensor:
+        mean, variance = (statistic.view(1, -1, 1, 1) for statistic in (vae.bn.running_mean, vae.bn.running_var))
+        latents = latents * torch.sqrt(variance + vae.config.batch_norm_eps) + mean
+        return vae.decode(Flux2KleinPipeline._unpatchify_latents(latents), return_dict=False)[0]
+
+    def schedule(self, config: Config, image_tokens: int) -> Schedule:
+        """Return the sigmas; their shift depends on the number of steps, too."""
+        if not config["use_dynamic_shifting"]:
+            return super().schedule(config, image_tokens)
+        return Schedule(lambda steps: exp(compute_empirical_mu(image_tokens, steps)))
+
+    def forward_evals(self, guidance: float) -> int:
+        return 2 if guidance > 1 else 1
+
+    def positions(self, rows: int, columns: int, device: torch.device) -> dict[str, torch.Tensor]:
+        return {"img_ids": Flux2KleinPipeline._prepare_latent_ids(torch.empty(1, 0, rows // 2, columns // 2))[0].to(device)}
+
+    def velocity(
+        self,
+        transformer: Flux2Transformer2DModel,
+        latents: torch.Tensor,
+        sigma: torch.Tensor,
+        encoded: Tensors,
+        guidance: float,
+        positions: Tensors,
+    ) -> torch.Tensor:
+        context = encoded["context"]
+        return transformer(
+            hidden_states=latents,  # in float32, as sigma, so that the model's own product by 1000 is, too
+            timestep=sigma,
+            encoder_hidden_states=context,
+            txt_ids=F.pad(torch.arange(context.shape[1], device=context.device)[:, None], (3, 0)),
+            **positions,
+            return_dict=False,
+        )[0]
+
+    def blocks(self, transformer: Flux2Transformer2DModel) -> list[torch.nn.Module]:
+        return [*transformer.transformer_blocks, *transformer.single_transformer_blocks]
+
+    def inputs(self, config: Config, batch: int, image_tokens: int, text_tokens: int, device: str) -> dict[str, Any]:
+        zeros = partial(torch.zeros, device=device)
+        return {
+            "hidden_states": zeros(batch, image_tokens, config["in_channels"]),
+            "timestep": zeros(batch),
+            "encoder_hidden_states": zeros(batch, text_tokens, config["joint_attention_dim"]),
+            "txt_ids": zeros(text_tokens, 4),
+            "img_ids": zeros(image_tokens, 4),
+            "return_dict": False,
+        }
+
+    def shallow(self, config: Config) -> tuple[dict[str, Any], list[tuple[dict[str, Any], int]]]:
+        kinds = ("num_layers", "num_single_layers")
+        shallow = {**config, **dict.fromkeys(kinds, 1)}
+        return shallow, [(shallow | {kind: 2}, config[kind] - 1) for kind in kinds]

@@ -1,0 +1,108 @@
+"""Make small base models that read prompts with a language model, whose weights are random and stay so: published ones are frozen, too."""
+
+from abc import abstractmethod
+from collections.abc import Callable
+
+import torch
+from diffusers import AutoencoderKLFlux2, Flux2KleinPipeline, Flux2Transformer2DModel
+from diffusers.models.modeling_utils import ModelMixin
+from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+
+from g2rpo_core.architectures.architecture import Architecture
+from g2rpo_core.architectures.table import ARCHITECTURES
+from g2rpo_core.tasks.task import Task
+from g2rpo_core.tiny_models.pipeline import DROPPED, SMALL_VAE, TinyBase, TinyVae, initialize
+from g2rpo_core.tiny_models.settings import TOKEN
+from g2rpo_core.tiny_models.tokenizers import QWEN_LENGTH, qwen_tokenizer
+
+WIDTH = 32  # of language models
+
+
+class WithLanguageModel(TinyBase):
+    """A tiny base model that encodes its prompts and calls its transformer by its `Architecture`."""
+
+    architecture: Architecture
+    encoder: PreTrainedModel
+
+    def __init__(self, task: Task, captions: list[str]):
+        self.tokenizer = qwen_tokenizer(task)
+        self.encoder = self.make_encoder(len(self.tokenizer)).eval().requires_grad_(False)
+        torch.nn.init.normal_(self.encoder.get_input_embeddings().weight)  # so that what a token is outweighs its context
+        transformer = self.make_transformer(task)
+        initialize(transformer)
+        self.parts = torch.nn.ModuleDict({"transformer": transformer})
+        # Encode every text once
+        texts = list(dict.fromkeys([self.architecture.negative, *captions]))
+        encoders, parts = self.pipeline({"transformer": None}, vae=None, scheduler=None), []
+        with torch.no_grad():
+            for start in range(0, len(texts), 256):
+                parts.append(self.architecture.encode(encoders, texts[start : start + 256], QWEN_LENGTH))
+        self.encoded = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+        self.rows = torch.tensor([texts.index(text) for text in captions])
+        self.scheduler = next(iter(self.architecture.published.values())).scheduler
+        side = 2 * task.size // TOKEN
+        self.positions = self.architecture.positions(side, side, torch.device("cpu"))
+
+    @abstractmethod
+    def make_encoder(self, vocabulary: int) -> PreTrainedModel:
+        """Make the text encoder."""
+
+    @abstractmethod
+    def make_transformer(self, task: Task) -> ModelMixin:
+        """Make the transformer."""
+
+    def pack(self, latents: torch.Tensor) -> torch.Tensor:
+        return self.architecture.pack(latents)
+
+    def velocity(self, latents, sigma, prompt, generator):
+        """Call the transformer, for some of the prompts with the empty one."""
+        rows = self.rows[prompt].masked_fill(torch.rand(len(prompt), generator=generator) < DROPPED, 0)
+        encoded = {name: tensor[rows] for name, tensor in self.encoded.items()}
+        return self.architecture.velocity(self.parts["transformer"], latents, sigma, encoded, 1.0, self.positions)
+
+    def pipeline(self, parts, **others):
+        encoders = {"text_encoder": self.encoder, "tokenizer": self.tokenizer}
+        return self.architecture.pipeline(**encoders, transformer=parts["transformer"], **others)
+
+
+def qwen3(kind: Callable[[Qwen3Config], PreTrainedModel], vocabulary: int, layers: int) -> PreTrainedModel:
+    """Make a small Qwen3 of a class of transformers."""
+    config = Qwen3Config(
+        vocab_size=vocabulary, hidden_size=WIDTH, intermediate_size=2 * WIDTH, num_hidden_layers=layers, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=16, max_position_embeddings=128, tie_word_embeddings=True,
+        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
+    )  # fmt: skip
+    return kind(config)
+
+
+class Flux2Vae(TinyVae):
+    """A small AutoencoderKLFlux2: its statistics are those of a batch norm, of each channel and place in a patch."""
+
+    @staticmethod
+    def make(size):
+        return AutoencoderKLFlux2(sample_size=size, **SMALL_VAE)
+
+    @staticmethod
+    def measure(vae, latents):
+        patches = Flux2KleinPipeline._patchify_latents(latents)
+        vae.bn.running_mean.copy_(patches.mean((0, 2, 3)))
+        vae.bn.running_var.copy_(patches.var((0, 2, 3)))
+
+    @staticmethod
+    def normalize(vae, latents):
+        return vae.bn(Flux2KleinPipeline._patchify_latents(latents))
+
+
+class TinyFlux2(WithLanguageModel):
+    """A small FLUX.2 klein, as its base variants."""
+
+    architecture, vae = ARCHITECTURES["Flux2KleinPipeline"], Flux2Vae
+
+    def make_encoder(self, vocabulary):
+        return qwen3(Qwen3ForCausalLM, vocabulary, 28)  # the pipeline takes the states of layers 9, 18 and 27
+
+    def make_transformer(self, task):
+        return Flux2Transformer2DModel(
+            in_channels=32, num_layers=2, num_single_layers=2, attention_head_dim=32, num_attention_heads=4,
+            joint_attention_dim=3 * WIDTH, guidance_embeds=False, axes_dims_rope=(8, 8, 8, 8),
+        )  # fmt: skip

@@ -1,0 +1,212 @@
+"""Base models that read prompts with a language model, beside diffusers' own pipelines: images, noise, encodings, velocities, adapters, rows."""
+
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from ruamel.yaml import YAML
+
+from g2rpo_core.architectures.architecture import Architecture
+from g2rpo_core.architectures.table import ARCHITECTURES, known_shape, read_schedule, text_encoders
+from g2rpo_core.common.model_store import write_lock
+from g2rpo_core.config import load_profile
+from g2rpo_core.data.embeddings import EmbeddingStore, check_lengths
+from g2rpo_core.data.prompts import Prompt
+from g2rpo_core.estimate.tracing import shape_of
+from g2rpo_core.foundation.errors import UserError
+from g2rpo_core.models.policy import Policy
+from g2rpo_core.models.settings import LoraSettings
+from g2rpo_core.sampling.rollout import sample
+from g2rpo_core.tiny_models.settings import BASES
+from g2rpo_core.training.trainer import Trainer
+from pipeline.check import complaints
+from stages import train
+from tests.conftest import ROOT, embed
+from tests.fixtures.commands import run_here
+from tests.fixtures.rollouts import redness, small_method
+from tests.fixtures.weights import randomize
+
+SIZE = {"height": 32, "width": 48}
+
+
+@dataclass(frozen=True)
+class About:
+    """What tests need to know of a base model beyond its Architecture."""
+
+    scale: str
+    """The argument of the pipeline's call that is our guidance."""
+    alone: float
+    """The largest guidance with a single evaluation."""
+    times: str
+    """The module that gets the time."""
+    sigma_of: Callable[[torch.Tensor], torch.Tensor]
+    """That time -> sigma."""
+
+
+ABOUT = {"flux2": About("guidance_scale", 1.0, "time_guidance_embed.time_proj", lambda time: time / 1000)}
+
+
+@dataclass(frozen=True)
+class Twin:
+    """A small base model: where it lies, and encoded prompts."""
+
+    about: About
+    base: Architecture
+    models: Path
+    store: EmbeddingStore
+
+    def policy(self, guidance: float = 4.0, load=Policy.load, **settings) -> Policy:
+        return load(self.models / "pipeline", **{**SIZE, "guidance": guidance, **settings})
+
+    def draw(self, pipeline, texts: list[str], guidance: float = 4.0, steps: int = 6) -> torch.Tensor:
+        """Images by the pipeline itself, from its own noise of seed 5."""
+        pipeline.set_progress_bar_config(disable=True)
+        how = {**SIZE, "num_inference_steps": steps, self.about.scale: guidance, "max_sequence_length": 32, "output_type": "pt"}
+        return pipeline(prompt=texts, generator=torch.Generator().manual_seed(5), **how).images
+
+    def draw_ours(self, policy: Policy, count: int, steps: int = 6) -> torch.Tensor:
+        sigmas = read_schedule(self.base, self.models / "pipeline", policy.image_tokens).sigmas(steps)
+        velocity = policy.velocity(self.store.conditioning(range(count)))
+        return policy.decode(sample(velocity, policy.noise(torch.Generator().manual_seed(5), count), sigmas, 2), 2)
+
+    def texts(self, count: int) -> list[str]:
+        return [prompt.text for prompt in self.store.prompts[:count]]
+
+
+@pytest.fixture(params=ABOUT)
+def twin(request, twin_pipeline, once):
+    name = request.param
+    models = twin_pipeline(name)
+    folder = once(f"{name}_embeddings", lambda folder: embed(folder, models, 12, max_length=32))
+    return Twin(ABOUT[name], ARCHITECTURES[BASES[name]], models, EmbeddingStore(folder / "train"))
+
+
+@pytest.fixture
+def randomized(twin, tmp_path):
+    """A pipeline with random output and modulation weights, in plain diffusers; the twin then has it on disk, too."""
+    policy = twin.policy(load=Policy.load_to_train)
+    randomize(policy.transformer)
+    policy.save(tmp_path / "base")
+    transformer = twin.base.transformer.from_pretrained(tmp_path / "base" / "transformer")
+    pipeline = twin.base.pipeline.from_pretrained(twin.models / "pipeline", transformer=transformer)
+    pipeline.save_pretrained(tmp_path / "models" / "pipeline")
+    return pipeline, Twin(twin.about, twin.base, tmp_path / "models", twin.store)
+
+
+@pytest.mark.parametrize("guided, steps", [(True, 6), (False, 3)])
+def test_images_noise_and_noise_levels_are_those_of_plain_diffusers(randomized, guided, steps):
+    pipeline, twin = randomized
+    guidance = 4.0 if guided else twin.about.alone
+    theirs = twin.draw(pipeline, twin.texts(3), guidance, steps)
+    policy = twin.policy(guidance)
+    ours = twin.draw_ours(policy, 3, steps)
+    sigmas = read_schedule(twin.base, twin.models / "pipeline", policy.image_tokens).sigmas(steps)
+    torch.testing.assert_close(torch.tensor(sigmas), pipeline.scheduler.sigmas, rtol=1e-5, atol=1e-6)
+    assert ours.std() > 0.01 and (ours[0] - ours[1]).abs().max() > 0.01
+    torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)
+
+
+def test_encodings_are_those_of_the_pipeline(twin):
+    """However the prompts are batched; and all tokens that the model gets are counted."""
+    pipeline = text_encoders(twin.models / "pipeline")
+    stored, texts = twin.store.conditioning([11, 0]), [twin.store.prompts[number].text for number in (11, 0)]
+    with torch.no_grad():
+        for one, given in ((stored.tensors, texts), (stored.negative, [twin.base.negative])):
+            for name, tensor in twin.base.encode(pipeline, given, 32).items():
+                torch.testing.assert_close(one[name], tensor, rtol=1e-5, atol=1e-5)
+    config = twin.base.transformer.load_config(twin.models / "pipeline" / "transformer")
+    shapes = twin.base.encoding_shapes(config, 32, 0)
+    assert shapes == {name: tuple(tensor.shape[1:]) for name, tensor in stored.tensors.items()}
+    assert twin.base.text_tokens(stored.tensors) == 32
+    counter = twin.base.tokenizer(pipeline)
+    short, long = Prompt("a", "a red circle", ""), Prompt("b", "a red circle " * 9, "")
+    check_lengths([short], counter, 32)
+    with pytest.raises(UserError, match="prompt b has 3[3-9] tokens"):
+        check_lengths([short, long], counter, 32)
+
+
+def test_rows_of_one_call_may_differ_in_sigma_and_prompt(randomized):
+    _, twin = randomized
+    policy, conditioning = twin.policy(), twin.store.conditioning(range(4))
+    velocity, latents = policy.velocity(conditioning), policy.noise(torch.Generator().manual_seed(1), 4)
+    sigma, prompt = torch.tensor([1.0, 0.7, 0.3, 0.9]), torch.tensor([2, 0, 3, 3])
+    together = velocity(latents, sigma, prompt)
+    alone = torch.cat([velocity(latents[n : n + 1], sigma[n : n + 1], prompt[n : n + 1]) for n in range(4)])
+    torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(together[2], velocity(latents[2:3], sigma[2:3], prompt[:1])[0], atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_sigma_reaches_the_time_embedding_as_it_is(twin, dtype):
+    policy, seen = twin.policy(twin.about.alone, dtype=dtype), []
+    policy.transformer.get_submodule(twin.about.times).register_forward_hook(lambda module, given, _: seen.append(given[0]))
+    sigmas = torch.tensor([45 / 46, 0.9545454, 0.8333333, 0.7941176])
+    policy.velocity(twin.store.conditioning([0]))(policy.noise(torch.Generator(), 4), sigmas, torch.zeros(4, dtype=torch.int64))
+    (times,) = seen
+    assert times.dtype == torch.float32
+    torch.testing.assert_close(twin.about.sigma_of(times), sigmas, rtol=1e-6, atol=1e-7)
+
+
+def test_every_forward_evaluation_is_counted_and_an_update_moves_the_weights(randomized, tiny):
+    _, twin = randomized
+    policy = twin.policy(load=Policy.load_to_train)
+    tokens = policy.image_tokens + 32
+    changes = {"iterations": 1, "num_generations": 4, "rewards": {"redness": 1.0}, "batch_tokens": tokens * 6}
+    training = tiny.training.model_copy(update=changes)
+    sampling = tiny.sampling.model_copy(update={"steps": 6, "guidance": 4.0, "batch_tokens": tokens * 6})
+    method, rows = small_method("g2rpo"), []
+
+    def count(_, args, kwargs):
+        if not torch.is_grad_enabled():
+            rows.append(len(kwargs.get("hidden_states", args[0] if args else None)))
+
+    policy.transformer.register_forward_pre_hook(count, with_kwargs=True)
+    before = {name: parameter.clone() for name, parameter in policy.trained_parameters().items()}
+    (record,) = Trainer(policy, method, sampling, training, twin.store, {"redness": redness}, seed=1).run()
+    expected = 2 * method.tree.build(6, 0, 1).num_forward_evals(4) * training.prompts_per_iteration
+    assert sum(rows) == record["num_forward_evals"] == expected and max(rows) <= 6
+    assert record["old_policy_ratio_error"] < 1e-5 and record["grad_norm"] > 0
+    assert any(not torch.equal(parameter, before[name]) for name, parameter in policy.trained_parameters().items())
+
+
+def test_a_saved_lora_draws_the_same_images_in_plain_diffusers(randomized, tmp_path):
+    pipeline, twin = randomized
+    adapted = twin.policy(load=partial(Policy.load_to_train, lora=LoraSettings(rank=3, alpha=6.0)))
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in adapted.trained_parameters().values():
+            parameter.copy_(0.2 * torch.randn(parameter.shape, generator=generator))
+    adapted.save(tmp_path / "run")
+    layers = {name.split(".lora_")[0] for name in adapted.trained_parameters()}
+    assert all(any(layer.endswith(end) for layer in layers) for end in twin.base.lora_targets)
+    before = twin.draw(pipeline, twin.texts(2))
+    pipeline.load_lora_weights(tmp_path / "run" / "lora")
+    theirs = twin.draw(pipeline, twin.texts(2))
+    torch.testing.assert_close(twin.draw_ours(twin.policy(run=tmp_path / "run"), 2), theirs, rtol=1e-3, atol=1e-3)
+    assert (theirs - before).abs().max() > 0.01
+
+
+DISTILLED = [(repo, base.distilled[repo]) for base in ARCHITECTURES.values() for repo in base.distilled]
+
+
+@pytest.mark.parametrize("repo, instead", DISTILLED)
+def test_a_model_distilled_to_a_few_steps_is_not_trained(repo, instead, tmp_path, monkeypatch):
+    """Neither planned, nor checked before dvc repro, nor trained where it was downloaded to generate."""
+    match = f"{repo} is distilled .* only generate; to train, name {instead}"
+    shutil.copytree(ROOT / "profiles", tmp_path / "profiles")
+    pipeline = {"repo": repo, "revision": None, "sha256": None}
+    YAML().dump({"extends": "flux_hps_clip", "models": {"repos": {"pipeline": pipeline}}}, tmp_path / "profiles" / "mine.yaml")
+    (tmp_path / "params.yaml").write_text("profile: mine\nmethods: [g2rpo]\nseeds: [1]\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=match):
+        shape_of(load_profile(tmp_path / "profiles" / "mine.yaml"))
+    assert any(re.search(match, problem) for problem in complaints())
+    write_lock(tmp_path / "models" / "mine", {"pipeline": {"repo": repo, "revision": "0" * 40, "files": {}}})
+    done = run_here(train.main, "--profile", "mine", "--method", "g2rpo", "--seed", 1, folder=tmp_path)
+    assert done.returncode == 1 and re.search(match, done.stderr), done.stderr
+    assert known_shape(instead) and not known_shape(repo)
