@@ -5,8 +5,10 @@ Each is a commit of this project (or a branch or tag; `now` means the files in t
 
 import argparse
 import io
+import json
 import sys
 from collections.abc import Iterator
+from itertools import product
 from math import isnan
 from pathlib import Path
 
@@ -17,18 +19,21 @@ from dvc.scm import SCMError
 from dvc_data.index import DataIndexDirError
 from ruamel.yaml import YAML
 
+from g2rpo_core.common.runs import BASE, run_name
 from g2rpo_core.config import load_profile, load_study, profile_path, resolve
 from g2rpo_core.evaluation.results import SCORES, reported
 from g2rpo_core.evaluation.settings import EvaluationSettings
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import read_table
 from g2rpo_core.foundation.settings import name_problem
-from g2rpo_core.reporting.comparison import Change, Side, changed_settings, changes
+from g2rpo_core.reporting.comparison import SAME, Change, Side, changed_settings, changes
 from g2rpo_core.reporting.recorded import read_results, scores_in
+from g2rpo_core.reporting.statistics import Difference, Spread
 from g2rpo_core.rewards.registry import labels
-from stages.common import ends_in_one_line
+from stages.common import REPORTS, ends_in_one_line
 
 NOW = "now"
+METRICS = REPORTS / "metrics"
 
 
 @ends_in_one_line
@@ -65,7 +70,7 @@ def side(name: str) -> Side:
 
 
 def read_commit(name: str) -> Side:
-    """Read the evaluations of a commit's own profile from DVC's cache; UserError if they or the commit are not there."""
+    """Read the evaluations of a commit's own profile from DVC's cache, else its committed means; UserError if it has neither."""
     known = [
         *(path.stem for path in Path("profiles").glob("*.yaml")),
         *(path.parent.name for path in Path("studies").glob("*/params.yaml")),
@@ -73,21 +78,36 @@ def read_commit(name: str) -> Side:
     yaml = YAML(typ="safe", pure=True)
     try:
         files = DVCFileSystem(".", rev=None if name == NOW else name)
-        profile = yaml.load(files.read_text("params.yaml"))["profile"]
+        run = yaml.load(files.read_text("params.yaml"))
         data = yaml.load(files.read_text("reports/profile.yaml"))
-        paths = [path for path in files.find(f"evaluations/{profile}", maxdepth=2) if path.endswith("/results.parquet")]
-        tables = [pd.read_parquet(io.BytesIO(files.read_bytes(path))) for path in sorted(paths)]
+        evaluation = EvaluationSettings.model_validate(data["evaluation"], strict=False)
+        try:
+            paths = [
+                path for path in files.find(f"evaluations/{run['profile']}", maxdepth=2) if path.endswith("/results.parquet")
+            ]
+            tables = [pd.read_parquet(io.BytesIO(files.read_bytes(path))) for path in sorted(paths)]
+        except (DvcException, DataIndexDirError, OSError):
+            tables = []
+        return _side(name, data, evaluation, tables or list(committed_means(files, run, evaluation)))
     except SCMError:
         raise UserError(
             f"compare: {name}: no commit, study or profile of that name; there are {', '.join(sorted(known))}, and {NOW}"
         ) from None
-    except (DvcException, DataIndexDirError, OSError, KeyError) as error:
+    except (DvcException, OSError, KeyError) as error:
         reason = str(error).strip().split("\n")[0] or type(error).__name__
         command = f"git checkout {name} && dvc repro" if name != NOW else "dvc repro"
         raise UserError(
-            f"compare: {name}: its evaluations are not in DVC's cache here ({reason}): run `dvc fetch`, or make them: {command}"
+            f"compare: {name}: has no evaluations, nor means in {METRICS} ({reason}); to make them: {command}"
         ) from None
-    return _side(name, data, EvaluationSettings.model_validate(data["evaluation"], strict=False), tables)
+
+
+def committed_means(files: DVCFileSystem, run: dict, evaluation: EvaluationSettings) -> Iterator[pd.DataFrame]:
+    """Yield the mean rewards of the base and of each run of params.yaml as tables of scores (`SCORES`) without a prompt_id."""
+    for method, seed in [BASE, *product(run["methods"], run["seeds"])]:
+        means = json.loads(files.read_text(METRICS / f"{run_name(method, seed)}.json"))
+        about = {"method": method, "seed": seed, "checkpoint": str(evaluation.checkpoints[0]), "steps": evaluation.steps[0]}
+        rows = [about | {"reward": reward, "score": means[reward]} for reward in evaluation.rewards if reward in means]
+        yield pd.DataFrame(rows).reindex(columns=SCORES)
 
 
 def tables_in(folder: Path) -> list[pd.DataFrame]:
@@ -105,10 +125,15 @@ def lines(before: Side, after: Side) -> Iterator[str]:
     differences = changes(before, after)
     names = labels({**_section(before), **_section(after)})
     significant = [change for change in differences if change.tone]
-    # The result in a sentence
+    # The result in a sentence, and what the sides lack
     yield f"# {before.name} and {after.name}\n"
-    count = f"{len(significant)} of {len(differences)} differences are" if significant else "No difference is"
-    yield f"{count} significant (95 %)."
+    known = [change for change in differences if _is_known(change)]
+    count = f"{len(significant)} of {len(known)} differences are" if significant else "No difference is"
+    yield f"{count} significant (95 %)." if known else "Whether a difference is significant is not known: only means are at hand."
+    if lacking := " and ".join(each.name for each in (before, after) if each.means_only):
+        yield f"\nOf {lacking} only mean rewards are at hand, no scores by prompt (`dvc repro` makes them): fewer than three seeds have no interval."
+    if any(change.method == BASE[0] and abs(change.by) > SAME for change in differences):
+        yield "\nThe base differs, too (other models, or another machine): compare gains over the base, not scores."
     # The settings
     settings = changed_settings(before, after)
     yield "\n## Settings that differ\n"
@@ -118,7 +143,8 @@ def lines(before: Side, after: Side) -> Iterator[str]:
     else:
         yield "None."
     # The rewards of the runs that both have, then the other runs
-    yield f"\n## Rewards\n\nDifferences are {after.name} minus {before.name}, paired by prompt. With three or more seeds, the interval is over seeds.\n"
+    paired = "" if lacking else ", paired by prompt"
+    yield f"\n## Rewards\n\nDifferences are {after.name} minus {before.name}{paired}. With three or more seeds, the interval is over seeds.\n"
     yield f"| model | reward | {before.name} | {after.name} | difference | 95 % interval | significant |\n|---|---|---|---|---|---|---|"
     yield from (_row(change, names) for change in differences)
     for one, other in ((before, after), (after, before)):
@@ -133,13 +159,20 @@ def _section(side: Side) -> dict:
 
 
 def _row(change: Change, names: dict[str, str]) -> str:
-    intervals = [change.over_seeds] if change.over_seeds else list(change.seeds.values())
-    # Means without their scores by prompt have no interval
-    known = not any(isnan(interval.low) for interval in intervals)
+    intervals, known = _intervals(change), _is_known(change)
     shown = "; ".join(f"{interval.low:+.4f}, {interval.high:+.4f}" for interval in intervals) if known else "not known"
     verdict = {"up": "higher", "down": "lower", "": "no"}[change.tone] if known else "not known"
     numbers = f"{change.before:.4f} | {change.after:.4f} | {change.by:+.4f}"
     return f"| {change.method} | {names.get(change.reward, change.reward)} | {numbers} | {shown} | {verdict} |"
+
+
+def _intervals(change: Change) -> list[Difference] | list[Spread]:
+    return [change.over_seeds] if change.over_seeds else list(change.seeds.values())
+
+
+def _is_known(change: Change) -> bool:
+    """Tell whether a change has an interval: means without their scores by prompt have none with fewer than three seeds."""
+    return not any(isnan(interval.low) for interval in _intervals(change))
 
 
 def _shown(value: object) -> str:

@@ -12,6 +12,8 @@ from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.reporting.statistics import Difference, paired_difference
 from g2rpo_core.reporting.tables import OverSeeds, Run, by_prompt
 
+SAME = 1e-9  # how far two means of the same scores may be apart
+
 
 @dataclass(frozen=True)
 class Side:
@@ -26,6 +28,16 @@ class Side:
     @property
     def runs(self) -> list[Run]:
         return list(self.results[["method", "seed"]].drop_duplicates().itertuples(index=False, name=None))
+
+    @property
+    def means_only(self) -> bool:
+        """Return whether it has means in place of scores by prompt."""
+        return bool(self.results.prompt_id.isna().any())
+
+    @property
+    def evaluated(self) -> list[object]:
+        """Return the settings that decide its prompts and their noise."""
+        return [self.profile.get(section) for section in ("prompts", "evaluation")]
 
 
 @dataclass(frozen=True)
@@ -83,15 +95,17 @@ def changes(before: Side, after: Side) -> list[Change]:
 def _alike(before: Side, after: Side) -> list[pd.DataFrame]:
     """Return the results of both on shared prompts; as means over all prompts if one of them has no scores by prompt.
 
-    UserError if they share no prompts. Means do not tell their prompts: these count as the same if the base's means are equal.
+    UserError if they share no prompts. Means do not tell their prompts: these count as the same if the settings of prompts and evaluation
+    are equal, or the base's means.
     """
     sides = [before.results, after.results]
-    if any(side.prompt_id.isna().any() for side in sides):
+    if before.means_only or after.means_only:
         keys = ["method", "seed", "reward"]
         sides = [side.groupby(keys, sort=False).score.mean().reset_index().assign(prompt_id="all") for side in sides]
         base = [side[side.method == BASE[0]].set_index("reward").score for side in sides]
         shared = base[0].index.intersection(base[1].index)
-        same = len(shared) and np.allclose(base[0][shared], base[1][shared], rtol=0, atol=1e-9)
+        alike = before.evaluated == after.evaluated and any(before.evaluated)
+        same = len(shared) and (alike or np.allclose(base[0][shared], base[1][shared], rtol=0, atol=SAME))
     else:
         prompts = set(sides[0].prompt_id) & set(sides[1].prompt_id)
         sides = [side[side.prompt_id.isin(prompts)] for side in sides]

@@ -105,13 +105,3 @@ def test_a_runs_folder_holds_the_weights_of_its_last_training_alone(project):
     shutil.copytree(run / "lora", run / "transformer")
     done = stage("evaluate", project)
     assert done.returncode == 1 and done.stderr.splitlines()[-1].startswith("error: runs/small/g2rpo-1: has lora and transformer")
-
-
-def test_a_commit_whose_data_are_not_here_is_said_in_one_line(known):
-    """As in a clone, whose cache has none of another commit's evaluations."""
-    for words in (["add", "--all"], ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "--quiet", "-m", "made"]):
-        subprocess.run(["git", *words], cwd=known, check=True)
-    shutil.rmtree(known / ".dvc" / "cache")
-    done = run_here(importlib.import_module("pipeline.compare").main, "HEAD", "now", folder=known)
-    assert done.returncode == 1 and done.stderr.count("\n") == 1
-    assert done.stderr.startswith("error: compare: HEAD: its evaluations are not in DVC's cache here (")

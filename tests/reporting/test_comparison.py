@@ -44,3 +44,14 @@ def test_what_cannot_be_paired_is_refused_in_words(results):
         changes(Side("a", {}, results), Side("b", {}, results[results.method == "g2rpo"].assign(method="elsewhere")))
     with pytest.raises(UserError, match="were evaluated on different prompts"):
         changes(Side("a", {}, results), Side("b", {}, results.assign(prompt_id="other-" + results.prompt_id)))
+
+
+def test_means_of_another_machine_are_compared_where_the_settings_are_equal(results):
+    """The base's own means differ then; nothing else could tell that from other prompts."""
+    means = results.groupby(["method", "seed", "reward"], sort=False).score.mean().reset_index().assign(prompt_id=None)
+    profile = {"prompts": {"seed": 0}, "evaluation": {"seed": 1}}
+    here, there = Side("a", profile, shifted(results, "base", 0.2)), Side("b", profile, means)
+    found = {(one.method, one.reward): one for one in changes(here, there)}
+    assert found["base", "hps"].by == pytest.approx(-0.2) and found["g2rpo", "hps"].by == pytest.approx(0)
+    with pytest.raises(UserError, match="were evaluated on different prompts"):
+        changes(here, Side("b", profile | {"evaluation": {"seed": 2}}, means))

@@ -1,0 +1,73 @@
+"""What a newcomer does first, on a fresh clone: each task by the command that its page names, as far as a command can judge it."""
+
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+from dvc.cli.parser import get_main_parser
+from dvc.utils.hydra import apply_overrides
+
+from g2rpo_core.config import load_profile
+from pipeline import compare
+from tests.conftest import ROOT
+from tests.docs.commands import commands
+from tests.fixtures.commands import run_here
+from tests.fixtures.projects import fresh_clone, git
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory) -> Path:
+    return fresh_clone(tmp_path_factory.mktemp("clone"))
+
+
+def of(page: str, start: str) -> list[str]:
+    """The words of every command of a page that begins so; at least one."""
+    text = (ROOT / page).read_text()
+    found = [command for command in commands() if command.startswith(start) and command in " ".join(text.split())]
+    assert found, f"{page} has no command {start!r}"
+    return found
+
+
+# Try one setting as an experiment
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/howto/settings.md", "docs/howto/dvc.md"])
+def test_an_experiment_changes_a_setting_and_no_other_line_and_may_be_repeated(page, tmp_path):
+    """As DVC itself writes it into the profile, twice: the second time is a resume by the same words."""
+    for command in of(page, "dvc exp run"):
+        shutil.copytree(ROOT / "profiles", tmp_path / "profiles", dirs_exist_ok=True)
+        (changed,) = get_main_parser().parse_args(shlex.split(command)[1:]).set_param
+        file, _, override = changed.partition(":")
+        before = (tmp_path / file).read_text()
+        for _ in range(2):
+            apply_overrides(tmp_path / file, [override])
+        lines = [line for line in (tmp_path / file).read_text().splitlines() if line not in before.splitlines()]
+        assert lines and all("learning_rate: 4e-05" in line or line.strip() == "training:" for line in lines), lines
+        runs = [load_profile(where / file).run("g2rpo").training for where in (ROOT, tmp_path)]
+        assert runs[0].learning_rate != runs[1].learning_rate == 4e-5
+
+
+# Compare what is here with the commit before
+
+
+@pytest.mark.pipeline
+def test_a_fresh_clone_compares_two_commits_by_what_is_committed(clone):
+    (command,) = of("docs/howto/report.md", "g2rpo report --compare HEAD~1")
+    words = shlex.split(command)
+    assert words[:3] == ["g2rpo", "report", "--compare"]
+    done = run_here(compare.main, *words[3:], folder=clone)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "| g2rpo | HPS-v2.1 | 0.8" in done.stdout and done.stdout.count("| not known | not known |") >= 12
+    assert "Of HEAD~1 and now only mean rewards are at hand, no scores by prompt" in done.stdout
+    assert "No difference is" not in done.stdout and "paired" not in done.stdout
+
+
+@pytest.mark.pipeline
+def test_a_side_of_which_nothing_is_at_hand_is_said_in_one_line(clone):
+    (clone / "reports" / "metrics" / "base-0.json").unlink()
+    done = run_here(compare.main, "HEAD~1", "now", folder=clone)
+    git(clone, "checkout", "--quiet", "reports")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+    assert done.stderr.startswith("error: compare: now: has no evaluations, nor means in reports/metrics (")
+    assert done.stderr.endswith("; to make them: dvc repro\n")
