@@ -43,6 +43,6 @@ def read_rewards(profile: str | None, models: Path | None) -> "tuple[Section, Pa
 
 def resolve_alias(name: str) -> str:
     """Return the name of a reward that may be given by an alias, such as hps_v2_1."""
-    from g2rpo_core.rewards.registry import SPECS
+    from g2rpo_core.rewards.registry import ALIASES
 
-    return next((spec.name for spec in SPECS if name in spec.aliases), name)
+    return ALIASES.get(name, name)

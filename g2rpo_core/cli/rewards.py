@@ -51,7 +51,7 @@ def score(
 
     A reward that can fail on an image has a second column, `<name>_reason`: why there is no score.
 
-    Example: g2rpo score --reward hps_v2_1 --prompts prompts.txt pictures
+    Example: g2rpo score --reward hps --prompts prompts.txt pictures
     """
     write_scores(SimpleNamespace(**locals()))
 

@@ -21,6 +21,8 @@ from g2rpo_core.inference.pictures import MOST_STEPS, Pictures
 from g2rpo_core.inference.runs import find_kind, find_weights, trained_runs
 
 if TYPE_CHECKING:  # imports torch, which would slow down --help
+    import torch
+
     from g2rpo_core.data.prompts import Prompt
 
 MOST_SEEDS = 1000
@@ -31,7 +33,12 @@ def generate(
     file: Annotated[
         Path | None, typer.Option(help="file of prompts, in a format that profiles take: txt, csv, json, jsonl or parquet")
     ] = None,
-    run: Annotated[str, typer.Option(help="`base`, a run such as g2rpo-1, or a folder with `transformer` or `lora`")] = BASE[0],
+    run: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="`base` (the default), a run such as g2rpo-1, or a folder with `transformer` or `lora`; may be repeated"
+        ),
+    ] = None,
     profile: Annotated[
         str | None, typer.Option(help="profile whose models and image size are used (default: the one in params.yaml)")
     ] = None,
@@ -46,7 +53,8 @@ def generate(
     lora_scale: Annotated[float, typer.Option(help="strength of a LoRA run, times its alpha / rank")] = 1.0,
     out: Annotated[Path, typer.Option(help="output folder; it may already hold files")] = Path("pictures"),
     grid: Annotated[
-        bool, typer.Option("--grid", help="also write one image with a row per prompt and a column per seed")
+        bool,
+        typer.Option("--grid", help="also write one picture of all: a row per prompt, the runs side by side, a column per seed"),
     ] = False,
     device: Annotated[str | None, typer.Option(help="cuda or cpu (default: a GPU if there is one)")] = None,
 ) -> None:
@@ -55,7 +63,7 @@ def generate(
     Beside them, prompts.csv says which prompt and seed each is of, for `g2rpo score`. Prompts that are too long for the text encoders
     are refused. No other picture is written over: with other prompts or settings, the numbers in the names go on.
 
-    Example: g2rpo generate "a small red circle" --run g2rpo-1 --seeds 1-4 --grid
+    Example: g2rpo generate "a small red circle" --run base --run g2rpo-1 --seeds 1-4 --grid
     """
     draw(SimpleNamespace(**locals()))
 
@@ -64,7 +72,7 @@ def draw(args: SimpleNamespace) -> None:
     """Check the options, then draw; UserError before any model is loaded if an option does not fit."""
     profile, settings = read_profile(args.profile)
     # Check the options
-    seeds, folder = parse_seeds(args.seeds), find_weights(args.run, profile)
+    seeds, runs = parse_seeds(args.seeds), {run: find_weights(run, profile) for run in args.run or BASE[:1]}
     steps = settings.evaluation.steps[0] if args.steps is None else args.steps
     guidance = settings.sampling.guidance if args.guidance is None else args.guidance
     if not 1 <= steps <= MOST_STEPS or not 0 < args.trained_share <= 1:
@@ -77,26 +85,27 @@ def draw(args: SimpleNamespace) -> None:
         raise UserError(f"generate: --out {args.out} is not a folder")
     prompts = read_texts(args)
     sampling = {"steps": steps, "guidance": guidance, "trained_share": args.trained_share, "lora_scale": args.lora_scale}
-    origin = {"profile": profile, "run": args.run, **sampling}
-    pictures = Pictures(args.out, args.run.replace("/", "_"), prompts, seeds, origin, args.grid)
+    pictures = Pictures(args.out, list(runs), prompts, seeds, {"profile": profile, **sampling}, args.grid)
     with writing(args.out):
         args.out.mkdir(parents=True, exist_ok=True)
         pictures.find_room()
 
     from g2rpo_core.inference.painter import Painter
 
-    # Draw every prompt with every seed
+    # Draw every prompt with every seed, by one run after the other
     painter = Painter(settings, Path("models", profile), args.device)
     encoded = painter.encode(prompts)
-    pictures.origin["shift"] = painter.find_schedule(painter.policy(folder)).shift_at(sampling["steps"])
-    rows = []
+    drawn: dict[str, list[torch.Tensor]] = {run: [] for run in runs}
     with writing(args.out):
-        for number, conditioning in enumerate(encoded):
-            images = painter.draw(folder, conditioning, seeds, **sampling)
-            rows.append(images)
-            for path in pictures.write(number, images):
-                print(path)
-        for path in pictures.write_last(rows):
+        for run, folder in runs.items():
+            painter.forget()
+            pictures.origin["shift"] = painter.find_schedule(painter.policy(folder)).shift_at(sampling["steps"])
+            for number, conditioning in enumerate(encoded):
+                images = painter.draw(folder, conditioning, seeds, **sampling)
+                drawn[run].append(images)
+                for path in pictures.write(run, number, images):
+                    print(path)
+        for path in pictures.write_last(drawn):
             print(path)
 
 

@@ -17,7 +17,7 @@ from g2rpo_core.foundation.errors import attempt
 from g2rpo_core.foundation.settings import Name, Settings, do_not_fit, problems_of
 from g2rpo_core.hub.settings import HubModels, HubPrompts, PublishedModel
 from g2rpo_core.numerics.pins import Numerics
-from g2rpo_core.rewards.registry import REWARDS, models_of, settings_of
+from g2rpo_core.rewards.registry import ALIASES, REWARDS, models_of, settings_of
 from g2rpo_core.sampling.settings import SamplingSettings
 from g2rpo_core.tasks import TASK_NAMES
 from g2rpo_core.tiny_models.settings import TOKEN, BuiltModels
@@ -179,7 +179,8 @@ class Profile(Settings):
         known = dict.fromkeys([*REWARDS, *self.rewards])
         for reward in rewards:
             if reward not in known:
-                yield f"{where}: unknown reward {reward!r}; allowed are {', '.join(known)}"
+                named = f"; here it is {ALIASES[reward]}" if reward in ALIASES else ""
+                yield f"{where}: unknown reward {reward!r}{named}; allowed are {', '.join(known)}"
                 continue
             if reward in REWARDS and REWARDS[reward].tasks_only and source not in TASK_NAMES:
                 named = source if isinstance(source, str) else source.repo

@@ -11,8 +11,8 @@ import torch
 from diffusers import DiffusionPipeline
 from diffusers.utils.logging import disable_progress_bar
 from peft.tuners.tuners_utils import BaseTunerLayer
+from PIL.Image import Image
 from PIL.PngImagePlugin import PngInfo
-from torchvision.transforms.functional import to_pil_image
 from transformers.utils.logging import disable_progress_bar as disable_progress_bar_of_encoders
 
 from g2rpo_core.architectures.architecture import Schedule
@@ -66,6 +66,10 @@ class Painter:
                 dtype=DTYPES[sampling.dtype], device=self.device,
             )  # fmt: skip
         return self._policies[folder]
+
+    def forget(self) -> None:
+        """Let go of the weights of all runs, so that the next run has the memory."""
+        self._policies.clear()
 
     def encode(self, prompts: Sequence[Prompt]) -> list[Conditioning]:
         """Encode each prompt, float32 [1, ...]; UserError for one that the text encoders would cut."""
@@ -145,9 +149,9 @@ def scale_lora(policy: Policy, scale: float) -> Iterator[None]:
         set_scale(1.0)
 
 
-def png(image: torch.Tensor, origin: Mapping[str, object]) -> bytes:
-    """Encode an image [3, H, W] in [0, 1] as PNG, with its settings as JSON in the text field `g2rpo`."""
+def png(image: Image, origin: Mapping[str, object]) -> bytes:
+    """Encode an image as PNG, with its settings as JSON in the text field `g2rpo`."""
     text, file = PngInfo(), io.BytesIO()
     text.add_text(TEXT, json.dumps(origin, allow_nan=False))
-    to_pil_image(image).save(file, "PNG", pnginfo=text)
+    image.save(file, "PNG", pnginfo=text)
     return file.getvalue()

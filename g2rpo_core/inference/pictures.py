@@ -3,8 +3,10 @@
 import csv
 import io
 import json
-from collections.abc import Iterator, Sequence
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +14,7 @@ from g2rpo_core.foundation.files import read_text, reading, write_whole
 
 if TYPE_CHECKING:  # imports torch, which would slow down --help
     import torch
+    from PIL.Image import Image
 
     from g2rpo_core.data.prompts import Prompt
 
@@ -19,19 +22,20 @@ TEXT = "g2rpo"  # the text field of a PNG with its settings as JSON
 MOST_STEPS = 100  # of denoising, in a picture for a person to look at
 INDEX = "prompts.csv"
 COLUMNS = ["file", "prompt", "seed"]
+SEEN, LETTER, GAP = 96, 12, 6  # pixels in a picture of all: the least of an image's side, of a letter, and between
 
 
 @dataclass
 class Pictures:
-    """The pictures of prompts with seeds, in a folder."""
+    """The pictures of prompts with seeds by one or more runs, in a folder."""
 
     folder: Path
-    name: str
+    runs: Sequence[str]
     """With which the names of files begin."""
     prompts: "Sequence[Prompt]"
     seeds: Sequence[int]
     origin: dict[str, object]
-    """What is in every picture, beside its prompt and seed."""
+    """What is in every picture, beside its run, prompt and seed."""
     grid: bool
     """Whether to write one picture of all at the end."""
     start: int = 0
@@ -39,22 +43,23 @@ class Pictures:
     index: dict[str, dict[str, str]] = field(default_factory=dict)
     """Rows of INDEX by file."""
 
-    def path(self, number: int, seed: int) -> Path:
+    def path(self, run: str, number: int, seed: int) -> Path:
         """Return the file of a picture; names sort as prompts and seeds do."""
         prompts, seeds = len(str(self.start + len(self.prompts) - 1)), len(str(max(self.seeds)))
-        return self.folder / f"{self.name}-{self.start + number:0{max(4, prompts)}d}-{seed:0{seeds}d}.png"
+        return self.folder / f"{_named(run)}-{self.start + number:0{max(4, prompts)}d}-{seed:0{seeds}d}.png"
 
     @property
     def path_of_grid(self) -> Path:
-        return self.folder / f"{self.name}-grid{f'-{self.start:04d}' if self.start else ''}.png"
+        return self.folder / f"{'-'.join(map(_named, self.runs))}-grid{f'-{self.start:04d}' if self.start else ''}.png"
 
-    def about(self, number: int, seed: int) -> dict[str, object]:
+    def about(self, run: str, number: int, seed: int) -> dict[str, object]:
         """Return the settings of a picture."""
-        return {**self.origin, "prompt": self.prompts[number].text, "seed": seed}
+        return {**self.origin, "run": run, "prompt": self.prompts[number].text, "seed": seed}
 
     @property
     def about_grid(self) -> dict[str, object]:
-        return {**self.origin, "prompts": [prompt.text for prompt in self.prompts], "seeds": list(self.seeds)}
+        texts = [prompt.text for prompt in self.prompts]
+        return {**self.origin, "runs": list(self.runs), "prompts": texts, "seeds": list(self.seeds)}
 
     def find_room(self) -> None:
         """Choose the first number from 0 with which no other picture is written over, and read INDEX; UserError if it is not one."""
@@ -67,18 +72,20 @@ class Pictures:
                 self.index = {row["file"]: {column: row[column] for column in COLUMNS} for row in rows}
 
     def _wanted(self) -> Iterator[tuple[Path, dict[str, object]]]:
-        for number in range(len(self.prompts)):
-            yield from ((self.path(number, seed), self.about(number, seed)) for seed in self.seeds)
+        for each in product(self.runs, range(len(self.prompts)), self.seeds):
+            yield self.path(*each), self.about(*each)
         if self.grid:
             yield self.path_of_grid, self.about_grid
 
-    def write(self, number: int, images: "torch.Tensor") -> Iterator[Path]:
-        """Write the pictures [seeds, 3, H, W] of a prompt, and INDEX; yield their files."""
+    def write(self, run: str, number: int, images: "torch.Tensor") -> Iterator[Path]:
+        """Write a run's pictures [seeds, 3, H, W] of a prompt, and INDEX; yield their files."""
+        from torchvision.transforms.functional import to_pil_image
+
         from g2rpo_core.inference.painter import png
 
         for seed, image in zip(self.seeds, images):
-            path = self.path(number, seed)
-            write_whole(path, png(image, self.about(number, seed)))
+            path = self.path(run, number, seed)
+            write_whole(path, png(to_pil_image(image), self.about(run, number, seed)))
             self.index[path.name] = {"file": path.name, "prompt": self.prompts[number].text, "seed": str(seed)}
             yield path
         text = io.StringIO()
@@ -87,16 +94,55 @@ class Pictures:
         writer.writerows(self.index[name] for name in sorted(self.index))
         write_whole(self.folder / INDEX, text.getvalue())
 
-    def write_last(self, rows: "Sequence[torch.Tensor]") -> Iterator[Path]:
-        """Write the picture of all, with a row per prompt, if it is wanted; yield its file."""
-        import torch
-        from torchvision.utils import make_grid
-
+    def write_last(self, drawn: "Mapping[str, Sequence[torch.Tensor]]") -> Iterator[Path]:
+        """Write the picture of all, if it is wanted; yield its file. drawn: of every run the images [seeds, 3, H, W] of each prompt."""
         from g2rpo_core.inference.painter import png
 
         if self.grid:
-            write_whole(self.path_of_grid, png(make_grid(torch.cat(list(rows)), len(self.seeds)), self.about_grid))
+            texts = [prompt.text for prompt in self.prompts]
+            write_whole(self.path_of_grid, png(side_by_side(drawn, texts, self.seeds), self.about_grid))
             yield self.path_of_grid
+
+
+def side_by_side(drawn: "Mapping[str, Sequence[torch.Tensor]]", prompts: Sequence[str], seeds: Sequence[int]) -> "Image":
+    """Draw one picture: each prompt above its row, each run above its columns, in the order given, a column for each seed.
+
+    drawn: of every run the images [seeds, 3, H, W] in [0, 1] of each prompt. Images of fewer than SEEN pixels are enlarged.
+    """
+    from PIL import Image, ImageDraw, ImageFont
+    from torchvision.transforms.functional import to_pil_image
+
+    # Sizes in pixels
+    height, width = next(iter(drawn.values()))[0].shape[2:]
+    scale = -(-SEEN // min(height, width))
+    font, line, wide, high = ImageFont.load_default(LETTER), LETTER + GAP, width * scale + GAP, height * scale
+    columns = max(wide * len(seeds), *(int(font.getlength(run)) for run in drawn)) + 2 * GAP
+    per_line = max(1, int((columns * len(drawn) - 2 * GAP) / font.getlength("m") * 1.7))
+    titles = [textwrap.wrap(prompt, per_line) for prompt in prompts]
+    total = 2 * line + sum(len(title) * line + high + 2 * GAP for title in titles)
+    sheet = Image.new("RGB", (columns * len(drawn) + GAP, total), "white")
+    write = ImageDraw.Draw(sheet)
+    # Names of runs and seeds, then the prompts with their images
+    for place, run in enumerate(drawn):
+        write.text((place * columns + GAP, 0), run, "black", font)
+        for index, seed in enumerate(seeds):
+            write.text((place * columns + GAP + index * wide, line), f"seed {seed}", "gray", font)
+    top = 2 * line
+    for row, title in enumerate(titles):
+        for text in title:
+            write.text((GAP, top), text, "black", font)
+            top += line
+        for place, images in enumerate(drawn.values()):
+            for index, image in enumerate(images[row]):
+                shown = to_pil_image(image).resize((width * scale, high), Image.Resampling.NEAREST)
+                sheet.paste(shown, (place * columns + GAP + index * wide, top))
+        top += high + 2 * GAP
+    return sheet
+
+
+def _named(run: str) -> str:
+    """Return a run's name, or its path, as part of a file's name."""
+    return run.replace("/", "_")
 
 
 def _is_free(path: Path, about: dict[str, object]) -> bool:

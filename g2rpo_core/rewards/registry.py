@@ -101,6 +101,7 @@ SPECS: tuple[RewardSpec, ...] = (
     RewardSpec("verifier", "Verifier (exact)", lambda models, device, settings: verify, settings=RewardSettings, tasks_only=True),
 )
 REWARDS: dict[str, RewardSpec] = {spec.name: spec for spec in SPECS}
+ALIASES = {alias: spec.name for spec in SPECS for alias in spec.aliases}  # that commands take
 
 
 def settings_of(section: Section, name: str) -> RewardSettings:

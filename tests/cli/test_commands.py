@@ -9,17 +9,17 @@ import sys
 import numpy as np
 import pandas as pd
 import pytest
+import typer
 from PIL import Image
 from ruamel.yaml import YAML
 
-from g2rpo_core.cli.main import main
+from g2rpo_core.cli.main import app, main
 from g2rpo_core.config import load_profile
 from g2rpo_core.data.prompts import Prompt
 from g2rpo_core.inference.pictures import Pictures
 from tests.conftest import ROOT
 from tests.fixtures.commands import run_here
 
-pytestmark = pytest.mark.pipeline
 COMMANDS = (
     *("doctor", "plan", "models", "prompts", "probe", "generate", "score", "demo", "export", "report"),
     *("profile list", "profile show", "profile diff"),
@@ -56,6 +56,15 @@ def project(models, embeddings_folder, tmp_path_factory):
 def test_every_command_helps_with_an_example(command):
     done = run_here(main, *command.split(), "--help", folder=ROOT)
     assert done.returncode == 0 and f"Example: g2rpo {command}" in re.sub(r"\s+", " ", done.stdout)
+
+
+def test_help_says_of_every_list_that_its_option_may_be_repeated():
+    """A word given twice, where only one is taken, is lost without a word."""
+    lists = []
+    for name, command in typer.main.get_command(app).commands.items():
+        lists += [(name, each) for each in command.params if each.param_type_name == "option" and each.multiple]
+    assert {(name, each.name) for name, each in lists} == {("generate", "run"), ("score", "reward"), ("demo", "run")}
+    assert [(name, each.name) for name, each in lists if "may be repeated" not in each.help] == []
 
 
 def test_help_waits_for_no_torch():
@@ -96,17 +105,23 @@ def test_pictures_depend_on_prompt_seed_and_weights_and_say_what_made_them(proje
 
 def test_names_sort_as_prompts_and_seeds_do_however_many_there_are(tmp_path):
     prompts = [Prompt(str(number), f"prompt {number}", "") for number in range(10_002)]
-    pictures = Pictures(tmp_path, "base", prompts, range(8, 12), {}, False)
-    names = [pictures.path(number, seed).name for number in range(len(prompts)) for seed in pictures.seeds]
+    pictures = Pictures(tmp_path, ["base"], prompts, range(8, 12), {}, False)
+    names = [pictures.path("base", number, seed).name for number in range(len(prompts)) for seed in pictures.seeds]
     assert names == sorted(names) and names[0] == "base-00000-08.png" and len(set(names)) == len(names)
 
 
-def test_a_grid_has_a_row_a_prompt_and_a_column_a_seed(project):
+def test_several_runs_are_all_drawn_in_the_order_given_and_put_into_one_picture(project):
     (project / "prompts.txt").write_text("a small red circle\na large blue square\n")
-    words = ["--file", "prompts.txt", "--seeds", "1-3", "--grid", "--out", "grid"]
+    words = ["--file", "prompts.txt", "--seeds", "1-3", "--grid", "--out", "grid", "--run", "g2rpo-1", "--run", "base"]
     done = run_here(main, "generate", *words, folder=project)
-    assert done.returncode == 0 and len(done.stdout.split()) == 7, done.stderr
-    assert Image.open(project / "grid" / "base-grid.png").size == (3 * 34 + 2, 2 * 34 + 2)
+    files = done.stdout.split()
+    assert done.returncode == 0 and len(files) == 2 * 2 * 3 + 1, done.stderr
+    assert [file.split("/")[1].rsplit("-", 2)[0] for file in files[:-1]] == ["g2rpo-1"] * 6 + ["base"] * 6
+    shown = Image.open(project / "grid" / "g2rpo-1-base-grid.png")
+    about = json.loads(shown.text["g2rpo"])
+    assert about["runs"] == ["g2rpo-1", "base"] and about["prompts"] == ["a small red circle", "a large blue square"]
+    table = pd.read_csv(project / "grid" / "prompts.csv")
+    assert len(table) == 12 and set(table.file) == {file.split("/")[1] for file in files[:-1]}
 
 
 @pytest.mark.parametrize(

@@ -21,12 +21,12 @@ from tests.fixtures.projects import small_project
 
 # Commands that are run in the small checkout, and what their output has.
 RUN = {
-    'g2rpo generate "a large red circle above a small blue square" --run g2rpo-1 --seeds 1-4 --grid': "g2rpo-1-grid.png",
+    'g2rpo generate "a large red circle above a small blue square" --run base --run g2rpo-1 --seeds 1-4 --grid': "base-g2rpo-1-grid.png",
     "g2rpo export g2rpo-1 --form original --out my_model": "my_model/g2rpo-1.safetensors",
     "g2rpo export g2rpo-1 --form diffusers --out my_diffusers": "my_diffusers",
     "g2rpo export my_lora-1 --form kohya --out my_kohya": "my_kohya",
     "g2rpo export my_lora-1 --form lora --out my_lora": "my_lora/pytorch_lora_weights.safetensors",
-    "g2rpo score --reward hps_v2_1 --prompts prompts.txt DIR": "scores.csv: 2 images",
+    "g2rpo score --reward hps --prompts prompts.txt DIR": "scores.csv: 2 images",
     "g2rpo report --study compare": "studies/compare/reports/report.html",
     "g2rpo profile show my_flux": "iterations: 600 # profiles/my_flux.yaml:4",
     "g2rpo profile list": "flux_lora_1gpu",

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 from g2rpo_core.foundation.errors import UserError
@@ -17,7 +16,7 @@ def folder(tmp_path):
     folder = tmp_path / "pictures"
     folder.mkdir()
     for name, prompt in (("base-10000-0", "third"), ("base-1001-0", "second"), ("base-0001-0", "first")):
-        (folder / f"{name}.png").write_bytes(png(torch.zeros(3, 4, 4), {"prompt": prompt, "seed": 0}))
+        (folder / f"{name}.png").write_bytes(png(Image.new("RGB", (4, 4)), {"prompt": prompt, "seed": 0}))
     return folder
 
 

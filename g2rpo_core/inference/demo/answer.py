@@ -7,6 +7,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlencode
 
 from pydantic import Field, ValidationError, field_validator
+from torchvision.transforms.functional import to_pil_image
 
 from g2rpo_core.common.runs import BASE
 from g2rpo_core.config import Profile
@@ -116,5 +117,5 @@ def answer(painter: Painter, profile: str, offered: Sequence[str], asked: ImageR
         seconds = time.perf_counter() - start
         (scores,) = painter.score(images, asked.prompt, asked.rewards)
         origin = {"profile": profile, "run": run, "prompt": asked.prompt, "seed": asked.seed, **sampling}
-        drawn.append(DrawnImage(run, png(images[0], origin), scores, seconds))
+        drawn.append(DrawnImage(run, png(to_pil_image(images[0]), origin), scores, seconds))
     return drawn
