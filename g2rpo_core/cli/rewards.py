@@ -32,8 +32,8 @@ def score(
     reward: Annotated[
         list[str],
         typer.Option(
-            help="hps, clip_score, pickscore, image_reward, unified_reward (hps_v2_1 is hps), or one that the profile gets from a "
-            "server; may be repeated"
+            help="hps, clip_score, pickscore, image_reward, unified_reward (hps_v2_1 is hps), or one of your own in the profile's "
+            "section `rewards`; may be repeated"
         ),
     ],
     prompts: Annotated[
@@ -70,7 +70,7 @@ def write_scores(args: SimpleNamespace) -> None:
     # Check the options, before any model is loaded
     section, models = read_rewards(args.profile, args.models)
     any_image = [spec.name for spec in SPECS if not spec.tasks_only]
-    any_image += [name for name in section if name not in REWARDS and settings_of(section, name).remote]
+    any_image += [name for name in section if name not in REWARDS]
     names = [resolve_alias(name) for name in args.reward]
     for given, name in zip(args.reward, names):
         if name not in any_image:
@@ -179,9 +179,7 @@ def load_served(args: SimpleNamespace, key: str | None) -> "Served":
     own = {key: value for key, value in section.get(name, {}).items() if key != "server"}
     if name not in registry.REWARDS and "class" not in own:
         raise UserError(f"--reward {name}: the profile only gets it from a server; set `class` in rewards.{name} to its code")
-    # Load the reward; a user's own class may be in this folder
     device = device_of(args.device)
-    sys.path.insert(0, os.getcwd())
     settings = registry.settings_of({name: own}, name)
     decides = settings.model_dump(mode="json", exclude={"micro_batch", "max_missing", "server", "label"})
     reward = registry.load([name], models, device, {name: own})[name]

@@ -4,7 +4,10 @@ The user's own is a class, given by its import path, whose method `score(images,
 """
 
 import importlib
+import inspect
 import json
+import os
+import sys
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -19,6 +22,7 @@ from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import reading
 from g2rpo_core.foundation.settings import problems_of
 from g2rpo_core.rewards import image_reward, similarity, unified_reward
+from g2rpo_core.rewards.preprocess import Images, eight_bit
 from g2rpo_core.rewards.remote import RemoteReward, check_key
 from g2rpo_core.rewards.spec import Reward, RewardSettings, RewardSpec, Section
 from g2rpo_core.tasks.table import verify
@@ -36,6 +40,9 @@ class CustomRewardSettings(RewardSettings):
 def import_class(where: str, path: str) -> Callable[..., Any]:
     """Import the class at `package.module:Class`; UserError if the module cannot be imported, or has no such class."""
     module, _, attribute = path.partition(":")
+    # A program such as `g2rpo` searches only the environment
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
     try:
         return getattr(importlib.import_module(module), attribute)
     except ModuleNotFoundError as error:
@@ -50,6 +57,21 @@ def import_class(where: str, path: str) -> Callable[..., Any]:
         raise UserError(f"{where}: {path}: cannot be imported: {describe_error(error)}") from error
 
 
+def class_of(name: str, settings: CustomRewardSettings) -> Callable[..., Any]:
+    """Import the class of a reward of the user's own; UserError if that fails, or if it does not take its settings."""
+    make = import_class(f"rewards.{name}.class", settings.class_ or "")
+    try:
+        signature = inspect.signature(make)
+    except (TypeError, ValueError):  # of no function, or of one in C
+        return make
+    try:
+        signature.bind(**settings.settings)
+    except TypeError as error:
+        takes = ", ".join(signature.parameters) or "nothing"
+        raise UserError(f"rewards.{name}.settings: {settings.class_} {error}; it takes {takes}") from None
+    return make
+
+
 def describe_error(error: Exception) -> str:
     """Describe an error in the user's own code in one line, with the line of code that raised it."""
     at = traceback.extract_tb(error.__traceback__)[-1]
@@ -59,9 +81,9 @@ def describe_error(error: Exception) -> str:
 class CustomReward:
     """The user's object with the interface of all rewards; a NaN score counts as missing."""
 
-    def __init__(self, name: str, settings: CustomRewardSettings):
-        self.where = f"rewards.{name}.class: {settings.class_}"
-        make = import_class(f"rewards.{name}.class", settings.class_ or "")
+    def __init__(self, name: str, settings: CustomRewardSettings, device: torch.device):
+        self.where, self.device = f"rewards.{name}.class: {settings.class_}", device
+        make = class_of(name, settings)
         try:
             self.reward = make(**settings.settings)
         except UserError:  # it already says what to do, or that it may pass
@@ -72,8 +94,15 @@ class CustomReward:
             raise UserError(f"{self.where}: has no method score(images, prompts)")
 
     @torch.no_grad()
-    def __call__(self, images: torch.Tensor, prompts: Sequence[str]) -> torch.Tensor:
-        """Return scores [N] float32; UserError if the user's score is anything but one number per image."""
+    def __call__(self, images: Images, prompts: Sequence[str]) -> torch.Tensor:
+        """Return scores [N] float32; UserError if the user's score is anything but one number per image.
+
+        The user's class gets tensors: PIL images of several sizes one at a time.
+        """
+        if not isinstance(images, torch.Tensor):
+            if len({image.size for image in images}) > 1:
+                return torch.cat([self([image], [prompt]) for image, prompt in zip(images, prompts)])
+            images = torch.stack(eight_bit(images)).to(self.device) / 255
         before = None if images.is_inference() else images._version
         try:
             scores = self.reward.score(images, prompts)
@@ -149,7 +178,7 @@ def check(name: str, section: Section) -> None:
     """Check a reward before any model is loaded; UserError if, for example, its class is not found or a key is not set."""
     settings = settings_of(section, name)
     if isinstance(settings, CustomRewardSettings) and settings.class_ and not settings.remote:
-        import_class(f"rewards.{name}.class", settings.class_)
+        class_of(name, settings)
     if server := getattr(settings, "server", None):
         check_key(server, f"rewards.{name}.server")
 
@@ -160,7 +189,7 @@ def build(name: str, models: ModelStore, device: torch.device, section: Section)
     if settings.score_server is not None:
         return RemoteReward(name, settings.score_server)
     if isinstance(settings, CustomRewardSettings):
-        return CustomReward(name, settings)
+        return CustomReward(name, settings, device)
     for model in () if settings.remote else REWARDS[name].models:
         models.folder(model)  # complete, or a UserError
     with reading(models.root / name):

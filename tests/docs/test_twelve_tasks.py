@@ -4,14 +4,17 @@ import shlex
 import shutil
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from dvc.cli.parser import get_main_parser
 from dvc.utils.hydra import apply_overrides
+from PIL import Image
 
+from g2rpo_core.cli.main import main
 from g2rpo_core.config import load_profile
-from pipeline import compare
+from pipeline import check, compare
 from tests.conftest import ROOT
-from tests.docs.commands import commands
+from tests.docs.commands import commands, snippets
 from tests.fixtures.commands import run_here
 from tests.fixtures.projects import fresh_clone, git
 
@@ -22,9 +25,9 @@ def clone(tmp_path_factory) -> Path:
 
 
 def of(page: str, start: str) -> list[str]:
-    """The words of every command of a page that begins so; at least one."""
-    text = (ROOT / page).read_text()
-    found = [command for command in commands() if command.startswith(start) and command in " ".join(text.split())]
+    """Every command of a page that begins so, the longest first; at least one."""
+    text = " ".join((ROOT / page).read_text().split())
+    found = sorted((command for command in commands() if command.startswith(start) and command in text), key=len, reverse=True)
     assert found, f"{page} has no command {start!r}"
     return found
 
@@ -46,6 +49,35 @@ def test_an_experiment_changes_a_setting_and_no_other_line_and_may_be_repeated(p
         assert lines and all("learning_rate: 4e-05" in line or line.strip() == "training:" for line in lines), lines
         runs = [load_profile(where / file).run("g2rpo").training for where in (ROOT, tmp_path)]
         assert runs[0].learning_rate != runs[1].learning_rate == 4e-5
+
+
+# Score pictures with a reward of one's own, and train on it
+
+
+@pytest.mark.pipeline
+def test_a_reward_of_ones_own_scores_a_folder_and_its_mistakes_are_found_first(clone):
+    """By the page's own class and profile; no stage has run, so there is no model."""
+    page = [one for one in snippets() if one.document == "rewards.md"]
+    (clone / "my_rewards.py").write_text(next(one.text for one in page if one.text.startswith("class Redness")))
+    profile = next(one.text for one in page if one.text.startswith("# profiles/mine.yaml"))
+    (clone / "profiles" / "mine.yaml").write_text(profile)
+    (clone / "pictures").mkdir()
+    for name, colour, size in (("a", (255, 0, 0), (8, 8)), ("b", (0, 0, 255), (4, 8))):
+        Image.new("RGB", size, colour).save(clone / "pictures" / f"{name}.png")
+    (clone / "pictures" / "prompts.csv").write_text("file,prompt\na.png,red\nb.png,blue\n")
+    command, *_ = of("docs/rewards.md", "g2rpo score")
+    done = run_here(main, *shlex.split(command)[1:], folder=clone)
+    assert done.returncode == 0 and done.stdout == "scores.csv: 2 images, mean redness 0.5000\n", done.stderr
+    assert pd.read_csv(clone / "scores.csv").redness.tolist() == [2.0, -1.0]
+    # What `make reproduce` begins with
+    (clone / "params.yaml").write_text((ROOT / "params.yaml").read_text().replace("profile: tiny", "profile: mine"))
+    assert run_here(check.main, folder=clone).returncode == 0
+    (clone / "profiles" / "mine.yaml").write_text(profile.replace("strength:", "strenth:"))
+    done = run_here(check.main, folder=clone)
+    git(clone, "checkout", "--quiet", "params.yaml")
+    assert done.stderr == (
+        "error: rewards.redness.settings: my_rewards:Redness got an unexpected keyword argument 'strenth'; it takes strength\n"
+    )
 
 
 # Compare what is here with the commit before

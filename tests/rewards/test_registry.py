@@ -120,7 +120,11 @@ def module(path, text: str) -> None:
         ("import absent_package", {}, "no module 'absent_package'"),
         ("class Blue: ...", {}, "the module mine has no 'Red'"),
         ("class Red: ...", {}, "has no method score"),
-        ("class Red:\n def score(self, i, p): ...", {"settings": {"a": 1}}, "cannot be made with rewards.red.settings: "),
+        (
+            "class Red:\n def score(self, i, p): ...",
+            {"settings": {"a": 1}},
+            "rewards.red.settings: mine:Red got an unexpected keyword argument 'a'; it takes nothing",
+        ),
     ],
 )
 def test_a_class_that_cannot_be_had_says_why(tmp_path, monkeypatch, code, entry, message):
@@ -130,6 +134,30 @@ def test_a_class_that_cannot_be_had_says_why(tmp_path, monkeypatch, code, entry,
     with pytest.raises(UserError) as error:
         rewards.load(["red"], tmp_path, section={"red": {"class": "mine:Red", **entry}})
     assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_misspelt_or_missing_setting_of_the_constructor_is_found_before_work(tmp_path, monkeypatch):
+    module(tmp_path, "class Red:\n def __init__(self, strength): ...\n def score(self, images, prompts): ...")
+    monkeypatch.chdir(tmp_path)  # where a user works, and which no program searches by itself
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    for given, why in (
+        ({"strenth": 2.0}, "missing a required argument: 'strength'"),
+        ({"strength": 1, "a": 2}, "got an unexpected keyword argument 'a'"),
+    ):
+        with pytest.raises(UserError) as error:
+            rewards.check("red", {"red": {"class": "mine:Red", "settings": given}})
+        assert str(error.value) == f"rewards.red.settings: mine:Red {why}; it takes strength"
+    rewards.check("red", {"red": {"class": "mine:Red", "settings": {"strength": 1}}})
+
+
+def test_files_of_several_sizes_reach_a_class_as_tensors(tmp_path, monkeypatch):
+    module(tmp_path, "class Red:\n def score(self, images, prompts):\n  return images[:, 0].mean((1, 2))")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    reward = rewards.load(["red"], tmp_path, section={"red": {"class": "mine:Red"}})["red"]
+    files = [Image.new("RGB", size, (red, 9, 9)) for size, red in (((4, 4), 255), ((8, 4), 51), ((4, 4), 0))]
+    assert reward(files, ["a"] * 3).tolist() == pytest.approx([1.0, 0.2, 0.0])
+    assert reward(files[::2], ["a"] * 2).tolist() == [1.0, 0.0]
 
 
 def test_a_reward_that_changes_its_images_is_refused(tmp_path, monkeypatch):
