@@ -29,22 +29,27 @@ def verdict(
     trained = sorted((one for one in found if one.reward is None), key=lambda one: -one.by)
     if not trained:
         return "It is not known which rewards these weights were trained on."
-    # Say who raised the training reward
+    # Say who is ahead by single seeds, then who raised the training reward
+    few = not any(standing for _, standing in ranked)
+    sentences = [first_of_few(trained, pairs, labels)] if few and len(trained) > 1 else []
+    every = " on every seed" if few and len(trained[0].seeds) > 1 else ""
     risen, rest = [one for one in trained if one.tone == "up"], [one for one in trained if one.tone != "up"]
     names = lambda some: ", ".join(f"{labels[one.method]} ({one.by:+.3f})" for one in some)
     if len(trained) == 1:
         verb = {"up": "raises", "down": "lowers", "": "does not significantly change"}[trained[0].tone]
-        sentences = [f"{labels[trained[0].method]} {verb} the reward that it was trained on ({trained[0].by:+.3f})."]
+        sentences += [
+            f"{labels[trained[0].method]} {verb} the reward that it was trained on{every and f',{every}'} ({trained[0].by:+.3f})."
+        ]
     elif not rest:
         several = "Both methods" if len(trained) == 2 else f"All {len(trained)} methods"
-        sentences = [f"{several} raise the reward that they were trained on{': ' + names(risen) if len(risen) < 4 else ''}."]
+        listed = f": {names(risen)}" if len(risen) < 4 else ""
+        sentences += [f"{several} raise the reward that they were trained on{every and f',{every}'}{listed}."]
     else:
         which = names(risen) if len(risen) == 1 else f"{len(risen) or 'None'} of {len(trained)} methods"
         verb = "raises" if len(risen) < 2 else "raise"
-        sentences = [
-            f"{which} significantly {verb} the training reward{'; no significant rise: ' + names(rest) if len(rest) < 4 else ''}."
-        ]
-    # Say who is ahead: over seeds, or on single seeds where there are fewer than three
+        others = f"; {'not so' if every else 'no significant rise'}: {names(rest)}" if len(rest) < 4 else ""
+        sentences += [f"{which} significantly {verb} the training reward{every}{others}."]
+    # Say who is ahead over seeds
     for weights, standing in ranked:
         if len(standing) > 1:
             on = f"Trained on {' + '.join(rewards[name] for name in weights)}, " if len(ranked) > 1 else ""
@@ -52,11 +57,6 @@ def verdict(
             whom = " and ".join(below) if len(below) < 3 else f"{len(below)} of the {len(standing) - 1} others"
             ahead = f"and is significantly above {whom}" if below else "but is not significantly above any other"
             sentences.append(f"{on}{labels[standing[0].method]} gains most ({standing[0].gain.mean:+.3f}) {ahead}.")
-    if not any(standing for _, standing in ranked) and (own := [pair for pair in pairs if pair.reward is None]):
-        apart = sorted({(labels[pair.first], labels[pair.second]) for pair in own if tone(pair.difference)})
-        between = "between them" if len(trained) == 2 else "between any two of them"
-        different = f"Significantly different on at least one seed: {', '.join(' and '.join(two) for two in apart)}."
-        sentences.append(different if apart else f"No seed shows a significant difference {between}.")
     # Say what held-out rewards did
     other = [(rewards[one.reward], one) for one in found if one.reward is not None and one.reward in held_out]
     tones: dict[str, set[str]] = {}  # of each held-out reward, by all methods
@@ -69,7 +69,29 @@ def verdict(
     elif always:
         not_always = f"; not always significantly: {', '.join(unsure)}" if unsure else ""
         sentences.append(f"Held-out rewards rise too: {', '.join(always)}{not_always}.")
-    return " ".join(sentences)
+    return " ".join(filter(None, sentences))
+
+
+def first_of_few(trained: Sequence[Gain], pairs: list[Pair], labels: Mapping[str, str]) -> str:
+    """Say how far the first method is ahead of the second, and on how many seeds significantly; trained: the highest gain first.
+
+    The text is empty if they do not share a training reward and a seed.
+    """
+    first, second = (one.method for one in trained[:2])
+    sign = {(first, second): 1, (second, first): -1}
+    found = [
+        (sign[pair.first, pair.second], pair.difference)
+        for pair in pairs
+        if (pair.first, pair.second) in sign and not pair.reward
+    ]
+    if not found:
+        return ""
+    by = sum(each * difference.mean for each, difference in found) / len(found)
+    clear = sum(tone(difference) == ("up" if each > 0 else "down") for each, difference in found)
+    seeds = f"{clear or 'none'} of {len(found)} seeds" if len(found) > 1 else "its one seed"
+    significant = "" if clear or len(found) > 1 else "not "
+    next_one = labels[second] if len(trained) == 2 else f"the next, {labels[second]},"
+    return f"{labels[first]} is ahead of {next_one} by {by:.3f}, {significant}significantly on {seeds}."
 
 
 def summary(rows: list[Row], pairs: list[Pair], labels: Mapping[str, str]) -> list[str]:

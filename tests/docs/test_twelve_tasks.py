@@ -1,7 +1,9 @@
 """What a newcomer does first, on a fresh clone: each task by the command that its page names, as far as a command can judge it."""
 
+import json
 import shlex
 import shutil
+from collections import defaultdict
 from pathlib import Path
 
 import pandas as pd
@@ -10,8 +12,13 @@ from dvc.cli.parser import get_main_parser
 from dvc.utils.hydra import apply_overrides
 from PIL import Image
 
+from g2rpo_core.algorithm.methods import LABELS
 from g2rpo_core.cli.main import main
 from g2rpo_core.config import load_profile
+from g2rpo_core.reporting.statistics import Difference
+from g2rpo_core.reporting.tables import Gain, Pair
+from g2rpo_core.reporting.verdict import verdict
+from g2rpo_core.rewards import registry as rewards
 from pipeline import check, compare
 from tests.conftest import ROOT
 from tests.docs.commands import commands, snippets
@@ -30,6 +37,34 @@ def of(page: str, start: str) -> list[str]:
     found = sorted((command for command in commands() if command.startswith(start) and command in text), key=len, reverse=True)
     assert found, f"{page} has no command {start!r}"
     return found
+
+
+# Read the report
+
+
+def committed_verdict() -> str:
+    """The first lines of a report with the committed numbers, in the words of today's code."""
+    report = json.loads((ROOT / "reports" / "report.json").read_text())
+    profile = load_profile(ROOT / "profiles" / "tiny.yaml")
+    seeds: dict = defaultdict(dict)
+    for line in (line for line in report["comparisons"] if "on" not in line):
+        (method, _, seed), against = line["of"].rpartition("-"), line["against"].rpartition("-")[0]
+        reward = None if line["reward"] == "training" else line["reward"]
+        numbers = (line[part] for part in ("difference", "low", "high"))
+        seeds[method, against, reward][int(seed)] = Difference(*numbers, 0.0, 0.0, 2)
+    found = [Gain(method, reward, each, None) for (method, against, reward), each in seeds.items() if against == "base"]
+    pairs = [
+        Pair(*who, seed, reward, one) for (*who, reward), each in seeds.items() for seed, one in each.items() if who[1] != "base"
+    ]
+    held_out = [name for name in profile.evaluation.rewards if name not in profile.training.rewards]
+    return verdict(found, [], pairs, LABELS, rewards.labels({}), held_out)
+
+
+def test_the_readme_and_its_picture_say_what_the_committed_report_says():
+    """If not: `python -m tools.draw_report` takes the picture."""
+    readme = " ".join((ROOT / "README.md").read_text().replace("\n> ", "\n").split())
+    assert f"report](reports/report.md) begins so: {committed_verdict()}" in readme
+    assert Image.open(ROOT / "docs" / "report.png").text["verdict"] == committed_verdict()
 
 
 # Try one setting as an experiment
@@ -72,11 +107,11 @@ def test_a_reward_of_ones_own_scores_a_folder_and_its_mistakes_are_found_first(c
     # What `make reproduce` begins with
     (clone / "params.yaml").write_text((ROOT / "params.yaml").read_text().replace("profile: tiny", "profile: mine"))
     assert run_here(check.main, folder=clone).returncode == 0
-    (clone / "profiles" / "mine.yaml").write_text(profile.replace("strength:", "strenth:"))
+    (clone / "profiles" / "mine.yaml").write_text(profile.replace("strength:", "force:"))
     done = run_here(check.main, folder=clone)
     git(clone, "checkout", "--quiet", "params.yaml")
     assert done.stderr == (
-        "error: rewards.redness.settings: my_rewards:Redness got an unexpected keyword argument 'strenth'; it takes strength\n"
+        "error: rewards.redness.settings: my_rewards:Redness got an unexpected keyword argument 'force'; it takes strength\n"
     )
 
 

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -167,13 +169,29 @@ def test_the_verdict_says_who_rose_who_is_ahead_and_what_follows(results):
     assert found[0].by == pytest.approx(0.2) and found[0].over_seeds is None
     sentence = verdict(found, [], pairs, LABELS, NAMES, ["hps"])
     assert sentence == (
-        "G²RPO (+0.200) significantly raises the training reward; no significant rise: DanceGRPO (-0.400). "
-        "Significantly different on at least one seed: G²RPO and DanceGRPO. Some held-out rewards fall: HPS-v2.1 of DanceGRPO."
+        "G²RPO is ahead of DanceGRPO by 0.600, significantly on its one seed. "
+        "G²RPO (+0.200) significantly raises the training reward; no significant rise: DanceGRPO (-0.400). Some held-out rewards fall: HPS-v2.1 of DanceGRPO."
     )
     alone = verdict(gains(rows[:2], ["hps"]), [], [], LABELS, NAMES, ["hps"])
     assert alone == "G²RPO raises the reward that it was trained on (+0.200). Held-out rewards rise too: HPS-v2.1."
     two = verdict(gains(rows[:2], ["hps", "clip_score"]), [], [], LABELS, NAMES, ["hps", "clip_score"])
     assert two.endswith(" Held-out rewards rise too: HPS-v2.1; not always significantly: CLIP Score.")
+
+
+def test_a_lead_on_two_seeds_says_on_how_many_it_is_significant(results):
+    """By the interval of each seed, as the table has it; and a rise counts if it is on every seed."""
+    fallen = 0.35 * ((results.method == "g2rpo") & (results.reward == "hps"))
+    second = results.assign(seed=2, score=results.score - fallen)
+    table = pd.concat([results, second[second.method != "base"]])
+    runs = [(method, seed) for method, _ in RUNS for seed in (1, 2)]
+    found = gains(main_table(table, ("base", 0), runs, ["hps"], TRAINED_ON), ["hps"])
+    pairs = method_pairs(table, runs, [], TRAINED_ON)
+    assert verdict(found, [], pairs, LABELS, NAMES, []) == (
+        "G²RPO is ahead of DanceGRPO by 0.250, significantly on 1 of 2 seeds. "
+        "None of 2 methods significantly raises the training reward on every seed; not so: G²RPO (-0.150), DanceGRPO (-0.400)."
+    )
+    unclear = [replace(one, difference=replace(one.difference, low=-1.0)) for one in pairs]
+    assert "by 0.250, significantly on none of 2 seeds." in verdict(found, [], unclear, LABELS, NAMES, [])
 
 
 def test_from_three_seeds_on_the_verdict_is_that_of_the_interval_over_seeds(results):

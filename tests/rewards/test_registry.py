@@ -141,7 +141,7 @@ def test_a_misspelt_or_missing_setting_of_the_constructor_is_found_before_work(t
     monkeypatch.chdir(tmp_path)  # where a user works, and which no program searches by itself
     monkeypatch.delitem(sys.modules, "mine", raising=False)
     for given, why in (
-        ({"strenth": 2.0}, "missing a required argument: 'strength'"),
+        ({"force": 2.0}, "missing a required argument: 'strength'"),
         ({"strength": 1, "a": 2}, "got an unexpected keyword argument 'a'"),
     ):
         with pytest.raises(UserError) as error:
