@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from g2rpo_core.architectures.table import check_trainable
-from g2rpo_core.config import Profile, load_profile, load_run, profile_path, section_of
+from g2rpo_core.config import Profile, load_profile, load_run, profile_path, resolve, section_of
 from g2rpo_core.data.choice import Chosen, all_prompts, chosen_prompts
 from g2rpo_core.data.embeddings import check_lengths
 from g2rpo_core.data.prompts import load_prompts
@@ -56,6 +56,8 @@ def complaints() -> Iterator[str]:
         yield from attempt(lambda: check_trainable(pipeline.repo, pipeline.architecture))[1]
     if profile:
         yield from _machine_problems(name, profile)
+    else:
+        yield from _reward_problems(path)
 
 
 def _profile_named() -> str | None:
@@ -106,6 +108,15 @@ def _changed_since(name: str, settings: PromptSettings, chosen: Chosen) -> bool:
     return existing is not None and existing != [chosen.train, chosen.test]
 
 
+def _reward_problems(path: Path) -> Iterator[str]:
+    """Yield what is wrong with the user's own rewards in a profile whose other sections may be wrong."""
+    resolved, _ = attempt(lambda: resolve(path))
+    section = resolved.data.get("rewards") if resolved else None
+    for reward, entry in section.items() if isinstance(section, dict) else ():
+        if isinstance(entry, dict):
+            yield from attempt(partial(registry.check, reward, section), (UserError, ValueError))[1]
+
+
 def _tokenizer(name: str):
     """Return what counts a prompt's tokens: built here, or read from the profile's models; None if they are missing or damaged."""
     from transformers import AutoTokenizer
@@ -113,11 +124,11 @@ def _tokenizer(name: str):
     from g2rpo_core.architectures.table import ARCHITECTURES, read_architecture
     from g2rpo_core.common.model_store import LOCK, ModelStore
     from g2rpo_core.tasks import table
-    from g2rpo_core.tiny_models.settings import BASES
+    from g2rpo_core.tiny_models.settings import BASES, BuiltModels
     from g2rpo_core.tiny_models.tokenizers import TOKENIZERS
 
     try:
-        if (settings := load_profile(profile_path(name)).models).source != "hub":
+        if settings := section_of(profile_path(name), "models", BuiltModels):
             base = ARCHITECTURES[BASES[settings.base]]
             return base.counter(TOKENIZERS[base.tokenizers[base.long_tokenizer]](table.TASKS[settings.source]))
         models = Path("models", name)

@@ -60,12 +60,15 @@ def over_limit(prompts: Sequence[Prompt], tokenizer, limit: int) -> list[tuple[i
 
 
 def check_lengths(prompts: Sequence[Prompt], tokenizer, limit: int) -> None:
-    """Check that encoding cuts no prompt; UserError naming those over `limit` tokens, the longest first."""
+    """Check that encoding cuts no prompt; UserError naming those over `limit` tokens, the longest first.
+
+    It advises a higher limit only where the text encoder was trained with that many.
+    """
     if not (long := over_limit(prompts, tokenizer, limit)):
         return
     named = in_one_line([f"prompt {prompt.id} has {length} tokens ({visible(prompt.text[:60])!r})" for length, prompt in long])
-    most = long[0][0]
-    raised = f"or set {most}" if most <= LONGEST else f"because at most {LONGEST} can be encoded"
+    most, known = long[0][0], min(LONGEST, tokenizer.model_max_length)
+    raised = f"or set {most}" if most <= known else f"because this model knows at most {known}"
     raise UserError(
         f"{named}: {len(long)} of {len(prompts)} are over the profile's embed.max_sequence_length = {limit}: shorten them, {raised}"
     )

@@ -34,7 +34,9 @@ def require(command: str, extra: str, *modules: str) -> None:
             raise UserError(f"{command} needs {module}: pip install 'g2rpo[{extra}]'")
 
 
-def attempt(make: Callable[[], T], error: type[Exception] = UserError) -> tuple[T | None, list[str]]:
+def attempt(
+    make: Callable[[], T], error: type[Exception] | tuple[type[Exception], ...] = UserError
+) -> tuple[T | None, list[str]]:
     """Return what `make` returns and no messages; or None and the message of its `error`."""
     try:
         return make(), []

@@ -49,3 +49,24 @@ def test_nothing_is_told_where_dvc_sees_the_change_itself(made):
     file.write_text(file.read_text().replace("seed: 0", "seed: 1"))
     (made / "mine.txt").write_text("a red circle\na green cross\n")
     assert run_here(check.main, folder=made).returncode == 0
+
+
+def test_everything_that_is_wrong_is_told_in_one_round(made):
+    """Prompts that are no captions, a prompt that is too long, and a class of one's own: none waits for another to be mended."""
+    file = made / "profiles" / "mine.yaml"
+    settings = YAML(typ="safe").load(file)
+    settings["prompts"]["test"] = "theirs.txt"
+    settings["rewards"] = {"redness": {"class": "nowhere:Redness"}}
+    YAML().dump(settings, file)
+    (made / "theirs.txt").write_text("".join(f"a cat on {count} mats\n" for count in "abcd"))
+    done = run_here(check.main, folder=made)
+    lines = done.stderr.splitlines()
+    assert done.returncode == 1 and lines[-1] == f"error: {len(lines) - 1} problems to fix before dvc repro"
+    for part in (
+        "the verifier only knows captions",
+        "over the profile's embed.max_sequence_length = 12: shorten them",
+        "no module 'nowhere'",
+    ):
+        assert sum(part in line for line in lines) == 1, (part, done.stderr)
+    # Advice that the model cannot follow is not given
+    assert "shorten them, because this model knows at most 12" in done.stderr
