@@ -39,7 +39,7 @@ def arguments(description: str, *names: str) -> SimpleNamespace:
     given = SimpleNamespace(**{"study": None, **vars(parser.parse_args())})
     for name in ("profile", "method", "study"):
         if (value := getattr(given, name, None)) is not None:
-            checked_name(value, f"--{name}")
+            checked_name(value.replace("/base-", "-") if name == "study" else value, f"--{name}")
     if (seed := getattr(given, "seed", "0")) and not (seed.isdecimal() and seed.isascii() and int(seed) < 2**64):
         raise UserError(f"--seed {seed!r}: must be a whole number from 0 and less than 2**64")
     return given
@@ -64,7 +64,7 @@ class RunPaths:
 
 
 def run_paths(profile: str, study: str | None) -> RunPaths:
-    """Return the paths of the profile's own runs, or of a study with it.
+    """Return the paths of the profile's own runs, or of a study or one of its bases with it.
 
     What has no profile in its path is of the profile that params.yaml names; that of another one is in OTHERS.
     """
@@ -75,6 +75,13 @@ def run_paths(profile: str, study: str | None) -> RunPaths:
         return RunPaths(profile, Path("runs", profile), Path("evaluations", profile), reports, Path("dvc.lock"))
     home = Path("studies", study)
     return RunPaths(str(home), home / "runs", home / "evaluations", home / "reports", home / "dvc.lock")
+
+
+def model_folders(args: SimpleNamespace) -> tuple[Path, Path]:
+    """Return the folders of models and embeddings: the profile's, or those of one of a study's bases (`--study my_study/base-2`)."""
+    if args.study and "/base-" in args.study:
+        return Path("studies", args.study, "models"), Path("studies", args.study, "embeddings")
+    return Path("models", args.profile), Path("embeddings", args.profile)
 
 
 def declared_code(stage: str) -> list[Path]:

@@ -14,24 +14,24 @@ from g2rpo_core.common.model_store import LOCK, ModelStore
 from g2rpo_core.data.embeddings import DTYPES, check_lengths, encode, encode_negative, without_long, write, write_negative
 from g2rpo_core.data.prompts import Prompt, load_prompts, of_data_set
 from g2rpo_core.distributed.machine import REAL, Machine
-from stages.common import arguments, declared_code, ends_in_one_line, sections
+from stages.common import arguments, declared_code, ends_in_one_line, model_folders, run_paths, sections
 
 SECTIONS = ("numerics", "embed")
 
 
 @ends_in_one_line
 def main(machine: Machine = REAL) -> None:
-    args = arguments(__doc__, "profile")
+    args = arguments(__doc__, "profile", "study")
     settings = sections(args, *SECTIONS).embed
-    machine.check_device(ModelStore(Path("models", args.profile)))
-    machine.claim("embed", args.profile)
+    (models, embeddings), home = model_folders(args), run_paths(args.profile, args.study).name
+    machine.check_device(ModelStore(models))
+    machine.claim("embed", home)
 
     # Read prompts and text encoders, and check that every prompt fits
     files = {name: Path("prompts", args.profile, f"{name}.parquet") for name in ("train", "test")}
     sets: dict[str, Sequence[Prompt]] = {name: load_prompts(file) for name, file in files.items()}
-    models, out = Path("models", args.profile), Path("embeddings", args.profile)
     decide = [*declared_code("embed"), models / LOCK, *files.values()]
-    if made.reuse(key := made.key_of(settings, decide), out) is not None:
+    if made.reuse(key := made.key_of(settings, decide), embeddings) is not None:
         return
     folder = ModelStore(models).folder("pipeline")
     with machine.phase("load"):
@@ -48,7 +48,7 @@ def main(machine: Machine = REAL) -> None:
     config = base.transformer.load_config(folder / "transformer")
     # Find what an interrupted run has written, and check the room for the rest
     shapes = base.encoding_shapes(config, limit, pipeline.tokenizer.model_max_length)
-    folder = machine.scratch("embed", args.profile, {"embed": settings}, decide)
+    folder = machine.scratch("embed", home, {"embed": settings}, decide)
     width = sum(math.prod(shape) for shape in shapes.values())
     written = sum(file.stat().st_size for file in folder.rglob("*.parquet"))
     needed = width * DTYPES[settings.dtype].itemsize * sum(map(len, sets.values())) - written
@@ -61,8 +61,8 @@ def main(machine: Machine = REAL) -> None:
             with tqdm(desc=f"embed {name}", total=len(prompts), unit="prompt", mininterval=2) as bar:
                 write(folder / "out" / name, prompts, encoded, settings.dtype, settings.shard_rows, bar.update)
             write_negative(folder / "out" / name, negative, settings.dtype)
-    machine.publish(folder / "out", out)
-    made.note(key, out)
+    machine.publish(folder / "out", embeddings)
+    made.note(key, embeddings)
     machine.discard(folder)
 
 

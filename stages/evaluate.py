@@ -14,7 +14,7 @@ from g2rpo_core.evaluation.settings import EvaluationSettings
 from g2rpo_core.foundation.files import existing, write_json
 from g2rpo_core.models.policy import SNAPSHOTS, Policy, policy_settings, snapshot
 from g2rpo_core.rewards import registry
-from stages.common import RunPaths, arguments, commit, declared_code, ends_in_one_line, run_paths, sections
+from stages.common import RunPaths, arguments, commit, declared_code, ends_in_one_line, model_folders, run_paths, sections
 
 SECTIONS = ("numerics", "evaluation", "rewards", "sampling")
 
@@ -25,14 +25,15 @@ def main(machine: Machine = REAL) -> None:
     read = lambda: sections(args, *SECTIONS)
     paths, settings = run_paths(args.profile, args.study), read()
     evaluation, sampling = settings.evaluation, settings.sampling
-    machine.check_device(ModelStore(Path("models", args.profile)))
+    models, embeddings = model_folders(args)
+    machine.check_device(ModelStore(models))
     processes, device = machine.join(evaluation.processes)
-    models, name = Path("models", args.profile), run_name(args.method, args.seed)
+    name = run_name(args.method, args.seed)
     machine.claim("evaluate", f"{paths.name}/{name}", processes)
 
     # Read what is evaluated, and find the state of an interrupted evaluation
     weights = find_weights(args.profile, args.method, name, paths, evaluation)
-    embeddings = Path("embeddings", args.profile, "test")
+    embeddings = embeddings / "test"
     store = EmbeddingStore(embeddings)
     with machine.phase("load"):
         scorers = registry.load(evaluation.rewards, models, device, settings.rewards, machine)

@@ -1,25 +1,23 @@
 """Stage `models`: builds every model of a profile (tiny) or downloads it from the hub, and writes their lock file."""
 
-from pathlib import Path
-
 from g2rpo_core.common import made
 from g2rpo_core.common.model_store import LOCK, write_lock
 from g2rpo_core.foundation.claims import take
 from g2rpo_core.foundation.files import write_json
 from g2rpo_core.hub.download import REVISIONS, Revisions
 from stages import allow_hub
-from stages.common import arguments, declared_code, ends_in_one_line, renewed, run_paths, sections
+from stages.common import arguments, declared_code, ends_in_one_line, model_folders, renewed, run_paths, sections
 
 SECTIONS = ("numerics", "models")
 
 
 @ends_in_one_line
 def main() -> None:
-    args = arguments(__doc__, "profile")
-    settings = sections(args, *SECTIONS).models
-    take("models", args.profile)
+    args = arguments(__doc__, "profile", "study")
+    settings, paths = sections(args, *SECTIONS).models, run_paths(args.profile, args.study)
+    take("models", paths.name)
     revisions = Revisions(REVISIONS / "models.json")
-    folder, key = Path("models", args.profile), made.key_of(settings, declared_code("models"))
+    folder, key = model_folders(args)[0], made.key_of(settings, declared_code("models"))
     with renewed(folder, LOCK) as root:
         if settings.source == "hub":
             allow_hub()
@@ -36,7 +34,7 @@ def main() -> None:
             write_lock(root, entries)
     if settings.source != "hub":
         made.note(key, folder, quality)
-    write_json(run_paths(args.profile, None).reports / "models.json", quality)
+    write_json(paths.reports / "models.json", quality)
 
 
 if __name__ == "__main__":

@@ -6,10 +6,10 @@ A study also gets its results.parquet. If it has no evaluations, as in a clone, 
 from pathlib import Path
 
 from g2rpo_core.common.processes import describe_machine
-from g2rpo_core.config import MainRun, Run, Study, load_run, load_study
+from g2rpo_core.config import COSTS, MainRun, Run, Study, load_run, load_study
 from g2rpo_core.foundation.files import write_json, write_whole
 from g2rpo_core.reporting.context import build_context, headline
-from g2rpo_core.reporting.measured import Compared, Sources, measure, read_seconds
+from g2rpo_core.reporting.measured import Compared, Sources, measure, measure_bases, read_seconds
 from g2rpo_core.reporting.recorded import read_measured, write_results
 from g2rpo_core.reporting.render import in_script, render, small
 from stages.common import RunPaths, arguments, ends_in_one_line, run_paths, sections
@@ -23,38 +23,49 @@ def main() -> None:
     paths, settings = run_paths(args.profile, args.study), sections(args, *SECTIONS)
     # Name what is reported
     asked: Run = load_study(args.study) if args.study else load_run()
+    bases = asked.bases if isinstance(asked, Study) else ()
     compared = Compared(
         args.profile,
         settings,
         {name: settings.run(name) for name in settings.methods},
-        [(method, seed) for method in asked.methods for seed in asked.seeds],
+        [(method, number) for method in asked.methods for number in bases or asked.seeds],
         asked.published if isinstance(asked, MainRun) else (),
         asked.comparisons if isinstance(asked, Study) else (),
+        "base" if bases else "seed",
+        asked.seeds,
     )
     title = {"title": "G²RPO and its baselines", "about": ""}
     if isinstance(asked, Study):
-        title = {"title": asked.title, "about": asked.about}
+        title = {"title": asked.title, "about": asked.about, "equal": ", or ".join(COSTS[cost] for cost in asked.equal)}
     # Write the page, from evaluations or from the committed table
     paths.reports.mkdir(parents=True, exist_ok=True)
-    if isinstance(asked, Study) and not paths.evaluations.exists():
+    ran = run_paths(args.profile, f"{args.study}/base-{bases[0]}") if bases else paths
+    if isinstance(asked, Study) and not ran.evaluations.exists():
         home = paths.reports.parent
         measured = read_measured(compared, home / "results.parquet", home / "runs.txt")
         page = render(build_context(compared, measured) | title)["report.html"]
         write_whole(paths.reports / "report.html", page)
     else:
-        write_report(compared, paths, title)
+        write_report(compared, paths, title, args.study)
     print(f"wrote {paths.reports / 'report.html'}")
 
 
-def write_report(compared: Compared, paths: RunPaths, title: dict[str, str]) -> None:
+def sources_of(compared: Compared, own: RunPaths, models: Path, page: Path) -> Sources:
+    """Return where the numbers of runs are; models: the folder of what the stage `models` measured."""
+    locks = (Path("dvc.lock"), own.lock)
+    return Sources(own.runs, own.evaluations, Path("prompts", compared.profile), models / "models.json", page, locks)
+
+
+def write_report(compared: Compared, paths: RunPaths, title: dict[str, str], study: str | None) -> None:
     """Write every file of a report, from evaluations and runs on disk."""
-    locks = (Path("dvc.lock"), paths.lock)
-    prompts = Path("prompts", compared.profile)
-    qualities = run_paths(compared.profile, None).reports / "models.json"
-    sources = Sources(paths.runs, paths.evaluations, prompts, qualities, paths.reports, locks)
-    measured = measure(compared, sources)
+    if bases := compared.bases:
+        homes = {base: run_paths(compared.profile, f"{study}/base-{base}") for base in bases}
+        found = {base: sources_of(compared, own, own.reports, paths.reports) for base, own in homes.items()}
+        measured, sources = measure_bases(compared, found), None
+    else:
+        sources = sources_of(compared, paths, run_paths(compared.profile, None).reports, paths.reports)
+        measured = measure(compared, sources)
     context = build_context(compared, measured, sources)
-    study = paths.lock != Path("dvc.lock")
     for name, text in render(context | title).items():
         # A study's are committed, for report.md alone
         text = small(text) if study and name.endswith(".svg") else text

@@ -2,7 +2,6 @@
 
 import shutil
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 from g2rpo_core.architectures.table import check_trainable
@@ -21,7 +20,7 @@ from g2rpo_core.training.loop import bytes_needed, train
 from g2rpo_core.training.metrics import heldout_means, write_records
 from g2rpo_core.training.tracking import Display
 from g2rpo_core.training.trainer import Trainer
-from stages.common import arguments, commit, declared_code, ends_in_one_line, run_paths, say, sections
+from stages.common import arguments, commit, declared_code, ends_in_one_line, model_folders, run_paths, say, sections
 
 SECTIONS = ("numerics", "sampling", "rewards", "training", "methods")
 
@@ -38,13 +37,13 @@ def main(machine: Machine = REAL) -> None:
     method, sampling, training, monitor = run.method, run.sampling, run.training, run.training.monitor
     processes, device = machine.join(training.processes, training.prompts_per_iteration, training.checkpoints.grace)
     processes.share(training.prompts_per_iteration)  # refused before anything loads
-    machine.check_device(store := ModelStore(Path("models", args.profile)))
+    models, embeddings = model_folders(args)
+    machine.check_device(store := ModelStore(models))
     check_trainable(store.source("pipeline"))
     machine.claim("train", f"{paths.name}/{name}", processes)
     termination = Termination(training.checkpoints.grace).watch()
 
     # Load what is trained, on which prompts and by which rewards
-    models, embeddings = Path("models", args.profile), Path("embeddings", args.profile)
     with machine.phase("load"):
         policy = Policy.load_to_train(
             store.folder("pipeline"), training.lora, int(args.seed), training.parallel, processes,

@@ -10,8 +10,10 @@ output is in .cache/studies/<study>/.
 """
 
 import re
+import subprocess
 import sys
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from collections.abc import Mapping
 from pathlib import Path
 
 import pandas as pd
@@ -23,13 +25,14 @@ from g2rpo_core.foundation.errors import UserError
 from pipeline.graph import chosen, read_graph
 from pipeline.runner import SIDE_BY_SIDE, run_with_bar, stop_on_signals
 from stages.common import ends_in_one_line
+from studies.bases import base_graph, base_params, of_base
 from studies.committed import hashes_in, read_committed, states, write_seconds
 
 STUDIES = Path("studies")
 GRAPH = STUDIES / "study.yaml"
 # These files make a folder its own DVC project with the main one's cache. git ignores them, so DVC must not ask git.
 PROJECT = {
-    ".dvc/config": "[core]\n    analytics = false\n    no_scm = true\n[cache]\n    dir = ../../../.dvc/cache\n",
+    ".dvc/config": "[core]\n    analytics = false\n    no_scm = true\n[cache]\n    dir = {up}../.dvc/cache\n",
     ".dvcignore": "__pycache__\n.venv\n",
 }
 PARAMS = """\
@@ -40,6 +43,7 @@ seeds: [1, 2, 3]
 title: {title}
 about: >-
   What is compared here, and at what budgets: the first lines of the report.
+equal: [iterations] # which cost all runs share: iterations, evaluations, compute, seconds, or nothing
 methods: [g2rpo, dance_grpo]
 entries:
   g2rpo: {{}}
@@ -83,41 +87,62 @@ def names() -> list[str]:
 
 
 def run(name: str, side_by_side: int) -> None:
-    """Update the models and embeddings of the main project, then the study: its stages, report, table, hashes and seconds."""
+    """Update what the study uses of the main project, then the study: its stages, report, table, hashes and seconds.
+
+    That are prompts, models and embeddings; a study with bases builds the last two for each.
+    """
     study, folder = load_study(name), STUDIES / name
     if (profile := load_run().profile) != study.profile:
         raise UserError(f"{folder}/params.yaml: profile: {study.profile}, but params.yaml names {profile}: make both the same")
     take("study", name)
-    # What studies share: models, prompts and embeddings of the main project
+    # What studies share
     stop = stop_on_signals()
     logs = Path(".cache", "studies", name)
-    shared = chosen(read_graph(), ["embed"])
+    last = "prompts" if study.bases else "embed"
+    shared = chosen(read_graph(), [last])
     if any(stage.changed for stage in shared.values()):
-        run_with_bar(shared, side_by_side, logs.with_name("embed"), stop)
-    # The study itself
-    write_project(folder)
-    run_with_bar(read_graph(folder), side_by_side, logs, stop)
+        run_with_bar(shared, side_by_side, logs.with_name(last), stop)
+    # The study itself, or each base and the report over all
+    if not study.bases:
+        write_project(folder)
+        run_with_bar(read_graph(folder), side_by_side, logs, stop)
+    for base in study.bases:
+        home = folder / f"base-{base}"
+        write_project(home, "../../../", {"dvc.yaml": base_graph(GRAPH), "params.yaml": base_params(of_base(study, base))})
+        run_with_bar(read_graph(home), side_by_side, logs / home.name, stop)
+    if study.bases:
+        command = [sys.executable, "-m", "stages.report", "--profile", study.profile, "--study", name]
+        if status := subprocess.run(command).returncode:
+            sys.exit(status)
     # What is committed of it
     named_hashes(study).to_csv(folder / "runs.txt", sep=" ")
-    write_seconds(folder / "seconds.json", study, folder / "reports" / "timings")
+    write_seconds(folder / "seconds.json", study, [home / "reports" / "timings" for home in homes(study)])
     print(f"report: {(folder / 'reports' / 'report.html').resolve()}")
 
 
-def write_project(folder: Path) -> None:
-    """Make a study's folder a DVC project with the graph of all studies."""
-    for file, text in {**PROJECT, "dvc.yaml": GRAPH.read_text()}.items():
+def write_project(folder: Path, up: str = "../../", files: Mapping[str, str] | None = None) -> None:
+    """Make a folder a DVC project with these files (None: the graph of all studies); up: the way to the main project."""
+    for file, text in {**PROJECT, **(files or {"dvc.yaml": GRAPH.read_text()})}.items():
         (folder / file).parent.mkdir(parents=True, exist_ok=True)
-        (folder / file).write_text(text)
+        (folder / file).write_text(text.replace("{up}", up))
+
+
+def homes(study: Study) -> list[Path]:
+    """Return the folders of a study's runs: its own, or those of its bases."""
+    return [STUDIES / of_base(study, base).study for base in study.bases] or [STUDIES / study.study]
 
 
 def named_hashes(study: Study) -> pd.DataFrame:
-    """Return the hashes of the base and of the runs that a study names; UserError if it was never run here."""
-    lock = STUDIES / study.study / "dvc.lock"
-    if not lock.exists():
-        raise UserError(f"studies/{study.study} was not run here: python -m studies run {study.study}")
-    hashes = hashes_in(lock)
+    """Return the hashes of the base and of the runs that a study names, on each of its bases; UserError if it was never run here."""
     named = ["base-0", *(run_name(method, seed) for method in study.methods for seed in study.seeds)]
-    return hashes.loc[[run for run in named if run in hashes.index]]
+    tables = []
+    for home in homes(study):
+        if not (home / "dvc.lock").exists():
+            raise UserError(f"{home} was not run here: python -m studies run {study.study}")
+        hashes = hashes_in(home / "dvc.lock")
+        found = hashes.loc[[run for run in named if run in hashes.index]]
+        tables.append(found.rename(index=lambda run: f"{home.name}/{run}") if study.bases else found)  # noqa: B023
+    return pd.concat(tables)
 
 
 def verify(name: str) -> None:

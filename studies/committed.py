@@ -4,6 +4,7 @@ import hashlib
 import io
 import json
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
@@ -14,7 +15,7 @@ from g2rpo_core.config import Study
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import read_json
 
-INPUTS = ("../../models/", "../../embeddings/")
+INPUTS = ("../../models/", "../../embeddings/", "models", "embeddings")  # of the main project, or a base's own
 
 
 def hashes_in(lock: Path) -> pd.DataFrame:
@@ -28,7 +29,9 @@ def hashes_in(lock: Path) -> pd.DataFrame:
         if group in ("evaluate", "evaluate_base"):
             # A run is its training, if there is one here, and its evaluation
             made = [stages[f"train@{run}"], evaluation] if f"train@{run}" in stages else [evaluation]
-            deps = sorted({(dep["path"], dep["md5"]) for stage in made for dep in stage["deps"] if dep["path"].startswith("..")})
+            deps = sorted(
+                {(dep["path"], dep["md5"]) for stage in made for dep in stage["deps"] if dep["path"].startswith(("..", *INPUTS))}
+            )
             outs = {out["path"].split("/")[0]: out["md5"] for stage in made for out in stage["outs"]}
             runs[run or "base-0"] = {
                 "code": _digest([dep for dep in deps if not dep[0].startswith(INPUTS)]),
@@ -60,11 +63,11 @@ def states(before: pd.DataFrame, now: pd.DataFrame) -> pd.Series:
     return (different + " " + names).where(before.index.isin(now.index), "missing").str.strip()
 
 
-def write_seconds(path: Path, study: Study, timings: Path) -> None:
-    """Write each entry's median seconds of training over seeds; an entry without timings here keeps what the file says."""
+def write_seconds(path: Path, study: Study, timings: Sequence[Path]) -> None:
+    """Write each entry's median seconds of training over seeds and folders of timings; without timings here it keeps what the file says."""
     seconds = read_json(path, dict) if path.exists() else {}
     for method in study.methods:
-        files = [timings / f"{run_name(method, seed)}.json" for seed in study.seeds]
+        files = [folder / f"{run_name(method, seed)}.json" for folder in timings for seed in study.seeds]
         if all(file.exists() for file in files):
             totals = [max(read_json(file, dict)["seconds"].values()) for file in files]
             seconds[method] = {"seconds": round(median(totals), 1), "runs": len(totals)}

@@ -171,6 +171,7 @@ def _describe(args: SimpleNamespace, plan: "Plan", source: str, alternatives: "l
     lines = [
         f"{args.profile}, {args.method}, {args.gpus} GPUs of {args.memory:g} GiB, {plan.gpus_per_model} per model",
         f"forward evaluations: {plan.evaluations_per_prompt} per prompt, {plan.evaluations_per_iteration} per iteration; {calls}",
+        f"total compute per prompt, with what is trained, decoded and scored: {plan.compute_per_prompt:g} forward evaluations",
         f"memory per GPU: {plan.memory_total_gib:.1f} GiB: {'fits' if plan.fits else 'DOES NOT FIT'}",
         *(f"  {part:12} {gib:9.2f}" for part, gib in plan.memory_gib.items()),
         "  (by phase: " + ", ".join(f"{key} {gib:.1f}" for key, gib in plan.phases_gib.items()) + ")",

@@ -1,10 +1,13 @@
 """Loads resolved profiles: `load_profile`, `load_run`, `load_study`. Defines no setting."""
 
 from g2rpo_core.config.load import (
+    COSTS,
+    OF_BASE,
     MainRun,
     Resolved,
     Run,
     Study,
+    base_of,
     load_profile,
     load_run,
     load_study,
@@ -16,6 +19,8 @@ from g2rpo_core.config.load import (
 from g2rpo_core.config.profile import MethodRun, Profile, ResolvedRun
 
 __all__ = [
+    "COSTS",
+    "OF_BASE",
     "MainRun",
     "MethodRun",
     "Profile",
@@ -23,6 +28,7 @@ __all__ = [
     "ResolvedRun",
     "Run",
     "Study",
+    "base_of",
     "load_profile",
     "load_run",
     "load_study",

@@ -1,6 +1,8 @@
 """Comparisons that a study names before its runs."""
 
-from pydantic import Field
+from typing import Literal
+
+from pydantic import Field, model_validator
 
 from g2rpo_core.foundation.settings import Name, Settings
 
@@ -8,12 +10,27 @@ TRAINING = "training"  # the training reward
 
 
 class Comparison(Settings):
-    """Two entries of a study, which are expected to differ in one measure.
+    """Two entries of a study, which are expected to differ in one measure, or to be level in it.
 
-    It holds if the whole joint interval of the difference, paired by seed, is above -margin (`tables.compare_preregistered`).
+    It holds if the whole interval of the difference, paired by seed or base, is above -margin, or within ± level
+    (`tables.compare_preregistered`).
     """
 
     method: Name = Field(description="the entry that is expected to be above")
     against: Name = Field(description="the other entry")
     reward: Name = Field(TRAINING, description="one of evaluation.rewards, or `training`: the training reward")
     margin: float = Field(0.0, ge=0, le=1e6, description="by how much `method` may be below and still hold; 0: it must be above")
+    level: float | None = Field(
+        None, gt=0, le=1e6, description="expect instead that both are level: the interval of two one-sided tests is within ± this"
+    )
+    role: Literal["primary", "secondary", "other"] = Field(
+        "other",
+        description="primary: judged alone, at 5 %; secondary: likewise, if the primary holds; other: judged together with all others, by Holm "
+        "beside a primary, else by joint intervals",
+    )
+
+    @model_validator(mode="after")
+    def _one_question(self):
+        if self.level and self.margin:
+            raise ValueError("either margin (not below) or level (neither below nor above)")
+        return self

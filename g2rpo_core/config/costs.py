@@ -1,6 +1,8 @@
 """Counts what a run costs, in units of one forward evaluation of the transformer (docs/explanation/cost.md)."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import pandas as pd
 
 from g2rpo_core.config.profile import ResolvedRun
 from g2rpo_core.sampling.tree import Tree
@@ -9,21 +11,21 @@ TRAINED, IMAGE = 3.0, 0.5  # of a trained state: its forward and backward; of an
 
 
 class Cost(NamedTuple):
-    """What something costs, each as a count."""
+    """What something costs, each as a count or a column of counts."""
 
-    evaluations: float
+    evaluations: Any
     """Forward evaluations in rollouts (NFE), with those of classifier-free guidance."""
-    trained: float
+    trained: Any
     """States or noised images with a forward and backward."""
-    images: float
+    images: Any
     """Decoded and scored."""
-    others: float
+    others: Any
     """Velocities of the base or of an old policy."""
     guided: int = 1
     """Forward evaluations of a velocity."""
 
     @property
-    def total(self) -> float:
+    def total(self) -> Any:
         """Return the total compute, in forward evaluations."""
         return self.evaluations + self.guided * (TRAINED * self.trained + self.others) + IMAGE * self.images
 
@@ -36,12 +38,28 @@ def images_of(run: ResolvedRun, tree: Tree) -> int:
     return len(tree.leaves) * len(tree.leaves[0]) * group + predicted
 
 
-def cost_of(run: ResolvedRun, seed: int, iterations: int, evaluations: float, trained: float) -> Cost:
-    """Return the cost of a run's first iterations from what its records count: forward evaluations in rollouts, and trained states."""
+def cost_of_prompt(run: ResolvedRun) -> Cost:
+    """Return the cost of one prompt in an iteration, of the first if they differ; without guidance."""
+    group, objective = run.training.num_generations, run.method.objective
+    tree = run.method.tree.build(run.sampling.steps)
+    # An optimizer step for a part of the members meets a state that all share once each
+    parts = objective.updates_per_rollout if isinstance(objective.updates_per_rollout, int) else 1
+    trained = sum(parts if before == 1 else before for before, _ in objective.trained_rows(tree, group))
+    return Cost(tree.num_forward_evals(group), trained, images_of(run, tree), objective.extra_forwards * trained)
+
+
+def cost_of(run: ResolvedRun, seed: int, records: pd.DataFrame) -> Cost:
+    """Return the cost of a run until each of its training records, in their order; each count is a column.
+
+    Where the trained states of a record are not known (NaN), they are in proportion to the last one's.
+    """
     tree, steps, prompts = run.method.tree, run.sampling.steps, run.training.prompts_per_iteration
+    iterations, last = records.iteration.astype(float), records.iloc[-1]
+    trained = records.num_transitions.astype(float).fillna(iterations * last.num_transitions / max(1, last.iteration))
     # The same without guidance, tree by tree, tells how many evaluations a velocity takes
-    branches = [tree.branches(steps, iteration, seed) for iteration in range(iterations)]
+    branches = [tree.branches(steps, iteration, seed) for iteration in range(int(last.iteration))]
     trees = {each: tree.build(steps, branches.index(each), seed) for each in dict.fromkeys(branches)}
     velocities = prompts * sum(trees[each].num_forward_evals(run.training.num_generations) for each in branches)
-    images = prompts * sum(images_of(run, trees[each]) for each in branches)
-    return Cost(evaluations, trained, images, run.method.objective.extra_forwards * trained, round(evaluations / velocities))
+    guided = max(1, round(last.num_forward_evals / velocities)) if velocities else 1
+    images = prompts * images_of(run, tree.build(steps, 0, seed)) * iterations
+    return Cost(records.num_forward_evals, trained, images, run.method.objective.extra_forwards * trained, guided)

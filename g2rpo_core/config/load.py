@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from g2rpo_core.config.comparisons import TRAINING, Comparison
 from g2rpo_core.config.profile import MethodRun, Profile
@@ -16,6 +16,17 @@ from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import complaint, in_one_line, read_yaml
 from g2rpo_core.foundation.profiles import Resolved, leaves, override, profile_path, read_chain
 from g2rpo_core.foundation.settings import Different, Name, Seed, Settings, checked_name, problems_of
+from g2rpo_core.rewards.registry import REWARDS, models_of
+
+OF_BASE = "/base-"  # between a study's name and one of its bases: `my_study/base-2`
+Cost = Literal["iterations", "evaluations", "compute", "seconds", "nothing"]
+COSTS: dict[str, str] = {
+    "iterations": "iterations",
+    "evaluations": "forward evaluations in rollouts",
+    "compute": "total compute",
+    "seconds": "seconds",
+    "nothing": "nothing",
+}  # in reports
 
 S = TypeVar("S", bound=Settings)
 
@@ -55,6 +66,15 @@ class Study(Run):
     study: Name = Field(description="the name of its folder")
     title: str = Field(description="the report's title")
     about: str = Field(description="what is compared and at what budgets; shown in the report's first lines")
+    equal: Annotated[tuple[Cost, ...], Different] = Field(
+        min_length=1,
+        description="which costs all runs share, or the runs of each part; `nothing` if budgets are what is compared",
+    )
+    bases: Annotated[tuple[Seed, ...], Different] = Field(
+        (),
+        description="`models.seed` of each base: every method is trained with each seed on each, and the report infers over bases; none: the "
+        "profile's own models",
+    )
     entries: dict[Name, MethodRun] = Field(min_length=1, description="replaces the profile's section methods")
     changes: dict[Literal["sampling", "rewards", "training", "evaluation"], dict[str, object]] = Field(
         {}, description="overrides these sections of the profile"
@@ -62,6 +82,21 @@ class Study(Run):
     comparisons: tuple[Comparison, ...] = Field(
         (), description="named before the runs, and judged together: their intervals hold for all of them at once"
     )
+
+    @field_validator("comparisons")
+    @classmethod
+    def _one_primary(cls, value):
+        roles = [one.role for one in value]
+        if roles.count("primary") > 1 or roles.count("secondary") > 1 or ("secondary" in roles and "primary" not in roles):
+            raise ValueError("one may be primary, and beside it one secondary")
+        return value
+
+    @field_validator("bases")
+    @classmethod
+    def _enough_to_infer(cls, value):
+        if 0 < len(value) < 3:
+            raise ValueError("an interval over bases needs at least three, or none for the profile's own models")
+        return value
 
 
 def load_profile(path: Path, study: Study | None = None) -> Profile:
@@ -83,7 +118,10 @@ def section_of(path: Path, name: str, schema: type[S]) -> S | None:
 
 
 def resolve(path: Path, study: Study | None = None) -> Resolved:
-    """Return the profile with everything that it extends, and with a study's changes; UserError as in `load_profile`."""
+    """Return the profile with everything that it extends, and with a study's changes; UserError as in `load_profile`.
+
+    Of one of a study's bases, `models` has its seed, and builds no scorer that the study does not use.
+    """
     resolved = read_chain(path)
     if study is None:
         return resolved
@@ -93,7 +131,21 @@ def resolve(path: Path, study: Study | None = None) -> Resolved:
     without = Resolved(
         {**resolved.data, "methods": {}}, {k: v for k, v in resolved.origin.items() if k.split(".")[0] != "methods"}
     )
-    return override(without, _of({"methods": entries}, f"{where} entries"))
+    changed = override(without, _of({"methods": entries}, f"{where} entries"))
+    base = base_of(study.study)
+    if base is None:
+        return changed
+    profile: Profile = _checked(changed.data, Profile, f"{path} with {where}", changed.origin)
+    unused = {name: None for name in _scorers(profile) if name in changed.data["models"]}
+    return override(changed, _of({"models": {"seed": base, **unused}}, f"{where} bases"))
+
+
+def _scorers(profile: Profile) -> list[str]:
+    """Return the scorers that no reward of the profile's trainings and evaluations needs."""
+    trainings = [profile.training, *(profile.run(name).training for name in profile.methods)]
+    judged = {*profile.evaluation.rewards, *(reward for each in trainings for reward in (*each.rewards, *each.monitor.rewards))}
+    needed = {model for reward in judged for model in models_of(profile.rewards, reward)}
+    return [model for spec in REWARDS.values() for model in spec.models if model not in needed]
 
 
 def _of(data: dict, where: str) -> Resolved:
@@ -127,15 +179,27 @@ def load_run(path: Path = Path("params.yaml")) -> MainRun:
 
 
 def load_study(name: str) -> Study:
-    """Load a study's file, checked with the profile that it names; UserError as `load_profile`."""
-    path = study_path(name)
+    """Load a study's file, checked with the profile that it names; UserError as `load_profile`.
+
+    name: of its folder, or of one of its bases: `my_study/base-2`, which is then also the name of what is returned.
+    """
+    path, base = study_path(name), base_of(name)
     if not path.exists():
         known = sorted(file.parent.name for file in path.parents[1].glob("*/params.yaml"))
         raise UserError(f"{path}: no such study; there are {', '.join(known) or 'none in that folder'}")
     study = _load(path, Study)
-    if study.study != name:
-        raise UserError(f"{path}: study: must be the name of its folder, {name} (got {study.study!r})")
+    if study.study != path.parent.name:
+        raise UserError(f"{path}: study: must be the name of its folder, {path.parent.name} (got {study.study!r})")
+    if base is not None and base not in study.bases:
+        raise UserError(
+            f"{path}: bases: there is no {base}, only {', '.join(map(str, study.bases)) or 'the models of the profile'}"
+        )
+    study = study.model_copy(update={"study": name})
     profile = load_profile(profile_path(study.profile), study)
+    if study.bases and profile.models.source == "hub":
+        raise UserError(
+            f"{path}: bases: profile {study.profile} downloads its models: only models that are built here have a seed"
+        )
     _check_chosen(path, "methods", study.methods, study.entries, "entries")
     for number, comparison in enumerate(study.comparisons):
         _check_chosen(path, f"comparisons.{number}", (comparison.method, comparison.against), study.methods, "methods")
@@ -146,5 +210,13 @@ def load_study(name: str) -> Study:
 
 
 def study_path(name: str) -> Path:
-    """Return the path of a study; UserError for a name that would lead out of its folder."""
-    return Path("studies", checked_name(name, "study"), "params.yaml")
+    """Return the path of a study, or of the study that a base is of; UserError for a name that would lead out of its folder."""
+    return Path("studies", checked_name(name.partition(OF_BASE)[0], "study"), "params.yaml")
+
+
+def base_of(name: str) -> int | None:
+    """Return the base in a study's name, `my_study/base-2`; None for the study itself. UserError if that is no number."""
+    _, marked, base = name.partition(OF_BASE)
+    if marked and not (base.isdecimal() and base.isascii()):
+        raise UserError(f"study {name!r}: a base is a number, as in my_study{OF_BASE}2")
+    return int(base) if marked else None

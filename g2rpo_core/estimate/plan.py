@@ -17,6 +17,7 @@ import numpy as np
 from g2rpo_core.algorithm.methods import Method
 from g2rpo_core.architectures.architecture import Architecture, ModelShape
 from g2rpo_core.config import Profile
+from g2rpo_core.config.costs import cost_of_prompt, images_of
 from g2rpo_core.data.embeddings import DTYPES
 from g2rpo_core.estimate import tracing
 from g2rpo_core.estimate.machines import (
@@ -54,6 +55,8 @@ class Plan:
     evaluations_per_prompt: float
     """Forward evaluations of the transformer (NFE), with those of classifier-free guidance."""
     evaluations_per_iteration: float
+    compute_per_prompt: float
+    """Total compute in forward evaluations: with what is trained, decoded and scored (`config/costs.py`)."""
     prompts_per_gpu: int
     gpus_per_model: int
     latents_per_call: dict[str, int]
@@ -115,6 +118,7 @@ def make_plan(profile: Profile, name: str, machines: Machines, shard: int | None
     return Plan(
         evaluations_per_prompt=_whole(work.evaluations),
         evaluations_per_iteration=_whole(work.evaluations * work.training.prompts_per_iteration),
+        compute_per_prompt=round(work.compute, 1),
         prompts_per_gpu=work.prompts,
         gpus_per_model=work.shard,
         latents_per_call=work.latents,
@@ -161,12 +165,12 @@ class Work:
         self.evaluations = self.forward_evals * sum(evaluations) / len(self.trees)
         self.tree = max(self.trees, key=lambda tree: tree.num_forward_evals(self.group))
         # What is trained, as (states, next states)
-        ends, widths = self.tree.transitions(), self.tree.widths(self.group)
         self.transitions = method.objective.trained_rows(self.tree, self.group)
         # Images of one prompt: decoded, and scored with the clean predictions
         self.images = len(self.tree.leaves) * len(self.tree.leaves[0]) * self.group
-        predicted = {node for pair in ends for node in pair} if method.credit.needs_predictions else set()
-        self.scored = self.images + sum(widths[index] for index in predicted)
+        self.scored = images_of(run, self.tree)
+        cost = cost_of_prompt(run)
+        self.compute = cost._replace(evaluations=self.evaluations, guided=self.forward_evals).total
         # Latents per call of the transformer
         self.tokens = _tokens(self.base, self.shape, profile, sampling)
         tokens = sum(self.tokens) * self.forward_evals

@@ -9,6 +9,7 @@ import pandas as pd
 
 from g2rpo_core.common.runs import BASE, run_name
 from g2rpo_core.common.seeding import seed_of
+from g2rpo_core.config.costs import cost_of
 from g2rpo_core.config.profile import ResolvedRun
 from g2rpo_core.data.prompts import load_prompts
 from g2rpo_core.evaluation.results import LABELS as IMAGE_STATS
@@ -19,12 +20,13 @@ from g2rpo_core.reporting import charts
 from g2rpo_core.reporting.conclusions import comparisons
 from g2rpo_core.reporting.measured import Compared, Measured, Sources
 from g2rpo_core.reporting.render import embed_image
-from g2rpo_core.reporting.tables import Gain, Run, compare_preregistered, gains, most_changed, standings
+from g2rpo_core.reporting.tables import Gain, Run, compare_preregistered, gains, most_changed, pooled_difference, standings
 from g2rpo_core.reporting.verdict import paper_rows, summary, verdict
 from g2rpo_core.rewards.registry import labels as reward_labels
 
 # prompts drawn for the page, those of them on its first screen, and those that fell most
 IMAGES, FIRST, WORST = 12, 6, 6
+TOTAL = "total_compute"  # a column beside those of training records
 SHOWN = 4  # methods on the first screen next to the base
 NOTICE = {
     "built": "Profile {} is synthetic: images of coloured shapes by small models that were trained on this machine. Nothing on this page is a result of the paper.",
@@ -50,6 +52,10 @@ def build_context(compared: Compared, measured: Measured, sources: Sources | Non
         "trained_on": compared.trained_on or {name: on for name, on in compared.weights.items() if on},
         "mixed": len(compared.groups) > 1,
         "models": measured.about["models"],
+        "unit": compared.unit,
+        "equal": "",
+        "training_seeds": compared.seeds,
+        "one_build": compared.unit == "seed" and settings.models.source != "hub",
         "pixelated": settings.evaluation.height < 128,
         "provenance": provenance(compared, measured),
     }
@@ -90,8 +96,9 @@ def gain_tables(compared: Compared, measured: Measured, gained: Sequence[Gain]) 
     titles = {None: "training reward"} | {name: f"{named[name]}, {_whose(name, weights)}" for name in rewards}
     return {
         "verdict": verdict(gained, ranked, measured.pairs, labels, named, untrained),
-        "summary": summary(measured.rows, measured.pairs if compared.few else [], labels),
+        "summary": summary(measured.rows, measured.pairs if compared.few else [], labels, compared.unit),
         "standings": ranked,
+        "pooled": [pooled_difference(measured.rows, [one.method for one in found]) for _, found in ranked],
         "comparisons": compare_preregistered(measured.rows, compared.comparisons),
         "variant_gains": [(trained, found) for trained, found in variant_gains if len(found) > 1 and found[0]],
         "by_method": [
@@ -136,14 +143,16 @@ def evaluation_tables(compared: Compared, measured: Measured) -> dict:
 
 def training_tables(compared: Compared, measured: Measured) -> dict:
     """Show what training recorded: held-out rewards as a chart, costs, agreement of granularities, warnings."""
-    records, training = measured.records, compared.settings.training
+    training = compared.settings.training
+    shown = {run: _with_cost(compared, run, table) for run, table in measured.records.items()}
+    records = measured.records
     monitored = [name.removeprefix("heldout_") for table in records.values() for name in table.filter(like="heldout_")]
     named = reward_labels(compared.settings.rewards)
     return {
         "curves": charts.curves(
-            {run: table[table.filter(like="heldout_").notna().all(axis=1)] for run, table in records.items()},
+            {run: table[table.filter(like="heldout_").notna().all(axis=1)] for run, table in shown.items()},
             {f"heldout_{name}": named[name] for name in dict.fromkeys([*training.rewards, *monitored])},
-            {"iteration": "iterations", "num_forward_evals": "forward evaluations (NFE) in rollouts"},
+            {"iteration": "iterations", "num_forward_evals": "forward evaluations (NFE) in rollouts", TOTAL: "total compute"},
             compared.labels,
         ),
         "monitored": training.monitor.prompts,
@@ -151,11 +160,17 @@ def training_tables(compared: Compared, measured: Measured) -> dict:
             # methods without a ratio have no such column
             run: table.iloc[-1].to_dict()
             | {"ratio_error": table.old_policy_ratio_error.max() if "old_policy_ratio_error" in table else None}
-            for run, table in records.items()
+            for run, table in shown.items()
         },
         "granularities": granularity_lines(records),
         "drifted": measured.warnings,
     }
+
+
+def _with_cost(compared: Compared, run: Run, records: pd.DataFrame) -> pd.DataFrame:
+    """Return a run's records with the total compute and the images until each."""
+    cost = cost_of(compared.entries[run[0]], run[1], records)
+    return records.assign(**{TOTAL: cost.total, "images": cost.images})
 
 
 def granularity_lines(records: dict[Run, pd.DataFrame]) -> list[dict]:
@@ -251,7 +266,8 @@ def provenance(compared: Compared, measured: Measured) -> list[tuple[str, str]]:
     """Return versions, seeds and hashes as lines; the same inputs give the same lines."""
     return [
         ("versions", measured.about["versions"]),
-        ("training seeds", ", ".join(str(seed) for seed in dict.fromkeys(seed for _, seed in compared.runs))),
+        ("training seeds", ", ".join(map(str, compared.seeds or dict.fromkeys(seed for _, seed in compared.runs)))),
+        *([("bases, by the seed of their models", ", ".join(map(str, compared.bases)))] if compared.bases else []),
         ("other seeds", f"prompts {compared.settings.prompts.seed}, evaluation {compared.settings.evaluation.seed}"),
         *measured.about["hashes"],
     ]

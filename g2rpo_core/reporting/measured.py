@@ -6,12 +6,13 @@ results.parquet.
 
 import platform
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 from statistics import mean
 from types import SimpleNamespace
+from typing import Literal
 
 import pandas as pd
 
@@ -51,6 +52,15 @@ class Compared:
     """Names in the section `published`, which appear in tables on evaluation but not in tables on training."""
     comparisons: tuple[Comparison, ...] = ()
     """Those that a study registered before its runs."""
+    unit: Literal["seed", "base"] = "seed"
+    """What is inferred over: the number of a run is its seed, or its base, whose seeds it is the mean of."""
+    seeds: tuple[int, ...] = ()
+    """Of training, on each base."""
+
+    @property
+    def bases(self) -> list[int]:
+        """Return the bases, if runs are inferred over these."""
+        return list(dict.fromkeys(number for _, number in self.runs)) if self.unit == "base" else []
 
     @property
     def others(self) -> list[Run]:
@@ -246,6 +256,8 @@ class Measured:
     """Sentences and lines on prompts, models, versions and hashes."""
     scores: pd.DataFrame
     """`SCORES` by prompt; empty where only means are at hand."""
+    by_seed: Sequence[dict] = ()
+    """Of runs over bases: the mean scores of each base and seed."""
 
     @property
     def rows(self) -> list[Row]:
@@ -255,17 +267,87 @@ class Measured:
 
 def measure(compared: Compared, sources: Sources) -> Measured:
     """Read and compare evaluations and training records; UserError if some are missing, damaged or of other runs."""
+    everything, records = _read(compared, sources)
+    warnings = [(run, *warning) for run, table in records.items() for warning in drift_warnings(compared, run, table)]
+    return _compare(compared, sources, everything, records, warnings)
+
+
+def measure_bases(compared: Compared, sources: Mapping[int, Sources]) -> Measured:
+    """Read each base's evaluations and records, average them over its seeds, and compare them; UserError as `measure`.
+
+    A base's runs are compared with that base before training, and with each other; their interval is over prompts.
+    """
+    parts: list[Measured] = []
+    by_seed: list[dict] = []
+    for base, own in sources.items():
+        apart = replace(compared, runs=[(name, seed) for name in compared.names for seed in compared.seeds])
+        everything, records = _read(apart, own)
+        keys = ["method", "seed", "checkpoint", "steps", "reward"]
+        means = everything.groupby(keys, sort=False).score.mean().rename("value").reset_index()
+        by_seed += means.assign(part="seed", base=base).to_dict("records")
+        # The mean over seeds, of every prompt's scores and of every record
+        within = [name for name in SCORES if name not in ("seed", "score", "reason")]
+        averaged = everything.groupby(within, sort=False, dropna=False).score.mean().reset_index().assign(reason=None)
+        averaged["seed"] = averaged.method.map(lambda method, base=base: BASE[1] if method == BASE[0] else base)
+        of_name = {name: pd.concat([records[name, seed] for seed in compared.seeds]) for name in compared.names}
+        curves = {(name, base): table.groupby("iteration", as_index=False).mean() for name, table in of_name.items()}
+        warned = [((run[0], base), *warning) for run in apart.runs for warning in drift_warnings(compared, run, records[run])]
+        alone = replace(compared, runs=[(name, base) for name in compared.names])
+        parts.append(_compare(alone, own, averaged[list(SCORES)], curves, warned))
+    return _joined(compared, dict(zip(sources, parts)), by_seed)
+
+
+def _joined(compared: Compared, parts: Mapping[int, Measured], by_seed: list[dict]) -> Measured:
+    """Put the bases' numbers one after the other; the base before training is the mean of all."""
+    first, every = next(iter(parts.values())), list(parts.values())
+    variants = []
+    for number, (checkpoint, steps, _) in enumerate(first.variants):
+        tables_of_bases = [part.variants[number][2] for part in every]
+        starts = [rows[0].cells for rows in tables_of_bases]
+        cells = {
+            reward: Cell(mean(each[reward].mean for each in starts), sum(each[reward].missing for each in starts), None)
+            for reward in starts[0]
+        }
+        trained = [row for rows in tables_of_bases for row in rows[1:]]
+        variants.append(
+            (checkpoint, steps, [Row(*BASE, cells, None), *sorted(trained, key=lambda row: compared.names.index(row.method))])
+        )
+    hashes = [(f"base {base}, {name}", text) for base, part in parts.items() for name, text in part.about["hashes"]]
+    models = [(f"base {base}, {name}", text) for base, part in parts.items() for name, text in part.about["models"]]
+    return Measured(
+        variants,
+        {run: cells for part in every for run, cells in part.stats.items()},
+        [row for part in every for row in part.styles],
+        [pair for part in every for pair in part.pairs],
+        [],
+        [line for part in every for line in part.missing],
+        {run: table for part in every for run, table in part.records.items()},
+        [warning for part in every for warning in part.warnings],
+        first.about | {"hashes": hashes, "models": models},
+        pd.concat([part.scores for part in every], ignore_index=True),
+        by_seed,
+    )
+
+
+def _read(compared: Compared, sources: Sources) -> tuple[pd.DataFrame, dict[Run, pd.DataFrame]]:
+    """Return the scores of every run and of the base, and the runs' training records; UserError as `measure`."""
+    folders = sources.folders([BASE, *compared.runs, *compared.others])
+    everything = pd.concat([read_scores(run, folder) for run, folder in folders.items()], ignore_index=True)
+    check_whole(everything, folders, compared.settings, compared.published)
+    return everything, {run: read_training_records(run, sources.runs / run_name(*run)) for run in compared.runs}
+
+
+def _compare(
+    compared: Compared,
+    sources: Sources,
+    everything: pd.DataFrame,
+    records: dict[Run, pd.DataFrame],
+    warnings: list[tuple[Run, int, str]],
+) -> Measured:
+    """Compare every run with the base, and runs with each other."""
     settings, runs, others = compared.settings, compared.runs, compared.others
     evaluation = settings.evaluation
-
-    # Read
-    folders = sources.folders([BASE, *runs, *others])
-    everything = pd.concat([read_scores(run, folder) for run, folder in folders.items()], ignore_index=True)
     results = reported(everything, evaluation)
-    check_whole(everything, folders, settings, compared.published)
-    records = {run: read_training_records(run, sources.runs / run_name(*run)) for run in runs}
-
-    # Compare every run with the base, and runs with each other
     every, rewards, weights = [*runs, *others], evaluation.rewards, compared.weights
     variants = [
         (checkpoint, steps, tables.main_table(chosen(everything, checkpoint, steps), BASE, every, rewards, weights))
@@ -286,7 +368,7 @@ def measure(compared: Compared, sources: Sources) -> Measured:
         [(group, tables.win_rates(results, group, compared.trained_on[group[0][0]])) for group in groups],
         tables.missing_table(everything),
         records,
-        [(run, *warning) for run, table in records.items() for warning in drift_warnings(compared, run, table)],
+        warnings,
         {
             "prompts": results.prompt_id.nunique(),
             "prompt_counts": prompt_counts(sources.prompts),

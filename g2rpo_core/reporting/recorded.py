@@ -29,7 +29,9 @@ def write_results(path: Path, compared: Compared, measured: Measured) -> None:
     """Write a study's table: means, differences, training records, and the scores by prompt that are at hand."""
     scores = measured.scores[measured.scores.reward.isin(compared.settings.evaluation.rewards)]
     scores = scores.rename(columns={"score": "value", "reason": "note"}).assign(part="prompt")
-    table = pd.concat([pd.DataFrame([*_comparisons(measured), *_training(measured)]), scores], ignore_index=True)
+    table = pd.concat(
+        [pd.DataFrame([*_comparisons(measured), *_training(measured), *measured.by_seed]), scores], ignore_index=True
+    )
     table = table.drop(columns=["mean", "scores", "reason"], errors="ignore")
     table = table.reindex(columns=list(dict.fromkeys(["part", "method", "seed", *DTYPES, *table.columns]))).astype(DTYPES)
     table.attrs = {key: measured.about[key] for key in ABOUT}

@@ -1,5 +1,6 @@
-"""Computes differences with intervals, by scipy: paired over prompts (bootstrap), and over seeds (Student's t)."""
+"""Computes differences with intervals, by scipy: paired over prompts (bootstrap), and over seeds (Student's t, sign flips)."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -64,6 +65,38 @@ class Spread:
     mean: float
     low: float
     high: float
+
+
+def sign_flip(values: Sequence[float], beyond: float = 0.0) -> float:
+    """Return the exact p-value, two-sided, of the mean being `beyond`: over all sign flips of the values' distances from it."""
+    data = (np.asarray(values, float) - beyond,)
+    return float(stats.permutation_test(data, np.mean, permutation_type="samples", n_resamples=np.inf).pvalue)
+
+
+def student(values: Sequence[float], beyond: float = 0.0) -> float:
+    """Return the p-value of Student's t, two-sided, of the mean being `beyond`."""
+    return float(stats.ttest_1samp(values, beyond).pvalue)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Return p-values that hold together, by Holm: at most as large as Bonferroni's."""
+    order = np.argsort(p_values)
+    stepped = np.maximum.accumulate(np.asarray(p_values)[order] * np.arange(len(order), 0, -1))
+    adjusted = np.empty(len(order))
+    adjusted[order] = np.minimum(stepped, 1)
+    return adjusted.tolist()
+
+
+def pooled_half_width(values: np.ndarray, confidence: float = CONFIDENCE) -> float:
+    """Return half of the interval of a difference of two rows' means, with one variance for all rows.
+
+    values: [k, n], k >= 2 methods at the same n >= 2 seeds. The variance is what neither method nor seed explains, with
+    (k - 1)(n - 1) degrees of freedom.
+    """
+    methods, seeds = values.shape
+    rest = values - values.mean(0) - values.mean(1, keepdims=True) + values.mean()
+    freedom = (methods - 1) * (seeds - 1)
+    return float(stats.t.ppf((1 + confidence) / 2, freedom) * np.sqrt(2 * (rest**2).sum() / freedom / seeds))
 
 
 def spread(values: list[float], confidence: float = CONFIDENCE) -> Spread:

@@ -1,14 +1,25 @@
 """Computes the tables of a report: means and paired differences, from the scores by prompt (`SCORES`)."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations
 
+import numpy as np
 import pandas as pd
 
 from g2rpo_core.config.comparisons import TRAINING, Comparison
-from g2rpo_core.reporting.statistics import CONFIDENCE, Difference, Spread, paired_difference, spread
+from g2rpo_core.reporting.statistics import (
+    CONFIDENCE,
+    Difference,
+    Spread,
+    holm,
+    paired_difference,
+    pooled_half_width,
+    sign_flip,
+    spread,
+    student,
+)
 
 Run = tuple[str, int]  # entry of the profile's `methods`, and seed
 Weights = Mapping[str, Mapping[str, float]]  # entry -> the rewards that it was trained on, with their weights
@@ -218,27 +229,73 @@ class Preregistered:
 
     comparison: Comparison
     difference: Spread
-    """Over seeds, with its joint interval."""
+    """Over seeds or bases, with the interval by which it is judged; of two one-sided tests if both are expected level."""
     holds: bool
-    """Whether the whole interval is above minus the comparison's margin."""
+    """Whether the whole interval is above minus the margin, or within ± the level; with Holm, whether the adjusted p-value is below 5 %."""
+    p: float
+    """Two-sided, of Student's t for the mean being minus the margin; not adjusted. Of a level, the larger of both one-sided ones."""
+    holm: float
+    """The same, adjusted for all of its role."""
+    exact: float
+    """As `p`, by sign flips; at best 2 / 2^n."""
 
 
 def compare_preregistered(rows: list[Row], comparisons: Sequence[Comparison]) -> list[Preregistered]:
-    """Return the results of a study's comparisons, each over the seeds that both entries have, at least two.
+    """Return the results of a study's comparisons, each over the seeds (or bases) that both entries have, at least two.
 
-    The intervals are joint: by Bonferroni, all of them contain the true differences in 95 % of studies.
+    With a primary one, that is judged at 5 %, the secondary one at 5 % if the primary holds, and all others by Holm. Without, all have
+    joint intervals: by Bonferroni, all of them contain the true differences in 95 % of studies.
     """
     runs = {(row.method, row.seed): row for row in rows}
-    confidence = 1 - (1 - CONFIDENCE) / max(1, len(comparisons))
-    results = []
+    found: list[tuple[Comparison, list[float]]] = []
     for asked in comparisons:
         seeds = [seed for method, seed in runs if method == asked.method and (asked.against, seed) in runs]
         pairs = [(runs[asked.method, seed], runs[asked.against, seed]) for seed in seeds]
         values = [_gain(row, asked.reward) - _gain(against, asked.reward) for row, against in pairs]
         if len(values) > 1:
-            difference = spread(values, confidence)
-            results.append(Preregistered(asked, difference, difference.low > -asked.margin))
+            found.append((asked, values))
+    # What is judged together, and how
+    staged = any(asked.role == "primary" for asked in comparisons)
+    together = [number for number, (asked, _) in enumerate(found) if asked.role == "other"]
+    p_values = [_p_value(asked, values, student) for asked, values in found]
+    adjusted = list(p_values)
+    for number, value in zip(together, holm([p_values[number] for number in together])):
+        adjusted[number] = value
+    results = []
+    for number, (asked, values) in enumerate(found):
+        error = 1 - CONFIDENCE if staged else (1 - CONFIDENCE) / max(1, len(comparisons))
+        difference = spread(values, 1 - (2 * error if asked.level else error))
+        inside = (
+            -asked.level < difference.low and difference.high < asked.level if asked.level else difference.low > -asked.margin
+        )
+        holds = inside and (not staged or adjusted[number] < 1 - CONFIDENCE)
+        exact = _p_value(asked, values, sign_flip)
+        results.append(Preregistered(asked, difference, holds, p_values[number], adjusted[number], exact))
+    # The secondary one counts only if the primary holds
+    if staged and not any(one.holds for one in results if one.comparison.role == "primary"):
+        results = [replace(one, holds=False) if one.comparison.role == "secondary" else one for one in results]
     return results
+
+
+def _p_value(asked: Comparison, values: list[float], test: Callable[[Sequence[float], float], float]) -> float:
+    """Return the p-value of a comparison by a two-sided test of (values, mean); of a level, of two one-sided tests."""
+    if not asked.level:
+        return test(values, -asked.margin)
+    mean = sum(values) / len(values)
+    one_sided = lambda p, inside: p / 2 if inside else 1 - p / 2
+    return max(one_sided(test(values, edge), abs(mean) < asked.level) for edge in (-asked.level, asked.level))
+
+
+def pooled_difference(rows: list[Row], methods: Sequence[str]) -> float | None:
+    """Return half of the 95 % interval of a difference between two methods with one variance for all.
+
+    None unless at least four methods have the same three to five seeds: few seeds, many comparisons.
+    """
+    gained = {method: {row.seed: _gain(row) for row in rows if row.method == method} for method in methods}
+    seeds = {tuple(sorted(each)) for each in gained.values()}
+    if len(gained) < 4 or len(seeds) > 1 or not 3 <= len(*seeds) <= 5:
+        return None
+    return pooled_half_width(np.array([[each[seed] for seed in min(seeds)] for each in gained.values()]))
 
 
 def missing_table(results: pd.DataFrame) -> list[dict]:

@@ -94,8 +94,8 @@ def first_of_few(trained: Sequence[Gain], pairs: list[Pair], labels: Mapping[str
     return f"{labels[first]} is ahead of {next_one} by {by:.3f}, {significant}significantly on {seeds}."
 
 
-def summary(rows: list[Row], pairs: list[Pair], labels: Mapping[str, str]) -> list[str]:
-    """Return sentences on the training reward: each method against the base, then the methods against each other."""
+def summary(rows: list[Row], pairs: list[Pair], labels: Mapping[str, str], unit: str = "seed") -> list[str]:
+    """Return sentences on the training reward: each method against the base, then the methods against each other; unit: what runs are numbered by."""
     against = [(labels[row.method], "the base", row.trained) for row in rows if row.trained]
     against += [(labels[pair.first], labels[pair.second], pair.difference) for pair in pairs if pair.reward is None]
     sentences = []
@@ -107,7 +107,7 @@ def summary(rows: list[Row], pairs: list[Pair], labels: Mapping[str, str]) -> li
             "down": f"significantly below {second}",
             "": f"not significantly different from {second}",
         }
-        verdict = ", ".join(f"{words[each]} with {tones.count(each)} of {len(tones)} seeds" for each in words if each in tones)
+        verdict = ", ".join(f"{words[each]} with {tones.count(each)} of {len(tones)} {unit}s" for each in words if each in tones)
         values = ", ".join(f"{each.mean:+.3f} [{each.low:+.3f}, {each.high:+.3f}]" for each in seeds)
         sentences.append(f"{first} is {verdict}: {values}.")
     return sentences

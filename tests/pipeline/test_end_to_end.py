@@ -327,6 +327,7 @@ profile: seconds
 seeds: [3]
 title: Two & two
 about: A <b>bold</b> claim.
+equal: [nothing]
 methods: [first, second]
 entries:
   first: {method: g2rpo, label: The first, settings: {tree: {sde_steps: [0, 1], granularities: [1]}}, training: {iterations: 1, snapshots: []}}

@@ -2,8 +2,9 @@ import math
 
 import numpy as np
 import pytest
+from scipy import stats
 
-from g2rpo_core.reporting.statistics import paired_difference, spread
+from g2rpo_core.reporting.statistics import holm, paired_difference, pooled_half_width, sign_flip, spread, student
 
 
 def test_a_constant_difference_has_no_interval():
@@ -52,3 +53,29 @@ def test_the_interval_over_seeds_covers_their_true_mean_nineteen_times_in_twenty
     spreads = [spread(list(rng.normal(2.0, 0.5, seeds))) for _ in range(2000)]
     assert 0.94 <= np.mean([trial.low <= 2.0 <= trial.high for trial in spreads]) <= 0.97
     assert spreads[0].values == tuple(sorted(spreads[0].values)) and spreads[0].mean == pytest.approx(np.mean(spreads[0].values))
+
+
+def test_sign_flips_are_counted_exactly():
+    values = [0.3, 0.1, 0.2, 0.4, 0.25, 0.15, 0.35, 0.05]  # all above zero: only all signs flipped is as far away
+    assert sign_flip(values) == pytest.approx(2 / 2**8)
+    assert sign_flip(values, beyond=0.2) > 0.5 and student(values) < 0.01 < student(values, beyond=0.2)
+    by_hand = [sum(v if bit >> i & 1 else -v for i, v in enumerate([1, 2, -4])) for bit in range(8)]
+    assert sign_flip([1, 2, -4]) == pytest.approx(sum(abs(total) >= 1 for total in by_hand) / 8)
+
+
+def test_holm_steps_down_and_never_exceeds_bonferroni():
+    assert holm([0.04, 0.01, 0.03]) == pytest.approx([0.06, 0.03, 0.06])
+    assert holm([0.9, 0.5]) == pytest.approx([1.0, 1.0]) and holm([]) == []
+
+
+def test_one_variance_for_all_is_that_of_an_analysis_of_variance_and_covers_the_truth():
+    """Of two methods it is the paired t-test; of many with three seeds, each interval covers a true difference of zero."""
+    rng = np.random.default_rng(0)
+    two = rng.normal(size=(2, 5))
+    low, high = stats.ttest_rel(two[0], two[1]).confidence_interval()
+    assert pooled_half_width(two) == pytest.approx((high - low) / 2)
+    covered = 0
+    for _ in range(400):
+        values = rng.normal(size=(10, 3)) + rng.normal(size=3)
+        covered += abs(values[0].mean() - values[1].mean()) < pooled_half_width(values)
+    assert covered / 400 == pytest.approx(0.95, abs=0.025)

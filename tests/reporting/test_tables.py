@@ -3,6 +3,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
+from scipy import stats
 
 from g2rpo_core.algorithm.methods import LABELS
 from g2rpo_core.config.comparisons import Comparison
@@ -14,6 +15,7 @@ from g2rpo_core.reporting.tables import (
     method_pairs,
     missing_table,
     most_changed,
+    pooled_difference,
     standings,
     style_table,
     tone,
@@ -94,6 +96,37 @@ def test_comparisons_named_beforehand_share_one_confidence_and_hold_or_do_not(re
     assert [one.holds for one in (above, below, within)] == [False, False, True]
     (alone,) = compare_preregistered(rows, asked[:1])
     assert alone.holds and alone.difference.high - alone.difference.mean == pytest.approx(4.3027 * error, rel=1e-3)
+
+
+def test_the_secondary_comparison_holds_only_with_the_primary_and_the_others_by_holm(results):
+    rows = rows_of_seeds(
+        results, {"g2rpo": (0.30, 0.32, 0.31, 0.33), "dance_grpo": (0.1, 0.13, 0.1, 0.12), "mix_grpo": (0.3, 0.33, 0.3, 0.33)}
+    )
+    named = lambda role, against, **how: Comparison(method="g2rpo", against=against, role=role, **how)
+    sound = [
+        named("primary", "dance_grpo"),
+        named("secondary", "dance_grpo", reward="hps"),
+        named("other", "mix_grpo", level=0.05),
+    ]
+    primary, secondary, level = compare_preregistered(rows, sound)
+    assert primary.holds and secondary.holds and level.holds
+    low, high = stats.t.interval(0.95, 3, primary.difference.mean, stats.sem(primary.difference.values))
+    assert (primary.difference.low, primary.difference.high) == pytest.approx((low, high)) and primary.holm == primary.p
+    assert primary.exact == pytest.approx(2 / 2**4)
+    # Level: two one-sided tests at 5 %, which are a 90 % interval within the margins
+    low, high = stats.t.interval(0.90, 3, level.difference.mean, stats.sem(level.difference.values))
+    assert (level.difference.low, level.difference.high) == pytest.approx((low, high)) and -0.05 < low and high < 0.05
+    assert level.p < 0.05 and not compare_preregistered(rows, [named("other", "mix_grpo", level=0.001)])[0].holds
+    # The primary fails: the secondary, which would hold by itself, does not count
+    failed = [named("primary", "mix_grpo"), named("secondary", "dance_grpo")]
+    assert [one.holds for one in compare_preregistered(rows, failed)] == [False, False]
+
+
+def test_few_seeds_and_many_methods_have_one_variance(results):
+    shifts = {name: (0.1, 0.2, 0.3) for name in ("g2rpo", "dance_grpo", "mix_grpo")}
+    assert pooled_difference(rows_of_seeds(results, shifts), list(shifts)) is None
+    rows = rows_of_seeds(results, shifts | {"flow_grpo": (0.1, 0.25, 0.3)})
+    assert pooled_difference(rows, [*shifts, "flow_grpo"]) > 0
 
 
 def test_missing_scores_are_listed_with_their_commonest_reason(results):

@@ -91,7 +91,7 @@ def test_seconds_are_medians_and_those_of_runs_made_elsewhere_stay(tmp_path, mon
     (tmp_path / "seconds.json").write_text('{"mix_grpo": {"seconds": 61.0, "runs": 8}}')
     for seed, seconds in zip(study.seeds, (5.0, 90.0, 7.04)):
         (tmp_path / f"g2rpo-{seed}.json").write_text(f'{{"seconds": {{"0": 0.0, "150": {seconds}}}}}')
-    write_seconds(tmp_path / "seconds.json", study, tmp_path)
+    write_seconds(tmp_path / "seconds.json", study, [tmp_path])
     written = YAML(typ="safe").load(tmp_path / "seconds.json")
     assert written == {"mix_grpo": {"seconds": 61.0, "runs": 8}, "g2rpo": {"seconds": 7.0, "runs": 3}}
 

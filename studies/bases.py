@@ -1,0 +1,51 @@
+"""Makes each base of a study a DVC project of its own: it builds models and embeddings, trains and evaluates; the study reports.
+
+The folder of base 2 is studies/<study>/base-2, and its name, for `--study` of the stages, <study>/base-2.
+"""
+
+import io
+from pathlib import Path
+
+from ruamel.yaml import YAML
+
+from g2rpo_core.config import OF_BASE, Study
+
+MAIN = Path("dvc.yaml")
+BUILDING = {
+    "models": ["models", "reports/models.json"],
+    "embed": ["embeddings"],
+}  # stages of the main project, with their outputs
+UP = "../../../"  # from a base's folder
+
+
+def of_base(study: Study, base: int) -> Study:
+    """Return the study on one of its bases."""
+    return study.model_copy(update={"study": f"{study.study}{OF_BASE}{base}"})
+
+
+def base_graph(graph: Path) -> str:
+    """Return the dvc.yaml of a base: the stages of studies in `graph` but the report, and those of the main project that build its models."""
+    yaml = YAML(typ="safe", pure=True)
+    # Paths begin one folder further down, and the models are the base's own
+    text = graph.read_text().replace("../../", UP).replace("cd ../.. ", f"cd {UP.removesuffix('/')} ")
+    for own in ("models", "embeddings"):
+        text = text.replace(f"{UP}{own}/${{profile}}", own)
+    stages = yaml.load(text)["stages"]
+    del stages["report"]
+    main = yaml.load(MAIN)["stages"]
+    for name, outs in BUILDING.items():
+        deps = ["models" if dep == "models/${profile}" else UP + dep for dep in main[name]["deps"]]
+        command = f"cd {UP.removesuffix('/')} && {main[name]['cmd']} --study ${{study}}"
+        stages[name] = {"cmd": command, "params": main[name]["params"], "deps": deps, "outs": outs}
+    return _dumped({"stages": stages})
+
+
+def base_params(study: Study) -> str:
+    """Return the params.yaml of a base: what its dvc.yaml refers to."""
+    return _dumped(study.model_dump(mode="json", include={"study", "profile", "methods", "seeds", "entries", "changes"}))
+
+
+def _dumped(data: dict) -> str:
+    text = io.StringIO()
+    YAML(typ="safe", pure=True).dump(data, text)
+    return text.getvalue()

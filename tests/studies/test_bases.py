@@ -1,0 +1,188 @@
+"""A study over several bases: each is a project of its own, which builds what the study uses, and the report infers over them."""
+
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from dvc.repo import Repo
+from ruamel.yaml import YAML
+from scipy import stats
+
+from g2rpo_core.config import load_profile, load_study, profile_path
+from g2rpo_core.foundation.errors import UserError
+from g2rpo_core.reporting.measured import Sources, measure_bases
+from g2rpo_core.reporting.recorded import read_measured, write_results
+from g2rpo_core.reporting.tables import standings
+from studies import __main__ as studies
+from studies.bases import base_graph, base_params, of_base
+from tests.conftest import ROOT
+from tests.fixtures.projects import seconds_checkout
+from tests.reporting.test_recorded import compared_in
+
+STUDY = """
+study: several
+profile: {profile}
+seeds: [3, 4]
+bases: [0, 2, 5]
+title: Several
+about: Over bases.
+equal: [iterations]
+methods: [first, second]
+entries:
+  first: {{method: g2rpo, label: The first, settings: {{tree: {{sde_steps: [0, 1], granularities: [1]}}}}, training: {{iterations: 1, snapshots: []}}}}
+  second: {{method: mix_grpo, label: The second, training: {{iterations: 1, snapshots: []}}}}
+changes:
+  evaluation: {{diversity: null, rewards: [hps, clip_score, verifier], checkpoints: [final], steps: [{steps}]}}
+  training: {{snapshots: [], monitor: {{every: 1, prompts: 3, rewards: [verifier]}}}}
+comparisons: [{{method: first, against: second, role: primary}}]
+"""
+
+
+@pytest.fixture
+def study(tmp_path, monkeypatch):
+    """A folder with the project's graph and profiles, and a study of profile `tiny`."""
+    for name in ("profiles", "dvc.yaml", "g2rpo_core", "stages"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    home = tmp_path / "studies" / "several"
+    home.mkdir(parents=True)
+    shutil.copy(ROOT / "studies" / "study.yaml", tmp_path / "studies")
+    (home / "params.yaml").write_text(STUDY.format(profile="tiny", steps=10))
+    monkeypatch.chdir(tmp_path)
+    return load_study("several")
+
+
+def test_a_base_has_its_seed_and_builds_only_what_the_study_uses(study):
+    profile = load_profile(profile_path("tiny"), load_study("several/base-2"))
+    assert profile.models.seed == 2 and profile.models.flux and profile.models.hps and profile.models.clip_score
+    assert profile.models.pickscore is profile.models.image_reward is profile.models.unified_reward is None
+    unchanged = load_profile(profile_path("tiny"), study)
+    assert unchanged.models == load_profile(profile_path("tiny")).models
+    assert profile.run("first") == unchanged.run("first")
+
+
+@pytest.mark.parametrize(
+    "bases, name, complaint",
+    [("[0, 2, 5]", "several/base-3", "no 3"), ("[0, 2]", "several", "three"), ("[0, 2, 5]", "several/base-x", "number")],
+)
+def test_a_base_that_the_study_does_not_name_is_refused(study, bases, name, complaint):
+    file = Path("studies/several/params.yaml")
+    file.write_text(file.read_text().replace("[0, 2, 5]", bases))
+    with pytest.raises(UserError, match=complaint):
+        load_study(name)
+
+
+def test_a_bases_graph_is_one_that_dvc_reads_with_models_of_its_own(study):
+    home = Path("studies/several/base-2")
+    studies.write_project(
+        home, "../../../", {"dvc.yaml": base_graph(studies.GRAPH), "params.yaml": base_params(of_base(study, 2))}
+    )
+    (home / "reports").mkdir()
+    (home / "reports" / "profile.yaml").write_text("{}\n")
+    stages = {stage.name: stage for stage in Repo(str(home)).index.stages}
+    runs = [f"{name}-{seed}" for name in ("first", "second") for seed in (3, 4)]
+    assert set(stages) == {
+        "profile",
+        "models",
+        "embed",
+        "evaluate_base",
+        *(f"{one}@{run}" for one in ("train", "evaluate") for run in runs),
+    }
+    for name, stage in stages.items():
+        assert stage.cmd.startswith("cd ../../.. && python -m stages.") and "--profile tiny --study several/base-2" in stage.cmd
+        # All code and prompts are the project's
+        assert all(
+            (home / dep.def_path).exists() or not dep.def_path.startswith("..") or "prompts" in dep.def_path for dep in stage.deps
+        ), name
+    reads = {name: {dep.def_path for dep in stages[name].deps} for name in ("embed", "train@first-3", "evaluate_base")}
+    assert all("models" in deps for deps in reads.values()) and "../../../prompts/tiny" in reads["embed"]
+    assert {"embeddings"} < reads["train@first-3"] & reads["evaluate_base"]
+
+
+def test_the_report_infers_over_bases_and_its_table_keeps_every_seed(study, tmp_path):
+    """Seeds of one base are alike and bases are not: the interval is that of the bases' means."""
+    rng, prompts = np.random.default_rng(0), 40
+    effect = {0: 0.1, 2: 0.3, 5: 0.2}
+    for base, gain in effect.items():
+        home = Path("studies/several", f"base-{base}")
+        level = rng.normal(0.5, 0.1, prompts) + base
+        for name, seed, shift in [
+            ("base", 0, 0.0),
+            *((m, s, g + s / 1000) for m, g in (("first", gain), ("second", 0.0)) for s in (3, 4)),
+        ]:
+            rows = [
+                {"method": name, "seed": seed, "checkpoint": "final", "steps": 10, "prompt_id": f"p{n}", "style": "one", "reward": reward,
+                 "score": value + (shift if reward == "hps" else 0.0), "reason": None}
+                for reward in ("hps", "clip_score", "verifier") for n, value in enumerate(level + rng.normal(0, 1e-3, prompts) * (name != "base"))
+            ]  # fmt: skip
+            (home / "evaluations" / f"{name}-{seed}").mkdir(parents=True)
+            pd.DataFrame(rows).to_parquet(home / "evaluations" / f"{name}-{seed}" / "results.parquet")
+            if name != "base":
+                (home / "runs" / f"{name}-{seed}").mkdir(parents=True)
+                record = {"iteration": [1], "num_forward_evals": [36.0 + seed], "num_transitions": [2], "heldout_verifier": [0.1]}
+                pd.DataFrame(record).to_parquet(home / "runs" / f"{name}-{seed}" / "records.parquet")
+        (home / "reports").mkdir()
+        (home / "reports" / "models.json").write_text('{"vae": {"loss": 0.1}}')
+    Path("prompts").mkdir()
+    for part in ("train", "test"):
+        columns = {"id": [f"{part}{n}" for n in range(3)], "prompt": [f"{part} {n}" for n in range(3)], "style": ["one"] * 3}
+        pd.DataFrame(columns).to_parquet(f"prompts/{part}.parquet")
+    compared = compared_in("several")
+    runs = [(name, base) for name in study.methods for base in study.bases]
+    compared = replace(compared, runs=runs, unit="base", seeds=study.seeds)
+    homes = {base: Path("studies/several", f"base-{base}") for base in study.bases}
+    sources = {
+        b: Sources(h / "runs", h / "evaluations", Path("prompts"), h / "reports" / "models.json", tmp_path, ())
+        for b, h in homes.items()
+    }
+    measured = measure_bases(compared, sources)
+    first = next(one for one in standings(measured.rows, list(study.methods), []) if one.method == "first")
+    expected = [gain + 0.0035 for gain in effect.values()]
+    low, high = stats.t.interval(0.95, 2, np.mean(expected), stats.sem(expected))
+    assert (first.gain.mean, first.gain.low, first.gain.high) == pytest.approx((np.mean(expected), low, high), abs=2e-3)
+    assert [measured.records["first", base].num_forward_evals[0] for base in study.bases] == [39.5] * 3
+    # What is committed: the report's numbers, and every seed's
+    write_results(tmp_path / "results.parquet", compared, measured)
+    table = pd.read_parquet(tmp_path / "results.parquet")
+    kept = table[(table.part == "seed") & (table.method == "first") & (table.reward == "hps")]
+    assert sorted(zip(kept.base, kept.seed)) == [(base, seed) for base in study.bases for seed in (3, 4)]
+    (tmp_path / "runs.txt").write_text("run code\nbase-0/first-3 x\n")
+    again = read_measured(compared, tmp_path / "results.parquet", tmp_path / "runs.txt")
+    assert [row.trained for row in again.rows] == [row.trained for row in measured.rows]
+
+
+@pytest.mark.slow
+@pytest.mark.pipeline
+def test_a_study_over_bases_builds_trains_and_reports(tmp_path):
+    """About five minutes on an idle core: three bases of a few fit steps, one run on each."""
+    seconds_checkout(tmp_path)
+    (tmp_path / "params.yaml").write_text("profile: seconds\nmethods: [g2rpo]\nseeds: [7]\n")
+    home = tmp_path / "studies" / "several"
+    home.mkdir()
+    params = STUDY.format(profile="seconds", steps=2).replace("seeds: [3, 4]", "seeds: [3]").replace("[first, second]", "[first]")
+    (home / "params.yaml").write_text(params.partition("comparisons")[0])
+    environment = {**os.environ, "DVC_NO_ANALYTICS": "1"}
+    run = lambda *words: subprocess.run(
+        [sys.executable, "-m", *words], cwd=tmp_path, capture_output=True, text=True, env=environment
+    )
+    run("dvc", "init", "--quiet", "--force")
+    done = run("studies", "run", "several")
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "over builds: Student's t" in (home / "reports" / "report.md").read_text()
+    hashes = pd.read_csv(home / "runs.txt", sep=" ", index_col="run", dtype=str)
+    assert list(hashes.index) == [f"base-{base}/{name}" for base in (0, 2, 5) for name in ("base-0", "first-3")]
+    assert hashes.inputs.nunique() == 3 and hashes.scores.nunique() == 6
+    built = YAML(typ="safe").load(home / "base-5" / "reports" / "profile.yaml")["models"]
+    assert built["seed"] == 5 and "pickscore" not in built
+    assert sorted(path.name for path in (home / "base-5" / "models").iterdir()) == [
+        "clip_score",
+        "hps",
+        "models.lock.json",
+        "pipeline",
+    ]
+    assert not (tmp_path / "models").exists()
