@@ -201,7 +201,11 @@ class Architecture(ABC):
         """Return the forward evaluations (NFE) that the velocity of one latent takes."""
         return 1
 
-    def positions(self, rows: int, columns: int, device: torch.device) -> dict[str, torch.Tensor]:
+    def complete(self, transformer: ModelMixin) -> None:
+        """Compute what a transformer that was built on the meta device lacks beside its parameters and buffers."""
+        return
+
+    def positions(self, rows: int, columns: int, device: torch.device) -> dict[str, Any]:
         """Return arguments of the transformer that depend only on the size of the latents."""
         return {}
 
@@ -259,6 +263,20 @@ def chat(tokenizer: Any, text: str, thinking: bool) -> str:
     """Return a text as the user's turn in a tokenizer's chat template, and the start of the answer; thinking: whether that may think."""
     turn = [{"role": "user", "content": text}]
     return tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True, enable_thinking=thinking)
+
+
+def read(pipeline: Any, texts: Sequence[str], length: int, layer: int, dropped: int = 0) -> dict[str, torch.Tensor]:
+    """Read texts by a language model: `context`, a layer's states [P, length, D] with zeros for padding, and its `mask` [P, length].
+
+    dropped: tokens of a template before every text, whose states are left out.
+    """
+    tokens = pipeline.tokenizer(
+        list(texts), padding="max_length", max_length=dropped + length, truncation=True, return_tensors="pt"
+    )
+    tokens = tokens.to(pipeline.text_encoder.device)
+    states = pipeline.text_encoder(**tokens, output_hidden_states=True).hidden_states[layer][:, dropped:]
+    mask = tokens.attention_mask[:, dropped:].to(states.dtype)
+    return {"context": states * mask[..., None], "mask": mask}
 
 
 def sides(tokens: int) -> tuple[int, int]:

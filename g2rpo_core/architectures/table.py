@@ -7,11 +7,14 @@ from diffusers import DiffusionPipeline, FlowMatchEulerDiscreteScheduler
 from g2rpo_core.architectures.architecture import Architecture, ModelShape, Schedule
 from g2rpo_core.architectures.flux import Flux
 from g2rpo_core.architectures.flux2 import Flux2Klein
+from g2rpo_core.architectures.qwen_image import QwenImage
 from g2rpo_core.architectures.sd3 import StableDiffusion3
+from g2rpo_core.architectures.zimage import ZImage
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import complaint, read_json, reading, whole
 
-ARCHITECTURES: dict[str, Architecture] = {base.pipeline.__name__: base for base in (Flux(), StableDiffusion3(), Flux2Klein())}
+BASES = (Flux(), StableDiffusion3(), Flux2Klein(), ZImage(), QwenImage())
+ARCHITECTURES: dict[str, Architecture] = {base.pipeline.__name__: base for base in BASES}
 
 
 def read_architecture(pipeline: Path) -> Architecture:

@@ -171,6 +171,7 @@ def traced_cost(base: Architecture, config: Config, call: Call) -> Cost:
     with torch.device("meta"):
         transformer = make_transformer(base, config, call.lora)
     with FakeTensorMode():
+        base.complete(transformer)
         for module in transformer.modules():
             for name, parameter in module._parameters.items():
                 if parameter is not None:
@@ -186,7 +187,8 @@ def traced_cost(base: Architecture, config: Config, call: Call) -> Cost:
         arguments = base.inputs(config, call.batch, call.image_tokens, call.text_tokens, "cpu")
         # One call, measured
         with Measured() as measured, as_on_cuda(call.dtype), torch.set_grad_enabled(call.training):
-            output = transformer(**arguments)[0].float()
+            output = transformer(**arguments)[0]
+            output = (torch.stack(output) if isinstance(output, list) else output).float()
             if call.training:
                 output.sum().backward()
     return Cost(measured.peak, measured.flops)

@@ -67,6 +67,7 @@ def empty_transformer(
         # as from_pretrained does, for readers of the saved model
         transformer.register_to_config(_name_or_path=str(folder))
         transformer.requires_grad_(trained and lora is None)
+        base.complete(transformer)
         if lora:
             transformer.add_adapter(lora)
     if lost := {name for name, _ in transformer.named_buffers()} - transformer.state_dict().keys():

@@ -261,8 +261,8 @@ class Policy:
         guided = self.forward_evals > 1
         if lacking := [name for name in self.architecture.encoding if name not in conditioning.tensors]:
             raise self._not_encoded_for(f"their {', '.join(lacking)}")
-        config = transformer.config
-        for name, shape in self.architecture.encoding_shapes(config, 1, 1).items():
+        config, length = transformer.config, conditioning.tensors["context"].shape[1]
+        for name, shape in self.architecture.encoding_shapes(config, length, 1).items():
             if (width := conditioning.tensors[name].shape[-1]) != shape[-1]:
                 raise self._not_encoded_for(f"a {name} of width {shape[-1]} (theirs has {width})")
         if guided and conditioning.negative is None:

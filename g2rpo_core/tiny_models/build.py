@@ -54,13 +54,14 @@ def _start(numerics: Numerics) -> None:
 
 def build_pipeline(root: Path, settings: BuiltModels) -> dict:
     """Train the base model into the folder `pipeline`; return its losses."""
-    from g2rpo_core.tiny_models.language import TinyFlux2
+    from g2rpo_core.tiny_models.language import TinyFlux2, TinyQwenImage, TinyZImage
     from g2rpo_core.tiny_models.pipeline import TinyFlux, TinyStableDiffusion3, train_pipeline, train_vae
 
     task = TASKS[settings.source]
     scenes, drawn = task.sample(settings.images, seed_of("pictures", settings.seed), testing=False)
     images = torch.from_numpy(drawn) * 2 - 1
-    build = {"flux": TinyFlux, "sd3": TinyStableDiffusion3, "flux2": TinyFlux2}[settings.base]
+    twins = {"flux": TinyFlux, "sd3": TinyStableDiffusion3, "flux2": TinyFlux2, "zimage": TinyZImage, "qwen_image": TinyQwenImage}
+    build = twins[settings.base]
     vae, vae_quality = train_vae(images, settings.vae, settings.seed, build.vae)
     captions, fit = [scene.caption for scene in scenes], settings.fit_of(settings.base)
     assert fit is not None  # as BuiltModels checks

@@ -4,14 +4,28 @@ from abc import abstractmethod
 from collections.abc import Callable
 
 import torch
-from diffusers import AutoencoderKLFlux2, Flux2KleinPipeline, Flux2Transformer2DModel
+from diffusers import (
+    AutoencoderKLFlux2,
+    AutoencoderKLQwenImage,
+    Flux2KleinPipeline,
+    Flux2Transformer2DModel,
+    QwenImageTransformer2DModel,
+    ZImageTransformer2DModel,
+)
 from diffusers.models.modeling_utils import ModelMixin
-from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    PreTrainedModel,
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3Model,
+)
 
 from g2rpo_core.architectures.architecture import Architecture
 from g2rpo_core.architectures.table import ARCHITECTURES
 from g2rpo_core.tasks.task import Task
-from g2rpo_core.tiny_models.pipeline import DROPPED, SMALL_VAE, TinyBase, TinyVae, initialize
+from g2rpo_core.tiny_models.pipeline import DROPPED, SMALL_VAE, TinyBase, TinyVae, initialize, quieted
 from g2rpo_core.tiny_models.settings import TOKEN
 from g2rpo_core.tiny_models.tokenizers import QWEN_LENGTH, qwen_tokenizer
 
@@ -80,7 +94,8 @@ class Flux2Vae(TinyVae):
 
     @staticmethod
     def make(size):
-        return AutoencoderKLFlux2(sample_size=size, **SMALL_VAE)
+        vae = AutoencoderKLFlux2(sample_size=size, **SMALL_VAE)
+        return quieted(vae, vae.encoder.conv_out)
 
     @staticmethod
     def measure(vae, latents):
@@ -105,4 +120,71 @@ class TinyFlux2(WithLanguageModel):
         return Flux2Transformer2DModel(
             in_channels=32, num_layers=2, num_single_layers=2, attention_head_dim=32, num_attention_heads=4,
             joint_attention_dim=3 * WIDTH, guidance_embeds=False, axes_dims_rope=(8, 8, 8, 8),
+        )  # fmt: skip
+
+
+class TinyZImage(WithLanguageModel):
+    """A small Z-Image."""
+
+    architecture = ARCHITECTURES["ZImagePipeline"]
+
+    def make_encoder(self, vocabulary):
+        return qwen3(Qwen3Model, vocabulary, 3)
+
+    def make_transformer(self, task):
+        return ZImageTransformer2DModel(
+            in_channels=8, dim=128, n_layers=3, n_refiner_layers=1, n_heads=4, n_kv_heads=4, cap_feat_dim=WIDTH, axes_dims=(8, 12, 12),
+            axes_lens=(128, 32, 32),
+        )  # fmt: skip
+
+
+class QwenImageVae(TinyVae):
+    """A small AutoencoderKLQwenImage: an image is a video with one frame, and every channel has its own statistics."""
+
+    @staticmethod
+    def make(size):
+        vae = AutoencoderKLQwenImage(
+            base_dim=16, z_dim=8, dim_mult=[1, 2, 2], num_res_blocks=1, temperal_downsample=(False, True),
+            latents_mean=(0.0,) * 8, latents_std=(1.0,) * 8,
+        )  # fmt: skip
+        torch.nn.init.zeros_(vae.quant_conv.weight[8:])
+        return quieted(vae, vae.quant_conv)
+
+    @staticmethod
+    def encode(vae, images):
+        return vae.encode(images.unsqueeze(2)).latent_dist
+
+    @staticmethod
+    def decode(vae, latents):
+        return vae.decode(latents).sample[:, :, 0]
+
+    @staticmethod
+    def measure(vae, latents):
+        mean, deviation = latents.mean((0, 2, 3, 4)), latents.std((0, 2, 3, 4))
+        vae.register_to_config(latents_mean=mean.tolist(), latents_std=deviation.tolist())
+
+    @staticmethod
+    def normalize(vae, latents):
+        mean, deviation = (torch.tensor(each).view(-1, 1, 1) for each in (vae.config.latents_mean, vae.config.latents_std))
+        return (latents[:, :, 0] - mean) / deviation
+
+
+class TinyQwenImage(WithLanguageModel):
+    """A small Qwen-Image."""
+
+    architecture, vae = ARCHITECTURES["QwenImagePipeline"], QwenImageVae
+
+    def make_encoder(self, vocabulary):
+        text = {
+            "vocab_size": vocabulary, "hidden_size": WIDTH, "intermediate_size": 2 * WIDTH, "num_hidden_layers": 3, "num_attention_heads": 2,
+            "num_key_value_heads": 1, "max_position_embeddings": 128, "tie_word_embeddings": False,
+            "rope_parameters": {"rope_type": "default", "mrope_section": (2, 3, 3), "rope_theta": 10_000.0},
+        }  # fmt: skip
+        vision = {"depth": 1, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "out_hidden_size": WIDTH}
+        return Qwen2_5_VLForConditionalGeneration(Qwen2_5_VLConfig(text_config=text, vision_config=vision))
+
+    def make_transformer(self, task):
+        return QwenImageTransformer2DModel(
+            in_channels=32, out_channels=8, num_layers=4, attention_head_dim=32, num_attention_heads=4, joint_attention_dim=WIDTH,
+            axes_dims_rope=(8, 12, 12),
         )  # fmt: skip

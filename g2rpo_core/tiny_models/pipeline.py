@@ -32,7 +32,7 @@ SMALL_VAE = {
     "use_quant_conv": False, "use_post_quant_conv": False, "mid_block_add_attention": False,
 }  # fmt: skip
 # weights that are zero at first, as DiT's: every block is then the identity, and the output zero
-ZEROS = re.compile(r"norm.*linear|modulation|^proj_out")
+ZEROS = re.compile(r"norm.*linear|modulation|_mod\.|^proj_out|final_layer.*\.linear")
 KL_WEIGHT = 1e-6
 LOG_VARIANCE = -4.0  # of the latents before the VAE has learned any: at 0 its noise would hide them for hundreds of steps
 EMA_DECAY = 0.99
@@ -41,13 +41,23 @@ DROPPED = 0.1  # share of captions that Stable Diffusion 3 is trained on as the 
 WIDTH = 64  # of T5; Stable Diffusion 3's two CLIPs fill it side by side
 
 
+def quieted(vae: ModelMixin, last: torch.nn.Module) -> ModelMixin:
+    """Initialize a VAE with little noise, and with residual blocks that are the identity, which halves the steps; last: makes the moments."""
+    for name, parameter in vae.named_parameters():
+        if "resnets" in name and "conv2" in name:
+            torch.nn.init.zeros_(parameter)
+    torch.nn.init.constant_(last.bias[len(last.bias) // 2 :], LOG_VARIANCE)
+    return vae
+
+
 class TinyVae:
     """A small AutoencoderKL, and what a VAE of another class does in another way."""
 
     @staticmethod
     def make(size: int) -> ModelMixin:
         """Make a VAE with 8 latent channels at a quarter of the size."""
-        return AutoencoderKL(sample_size=size, **SMALL_VAE)
+        vae = AutoencoderKL(sample_size=size, **SMALL_VAE)
+        return quieted(vae, vae.encoder.conv_out)
 
     @staticmethod
     def encode(vae: ModelMixin, images: torch.Tensor) -> DiagonalGaussianDistribution:
@@ -77,12 +87,6 @@ def train_vae(images: torch.Tensor, settings: FitSettings, seed: int, kind: type
     """
     torch.manual_seed(seed)
     vae = kind.make(images.shape[-1])
-    # every residual block is the identity at first, which halves the steps
-    for name, parameter in vae.named_parameters():
-        if "resnets" in name and "conv2" in name:
-            torch.nn.init.zeros_(parameter)
-    channels = len(vae.encoder.conv_out.bias) // 2
-    torch.nn.init.constant_(vae.encoder.conv_out.bias[channels:], LOG_VARIANCE)
     generator = torch.Generator().manual_seed(seed)
 
     def compute_loss(indices):

@@ -5,7 +5,13 @@ from pydantic import Field, model_validator
 from g2rpo_core.foundation.settings import Count, Rate, Seed, Settings
 from g2rpo_core.tasks import TaskName
 
-BASES = {"flux": "FluxPipeline", "sd3": "StableDiffusion3Pipeline", "flux2": "Flux2KleinPipeline"}  # name -> whose small twin
+BASES = {  # name -> whose small twin
+    "flux": "FluxPipeline",
+    "sd3": "StableDiffusion3Pipeline",
+    "flux2": "Flux2KleinPipeline",
+    "zimage": "ZImagePipeline",
+    "qwen_image": "QwenImagePipeline",
+}
 TOKEN = 8  # pixels: the side of an image token of tiny models
 
 
@@ -33,6 +39,8 @@ class BuiltModels(Settings):
     flux: FitSettings | None = Field(None, description="build a small FLUX.1, and fit it so")
     sd3: FitSettings | None = Field(None, description="build a small Stable Diffusion 3.5 instead, and fit it so")
     flux2: FitSettings | None = Field(None, description="build a small FLUX.2 klein instead, and fit it so")
+    zimage: FitSettings | None = Field(None, description="build a small Z-Image instead, and fit it so")
+    qwen_image: FitSettings | None = Field(None, description="build a small Qwen-Image instead, and fit it so")
     clip_score: FitSettings | None = None
     hps: FitSettings | None = None
     pickscore: FitSettings | None = None

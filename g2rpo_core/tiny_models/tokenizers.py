@@ -18,6 +18,10 @@ T5_LENGTH = 12  # tokens; captions of any task have at most 11
 CLIP_LENGTH = 16  # tokens; the published CLIP has 77, captions of any task have at most 12
 
 QWEN_LENGTH = 32  # tokens: captions, and the template around them
+TEMPLATES = (  # the words of Qwen-Image's template and of a chat's
+    "system user assistant Describe the image by detailing the color shape size texture quantity text spatial relationships of the objects and"
+    " background"
+)
 THOUGHT = "<think>\n\n</think>\n\n"
 CHAT = (  # the part of Qwen3's template that one turn of a user needs
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
@@ -52,8 +56,8 @@ def t5_tokenizer(task: Task) -> T5TokenizerFast:
 def qwen_tokenizer(task: Task) -> Qwen2TokenizerFast:
     """Make a byte-level BPE tokenizer in Qwen's form, with Qwen3's chat template: a token for every word of a task and of the template."""
     end = "<|endoftext|>"
-    special = [end, "<|im_start|>", "<|im_end|>"]
-    made = byte_level(_words(task), special, ["user\n", "assistant\n", "system\n", THOUGHT])
+    words = [*_words(task), *TEMPLATES.split()]
+    made = byte_level(words, [end, "<|im_start|>", "<|im_end|>"], [THOUGHT])
     made.pad_token, made.eos_token, made.chat_template, made.model_max_length = end, "<|im_end|>", CHAT, QWEN_LENGTH
     return made
 

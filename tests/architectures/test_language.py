@@ -2,13 +2,14 @@
 
 import re
 import shutil
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from diffusers import DiffusionPipeline
 from ruamel.yaml import YAML
 
 from g2rpo_core.architectures.architecture import Architecture
@@ -47,8 +48,28 @@ class About:
     sigma_of: Callable[[torch.Tensor], torch.Tensor]
     """That time -> sigma."""
 
+    rows: Callable[[DiffusionPipeline, list[str]], list[torch.Tensor]]
+    """By the pipeline's own encode_prompt: the tokens of every text, [length, D]."""
+    call: Mapping[str, object] = field(default_factory=dict)
+    """Further arguments of the pipeline's call, for a list of texts."""
 
-ABOUT = {"flux2": About("guidance_scale", 1.0, "time_guidance_embed.time_proj", lambda time: time / 1000)}
+
+def rows_of_qwen_image(pipeline, texts):
+    context, mask = pipeline.encode_prompt(texts)
+    return [row if mask is None else row[keep.bool()] for row, keep in zip(context, context if mask is None else mask)]
+
+
+ABOUT = {
+    "flux2": About(
+        "guidance_scale", 1.0, "time_guidance_embed.time_proj", lambda time: time / 1000,
+        lambda pipeline, texts: list(pipeline.encode_prompt(texts, max_sequence_length=32)[0]),
+    ),
+    "zimage": About(
+        "guidance_scale", 0.0, "t_embedder", lambda time: 1 - time / 1000,
+        lambda pipeline, texts: pipeline.encode_prompt(list(texts), do_classifier_free_guidance=False)[0],
+    ),
+    "qwen_image": About("true_cfg_scale", 1.0, "time_text_embed.time_proj", lambda time: time, rows_of_qwen_image, {"negative_prompt": " "}),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -67,6 +88,7 @@ class Twin:
         """Images by the pipeline itself, from its own noise of seed 5."""
         pipeline.set_progress_bar_config(disable=True)
         how = {**SIZE, "num_inference_steps": steps, self.about.scale: guidance, "max_sequence_length": 32, "output_type": "pt"}
+        how |= {name: [value] * len(texts) for name, value in self.about.call.items()}
         return pipeline(prompt=texts, generator=torch.Generator().manual_seed(5), **how).images
 
     def draw_ours(self, policy: Policy, count: int, steps: int = 6) -> torch.Tensor:
@@ -76,6 +98,12 @@ class Twin:
 
     def texts(self, count: int) -> list[str]:
         return [prompt.text for prompt in self.store.prompts[:count]]
+
+
+def assert_alike(ours: torch.Tensor, theirs: torch.Tensor, others: torch.Tensor) -> None:
+    """Much closer than other images are: VAEs that are hardly trained draw all of them alike."""
+    difference = (others - theirs).abs().max()
+    assert difference > 1e-3 and (ours - theirs).abs().max() < 0.02 * difference
 
 
 @pytest.fixture(params=ABOUT)
@@ -107,8 +135,7 @@ def test_images_noise_and_noise_levels_are_those_of_plain_diffusers(randomized, 
     ours = twin.draw_ours(policy, 3, steps)
     sigmas = read_schedule(twin.base, twin.models / "pipeline", policy.image_tokens).sigmas(steps)
     torch.testing.assert_close(torch.tensor(sigmas), pipeline.scheduler.sigmas, rtol=1e-5, atol=1e-6)
-    assert ours.std() > 0.01 and (ours[0] - ours[1]).abs().max() > 0.01
-    torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)
+    assert_alike(ours, theirs, theirs.flip(0))
 
 
 def test_encodings_are_those_of_the_pipeline(twin):
@@ -116,9 +143,10 @@ def test_encodings_are_those_of_the_pipeline(twin):
     pipeline = text_encoders(twin.models / "pipeline")
     stored, texts = twin.store.conditioning([11, 0]), [twin.store.prompts[number].text for number in (11, 0)]
     with torch.no_grad():
-        for one, given in ((stored.tensors, texts), (stored.negative, [twin.base.negative])):
-            for name, tensor in twin.base.encode(pipeline, given, 32).items():
-                torch.testing.assert_close(one[name], tensor, rtol=1e-5, atol=1e-5)
+        for ours, given in ((stored.tensors, texts), (stored.negative, [twin.base.negative])):
+            masks = ours.get("mask", torch.ones(len(given), 32))
+            for context, mask, theirs in zip(ours["context"], masks, twin.about.rows(pipeline, given), strict=True):
+                torch.testing.assert_close(context[mask.bool()], theirs, rtol=1e-5, atol=1e-5)
     config = twin.base.transformer.load_config(twin.models / "pipeline" / "transformer")
     shapes = twin.base.encoding_shapes(config, 32, 0)
     assert shapes == {name: tuple(tensor.shape[1:]) for name, tensor in stored.tensors.items()}
@@ -163,7 +191,7 @@ def test_every_forward_evaluation_is_counted_and_an_update_moves_the_weights(ran
 
     def count(_, args, kwargs):
         if not torch.is_grad_enabled():
-            rows.append(len(kwargs.get("hidden_states", args[0] if args else None)))
+            rows.append(len(args[0] if args else kwargs["hidden_states"]))
 
     policy.transformer.register_forward_pre_hook(count, with_kwargs=True)
     before = {name: parameter.clone() for name, parameter in policy.trained_parameters().items()}
@@ -187,8 +215,7 @@ def test_a_saved_lora_draws_the_same_images_in_plain_diffusers(randomized, tmp_p
     before = twin.draw(pipeline, twin.texts(2))
     pipeline.load_lora_weights(tmp_path / "run" / "lora")
     theirs = twin.draw(pipeline, twin.texts(2))
-    torch.testing.assert_close(twin.draw_ours(twin.policy(run=tmp_path / "run"), 2), theirs, rtol=1e-3, atol=1e-3)
-    assert (theirs - before).abs().max() > 0.01
+    assert_alike(twin.draw_ours(twin.policy(run=tmp_path / "run"), 2), theirs, before)
 
 
 DISTILLED = [(repo, base.distilled[repo]) for base in ARCHITECTURES.values() for repo in base.distilled]

@@ -9,7 +9,7 @@ import pytest
 import torch
 from diffusers import AutoencoderKL, FluxTransformer2DModel
 
-from g2rpo_core.architectures import flux2
+from g2rpo_core.architectures import flux2, qwen_image, zimage
 from g2rpo_core.architectures.flux import TRANSFORMER, VAE, Flux
 from g2rpo_core.architectures.sd3 import MEDIUM, StableDiffusion3
 from g2rpo_core.architectures.table import known_shape
@@ -26,7 +26,7 @@ from g2rpo_core.models.settings import LoraSettings
 from tests.conftest import ROOT
 from tests.fixtures.commands import run_here
 
-FLUX, SD3, FLUX2 = Flux(), StableDiffusion3(), flux2.Flux2Klein()
+FLUX, SD3, FLUX2, ZIMAGE, QWEN = Flux(), StableDiffusion3(), flux2.Flux2Klein(), zimage.ZImage(), qwen_image.QwenImage()
 SMALL = TRANSFORMER | {
     "num_layers": 2, "num_single_layers": 3, "num_attention_heads": 2, "joint_attention_dim": 64, "pooled_projection_dim": 32,
 }  # fmt: skip
@@ -36,10 +36,14 @@ SMALL_SD3 = MEDIUM | {  # two blocks with a second attention, two without
     "pooled_projection_dim": 32, "pos_embed_max_size": 16,
 }  # fmt: skip
 SMALL_FLUX2 = flux2.TRANSFORMER | {"num_layers": 2, "num_single_layers": 3, "num_attention_heads": 2, "joint_attention_dim": 64}
+SMALL_ZIMAGE = zimage.TRANSFORMER | {"dim": 256, "n_layers": 3, "n_heads": 2, "n_kv_heads": 2, "cap_feat_dim": 64}
+SMALL_QWEN = qwen_image.TRANSFORMER | {"num_layers": 3, "num_attention_heads": 2, "joint_attention_dim": 64}
 SMALLS = pytest.mark.parametrize(
-    "base, small", [(FLUX, SMALL), (SD3, SMALL_SD3), (FLUX2, SMALL_FLUX2)], ids=["flux", "sd3", "flux2"]
+    "base, small",
+    [(FLUX, SMALL), (SD3, SMALL_SD3), (FLUX2, SMALL_FLUX2), (ZIMAGE, SMALL_ZIMAGE), (QWEN, SMALL_QWEN)],
+    ids=["flux", "sd3", "flux2", "zimage", "qwen_image"],
 )
-VAES = {"AutoencoderKL": 83_819_683, "AutoencoderKLFlux2": 84_046_115}
+VAES = {"AutoencoderKL": 83_819_683, "AutoencoderKLFlux2": 84_046_115, "AutoencoderKLQwenImage": 126_892_531}
 
 
 @pytest.mark.parametrize(
@@ -51,6 +55,8 @@ VAES = {"AutoencoderKL": 83_819_683, "AutoencoderKLFlux2": 84_046_115}
         ("stabilityai/stable-diffusion-3.5-large", 8_056_627_520, 192**2 * 2432),
         ("black-forest-labs/FLUX.2-klein-base-4B", 3_875_544_576, 0),
         ("black-forest-labs/FLUX.2-klein-base-9B", 9_078_581_248, 0),
+        ("Tongyi-MAI/Z-Image", 6_154_908_736, 0),
+        ("Qwen/Qwen-Image", 20_430_401_088, 0),
     ],
 )
 def test_weights_of_the_published_configurations(repo, weights, positions):
@@ -66,6 +72,8 @@ def test_weights_of_the_published_configurations(repo, weights, positions):
         ("stabilityai/stable-diffusion-3.5-medium", [123_650_304, 694_659_840, 4_762_310_656]),
         ("black-forest-labs/FLUX.2-klein-base-4B", [4_022_468_096]),
         ("black-forest-labs/FLUX.2-klein-base-9B", [8_190_735_360]),
+        ("Tongyi-MAI/Z-Image", [4_022_468_096]),
+        ("Qwen/Qwen-Image", [8_292_166_656]),
     ],
 )
 def test_weights_of_the_published_text_encoders(repo, weights):
@@ -137,6 +145,7 @@ def test_memory_is_what_a_small_model_really_takes(base, small, training, checkp
     def work():
         with torch.set_grad_enabled(training):
             output = model(**arguments)[0]
+            output = torch.stack(output) if isinstance(output, list) else output
             if training:
                 output.sum().backward()
 
@@ -154,10 +163,12 @@ def test_memory_is_what_a_small_model_really_takes(base, small, training, checkp
     [
         (FLUX, SMALL | {"num_layers": 4, "num_single_layers": 5}),
         (FLUX2, SMALL_FLUX2 | {"num_layers": 4, "num_single_layers": 5}),
+        (ZIMAGE, SMALL_ZIMAGE | {"n_layers": 5}),
+        (QWEN, SMALL_QWEN | {"num_layers": 6}),
         (SD3, SMALL_SD3 | {"num_layers": 7, "dual_attention_layers": (0, 1, 2)}),
         (SD3, SMALL_SD3 | {"num_layers": 5, "dual_attention_layers": ()}),
     ],
-    ids=["flux", "flux2", "sd3", "sd3 without a second attention"],
+    ids=["flux", "flux2", "zimage", "qwen_image", "sd3", "sd3 without a second attention"],
 )
 def test_shallow_models_tell_the_cost_of_a_deep_one(base, deep, training, checkpointing, lora):
     call = cost.Call(2, 128, 64, torch.bfloat16, training, lora, checkpointing)

@@ -1,0 +1,82 @@
+"""Define Z-Image: true classifier-free guidance from 0 upwards, one stream of image and text tokens, and Qwen3's last layer but one.
+
+Its transformer takes lists, of texts without their padding, and a time that rises from noise to image, along which its velocity points.
+Z-Image-Turbo, distilled to a few steps, only generates, with a guidance of 0.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from diffusers import ZImagePipeline, ZImageTransformer2DModel
+
+from g2rpo_core.architectures.architecture import QWEN3_4B, VAE_16, Architecture, Config, ModelShape, Tensors, chat, read, sides
+
+TRANSFORMER: dict[str, Any] = {  # of Tongyi-MAI/Z-Image
+    "all_patch_size": (2,), "all_f_patch_size": (1,), "in_channels": 16, "dim": 3840, "n_layers": 30, "n_refiner_layers": 2, "n_heads": 30,
+    "n_kv_heads": 30, "cap_feat_dim": 2560, "axes_dims": (32, 48, 48), "axes_lens": (1536, 512, 512),
+}  # fmt: skip
+VAE: dict[str, Any] = {**VAE_16, "scaling_factor": 0.3611, "shift_factor": 0.1159}
+SHAPE = ModelShape(TRANSFORMER, VAE, {"text_encoder": ("Qwen3Model", QWEN3_4B)}, {"shift": 6.0, "use_dynamic_shifting": False})
+
+
+class ZImage(Architecture):
+    """The base model of `ZImagePipeline`."""
+
+    label, tag = "Z-Image", "z-image"
+    licences = {"Tongyi-MAI/Z-Image": {"license": "apache-2.0"}}
+    pipeline, transformer = ZImagePipeline, ZImageTransformer2DModel
+    tokenizers = {"tokenizer": "qwen"}
+    text_encoders = ("text_encoder",)
+    encoding = ("context", "mask")
+    has_negative = True
+    alpha_in_lora = False
+    lora_targets = ("to_q", "to_k", "to_v", "to_out.0")
+    published = {"Tongyi-MAI/Z-Image": SHAPE}
+    distilled = {"Tongyi-MAI/Z-Image-Turbo": "Tongyi-MAI/Z-Image"}
+
+    def encode(self, pipeline: ZImagePipeline, texts: Sequence[str], max_length: int) -> dict[str, torch.Tensor]:
+        """Encode as the pipeline does, but keep the padding, as zeros: stored tensors have one shape."""
+        return read(pipeline, [self.wrapped(pipeline.tokenizer, text) for text in texts], max_length, layer=-2)
+
+    def wrapped(self, tokenizer: Any, text: str) -> str:
+        return chat(tokenizer, text, thinking=True)
+
+    def encoding_shapes(self, transformer: Config, max_length: int, clip_length: int) -> dict[str, tuple[int, ...]]:
+        return {"context": (max_length, transformer["cap_feat_dim"]), "mask": (max_length,)}
+
+    def forward_evals(self, guidance: float) -> int:
+        return 2 if guidance > 0 else 1
+
+    def guided(self, without: torch.Tensor, with_prompt: torch.Tensor, guidance: float) -> torch.Tensor:
+        return with_prompt + guidance * (with_prompt - without)
+
+    def velocity(
+        self,
+        transformer: ZImageTransformer2DModel,
+        latents: torch.Tensor,
+        sigma: torch.Tensor,
+        encoded: Tensors,
+        guidance: float,
+        positions: Tensors,
+    ) -> torch.Tensor:
+        padding = (1 - encoded["mask"]).sum(1).tolist()  # 0 in a rehearsal, which has no data
+        texts = [text[: len(text) - int(left_out)] for text, left_out in zip(encoded["context"], padding)]
+        return -torch.stack(transformer(list(latents.unsqueeze(2)), 1 - sigma, texts, return_dict=False)[0]).squeeze(2)
+
+    def blocks(self, transformer: ZImageTransformer2DModel) -> list[torch.nn.Module]:
+        return [*transformer.noise_refiner, *transformer.context_refiner, *transformer.layers]
+
+    def inputs(self, config: Config, batch: int, image_tokens: int, text_tokens: int, device: str) -> dict[str, Any]:
+        rows, columns = (2 * side for side in sides(image_tokens))
+        return {
+            "x": list(torch.zeros(batch, config["in_channels"], 1, rows, columns, device=device)),
+            "t": torch.zeros(batch, device=device),
+            "cap_feats": list(torch.zeros(batch, text_tokens, config["cap_feat_dim"], device=device)),
+            "return_dict": False,
+        }
+
+    def shallow(self, config: Config) -> tuple[dict[str, Any], list[tuple[dict[str, Any], int]]]:
+        kinds = ("n_layers", "n_refiner_layers")
+        shallow = {**config, **dict.fromkeys(kinds, 1)}
+        return shallow, [(shallow | {kind: 2}, config[kind] - 1) for kind in kinds]
