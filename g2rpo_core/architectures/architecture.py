@@ -104,6 +104,22 @@ class ModelShape:
     """What differs from diffusers' defaults."""
 
 
+@dataclass(frozen=True)
+class Counter:
+    """A tokenizer that gets texts as the model does, to count their tokens."""
+
+    tokenizer: Any
+    wrapped: Callable[[Any, str], str]
+
+    @property
+    def model_max_length(self) -> int:
+        """Return how many tokens the text encoder was trained with."""
+        return self.tokenizer.model_max_length
+
+    def __call__(self, texts: Sequence[str], **options: Any) -> Any:
+        return self.tokenizer([self.wrapped(self.tokenizer, text) for text in texts], **options)
+
+
 class Architecture(ABC):
     """A base model with diffusers' own classes.
 
@@ -153,13 +169,13 @@ class Architecture(ABC):
         """Return which part of the pipeline is the tokenizer whose length `embed.max_sequence_length` limits."""
         return list(self.tokenizers)[-1]
 
-    def tokenizer(self, pipeline: DiffusionPipeline) -> Callable[..., Any]:
+    def tokenizer(self, pipeline: DiffusionPipeline) -> "Counter":
         """Return the `counter` of a pipeline's `long_tokenizer`."""
         return self.counter(getattr(pipeline, self.long_tokenizer))
 
-    def counter(self, tokenizer: Any) -> Callable[..., Any]:
+    def counter(self, tokenizer: Any) -> "Counter":
         """Return the `long_tokenizer` as one that gets texts as the model does, to count their tokens."""
-        return lambda texts, **options: tokenizer([self.wrapped(tokenizer, text) for text in texts], **options)
+        return Counter(tokenizer, self.wrapped)
 
     def wrapped(self, tokenizer: Any, text: str) -> str:
         """Return a text as the `long_tokenizer` gets it: within a chat's template, if the model has one."""

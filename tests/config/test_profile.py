@@ -99,9 +99,9 @@ def test_every_profile_of_the_project_is_valid(path):
             "sharpness: {class: mine:Sharp}",
             "rewards.sharpness: evaluations already measure an image statistic of this name",
         ),
-        ("  steps: [10]", "  checkpoints: [50]", "evaluation.steps: Field required"),
+        ("  steps:\n  - 10", "  checkpoints: [50]", "evaluation.steps: Field required"),
         (
-            "  steps: [10]",
+            "  steps:\n  - 10",
             "  steps: [10]\n  checkpoints: [50]",
             "methods.g2rpo: evaluation.checkpoints: 50 is not among training.snapshots",
         ),
@@ -110,7 +110,7 @@ def test_every_profile_of_the_project_is_valid(path):
             "  iterations: 150\n  snapshots: [300]",
             "methods.g2rpo: training.snapshots: 300 is beyond training.iterations",
         ),
-        ("  steps: [10]", "  steps: [10, 10]", "evaluation.steps: must be different from each other"),
+        ("  steps:\n  - 10", "  steps: [10, 10]", "evaluation.steps: must be different from each other"),
         (
             "  rewards: [hps, clip_score, pickscore",
             "  rewards: [clip_score, pickscore",
