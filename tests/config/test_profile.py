@@ -112,8 +112,8 @@ def test_every_profile_of_the_project_is_valid(path):
         ),
         ("  steps:\n  - 10", "  steps: [10, 10]", "evaluation.steps: must be different from each other"),
         (
-            "  rewards: [hps, clip_score, pickscore",
-            "  rewards: [clip_score, pickscore",
+            "  - hps\n  - clip_score\n  - pick",
+            "  - clip_score\n  - pick",
             "training.rewards: hps is not among evaluation.rewards",
         ),
         ("source: shapes", "source: attic", "models: Input tag 'attic'"),
