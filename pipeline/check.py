@@ -112,8 +112,7 @@ def _reward_problems(path: Path) -> Iterator[str]:
     """Yield what is wrong with the user's own rewards in a profile whose other sections may be wrong."""
     resolved, _ = attempt(lambda: resolve(path))
     section = resolved.data.get("rewards") if resolved else None
-    if not isinstance(section, dict):
-        return
+    section = section if isinstance(section, dict) else {}
     for reward, entry in section.items():
         if isinstance(entry, dict):
             yield from attempt(partial(registry.check, reward, section), (UserError, ValueError))[1]

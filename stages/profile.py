@@ -23,9 +23,14 @@ def main() -> None:
     write_profile(run_paths(args.profile, args.study).reports / "profile.yaml", resolve(path, study).data, source)
 
 
+def written_data(data: dict) -> dict:
+    """Return what this stage writes of a resolved profile: also the empty sections that stages depend on."""
+    return {"numerics": "native", **data, **{section: {} for section in ("rewards", "published") if section not in data}}
+
+
 def write_profile(out: Path, data: dict, source: Path) -> None:
-    """Write the data as YAML in the order of their files, also the empty sections that stages depend on."""
-    data = {"numerics": "native", **data, **{section: {} for section in ("rewards", "published") if section not in data}}
+    """Write `written_data` as YAML, in the order of the profile's files."""
+    data = written_data(data)
     out.parent.mkdir(parents=True, exist_ok=True)
     yaml = YAML(typ="safe", pure=True)
     yaml.default_flow_style, yaml.sort_base_mapping_type_on_output, yaml.allow_unicode, yaml.width = None, False, True, 130

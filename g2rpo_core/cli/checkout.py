@@ -1,4 +1,4 @@
-"""Define the commands that run modules of the checkout: `g2rpo models`, `prompts`, `rehearse`, `launch`, `jobs`, `back` and `report`."""
+"""Define the commands that run modules of the checkout: `g2rpo models`, `prompts`, `rehearse`, `launch`, `jobs`, `todo`, `back` and `report`."""
 
 import subprocess
 import sys
@@ -16,6 +16,7 @@ COMMANDS = {  # module, help, and an example of the arguments
     "rehearse": ("pipeline.rehearse", "Run the stages at true size on simulated GPUs.", "--profile flux_hps --gpus 16 --nodes 2 --memory 139"),
     "launch": ("pipeline.job", "Write what params.yaml names, or one run of it, as Slurm jobs, and submit them on request.", "--nodes 2 --submit"),
     "jobs": ("pipeline.jobs", "Show the jobs that were submitted from this folder.", ""),
+    "todo": ("pipeline.todo", "Say which stages `dvc repro` would run, why, and for how long; nothing is run.", ""),
     "back": ("pipeline.back", "Go back to the committed results; what is here is kept.", ""),
 }  # fmt: skip
 ANY_ARGUMENTS = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}

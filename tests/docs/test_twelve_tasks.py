@@ -1,6 +1,7 @@
 """What a newcomer does first, on a fresh clone: each task by the command that its page names, as far as a command can judge it."""
 
 import json
+import re
 import shlex
 import shutil
 from collections import defaultdict
@@ -19,7 +20,7 @@ from g2rpo_core.reporting.statistics import Difference
 from g2rpo_core.reporting.tables import Gain, Pair
 from g2rpo_core.reporting.verdict import verdict
 from g2rpo_core.rewards import registry as rewards
-from pipeline import check, compare
+from pipeline import check, compare, todo
 from tests.conftest import ROOT
 from tests.docs.commands import commands, snippets
 from tests.fixtures.commands import run_here
@@ -84,6 +85,32 @@ def test_an_experiment_changes_a_setting_and_no_other_line_and_may_be_repeated(p
         assert lines and all("learning_rate: 4e-05" in line or line.strip() == "training:" for line in lines), lines
         runs = [load_profile(where / file).run("g2rpo").training for where in (ROOT, tmp_path)]
         assert runs[0].learning_rate != runs[1].learning_rate == 4e-5
+
+
+# Add a variant, and see what would run
+
+
+@pytest.mark.pipeline
+def test_a_variant_is_listed_with_its_reason_before_any_stage_has_run(clone):
+    entry = next(
+        one.text for one in snippets() if one.document == "settings.md" and one.text.startswith("# an entry of `methods`")
+    )
+    profile, params = clone / "profiles" / "tiny.yaml", clone / "params.yaml"
+    profile.write_text(profile.read_text().replace("methods: #", f"methods:\n  {entry.splitlines()[1]} #", 1))
+    params.write_text(re.sub("methods: .*", "methods: [g2rpo, g2rpo_two]", params.read_text()))
+    before = git(clone, "status", "--porcelain")
+    assert of("docs/howto/settings.md", "g2rpo todo") == ["g2rpo todo"]
+    (clone / "reports" / "timings").mkdir()
+    (clone / "reports" / "timings" / "g2rpo-2.json").write_text('{"seconds": {"0": 0.0, "1": 150.0}}')
+    done = run_here(todo.main, folder=clone)
+    assert done.returncode == 0, done.stderr
+    lines = {line.split()[0]: " ".join(line.split()[1:]) for line in done.stdout.splitlines()}
+    assert lines["train@g2rpo_two-1"] == lines["evaluate@g2rpo_two-2"] == "time not known never run"
+    assert lines["train@g2rpo-1"].startswith("about 2 min not here: runs/tiny/g2rpo-1")
+    assert "modified" not in done.stdout
+    # Nothing was written: the settings are not yet in reports/profile.yaml
+    assert git(clone, "status", "--porcelain") == before
+    git(clone, "checkout", "--quiet", ".")
 
 
 # Score pictures with a reward of one's own, and train on it

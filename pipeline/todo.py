@@ -1,0 +1,136 @@
+"""Says which stages `dvc repro` would run, why, and for how long: `g2rpo todo`.
+
+Nothing is run or written. Settings are those of the profile as it is now, whether the stage `profile` has written them or not.
+"""
+
+import argparse
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import reduce
+from graphlib import TopologicalSorter
+from pathlib import Path
+from typing import Any
+
+from dvc.dependency.param import ParamsDependency
+from dvc.exceptions import DvcException
+from dvc.repo import Repo, lock_repo
+
+from g2rpo_core.common.runs import read_lock
+from g2rpo_core.config import load_profile, load_run, profile_path, resolve
+from g2rpo_core.foundation.errors import UserError
+from g2rpo_core.foundation.files import read_json
+from pipeline.differences import leaves, some
+from pipeline.graph import explain
+from stages.common import REPORTS, ends_in_one_line
+from stages.profile import written_data
+
+SETTINGS = REPORTS / "profile.yaml"
+TIMINGS = REPORTS / "timings"
+
+
+@dataclass(frozen=True)
+class Due:
+    """A stage that would run."""
+
+    name: str
+    why: str
+    seconds: float | None
+    """By the timings of an earlier run; None: not known."""
+
+
+@ends_in_one_line
+def main() -> None:
+    argparse.ArgumentParser(
+        prog="g2rpo todo", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
+    run = load_run()
+    load_profile(profile_path(run.profile))
+    try:
+        repo = Repo()
+        with lock_repo(repo):
+            total, stages = sum(bool(stage.cmd) for stage in repo.index.stages), list(due(repo))
+    except DvcException as error:
+        raise UserError(f"g2rpo todo: {explain(error)}") from None
+    if not stages:
+        print(f"profile {run.profile}: nothing to do, all {total} stages are up to date")
+        return
+    known = [stage.seconds for stage in stages if stage.seconds is not None]
+    takes = f"; {len(known)} of known time take {shown(sum(known))}, one after the other" if known else ""
+    print(f"profile {run.profile}: {len(stages)} of {total} stages would run{takes}")
+    widths = [max(len(text) for text in column) for column in zip(*((stage.name, shown(stage.seconds)) for stage in stages))]
+    for stage in stages:
+        print(f"  {stage.name:{widths[0]}}  {shown(stage.seconds):{widths[1]}}  {stage.why}")
+
+
+def due(repo: Repo) -> Iterator[Due]:
+    """Yield the stages that would run, each after those that it needs."""
+    file = Path("dvc.lock")
+    ran_once = read_lock(file) if file.exists() else {}
+    data = written_data(resolve(profile_path(load_run().profile)).data)
+    graph = repo.index.graph
+    found: set[str] = set()
+    for stage in TopologicalSorter({node: set(graph.successors(node)) for node in graph.nodes}).static_order():
+        if not stage.cmd:
+            continue
+        before = [each.name for each in graph.successors(stage) if each.name in found and each.name != "profile"]
+        reasons = ["never run"] if stage.name not in ran_once else list(changes(stage, data))
+        if not reasons and before:
+            reasons = [f"if {some(sorted(before))} makes something else"]
+        if reasons:
+            found.add(stage.name)
+            yield Due(stage.name, "; ".join(reasons), seconds_of(stage.name))
+
+
+def changes(stage: Any, data: Mapping[str, Any]) -> Iterator[str]:
+    """Yield why a stage of DVC's that has run would run again; data: what the stage `profile` would write."""
+    made = [Path(out.def_path) for other in stage.repo.index.stages for out in other.outs]
+    if missing := [str(out.def_path) for out in stage.outs if not out.exists]:
+        yield f"not here: {some(missing)}"
+    if touched := [str(out.def_path) for out in stage.outs if out.exists and out.status()]:
+        yield f"changed by hand: {some(touched)}"
+    settings, files = [], []
+    for dep in stage.deps:
+        path = Path(dep.def_path)
+        if isinstance(dep, ParamsDependency):
+            now = {key: at(data, key) for key in dep.params} if path == SETTINGS else dep.read_params()
+            old, new = dict(leaves(dep.hash_info.value or {})), dict(leaves(now))
+            settings += [key for key in {**old, **new} if old.get(key) != new.get(key)]
+        # What another stage makes is that stage's reason
+        elif not any(path.is_relative_to(out) or out.is_relative_to(path) for out in made) and dep.status():
+            files.append(str(path))
+    if settings:
+        yield f"settings: {some(settings)}"
+    if files:
+        yield f"changed: {some(files)}"
+
+
+def at(data: Mapping[str, Any], key: str) -> Any:
+    """Return the value of a dotted key; None where there is none."""
+    return reduce(lambda inner, part: inner.get(part) if isinstance(inner, Mapping) else None, key.split("."), data)  # type: ignore[return-value, arg-type]
+
+
+def seconds_of(stage: str) -> float | None:
+    """Return how long the training took when it last ran here, or that of another seed; None if it is not known."""
+    group, _, run = stage.partition("@")
+    others = sorted(TIMINGS.glob(f"{run.rpartition('-')[0]}-*.json")) if group == "train" else []
+    for file in sorted(others, key=lambda other: other.stem != run):
+        if seconds := read_json(file, dict).get("seconds"):
+            return max(seconds.values())
+    return None
+
+
+def shown(seconds: float | None) -> str:
+    """Return a time as people say it."""
+    if seconds is None:
+        return "time not known"
+    return (
+        f"about {seconds:.0f} s"
+        if seconds < 90
+        else f"about {seconds / 60:.0f} min"
+        if seconds < 5400
+        else f"about {seconds / 3600:.1f} h"
+    )
+
+
+if __name__ == "__main__":
+    main()
