@@ -93,10 +93,10 @@ def print_plan(args: SimpleNamespace) -> None:
     alternatives = changes(profile, args.method, machines, plan.fits, args.shard)
     if args.json:
         keys = ("memory_total_gib", "fits", "hours", "gpu_hours")
-        changed_plans = [{"change": label} | {key: getattr(changed, key) for key in keys} for label, changed in alternatives]
+        changed_plans = [{"change": label} | {key: getattr(changed, key) for key in keys} for label, changed, _ in alternatives]
         print(json.dumps(asdict(plan) | {"rate": source, "changes": changed_plans}))
         return
-    print("\n".join(_describe(args, plan, source, alternatives)))
+    print("\n".join(_describe(args, machines, plan, source, alternatives)))
 
 
 def print_campaign(args: SimpleNamespace, profile: "Profile", machines: "Machines", rate: float | None, source: str) -> None:
@@ -149,7 +149,8 @@ def _describe_ways(args: SimpleNamespace, iterations: int, way: "Way | None", fa
     if way is None:
         part = int(args.hours / fastest.plan.hours * iterations)
         return [f"{title}: no way is that fast; the fastest does {part} of the {iterations} iterations: {_describe_way(fastest)}"]
-    return [f"{title}: the cheapest way is {_describe_way(way)}"]
+    pasted = ["as a profile of your own:", *_pasted(args, way.whole)] if way.whole else []
+    return [f"{title}: the cheapest way is {_describe_way(way)}", *pasted]
 
 
 def _describe_way(way: "Way") -> str:
@@ -166,7 +167,11 @@ def _describe_setting(value: object) -> str:
     return str(value).lower()
 
 
-def _describe(args: SimpleNamespace, plan: "Plan", source: str, alternatives: "list[tuple[str, Plan]]") -> list[str]:
+def _describe(
+    args: SimpleNamespace, machines: "Machines", plan: "Plan", source: str, alternatives: "list[tuple[str, Plan, dict]]"
+) -> list[str]:
+    from g2rpo_core.estimate.budget import has_room
+
     calls = ", ".join(f"{count} latents per call of the {phase}" for phase, count in plan.latents_per_call.items())
     lines = [
         f"{args.profile}, {args.method}, {args.gpus} GPUs of {args.memory:g} GiB, {plan.gpus_per_model} per model",
@@ -188,9 +193,20 @@ def _describe(args: SimpleNamespace, plan: "Plan", source: str, alternatives: "l
         lines.append("what would change:")
         lines += [
             f"  {label}: {each.memory_total_gib:.1f} GiB, {'fits' if each.fits else 'does not fit'}, {each.gpu_hours:.0f} GPU-hours"
-            for label, each in alternatives
+            for label, each, _ in alternatives
         ]
+    # What to paste: if possible a change that trains the same weights
+    roomy = [(settings, each) for _, each, settings in alternatives if settings and has_room(each, machines)]
+    if not plan.fits and roomy:
+        settings, each = min(roomy, key=lambda one: ("lora" in one[0], one[1].gpu_hours))
+        lines.append(f"a profile of your own that fits, with room left ({each.memory_total_gib:.1f} GiB):")
+        lines += _pasted(args, settings)
     return lines
+
+
+def _pasted(args: SimpleNamespace, settings: dict) -> list[str]:
+    """Return the lines of a profile with these settings of `training` for the method."""
+    return [f"  extends: {args.profile}", f"  methods: {{{args.method}: {{training: {json.dumps(settings)}}}}}"]
 
 
 def probe(

@@ -12,6 +12,7 @@ from g2rpo_core.models.settings import LoraSettings
 from g2rpo_core.training.settings import TrainingSettings
 
 LORA = LoraSettings(rank=32, alpha=32.0)  # tried if all weights do not fit
+MARGIN = 0.97  # of a GPU's memory, that what is advised may take: an estimate is no measurement
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,8 @@ class Way:
     gpus: int
     settings: dict[str, object]
     plan: Plan
+    whole: dict[str, object]
+    """The same settings as a profile has them, those of `parallel` together."""
 
 
 def ways(profile: Profile, name: str, machines: Machines, lora: bool, rate: float | None = None) -> Iterator[Way]:
@@ -46,9 +49,11 @@ def ways(profile: Profile, name: str, machines: Machines, lora: bool, rate: floa
                 chosen["batch_tokens"] = training.batch_tokens // share
                 settings = chosen | {"parallel": training.parallel.model_dump() | parallel}
                 plan = make_plan(changed(profile, name, settings), name, used, rate=rate)
-                if plan.fits:
+                if has_room(plan, used):
                     named = chosen | {f"parallel.{key}": value for key, value in parallel.items()}
-                    yield Way(gpus, {key: value for key, value in named.items() if value != _now(training, key)}, plan)
+                    present = training.model_dump(mode="json")
+                    differing = {key: value for key, value in settings.items() if value != present[key]}
+                    yield Way(gpus, {key: value for key, value in named.items() if value != _now(training, key)}, plan, differing)
                     break
 
 
@@ -73,8 +78,18 @@ def cheapest(
     return None, fastest
 
 
-def changes(profile: Profile, name: str, machines: Machines, fits: bool, shard: int | None = None) -> list[tuple[str, Plan]]:
-    """Plan the changes that affect memory and time most; combined changes only if the present plan does not fit."""
+def has_room(plan: Plan, machines: Machines) -> bool:
+    """Tell whether a plan fits with the margin that advice leaves."""
+    return plan.memory_total_gib <= MARGIN * machines.memory
+
+
+def changes(
+    profile: Profile, name: str, machines: Machines, fits: bool, shard: int | None = None
+) -> list[tuple[str, Plan, dict]]:
+    """Plan the changes that affect memory and time most; combined changes only if the present plan does not fit.
+
+    With each change come its settings of `training`; none where it is one of machines.
+    """
     training = profile.run(name).training
     lora: dict = {"lora": LORA.model_dump(mode="json")} if training.lora is None else {}
     checkpointing: dict = {} if training.gradient_checkpointing else {"gradient_checkpointing": True}
@@ -96,19 +111,22 @@ def changes(profile: Profile, name: str, machines: Machines, fits: bool, shard: 
             ("LoRA and training.gradient_checkpointing: true", lora | checkpointing if lora and checkpointing else {}),
             ("LoRA, checkpointing and one latent per call", lora | checkpointing | smallest if lora else {}),
         ]
-    planned = [(label, make_plan(changed(profile, name, change), name, machines, shard)) for label, change in options if change]
+    planned = [
+        (label, make_plan(changed(profile, name, change), name, machines, shard), change) for label, change in options if change
+    ]
     # Other numbers of GPUs per model
     now = shard or min(training.parallel.shard_size or machines.gpus, machines.gpus)
     for size in divisors(machines.gpus):
         if size != now:
-            planned.append((f"training.parallel.shard_size: {size}", make_plan(profile, name, machines, size)))
+            parallel = {"parallel": training.parallel.model_dump() | {"shard_size": size}}
+            planned.append((f"training.parallel.shard_size: {size}", make_plan(profile, name, machines, size), parallel))
     # More GPUs, if nothing else fits
     best = checkpointing | smallest
     for more in () if fits else (2, 4, 8, 16, 32):
         if more > machines.gpus and training.prompts_per_iteration % more == 0:
             plan = make_plan(changed(profile, name, best), name, replace(machines, gpus=more, nodes=count_nodes(more)), more)
             if plan.fits:
-                planned.append((f"{more} GPUs per model, checkpointing, one latent per call", plan))
+                planned.append((f"{more} GPUs per model, checkpointing, one latent per call", plan, {}))
                 break
     return planned
 

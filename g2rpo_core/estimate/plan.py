@@ -31,7 +31,7 @@ from g2rpo_core.estimate.machines import (
     sent,
 )
 from g2rpo_core.estimate.tracing import (
-    count_parameters,
+    count_kept,
     encoding_shapes,
     make_encoder,
     shape_of,
@@ -331,7 +331,7 @@ def _whole(value: float) -> float:
 
 
 def _vae_parameters(work: Work) -> int:
-    return count_parameters(lambda: work.base.vae(**work.shape.vae))
+    return count_kept(work.base.vae.__name__, work.shape.vae, lambda: work.base.vae(**work.shape.vae))
 
 
 def _monitor_hours(work: Work, ms: float) -> float:
@@ -361,7 +361,7 @@ def _disk(work: Work) -> dict[str, float]:
     """Return the bytes of the models' files, of the encoded prompts, and of one run's trained weights."""
     profile, training, counts = work.profile, work.training, work.counts
     published = (counts.all if training.lora is None else counts.all - counts.trained) + counts.buffers
-    encoders = sum(count_parameters(partial(make_encoder, *each)) for each in work.shape.encoders.values())
+    encoders = sum(count_kept(*each, partial(make_encoder, *each)) for each in work.shape.encoders.values())
     row = sum(prod(size) for size in encoding_shapes(work.base, work.shape, profile.embed.max_sequence_length).values())
     prompts = profile.prompts.train_count + profile.prompts.test_count
     sizes = _sizes(profile, dict.fromkeys([*work.scorers, *profile.evaluation.rewards])).values()

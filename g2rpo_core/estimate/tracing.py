@@ -3,7 +3,7 @@
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any
 
@@ -15,6 +15,7 @@ from g2rpo_core.architectures.architecture import Architecture, Config, ModelSha
 from g2rpo_core.architectures.table import check_trainable, known_repos, known_shape
 from g2rpo_core.config import Profile
 from g2rpo_core.foundation.errors import UserError
+from g2rpo_core.foundation.kept import kept
 from g2rpo_core.models.cost import Cost, Measured, make_transformer
 from g2rpo_core.models.settings import LoraSettings
 
@@ -71,6 +72,11 @@ def _count(module: torch.nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
+def count_kept(kind: str, config: Config, make: Callable[[], torch.nn.Module]) -> int:
+    """Return `count_parameters` of a class of model and its configuration, which decide what `make` builds."""
+    return kept(kind, config, lambda: {"parameters": count_parameters(make)})["parameters"]
+
+
 def count_parameters(make: Callable[[], torch.nn.Module]) -> int:
     """Count the parameters of the model that `make` builds, without memory for them."""
     with torch.device("meta"):
@@ -79,6 +85,12 @@ def count_parameters(make: Callable[[], torch.nn.Module]) -> int:
 
 def transformer_parameters(base: Architecture, config: Config, lora: LoraSettings | None) -> Parameters:
     """Count the parameters of a base model's transformer, with the LoRA's if there is one."""
+    return Parameters(
+        **kept("transformer", (base.label, config, lora), lambda: asdict(_transformer_parameters(base, config, lora)))
+    )
+
+
+def _transformer_parameters(base: Architecture, config: Config, lora: LoraSettings | None) -> Parameters:
     with torch.device("meta"):
         transformer = make_transformer(base, config, lora)
     trained = sum(parameter.numel() for parameter in transformer.parameters() if parameter.requires_grad)
@@ -90,6 +102,11 @@ def transformer_parameters(base: Architecture, config: Config, lora: LoraSetting
 @cache
 def vae_cost(base: Architecture, config: tuple[tuple[str, Any], ...], batch: int, height: int, width: int) -> Cost:
     """Return the cost of decoding a batch of images of height x width pixels in float32; config: items of the VAE's configuration."""
+    decides = (config, batch, height, width)
+    return Cost(**kept(f"decoder of {base.label}", decides, lambda: asdict(_vae_cost(base, *decides))))
+
+
+def _vae_cost(base: Architecture, config: tuple[tuple[str, Any], ...], batch: int, height: int, width: int) -> Cost:
     shape = dict(config)
     factor = base.vae_factor(shape)
     with FakeTensorMode(), torch.no_grad():

@@ -7,7 +7,7 @@ that makes it until it is freed.
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any
 from unittest.mock import patch
@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 from g2rpo_core.architectures.architecture import Architecture, Config
+from g2rpo_core.foundation.kept import kept
 from g2rpo_core.models.loading import lora_config
 from g2rpo_core.models.settings import LoraSettings
 
@@ -162,7 +163,7 @@ def transformer_cost(base: Architecture, config: Config, call: Call) -> Cost:
 
 @cache
 def _traced_once(base: Architecture, config: tuple[tuple[str, Any], ...], call: Call) -> Cost:
-    return traced_cost(base, dict(config), call)
+    return Cost(**kept("call", (base.label, config, call), lambda: asdict(traced_cost(base, dict(config), call))))
 
 
 def traced_cost(base: Architecture, config: Config, call: Call) -> Cost:

@@ -7,6 +7,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -213,7 +214,7 @@ def test_every_json_of_the_documents_is_one():
 
 
 @pytest.mark.pipeline
-def test_the_plan_prints_what_its_page_shows():
+def test_the_plan_prints_what_its_page_shows_and_a_profile_that_fits(tmp_path):
     shown, found, campaign = [one.text for one in snippets() if one.document == "plan.md" and one.language == "text"]
     asked = [words.split() for words in COMMANDS if words.startswith("g2rpo plan") and COMMANDS[words] == "plan.md"]
     of = lambda option: next(words[1:] for words in asked if option in words)
@@ -223,6 +224,11 @@ def test_the_plan_prints_what_its_page_shows():
         assert [line for line in text.splitlines() if line.strip() != "…" and line not in printed] == []
     printed = run_here(main, *plan, "--hours", "72", folder=ROOT).stdout
     assert " ".join(found.split()) in printed
+    # Its last lines, pasted, are what it says
+    shutil.copytree(ROOT / "profiles", tmp_path / "profiles")
+    (tmp_path / "profiles" / "mine.yaml").write_text(textwrap.dedent("\n".join(printed.splitlines()[-2:])))
+    again = run_here(main, *plan[:2], "mine", *plan[3:], folder=tmp_path).stdout
+    assert "mine, g2rpo, 8 GPUs" in again and "\nmemory per GPU: 75.8 GiB: fits\n" in again
 
 
 def test_links_to_files_lead_somewhere():

@@ -229,7 +229,7 @@ def test_the_papers_setting():
     assert made.memory_total_gib == pytest.approx(sum(made.memory_gib.values()), abs=0.01)
     alone = make_plan(profile, "g2rpo", Machines(1, 80))
     assert not alone.fits
-    assert any(changed.fits and "LoRA" in change for change, changed in changes(profile, "g2rpo", Machines(1, 80), fits=False))
+    assert any(changed.fits and "LoRA" in change for change, changed, _ in changes(profile, "g2rpo", Machines(1, 80), fits=False))
     groups = make_plan(profile, "g2rpo", Machines(16, 141, nodes=2))
     assert groups.memory_gib["weights"] == pytest.approx(2 * weights, abs=0.001)
     assert make_plan(profile, "g2rpo", Machines(16, 141, nodes=2), rate=100.0).seconds["rollout"] == pytest.approx(170.0)
@@ -254,7 +254,7 @@ def test_what_does_not_fit_gets_changes_that_the_prompts_allow():
     """16 prompts an iteration are not for 32 GPUs, so none of the changes asks for as many."""
     profile = load_profile(ROOT / "profiles" / "flux_hps.yaml")
     planned = changes(profile, "g2rpo", Machines(16, 40, nodes=2), fits=False)
-    assert any(plan.fits for _, plan in planned) and not any("32" in change and "GPUs" in change for change, _ in planned)
+    assert any(plan.fits for _, plan, _ in planned) and not any("32" in change and "GPUs" in change for change, *_ in planned)
 
 
 def test_what_processes_send_is_what_rings_send():

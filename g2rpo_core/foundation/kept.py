@@ -1,0 +1,40 @@
+"""Keep numbers that are slow to trace, and that code, versions and arguments decide, in .cache/traced of the folder of work."""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+
+from g2rpo_core.foundation.files import write_whole
+
+FOLDER = Path(".cache", "traced")
+CODE = ("architectures", "estimate", "models")  # packages of the core that trace
+PACKAGES = ("diffusers", "peft", "torch", "transformers")
+
+
+def kept(what: str, decides: object, make: Callable[[], Mapping[str, int]]) -> Mapping[str, int]:
+    """Return what `make` returned for the same `what` and `decides`, or call it; a file that cannot be read is made again.
+
+    decides: data of which `repr` tells all.
+    """
+    key = hashlib.sha256(repr((what, decides, _identity())).encode()).hexdigest()[:32]
+    file = FOLDER / f"{key}.json"
+    with suppress(OSError, ValueError):
+        return json.loads(file.read_text())
+    numbers = make()
+    with suppress(OSError):  # no room, or a folder that cannot be written: it is traced again
+        FOLDER.mkdir(parents=True, exist_ok=True)
+        write_whole(file, json.dumps(numbers))
+    return numbers
+
+
+@cache
+def _identity() -> tuple[str, ...]:
+    """Return the hash of the code that traces, and the versions of what it traces."""
+    core = Path(__file__).resolve().parent.parent
+    files = sorted(file for name in CODE for file in (core / name).rglob("*.py"))
+    code = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+    return code, *(version(package) for package in PACKAGES)

@@ -1,0 +1,24 @@
+"""Numbers that are traced once."""
+
+from g2rpo_core.foundation import kept as module
+from g2rpo_core.foundation.kept import kept
+
+
+def test_what_is_kept_is_made_again_only_if_what_decides_it_changes(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    made = []
+
+    def ask(what: str, decides: object) -> int:
+        return kept(what, decides, lambda: made.append((what, decides)) or {"number": len(made)})["number"]
+
+    assert [ask("a", (1, "x")), ask("a", (1, "x")), ask("a", (2, "x")), ask("b", (1, "x")), ask("a", (1, "x"))] == [1, 1, 2, 3, 1]
+    # Other code or another version of a package
+    monkeypatch.setattr(module, "_identity", lambda: ("other",))
+    assert ask("a", (1, "x")) == 4
+    # A file that a crash cut off, and a folder that cannot be written
+    for file in module.FOLDER.iterdir():
+        file.write_text("{")
+    assert ask("a", (1, "x")) == 5 and ask("a", (1, "x")) == 5
+    monkeypatch.setattr(module, "FOLDER", tmp_path / "no" / "folder")
+    (tmp_path / "no").write_text("a file")
+    assert ask("a", (3, "x")) == 6
