@@ -9,8 +9,10 @@ export NO_MKDOCS_2_WARNING = 1
 
 .PHONY: help env has-env reproduce verify compare gpu-first check format docs docs-serve rehearse test test-slow test-engines test-portable test-rest clean
 
-help: ## list the targets
+help: ## list the targets, and the first things to try
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | while IFS="$$(printf '\t')" read -r name text; do printf 'make %-13s %s\n' "$$name" "$$text"; done
+	@echo; echo 'First things to try:'
+	@sed -nE 's/^\| ([a-z][^|]{3,}) \| ([^|]*) \|$$/\1: \2/p' README.md | sed -E 's/ \(\[[^)]*\)\)//g; s/\[([^]]*)\]\([^)]*\)/\1/g; s/`//g'
 
 env: ## build the environment .venv, if the pinned packages are not those that it has; the old one stays until the new one is complete
 	@$(PYTHON) -m tools.environment build

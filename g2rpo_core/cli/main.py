@@ -15,7 +15,7 @@ from g2rpo_core.foundation.texts import show_any_text, visible
 app = typer.Typer(
     name="g2rpo",
     help="Align flow text-to-image models by online RL: the tools around the pipeline. `dvc repro` runs the pipeline itself.",
-    epilog="Exit status: 0 success, 1 an error that one line explains, 2 wrong usage, 75 a temporary failure: try again later.",
+    epilog="`make help` lists the first things to try, with their commands. Exit status: 0 success, 1 an error that one line explains, 2 wrong usage, 75 a temporary failure: try again later.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich" if sys.stdout.isatty() else None,

@@ -4,6 +4,7 @@ import math
 import os
 import shutil
 import signal
+import sys
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -216,7 +217,7 @@ def export(
 def write_export(args: SimpleNamespace) -> None:
     """Check the options, then export; UserError before anything is written if something does not fit."""
     # Check the options
-    from g2rpo_core.config import load_run
+    from g2rpo_core.config import load_profile, load_run, profile_path
 
     profile = args.profile or load_run().profile
     folder = find_weights(args.run, profile)
@@ -244,10 +245,16 @@ def write_export(args: SimpleNamespace) -> None:
         with writing(args.out):
             aside.mkdir(parents=True)
             file = write(models, folder / str(trained), args.form, aside, args.dtype)
-            write_card(aside, profile, base, folder, args.form, file, args.push)
+            card = write_card(aside, profile, base, folder, args.form, file, args.push)
+            # Weights are written as for their owner alone
+            for each in filter(Path.is_file, aside.rglob("*")):
+                each.chmod(card.stat().st_mode)
             aside.replace(out)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     print(args.out / file.relative_to(aside))
+    if args.form == "original" and load_profile(profile_path(profile)).models.source != "hub":
+        note = "diffusers' from_single_file takes this form for FLUX.1 at its true size, so it cannot read it of a small model"
+        print(f"note: {note}", file=sys.stderr)
     if args.push:
         print(push(args.out, args.push, args.public))

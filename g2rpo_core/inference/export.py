@@ -3,7 +3,7 @@
 import json
 import random
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -61,6 +61,7 @@ def write(models: Path, trained: Path, form: Form, out: Path, dtype: Literal["fl
         with reading(trained):
             transformer = transformer_class.from_pretrained(trained, dtype=kind)
         transformer.save_pretrained(out / "transformer")
+        check_written(sorted((out / "transformer").glob("*.safetensors")), transformer.state_dict())
         return out / "transformer"
     # One file with other names or of a LoRA
     base = trained if form == "original" else ModelStore(models).folder("pipeline") / "transformer"
@@ -84,7 +85,22 @@ def write(models: Path, trained: Path, form: Form, out: Path, dtype: Literal["fl
     cast = {key: value if key.endswith(".alpha") else value.to(kind) for key, value in weights.items()}
     file = out / (LORA_FILE if form == "lora" else f"{trained.parent.name}.safetensors")
     save_file({key: value.contiguous() for key, value in cast.items()}, file, metadata={"format": "pt"})
+    check_written([file], cast)
     return file
+
+
+def check_written(files: Sequence[Path], weights: Mapping[str, torch.Tensor]) -> None:
+    """Read every tensor back; UserError unless the files hold exactly these weights, as after a disk's error."""
+    missing = set(weights)
+    for file in files:
+        with reading(file), safe_open(file, "pt") as opened:
+            names = opened.keys()
+            for name in names:
+                if name not in missing or not torch.equal(opened.get_tensor(name), weights[name].cpu()):
+                    raise UserError(f"export: {file}: {name} is not what was written: try again, or another disk")
+                missing.remove(name)
+    if missing:
+        raise UserError(f"export: {files[0].parent}: {min(missing)} was not written: try again, or another disk")
 
 
 def add_alpha(lora: Mapping[str, torch.Tensor], alpha: float) -> dict[str, torch.Tensor]:

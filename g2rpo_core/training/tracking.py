@@ -47,6 +47,8 @@ class Tracking:
             raise UserError(f"training.tracking.to: {lacking}")
         PartialState()  # accelerate's trackers ask it which process this is
         self.folder = folder / name
+        with suppress(OSError):
+            _remove_later(self.folder, first)
         self.before: Mapping | None = None  # the record before
         self.share: Share | None = None  # of the peak, where that is known
         self.reported: set[str] = set()  # failures
@@ -132,6 +134,15 @@ class Tracking:
                 _show_image(tracker, name, title, whole, iteration)
 
 
+def _remove_later(folder: Path, first: int) -> None:
+    """Remove the images of iterations after `first`, and at the start of a new run all that TensorBoard has of an earlier one."""
+    for file in folder.glob("*-*.png"):
+        if (number := file.stem.rpartition("-")[2]).isdigit() and (not first or int(number) > first):
+            file.unlink()
+    for file in folder.glob("events.out.tfevents.*") if not first else ():
+        file.unlink()
+
+
 def not_installed(tracker: str) -> str | None:
     """Say in one line how to get a tracker of `TrackingSettings.to`; None if it is installed."""
     if find_spec(tracker):
@@ -171,7 +182,8 @@ def _tracker(kind: str, name: str, folder: Path, first: int) -> GeneralTracker:
 def _show_image(tracker: GeneralTracker, name: str, title: str, image: Image.Image, step: int) -> None:
     """Use the tracker's own interface if accelerate has none for images."""
     if tracker.name == "tensorboard":
-        tracker.log_images({title: to_tensor(image)[None]}, step=step)
+        # Groups are shown in the order of their names: pictures after all curves
+        tracker.log_images({f"training pictures/{title}": to_tensor(image)[None]}, step=step)
     elif tracker.name == "wandb":
         tracker.log_images({title: [image]}, step=step)
     elif tracker.name == "trackio":

@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 import shutil
+import subprocess
 from collections import defaultdict
 from pathlib import Path
 
@@ -25,6 +26,39 @@ from tests.conftest import ROOT
 from tests.docs.commands import commands, snippets
 from tests.fixtures.commands import run_here
 from tests.fixtures.projects import fresh_clone, git
+
+TASKS = {  # of a newcomer, and their pages
+    "read the report": "docs/howto/report.md",
+    "draw your own prompts": "docs/howto/generate.md",
+    "score a folder of images": "docs/howto/score.md",
+    "try one setting": "docs/howto/settings.md",
+    "add a named variant": "docs/howto/settings.md",
+    "train on your own prompts": "docs/howto/prompts.md",
+    "watch live curves": "docs/howto/watch.md",
+    "use a model elsewhere": "docs/howto/export.md",
+    "train on a reward of your own": "docs/rewards.md",
+    "plan FLUX.1-dev on your GPUs": "docs/howto/plan.md",
+    "compare two commits, studies or profiles": "docs/howto/report.md",
+    "verify your results": "docs/howto/dvc.md",
+}
+
+
+def test_make_help_and_the_index_name_every_task():
+    helped = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    rows = [line for line in (ROOT / "docs" / "index.md").read_text().splitlines() if line.startswith("| ")]
+    for task, page in TASKS.items():
+        (line,) = [line for line in helped.splitlines() if line.startswith(task)]
+        assert len(line.partition(": ")[2]) > 10 and "](" not in line, line
+        mine = task.replace("your", "my")
+        assert any(mine in row and f"({page.removeprefix('docs/')})" in row for row in rows), mine
+
+
+def test_every_how_to_page_begins_with_a_command():
+    """In its first lines below the title; base_model.md begins with the table of what there is."""
+    pages = [page for page in (ROOT / "docs" / "howto").glob("*.md") if page.name != "base_model.md"]
+    for page in [*pages, ROOT / "docs" / "rewards.md"]:
+        first = "\n".join(page.read_text().split("\n")[1:8])
+        assert re.search(r"(^|`)(g2rpo|dvc|make|python -m|tensorboard) ", first, re.MULTILINE), page
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,6 @@
 """Each form by the program that reads it, or by what it comes to when it is merged; and a run on a hub, downloaded and loaded again."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -8,11 +9,12 @@ from diffusers import FluxPipeline, FluxTransformer2DModel
 from diffusers.loaders.single_file_utils import convert_flux_transformer_checkpoint_to_diffusers
 from huggingface_hub import ModelCard, constants, snapshot_download
 from safetensors import safe_open
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from g2rpo_core.architectures.flux import Flux, original_modules
 from g2rpo_core.cli.main import main
-from g2rpo_core.foundation.errors import TRANSIENT_STATUS
+from g2rpo_core.foundation.errors import TRANSIENT_STATUS, UserError
+from g2rpo_core.inference.export import check_written
 from g2rpo_core.models.policy import Policy
 from tests.fixtures.commands import run_here
 from tests.fixtures.projects import ALPHA, RANK, small_project
@@ -64,6 +66,28 @@ def test_every_weight_of_a_run_is_in_the_original_file_once(project):
     assert torch.equal(written["double_blocks.1.img_attn.qkv.weight"], qkv)
     with pytest.raises(ValueError, match=r"new\.weight has no name in the original layout"):
         Flux().original({**trained, "new.weight": torch.zeros(1)}, {"num_layers": 2, "num_single_layers": 2})
+
+
+def test_an_export_can_be_read_by_others_and_is_compared_with_what_was_meant(project, tmp_path):
+    folder = export(project, "g2rpo-1", "diffusers", "--dtype", "float32", "--profile", "tiny")
+    modes = {path.name: path.stat().st_mode & 0o777 for path in folder.parent.rglob("*") if path.is_file()}
+    assert len(set(modes.values())) == 1 and modes["README.md"] == 0o666 & ~umask(), modes
+    file = tmp_path / "weights.safetensors"
+    save_file({"a": torch.ones(2), "b": torch.zeros(1)}, file)
+    check_written([file], {"a": torch.ones(2), "b": torch.zeros(1)})
+    for meant, why in (
+        ({"a": torch.ones(2)}, "b is not what"),
+        ({"a": torch.ones(2), "b": torch.ones(1)}, "b is not what"),
+        ({"a": torch.ones(2), "b": torch.zeros(1), "c": torch.ones(1)}, "c was not written"),
+    ):
+        with pytest.raises(UserError, match=why):
+            check_written([file], meant)
+
+
+def umask() -> int:
+    now = os.umask(0)
+    os.umask(now)
+    return now
 
 
 def test_the_diffusers_folder_has_the_run_and_bfloat16_rounds_it(project):

@@ -101,10 +101,24 @@ def test_images_are_below_those_of_the_model_before_training(tmp_path):
     caption = shown.crop((2, row - CAPTION, shown.width // 2, row)).convert("L")
     assert 0 < sum(pixel < 128 for pixel in caption.getdata()) < caption.width * CAPTION / 4
     events = events_of(tmp_path / "run")
-    assert [event.step for event in events.Images("samples: the base, and now")] == [0, 2]
-    assert [event.step for event in events.Images("a group's hps")] == [2]
+    assert [event.step for event in events.Images("training pictures/samples: the base, and now")] == [0, 2]
+    assert [event.step for event in events.Images("training pictures/a group's hps")] == [2]
     assert [SETTINGS.samples_due(iteration) for iteration in range(4)] == [True, False, True, False]
     assert not TrackingSettings(to=()).samples_due(0)
+
+
+def test_a_new_run_shows_no_picture_of_an_earlier_one(tmp_path):
+    """Nor does a resumed run one of iterations that it has yet to make again."""
+    images = torch.zeros(1, 3, 32, 32)
+    for first, steps in ((0, (0, 4, 8)), (5, (6,)), (0, (0,))):
+        run = Tracking("run", SETTINGS, first=first, folder=tmp_path)
+        left = sorted(path.name for path in (tmp_path / "run").glob("samples-*.png"))
+        assert left == (["samples-000000.png", "samples-000004.png"] if first else [])
+        for step in steps:
+            run.samples(step, images, ["a circle"])
+        run.finish()
+        time.sleep(1.1)  # files of events are named by the second
+    assert [event.step for event in events_of(tmp_path / "run").Images("training pictures/samples: the base, and now")] == [0]
 
 
 def test_a_tracker_that_is_not_installed_ends_in_one_line(tmp_path, monkeypatch):

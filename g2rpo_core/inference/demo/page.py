@@ -4,7 +4,7 @@ The page downloads nothing and reports nothing: it uses system fonts, and Gradio
 """
 
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import gradio as gr
@@ -15,7 +15,17 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from g2rpo_core.foundation.addresses import names_of
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.inference.demo import views
-from g2rpo_core.inference.demo.answer import MANY, ImageRequest, answer, checked, defaults, from_link, link, list_rewards
+from g2rpo_core.inference.demo.answer import (
+    MANY,
+    DrawnImage,
+    ImageRequest,
+    answer,
+    checked,
+    defaults,
+    from_link,
+    link,
+    list_rewards,
+)
 from g2rpo_core.inference.painter import Painter
 from g2rpo_core.inference.pictures import MOST_STEPS
 from g2rpo_core.inference.runs import find_kind, find_weights, tiny_rewards
@@ -51,10 +61,20 @@ class Actions:
             drawn = answer(self.painter, self.profile, self.list_runs(), asked)
         except Exception as error:  # noqa: BLE001 - the page shows one sentence, whatever happened
             return views.message(_explain(error)), gr.skip(), gr.skip(), gr.skip(), ""
-        note = tiny_rewards(list(asked.rewards), self.painter.models)
         kept = [link(asked), *(each for each in saved if each != link(asked))][:KEPT]
-        images = views.images(asked, drawn, self.labels, self.painter.profile.evaluation, note)
-        return "", images, kept, views.history(kept, self.usual), link(asked)
+        return "", self._images(asked, drawn), kept, views.history(kept, self.usual), link(asked)
+
+    def _images(self, asked: ImageRequest, drawn: Sequence[DrawnImage]) -> str:
+        note = tiny_rewards(list(asked.rewards), self.painter.models)
+        return views.images(asked, drawn, self.labels, self.painter.profile.evaluation, note)
+
+    def example(self) -> str:
+        """Return the images of an example, so that the page begins with some; nothing for models that take long to draw."""
+        source = self.painter.profile.prompts.test
+        if source not in TASK_NAMES:
+            return ""
+        asked = checked({**self.usual, "prompt": TASKS[source].example})
+        return self._images(asked, answer(self.painter, self.profile, self.list_runs(), asked))
 
     def draw_if_linked(self, linked: bool, *values) -> tuple:
         """Draw as `draw` does if a link was followed; else leave the page as it is."""
@@ -89,7 +109,7 @@ def make_page(painter: Painter, profile: str, list_runs: Callable[[], list[str]]
                 inputs, press = _inputs(actions)
             with gr.Column(scale=5, min_width=280):
                 message = gr.HTML(elem_id="message", apply_default_css=False)
-                images = gr.HTML(elem_id="pictures", apply_default_css=False)
+                images = gr.HTML(actions.example(), elem_id="pictures", apply_default_css=False)
                 gr.Markdown("### History")
                 past = gr.HTML(views.history([], actions.usual), elem_id="history", apply_default_css=False)
         _report_tab()
@@ -110,9 +130,9 @@ def make_page(painter: Painter, profile: str, list_runs: Callable[[], list[str]]
 
 def _report_tab() -> None:
     """Add the tab with the images of the reports in this checkout."""
-    with gr.Tab("Images of the report") as tab:
+    with gr.Tab("The same prompts by all methods") as tab:
         files = views.reports()
-        which = gr.Dropdown(list(files), value=next(iter(files), None), label="Report", visible=len(files) > 1)
+        which = gr.Dropdown(list(files), value=next(iter(files), None), label="Methods of", visible=len(files) > 1)
         pairs = gr.HTML(elem_classes="g2-report", elem_id="pairs", apply_default_css=False)
         for event in (tab.select, which.change):
             event(lambda name: views.pairs(files.get(name)), which, pairs, **HIDDEN)
@@ -124,7 +144,7 @@ def _inputs(actions: Actions) -> tuple[dict, gr.Button]:
     any_lora = any(_is_lora(run, actions.profile) for run in runs)
     source = painter.profile.prompts.test
     example = TASKS[source].example if source in TASK_NAMES else "what to draw"
-    made = {"prompt": gr.Textbox(label="Prompt", lines=2, max_lines=6, placeholder=example, elem_id="prompt")}
+    made = {"prompt": gr.Textbox(label="Prompt", lines=2, max_lines=6, placeholder=f"such as: {example}", elem_id="prompt")}
     press = gr.Button("Draw", variant="primary", elem_id="draw")
     made["runs"] = gr.CheckboxGroup(runs, value=list(usual["runs"]), label="Trained runs, next to the base", elem_id="runs")
     offered = [(actions.labels[name], name) for name in list_rewards(painter.profile)]
@@ -138,7 +158,7 @@ def _inputs(actions: Actions) -> tuple[dict, gr.Button]:
         "lora_scale": (0, 2, 0.05, "LoRA scale", strength),
         "trained_share": (0.05, 1, 0.05, "Trained share", "share of the steps, from the noisy end, that the run does"),
     }
-    with gr.Accordion("Sampling"):
+    with gr.Accordion("Sampling", open=False):
         for name, (low, high, step, label, info) in sliders.items():
             usable = None if any_lora or name != "lora_scale" else False
             made[name] = gr.Slider(low, high, usual[name], step=step, label=label, info=info, interactive=usable, elem_id=name)

@@ -52,7 +52,7 @@ def history(saved: object, usual: Mapping[str, object]) -> str:
 
 def reports() -> dict[str, Path]:
     """Find the reports of this checkout by name: that of params.yaml, and those of the studies."""
-    files = {"params.yaml": Path("reports", "report.html")}
+    files = {"the runs of params.yaml": Path("reports", "report.html")}
     files |= {f"study {path.parts[1]}": path for path in sorted(Path("studies").glob("*/reports/report.html"))}
     return {name: path for name, path in files.items() if path.exists()}
 
