@@ -1,4 +1,4 @@
-"""Writes docs/reference/settings.md, commands.md and calls.md from the code: `python -m tools.reference`. A test holds them equal to it."""
+"""Writes docs/reference/settings.md, commands.md, calls.md and bases.md from the code: `python -m tools.reference`. A test holds them equal to it."""
 
 import argparse
 import importlib
@@ -18,6 +18,8 @@ from pydantic_core import PydanticUndefined
 from typer.cli import get_docs_for_click
 
 from g2rpo_core.algorithm.methods import SPECS, Method
+from g2rpo_core.architectures.architecture import Architecture
+from g2rpo_core.architectures.table import ARCHITECTURES
 from g2rpo_core.cli.checkout import COMMANDS
 from g2rpo_core.cli.main import app
 from g2rpo_core.config import load_profile
@@ -27,6 +29,7 @@ from g2rpo_core.estimate.calls import calls_of
 from g2rpo_core.estimate.machines import Machines
 from g2rpo_core.rewards.registry import REWARDS, CustomRewardSettings
 from g2rpo_core.rewards.spec import RewardServerSettings
+from g2rpo_core.tiny_models.settings import BASES
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "reference"
 WRITTEN = "<!-- Written by `python -m tools.reference`; do not edit. -->"
@@ -62,6 +65,17 @@ rows may be another kernel, which rounds otherwise in bfloat16.
 g, the velocity's weight in the transition's mean in standard deviations, and n elements of a latent, the largest |ratio − 1| of a run is about
 4.5 g ε / √n + (g ε)² / 2. Classifier-free guidance adds the errors of its two evaluations. A run that is off by more
 [warns](../metrics.md#drift) and goes on. No GPU has measured ε yet.
+"""
+
+BASES_HEAD = f"""{WRITTEN}
+
+# Base models
+
+What each published repository can be used for. *All weights* and *a LoRA* name the profile for the smallest machine that the profiles were made for,
+on which every method fits by `g2rpo plan`. Nobody has run them on the published weights yet. Guidance is the profile's, steps are those of its evaluation.
+
+- [Another base model](../howto/base_model.md), and which of its values could not be confirmed.
+- [Export weights](../howto/export.md) says what each form is for.
 """
 
 COMMANDS_HEAD = f"""{WRITTEN}
@@ -235,7 +249,7 @@ def _models(annotation: Any) -> Iterator[type[BaseModel]]:
 
 
 def _published_methods() -> str:
-    head = "### ModelShape methods\n\nWhat each method sets, by name; all else has its default. `0 … 7` are step indices from the noisy end.\n\n"
+    head = "### Published methods\n\nWhat each method sets, by name; all else has its default. `0 … 7` are step indices from the noisy end.\n\n"
     rows = ["| method | settings |", "|---|---|"]
     for spec in SPECS:
         values = {name: (field, getattr(spec.settings, name)) for name, field in Method.model_fields.items()}
@@ -345,7 +359,61 @@ def calls_page() -> str:
     return "\n".join(parts)
 
 
-PAGES = {"settings.md": settings_page, "commands.md": commands_page, "calls.md": calls_page}
+def bases_page() -> str:
+    """Return the page of base models: a table of repositories, and one of small twins."""
+    folder, columns = (
+        FOLDER.parent.parent / "profiles",
+        ("repository", "all weights", "a LoRA", "generates", "guidance", "steps", "licence"),
+    )
+    profiles = {path.stem: load_profile(path) for path in sorted(folder.glob("*.yaml"))}
+    twins = {BASES[each.models.base]: name for name, each in reversed(profiles.items()) if each.models.source != "hub"}
+    parts = [BASES_HEAD]
+    for base in ARCHITECTURES.values():
+        parts.append(
+            f"## {base.label}\n\nExports: {', '.join(base.forms)}. Its small twin: profile `{twins[base.pipeline.__name__]}`.\n"
+        )
+        rows = [columns, ("---",) * len(columns)]
+        for repo in base.published:
+            own = {
+                name: each
+                for name, each in profiles.items()
+                if each.models.source == "hub" and each.models.repos["pipeline"].repo == repo
+            }
+            shown = next(iter(own.values()), None)
+            guidance, steps = (f"{shown.sampling.guidance:g}, " if shown else "", str(shown.evaluation.steps[0]) if shown else "")
+            made = [
+                _smallest({name: each for name, each in own.items() if bool(each.training.lora) == lora})
+                for lora in (False, True)
+            ]
+            rows.append((repo, *made, "yes", guidance + _guidance(base, repo), steps, _licence(base, repo)))
+        for repo, instead in base.distilled.items():
+            rows.append((repo, f"no: distilled, train {instead}", "no", "yes", "none", "few", _licence(base, instead)))
+        parts.append("\n".join(f"| {' | '.join(row)} |" for row in rows) + "\n")
+    return "\n".join(parts)
+
+
+def _smallest(profiles: dict[str, Profile]) -> str:
+    """Return the profile for the machine with the least memory, and that machine."""
+    machines = {name: machine for name in profiles if (machine := machines_of(name))}
+    if not machines:
+        return "yes, in a profile of your own"
+    name = min(machines, key=lambda name: machines[name].gpus * machines[name].memory)
+    return f"`{name}`: {machines[name].gpus} × {machines[name].memory:g} GiB"
+
+
+def _guidance(base: Architecture, repo: str) -> str:
+    least = next((least for least in (0, 1) if base.forward_evals(least + 0.5) > 1), None)
+    if least is not None:
+        return f"classifier-free above {least}"
+    return "an input of the model" if base.published[repo].transformer.get("guidance_embeds") else "none"
+
+
+def _licence(base: Architecture, repo: str) -> str:
+    about = next(about for start, about in base.licences.items() if repo.startswith(start))
+    return about.get("license_name", about["license"])
+
+
+PAGES = {"settings.md": settings_page, "commands.md": commands_page, "calls.md": calls_page, "bases.md": bases_page}
 
 
 def main() -> None:

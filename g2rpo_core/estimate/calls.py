@@ -93,6 +93,6 @@ def tolerated(work: Work, step: int) -> float:
     weight = abs(float((moved.mean - transition(zero, zero, step=step).mean) / moved.std))
     if work.forward_evals == 2:
         weight *= math.hypot(work.sampling.guidance, work.sampling.guidance - 1)
-    elements = work.tokens[0] * 4 * work.shape.vae["latent_channels"]  # a token has 2 x 2 latents
+    elements = work.tokens[0] * math.prod(work.base.latent_shape(work.shape.vae, 2, 2))  # a token has 2 x 2 latents
     linear = LARGEST / math.sqrt(elements)
     return (math.sqrt(linear**2 + 2 * work.training.clip_range) - linear) / weight

@@ -1,4 +1,4 @@
-"""Stable Diffusion 3 through every stage and command, and over several processes: what is the base's affair is nobody else's."""
+"""Small twins of base models through every stage and command, and over several processes: what is the base's affair is nobody else's."""
 
 import json
 import os
@@ -9,9 +9,9 @@ import sys
 import pandas as pd
 import pytest
 import torch
-from diffusers import SD3Transformer2DModel, StableDiffusion3Pipeline
 from ruamel.yaml import YAML
 
+from g2rpo_core.architectures.table import read_architecture
 from g2rpo_core.cli.main import main
 from g2rpo_core.config import load_profile
 from g2rpo_core.inference.demo.answer import answer, checked, defaults
@@ -20,12 +20,14 @@ from stages import embed, evaluate, prompts, report, train
 from tests.conftest import ROOT
 from tests.fixtures.commands import run_here
 from tests.fixtures.killed import HYBRID, LORA, WHOLE
+from tests.fixtures.weights import randomize
 
 pytestmark = pytest.mark.pipeline
 
 METHODS = ("g2rpo", "g2rpo_no_mgai", "dance_grpo", "mix_grpo", "mix_grpo_flash", "flow_grpo", "flow_grpo_fast")
+# every method once; for the others, the method itself and an adapter
+TWINS = ["sd3", *(pytest.param(name, marks=pytest.mark.slow) for name in ("flux2", "zimage", "qwen_image"))]
 SMALL = {
-    "extends": "tiny_sd3",
     "prompts": {"train_count": 6, "test_count": 4},
     "sampling": {"steps": 6},
     "training": {
@@ -48,15 +50,15 @@ SMALL = {
 }
 
 
-@pytest.fixture(scope="module")
-def project(sd3_models, tmp_path_factory):
-    """A small checkout with profile `small`, taken through prompts, embed and the training of every method."""
-    folder = tmp_path_factory.mktemp("sd3")
+@pytest.fixture(scope="module", params=TWINS)
+def project(request, twin_models, tmp_path_factory):
+    """A small checkout with profile `small` of a twin, taken through prompts and embed."""
+    folder = tmp_path_factory.mktemp(request.param)
     shutil.copytree(ROOT / "profiles", folder / "profiles")
-    YAML().dump(SMALL, folder / "profiles" / "small.yaml")
+    YAML().dump({"extends": f"tiny_{request.param}", **SMALL}, folder / "profiles" / "small.yaml")
     (folder / "params.yaml").write_text("profile: small\nmethods: [g2rpo, adapted]\nseeds: [1]\n")
     (folder / "models").mkdir()
-    (folder / "models" / "small").symlink_to(sd3_models)
+    (folder / "models" / "small").symlink_to(twin_models(request.param))
     (folder / "reports").mkdir()
     (folder / "reports" / "models.json").write_text('{"hps": {"attribute": 0.5}}\n')
     shutil.copy(ROOT / "dvc.lock", folder / "dvc.lock")
@@ -66,6 +68,14 @@ def project(sd3_models, tmp_path_factory):
     return folder
 
 
+def base_of(folder):
+    return read_architecture(folder / "models" / "small" / "pipeline")
+
+
+def methods_of(folder) -> tuple[str, ...]:
+    return METHODS if base_of(folder).label == "Stable Diffusion 3" else METHODS[:1]
+
+
 def run(stage, folder, method: str, seed: int = 1) -> None:
     done = run_here(stage.main, "--profile", "small", "--method", method, "--seed", seed, folder=folder)
     assert done.returncode == 0, done.stderr
@@ -73,21 +83,23 @@ def run(stage, folder, method: str, seed: int = 1) -> None:
 
 @pytest.fixture(scope="module")
 def trained(project):
-    for name in (*METHODS, "adapted"):
+    for name in (*methods_of(project), "adapted"):
         run(train, project, name)
     return project
 
 
 def test_every_method_trains_and_counts_the_evaluations_of_its_guidance(trained):
     profile = load_profile(trained / "profiles" / "small.yaml")
-    base = SD3Transformer2DModel.from_pretrained(trained / "models" / "small" / "pipeline" / "transformer").state_dict()
-    for name in METHODS:
+    load = base_of(trained).transformer.from_pretrained
+    whole = load(trained / "models" / "small" / "pipeline" / "transformer")
+    base, fixed = whole.state_dict(), [name for name, _ in whole.named_buffers()]
+    for name in methods_of(trained):
         records = pd.read_parquet(trained / "runs" / "small" / f"{name}-1" / "records.parquet")
         tree = profile.run(name).method.tree.build(6, 0, 1)
         assert records.num_forward_evals.tolist() == [0, 2 * tree.num_forward_evals(4)], name
         assert records.grad_norm.iloc[-1] > 0 and records.old_policy_ratio_error.max() < 1e-4, name
-        weights = SD3Transformer2DModel.from_pretrained(trained / "runs" / "small" / f"{name}-1" / "transformer").state_dict()
-        assert weights.keys() == base.keys() and torch.equal(weights["pos_embed.pos_embed"], base["pos_embed.pos_embed"])
+        weights = load(trained / "runs" / "small" / f"{name}-1" / "transformer").state_dict()
+        assert weights.keys() == base.keys() and all(torch.equal(weights[key], base[key]) for key in fixed)
         assert any(not torch.equal(weights[key], base[key]) for key in base), name
 
 
@@ -104,25 +116,24 @@ def test_weights_are_exported_in_the_forms_that_the_base_has(trained):
     """In plain diffusers, the LoRA has the strength that it was trained at; Black Forest Labs' names are FLUX's alone."""
     words = ["export", "g2rpo-1", "--out", "whole", "--form"]
     done = run_here(main, *words, "original", folder=trained)
-    assert (done.returncode, done.stderr) == (1, "error: export: Stable Diffusion 3 has no form original, only diffusers, lora\n")
+    base = base_of(trained)
+    assert (done.returncode, done.stderr) == (1, f"error: export: {base.label} has no form original, only diffusers, lora\n")
     assert run_here(main, *words, "diffusers", folder=trained).returncode == 0
-    whole = SD3Transformer2DModel.from_pretrained(trained / "whole" / "transformer").state_dict()
-    ours = SD3Transformer2DModel.from_pretrained(trained / "runs" / "small" / "g2rpo-1" / "transformer").state_dict()
+    whole = base.transformer.from_pretrained(trained / "whole" / "transformer").state_dict()
+    ours = base.transformer.from_pretrained(trained / "runs" / "small" / "g2rpo-1" / "transformer").state_dict()
     assert all(torch.equal(whole[name], ours[name]) for name in ours)
     card = (trained / "whole" / "README.md").read_text()
-    assert "from diffusers import SD3Transformer2DModel, StableDiffusion3Pipeline" in card and "stable-diffusion-3" in card
+    assert base.transformer.__name__ in card and base.pipeline.__name__ in card and base.tag in card
     done = run_here(main, "export", "adapted-1", "--form", "lora", "--out", "lora", folder=trained)
     assert done.returncode == 0, done.stderr
     outputs = []
     for folder in (trained / "lora", trained / "runs" / "small" / "adapted-1" / "lora"):
-        pipeline = StableDiffusion3Pipeline.from_pretrained(trained / "models" / "small" / "pipeline")
-        with torch.no_grad():
-            for parameter in pipeline.transformer.proj_out.parameters():  # hardly trained, it would hide what an adapter does
-                torch.nn.init.normal_(parameter, generator=torch.Generator().manual_seed(0))
+        pipeline = base.pipeline.from_pretrained(trained / "models" / "small" / "pipeline")
+        randomize(pipeline.transformer)  # hardly trained, it would hide what an adapter does
         pipeline.load_lora_weights(folder)
         pipeline.set_progress_bar_config(disable=True)
         how = {"height": 32, "width": 32, "num_inference_steps": 2, "max_sequence_length": 12, "output_type": "latent"}
-        outputs.append(pipeline("a red circle", generator=torch.Generator().manual_seed(0), **how).images)
+        outputs.append(pipeline(prompt="a red circle", generator=torch.Generator().manual_seed(0), **how).images)
     torch.testing.assert_close(*outputs, rtol=1e-4, atol=1e-5)
 
 
