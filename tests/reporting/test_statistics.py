@@ -68,7 +68,7 @@ def test_holm_steps_down_and_never_exceeds_bonferroni():
     assert holm([0.9, 0.5]) == pytest.approx([1.0, 1.0]) and holm([]) == []
 
 
-def test_one_variance_for_all_is_that_of_an_analysis_of_variance_and_covers_the_truth():
+def test_one_variance_for_all_is_an_anovas_and_covers_the_truth():
     """Of two methods it is the paired t-test; of many with three seeds, each interval covers a true difference of zero."""
     rng = np.random.default_rng(0)
     two = rng.normal(size=(2, 5))

@@ -98,7 +98,7 @@ def test_comparisons_named_beforehand_share_one_confidence_and_hold_or_do_not(re
     assert alone.holds and alone.difference.high - alone.difference.mean == pytest.approx(4.3027 * error, rel=1e-3)
 
 
-def test_the_secondary_comparison_holds_only_with_the_primary_and_the_others_by_holm(results):
+def test_the_secondary_comparison_holds_only_with_the_primary(results):
     rows = rows_of_seeds(
         results, {"g2rpo": (0.30, 0.32, 0.31, 0.33), "dance_grpo": (0.1, 0.13, 0.1, 0.12), "mix_grpo": (0.3, 0.33, 0.3, 0.33)}
     )

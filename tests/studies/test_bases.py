@@ -10,17 +10,20 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from dvc.repo import Repo
 from ruamel.yaml import YAML
 from scipy import stats
 
 from g2rpo_core.config import load_profile, load_study, profile_path
+from g2rpo_core.config.costs import cost_of_prompt
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.reporting.measured import Sources, measure_bases
 from g2rpo_core.reporting.recorded import read_measured, write_results
 from g2rpo_core.reporting.tables import standings
 from studies import __main__ as studies
 from studies.bases import base_graph, base_params, of_base
+from studies.dose.reward import Noise
 from tests.conftest import ROOT
 from tests.fixtures.projects import seconds_checkout
 from tests.reporting.test_recorded import compared_in
@@ -154,6 +157,29 @@ def test_the_report_infers_over_bases_and_its_table_keeps_every_seed(study, tmp_
     (tmp_path / "runs.txt").write_text("run code\nbase-0/first-3 x\n")
     again = read_measured(compared, tmp_path / "results.parquet", tmp_path / "runs.txt")
     assert [row.trained for row in again.rows] == [row.trained for row in measured.rows]
+
+
+def test_studies_that_did_not_run_yet_load_on_each_base_and_hold_their_cost_equal(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    for name in ("equal_compute", "dose"):
+        assert all(load_study(f"{name}/base-{base}").profile == "tiny_fresh" for base in load_study(name).bases)
+    study = load_study("equal_compute")
+    profile, totals = load_profile(profile_path("tiny_fresh"), study), []
+    for run in map(profile.run, study.methods):
+        count, group = run.training.iterations, run.training.num_generations
+        evaluations = sum(run.method.tree.build(run.sampling.steps, each).num_forward_evals(group) for each in range(count))
+        totals.append(count * cost_of_prompt(run)._replace(evaluations=evaluations / count).total)
+    assert min(totals) > 21_800 and max(totals) < 22_000
+
+
+def test_the_noise_of_a_rendering_is_its_own_and_stays():
+    images = torch.rand(300, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    scores = Noise().score(images, ["a"] * 300)
+    assert torch.equal(scores, Noise().score(images.flip(0), ["b"] * 300).flip(0))
+    images[:, 0, 0, 0] += 1e-4
+    other = Noise().score(images, ["a"] * 300)
+    assert abs(torch.corrcoef(torch.stack([scores, other]))[0, 1]) < 0.2
+    assert abs(scores.mean()) < 0.2 and scores.std() == pytest.approx(1, abs=0.15)
 
 
 @pytest.mark.slow

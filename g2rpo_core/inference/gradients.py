@@ -1,0 +1,226 @@
+"""Measure, without training, how much the policy gradients of prompts agree: their signal beside their noise, for what they cost."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.functional import pad
+
+from g2rpo_core.algorithm.batch import Draws
+from g2rpo_core.common.seeding import seed_of
+from g2rpo_core.config.costs import cost_of_prompt
+from g2rpo_core.config.profile import ResolvedRun
+from g2rpo_core.data.embeddings import Conditioning, EmbeddingStore
+from g2rpo_core.models.policy import Policy
+from g2rpo_core.models.settings import LoraSettings
+from g2rpo_core.rewards.spec import Reward
+from g2rpo_core.sampling.rollout import Rollout
+from g2rpo_core.training.experience import score_gains, score_rollout
+from g2rpo_core.training.trainer import Trainer
+
+SIZE = 4096  # numbers that a gradient is projected onto
+CHUNK = 2**22  # elements of a gradient that are projected at once
+
+
+@dataclass(frozen=True)
+class Signal:
+    """What the gradients of a number of prompts say, of one step with a set of tails, or of a whole method."""
+
+    method: str
+    """An entry of the profile."""
+    step: int | None
+    """The only SDE step; None: all that the method trains on in an iteration."""
+    granularities: tuple[int, ...]
+    snr2: float
+    """Squared signal-to-noise of the gradient summed over the prompts: sum of g_i . g_j over i != j, divided by that of |g_i|^2; 0 for noise."""
+    error: float
+    """Its standard error over prompts, by the jackknife."""
+    cosine: float | None
+    """With the gradient of the judging reward, both summed over the prompts; None without a judge, or where it tells no images apart."""
+    evaluations: float
+    """Forward evaluations (NFE) of a prompt's rollout, if there were no other step and no other tail."""
+    compute: float
+    """Total compute of a prompt (`config/costs.py`)."""
+    prompts: int
+
+    @property
+    def per_evaluation(self) -> float:
+        """Return snr2 for each forward evaluation of all prompts' rollouts."""
+        return self.snr2 / (self.prompts * self.evaluations)
+
+    @property
+    def per_compute(self) -> float:
+        """Return snr2 for each unit of all prompts' total compute."""
+        return self.snr2 / (self.prompts * self.compute)
+
+
+def project(gradients: Iterable[torch.Tensor], size: int, seed: int) -> torch.Tensor:
+    """Project gradients onto `size` numbers, float32 on the CPU, whose products are on average those of the gradients.
+
+    A count sketch: every element, with a random sign that depends on its place and the seed, is added to one of `size` sums. Nothing of
+    the gradients' size is kept but the signs of CHUNK elements.
+    """
+    total: torch.Tensor | None = None
+    for number, gradient in enumerate(gradients):
+        for start, part in enumerate(gradient.detach().flatten().split(CHUNK)):
+            signs = torch.Generator(part.device).manual_seed(seed_of("projection", seed, number, start))
+            drawn = torch.randint(0, 2, part.shape, generator=signs, device=part.device, dtype=torch.int8)
+            signed = torch.where(drawn.bool(), part.float(), -part.float())
+            sums = pad(signed, (0, -len(signed) % size)).view(-1, size).sum(0)
+            total = sums if total is None else total + sums
+    assert total is not None, "there is no gradient"
+    return total.cpu()
+
+
+def signal_to_noise(gradients: torch.Tensor) -> tuple[float, float]:
+    """Return the squared signal-to-noise of gradients [P, D], P > 2, and its jackknife standard error; 0 and 0 if all are zero."""
+    products = gradients.double() @ gradients.double().T
+
+    def of(chosen: torch.Tensor) -> float:
+        among = products[chosen][:, chosen]
+        noise = among.trace()
+        return float((among.sum() - noise) / noise) if noise > 0 else 0.0
+
+    every = torch.arange(len(gradients))
+    # Leaving one out also takes away one of P - 1 partners of each
+    scale = (len(every) - 1) / (len(every) - 2)
+    left = torch.tensor([of(every[every != one]) * scale for one in every], dtype=torch.float64)
+    error = ((len(every) - 1) / len(every) * ((left - left.mean()) ** 2).sum()).sqrt()
+    return of(every), float(error)
+
+
+def load_policy(
+    pipeline: Path, weights: Path | None, lora: LoraSettings | None, seed: int, settings: Mapping[str, Any]
+) -> Policy:
+    """Load a policy whose weights have gradients, those of a run or the base's: a LoRA's alone if the run has one, or the base gets one."""
+    if weights is None:
+        return Policy.load_to_train(pipeline, lora, seed, **settings)
+    policy = Policy.load(pipeline, weights, **settings)
+    for name, parameter in policy.transformer.named_parameters():
+        parameter.requires_grad_(not policy.has_lora or "lora_" in name)
+    return policy
+
+
+class Gradients:
+    """The policy gradients of one entry on single prompts, by the rollout and the losses of training; the weights stay as they are.
+
+    rewards: those of `run.training.rewards`, and perhaps `judge`, all loaded; size: of projected gradients (None: as they are).
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        run: ResolvedRun,
+        store: EmbeddingStore,
+        rewards: Mapping[str, Reward],
+        judge: str | None,
+        seed: int,
+        size: int | None,
+    ):
+        training = run.training.model_copy(update={"max_grad_norm": 1e12, "max_old_policy_ratio_error": None, "ema": None})
+        self.policy, self.run, self.store, self.rewards, self.seed, self.size = policy, run, store, rewards, seed, size
+        self.trainer = Trainer(policy, run.method, run.sampling, training, store, rewards, seed)
+        self.trainer.optimizer = torch.optim.SGD(self.trainer.parameters, lr=0.0)  # type: ignore[assignment]  # moves nothing, keeps nothing
+        self.weights = [run.training.rewards.get(name, 0.0) for name in rewards]
+        self.judging = [float(name == judge) for name in rewards] if judge else None
+
+    def sample(self, index: int, iteration: int) -> tuple[Conditioning, Rollout, torch.Tensor, list[torch.Tensor] | None]:
+        """Sample and score the rollout of one prompt of the store; what is drawn depends on the iteration and the prompt's index."""
+        conditioning, text = self.store.conditioning([index]), self.store.prompts[index].text
+        sampled = self.trainer.sampler(conditioning, iteration, index)
+        score = lambda each: score_rollout(self.policy, self.rewards, each, [text], self.run.sampling.decode_batch, iteration)
+        gains = score_gains(sampled, score) if sampled.around is not None else None
+        return conditioning, sampled, score(sampled), gains
+
+    def trained(
+        self,
+        conditioning: Conditioning,
+        sampled: Rollout,
+        scores: torch.Tensor,
+        gains: list[torch.Tensor] | None,
+        weights: Sequence[float],
+        draws: Draws,
+    ) -> Any:
+        """Return what an iteration with these scores [R, 1, B, J, G] and weights of rewards trains on."""
+        trainer, method = self.trainer, self.run.method
+        advantages = trainer.objective.advantages(
+            sampled, scores, gains, method.credit, method.groups, weights, self.run.training.adv_clip_max
+        )
+        return trainer._trained(conditioning, sampled, advantages, draws)
+
+    def of(self, conditioning: Conditioning, trained: Any) -> torch.Tensor:
+        """Return the gradient [D] of the loss, projected; of several optimizer steps, their sum at these weights."""
+        total: torch.Tensor | None = None
+        for part in self.trainer.objective.updates(trained):
+            self.trainer.update(conditioning, part)
+            found = [each.grad if each.grad is not None else torch.zeros_like(each) for each in self.trainer.parameters]
+            vector = project(found, self.size, self.seed) if self.size else torch.cat([each.flatten() for each in found]).cpu()
+            total = vector if total is None else total + vector
+        self.trainer.optimizer.zero_grad()
+        assert total is not None, "nothing is trained on"
+        return total
+
+
+def probe_steps(gradients: Gradients, prompts: Sequence[int], sets: Sequence[tuple[int, ...]]) -> list[Signal]:
+    """Measure every SDE step with every set of granularities, from one rollout of all for each prompt.
+
+    The entry's tree must have a branch for each step, as G²RPO's, and all granularities of the sets.
+    """
+    run = gradients.run
+    found: dict[tuple, list[torch.Tensor]] = {}
+    names = run.method.tree.granularities
+    for index in prompts:
+        conditioning, sampled, scores, gains = gradients.sample(index, 0)
+        for weights, kind in [(gradients.weights, "own"), *([(gradients.judging, "judge")] if gradients.judging else [])]:
+            for tails in sets if kind == "own" else sets[:1]:
+                chosen = scores[:, :, :, [names.index(each) for each in tails]]
+                for each in gradients.trained(
+                    conditioning, sampled, chosen, gains, weights, Draws(gradients.seed, 0, range(index, index + 1))
+                ):
+                    key = (kind, each.sampled.sde_step.step, tails if kind == "own" else ())
+                    found.setdefault(key, []).append(gradients.of(conditioning, [each]))
+    signals = []
+    for step in run.method.tree.candidates(run.sampling.steps):
+        for tails in sets:
+            alone = replace(run, method=run.method.changed(tree={"sde_steps": (step,), "granularities": tails}))
+            signals.append(
+                _signal(alone, step, tails, found["own", step, tails], found.get(("judge", step, ())), gradients.policy)
+            )
+    return signals
+
+
+def probe_method(gradients: Gradients, prompts: Sequence[int]) -> Signal:
+    """Measure the gradient of a whole iteration of an entry on each prompt; iterations are spread over the training, so that windows move."""
+    run, own, judged = gradients.run, [], []
+    for number, index in enumerate(prompts):
+        iteration = number * run.training.iterations // len(prompts)
+        conditioning, sampled, scores, gains = gradients.sample(index, iteration)
+        draws = Draws(gradients.seed, iteration, range(index, index + 1))
+        own.append(gradients.of(conditioning, gradients.trained(conditioning, sampled, scores, gains, gradients.weights, draws)))
+        if gradients.judging:
+            judged.append(
+                gradients.of(conditioning, gradients.trained(conditioning, sampled, scores, gains, gradients.judging, draws))
+            )
+    return _signal(run, None, run.method.tree.granularities, own, judged or None, gradients.policy)
+
+
+def _signal(
+    run: ResolvedRun,
+    step: int | None,
+    tails: tuple[int, ...],
+    own: list[torch.Tensor],
+    judged: list[torch.Tensor] | None,
+    policy: Policy,
+) -> Signal:
+    """Summarize the gradients of prompts [D] each."""
+    snr2, error = signal_to_noise(torch.stack(own))
+    cosine = None
+    if judged:
+        ours, theirs = torch.stack(own).double().sum(0), torch.stack(judged).double().sum(0)
+        cosine = float(ours @ theirs / (ours.norm() * theirs.norm())) if ours.any() and theirs.any() else None
+    cost, guided = cost_of_prompt(run), policy.forward_evals
+    evaluations = guided * cost.evaluations
+    compute = cost._replace(evaluations=evaluations, guided=guided).total
+    return Signal(run.name, step, tails, snr2, error, cosine, evaluations, compute, len(own))
