@@ -15,7 +15,8 @@ from pathlib import Path
 from tools.environment import HOME, LINK, ROOT, Failure, alone
 
 MADE = ("models", "prompts", "published", "embeddings")  # their stages make or download them again
-RUNS = (".cache/resume", "runs", "evaluations", "studies/*/runs", "studies/*/evaluations")
+OF_STUDIES = [f"studies/*/{home}{name}" for home in ("", "base-*/") for name in ("runs", "evaluations")]
+RUNS = (".cache/resume", "runs", "evaluations", *OF_STUDIES)
 SHOWN = 10
 
 
@@ -28,7 +29,7 @@ def main() -> None:
             runs = [path for pattern in RUNS for path in sorted(ROOT.glob(pattern))]
             if lost := [str(part.relative_to(ROOT)) for path in runs for part in cache.missing(path)]:
                 confirm(lost)
-            for path in [*runs, *(ROOT / name for name in MADE)]:
+            for path in [*runs, *(ROOT / name for name in MADE), *ROOT.glob("studies/*/base-*")]:
                 remove(path)
             if LINK.is_symlink() and (ROOT / os.readlink(LINK)).parent == HOME:
                 LINK.unlink()

@@ -23,11 +23,11 @@ def project(tmp_path) -> Path:
         (tmp_path / "tools").mkdir(exist_ok=True)
         shutil.copy(ROOT / "tools" / name, tmp_path / "tools")
     shutil.copy(ROOT / "Makefile", tmp_path)
-    for path in ("runs/tiny/kept-1", "runs/tiny/kept-1/lora/a", "runs/tiny/changed-1", "models/tiny", "studies/one/runs/kept-2"):
+    outs = ["runs/tiny/kept-1", "runs/tiny/changed-1", "studies/one/runs/kept-2", "studies/one/base-2/runs/kept-3"]
+    for path in (*outs, "runs/tiny/kept-1/lora/a", "models/tiny", "studies/one/base-2/models"):
         (tmp_path / path).mkdir(parents=True)
         (tmp_path / path / "weights").write_text(path)
         (tmp_path / path / "a-b").write_text("the same")
-    outs = ["runs/tiny/kept-1", "runs/tiny/changed-1", "studies/one/runs/kept-2"]
     (tmp_path / "dvc.yaml").write_text(json.dumps({"stages": {"train": {"cmd": "true", "outs": outs}}}))
     (tmp_path / ".gitignore").write_text("runs\n")
     for command in (["git", "init", "--quiet"], ["dvc", "init", "--quiet"], ["dvc", "commit", "--quiet", "--force"]):
@@ -49,7 +49,11 @@ def clean(project: Path, **variables: str) -> tuple[int, list[str]]:
 
 
 def left(project: Path) -> list[str]:
-    return [name for name in ("runs", "models", "studies/one/runs", ".cache/resume") if (project / name).exists()]
+    return [
+        name
+        for name in ("runs", "models", "studies/one/runs", "studies/one/base-2", ".cache/resume")
+        if (project / name).exists()
+    ]
 
 
 def test_runs_that_the_cache_has_are_removed_without_a_question(project):
@@ -66,7 +70,7 @@ def test_runs_in_no_cache_are_named_and_nothing_is_removed(project):
     assert status == 2 and error == [
         f"error: 2 folders of runs in no cache: {names}; nothing was removed; to remove them: make clean CONFIRM=1"
     ]
-    assert left(project) == ["runs", "models", "studies/one/runs", ".cache/resume"]
+    assert left(project) == ["runs", "models", "studies/one/runs", "studies/one/base-2", ".cache/resume"]
     assert clean(project, CONFIRM="1") == (0, []) and left(project) == []
 
 
