@@ -75,3 +75,15 @@ def test_measured_correlations_are_those_of_the_page_and_beyond_the_bound(study,
     low, high = map(float, re.search(rf"\| `{name}`, T = \d+ \| ([\d.]+) to ([\d.]+) ", PAGE).groups())
     assert low - 0.005 <= measured.min() and measured.max() <= high + 0.005
     assert measured.min() > bound((1, 3), *world)
+
+
+def test_a_sum_of_two_pays_only_below_its_bound():
+    rng = np.random.default_rng(0)
+    for _ in range(2000):
+        fine, coarse = sorted(rng.uniform(10, 100, 2), reverse=True)
+        together, r = rng.uniform(fine, fine + coarse), rng.uniform(-0.5, 1)
+        kappa = rng.uniform(0, 1, 2)
+        best = max(kappa[0] ** 2 / fine, kappa[1] ** 2 / coarse)
+        of_sum = ess(kappa, np.array([[1, r], [r, 1]])) / together
+        assert of_sum <= best * ((fine + coarse) / together) / (1 + r) * (1 + 1e-9)
+        assert of_sum <= best * (1 + 1e-9) or r < (fine + coarse) / together - 1

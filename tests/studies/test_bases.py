@@ -187,7 +187,7 @@ def test_the_noise_of_a_rendering_is_its_own_and_stays():
 def test_a_study_over_bases_builds_trains_and_reports(tmp_path):
     """About five minutes on an idle core: three bases of a few fit steps, one run on each."""
     seconds_checkout(tmp_path)
-    (tmp_path / "params.yaml").write_text("profile: seconds\nmethods: [g2rpo]\nseeds: [7]\n")
+    (tmp_path / "params.yaml").write_text("profile: seconds\nmethods: [g2rpo]\nseeds: [7]\npublished: []\n")
     home = tmp_path / "studies" / "several"
     home.mkdir()
     params = STUDY.format(profile="seconds", steps=2).replace("seeds: [3, 4]", "seeds: [3]").replace("[first, second]", "[first]")
@@ -196,7 +196,6 @@ def test_a_study_over_bases_builds_trains_and_reports(tmp_path):
     run = lambda *words: subprocess.run(
         [sys.executable, "-m", *words], cwd=tmp_path, capture_output=True, text=True, env=environment
     )
-    run("dvc", "init", "--quiet", "--force")
     done = run("studies", "run", "several")
     assert done.returncode == 0, done.stderr[-2000:]
     assert "over builds: Student's t" in (home / "reports" / "report.md").read_text()
