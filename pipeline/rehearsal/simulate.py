@@ -77,7 +77,7 @@ class WithoutData(FakeTensorMode):
         super().__init__(allow_non_fake_inputs=True)
 
 
-def _number(_mode, _operation, tensor: torch.Tensor) -> bool | float | int:
+def number(_mode, _operation, tensor: torch.Tensor) -> bool | float | int:
     """Return what `.item()` returns for a tensor without data."""
     if tensor.constant is not None:
         return tensor.constant.item()
@@ -110,7 +110,7 @@ def gpus(count: int, local: int, memory: float) -> None:
     """Make torch.cuda look like `count` GPUs of `memory` GiB, of which this process has number `local`."""
     # Numbers read from tensors
     for operation in (aten.item.default, aten._local_scalar_dense.default):
-        fake_impls.op_implementations_dict[operation] = _number
+        fake_impls.op_implementations_dict[operation] = number
     # The autograd engine would start a thread for a device that does not exist
     torch.autograd.set_multithreading_enabled(False)
     _Nothing.device = torch.device("cuda", local)

@@ -12,10 +12,10 @@ import open_clip
 import pandas as pd
 import pytest
 import torch
-from diffusers import AutoencoderKL
 from huggingface_hub import constants
 from open_clip.constants import OPENAI_DATASET_MEAN, OPENAI_DATASET_STD
 from ruamel.yaml import YAML
+from torch._subclasses import fake_impls
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from g2rpo_core.common.model_store import describe_files
@@ -29,6 +29,7 @@ from g2rpo_core.rewards.preprocess import Preprocess
 from g2rpo_core.rewards.similarity import CosineScore
 from g2rpo_core.rewards.spec import ScorerSettings
 from g2rpo_core.sampling.schedule import shifted_sigmas
+from pipeline.rehearsal.simulate import number
 from stages import embed, evaluate, report, train
 from tests.conftest import ROOT
 from tests.fixtures.chat_server import completion, serve
@@ -47,6 +48,8 @@ STYLES = {"anime": ["a small red circle"], "concept-art": [], "paintings": [], "
 def without_memory(monkeypatch):
     """Every tensor has its true shape, dtype and device, and no memory (the meta device has no autocast, which the policy asks for)."""
     monkeypatch.setattr(torch.nn.Module, "to", lambda module, *_, **__: module)  # all is on the CPU, and fake weights cannot move
+    for operation in (torch.ops.aten.item.default, torch.ops.aten._local_scalar_dense.default):
+        monkeypatch.setitem(fake_impls.op_implementations_dict, operation, number)
     with FakeTensorMode():
         yield
 
@@ -58,7 +61,7 @@ def test_true_shapes_fit_through_the_policy(name, without_memory):
     base, shape = shape_of(profile)
     sampling, encoded = profile.sampling, encoding_shapes(base, shape, profile.embed.max_sequence_length)
     with torch.no_grad():
-        transformer, vae = base.transformer(**shape.transformer), AutoencoderKL(**shape.vae)
+        transformer, vae = base.transformer(**shape.transformer), base.vae(**shape.vae)
         tensors = lambda: {name: torch.empty(1, *size) for name, size in encoded.items()}
         conditioning = Conditioning(tensors(), tensors() if base.has_negative else None)
         for size, batch in ((sampling, profile.training.num_generations), (profile.evaluation, profile.evaluation.batch)):
