@@ -146,3 +146,17 @@ def test_a_table_that_lacks_something_is_named_in_one_line(tmp_path, harm, messa
 def test_a_small_picture_keeps_its_marks_and_words():
     image = '<g class="a" role="x" aria-label="gain: 0.1"><path class="foreground" d="" display="none"/><path d="M1.2345,2"/></g><text>+0.25</text>'
     assert small(image) == '<g><path d="M1.2,2"/></g><text>+0.25</text>'
+
+
+def test_total_compute_is_in_the_table_of_costs_and_in_the_charts_switch(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    compared, home = compared_in("families"), Path("studies", "families")
+    context = build_context(compared, read_measured(compared, home / "results.parquet", home / "runs.txt"))
+    (axis,) = (one["bind"]["options"] for one in context["curves"]["params"] if one["name"] == "axis")
+    assert axis == ["iterations", "forward evaluations (NFE) in rollouts", "total compute"]
+    cost = context["costs"]["g2rpo_coarse", 3001]  # no KL, twelve images an iteration
+    assert (
+        cost["images"] == 12 * 545 and cost["total_compute"] == cost["num_forward_evals"] + 3 * cost["num_transitions"] + 6 * 545
+    )
+    slow = context["costs"]["diffusion_nft", 3001]  # beside each noised image the base and the old policy
+    assert slow["total_compute"] == slow["num_forward_evals"] + 5 * slow["num_transitions"] + slow["images"] / 2

@@ -70,12 +70,19 @@ def test_a_base_has_its_seed_and_builds_only_what_the_study_uses(study):
 
 
 @pytest.mark.parametrize(
-    "bases, name, complaint",
-    [("[0, 2, 5]", "several/base-3", "no 3"), ("[0, 2]", "several", "three"), ("[0, 2, 5]", "several/base-x", "number")],
+    "before, after, name, complaint",
+    [
+        ("", "", "several/base-3", "there is no 3, only 0, 2, 5"),
+        ("", "", "several/base-x", "a base is a number"),
+        ("[0, 2, 5]", "[0, 2]", "several", "needs at least three"),
+        ("role: primary", "role: secondary", "several", "one may be primary"),
+        ("role: primary", "margin: 0.1, level: 0.1", "several", "either margin .* or level"),
+        ("equal: [iterations]", "equal: []", "several", "equal"),
+    ],
 )
-def test_a_base_that_the_study_does_not_name_is_refused(study, bases, name, complaint):
+def test_what_a_study_over_bases_cannot_ask_is_refused(study, before, after, name, complaint):
     file = Path("studies/several/params.yaml")
-    file.write_text(file.read_text().replace("[0, 2, 5]", bases))
+    file.write_text(file.read_text().replace(before, after))
     with pytest.raises(UserError, match=complaint):
         load_study(name)
 
