@@ -66,11 +66,19 @@ def trained_runs(profile: str) -> list[str]:
 
 
 def find_weights(run: str, profile: str) -> Path | None:
-    """Return the folder with the weights of a run, named as `g2rpo-1` or by its path; None for the base. UserError if there are none."""
+    """Return the folder with the weights of a run, named as `g2rpo-1` or by its path; None for the base.
+
+    UserError if there are none, or if they are of a study's base, which has models of its own.
+    """
     if run == BASE[0]:
         return None
     for folder in (RUNS / profile / run, Path(run)):
         if find_kind(folder):
+            home = folder.absolute().parents[1]
+            if home.name.startswith("base-") and (home / "models").is_dir():
+                raise UserError(
+                    f"{run}: was trained on a base of a study, with the models in {home / 'models'}, not on that of profile {profile}"
+                )
             return folder
     raise UserError(f"{run}: no trained weights; profile {profile} has {', '.join([BASE[0], *trained_runs(profile)])}")
 

@@ -18,6 +18,7 @@ from scipy import stats
 from g2rpo_core.config import load_profile, load_study, profile_path
 from g2rpo_core.config.costs import cost_of_prompt
 from g2rpo_core.foundation.errors import UserError
+from g2rpo_core.inference.runs import find_weights
 from g2rpo_core.reporting.measured import Sources, measure_bases
 from g2rpo_core.reporting.recorded import read_measured, write_results
 from g2rpo_core.reporting.tables import standings
@@ -85,6 +86,15 @@ def test_what_a_study_over_bases_cannot_ask_is_refused(study, before, after, nam
     file.write_text(file.read_text().replace(before, after))
     with pytest.raises(UserError, match=complaint):
         load_study(name)
+
+
+def test_weights_of_a_base_are_not_laid_over_the_models_of_the_profile(study):
+    run = Path("studies/several/base-2/runs/first-3")
+    (run / "transformer").mkdir(parents=True)
+    assert find_weights(str(run), "tiny") == run
+    (run.parents[1] / "models").mkdir()
+    with pytest.raises(UserError, match="was trained on a base of a study"):
+        find_weights(str(run), "tiny")
 
 
 def test_a_bases_graph_is_one_that_dvc_reads_with_models_of_its_own(study):
