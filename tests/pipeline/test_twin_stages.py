@@ -26,7 +26,11 @@ pytestmark = pytest.mark.pipeline
 
 METHODS = ("g2rpo", "g2rpo_no_mgai", "dance_grpo", "mix_grpo", "mix_grpo_flash", "flow_grpo", "flow_grpo_fast")
 # every method once; for the others, the method itself and an adapter
-TWINS = ["sd3", *(pytest.param(name, marks=pytest.mark.slow) for name in ("flux2", "zimage", "qwen_image"))]
+TWINS = [
+    "sd3",
+    pytest.param("qwen_image", marks=pytest.mark.slow),
+    *(pytest.param(name, marks=(pytest.mark.slow, pytest.mark.engines)) for name in ("flux2", "zimage")),
+]
 SMALL = {
     "prompts": {"train_count": 6, "test_count": 4},
     "sampling": {"steps": 6},
