@@ -73,7 +73,7 @@ def verdict(
 
 
 def first_of_few(trained: Sequence[Gain], pairs: list[Pair], labels: Mapping[str, str]) -> str:
-    """Say how far the first method is ahead of the second, and on how many seeds significantly; trained: the highest gain first.
+    """Say how far the first method is before the second; it is ahead if it is so significantly on every seed; trained: the highest gain first.
 
     The text is empty if they do not share a training reward and a seed.
     """
@@ -91,7 +91,9 @@ def first_of_few(trained: Sequence[Gain], pairs: list[Pair], labels: Mapping[str
     seeds = f"{clear or 'none'} of {len(found)} seeds" if len(found) > 1 else "its one seed"
     significant = "" if clear or len(found) > 1 else "not "
     next_one = labels[second] if len(trained) == 2 else f"the next, {labels[second]},"
-    return f"{labels[first]} is ahead of {next_one} by {by:.3f}, {significant}significantly on {seeds}."
+    if clear == len(found):
+        return f"{labels[first]} is ahead of {next_one} by {by:.3f}, significantly on {seeds}."
+    return f"No lead is shown: {labels[first]} gains {by:.3f} more than {next_one.rstrip(',')}, {significant}significantly on {seeds}."
 
 
 def summary(rows: list[Row], pairs: list[Pair], labels: Mapping[str, str], unit: str = "seed") -> list[str]:

@@ -220,11 +220,13 @@ def test_a_lead_on_two_seeds_says_on_how_many_it_is_significant(results):
     found = gains(main_table(table, ("base", 0), runs, ["hps"], TRAINED_ON), ["hps"])
     pairs = method_pairs(table, runs, [], TRAINED_ON)
     assert verdict(found, [], pairs, LABELS, NAMES, []) == (
-        "G²RPO is ahead of DanceGRPO by 0.250, significantly on 1 of 2 seeds. "
+        "No lead is shown: G²RPO gains 0.250 more than DanceGRPO, significantly on 1 of 2 seeds. "
         "None of 2 methods significantly raises the training reward on every seed; not so: G²RPO (-0.150), DanceGRPO (-0.400)."
     )
     unclear = [replace(one, difference=replace(one.difference, low=-1.0)) for one in pairs]
-    assert "by 0.250, significantly on none of 2 seeds." in verdict(found, [], unclear, LABELS, NAMES, [])
+    assert "more than DanceGRPO, significantly on none of 2 seeds." in verdict(found, [], unclear, LABELS, NAMES, [])
+    sure = [replace(one, difference=replace(one.difference, low=0.1, high=0.4)) for one in pairs]
+    assert "G²RPO is ahead of DanceGRPO by 0.250, significantly on 2 of 2 seeds." in verdict(found, [], sure, LABELS, NAMES, [])
 
 
 def test_from_three_seeds_on_the_verdict_is_that_of_the_interval_over_seeds(results):
