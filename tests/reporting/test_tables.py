@@ -225,7 +225,7 @@ def test_a_lead_on_two_seeds_says_on_how_many_it_is_significant(results):
     )
     unclear = [replace(one, difference=replace(one.difference, low=-1.0)) for one in pairs]
     assert "more than DanceGRPO, significantly on none of 2 seeds." in verdict(found, [], unclear, LABELS, NAMES, [])
-    sure = [replace(one, difference=replace(one.difference, low=0.1, high=0.4)) for one in pairs]
+    sure = [replace(one, difference=replace(one.difference, mean=0.25, low=0.1, high=0.4)) for one in pairs]
     assert "G²RPO is ahead of DanceGRPO by 0.250, significantly on 2 of 2 seeds." in verdict(found, [], sure, LABELS, NAMES, [])
 
 
