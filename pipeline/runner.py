@@ -18,7 +18,6 @@ from tqdm import tqdm
 
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import read_yaml
-from g2rpo_core.training.settings import CheckpointSettings
 from pipeline.graph import Stage
 from pipeline.process import GRACE, Ended, Text, run_group
 
@@ -108,6 +107,8 @@ def grace_of(project: Path) -> float:
     profile = project / "reports" / "profile.yaml"
     if not profile.exists():
         return GRACE
+    from g2rpo_core.training.settings import CheckpointSettings  # late, so that --help does not wait for torch
+
     given = (read_yaml(profile).get("training") or {}).get("checkpoints") or {}
     return max(GRACE, CheckpointSettings.model_validate(given).grace + MARGIN)
 
