@@ -16,13 +16,10 @@ from dvc.exceptions import DvcException
 from dvc.repo import Repo, lock_repo
 
 from g2rpo_core.common.runs import read_lock
-from g2rpo_core.config import load_profile, load_run, profile_path, resolve
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import read_json
-from pipeline.differences import leaves, some
 from pipeline.graph import explain
 from stages.common import REPORTS, ends_in_one_line
-from stages.profile import written_data
 
 SETTINGS = REPORTS / "profile.yaml"
 TIMINGS = REPORTS / "timings"
@@ -43,6 +40,9 @@ def main() -> None:
     argparse.ArgumentParser(
         prog="g2rpo todo", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     ).parse_args()
+    # Late, so that --help does not wait for torch
+    from g2rpo_core.config import load_profile, load_run, profile_path
+
     run = load_run()
     load_profile(profile_path(run.profile))
     try:
@@ -64,6 +64,10 @@ def main() -> None:
 
 def due(repo: Repo) -> Iterator[Due]:
     """Yield the stages that would run, each after those that it needs."""
+    from g2rpo_core.config import load_run, profile_path, resolve
+    from pipeline.differences import some
+    from stages.profile import written_data
+
     file = Path("dvc.lock")
     ran_once = read_lock(file) if file.exists() else {}
     data = written_data(resolve(profile_path(load_run().profile)).data)
@@ -83,6 +87,8 @@ def due(repo: Repo) -> Iterator[Due]:
 
 def changes(stage: Any, data: Mapping[str, Any]) -> Iterator[str]:
     """Yield why a stage of DVC's that has run would run again; data: what the stage `profile` would write."""
+    from pipeline.differences import leaves, some
+
     made = [Path(out.def_path) for other in stage.repo.index.stages for out in other.outs]
     if missing := [str(out.def_path) for out in stage.outs if not out.exists]:
         yield f"not here: {some(missing)}"
