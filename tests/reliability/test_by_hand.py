@@ -89,7 +89,15 @@ def test_a_run_that_params_yaml_names_is_known_unless_it_changed_meanwhile(known
 def test_a_study_is_not_run_with_another_profile_than_its_own(known):
     (known / "profiles" / "mini.yaml").write_text("extends: small\n")
     (known / "studies" / "one").mkdir(parents=True)
-    study = {"study": "one", "profile": "small", "seeds": [1], "title": "", "about": "", "methods": ["dance_grpo"]}
+    study = {
+        "study": "one",
+        "profile": "small",
+        "seeds": [1],
+        "title": "",
+        "about": "",
+        "equal": ["iterations"],
+        "methods": ["dance_grpo"],
+    }
     YAML().dump(study | {"entries": {"dance_grpo": {}}}, known / "studies" / "one" / "params.yaml")
     words = ("--profile", "mini", "--study", "one", "--method", "g2rpo", "--seed", 1)
     done = run_here(importlib.import_module("stages.evaluate").main, *words, folder=known)
