@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # these import torch, which would slow down --help
     from g2rpo_core.rewards.reward_server import Served
 
 STOPS_WITHIN = 30  # seconds that open requests have after a stop signal
+KEEPS = 75  # seconds that a quiet connection stays open, longer than clients keep theirs: they would ask on a closed one
 
 
 def score(
@@ -154,7 +155,12 @@ def answer(served: "Served", listener: socket.socket) -> None:
     from g2rpo_core.rewards.reward_server import make_app
 
     config = uvicorn.Config(
-        make_app(served), log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=STOPS_WITHIN
+        make_app(served),
+        log_level="warning",
+        access_log=False,
+        lifespan="off",
+        timeout_graceful_shutdown=STOPS_WITHIN,
+        timeout_keep_alive=KEEPS,
     )
     # uvicorn raises them again after it has stopped, which would end in a traceback
     for stop in (signal.SIGINT, signal.SIGTERM):

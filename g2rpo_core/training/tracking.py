@@ -13,6 +13,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
+import pandas as pd
 import psutil
 import torch
 from accelerate import PartialState
@@ -30,6 +31,8 @@ from g2rpo_core.sampling.schedule import even_sigmas
 from g2rpo_core.training.settings import TrackingSettings
 from g2rpo_core.training.trainer import Trainer
 from g2rpo_core.training.utilization import Share, share_of_peak
+
+Setting = bool | int | float | str
 
 LIVE = Path(".cache", "live")
 CAPTION = 14  # pixels under an image
@@ -58,6 +61,16 @@ class Tracking:
                 tracker = _tracker(kind, name, folder, first)
                 tracker.start()
                 self.trackers.append(tracker)
+
+    def configure(self, settings: Mapping[str, Setting]) -> None:
+        """Tell the trackers the run's settings, by which their pages compare runs."""
+        for tracker in self.trackers:
+            with self.at_most_a_warning(tracker.name):
+                if tracker.name == "tensorboard":  # accelerate would write them as another run
+                    for summary in import_module("torch.utils.tensorboard.summary").hparams(dict(settings), {}):
+                        tracker.writer.file_writer.add_summary(summary)
+                else:
+                    tracker.store_init_configuration(dict(settings))
 
     def warn(self, iteration: int, text: str) -> None:
         """Log a warning of the run, as text if the tracker takes text."""
@@ -151,6 +164,14 @@ def not_installed(tracker: str) -> str | None:
     return f"{tracker} is not installed: pip install {package}, or leave it out"
 
 
+def settings_of(trainer: Trainer) -> dict[str, Setting]:
+    """Return what decides a run's numbers, by the names of the profile, such as training.learning_rate or method.tree.sde_steps."""
+    parts = {"method": trainer.method, "sampling": trainer.sampling, "training": trainer.training}
+    nested = {name: part.deciding() for name, part in parts.items()}
+    (flat,) = pd.json_normalize(nested | {"seed": trainer.seed}).to_dict("records")
+    return {name: value if isinstance(value, (bool, int, float, str)) else str(value) for name, value in flat.items()}
+
+
 def topic(key: str) -> str:
     """Return the group of curves that a record's column belongs to."""
     topics = {"heldout_": "held out", "reward_": "rewards", "gap_": "granularities", "correlation_": "granularities"}
@@ -228,6 +249,8 @@ class Display:
         if self.tracking and self.tracking.trackers:
             with self.tracking.at_most_a_warning("the share of the peak"):
                 self.tracking.share = share_of_peak(trainer)
+            with self.tracking.at_most_a_warning("the settings"):
+                self.tracking.configure(settings_of(trainer))
         total = trainer.training.iterations
         self.bar = tqdm(total=total, initial=first, desc=self.name, unit="iteration", mininterval=2, disable=self.quiet)
 

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from contextlib import ExitStack
 from importlib.metadata import version
 
@@ -156,6 +157,17 @@ def test_uploads_that_do_not_end_keep_nobody_waiting(hps, sent, refused):
         assert {one.recv(12) for one in answered()} <= {b"HTTP/1.1 503"}
         assert refused or good().status_code == 200
     until(lambda: good().status_code == 200, 30)  # their room is free again
+
+
+def test_a_connection_that_a_client_keeps_is_not_closed_under_it(hps):
+    with httpx.Client(trust_env=False, limits=httpx.Limits(keepalive_expiry=None)) as client:
+        sockets = []
+        for wait in (6, 0):  # clients keep a quiet connection for 5 s
+            with client.stream("GET", f"{hps.url}/health") as response:
+                sockets.append(response.extensions["network_stream"].get_extra_info("client_addr"))
+                assert response.read()
+            time.sleep(wait)
+    assert sockets[0] == sockets[1]
 
 
 def test_an_image_that_would_fill_the_memory_is_refused(hps):

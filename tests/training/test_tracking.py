@@ -11,6 +11,7 @@ import pytest
 import torch
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.hparams import plugin_data_pb2
 
 from g2rpo_core.distributed.process_group import ProcessGroup
 from g2rpo_core.foundation.errors import UserError
@@ -166,10 +167,12 @@ def test_dvclive_has_curves_and_the_newest_images_and_leaves_the_pipeline_alone(
     for iteration in range(3):
         run.record(record(iteration, iteration / 10), 12)
     run.samples(2, torch.ones(2, 3, 32, 32), ["a circle", "a cross"])
+    run.configure({"training.learning_rate": 0.1})
     run.finish()
     home = tmp_path / "live" / "tiny" / "g2rpo-1" / "dvclive"
     lines = (home / "plots" / "metrics" / "rewards" / "reward_hps.tsv").read_text().split()
     assert lines == ["step", "reward_hps", "0", "0.0", "1", "0.1", "2", "0.2"]
+    assert (home / "params.yaml").read_text() == "training.learning_rate: 0.1\n"
     assert Image.open(home / "plots" / "images" / "samples.png").size[0] > 256
     assert not (tmp_path / "dvc.yaml").exists()
 
@@ -211,6 +214,20 @@ def test_every_tracker_is_finished_with_the_run(tmp_path, monkeypatch):
         monkeypatch.setattr(tracker, "finish", lambda: finished.append(1))
     run.finish()
     assert len(finished) == len(run.trackers) > 0
+
+
+def test_the_same_name_with_another_setting_is_another_row_of_the_settings(make_trainer, embeddings, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    told = []
+    for rate in (1e-3, 2e-3):
+        trainer = make_trainer(small_method("g2rpo"), iterations=4, learning_rate=rate)
+        Display(f"tiny/g2rpo-{rate}", trainer, embeddings, first=0).finish()
+        data = events_of(tmp_path / ".cache" / "live" / "tiny" / f"g2rpo-{rate}").summary_metadata["_hparams_/session_start_info"]
+        content = plugin_data_pb2.HParamsPluginData.FromString(data.plugin_data.content).session_start_info
+        told.append({name: value.number_value or value.string_value for name, value in content.hparams.items()})
+    assert {name for name in told[0] if told[0][name] != told[1][name]} == {"training.learning_rate"}
+    assert told[0]["training.learning_rate"] == 1e-3 and "method.tree.granularities" in told[0]
+    assert not any(name.startswith(("training.tracking", "training.checkpoints")) for name in told[0])
 
 
 @pytest.fixture
