@@ -1,11 +1,13 @@
 """What a newcomer does first, on a fresh clone: each task by the command that its page names, as far as a command can judge it."""
 
+import importlib
 import json
 import re
 import shlex
 import shutil
 import subprocess
 from collections import defaultdict
+from functools import reduce
 from pathlib import Path
 
 import pandas as pd
@@ -13,6 +15,7 @@ import pytest
 from dvc.cli.parser import get_main_parser
 from dvc.utils.hydra import apply_overrides
 from PIL import Image
+from ruamel.yaml import YAML
 
 from g2rpo_core.algorithm.methods import LABELS
 from g2rpo_core.cli.main import main
@@ -174,6 +177,32 @@ def test_a_reward_of_ones_own_scores_a_folder_and_its_mistakes_are_found_first(c
     assert done.stderr == (
         "error: rewards.redness.settings: my_rewards:Redness got an unexpected keyword argument 'force'; it takes strength\n"
     )
+
+
+# Train on one's own prompts
+
+
+@pytest.mark.pipeline
+def test_own_prompts_are_judged_in_one_round_and_what_is_in_both_files_is_not_trained_on(clone):
+    """The page's section in a profile of its own; each complaint is mended as the page says."""
+    section = next(one.text for one in snippets() if one.text.startswith("# the section `prompts` of a profile"))
+    (clone / "my_test.txt").write_text("a cat\na dog on a red mat beside a blue door at night in the rain\n")
+    (clone / "my_train.txt").write_text("a bird\na fish\na cat\n")
+    (clone / "params.yaml").write_text((ROOT / "params.yaml").read_text().replace("profile: tiny", "profile: own"))
+    own = {"extends": "tiny"} | YAML(typ="safe").load(section.replace("200", "2").replace("50", "2"))
+    YAML().dump(own, clone / "profiles" / "own.yaml")
+    said = run_here(check.main, folder=clone).stderr
+    assert "my_test-000001 has 43 tokens" in said and "error: 2 problems to fix before dvc repro" in said, said
+    # Shorter, and without the verifier in every list that the message names
+    for where in re.findall(r"([\w.]+): the verifier only knows", said):
+        *above, last = where.split(".")
+        reduce(lambda part, name: part.setdefault(name, {}), above, own)[last] = ["hps", "clip_score"]
+    YAML().dump(own, clone / "profiles" / "own.yaml")
+    (clone / "my_test.txt").write_text("a cat\na dog\n")
+    assert run_here(check.main, folder=clone).stderr == ""
+    assert run_here(importlib.import_module("stages.prompts").main, "--profile", "own", folder=clone).returncode == 0
+    git(clone, "checkout", "--quiet", "params.yaml")
+    assert set(pd.read_parquet(clone / "prompts" / "own" / "train.parquet").prompt) == {"a bird", "a fish"}
 
 
 # Compare what is here with the commit before
