@@ -183,7 +183,7 @@ def test_a_reward_of_ones_own_scores_a_folder_and_its_mistakes_are_found_first(c
 
 
 @pytest.mark.pipeline
-def test_own_prompts_are_judged_in_one_round_and_what_is_in_both_files_is_not_trained_on(clone):
+def test_own_prompts_are_judged_in_one_round_and_none_of_the_test_is_trained_on(clone):
     """The page's section in a profile of its own; each complaint is mended as the page says."""
     section = next(one.text for one in snippets() if one.text.startswith("# the section `prompts` of a profile"))
     (clone / "my_test.txt").write_text("a cat\na dog on a red mat beside a blue door at night in the rain\n")
