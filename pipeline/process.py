@@ -9,9 +9,11 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextvars import copy_context
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import IO, Literal
 
 import psutil
 
@@ -73,7 +75,7 @@ def run_group(
     """Run `command` in a folder (the working directory) and return when its whole group is gone.
 
     Nothing it started stays behind. When `stop` is set or `time_limit` seconds have passed, the group gets SIGTERM, and SIGKILL
-    after `grace` seconds. stdout and stderr go to `on_text` together.
+    after `grace` seconds. stdout and stderr go to `on_text` together, from another thread; what it raises is raised here.
     """
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment, cwd=folder,
@@ -83,12 +85,15 @@ def run_group(
     started = time.monotonic()
     kill_at: float | None = None
     by: By = "itself"
-    lines = Lines()
-    with process.stdout as output, selectors.DefaultSelector() as selector:
-        selector.register(output, selectors.EVENT_READ)
+    over = threading.Event()
+    # Pass on the output in a thread with this one's context: a callback that hangs must not keep the group from being ended
+    with process.stdout as output, ThreadPoolExecutor(1) as pool:
+        passed = pool.submit(copy_context().run, _pass_on, output, on_text, over)
         try:
             while True:
-                quiet = not _read(selector, lines, on_text)
+                time.sleep(POLL) if passed.done() else wait([passed], POLL)
+                if passed.done():
+                    passed.result()
                 # Decide whether the group has to end: asked to, out of time, or without its leader
                 now = time.monotonic()
                 if kill_at is None:
@@ -96,7 +101,7 @@ def run_group(
                         by = "stop"
                     elif time_limit is not None and now > started + time_limit:
                         by = "time limit"
-                    elif process.poll() is None or not quiet:
+                    elif process.poll() is None:
                         continue
                     # Also to what a leader that ended itself left running
                     _signal(process.pid, signal.SIGTERM)
@@ -105,28 +110,34 @@ def run_group(
                     _signal(process.pid, signal.SIGKILL)
                 # Reap the leader; when the others are gone too, the group has ended
                 process.poll()
-                if quiet and not _alive(process.pid):
+                if not _alive(process.pid):
+                    over.set()
+                    passed.result()
                     return Ended(process.wait(), by)
         finally:
             # After an exception as well, SIGTERM comes first, so that a checkpoint is written
             if _alive(process.pid):
                 _end(process.pid, grace)
+            over.set()
             process.wait()
 
 
-def _read(selector: selectors.BaseSelector, lines: Lines, on_text: Callable[[Text], None]) -> bool:
-    """Pass on what was printed, or wait for POLL seconds; return whether something came, be it the end of the output."""
-    if not selector.get_map():  # the output has ended
-        time.sleep(POLL)
-        return False
-    for key, _ in selector.select(POLL):
-        data = os.read(key.fd, 1 << 16)
-        for text in lines.feed(data, final=not data):
-            on_text(text)
-        if not data:
-            selector.unregister(key.fileobj)
-        return True
-    return False
+def _pass_on(output: IO[bytes], on_text: Callable[[Text], None], over: threading.Event) -> None:
+    """Pass on what is printed until the output ends, or until nothing more comes after `over` is set."""
+    lines = Lines()
+    with selectors.DefaultSelector() as selector:
+        selector.register(output, selectors.EVENT_READ)
+        while True:
+            last = over.is_set()
+            if not selector.select(POLL):
+                if last:
+                    return
+                continue
+            data = os.read(output.fileno(), 1 << 16)
+            for text in lines.feed(data, final=not data):
+                on_text(text)
+            if not data:
+                return
 
 
 def _signal(group: int, number: signal.Signals) -> None:

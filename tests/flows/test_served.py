@@ -79,7 +79,7 @@ def test_cancelling_ends_training_and_leaves_its_checkpoint(served, fresh_traini
     until(lambda: [one for one in served.of_run("artifacts", run) if one["key"] == "progress-train-g2rpo-1"])
     served.post(f"/flow_runs/{run}/set_state", state={"type": "CANCELLING"})
     assert served.ended(run)["type"] == "CANCELLED"
-    assert not training(served)
+    assert not training(served), served.log(run)
     assert int((served.folder / "checkpoint").read_text()) > 0
     assert names(served.tasks(run)) == {"train@g2rpo-1": "Cancelled"}
 

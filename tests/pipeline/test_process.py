@@ -50,6 +50,41 @@ def test_a_group_that_ignores_sigterm_is_killed_after_the_grace_time(tmp_path):
 
 
 @pytest.mark.pipeline
+def test_a_stop_ends_a_group_whose_output_is_stuck_on_its_way(tmp_path):
+    """As when the server that shows the output does not answer."""
+    stop, stuck, go_on, ends = threading.Event(), threading.Event(), threading.Event(), []
+    last_words = tmp_path / "checkpoint"
+    script = f"trap 'echo done > {last_words}; exit 143' TERM; echo 1; while :; do sleep 0.1; done"
+
+    def show(text: Text) -> None:
+        stuck.set()
+        assert go_on.wait(60)
+
+    thread = threading.Thread(target=lambda: ends.append(run_group(["sh", "-c", script], show, stop=stop)))
+    thread.start()
+    assert stuck.wait(60)
+    stop.set()
+    try:
+        until(last_words.exists, limit=20)
+    finally:
+        go_on.set()
+        thread.join()
+    assert (ends[0].status, ends[0].by) == (143, "stop")
+
+
+@pytest.mark.pipeline
+def test_a_group_ends_when_its_output_cannot_be_passed_on(tmp_path):
+    pid = tmp_path / "pid"
+
+    def show(text: Text) -> None:
+        raise OSError("no space left")
+
+    with pytest.raises(OSError, match="no space left"):
+        run_group(["sh", "-c", f"echo $$ > {pid}; echo 1; exec sleep 1000"], show, stop=threading.Event())
+    assert not alive(int(pid.read_text()))
+
+
+@pytest.mark.pipeline
 def test_a_time_limit_ends_every_process_and_waits_for_the_one_that_still_writes(tmp_path):
     last_words = tmp_path / "checkpoint"
     script = f"trap 'sleep 0.5; echo done > {last_words}; exit 143' TERM; sleep 1000 & wait"
