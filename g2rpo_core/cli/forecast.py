@@ -339,17 +339,14 @@ def _measure(
 
     from g2rpo_core.common.model_store import ModelStore
     from g2rpo_core.common.processes import device_of
-    from g2rpo_core.data.embeddings import DTYPES, EmbeddingStore
+    from g2rpo_core.data.embeddings import EmbeddingStore
     from g2rpo_core.inference.probe import probe
-    from g2rpo_core.models.policy import Policy
+    from g2rpo_core.models.policy import Policy, policy_settings
     from g2rpo_core.rewards import registry
 
     where, sampling, reward_weights, models = device_of(device), profile.sampling, profile.training.rewards, Path("models", name)
     store = EmbeddingStore(Path("embeddings", name, "train"))
-    policy = Policy.load(
-        ModelStore(models).folder("pipeline"), weights, height=sampling.height, width=sampling.width, guidance=sampling.guidance,
-        dtype=DTYPES[sampling.dtype], device=where,
-    )  # fmt: skip
+    policy = Policy.load(ModelStore(models).folder("pipeline"), weights, **policy_settings(sampling, where))
     rewards = registry.load(list(reward_weights), models, where, profile.rewards)
     count = min(prompts, len(store))
     first = tqdm(range(count), desc="prompts", disable=None)

@@ -149,6 +149,8 @@ class Profile(Settings):
             yield from _problems_of_steps(where, method, sampling.steps)
         if method and training and (problem := method.group_problem(training.num_generations)):
             yield f"{where}: {problem}: change training.num_generations, initial_noises or splits"
+        if sampling and sampling.quantize and training and (training.lora is None or training.processes != 1):
+            yield "sampling.quantize: is for a LoRA on one GPU: set training.lora and training.processes: 1, or sampling.quantize: null"
         if method and sampling and training:
             self._runs[name] = ResolvedRun(name, entry.label, published, method, sampling, training)
 

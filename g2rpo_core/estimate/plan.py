@@ -40,6 +40,7 @@ from g2rpo_core.estimate.tracing import (
 )
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.models.cost import Call, Cost, transformer_cost
+from g2rpo_core.models.quantized import BITS, RESTORING
 from g2rpo_core.rewards.registry import REWARDS, settings_of
 from g2rpo_core.rewards.spec import ModelSize
 from g2rpo_core.sampling.rollout import num_calls
@@ -205,8 +206,10 @@ def _lasting_bytes(work: Work) -> dict[str, float]:
     """Return the bytes on a GPU that stay from iteration to iteration, by part."""
     counts, shard, training = work.counts, work.shard, work.training
     frozen = counts.all - counts.trained
+    quantize = work.sampling.quantize
+    quantized, kept = (counts.linear, counts.linear * BITS[quantize] / 8) if quantize else (0, 0)
     return {
-        "weights": (4 * counts.trained + work.width * frozen) / shard + 4 * counts.buffers,
+        "weights": (4 * counts.trained + work.width * (frozen - quantized)) / shard + kept + 4 * counts.buffers,
         "base": 4 * (counts.all / shard + counts.buffers) if work.has_base else 0,
         "optimizer": 8 * counts.trained / shard,
         "ema": 4 * counts.trained / shard if training.ema else 0,
@@ -236,6 +239,8 @@ def _passing_bytes(work: Work) -> dict[str, dict[str, float]]:
         gathered = (2 * counts.block + counts.rest) * work.width + (0 if work.training.lora else counts.block * 4)
     else:
         gathered = counts.all * work.width if work.width < 4 and not work.training.lora else 0  # autocast's copies
+    if work.sampling.quantize:
+        gathered = RESTORING * counts.largest
     # Gradients: those of a single call come as activations go; those of several are kept, unsharded if only the last call sums them
     kept = 4 * counts.trained / (1 if work.training.parallel.reduce == "update" else shard) if max(work.updates) > 1 else 0
     gradients = {"update": kept, "optimizer": 4 * counts.trained / shard}

@@ -17,6 +17,7 @@ from g2rpo_core.config import Profile
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.kept import kept
 from g2rpo_core.models.cost import Cost, Measured, make_transformer
+from g2rpo_core.models.quantized import frozen_layers
 from g2rpo_core.models.settings import LoraSettings
 
 CLIP_TOKENS = 77
@@ -66,6 +67,10 @@ class Parameters:
     """Outside blocks."""
     buffers: int = 0
     """Numbers in float32 on every GPU, such as a table of positions."""
+    linear: int = 0
+    """Frozen weights of linear layers in blocks, which `sampling.quantize` keeps in fewer bits."""
+    largest: int = 0
+    """Those of the largest such layer; a call restores one layer at a time."""
 
 
 def _count(module: torch.nn.Module) -> int:
@@ -96,7 +101,9 @@ def _transformer_parameters(base: Architecture, config: Config, lora: LoraSettin
     trained = sum(parameter.numel() for parameter in transformer.parameters() if parameter.requires_grad)
     blocks = [_count(block) for block in base.blocks(transformer)]
     buffers = sum(buffer.numel() for buffer in transformer.buffers())
-    return Parameters(_count(transformer), trained, max(blocks), _count(transformer) - sum(blocks), buffers)
+    linear = [layer.weight.numel() for _, _, layer in frozen_layers(base.blocks(transformer))]
+    rest = _count(transformer) - sum(blocks)
+    return Parameters(_count(transformer), trained, max(blocks), rest, buffers, sum(linear), max(linear, default=0))
 
 
 @cache

@@ -13,6 +13,7 @@ from g2rpo_core.common.seeding import seed_of
 from g2rpo_core.config.costs import cost_of_prompt
 from g2rpo_core.config.profile import ResolvedRun
 from g2rpo_core.data.embeddings import Conditioning, EmbeddingStore
+from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.models.policy import Policy
 from g2rpo_core.models.settings import LoraSettings
 from g2rpo_core.rewards.spec import Reward
@@ -98,6 +99,8 @@ def load_policy(
     if weights is None:
         return Policy.load_to_train(pipeline, lora, seed, **settings)
     policy = Policy.load(pipeline, weights, **settings)
+    if policy.quantize and not policy.has_lora:
+        raise UserError(f"{weights}: whole weights in {policy.quantize} have no gradients: choose a run with a LoRA")
     for name, parameter in policy.transformer.named_parameters():
         parameter.requires_grad_(not policy.has_lora or "lora_" in name)
     return policy

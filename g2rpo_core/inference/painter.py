@@ -25,7 +25,7 @@ from g2rpo_core.data.embeddings import DTYPES, Conditioning, check_lengths, enco
 from g2rpo_core.data.prompts import Prompt
 from g2rpo_core.inference.pictures import TEXT
 from g2rpo_core.models.generate import draw
-from g2rpo_core.models.policy import Policy
+from g2rpo_core.models.policy import Policy, policy_settings
 from g2rpo_core.rewards import registry
 from g2rpo_core.rewards.scoring import score_all
 from g2rpo_core.rewards.spec import Reward
@@ -60,11 +60,9 @@ class Painter:
     def policy(self, folder: Path | None) -> Policy:
         """Return the policy with the weights in a run's folder; None means the base."""
         if folder not in self._policies:
-            evaluation, sampling = self.profile.evaluation, self.profile.sampling
-            self._policies[folder] = Policy.load(
-                self.pipeline, folder, height=evaluation.height, width=evaluation.width, guidance=sampling.guidance,
-                dtype=DTYPES[sampling.dtype], device=self.device,
-            )  # fmt: skip
+            size = {"height": self.profile.evaluation.height, "width": self.profile.evaluation.width}
+            settings = policy_settings(self.profile.sampling, self.device, **size)
+            self._policies[folder] = Policy.load(self.pipeline, folder, **settings)
         return self._policies[folder]
 
     def forget(self) -> None:

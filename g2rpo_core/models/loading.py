@@ -23,6 +23,7 @@ from g2rpo_core.distributed.machine import REAL, Machine
 from g2rpo_core.distributed.process_group import TIMEOUT, ProcessGroup
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import LONGEST, complaint, reading, whole
+from g2rpo_core.models.quantized import Kind, quantize
 from g2rpo_core.models.settings import LoraSettings, ParallelSettings
 
 LORA_FILE = "pytorch_lora_weights.safetensors"  # diffusers' name
@@ -39,18 +40,22 @@ def load_transformer(
     spread: Spread | None = None,
     config: Path | None = None,
     machine: Machine = REAL,
+    quantized: Kind | None = None,
 ) -> ModelMixin:
     """Read the transformer of a diffusers folder onto `device`; UserError if the files do not hold exactly the model's weights.
 
     dtype: of its parameters; trained: whether they have gradients; lora: an adapter to add, in float32: then only it has
     gradients, and `draw_lora` sets its values; spread: compiles and shards the model while it has no data; config: the folder
-    with the model's configuration, if it is another one.
+    with the model's configuration, if it is another one; quantized: how frozen weights are kept (`quantize`), null: in dtype.
     """
     transformer = empty_transformer(base, config or folder, dtype, trained, lora)
     if spread:
         spread(transformer)
-    allocate(transformer, device)
+    # What is quantized is first read whole, where there is room for it
+    allocate(transformer, torch.device("cpu") if quantized else device)
     machine.read(read_weights, transformer, folder)
+    if quantized:
+        quantize(transformer, base.blocks(transformer), quantized, device)
     return transformer
 
 

@@ -3,6 +3,7 @@
 import copy
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -34,6 +35,7 @@ from g2rpo_core.models.loading import (
     use_attention,
     weights_in,
 )
+from g2rpo_core.models.quantized import Kind
 from g2rpo_core.models.settings import LoraSettings, ParallelSettings
 from g2rpo_core.sampling.rollout import Velocity
 from g2rpo_core.sampling.settings import SamplingSettings
@@ -51,7 +53,8 @@ class Policy:
 
     height, width: pixels, divisible by twice the VAE's factor (UserError otherwise); guidance: the scale, an input of the model or
     that of classifier-free guidance; dtype: of the transformer's computation (autocast), while weights, latents and velocities stay
-    float32; machine: reads the weights and makes the calls; attention: the backend of diffusers that all calls take (`use_attention`).
+    float32; machine: reads the weights and makes the calls; attention: the backend of diffusers that all calls take (`use_attention`);
+    quantize: how frozen weights are kept (`models/quantized.py`); None: in the computation's dtype.
     """
 
     def __init__(
@@ -66,11 +69,12 @@ class Policy:
         device: torch.device | str = "cpu",
         machine: Machine = REAL,
         attention: str | None = None,
+        quantize: Kind | None = None,
     ):
         self.architecture = architecture
         self.transformer, self.vae = transformer, vae.to(device).eval().requires_grad_(False)
         self.height, self.width, self.guidance, self.dtype, self.device = height, width, guidance, dtype, torch.device(device)
-        self.machine, self.attention = machine, attention
+        self.machine, self.attention, self.quantize = machine, attention, quantize
         use_attention(transformer, attention)
         self.vae_factor = architecture.vae_factor(vae.config)
         if height % (2 * self.vae_factor) or width % (2 * self.vae_factor):
@@ -95,11 +99,13 @@ class Policy:
         LoRA is added to them; settings: those of Policy. UserError if the files do not hold the model's weights.
         """
         device, dtype = torch.device(settings.get("device", "cpu")), settings.get("dtype", torch.float32)
-        architecture, base = read_architecture(pipeline), pipeline / "transformer"
+        architecture, base, quantized = read_architecture(pipeline), pipeline / "transformer", settings.get("quantize")
         folder, lora = weights_in(run) if run else (base, None)
         weights = base if lora else folder
         config = weights if (weights / "config.json").exists() else base
-        transformer = load_transformer(architecture, weights, device, dtype, trained=False, config=config, machine=machine)
+        transformer = load_transformer(
+            architecture, weights, device, dtype, trained=False, config=config, machine=machine, quantized=quantized
+        )
         if lora:
             machine.read(load_lora, architecture, transformer, folder, lora)
         return cls(architecture, transformer, _vae(architecture, pipeline), machine=machine, **settings)
@@ -130,8 +136,9 @@ class Policy:
         )
         adapter = lora and lora_config(architecture, lora)
         transformer = load_transformer(
-            architecture, folder, device, dtype if lora else torch.float32, True, adapter, spread, machine=machine
-        )
+            architecture, folder, device, dtype if lora else torch.float32, True, adapter, spread, machine=machine,
+            quantized=settings.get("quantize"),
+        )  # fmt: skip
         if lora:
             draw_lora(transformer, lora.rank, generator("adapter", seed))
         policy = cls(architecture, transformer, _vae(architecture, pipeline), machine=machine, **settings)
@@ -222,7 +229,15 @@ class Policy:
         if not self.has_lora:
             if isinstance(base, Path):
                 folder = base / "transformer"
-                loaded = load_transformer(self.architecture, folder, self.device, self.dtype, trained=False, machine=self.machine)
+                loaded = load_transformer(
+                    self.architecture,
+                    folder,
+                    self.device,
+                    self.dtype,
+                    trained=False,
+                    machine=self.machine,
+                    quantized=self.quantize,
+                )
                 self._base = loaded.eval()
                 use_attention(loaded, self.attention)
             else:
@@ -303,11 +318,11 @@ class Policy:
             return torch.cat(images).div_(2).add_(0.5).clamp_(0, 1)
 
 
-def policy_settings(sampling: SamplingSettings, device: torch.device, **instead: object) -> dict[str, object]:
+def policy_settings(sampling: SamplingSettings, device: torch.device, **instead: object) -> dict[str, Any]:
     """Return the settings of a Policy from the section `sampling`; instead: values that replace these."""
     size = {"height": sampling.height, "width": sampling.width}
-    how = {"guidance": sampling.guidance, "dtype": DTYPES[sampling.dtype], "attention": sampling.attention, "device": device}
-    return {**size, **how, **instead}
+    how = {"guidance": sampling.guidance, "dtype": DTYPES[sampling.dtype], "attention": sampling.attention}
+    return {**size, **how, "quantize": sampling.quantize, "device": device, **instead}
 
 
 def _vae(architecture: Architecture, pipeline: Path) -> ModelMixin:

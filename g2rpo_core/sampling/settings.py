@@ -26,6 +26,9 @@ class SamplingSettings(Settings):
         None,
         description="diffusers' attention backend, of rollouts and updates alike, such as `_native_cudnn`; null: PyTorch's choice",
     )
+    quantize: Literal["int8", "nf4"] | None = Field(
+        None, description="how the frozen weights of the blocks are kept under a LoRA: in 8 bits or in 4; null: as `dtype` says"
+    )
 
     @field_validator("attention")
     @classmethod

@@ -6,7 +6,7 @@ processes of one thread beat one of two threads, and one thread sums in one orde
 
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context, parent_process
+from multiprocessing import active_children, get_context, parent_process
 from pathlib import Path
 
 import torch
@@ -28,7 +28,12 @@ def build_models(root: Path, settings: BuiltModels) -> tuple[dict, dict]:
     with ProcessPoolExecutor(2, mp_context=get_context("spawn"), initializer=_start, initargs=(in_use(),)) as pool:
         jobs = [pool.submit(build_pipeline, root, settings)]
         jobs += [pool.submit(build_scorer, root, settings, name) for name in BUILDERS if settings.fit_of(name)]
-        quality = {name: value for job in jobs for name, value in job.result().items()}
+        try:
+            quality = {name: value for job in jobs for name, value in job.result().items()}
+        except BaseException:  # the pool would wait until what is running has been trained
+            for worker in active_children():
+                worker.terminate()
+            raise
     return describe_models(root), quality
 
 

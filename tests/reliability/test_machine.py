@@ -2,10 +2,12 @@
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 
+import psutil
 import pytest
 from ruamel.yaml import YAML
 
@@ -56,6 +58,23 @@ def test_a_stop_signal_ends_a_stage_in_one_line_and_it_goes_on_later(project, na
     )
     assert started.returncode == 128 + signal.SIGTERM
     assert stage(name, project).returncode == 0
+
+
+def test_a_stop_signal_to_the_builder_of_models_alone_ends_its_workers(tmp_path):
+    """Nobody waits for what they are training, as after `kill`; Ctrl-C would reach them, too."""
+    (tmp_path / "profiles").mkdir()
+    shutil.copy(ROOT / "profiles" / "tiny.yaml", tmp_path / "profiles")
+    words = ["-m", "stages.models", "--profile", "tiny"]
+    started = subprocess.Popen([sys.executable, *words], cwd=tmp_path, env=ENVIRONMENT, stderr=subprocess.PIPE)
+    said = b""
+    while b"vae: " not in said:
+        said += os.read(started.stderr.fileno(), 4096) or pytest.fail(said.decode())
+    workers = psutil.Process(started.pid).children(recursive=True)
+    started.terminate()
+    said += started.communicate(timeout=100)[1]
+    assert started.returncode == 128 + signal.SIGTERM
+    assert b"error: stopped; finished work is kept" in said and b"Traceback" not in said
+    assert not psutil.wait_procs(workers, timeout=60)[1]
 
 
 @pytest.mark.skipif(not namespaces(), reason="no mount namespaces for this user")
