@@ -88,6 +88,7 @@ def test_every_reward_scores_as_its_published_package(models):
 
 
 @pytest.mark.slow
+@pytest.mark.engines
 def test_load_is_measured_on_the_real_stages(models):
     words = ["prompts", "scaling", "--prompts", "40", "--processes", "2", "--json"]
     measured = last_line("benchmarks.load", *words, "--models", str(models))

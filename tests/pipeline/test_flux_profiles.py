@@ -40,6 +40,7 @@ pytestmark = pytest.mark.pipeline
 
 ALL = [path.stem for path in sorted((ROOT / "profiles").glob("*.yaml")) if load_profile(path).models.source == "hub"]
 PROFILES = [name for name in ALL if name.startswith("flux_") and name not in ("flux_krea", "flux_schnell")]  # of FLUX.1-dev
+VARIED = ("flux_hps_clip", "flux_lora_24gb", "flux_smoke")  # the others differ from these in numbers
 MAIN = "0" * 40  # the commit of repositories that the profiles do not pin: a made-up one
 STYLES = {"anime": ["a small red circle"], "concept-art": [], "paintings": [], "photo": ["a large blue square"]}
 
@@ -206,12 +207,14 @@ def run_stages(name: str, profile: dict, hub, folder: Path, home: Path, monkeypa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", PROFILES)
+@pytest.mark.parametrize("name", [name if name in VARIED else pytest.param(name, marks=pytest.mark.engines) for name in PROFILES])
 def test_every_stage_runs_from_the_hub(name, hub, layouts, models, tmp_path, tmp_path_factory, monkeypatch, sigterm_as_before):
     """With UnifiedReward from a server, as the tiny one answers in no template's words; its repository is fetched and read all the same."""
     home = tmp_path_factory.getbasetemp() / "flux_home"  # one cache for all profiles
     profile = resolve(ROOT / "profiles" / f"{name}.yaml").data
-    assert len(profile["evaluation"]["rewards"]) == 5
+    every = ["hps", "clip_score", "pickscore", "image_reward", "unified_reward"]  # also where the profile's card is too small for them
+    assert set(profile["evaluation"]["rewards"]) <= set(every)
+    profile["evaluation"]["rewards"] = every
     for key, model in profile["models"]["repos"].items():
         served = describe_files(layouts / key)
         model["sha256"] = {file: served[file]["sha256"] for file in served if file in model.get("sha256", {})}

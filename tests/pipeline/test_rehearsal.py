@@ -88,6 +88,7 @@ def test_a_profiles_own_method_fits_the_machines_it_names(name, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.engines
 def test_without_gradient_checkpointing_the_papers_setting_does_not_fit(tmp_path):
     data = resolve(ROOT / "profiles" / "flux_hps.yaml").data
     data["training"]["gradient_checkpointing"] = False

@@ -17,7 +17,7 @@ from tests.conftest import ROOT
     "processes, kills",
     [
         (1, {"embed": 2, "train": 4, "evaluate": 3}),
-        (2, {"train": 4, "evaluate": 2}),
+        pytest.param(2, {"train": 4, "evaluate": 2}, marks=pytest.mark.engines),
         pytest.param(1, {"embed": 5, "train": 10, "evaluate": 5}, marks=pytest.mark.engines),
         pytest.param(2, {"train": 12, "evaluate": 8}, marks=pytest.mark.engines),
     ],
