@@ -212,7 +212,8 @@ def test_every_stage_runs_from_the_hub(name, hub, layouts, models, tmp_path, tmp
     """With UnifiedReward from a server, as the tiny one answers in no template's words; its repository is fetched and read all the same."""
     home = tmp_path_factory.getbasetemp() / "flux_home"  # one cache for all profiles
     profile = resolve(ROOT / "profiles" / f"{name}.yaml").data
-    every = ["hps", "clip_score", "pickscore", "image_reward", "unified_reward"]  # also where the profile's card is too small for them
+    # All five, also where the profile's card is too small for them
+    every = ["hps", "clip_score", "pickscore", "image_reward", "unified_reward"]
     assert set(profile["evaluation"]["rewards"]) <= set(every)
     profile["evaluation"]["rewards"] = every
     for key, model in profile["models"]["repos"].items():
