@@ -2,9 +2,9 @@
 
     make gpu-first          # or python -m benchmarks.gpu_first [--deterministic] [--size tiny --device cpu]
 
-One table, in this order: how far the number of rows in a call moves a velocity; an iteration of profile flux_smoke: its memory, seconds and share
-of the peak beside what `g2rpo plan` says; whether the same iteration gives the same bits twice; how far half precision moves scores of HPS-v2.1's
-architecture. It is also written to .cache/gpu_first.md.
+One table, in this order: how far the number of rows in a call moves a velocity, and what a row then costs; an iteration of profile
+flux_smoke: its memory, seconds and share of the peak beside what `g2rpo plan` says; whether the same iteration gives the same bits
+twice; how far half precision moves scores of HPS-v2.1's architecture. It is also written to .cache/gpu_first.md.
 """
 
 import argparse
@@ -46,15 +46,15 @@ Row = tuple[str, str, str]  # what, as measured, as planned
 
 @torch.no_grad()
 def by_rows(policy: Policy, conditioning: Conditioning) -> Iterator[Row]:
-    """Yield how far a latent's velocity is from that of a call with it alone, by the number of rows in the call."""
+    """Yield by the number of rows in a call: how far a latent's velocity is from that of a call with it alone, and a row's seconds."""
     field, arguments = policy.velocity(conditioning), inputs(policy, max(ROWS))
-    alone, *others = (field(*(each[:count] for each in arguments))[0] for count in ROWS)
-    for count, other in zip(ROWS[1:], others):
-        yield (
-            f"velocity in a call of {count} rows: relative difference to 1 row",
-            f"{((other - alone).norm() / alone.norm()).item():.1e}",
-            "0",
-        )
+    call = lambda count: field(*(each[:count] for each in arguments))[0]
+    call(1)  # the first call also allocates
+    (alone, first), *others = (timed(policy.device, lambda count=count: call(count)) for count in ROWS)
+    for count, (velocity, seconds) in zip(ROWS[1:], others):
+        difference = ((velocity - alone).norm() / alone.norm()).item()
+        yield f"velocity in a call of {count} rows: relative difference to 1 row", f"{difference:.1e}", "0"
+        yield f"a row's seconds in a call of {count} rows: ratio to 1 row", f"{seconds / count / first:.2f}", "1"
 
 
 def make_scorer(size: str, device: torch.device) -> CosineScore:

@@ -11,7 +11,16 @@ from tqdm import tqdm
 from g2rpo_core.architectures.table import read_architecture, text_encoders
 from g2rpo_core.common import made
 from g2rpo_core.common.model_store import LOCK, ModelStore
-from g2rpo_core.data.embeddings import DTYPES, check_lengths, encode, encode_negative, without_long, write, write_negative
+from g2rpo_core.data.embeddings import (
+    DTYPES,
+    check_lengths,
+    encode,
+    encode_negative,
+    without_long,
+    write,
+    write_negative,
+    write_online,
+)
 from g2rpo_core.data.prompts import Prompt, load_prompts, of_data_set
 from g2rpo_core.distributed.machine import REAL, Machine
 from stages.common import arguments, declared_code, ends_in_one_line, model_folders, run_paths, sections
@@ -51,15 +60,20 @@ def main(machine: Machine = REAL) -> None:
     folder = machine.scratch("embed", home, {"embed": settings}, decide)
     width = sum(math.prod(shape) for shape in shapes.values())
     written = sum(file.stat().st_size for file in folder.rglob("*.parquet"))
-    needed = width * DTYPES[settings.dtype].itemsize * sum(map(len, sets.values())) - written
+    online = ["train"] if settings.encode == "online" else []
+    stored = sum(len(prompts) for name, prompts in sets.items() if name not in online)
+    needed = width * DTYPES[settings.dtype].itemsize * stored - written
     machine.check_room(needed, "encoding the prompts")
     # Encode, and write the outputs
     encoded = partial(encode, pipeline, max_length=limit, batch=settings.batch)
     with machine.phase("embed"):
         negative = encode_negative(pipeline, limit)
         for name, prompts in sets.items():
-            with tqdm(desc=f"embed {name}", total=len(prompts), unit="prompt", mininterval=2) as bar:
-                write(folder / "out" / name, prompts, encoded, settings.dtype, settings.shard_rows, bar.update)
+            if name in online:
+                write_online(folder / "out" / name, prompts, settings.dtype, limit)
+            else:
+                with tqdm(desc=f"embed {name}", total=len(prompts), unit="prompt", mininterval=2) as bar:
+                    write(folder / "out" / name, prompts, encoded, settings.dtype, settings.shard_rows, bar.update)
             write_negative(folder / "out" / name, negative, settings.dtype)
     machine.publish(folder / "out", embeddings)
     made.note(key, embeddings)

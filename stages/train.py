@@ -50,6 +50,7 @@ def main(machine: Machine = REAL) -> None:
             method.objective.needs_base, machine, **policy_settings(sampling, device),
         )  # fmt: skip
         prompts, held_out = (EmbeddingStore(embeddings / part) for part in ("train", "test"))
+        prompts.load_encoders(store.folder("pipeline"), device)
         monitored = registry.load(dict.fromkeys([*training.rewards, *monitor.rewards]), models, device, settings.rewards, machine)
     rewards = {reward: monitored[reward] for reward in training.rewards}
     trainer = Trainer(policy, method, sampling, training, prompts, rewards, int(args.seed), processes, termination)

@@ -283,6 +283,7 @@ def _measure_gradients(asked: SimpleNamespace) -> "list[Signal]":
     # Load
     where, folder = device_of(asked.device), Path("models", asked.name)
     store = EmbeddingStore(Path("embeddings", asked.name, "train"))
+    store.load_encoders(ModelStore(folder).folder("pipeline"), where)
     training = profile.training.model_copy(update={"num_generations": asked.members})
     policy = load_policy(
         ModelStore(folder).folder("pipeline"), asked.weights, training.lora, asked.seed, policy_settings(sampling, where)
@@ -346,6 +347,7 @@ def _measure(
 
     where, sampling, reward_weights, models = device_of(device), profile.sampling, profile.training.rewards, Path("models", name)
     store = EmbeddingStore(Path("embeddings", name, "train"))
+    store.load_encoders(ModelStore(models).folder("pipeline"), where)
     policy = Policy.load(ModelStore(models).folder("pipeline"), weights, **policy_settings(sampling, where))
     rewards = registry.load(list(reward_weights), models, where, profile.rewards)
     count = min(prompts, len(store))

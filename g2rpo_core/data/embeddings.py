@@ -3,12 +3,13 @@
 `Architecture.encoding` says which tensors a prompt has. They are raw little-endian bytes in `large_binary` columns, uncompressed,
 without dictionary or statistics, so that a random row is one short read. Padding rows of T5 are kept because models attend to
 them. The schema's metadata holds shapes, dtype and the number of prompts in all parts. Where a base model needs the empty
-prompt, for classifier-free guidance, its encoding is in a file of its own, once.
+prompt, for classifier-free guidance, its encoding is in a file of its own, once. A set that is encoded online, during training,
+has its texts alone, in one part whose metadata holds the length in tokens.
 """
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
@@ -18,7 +19,7 @@ import pyarrow.parquet as pq
 import torch
 from diffusers import DiffusionPipeline
 
-from g2rpo_core.architectures.table import ARCHITECTURES
+from g2rpo_core.architectures.table import ARCHITECTURES, text_encoders
 from g2rpo_core.data import LONGEST
 from g2rpo_core.data.prompts import Prompt
 from g2rpo_core.foundation.errors import UserError
@@ -124,6 +125,13 @@ def write(
         progress(len(part))
 
 
+def write_online(folder: Path, prompts: Sequence[Prompt], dtype: str, max_length: int) -> None:
+    """Write the texts of prompts that `EmbeddingStore` encodes when they are needed, as `encode` and `write` would have stored them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    meta = {"dtype": dtype, "online": max_length, "prompts": len(prompts)}
+    _write_whole(folder / "part-00000.parquet", meta, [], [[_texts(prompt) for prompt in prompts]])
+
+
 def write_negative(folder: Path, negative: Mapping[str, torch.Tensor] | None, dtype: str) -> None:
     """Write the encoding of the empty prompt into the folder of the others, if there is one."""
     if negative is not None:
@@ -135,18 +143,22 @@ def write_negative(folder: Path, negative: Mapping[str, torch.Tensor] | None, dt
 def _write_part(path: Path, encoded: Iterator[tuple[Prompt, Conditioning]], dtype: str, prompts: int) -> None:
     first = next(encoded)
     shapes = {name: list(tensor.shape) for name, tensor in first[1].tensors.items()}
-    meta = {"dtype": dtype, **shapes, "prompts": prompts}
+    encoded = chain([first], encoded)
+    groups = iter(lambda: [_row(*pair, DTYPES[dtype]) for pair in islice(encoded, ROW_GROUP)], [])
+    _write_whole(path, {"dtype": dtype, **shapes, "prompts": prompts}, shapes, groups)
+
+
+def _write_whole(path: Path, meta: dict, tensors: Iterable[str], groups: Iterable[list[dict]]) -> None:
+    """Write a part with its row groups under another name first, so that a part that exists is complete."""
     schema = pa.schema(
-        [*((name, pa.string()) for name in COLUMNS), *((name, pa.large_binary()) for name in shapes)],
+        [*((name, pa.string()) for name in COLUMNS), *((name, pa.large_binary()) for name in tensors)],
         metadata={"g2rpo": json.dumps(meta)},
     )
-    encoded = chain([first], encoded)
-    # a part that exists is complete
     unfinished = path.with_suffix(".tmp")
     with unfinished.open("wb") as file:
         with pq.ParquetWriter(file, schema, compression="none", use_dictionary=False, write_statistics=False) as writer:
-            while rows := [_row(*pair, DTYPES[dtype]) for pair in islice(encoded, ROW_GROUP)]:
-                writer.write_table(pa.Table.from_pylist(rows, schema), row_group_size=ROW_GROUP)
+            for rows in groups:
+                writer.write_table(pa.Table.from_pylist(rows, schema), row_group_size=len(rows))
         file.flush()
         os.fsync(file.fileno())
     unfinished.rename(path)
@@ -155,11 +167,15 @@ def _write_part(path: Path, encoded: Iterator[tuple[Prompt, Conditioning]], dtyp
 def _row(prompt: Prompt, conditioning: Conditioning, dtype: torch.dtype) -> dict:
     as_bytes = lambda tensor: tensor.to(dtype).contiguous().view(torch.uint8).numpy().tobytes()
     tensors = {name: as_bytes(tensor) for name, tensor in conditioning.tensors.items()}
-    return {"id": prompt.id, "prompt": prompt.text, "style": prompt.style, **tensors}
+    return _texts(prompt) | tensors
+
+
+def _texts(prompt: Prompt) -> dict[str, str]:
+    return {"id": prompt.id, "prompt": prompt.text, "style": prompt.style}
 
 
 class EmbeddingStore:
-    """A folder written by `write`, with random access; holds the texts in memory and reads tensors on request."""
+    """A folder written by `write` or `write_online`, with random access; holds the texts in memory and reads or encodes on request."""
 
     def __init__(self, folder: Path):
         # Open every part, each of the same dtype, shapes and number of prompts
@@ -179,6 +195,7 @@ class EmbeddingStore:
             self._files.append(file)
             self._places += [(number, *divmod(row, ROW_GROUP)) for row in range(len(prompts))]
             self.prompts += prompts
+        self._encoders: DiffusionPipeline | None = None
         # All parts together hold all prompts
         if (expected := self._meta["prompts"]) != len(self):
             raise UserError(complaint(folder, f"has {len(self)} prompts of {expected}: parts at the end are missing"))
@@ -188,15 +205,23 @@ class EmbeddingStore:
         if not path.exists():
             return None
         file, meta, _ = _open_part(path)
-        if meta | {"prompts": self._meta["prompts"]} != self._meta:
+        about = {"dtype": meta["dtype"]} if "online" in self._meta else meta
+        if self._meta | about | {"prompts": self._meta["prompts"]} != self._meta:
             raise UserError(complaint(path, f"does not belong to {self._paths[0].name}: different dtype or shapes"))
         return {name: tensor[None] for name, tensor in _read_row(path, file, meta, 0, 0, "negative").items()}
 
     def __len__(self) -> int:
         return len(self.prompts)
 
+    def load_encoders(self, pipeline: Path, device: torch.device) -> None:
+        """Load the text encoders of a pipeline's folder onto a device, if the prompts of this folder are encoded online."""
+        if "online" in self._meta:
+            self._encoders = text_encoders(pipeline, dtype=DTYPES[self._meta["dtype"]]).to(device)
+
     def conditioning(self, indices: Sequence[int]) -> Conditioning:
-        """Read and stack the encodings of some prompts, float32: name -> [P, ...]."""
+        """Read or encode some prompts, and stack their encodings, float32: name -> [P, ...]; ValueError without the encoders it needs."""
+        if "online" in self._meta:
+            return self._encode([self.prompts[index] for index in indices])
         rows = []
         for index in indices:
             file, group, offset = self._places[index]
@@ -204,6 +229,13 @@ class EmbeddingStore:
         return Conditioning(
             {name: torch.stack([row[name] for row in rows]) for name in _tensor_shapes(self._meta)}, self._negative
         )
+
+    def _encode(self, prompts: list[Prompt]) -> Conditioning:
+        if self._encoders is None:
+            raise ValueError(f"{self._paths[0].parent} holds no encodings: call load_encoders first")
+        rows = [one.tensors for _, one in encode(self._encoders, prompts, self._meta["online"], len(prompts))]
+        stacked = {name: torch.stack([row[name] for row in rows]).to(DTYPES[self._meta["dtype"]]).float() for name in rows[0]}
+        return Conditioning(stacked, self._negative)
 
 
 def _read_row(path: Path, file: pq.ParquetFile, meta: dict, group: int, offset: int, prompt: str) -> dict[str, torch.Tensor]:
@@ -235,7 +267,7 @@ def _open_part(path: Path) -> tuple[pq.ParquetFile, dict, list[Prompt]]:
         rows = file.read(columns=list(COLUMNS)).to_pylist()
         if not rows or not all(isinstance(value, str) for row in rows for value in row.values()):
             raise UserError(complaint(path, "holds no prompts, or some that are not text"))
-        if file.num_row_groups != -(-len(rows) // ROW_GROUP):
+        if file.num_row_groups != (1 if "online" in meta else -(-len(rows) // ROW_GROUP)):
             raise UserError(complaint(path, f"has {file.num_row_groups} row groups for {len(rows)} prompts"))
     return file, meta, [Prompt(row["id"], row["prompt"], row["style"]) for row in rows]
 
@@ -244,5 +276,8 @@ def _is_meta(meta: object) -> bool:
     shape = lambda value: isinstance(value, list) and bool(value) and all(type(size) is int and size > 0 for size in value)
     if not isinstance(meta, dict) or type(meta.get("prompts")) is not int:
         return False
-    tensors = [value for key, value in meta.items() if key not in ("dtype", "prompts")]
+    tensors = [value for key, value in meta.items() if key not in ("dtype", "online", "prompts")]
+    length = meta.get("online")
+    if length is not None:
+        return meta.get("dtype") in DTYPES and not tensors and type(length) is int and 0 < length <= LONGEST
     return meta.get("dtype") in DTYPES and bool(tensors) and all(map(shape, tensors))

@@ -43,3 +43,8 @@ class EmbedSettings(Settings):
     dtype: Literal["float32", "bfloat16"] = Field(description="of the stored encodings")
     batch: Count = Field(description="prompts in one call of the encoders")
     shard_rows: Count = Field(description="prompts in one Parquet file")
+    encode: Literal["stored", "online"] = Field(
+        "stored",
+        description="training prompts once, before training; online: those of each iteration, by text encoders that stay on the GPU, "
+        "for sets too large to store",
+    )

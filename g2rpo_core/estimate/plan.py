@@ -190,6 +190,11 @@ class Work:
         """Return whether the KL term needs a copy of the weights before training; with a LoRA they are the frozen ones."""
         return self.method.objective.needs_base and not self.training.lora
 
+    @property
+    def encodes_online(self) -> bool:
+        """Return whether the text encoders stay on the GPU, and no training prompt's encoding is on the disk."""
+        return self.profile.embed.encode == "online"
+
     def cost(self, rows: int, *, training: bool) -> Cost:
         """Trace a call of the transformer with that many rows, and the backward if `training`."""
         lora, checkpointing = (self.training.lora, self.training.gradient_checkpointing) if training else (None, False)
@@ -217,6 +222,7 @@ def _lasting_bytes(work: Work) -> dict[str, float]:
         "replica": work.width * counts.all + 4 * counts.buffers if training.parallel.replica and shard > 1 else 0,
         "rewards": sum(size.bytes for size in work.sizes.values()),
         "vae": 4 * _vae_parameters(work),
+        "encoders": DTYPES[work.profile.embed.dtype].itemsize * _encoder_parameters(work) if work.encodes_online else 0,
         "reserve": RESERVE_GIB * GIB,
     }
 
@@ -339,6 +345,10 @@ def _vae_parameters(work: Work) -> int:
     return count_kept(work.base.vae.__name__, work.shape.vae, lambda: work.base.vae(**work.shape.vae))
 
 
+def _encoder_parameters(work: Work) -> int:
+    return sum(count_kept(*each, partial(make_encoder, *each)) for each in work.shape.encoders.values())
+
+
 def _monitor_hours(work: Work, ms: float) -> float:
     """Return the hours in which all GPUs sample the images of a run's measurements: at the start, when they are due, and at the end."""
     monitor = work.training.monitor
@@ -366,16 +376,15 @@ def _disk(work: Work) -> dict[str, float]:
     """Return the bytes of the models' files, of the encoded prompts, and of one run's trained weights."""
     profile, training, counts = work.profile, work.training, work.counts
     published = (counts.all if training.lora is None else counts.all - counts.trained) + counts.buffers
-    encoders = sum(count_kept(*each, partial(make_encoder, *each)) for each in work.shape.encoders.values())
     row = sum(prod(size) for size in encoding_shapes(work.base, work.shape, profile.embed.max_sequence_length).values())
-    prompts = profile.prompts.train_count + profile.prompts.test_count
+    prompts = profile.prompts.test_count + (0 if work.encodes_online else profile.prompts.train_count)
     sizes = _sizes(profile, dict.fromkeys([*work.scorers, *profile.evaluation.rewards])).values()
     moments = 12 + 4 * bool(training.ema) + 4 * bool(work.method.objective.old)  # bytes per trained weight in a checkpoint
     embeddings = prompts * row * DTYPES[profile.embed.dtype].itemsize
     whole = DTYPES[training.save_dtype].itemsize * counts.trained + (0 if training.lora else 4 * counts.buffers)
     trained = whole * (1 + len(training.snapshots))
     return {
-        "pipeline": 2 * (published + encoders + _vae_parameters(work)),  # published in 16 bits
+        "pipeline": 2 * (published + _encoder_parameters(work) + _vae_parameters(work)),  # published in 16 bits
         "rewards": sum(2 * size.bytes for size in sizes),  # most are pickled, and converted to safetensors
         "embeddings": embeddings,
         "trained": trained,

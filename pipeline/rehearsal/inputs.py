@@ -13,7 +13,7 @@ from diffusers import FlowMatchEulerDiscreteScheduler
 
 from g2rpo_core.common.model_store import LOCK
 from g2rpo_core.config.profile import Profile
-from g2rpo_core.data.embeddings import Conditioning, write, write_negative
+from g2rpo_core.data.embeddings import Conditioning, write, write_negative, write_online
 from g2rpo_core.data.prompts import Prompt, write_prompts
 from g2rpo_core.estimate.tracing import CLIP_TOKENS, encoding_shapes, shape_of
 from g2rpo_core.tasks.table import TASKS
@@ -128,7 +128,10 @@ def make_embeddings(folder: Path, profile: Profile) -> None:
     for part in ("train", "test"):
         prompts = make_prompt_set(part)
         encoded = lambda some: ((one, Conditioning(zeros)) for one in some)
-        write(folder / part, prompts, encoded, profile.embed.dtype, profile.embed.shard_rows)
+        if part == "train" and profile.embed.encode == "online":
+            write_online(folder / part, prompts, profile.embed.dtype, profile.embed.max_sequence_length)
+        else:
+            write(folder / part, prompts, encoded, profile.embed.dtype, profile.embed.shard_rows)
         if base.has_negative:
             write_negative(folder / part, {name: tensor[None] for name, tensor in zeros.items()}, profile.embed.dtype)
 

@@ -68,7 +68,7 @@ def test_what_a_gpu_should_tell_first_is_one_table(tmp_path):
     assert (tmp_path / ".cache" / "gpu_first.md").read_text() == done.stdout
     said = {row[0].split(":")[0]: row[1] for row in rows[2:]}
     assert float(said["seconds of an iteration, the second time"]) > 0 and float(said["the same iteration twice"]) == 0.0
-    assert float(said["HPS-v2.1's architecture in half precision"]) > 0 and len(rows) == 10
+    assert float(said["HPS-v2.1's architecture in half precision"]) > 0 and len(rows) == 14
     if not torch.cuda.is_available():
         done = start()
         assert done.returncode == 1 and done.stderr == "error: no CUDA device; run on one, or try `--size tiny --device cpu`\n"

@@ -1,13 +1,17 @@
-"""Prompts that encoding would cut: a data set's are left out, a user's are named."""
+"""Prompts that encoding would cut are left out or named, and those of a large set are encoded during training."""
 
+import shutil
 import sys
 
+import pandas as pd
 import pytest
+import torch
 
 from g2rpo_core.data.embeddings import EmbeddingStore
 from g2rpo_core.data.prompts import Prompt, write_prompts
 from stages import embed
 from tests.conftest import ROOT
+from tests.fixtures.commands import run_here
 
 LONG = Prompt("long", "a red circle " * 9, "")
 SHORT = Prompt("short", "a red circle", "")
@@ -15,18 +19,20 @@ SHORT = Prompt("short", "a red circle", "")
 
 @pytest.fixture
 def encode(models, tmp_path, monkeypatch):
-    """encode(train prompts, of a data set or not) runs the stage on them, with one short test prompt of a file."""
+    """encode(train prompts, of a data set or not, profile) runs the stage on them, with one short test prompt of a file."""
 
-    def run(prompts: list[Prompt], data_set: bool) -> None:
-        write_prompts(tmp_path / "prompts" / "tiny" / "train.parquet", prompts, data_set=data_set)
-        write_prompts(tmp_path / "prompts" / "tiny" / "test.parquet", [SHORT])
+    def run(prompts: list[Prompt], data_set: bool, profile: str = "tiny") -> None:
+        write_prompts(tmp_path / "prompts" / profile / "train.parquet", prompts, data_set=data_set)
+        write_prompts(tmp_path / "prompts" / profile / "test.parquet", [SHORT])
+        monkeypatch.setattr(sys, "argv", ["embed", "--profile", profile])
         embed.main()
 
-    for name, place in (("models/tiny", models), ("profiles", ROOT / "profiles")):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).symlink_to(place)
+    shutil.copytree(ROOT / "profiles", tmp_path / "profiles")
+    (tmp_path / "profiles" / "online.yaml").write_text("extends: tiny\nembed: {encode: online}\n")
+    (tmp_path / "models").mkdir()
+    for profile in ("tiny", "online"):
+        (tmp_path / "models" / profile).symlink_to(models)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["embed", "--profile", "tiny"])
     return run
 
 
@@ -44,3 +50,37 @@ def test_long_prompts_of_a_file_and_a_set_of_nothing_else_are_refused(encode, ca
         encode(prompts, data_set)
     said = capsys.readouterr().err.splitlines()[-1]  # after a library's progress bar
     assert ended.value.code == 1 and said.startswith("error: prompt long has 28 tokens")
+
+
+@pytest.mark.pipeline
+def test_prompts_encoded_online_have_the_encodings_that_would_be_stored(encode, models, tmp_path):
+    prompts = [Prompt(str(number), f"a {color} circle", "") for number, color in enumerate(("red", "blue", "green"))]
+    for profile in ("tiny", "online"):
+        encode(prompts, True, profile)
+    stored, online = (EmbeddingStore(tmp_path / "embeddings" / profile / "train") for profile in ("tiny", "online"))
+    assert stored.prompts == online.prompts == prompts
+    with pytest.raises(ValueError, match="train holds no encodings: call load_encoders first"):
+        online.conditioning([0])
+    for store in (stored, online):  # where nothing is encoded online there is nothing to load
+        store.load_encoders(models / "pipeline", torch.device("cpu"))
+    for name, expected in stored.conditioning([2, 0]).tensors.items():
+        torch.testing.assert_close(online.conditioning([2, 0]).tensors[name], expected, rtol=0, atol=1e-6)
+    of_test = [tmp_path / "embeddings" / profile / "test" / "part-00000.parquet" for profile in ("tiny", "online")]
+    assert of_test[0].read_bytes() == of_test[1].read_bytes()
+    assert sum(file.stat().st_size for file in (tmp_path / "embeddings" / "online" / "train").iterdir()) < 4096
+
+
+@pytest.mark.pipeline
+def test_a_run_trains_on_prompts_that_are_encoded_online(encode, models, tmp_path):
+    from stages import train
+
+    text = "extends: online\nmethods: {g2rpo: {training: {iterations: 1, monitor: {every: 1, prompts: 1, rewards: [hps]}}}}\n"
+    for name, section in (("often", "online"), ("once", "tiny")):
+        (tmp_path / "profiles" / f"{name}.yaml").write_text(text.replace("online", section))
+        (tmp_path / "models" / name).symlink_to(models)
+        encode([SHORT], False, name)
+        done = run_here(train.main, "--profile", name, "--method", "g2rpo", "--seed", 1, folder=tmp_path)
+        assert done.returncode == 0, done.stderr
+    often, once = (pd.read_parquet(tmp_path / "runs" / name / "g2rpo-1" / "records.parquet") for name in ("often", "once"))
+    columns = [name for name in often if not name.startswith(("seconds", "perf"))]
+    pd.testing.assert_frame_equal(often[columns], once[columns], rtol=0, atol=1e-5)
