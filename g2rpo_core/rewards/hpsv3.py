@@ -41,7 +41,8 @@ class HPSv3Settings(RewardSettings):
     micro_batch: Count = Field(16, description="images in one call of the model")
     dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="of weights and computation; auto: the files'")
     pixels: Count = Field(
-        256 * 28 * 28, description="about the area that an image is resized to; another area than the published one has other scores"
+        256 * 28 * 28,
+        description="about the area that an image is resized to; another area than the published one has other scores",
     )
 
 
@@ -66,7 +67,12 @@ class HPSv3Model(nn.Module):
         # Plain positions 0, 1, 2, ... also for patches: so the published model was trained, without Qwen2-VL's rotary grid
         positions = torch.arange(tokens.shape[1], device=tokens.device).expand(3, *tokens.shape)
         states = self.trunk(
-            input_ids=tokens, attention_mask=mask, pixel_values=patches, image_grid_thw=grids, position_ids=positions, use_cache=False
+            input_ids=tokens,
+            attention_mask=mask,
+            pixel_values=patches,
+            image_grid_thw=grids,
+            position_ids=positions,
+            use_cache=False,
         ).last_hidden_state
         # The last such token, as a prompt may name it, too
         last = (tokens == self.token).long().cumsum(1).argmax(1)
@@ -74,7 +80,11 @@ class HPSv3Model(nn.Module):
 
 
 def from_checkpoint(
-    weights: dict[str, torch.Tensor], config: "PretrainedConfig", token: int, dtype: str = "auto", device: torch.device | str = "cpu"
+    weights: dict[str, torch.Tensor],
+    config: "PretrainedConfig",
+    token: int,
+    dtype: str = "auto",
+    device: torch.device | str = "cpu",
 ) -> HPSv3Model:
     """Build the model of `HPSv3.safetensors` on a device; config: Qwen2-VL's; token: the id of TOKEN, which is the last.
 
@@ -91,7 +101,9 @@ def from_checkpoint(
             renamed[key] = value
     rows = renamed[EMBEDDING].shape[0] if EMBEDDING in renamed else token + 1
     if token != rows - 1:
-        raise ValueError(f"{TOKEN} has the id {token}, but the weights have {rows} tokens: the tokenizer is not that of the weights")
+        raise ValueError(
+            f"{TOKEN} has the id {token}, but the weights have {rows} tokens: the tokenizer is not that of the weights"
+        )
     # The trunk, in the dtype of its weights, straight onto the device
     config.text_config.vocab_size = rows
     trunk = {name.removeprefix("trunk."): value for name, value in renamed.items() if name.startswith("trunk.")}
@@ -167,7 +179,9 @@ def hpsv3(folder: Path, base: Path, device: torch.device, settings: HPSv3Setting
 
     config = AutoConfig.from_pretrained(base, local_files_only=True)
     if config.model_type != "qwen2_vl":
-        raise UserError(f"{base}: is a model of type {config.model_type!r}, but HPSv3 is a qwen2_vl: take Qwen/Qwen2-VL-7B-Instruct")
+        raise UserError(
+            f"{base}: is a model of type {config.model_type!r}, but HPSv3 is a qwen2_vl: take Qwen/Qwen2-VL-7B-Instruct"
+        )
     processor, token = read_processor(base)
     try:
         model = from_checkpoint(packages.read_weights(folder / "HPSv3.safetensors"), config, token, settings.dtype, device)

@@ -78,7 +78,9 @@ def test_answers_are_those_of_transformers_used_directly(folder):
         made = model.generate(**inputs, max_new_tokens=6, do_sample=False)
         expected.append(inputs_of.decode(made[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))
     assert len(set(expected)) > 1 and all(expected)
-    assert InProcess(folder, CPU, micro_batch=3, max_new_tokens=6)(eight_bit(images), questions) == expected
+    assert (
+        InProcess(folder, CPU, micro_batch=3, max_new_tokens=6)([[image] for image in eight_bit(images)], questions) == expected
+    )
 
 
 def test_tensors_and_pil_images_are_the_same_to_the_model():
@@ -98,7 +100,7 @@ def test_the_profile_s_reward_is_the_model_that_was_built(models):
 
 def test_the_dtype_is_that_of_the_files_or_the_one_asked_for(folder):
     questions = [question(TEMPLATE, prompt) for prompt in PROMPTS[:2]]
-    images = eight_bit([IMAGES["square"], IMAGES["wide"]])
+    images = [[image] for image in eight_bit([IMAGES["square"], IMAGES["wide"]])]
     assert InProcess(folder, CPU, 2, 2).model.dtype == torch.float32
     half = InProcess(folder, CPU, 2, 2, "bfloat16")
     assert half.model.dtype == torch.bfloat16 and all(isinstance(answer, str) for answer in half(images, questions))
