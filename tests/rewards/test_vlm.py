@@ -83,6 +83,24 @@ def test_answers_are_those_of_transformers_used_directly(folder):
     )
 
 
+def test_questions_about_two_images_are_answered_as_by_transformers(folder):
+    """A question at a time there, several at once here; the order of the images matters."""
+    images = [image.convert("RGB") for image in IMAGES.values()]
+    pairs = [(0, 1), (1, 0), (2, 5), (5, 2), (3, 4)]
+    questions = [question("rank.v1", PROMPTS[first + second]) for first, second in pairs]
+    model, inputs_of = AutoModelForImageTextToText.from_pretrained(folder).eval(), AutoProcessor.from_pretrained(folder)
+    expected = []
+    for (first, second), text in zip(pairs, questions):
+        chat = inputs_of.apply_chat_template(conversation(text, 2), add_generation_prompt=True, tokenize=False)
+        inputs = inputs_of(text=[chat], images=[[images[first], images[second]]], return_tensors="pt")
+        made = model.generate(**inputs, max_new_tokens=6, do_sample=False)
+        expected.append(inputs_of.decode(made[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))
+    files = eight_bit(images)
+    shown = [[files[first], files[second]] for first, second in pairs]
+    assert InProcess(folder, CPU, micro_batch=3, max_new_tokens=6)(shown, questions) == expected
+    assert len(set(expected)) > 1 and all(expected)
+
+
 def test_tensors_and_pil_images_are_the_same_to_the_model():
     image = IMAGES["wide"]
     tensor = TF.to_dtype(TF.pil_to_tensor(image.convert("RGB")), torch.float32, scale=True)[None]
