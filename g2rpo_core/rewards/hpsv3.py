@@ -121,7 +121,7 @@ def from_checkpoint(
 
 
 class HPSv3:
-    """mean scores [N] float32, without a gradient: about -10 to 15 with the published weights. Images are rounded to 8 bits, as in files.
+    """mean scores [N] float32, without a gradient or a limit. Images are rounded to 8 bits, as in files.
 
     An image is resized by PIL to about `pixels`, both sides whole patches; a narrow side is stretched by a patch, not cropped.
     """
