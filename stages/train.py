@@ -51,8 +51,9 @@ def main(machine: Machine = REAL) -> None:
         )  # fmt: skip
         prompts, held_out = (EmbeddingStore(embeddings / part) for part in ("train", "test"))
         prompts.load_encoders(store.folder("pipeline"), device)
-        monitored = registry.load(dict.fromkeys([*training.rewards, *monitor.rewards]), models, device, settings.rewards, machine)
-    rewards = {reward: monitored[reward] for reward in training.rewards}
+        loaded = registry.load(dict.fromkeys([*training.rewards, *monitor.rewards]), models, device, settings.rewards, machine)
+    rewards = {reward: loaded[reward] for reward in training.rewards}
+    monitored = {reward: loaded[reward] for reward in loaded if not registry.compares(reward)}
     trainer = Trainer(policy, method, sampling, training, prompts, rewards, int(args.seed), processes, termination)
 
     # Train, from the last checkpoint on

@@ -33,7 +33,7 @@ def score(
     reward: Annotated[
         list[str],
         typer.Option(
-            help="hps, clip_score, pickscore, image_reward, unified_reward (hps_v2_1 is hps), or one of your own in the profile's "
+            help="hps, clip_score, pickscore, image_reward, unified_reward, hpsv3 (hps_v2_1 is hps), or one of your own in the profile's "
             "section `rewards`; may be repeated"
         ),
     ],
@@ -65,15 +65,17 @@ def write_scores(args: SimpleNamespace) -> None:
     """
     from g2rpo_core.common.model_store import LOCK
     from g2rpo_core.common.processes import device_of
-    from g2rpo_core.rewards.registry import REWARDS, SPECS, load, settings_of
+    from g2rpo_core.rewards.registry import REWARDS, SPECS, compares, load, refuse_comparing, settings_of
     from g2rpo_core.rewards.remote import RemoteReward
 
     # Check the options, before any model is loaded
     section, models = read_rewards(args.profile, args.models)
-    any_image = [spec.name for spec in SPECS if not spec.tasks_only]
+    any_image = [spec.name for spec in SPECS if not spec.tasks_only and not compares(spec.name)]
     any_image += [name for name in section if name not in REWARDS]
     names = [resolve_alias(name) for name in args.reward]
     for given, name in zip(args.reward, names):
+        if compares(name):
+            raise UserError(refuse_comparing(f"--reward {given}", name, section))
         if name not in any_image:
             aliases = [alias for spec in SPECS for alias in spec.aliases]
             raise UserError(f"--reward {given}: unknown; there are {', '.join([*any_image, *aliases])}")
@@ -181,6 +183,8 @@ def load_served(args: SimpleNamespace, key: str | None) -> "Served":
     section, models = read_rewards(args.profile, args.models)
     if name not in registry.labels(section):
         raise UserError(f"--reward {args.reward}: unknown; there are {', '.join(registry.labels(section))}")
+    if registry.compares(name):
+        raise UserError(registry.refuse_comparing(f"--reward {args.reward}", name, section))
     # clients may use this same profile, with its `server`; here the reward itself is computed
     own = {key: value for key, value in section.get(name, {}).items() if key != "server"}
     if name not in registry.REWARDS and "class" not in own:

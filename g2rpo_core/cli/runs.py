@@ -168,13 +168,14 @@ def demo(
     from g2rpo_core.inference.demo.page import make_page, serve
     from g2rpo_core.inference.demo.views import OPEN_TO_ALL
     from g2rpo_core.inference.painter import Painter
+    from g2rpo_core.rewards.registry import compares
 
     # Load the models before the page appears
     painter = Painter(settings, Path("models", profile), device)
     print(f"loading the models of {profile} ...", flush=True)
     painter.policy(None)
     painter.encoders  # noqa: B018 - loads them
-    painter.load_rewards(list(settings.training.rewards))
+    painter.load_rewards([name for name in settings.training.rewards if not compares(name)])
     # Serve until Ctrl-C or SIGTERM
     ended = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ended.set())

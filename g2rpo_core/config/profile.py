@@ -17,7 +17,7 @@ from g2rpo_core.foundation.errors import attempt
 from g2rpo_core.foundation.settings import Name, Settings, do_not_fit, problems_of
 from g2rpo_core.hub.settings import HubModels, HubPrompts, PublishedModel
 from g2rpo_core.numerics.pins import Numerics
-from g2rpo_core.rewards.registry import ALIASES, REWARDS, models_of, settings_of
+from g2rpo_core.rewards.registry import ALIASES, REWARDS, compares, measured_by, models_of, refuse_comparing, settings_of
 from g2rpo_core.sampling.settings import SamplingSettings
 from g2rpo_core.tasks import TASK_NAMES
 from g2rpo_core.tiny_models.settings import TOKEN, BuiltModels
@@ -108,6 +108,7 @@ class Profile(Settings):
         for name, entry in self.methods.items():
             yield from self._problems_of_entry(name, entry)
         yield from self._problems_of_rewards("evaluation.rewards", self.evaluation.rewards, self.prompts.test)
+        yield from self._problems_of_comparing("evaluation.rewards", self.evaluation.rewards)
         yield from self._problems_of_size("evaluation", self.evaluation)
         yield from self._problems_of_size("sampling", self.sampling)
         for name, model in self.published.items():
@@ -161,11 +162,15 @@ class Profile(Settings):
             yield from self._problems_of_rewards(f"{where}.rewards", training.rewards, self.prompts.train)
         if own or training.monitor != self.training.monitor:
             yield from self._problems_of_rewards(f"{where}.monitor.rewards", training.monitor.rewards, self.prompts.test)
+            yield from self._problems_of_comparing(f"{where}.monitor.rewards", training.monitor.rewards)
         # training rewards are also measured on held-out prompts
         if own or training.rewards != self.training.rewards:
             yield from self._problems_of_rewards(f"{where}.rewards", training.rewards, self.prompts.test)
-            if unjudged := [reward for reward in training.rewards if reward not in self.evaluation.rewards]:
+            judges = attempt(partial(measured_by, training.rewards, self.rewards), ValueError)[0] or {}
+            if unjudged := [reward for reward in judges if reward not in self.evaluation.rewards]:
                 yield f"{where}.rewards: {unjudged[0]} is not among evaluation.rewards, and the report compares by what was trained on: add it there"
+            if all(compares(reward) for reward in (*training.rewards, *training.monitor.rewards)):
+                yield f"{where}.monitor.rewards: {', '.join(training.rewards)} compares images of a group: name one that scores held-out images"
         if self.numerics == "portable" and training.parallel.compile:
             yield f"{where}.parallel.compile: compiled code has other bits on every processor: set it to false, or numerics: native"
         processes, prompts = training.processes, training.prompts_per_iteration
@@ -176,6 +181,11 @@ class Profile(Settings):
         token = PUBLISHED_TOKEN if self.models.source == "hub" else TOKEN
         if wrong := [f"{key} {getattr(settings, key)}" for key in ("height", "width") if getattr(settings, key) % token]:
             yield f"{where}: height and width must be divisible by {token} (got {', '.join(wrong)})"
+
+    def _problems_of_comparing(self, where: str, rewards) -> Iterator[str]:
+        for reward in rewards:
+            if compares(reward) and not attempt(partial(settings_of, self.rewards, reward), ValueError)[1]:
+                yield refuse_comparing(where, reward, self.rewards)
 
     def _problems_of_rewards(self, where: str, rewards, source: str | HubPrompts) -> Iterator[str]:
         known = dict.fromkeys([*REWARDS, *self.rewards])
@@ -189,7 +199,9 @@ class Profile(Settings):
                 yield f"{where}: the {reward} only knows captions of {' and '.join(TASK_NAMES)}, not {named}: remove it"
             models = attempt(partial(models_of, self.rewards, reward), ValueError)[0] or ()
             if self.models.source != "hub":
-                if models and not self.models.fit_of(reward):
+                if models and compares(reward):
+                    yield f"{where}: {reward} has no small model that is built here: set rewards.{reward}.server, or remove it"
+                elif models and not self.models.fit_of(reward):
                     yield f"{where}: {reward} is not built: say in models.{reward} how it is trained, or remove it"
             elif lacking := [model for model in models if model not in self.models.repos]:
                 yield f"{where}: {reward} needs {' and '.join(lacking)} in models.repos"

@@ -265,7 +265,8 @@ def _seconds(work: Work, ms: float) -> dict[str, float]:
     flops = work.cost(1, training=False).flops
     per_flop = ms / 1e3 / flops
     decoded = work.decoding_cost().flops * -(-work.scored // work.sampling.decode_batch)
-    scored = work.scored * sum(work.sizes[name].flops_per_image for name in work.training.rewards if name in work.sizes)
+    calls = {name: _calls_per_image(work, name) for name in work.training.rewards if name in work.sizes}
+    scored = work.scored * sum(times * work.sizes[name].flops_per_image for name, times in calls.items())
     trained = sum(before for before, _ in work.transitions) * work.forward_evals
     per_state = work.cost(1, training=True).flops + flops * work.method.objective.extra_forwards
     return {
@@ -335,6 +336,12 @@ def _sizes(profile: Profile, rewards: Iterable[str]) -> dict[str, ModelSize]:
     """Return the model sizes of the rewards that are computed here, where they are known."""
     specs = [REWARDS[name] for name in rewards if name in REWARDS and not settings_of(profile.rewards, name).remote]
     return {spec.name: spec.size for spec in specs if spec.size is not None}
+
+
+def _calls_per_image(work: Work, reward: str) -> float:
+    """Return how often a reward calls its model per image: once, or as often as the image is compared in its group."""
+    calls = REWARDS[reward].calls_in_group
+    return calls(settings_of(work.profile.rewards, reward), work.group) if calls else 1
 
 
 def _whole(value: float) -> float:

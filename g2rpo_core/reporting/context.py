@@ -23,6 +23,7 @@ from g2rpo_core.reporting.render import embed_image
 from g2rpo_core.reporting.tables import Gain, Run, compare_preregistered, gains, most_changed, pooled_difference, standings
 from g2rpo_core.reporting.verdict import paper_rows, summary, verdict
 from g2rpo_core.rewards.registry import labels as reward_labels
+from g2rpo_core.rewards.registry import measured_by
 
 # prompts drawn for the page, those of them on its first screen, and those that fell most
 IMAGES, FIRST, WORST = 12, 6, 6
@@ -223,7 +224,7 @@ def image_grids(sources: Sources, compared: Compared, measured: Measured, best: 
     ids = sorted(set(results.prompt_id))
     drawn = random.Random(seed_of("report")).sample(ids, min(IMAGES, len(ids)))
     first = next(run for run in evaluated if run != BASE)
-    weights = next(iter(compared.weights.values())) or settings.training.rewards
+    weights = next(iter(compared.weights.values())) or measured_by(settings.training.rewards, settings.rewards)
     worst = most_changed(results, first, BASE, weights, WORST)
     # The models: the best few on the first screen, all below
     label = lambda run: labels[run[0]] + (f", seed {run[1]}" if run[0] in settings.methods else "")

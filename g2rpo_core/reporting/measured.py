@@ -29,6 +29,7 @@ from g2rpo_core.numerics.probe import describe_numerics
 from g2rpo_core.reporting import tables
 from g2rpo_core.reporting.statistics import Difference
 from g2rpo_core.reporting.tables import Cell, Pair, Row, Run, StyleRow, Weights
+from g2rpo_core.rewards.registry import measured_by
 from g2rpo_core.training.drift import history
 
 PACKAGES = ("torch", "diffusers", "transformers", "open_clip_torch", "dvc", "pyarrow", "numpy")
@@ -80,8 +81,8 @@ class Compared:
 
     @cached_property
     def trained_on(self) -> dict[str, Mapping[str, float]]:
-        """Return the training rewards of every entry, with their weights."""
-        return {name: self.entries[name].training.rewards for name in self.names}
+        """Return the training rewards of every entry, with their weights; one that compares images by the reward that judges it."""
+        return {name: measured_by(self.entries[name].training.rewards, self.settings.rewards) for name in self.names}
 
     @cached_property
     def weights(self) -> Weights:

@@ -1,8 +1,9 @@
-"""Run the published packages hpsv2 1.2.0 and image-reward 1.5 with today's torch, timm and transformers.
+"""Run the published packages hpsv2 1.2.0, image-reward 1.5 and hpsv3 1.0.0 with today's torch, timm and transformers.
 
 Nothing here changes how a score is computed. It replaces packages that only their training or other scorers import and names that
 transformers 5 has moved, and adds a file that hpsv2's wheel lacks. The packages never contact a hub: their own classes build the
-models from the profile's files. They compute in float32 and get 8-bit images, as files hold them.
+models from the profile's files. They compute in float32 and get 8-bit images, as files hold them. Of hpsv3, which is no backend,
+only the model is run, to compare ours with it.
 """
 
 import importlib.metadata
@@ -26,7 +27,11 @@ from PIL import Image
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.rewards.preprocess import Images, check_pairs, eight_bit
 
-VERSIONS = {"hpsv2": "1.2.0", "image-reward": "1.5"}  # those that the code below is written for, as in requirements-parity.lock
+VERSIONS = {
+    "hpsv2": "1.2.0",
+    "image-reward": "1.5",
+    "hpsv3": "1.0.0",
+}  # those that the code below is written for, as in requirements-parity.lock
 VOCABULARY = "bpe_simple_vocab_16e6.txt.gz"
 Score = Callable[[str, Sequence[Image.Image]], Sequence[float]]  # of images that were made for one prompt
 
@@ -183,6 +188,40 @@ def image_reward_model(med_config: Path, tokenizer, vision: dict, hidden: int):
     finally:
         module.MLP = head
     model.preprocess = module._transform(vision["img_size"])
+    return model.eval()
+
+
+@_undisturbed()
+def hpsv3_model(config, token: int):
+    """Build HPSv3's own model, with random weights under the published names; config: Qwen2-VL's, token: the id of `<|Reward|>`.
+
+    Called with a processor's batch, it returns {"logits": [N, 2]}.
+    """
+    from transformers import trainer
+
+    # The module alone: the package's `__init__` imports what its training needs
+    package: Any = ModuleType("hpsv3")
+    package.__path__ = [str(importlib.metadata.distribution("hpsv3").locate_file("hpsv3"))]
+    for name in ("DistributedTensorGatherer", "SequentialDistributedSampler", "nested_concat"):  # which transformers 5 lacks
+        setattr(trainer, name, getattr(trainer, name, None))
+    sys.modules["hpsv3"] = package
+    try:
+        with (
+            _replace_missing("matplotlib", "matplotlib.pyplot", "matplotlib.patches"),
+            _replace_missing("datasets"),
+            _replace_missing("trl", RewardTrainer=object),
+        ):
+            from hpsv3.model.qwen2vl_trainer import Qwen2VLRewardModelBT
+    finally:
+        del sys.modules["hpsv3"]
+    # The arguments of config/HPSv3_7B.yaml
+    config.hidden_size, config.pad_token_id = config.text_config.hidden_size, config.text_config.pad_token_id
+    model = Qwen2VLRewardModelBT(config, output_dim=2, reward_token="special", special_token_ids=[token], rm_head_type="ranknet")
+    # The parts where transformers 4.45 had them
+    model.visual = model.model.visual
+    model.model = model.model.language_model
+    merged = model.visual.forward
+    model.visual.forward = lambda *patches, **grid: merged(*patches, **grid).pooler_output
     return model.eval()
 
 

@@ -9,7 +9,7 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from g2rpo_core.distributed.machine import REAL, Machine
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import reading
 from g2rpo_core.foundation.settings import problems_of
-from g2rpo_core.rewards import image_reward, similarity, unified_reward
+from g2rpo_core.rewards import hpsv3, image_reward, pairwise, similarity, unified_reward
 from g2rpo_core.rewards.preprocess import Images, eight_bit
 from g2rpo_core.rewards.remote import RemoteReward, check_key
 from g2rpo_core.rewards.spec import Reward, RewardSettings, RewardSpec, Section
@@ -126,6 +126,8 @@ SPECS: tuple[RewardSpec, ...] = (
     similarity.PICKSCORE,
     image_reward.SPEC,
     unified_reward.SPEC,
+    hpsv3.SPEC,
+    pairwise.SPEC,
     # scores images of tiny tasks exactly: it has no weights, so it cannot be hacked as a learned reward can
     RewardSpec("verifier", "Verifier (exact)", lambda models, device, settings: verify, settings=RewardSettings, tasks_only=True),
 )
@@ -149,6 +151,26 @@ def settings_of(section: Section, name: str) -> RewardSettings:
 def models_of(section: Section, name: str) -> tuple[str, ...]:
     """Return which of the profile's models a reward reads."""
     return REWARDS[name].models if name in REWARDS and not settings_of(section, name).remote else ()
+
+
+def compares(name: str) -> bool:
+    """Tell whether a reward compares the images of a group, so that it cannot score single images."""
+    return name in REWARDS and REWARDS[name].calls_in_group is not None
+
+
+def refuse_comparing(where: str, name: str, section: Section) -> str:
+    """Return why a reward that `compares` cannot be used where single images are scored."""
+    judge = getattr(settings_of(section, name), "judged_by", "")
+    return f"{where}: {name} compares images of a group: train on it, evaluate by {judge}"
+
+
+def measured_by(weights: Mapping[str, float], section: Section) -> dict[str, float]:
+    """Return training rewards and weights with each that `compares` replaced by the reward that judges it."""
+    measured: dict[str, float] = {}
+    for name, weight in weights.items():
+        judge = getattr(settings_of(section, name), "judged_by", "") if compares(name) else name
+        measured[judge] = measured.get(judge, 0.0) + weight
+    return measured
 
 
 def labels(section: Section) -> dict[str, str]:

@@ -34,6 +34,16 @@ class RewardWithReasons(Protocol):
     def score_with_reasons(self, images: "Images", prompts: Sequence[str]) -> tuple[torch.Tensor, list[str | None]]: ...
 
 
+@runtime_checkable
+class GroupReward(Protocol):
+    """A reward that compares the images of a group, so that an image has no score by itself.
+
+    images: N, of which each `group` in a row are one group, for one prompt. Return scores [N], NaN where one is missing, and reasons.
+    """
+
+    def score_groups(self, images: "Images", prompts: Sequence[str], group: int) -> tuple[torch.Tensor, list[str | None]]: ...
+
+
 Connections = Annotated[int, Field(gt=0, le=10_000)]
 
 
@@ -63,6 +73,13 @@ class RewardServerSettings(ServerSettings):
     version: str | None = Field(None, description="that the server must have; null: any")
     max_images_per_request: Count = Field(8, description="images in one request")
     images: Literal["float32", "png"] = Field("float32", description="how tensors are sent: exactly, or rounded to 8 bits")
+
+
+class ChatServerSettings(ServerSettings):
+    """A server with OpenAI's chat completions, such as vLLM's or SGLang's, whose url ends in the API's version."""
+
+    model: str = Field(description="its name at the server")
+    concurrency: Connections = Field(16, description="open requests at once; such servers batch them")
 
 
 class RewardSettings(Settings):
@@ -146,3 +163,8 @@ class RewardSpec:
     aliases: tuple[str, ...] = ()
     tasks_only: bool = False
     """Whether it only knows captions and images of tiny tasks."""
+    calls_in_group: Callable[[Any, int], float] | None = None
+    """Of a `GroupReward`, whose settings have `judged_by`: calls of its model per image, of its settings and the group's size.
+
+    None: an image is scored by itself.
+    """

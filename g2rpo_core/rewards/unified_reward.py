@@ -28,6 +28,8 @@ TEMPLATES = {"final_score.v1": ("Final Score:",), "word_axes.v1": AXES, "axes.v1
 LOWEST, HIGHEST = 1.0, 5.0
 FAMILIES = ("qwen2_5_vl", "llava_onevision")
 Answers = list[str | Exception]  # an answer, or why there is none
+Shown = Sequence[Sequence[torch.Tensor]]  # the images [3, H, W] uint8 of every question
+Ask = Callable[[Shown, Sequence[str]], Answers]
 
 
 class UnifiedRewardServerSettings(RewardServerSettings):
@@ -94,15 +96,15 @@ def parse(template: str, answer: str) -> float:
     return sum(values) / len(values)
 
 
-def conversation(text: str) -> list[dict]:
-    """Return one image and a question about it in the form of chat templates."""
-    return [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": text}]}]
+def conversation(text: str, images: int = 1) -> list[dict]:
+    """Return images and a question about them in the form of chat templates."""
+    return [{"role": "user", "content": [*({"type": "image"} for _ in range(images)), {"type": "text", "text": text}]}]
 
 
 class UnifiedReward:
     """score(images, prompts) -> [N] float32 in [1, 5], NaN where a score is missing. Images are rounded to 8 bits, as in files."""
 
-    def __init__(self, ask: Callable[[list[torch.Tensor], Sequence[str]], Answers], template: str):
+    def __init__(self, ask: Ask, template: str):
         self.ask, self.template = ask, template
 
     def __call__(self, images: Images, prompts: Sequence[str]) -> torch.Tensor:
@@ -111,7 +113,7 @@ class UnifiedReward:
     def score_with_reasons(self, images: Images, prompts: Sequence[str]) -> tuple[torch.Tensor, list[str | None]]:
         """Return scores [N], and the reason for each NaN: the failure, or what is wrong with the answer, with its text."""
         check_pairs(images, prompts)
-        answers = self.ask(eight_bit(images), [question(self.template, prompt) for prompt in prompts])
+        answers = self.ask([[image] for image in eight_bit(images)], [question(self.template, prompt) for prompt in prompts])
         scores, reasons = zip(*(self._read(answer) for answer in answers))
         return torch.tensor(scores), list(reasons)
 
@@ -125,16 +127,27 @@ class UnifiedReward:
 
 
 class InProcess:
-    """Asks a model in this process, greedily: a transformers folder of one of FAMILIES."""
+    """Asks a model in this process, greedily, about one or several images at once: a transformers folder of one of FAMILIES.
 
-    def __init__(self, folder: Path, device: torch.device, micro_batch: int, max_new_tokens: int, dtype: str = "auto"):
+    reward: whose settings a mistake names; micro_batch: questions in one call.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        device: torch.device,
+        micro_batch: int,
+        max_new_tokens: int,
+        dtype: str = "auto",
+        reward: str = "unified_reward",
+    ):
         from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor
 
         model_type = AutoConfig.from_pretrained(folder, local_files_only=True).model_type
         if model_type not in FAMILIES:
             raise UserError(
                 f"{folder}: is a model of type {model_type!r}, but only {', '.join(FAMILIES)} can run in this process; "
-                "serve it and set rewards.unified_reward.server"
+                f"serve it and set rewards.{reward}.server"
             )
         # Straight onto the device: each process of a node would hold all weights on the host at the same time
         self.model = AutoModelForImageTextToText.from_pretrained(folder, dtype=dtype, local_files_only=True, device_map=device)
@@ -144,15 +157,15 @@ class InProcess:
         self.micro_batch, self.max_new_tokens = micro_batch, max_new_tokens
 
     @torch.no_grad()
-    def __call__(self, images: list[torch.Tensor], questions: Sequence[str]) -> Answers:
+    def __call__(self, shown: Shown, questions: Sequence[str]) -> Answers:
         answers = []
-        for start in range(0, len(images), self.micro_batch):
+        for start in range(0, len(shown), self.micro_batch):
             part = slice(start, start + self.micro_batch)
             texts = [
-                self.processor.apply_chat_template(conversation(text), add_generation_prompt=True, tokenize=False)
-                for text in questions[part]
+                self.processor.apply_chat_template(conversation(text, len(images)), add_generation_prompt=True, tokenize=False)
+                for text, images in zip(questions[part], shown[part])
             ]
-            inputs = self.processor(text=texts, images=images[part], padding=True, return_tensors="pt")
+            inputs = self.processor(text=texts, images=list(map(list, shown[part])), padding=True, return_tensors="pt")
             inputs = inputs.to(self.model.device, self.model.dtype)
             made = self.model.generate(
                 **inputs, max_new_tokens=self.max_new_tokens, do_sample=False, temperature=None, top_p=None, top_k=None
@@ -162,25 +175,24 @@ class InProcess:
 
 
 class ChatServer:
-    """ask(N images [3, H, W] uint8, N questions) -> N answers in order, with Unanswered where every try failed.
+    """ask(the images of N questions, N questions) -> N answers in order, with Unanswered where every try failed.
 
-    UserError if the server refuses every request: wrong key, model or address.
+    reward: whose settings a mistake names. UserError if the server refuses every request: wrong key, model or address.
     """
 
-    def __init__(self, settings: ServerSettings, model: str, max_new_tokens: int):
+    def __init__(self, settings: ServerSettings, model: str, max_new_tokens: int, reward: str = "unified_reward"):
         self.model, self.max_new_tokens = model, max_new_tokens
-        self.client = HttpClient(settings, "rewards.unified_reward.server", f" with model {model!r}")
+        self.client = HttpClient(settings, f"rewards.{reward}.server", f" with model {model!r}")
 
-    def __call__(self, images: Sequence[torch.Tensor], questions: Sequence[str]) -> list[str | Exception]:
-        return self.client.together(self._ask, images, questions)
+    def __call__(self, shown: Shown, questions: Sequence[str]) -> Answers:
+        # An image of many questions is encoded once
+        different = {id(image): image for images in shown for image in images}
+        urls = dict(zip(different, self.client.together(_url, list(different.values()))))
+        return self.client.together(self._ask, [[urls[id(image)] for image in images] for images in shown], questions)
 
-    def _ask(self, image: torch.Tensor, question: str) -> str | Exception:
-        from torchvision.transforms.v2 import functional as TF
-
-        content = [
-            {"type": "image_url", "image_url": {"url": as_png(TF.to_pil_image(image))}},
-            {"type": "text", "text": question},
-        ]
+    def _ask(self, urls: Sequence[str], question: str) -> str | Exception:
+        content: list[dict] = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+        content.append({"type": "text", "text": question})
         body = {
             "model": self.model,
             "messages": [{"role": "user", "content": content}],
@@ -203,6 +215,12 @@ class ChatServer:
         if finished == "length":
             raise Unanswered(f"cut at max_new_tokens {self.max_new_tokens}: {text[-200:]!r}")
         return text
+
+
+def _url(image: torch.Tensor) -> str:
+    from torchvision.transforms.v2 import functional as TF
+
+    return as_png(TF.to_pil_image(image))
 
 
 def unified_reward(folder: Callable[[], Path], device: torch.device, settings: UnifiedRewardSettings) -> UnifiedReward:

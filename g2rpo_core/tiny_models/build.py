@@ -133,10 +133,21 @@ def _unified_reward(root: Path, task: Task, settings: FitSettings, seed: int) ->
     return unified_reward(lambda: root / "unified_reward", CPU, answers), quality
 
 
+def _hpsv3(root: Path, task: Task, settings: FitSettings, seed: int) -> tuple[Callable, dict]:
+    from g2rpo_core.rewards.hpsv3 import HPSv3Settings, hpsv3
+    from g2rpo_core.tiny_models.hpsv3 import save_hpsv3, train_hpsv3
+
+    model, quality = train_hpsv3(task, settings, seed)
+    save_hpsv3(model, task, root / "hpsv3", root / "hpsv3_processor")
+    small = HPSv3Settings(pixels=task.size**2, micro_batch=128)
+    return hpsv3(root / "hpsv3", root / "hpsv3_processor", CPU, small), quality
+
+
 BUILDERS: dict[str, Callable[[Path, Task, FitSettings, int], tuple[Callable, dict]]] = {
     "image_reward": _image_reward,
     "hps": _hps,
     "unified_reward": _unified_reward,
+    "hpsv3": _hpsv3,
     "clip_score": _clip_score,
     "pickscore": _pickscore,
 }

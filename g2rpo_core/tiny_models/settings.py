@@ -46,6 +46,7 @@ class BuiltModels(Settings):
     pickscore: FitSettings | None = None
     image_reward: FitSettings | None = None
     unified_reward: FitSettings | None = None
+    hpsv3: FitSettings | None = None
 
     @model_validator(mode="after")
     def _has_one_base(self):

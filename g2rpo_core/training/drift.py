@@ -79,7 +79,8 @@ def _held_out(records: Sequence[Mapping], training: TrainingSettings) -> Iterato
     # A reward that fell, although the same reward in training, or what is trained on, rose
     points = measured[-count - 1 :]
     values = lambda column: [records[index][column] for index in points]
-    sums = [sum(weight * records[index][f"heldout_{name}"] for name, weight in training.rewards.items()) for index in points]
+    weights = {f"heldout_{name}": weight for name, weight in training.rewards.items() if f"heldout_{name}" in columns}
+    sums = [sum(weight * records[index][column] for column, weight in weights.items()) for index in points]
     for column in columns:
         name = column.removeprefix("heldout_")
         if not _rises([-value for value in values(column)]):

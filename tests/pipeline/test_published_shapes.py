@@ -4,6 +4,7 @@ Configurations are those of the repositories' config.json; counts are those of t
 """
 
 import json
+import re
 from functools import partial
 
 import pytest
@@ -15,13 +16,16 @@ from transformers import (
     CLIPTextModel,
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
+    Qwen2VLConfig,
+    Qwen2VLModel,
     T5Config,
     T5EncoderModel,
 )
 
 from g2rpo_core.architectures.flux import TRANSFORMER
+from g2rpo_core.rewards.hpsv3 import RENAMED, SPEC, HPSv3Model
 from g2rpo_core.rewards.image_reward import from_checkpoint
-from g2rpo_core.rewards.packages import image_reward_model
+from g2rpo_core.rewards.packages import hpsv3_model, image_reward_model
 from pipeline.rehearsal.inputs import PICKSCORE
 
 pytestmark = pytest.mark.pipeline
@@ -101,3 +105,20 @@ def test_unified_reward():
     model = Qwen2_5_VLForConditionalGeneration(config)
     assert count(model) == 8_292_166_656  # 16.58 GB in bfloat16
     assert config.text_config.num_hidden_layers == 28 and config.vision_config.out_hidden_size == config.text_config.hidden_size
+
+
+def test_hpsv3():
+    """Every weight of the published package's own model has its place in ours, but the output layer's; 151,658 tokens with the reward's."""
+    vision = {"depth": 32, "embed_dim": 1280, "hidden_size": 3584, "mlp_ratio": 4, "num_heads": 16, "patch_size": 14}
+    flat = {key: value for key, value in QWEN.items() if key != "vision_config"} | {"max_position_embeddings": 32768}
+    config = Qwen2VLConfig(**flat | {"vocab_size": 151_658, "vision_config": vision})
+    model = HPSv3Model(Qwen2VLModel(config), 151_657)
+    assert count(model) == SPEC.size.parameters == 7_748_610_610
+    published = {key: value.shape for key, value in hpsv3_model(config, 151_657).state_dict().items()}
+    assert published.pop("lm_head.weight") == (151_658, 3584)
+    renamed = {}
+    for key, shape in published.items():
+        for pattern, replacement in RENAMED:
+            key = re.sub(pattern, replacement, key)
+        renamed[key] = shape
+    assert renamed == {key: value.shape for key, value in model.state_dict().items()}

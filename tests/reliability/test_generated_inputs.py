@@ -413,7 +413,7 @@ class TestServers:
         @given(statuses, bodies)
         def check(status, body):
             server.say.status, server.say.body = status, body
-            answers = read_or_none(lambda: server.ask([torch.zeros(3, 4, 4, dtype=torch.uint8)], ["how red?"]))
+            answers = read_or_none(lambda: server.ask([[torch.zeros(3, 4, 4, dtype=torch.uint8)]], ["how red?"]))
             assert answers is None or (len(answers) == 1 and isinstance(answers[0], str | Unanswered))
             if answers and isinstance(answers[0], str):  # it was said so, and nothing was made of something else
                 assert json.loads(body)["choices"][0]["message"]["content"] == answers[0]

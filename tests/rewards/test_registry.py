@@ -15,7 +15,7 @@ from torchvision.transforms.v2 import functional as TF
 from g2rpo_core.common.model_store import ModelStore
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.rewards import registry as rewards
-from g2rpo_core.rewards.registry import REWARDS, SPECS, labels, max_missing, models_of, settings_of
+from g2rpo_core.rewards.registry import REWARDS, SPECS, compares, labels, max_missing, models_of, settings_of
 from g2rpo_core.rewards.scoring import score_all
 from g2rpo_core.rewards.spec import RewardSettings
 from tests.conftest import ROOT
@@ -37,7 +37,8 @@ def test_a_reward_says_which_models_it_reads_and_they_are_built(spec, models):
     assert len(set(spec.models)) == len(spec.models) and set(spec.open_clip) <= set(spec.models)
     assert models_of({}, spec.name) == spec.models
     store = ModelStore(models)
-    assert all(store.folder(name).is_dir() for name in spec.models)
+    if not compares(spec.name):  # of which no small one is built
+        assert all(store.folder(name).is_dir() for name in spec.models)
     assert all("architecture" in store.entry(name) for name in spec.open_clip)
     assert bool(spec.models) != spec.tasks_only  # the verifier alone needs none
     assert spec.size is None or min(spec.size.parameters, spec.size.bytes_per_image, spec.size.flops_per_image) > 0

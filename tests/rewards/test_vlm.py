@@ -78,7 +78,27 @@ def test_answers_are_those_of_transformers_used_directly(folder):
         made = model.generate(**inputs, max_new_tokens=6, do_sample=False)
         expected.append(inputs_of.decode(made[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))
     assert len(set(expected)) > 1 and all(expected)
-    assert InProcess(folder, CPU, micro_batch=3, max_new_tokens=6)(eight_bit(images), questions) == expected
+    assert (
+        InProcess(folder, CPU, micro_batch=3, max_new_tokens=6)([[image] for image in eight_bit(images)], questions) == expected
+    )
+
+
+def test_questions_about_two_images_are_answered_as_by_transformers(folder):
+    """A question at a time there, several at once here; the order of the images matters."""
+    images = [image.convert("RGB") for image in IMAGES.values()]
+    pairs = [(0, 1), (1, 0), (2, 5), (5, 2), (3, 4)]
+    questions = [question("rank.v1", PROMPTS[first + second]) for first, second in pairs]
+    model, inputs_of = AutoModelForImageTextToText.from_pretrained(folder).eval(), AutoProcessor.from_pretrained(folder)
+    expected = []
+    for (first, second), text in zip(pairs, questions):
+        chat = inputs_of.apply_chat_template(conversation(text, 2), add_generation_prompt=True, tokenize=False)
+        inputs = inputs_of(text=[chat], images=[[images[first], images[second]]], return_tensors="pt")
+        made = model.generate(**inputs, max_new_tokens=6, do_sample=False)
+        expected.append(inputs_of.decode(made[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))
+    files = eight_bit(images)
+    shown = [[files[first], files[second]] for first, second in pairs]
+    assert InProcess(folder, CPU, micro_batch=3, max_new_tokens=6)(shown, questions) == expected
+    assert len(set(expected)) > 1 and all(expected)
 
 
 def test_tensors_and_pil_images_are_the_same_to_the_model():
@@ -98,7 +118,7 @@ def test_the_profile_s_reward_is_the_model_that_was_built(models):
 
 def test_the_dtype_is_that_of_the_files_or_the_one_asked_for(folder):
     questions = [question(TEMPLATE, prompt) for prompt in PROMPTS[:2]]
-    images = eight_bit([IMAGES["square"], IMAGES["wide"]])
+    images = [[image] for image in eight_bit([IMAGES["square"], IMAGES["wide"]])]
     assert InProcess(folder, CPU, 2, 2).model.dtype == torch.float32
     half = InProcess(folder, CPU, 2, 2, "bfloat16")
     assert half.model.dtype == torch.bfloat16 and all(isinstance(answer, str) for answer in half(images, questions))

@@ -18,6 +18,7 @@ from g2rpo_core.foundation.settings import Settings, problems_of
 from g2rpo_core.inference.painter import Painter, png
 from g2rpo_core.inference.pictures import MOST_STEPS
 from g2rpo_core.inference.runs import find_weights
+from g2rpo_core.rewards.registry import compares
 
 MANY = ("runs", "rewards")  # fields that a link may repeat
 
@@ -66,13 +67,13 @@ def defaults(profile: Profile, runs: Sequence[str]) -> dict[str, Any]:
         "lora_scale": 1.0,
         "trained_share": 1.0,
         "runs": tuple(runs[:1]),
-        "rewards": tuple(profile.training.rewards),
+        "rewards": tuple(name for name in profile.training.rewards if not compares(name)),
     }
 
 
 def list_rewards(profile: Profile) -> list[str]:
-    """List the rewards that the page offers: those of training and of evaluation."""
-    return list(dict.fromkeys([*profile.training.rewards, *profile.evaluation.rewards]))
+    """List the rewards that the page offers: those of training and of evaluation that score single images."""
+    return [name for name in dict.fromkeys([*profile.training.rewards, *profile.evaluation.rewards]) if not compares(name)]
 
 
 def checked(values: Mapping[str, object]) -> ImageRequest:

@@ -1,0 +1,202 @@
+"""Score images by HPSv3 (arXiv 2508.03789): Qwen2-VL reads an image and an instruction, and a head on one token gives the score.
+
+The model is transformers' own. `HPSv3.safetensors` names its weights as transformers 4.45 did, so the keys are renamed. All facts are
+those of the package hpsv3 1.0.0 (https://github.com/MizzenAI/HPSv3), whose instruction is in templates/hpsv3.v1.txt word for word.
+"""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from pydantic import Field
+from torch import nn
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+from g2rpo_core.common.model_store import ModelStore
+from g2rpo_core.foundation.errors import UserError
+from g2rpo_core.foundation.settings import Count
+from g2rpo_core.rewards import packages
+from g2rpo_core.rewards.preprocess import Images, check_pairs, eight_bit
+from g2rpo_core.rewards.spec import ModelSize, RewardSettings, RewardSpec
+from g2rpo_core.rewards.unified_reward import conversation, question
+
+TEMPLATE = "hpsv3.v1"
+TOKEN = "<|Reward|>"  # the head reads the state of this token; what follows it in the template changes nothing
+RENAMED = [  # in this order: the published names in those of `HPSv3Model`
+    (r"^visual\.", "trunk.visual."),
+    (r"^model\.", "trunk.language_model."),
+    (r"^rm_head\.", "head."),
+]
+UNUSED = ("lm_head.",)  # the words of an answer, which nobody asks for
+EMBEDDING = "trunk.language_model.embed_tokens.weight"
+
+
+class HPSv3Settings(RewardSettings):
+    """How HPSv3 scores."""
+
+    micro_batch: Count = Field(16, description="images in one call of the model")
+    dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="of weights and computation; auto: the files'")
+    pixels: Count = Field(
+        256 * 28 * 28,
+        description="about the area that an image is resized to; another area than the published one has other scores",
+    )
+
+
+DEFAULT = HPSv3Settings()
+
+
+class HPSv3Model(nn.Module):
+    """tokens [N, L], their mask, patches and grids of N images -> [N, 2] float32: mean and log deviation of the score.
+
+    The head stays float32 whatever the dtype of the trunk.
+    """
+
+    def __init__(self, trunk: nn.Module, token: int):
+        super().__init__()
+        self.trunk, self.token = trunk, token
+        width = trunk.config.text_config.hidden_size
+        self.head = nn.Sequential(
+            nn.Linear(width, 1024), nn.ReLU(), nn.Dropout(0.05), nn.Linear(1024, 16), nn.ReLU(), nn.Linear(16, 2)
+        )
+
+    def forward(self, tokens: torch.Tensor, mask: torch.Tensor, patches: torch.Tensor, grids: torch.Tensor) -> torch.Tensor:
+        # Plain positions 0, 1, 2, ... also for patches: so the published model was trained, without Qwen2-VL's rotary grid
+        positions = torch.arange(tokens.shape[1], device=tokens.device).expand(3, *tokens.shape)
+        states = self.trunk(
+            input_ids=tokens,
+            attention_mask=mask,
+            pixel_values=patches,
+            image_grid_thw=grids,
+            position_ids=positions,
+            use_cache=False,
+        ).last_hidden_state
+        # The last such token, as a prompt may name it, too
+        last = (tokens == self.token).long().cumsum(1).argmax(1)
+        return self.head(states[torch.arange(len(tokens), device=tokens.device), last].float())
+
+
+def from_checkpoint(
+    weights: dict[str, torch.Tensor],
+    config: "PretrainedConfig",
+    token: int,
+    dtype: str = "auto",
+    device: torch.device | str = "cpu",
+) -> HPSv3Model:
+    """Build the model of `HPSv3.safetensors` on a device; config: Qwen2-VL's; token: the id of TOKEN, which is the last.
+
+    Raise RuntimeError, naming the weights, if they are not exactly those of the model, and ValueError if `token` is not their last.
+    """
+    from transformers import Qwen2VLModel
+
+    # The weights under our names
+    renamed = {}
+    for key, value in weights.items():
+        if not key.startswith(UNUSED):
+            for pattern, replacement in RENAMED:
+                key = re.sub(pattern, replacement, key)
+            renamed[key] = value
+    rows = renamed[EMBEDDING].shape[0] if EMBEDDING in renamed else token + 1
+    if token != rows - 1:
+        raise ValueError(
+            f"{TOKEN} has the id {token}, but the weights have {rows} tokens: the tokenizer is not that of the weights"
+        )
+    # The trunk, in the dtype of its weights, straight onto the device
+    config.text_config.vocab_size = rows
+    trunk = {name.removeprefix("trunk."): value for name, value in renamed.items() if name.startswith("trunk.")}
+    kept = renamed[EMBEDDING].dtype if EMBEDDING in renamed else torch.float32
+    model, info = Qwen2VLModel.from_pretrained(
+        None, config=config, state_dict=trunk, output_loading_info=True, device_map=device,
+        dtype=kept if dtype == "auto" else getattr(torch, dtype),
+    )  # fmt: skip
+    if wrong := sorted({*info["missing_keys"], *info["unexpected_keys"], *map(str, info["mismatched_keys"])}):
+        raise RuntimeError(f"not the weights of HPSv3: {', '.join(wrong[:5])}")
+    built = HPSv3Model(model, token)
+    head = {name.removeprefix("head."): value.float() for name, value in renamed.items() if not name.startswith("trunk.")}
+    built.head.load_state_dict(head)
+    return built.to(device)
+
+
+class HPSv3:
+    """mean scores [N] float32, without a gradient or a limit. Images are rounded to 8 bits, as in files.
+
+    An image is resized by PIL to about `pixels`, both sides whole patches; a narrow side is stretched by a patch, not cropped.
+    """
+
+    def __init__(self, model: HPSv3Model, processor, settings: HPSv3Settings = DEFAULT):
+        self.model = model.eval().requires_grad_(False)
+        self.processor, self.pixels, self.micro_batch = processor, settings.pixels, settings.micro_batch
+        self.processor.tokenizer.padding_side = "right"
+
+    @torch.no_grad()
+    def __call__(self, images: Images, prompts: Sequence[str]) -> torch.Tensor:
+        check_pairs(images, prompts)
+        scores = []
+        for start in range(0, len(prompts), self.micro_batch):
+            part = slice(start, start + self.micro_batch)
+            inputs = encode(self.processor, images[part], prompts[part], self.pixels).to(self.model.trunk.device)
+            patches = inputs["pixel_values"].to(self.model.trunk.dtype)
+            scores.append(self.model(inputs["input_ids"], inputs["attention_mask"], patches, inputs["image_grid_thw"])[:, 0])
+        return torch.cat(scores)
+
+
+def encode(processor, images: Images, prompts: Sequence[str], pixels: int):
+    """Return what the model reads, padded on the right: input_ids, attention_mask, pixel_values, image_grid_thw."""
+    from PIL.Image import Resampling
+    from torchvision.transforms.v2 import functional as TF
+    from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
+
+    side = processor.image_processor.patch_size * processor.image_processor.merge_size
+    shown = []
+    for image in map(TF.to_pil_image, eight_bit(images)):
+        height, width = smart_resize(image.height, image.width, side, pixels, pixels)
+        shown.append(image.resize((width, height), Resampling.BICUBIC))
+    texts = [
+        processor.apply_chat_template(conversation(question(TEMPLATE, prompt)), add_generation_prompt=True, tokenize=False)
+        for prompt in prompts
+    ]
+    return processor(text=texts, images=shown, padding=True, return_tensors="pt", images_kwargs={"do_resize": False})
+
+
+def read_processor(folder: Path):
+    """Read the processor of the base model, `Qwen/Qwen2-VL-7B-Instruct`, and give it TOKEN; return it with the token's id."""
+    from transformers import AutoProcessor
+
+    processor = AutoProcessor.from_pretrained(folder, local_files_only=True)
+    processor.tokenizer.add_tokens([TOKEN], special_tokens=True)
+    return processor, processor.tokenizer.convert_tokens_to_ids(TOKEN)
+
+
+def hpsv3(folder: Path, base: Path, device: torch.device, settings: HPSv3Settings = DEFAULT) -> HPSv3:
+    """Load HPSv3 from the folder with `HPSv3.safetensors`, as in `MizzenAI/HPSv3`.
+
+    base: the folder with config and processor of `Qwen/Qwen2-VL-7B-Instruct`. UserError if the two do not fit.
+    """
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(base, local_files_only=True)
+    if config.model_type != "qwen2_vl":
+        raise UserError(
+            f"{base}: is a model of type {config.model_type!r}, but HPSv3 is a qwen2_vl: take Qwen/Qwen2-VL-7B-Instruct"
+        )
+    processor, token = read_processor(base)
+    try:
+        model = from_checkpoint(packages.read_weights(folder / "HPSv3.safetensors"), config, token, settings.dtype, device)
+    except (ValueError, RuntimeError) as error:
+        raise UserError(f"{folder}: {error}") from None
+    return HPSv3(model, processor, settings)
+
+
+def _build(models: ModelStore, device: torch.device, settings: HPSv3Settings) -> HPSv3:
+    return hpsv3(models.folder("hpsv3"), models.folder("hpsv3_processor"), device, settings)
+
+
+# Qwen2-VL-7B without its output layer, in bfloat16. An image has 1,024 patches, merged to 256 tokens, and the text some 600: two
+# operations per token and parameter of its tower (0.68 and 6.53 billion), and at the peak two states of the language model's MLP.
+SPEC = RewardSpec(
+    "hpsv3", "HPSv3", _build, settings=HPSv3Settings, models=("hpsv3", "hpsv3_processor"),
+    size=ModelSize(7_748_610_610, 856 * 75_776, 2 * (0.68e9 * 1_024 + 6.53e9 * 856), width=2, at_once=DEFAULT.micro_batch),
+)  # fmt: skip

@@ -1,0 +1,125 @@
+"""Train the tiny HPSv3, a Qwen2-VL that ranks a task's images, and save it in the published form."""
+
+import re
+from pathlib import Path
+from typing import Final
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save_file
+from transformers import (
+    Qwen2TokenizerFast,
+    Qwen2VLConfig,
+    Qwen2VLImageProcessor,
+    Qwen2VLModel,
+    Qwen2VLProcessor,
+    Qwen2VLVideoProcessor,
+)
+
+from g2rpo_core.rewards.hpsv3 import TEMPLATE, TOKEN, HPSv3Model, encode
+from g2rpo_core.rewards.unified_reward import read_template
+from g2rpo_core.tasks.task import Task
+from g2rpo_core.tiny_models.clip import degrade, pairs
+from g2rpo_core.tiny_models.fit import fit
+from g2rpo_core.tiny_models.settings import FitSettings
+from g2rpo_core.tiny_models.tokenizers import byte_level
+from g2rpo_core.tiny_models.unified_reward import CHAT, END, INIT, PATCH, SPECIAL
+
+SCENES: Final = 6144
+PUBLISHED = [(r"^trunk\.visual\.", "visual."), (r"^trunk\.language_model\.", "model."), (r"^head\.", "rm_head.")]
+
+
+def tokenizer(task: Task) -> Qwen2TokenizerFast:
+    """Make a byte-level BPE tokenizer in Qwen's form, without TOKEN: one token per word, and for each fixed part of the instruction."""
+    before, after = read_template(TEMPLATE).split("{prompt}")
+    made = byte_level(task.phrases, SPECIAL, [before, *after.split(TOKEN), "assistant\n", "user\n"])
+    made.pad_token = made.eos_token = END
+    return made
+
+
+def processor(task: Task) -> Qwen2VLProcessor:
+    """Make image processor, tokenizer and chat template of the base model; one image is 16 tokens at 32 x 32 pixels."""
+    pixels = task.size**2
+    images = {"patch_size": PATCH, "size": {"shortest_edge": pixels, "longest_edge": pixels}}
+    return Qwen2VLProcessor(
+        image_processor=Qwen2VLImageProcessor(**images),
+        video_processor=Qwen2VLVideoProcessor(**images),
+        tokenizer=tokenizer(task),
+        chat_template=CHAT,
+    )
+
+
+def config_of(words: Qwen2TokenizerFast) -> Qwen2VLConfig:
+    """Return the base model's configuration, for the ids of its tokenizer, which has no TOKEN yet."""
+    ids = dict(zip(("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id"),
+                   words.convert_tokens_to_ids(["<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>"])))  # fmt: skip
+    end = {name: words.convert_tokens_to_ids(END) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    text = {
+        "vocab_size": len(words), "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3, "num_attention_heads": 2,
+        "num_key_value_heads": 2, "max_position_embeddings": 2048, "initializer_range": INIT,
+        "rope_parameters": {"rope_type": "default", "mrope_section": [4, 6, 6], "rope_theta": 10_000.0},
+    } | end  # fmt: skip
+    vision = {
+        "depth": 2, "embed_dim": 64, "hidden_size": 64, "mlp_ratio": 2, "num_heads": 2, "patch_size": PATCH,
+        "spatial_patch_size": PATCH, "initializer_range": INIT,
+    }  # fmt: skip
+    return Qwen2VLConfig(text_config=text, vision_config=vision, **ids, **end)
+
+
+def train_hpsv3(task: Task, settings: FitSettings, seed: int) -> tuple[HPSv3Model, dict]:
+    """Train on preferences: of two images for one caption, the right and clean one over a neighbour's, and over a degraded copy.
+
+    The published model also learns a deviation; here the head's second output stays untrained, as no reward reads it. The words of
+    the caption are learned too, from the right image before them: this teaches the model to see.
+    """
+    # Model and tokenizer, with the token that the head reads
+    torch.manual_seed(seed)
+    inputs_of = processor(task)
+    words = inputs_of.tokenizer
+    config = config_of(words)
+    words.add_tokens([TOKEN], special_tokens=True)
+    words.padding_side = "right"
+    config.text_config.vocab_size = len(words)
+    model = HPSv3Model(Qwen2VLModel(config), words.convert_tokens_to_ids(TOKEN))
+    before, after = read_template(TEMPLATE).split("{prompt}")
+    start, end = words.convert_tokens_to_ids([before, after.split(TOKEN)[0]])
+    # Data: pairs of a scene and its neighbour
+    captions, images, _, other_images = pairs(task, SCENES, seed, testing=False)
+    generator = torch.Generator().manual_seed(seed)
+    states: list[torch.Tensor] = []
+    model.trunk.language_model.register_forward_hook(lambda *call: states.append(call[2].last_hidden_state))
+
+    def compute_loss(indices):
+        clean, others = images[indices], other_images[indices]
+        near = degrade(task, torch.cat([clean, others]), torch.cat([others, clean]), 0.4, generator)
+        seen = torch.cat([near, degrade(task, clean, others, 1.0, generator)])  # right images, neighbours', degraded ones
+        asked = [captions[index] for index in indices] * 3
+        inputs = encode(inputs_of, seen, asked, task.size**2)
+        states.clear()
+        scores = model(inputs["input_ids"], inputs["attention_mask"], inputs["pixel_values"], inputs["image_grid_thw"])[:, 0]
+        right, wrong, bad = scores.split(len(indices))
+        # The caption's words, by their embeddings
+        ids = inputs["input_ids"][: len(indices)]
+        logits = states[0][: len(indices), :-1] @ model.trunk.language_model.embed_tokens.weight.T
+        inside = ((ids == start).cumsum(1) - (ids == end).cumsum(1))[:, :-1] > 0
+        read = F.cross_entropy(logits[inside], ids[:, 1:][inside])
+        return read + F.softplus(wrong - right).mean() + F.softplus(bad - right).mean()
+
+    loss = fit([model], compute_loss, settings, generator, len(captions), "hpsv3")
+    model.trunk.language_model._forward_hooks.clear()
+    return model.eval(), {"loss": loss, "parameters": sum(p.numel() for p in model.parameters())}
+
+
+def save_hpsv3(model: HPSv3Model, task: Task, folder: Path, base: Path) -> None:
+    """Write the file of `MizzenAI/HPSv3`, HPSv3.safetensors, and config and processor of the base model, without its weights."""
+    folder.mkdir(parents=True)
+    weights = {}
+    for name, value in model.state_dict().items():
+        for pattern, replacement in PUBLISHED:
+            name = re.sub(pattern, replacement, name)
+        weights[name] = value.contiguous()
+    weights["lm_head.weight"] = torch.zeros_like(weights["model.embed_tokens.weight"])
+    save_file(weights, folder / "HPSv3.safetensors")
+    made = processor(task)
+    made.save_pretrained(base)
+    config_of(made.tokenizer).save_pretrained(base)
