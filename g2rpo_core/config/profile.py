@@ -189,7 +189,9 @@ class Profile(Settings):
                 yield f"{where}: the {reward} only knows captions of {' and '.join(TASK_NAMES)}, not {named}: remove it"
             models = attempt(partial(models_of, self.rewards, reward), ValueError)[0] or ()
             if self.models.source != "hub":
-                if models and not self.models.fit_of(reward):
+                if models and reward not in type(self.models).model_fields:
+                    yield f"{where}: {reward} has no small twin to build: use a profile of published models, or remove it"
+                elif models and not self.models.fit_of(reward):
                     yield f"{where}: {reward} is not built: say in models.{reward} how it is trained, or remove it"
             elif lacking := [model for model in models if model not in self.models.repos]:
                 yield f"{where}: {reward} needs {' and '.join(lacking)} in models.repos"
