@@ -58,7 +58,7 @@ def test_the_first_text_in_double_quotes_is_asked_for(prompt, text):
         ("opel", "open", 0.75),
         ("opeen", "open", 0.75),
         ("", "open", 0.0),
-        ("opem daily from nine to five", "open", 0.0),  # the distance is cut at the length
+        ("daily from nine to five", "open", 0.0),  # the distance is cut at the length
     ],
 )
 def test_the_score_is_the_distance_over_the_length_of_the_text(read, asked, score):
