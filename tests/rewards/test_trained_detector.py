@@ -10,7 +10,7 @@ from g2rpo_core.tasks.drawing import COLORS, SHAPES, nearest_color
 from g2rpo_core.tasks.shapes import Shapes, ShapesScene
 
 pytestmark = pytest.mark.slow
-STEPS, BATCH, RATE = 1200, 32, 2e-3  # 35 seconds of a processor
+STEPS, BATCH, RATE = 800, 32, 2e-3  # 15 seconds of a processor
 
 
 def scenes_of(count: int, seed: int, *, testing: bool) -> tuple[list[ShapesScene], torch.Tensor]:
@@ -44,10 +44,13 @@ def detector(tmp_path_factory) -> Detector:
     scenes, images = scenes_of(9000, 0, testing=False)
     labels, boxes = boxes_of(scenes, images)
     config = YolosConfig(
-        hidden_size=96, num_hidden_layers=3, num_attention_heads=4, intermediate_size=192, image_size=[32, 32], patch_size=8,
+        hidden_size=64, num_hidden_layers=3, num_attention_heads=4, intermediate_size=128, image_size=[32, 32], patch_size=8,
         num_detection_tokens=4, id2label=dict(enumerate(SHAPES)), use_mid_position_embeddings=False,
+        initializer_range=0.1,
     )  # fmt: skip
     model = YolosForObjectDetection(config).train()
+    for start in (model.vit.embeddings.position_embeddings, model.vit.embeddings.detection_tokens):
+        torch.nn.init.normal_(start, std=0.5)  # they begin at zero, which so short a training hardly leaves
     optimizer = torch.optim.AdamW(model.parameters(), RATE)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, STEPS)
     draw = torch.Generator().manual_seed(0)
@@ -96,7 +99,7 @@ def test_right_prompts_hold_and_wrong_ones_do_not(detector):
 
 
 def test_boxes_are_those_of_the_objects_in_pixels(detector):
-    """Of images enlarged to 64 pixels: on average three of 64 off, and never out of the image."""
+    """Of images enlarged to 64 pixels: within two pixels on average, and never out of the image."""
     scenes, images = scenes_of(100, 2, testing=True)
     large = images.repeat_interleave(2, 2).repeat_interleave(2, 3).mul(255).round().byte()
     _, boxes = boxes_of(scenes, images)
@@ -106,4 +109,4 @@ def test_boxes_are_those_of_the_objects_in_pixels(detector):
             x, y, width, height = (64 * boxes[row, SHAPES.index(shape)]).tolist()
             off += [abs(one.box[0] - x + width / 2), abs(one.box[3] - y - height / 2)]
             assert min(one.box) >= 0 and max(one.box) <= 64
-    assert len(off) > 200 and np.mean(off) < 8
+    assert len(off) > 200 and np.mean(off) < 2
