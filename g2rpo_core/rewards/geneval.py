@@ -23,6 +23,7 @@ from g2rpo_core.rewards import geneval_rule as rule
 from g2rpo_core.rewards.preprocess import Images, Preprocess, check_pairs, eight_bit
 from g2rpo_core.rewards.spec import ModelSize, RewardSettings, RewardSpec
 
+MASKS = ("mask2former", "maskformer")  # types of models that find masks; others find boxes
 QUERIES = 100  # objects that a detector of masks finds at most in an image, as published
 GREY = 0x99  # what of an object's box is not the object, as published
 TEXTS = ("a photo of a {color} {name}", "a photo of a {color}-colored {name}", "a photo of a {color} object")
@@ -70,14 +71,13 @@ class Detector:
         from transformers import AutoConfig, AutoImageProcessor, AutoModelForObjectDetection, AutoModelForUniversalSegmentation
 
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
-        kinds = (AutoModelForUniversalSegmentation, AutoModelForObjectDetection)
-        kind = next((kind for kind in kinds if type(config) in kind._model_mapping), None)
-        self.masks = kind is AutoModelForUniversalSegmentation
-        if kind is None or (self.masks and config.model_type not in ("mask2former", "maskformer")):
+        self.masks = config.model_type in MASKS
+        if not self.masks and type(config) not in AutoModelForObjectDetection._model_mapping:
             raise UserError(
                 f"{folder}: is a model of type {config.model_type!r}, which detects no objects: use a Mask2Former of COCO's instances, "
                 "or a detector such as DETR"
             )
+        kind = AutoModelForUniversalSegmentation if self.masks else AutoModelForObjectDetection
         self.model = kind.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
         self.model.eval().requires_grad_(False).to(device)
         self.processor = AutoImageProcessor.from_pretrained(folder, local_files_only=True)
@@ -110,7 +110,7 @@ class Detector:
     def _instances(self, outputs, row: int, query: Query, shape: tuple[int, int]) -> dict[str, list[rule.Found]]:
         """Read masks as mmdet does: the score is the class's probability times the mean of the mask's, and the mask decides the box.
 
-        A mask is enlarged to the image before it is cut at 0; transformers' own function cuts it at 384 x 384.
+        A mask is enlarged to the image before it is cut at 0, here in one step; transformers' own function cuts it at 384 x 384.
         """
         # Queries and classes that could be above the threshold: a mask's mean is at most 1
         probabilities = outputs.class_queries_logits[row].float().softmax(-1)[:, :-1]

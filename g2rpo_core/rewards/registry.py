@@ -196,7 +196,7 @@ def build(name: str, models: ModelStore, device: torch.device, section: Section)
         return CustomReward(name, settings, device)
     if not settings.remote:
         require(f"rewards.{name}", name, *REWARDS[name].requires)
-    for model in () if settings.remote else REWARDS[name].models:
-        models.folder(model)  # complete, or a UserError
+        for model in REWARDS[name].models:
+            models.folder(model)  # complete, or a UserError
     with reading(models.root / name):
         return REWARDS[name].build(models, device, settings)

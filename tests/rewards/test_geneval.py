@@ -110,6 +110,27 @@ def test_only_what_is_asked_for_and_sure_enough_is_returned(detector):
     assert some.keys() == {"cat"} and [one.score for one in some["cat"]] == [scores[-1]]
 
 
+def test_a_detector_of_boxes_is_read_too(tmp_path):
+    """A DETR, which transformers also counts among the models of masks: its boxes, as its own processor reads them."""
+    from transformers import DetrConfig, DetrForObjectDetection, DetrImageProcessor, ResNetConfig
+
+    torch.manual_seed(0)
+    resnet = ResNetConfig(embedding_size=8, hidden_sizes=[8, 8], depths=[1, 1], layer_type="basic", out_features=["stage2"])
+    config = DetrConfig(
+        use_timm_backbone=False, backbone=None, backbone_config=resnet, d_model=16, encoder_layers=1, decoder_layers=1, num_queries=9,
+        encoder_attention_heads=2, decoder_attention_heads=2, encoder_ffn_dim=16, decoder_ffn_dim=16, id2label=dict(enumerate(LABELS)),
+    )  # fmt: skip
+    DetrForObjectDetection(config).save_pretrained(tmp_path)
+    DetrImageProcessor().save_pretrained(tmp_path)
+    detector, images = Detector(tmp_path, CPU, 64), eight(photograph(80, 96, 1), photograph(80, 96, 2))
+    inputs = detector.processor(images=list(images), return_tensors="pt", **detector.size)
+    expected = detector.processor.post_process_object_detection(detector.model(**inputs), 0.0, target_sizes=[(96, 80)] * 2)
+    for found, read in zip(all_of(detector, images), expected):
+        scores = sorted(one.score for objects in found.values() for one in objects)
+        assert len(scores) == 9 and scores == pytest.approx(sorted(read["scores"].tolist()), abs=1e-5)
+        assert all(one.mask is None and max(one.box) <= 96 and min(one.box) >= 0 for objects in found.values() for one in objects)
+
+
 def test_a_model_that_detects_nothing_is_refused_in_one_line(clip):
     with pytest.raises(
         UserError, match="is a model of type 'clip', which detects no objects: use a Mask2Former of COCO's instances"
