@@ -55,6 +55,7 @@ def complaints() -> Iterator[str]:
         pipeline = profile.models.repos["pipeline"]
         yield from attempt(lambda: check_trainable(pipeline.repo, pipeline.architecture))[1]
     if profile:
+        yield from _unscored_prompts(name, profile)
         yield from _machine_problems(name, profile)
     else:
         yield from _reward_problems(path)
@@ -106,6 +107,31 @@ def _changed_since(name: str, settings: PromptSettings, chosen: Chosen) -> bool:
         return False
     existing, _ = attempt(lambda: [load_prompts(file) for file in made])
     return existing is not None and existing != [chosen.train, chosen.test]
+
+
+def _unscored_prompts(name: str, profile: Profile) -> Iterator[str]:
+    """Yield which rewards have no score for which prompts, as far as their texts say: a training ends at the first.
+
+    Prompts of a data set are not known yet.
+    """
+    settings, training = profile.prompts, profile.training
+    if not all(isinstance(source, str) for source in (settings.train, settings.test)):
+        return
+    chosen, _ = attempt(lambda: chosen_prompts(settings))
+    if chosen is None:
+        return
+    judged = dict.fromkeys([*training.rewards, *training.monitor.rewards, *profile.evaluation.rewards])
+    for part, rewards, prompts in (("train", training.rewards, chosen.train), ("test", judged, chosen.test)):
+        largest = dict.fromkeys(rewards, 0.0) if part == "train" else registry.max_missing([*rewards], profile.rewards)
+        for reward in (each for each in rewards if each in registry.REWARDS):
+            said = [(prompt.text, registry.REWARDS[reward].problem_of_prompt(prompt.text)) for prompt in prompts]
+            without = [(text, problem) for text, problem in said if problem]
+            if len(without) > largest[reward] * len(prompts):
+                text, problem = without[0]
+                yield (
+                    f"profiles/{name}.yaml: prompts.{part}: {reward} has no score for {len(without)} of {len(prompts)} prompts, "
+                    f"such as {text[:80]!r}: {problem}"
+                )
 
 
 def _reward_problems(path: Path) -> Iterator[str]:

@@ -199,8 +199,11 @@ class Profile(Settings):
                 yield f"{where}: the {reward} only knows captions of {' and '.join(TASK_NAMES)}, not {named}: remove it"
             models = attempt(partial(models_of, self.rewards, reward), ValueError)[0] or ()
             if self.models.source != "hub":
-                if models and compares(reward):
-                    yield f"{where}: {reward} has no small model that is built here: set rewards.{reward}.server, or remove it"
+                if models and reward not in type(self.models).model_fields:
+                    yield (
+                        f"{where}: {reward} has no small model that is built here: set rewards.{reward}.server, use a profile of published "
+                        "models, or remove it"
+                    )
                 elif models and not self.models.fit_of(reward):
                     yield f"{where}: {reward} is not built: say in models.{reward} how it is trained, or remove it"
             elif lacking := [model for model in models if model not in self.models.repos]:

@@ -18,10 +18,10 @@ from pydantic import Field, ValidationError
 
 from g2rpo_core.common.model_store import ModelStore
 from g2rpo_core.distributed.machine import REAL, Machine
-from g2rpo_core.foundation.errors import UserError
+from g2rpo_core.foundation.errors import UserError, require
 from g2rpo_core.foundation.files import reading
 from g2rpo_core.foundation.settings import problems_of
-from g2rpo_core.rewards import hpsv3, image_reward, pairwise, similarity, unified_reward
+from g2rpo_core.rewards import geneval, hpsv3, image_reward, ocr, pairwise, similarity, unified_reward
 from g2rpo_core.rewards.preprocess import Images, eight_bit
 from g2rpo_core.rewards.remote import RemoteReward, check_key
 from g2rpo_core.rewards.spec import Reward, RewardSettings, RewardSpec, Section
@@ -128,6 +128,8 @@ SPECS: tuple[RewardSpec, ...] = (
     unified_reward.SPEC,
     hpsv3.SPEC,
     pairwise.SPEC,
+    ocr.SPEC,
+    geneval.SPEC,
     # scores images of tiny tasks exactly: it has no weights, so it cannot be hacked as a learned reward can
     RewardSpec("verifier", "Verifier (exact)", lambda models, device, settings: verify, settings=RewardSettings, tasks_only=True),
 )
@@ -197,10 +199,12 @@ def load(
 
 
 def check(name: str, section: Section) -> None:
-    """Check a reward before any model is loaded; UserError if, for example, its class is not found or a key is not set."""
+    """Check a reward before any model is loaded; UserError if, for example, its class, a key or a package is missing."""
     settings = settings_of(section, name)
     if isinstance(settings, CustomRewardSettings) and settings.class_ and not settings.remote:
         class_of(name, settings)
+    if name in REWARDS and not settings.remote:
+        require(f"rewards.{name}", name, *REWARDS[name].requires)
     if server := getattr(settings, "server", None):
         check_key(server, f"rewards.{name}.server")
 
@@ -212,7 +216,9 @@ def build(name: str, models: ModelStore, device: torch.device, section: Section)
         return RemoteReward(name, settings.score_server)
     if isinstance(settings, CustomRewardSettings):
         return CustomReward(name, settings, device)
-    for model in () if settings.remote else REWARDS[name].models:
-        models.folder(model)  # complete, or a UserError
+    if not settings.remote:
+        require(f"rewards.{name}", name, *REWARDS[name].requires)
+        for model in REWARDS[name].models:
+            models.folder(model)  # complete, or a UserError
     with reading(models.root / name):
         return REWARDS[name].build(models, device, settings)

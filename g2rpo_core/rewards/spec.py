@@ -168,3 +168,7 @@ class RewardSpec:
 
     None: an image is scored by itself.
     """
+    requires: tuple[str, ...] = ()
+    """Modules that it needs unless its settings are `remote`; the package's extra of the reward's name brings them."""
+    problem_of_prompt: Callable[[str], str | None] = lambda prompt: None
+    """Say why no image of a prompt can have a score; None if it can."""

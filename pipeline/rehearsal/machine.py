@@ -150,7 +150,7 @@ def build_reward(name: str, models: ModelStore, device: torch.device, section: S
     spec = registry.REWARDS.get(name)
     if spec is None or spec.size is None or registry.settings_of(section, name).remote:
         return lambda images, prompts: torch.zeros(len(prompts))
-    if name in ("unified_reward", "hpsv3", "pairwise"):
+    if name in ("unified_reward", "hpsv3", "pairwise", "geneval"):
         return build_by_size(spec.size, device)
     # The model of a package is as large as our own
     own = {key: value for key, value in section.get(name, {}).items() if key != "backend"}
@@ -160,7 +160,7 @@ def build_reward(name: str, models: ModelStore, device: torch.device, section: S
 
 
 def build_by_size(size: ModelSize, device: torch.device) -> Reward:
-    """Return a reward that takes its model's memory, for vision-language models, whose answers are as long as what they read demands."""
+    """Return a reward that takes its model's memory, for one whose work depends on what it reads or finds."""
     weights = torch.empty(size.bytes, dtype=torch.uint8, device=device)
 
     def score(images: torch.Tensor, prompts: Sequence[str]) -> torch.Tensor:

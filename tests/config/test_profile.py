@@ -72,6 +72,16 @@ def test_every_profile_of_the_project_is_valid(path):
             "training.rewards: unknown reward 'hsp'; allowed are hps, clip_score, pickscore, ",
         ),
         (
+            "rewards: {hps: 1.0",
+            "rewards: {geneval: 1.0, hps: 1.0",
+            "training.rewards: geneval has no small model that is built here: set rewards.geneval.server, use a profile of published models, or remove it",
+        ),
+        (
+            REWARDS,
+            "geneval: {threshold: 30}",
+            "rewards.geneval.threshold: Input should be less than or equal to 1",
+        ),
+        (
             REWARDS,
             "hps: {microbatch: 2}",
             "rewards.hps.microbatch: unknown key; allowed are max_missing, server, micro_batch, dtype, backend",

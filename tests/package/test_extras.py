@@ -30,6 +30,7 @@ EXTRAS = {  # what only the extra brings
     "report": {"altair", "dvc", "scipy", "vl_convert"},
     "flows": {"altair", "dvc", "fastapi", "prefect", "scipy", "sqlalchemy", "vl_convert"},
     "track": {"tensorboard"},
+    "ocr": {"onnxruntime", "rapidfuzz", "rapidocr"},
 }
 IMPORT_ALL = """
 import importlib, pkgutil, g2rpo_core
@@ -71,6 +72,17 @@ from g2rpo_core.training.settings import TrackingSettings
 from g2rpo_core.training.tracking import Tracking
 try:
     Tracking("run", TrackingSettings(to=("tensorboard",))).warn(1, "as a text")
+except UserError as error:
+    print(error)
+"""
+READ = """
+from PIL import Image, ImageDraw, ImageFont
+from g2rpo_core.foundation.errors import UserError
+from g2rpo_core.rewards import registry
+image = Image.new("RGB", (256, 256), "white")
+ImageDraw.Draw(image).text((20, 90), "OPEN", fill="black", font=ImageFont.load_default(60))
+try:
+    print(registry.load(["ocr"], "models")["ocr"]([image], ['a sign that says "open"']).item())
 except UserError as error:
     print(error)
 """
@@ -209,6 +221,7 @@ def test_without_its_extra_a_command_says_in_one_line_what_to_install(environmen
     assert (
         "tensorboard is not installed: pip install 'g2rpo[track]', or leave it out" in base.run("-c", TRACK, folder=folder).stdout
     )
+    assert base.run("-c", READ, folder=folder).stdout == "rewards.ocr needs rapidocr: pip install 'g2rpo[ocr]'\n"
 
 
 def started(environment: "Environment", *words: object, folder: Path, until: str) -> Iterator[str]:
@@ -253,3 +266,8 @@ def test_the_extra_flows_starts_the_command_that_serves_them(environment):
 def test_the_extra_track_writes_curves(environment, tmp_path):
     done = environment("track").run("-c", TRACK, folder=tmp_path)
     assert done.returncode == 0 and list((tmp_path / ".cache" / "live").rglob("events.out.tfevents*")), done.stdout + done.stderr
+
+
+def test_the_extra_ocr_reads_with_the_models_of_its_package(environment, tmp_path):
+    done = environment("ocr").run("-c", READ, folder=tmp_path)
+    assert done.stdout == "1.0\n", done.stdout + done.stderr

@@ -70,3 +70,26 @@ def test_everything_that_is_wrong_is_told_in_one_round(made):
         assert sum(part in line for line in lines) == 1, (part, done.stderr)
     # Advice that the model cannot follow is not given
     assert "shorten them, because this model knows at most 12" in done.stderr
+
+
+def test_prompts_without_a_score_are_told_before_work(made):
+    """Training ends at the first; an evaluation allows a share of `max_missing`."""
+    file = made / "profiles" / "mine.yaml"
+    settings = YAML(typ="safe").load(file)
+    settings["prompts"] |= {"test": "theirs.txt", "test_count": 3}
+    settings["rewards"] = {"ocr": {"max_missing": 0.4}}
+    settings["training"] = {"rewards": {"hps": None, "clip_score": None, "ocr": 1.0}, "monitor": {"rewards": ["ocr"]}}
+    settings["evaluation"] = {"rewards": ["ocr"]}
+    settings["methods"] = dict.fromkeys(YAML(typ="safe").load(ROOT / "profiles" / "tiny.yaml")["methods"].keys() - {"g2rpo"})
+    YAML().dump(settings, file)
+    (made / "mine.txt").write_text('a card with "Ten"\na blue cross\n')
+    (made / "theirs.txt").write_text('a card with "One"\na card with "Two"\na cross\n')
+    said = "error: profiles/mine.yaml: prompts.{}: ocr has no score for {}, such as {!r}: the prompt has no text in double quotes"
+    lines = run_here(check.main, folder=made).stderr.splitlines()
+    assert said.format("train", "1 of 2 prompts", "a blue cross") in lines
+    assert not any("prompts.test" in line for line in lines)
+    (made / "theirs.txt").write_text('a card with "One"\na circle\na cross\n')
+    assert any(
+        "prompts.test: ocr has no score for 2 of 3 prompts" in line
+        for line in run_here(check.main, folder=made).stderr.splitlines()
+    )

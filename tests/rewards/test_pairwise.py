@@ -234,7 +234,7 @@ def test_a_profile_trains_on_it_and_reports_by_its_judge(tmp_path):
         ({"judge": "hps", "evaluation__rewards": ["clip_score"]}, "training.rewards: hps is not among evaluation.rewards"),
         (
             {"rewards__pairwise": {"both_orders": True}},
-            "training.rewards: pairwise has no small model that is built here: set rewards.pairwise.server, or remove it",
+            "training.rewards: pairwise has no small model that is built here: set rewards.pairwise.server, use a profile of published models, or remove it",
         ),
     ],
 )

@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 
 import pandas as pd
 import pytest
@@ -18,6 +19,7 @@ from g2rpo_core.rewards import registry as rewards
 from g2rpo_core.rewards.registry import REWARDS, SPECS, compares, labels, max_missing, models_of, settings_of
 from g2rpo_core.rewards.scoring import score_all
 from g2rpo_core.rewards.spec import RewardSettings
+from g2rpo_core.tiny_models.settings import BuiltModels
 from tests.conftest import ROOT
 
 CUSTOM = {
@@ -37,11 +39,21 @@ def test_a_reward_says_which_models_it_reads_and_they_are_built(spec, models):
     assert len(set(spec.models)) == len(spec.models) and set(spec.open_clip) <= set(spec.models)
     assert models_of({}, spec.name) == spec.models
     store = ModelStore(models)
-    if not compares(spec.name):  # of which no small one is built
-        assert all(store.folder(name).is_dir() for name in spec.models)
+    # No small detector comes out of the images of tiny tasks, and no small model compares two
+    built = spec.name in BuiltModels.model_fields
+    assert built or spec.name == "geneval" or compares(spec.name) or not spec.models
+    assert all(store.folder(name).is_dir() for name in spec.models if built)
     assert all("architecture" in store.entry(name) for name in spec.open_clip)
-    assert bool(spec.models) != spec.tasks_only  # the verifier alone needs none
+    # the verifier alone needs none, and OCR brings its own
+    assert bool(spec.models) != (spec.tasks_only or bool(spec.requires))
     assert spec.size is None or min(spec.size.parameters, spec.size.bytes_per_image, spec.size.flops_per_image) > 0
+
+
+def test_an_extra_of_the_rewards_name_brings_what_a_reward_requires():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for spec in SPECS:
+        brought = {re.match(r"\w+", package)[0] for package in extras.get(spec.name, ())}
+        assert set(spec.requires) == brought
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)

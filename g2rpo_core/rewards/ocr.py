@@ -1,0 +1,123 @@
+"""Score whether an image shows the text that its prompt has in double quotes, as Flow-GRPO does (flow_grpo/ocr.py).
+
+The text is read by RapidOCR, whose models come with the package, so nothing is downloaded; Flow-GRPO reads with PaddleOCR. Spaces and
+case do not count. The score is 1 - min(D, L) / L: D is the edit distance between what is read and the text of L characters, and 0 if
+the text is part of what is read.
+"""
+
+import math
+import re
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+from pydantic import Field
+
+from g2rpo_core.common.model_store import ModelStore
+from g2rpo_core.foundation.settings import Count
+from g2rpo_core.rewards.preprocess import Images, check_pairs, eight_bit
+from g2rpo_core.rewards.spec import RewardSettings, RewardSpec
+
+QUOTED = re.compile('"([^"]*)"|“([^”]*)”')
+Read = Callable[[torch.Tensor], str]
+
+
+class OCRSettings(RewardSettings):
+    """Settings of the reward for text in images."""
+
+    min_confidence: float = Field(
+        0.5, ge=0, le=1, description="lines that are read with less are left out; PaddleOCR's too is 0.5"
+    )
+    threads: Count = Field(4, description="images that are read at the same time, in each process")
+
+
+def without_spaces(text: str) -> str:
+    """Return the text in lower case without its spaces."""
+    return "".join(text.split()).lower()
+
+
+def text_asked(prompt: str) -> str:
+    """Return the first text in double quotes, straight or curly, in lower case without spaces; ValueError if there is none."""
+    match = QUOTED.search(prompt)
+    if match is None or not (text := without_spaces(match[1] or match[2] or "")):
+        raise ValueError("the prompt has no text in double quotes")
+    return text
+
+
+def similarity(read: str, asked: str) -> float:
+    """Return 1 - min(edit distance, length) / length in [0, 1], and 1 if `asked` is part of `read`; neither has spaces or capitals."""
+    from rapidfuzz.distance import Levenshtein
+
+    distance = 0 if asked in read else Levenshtein.distance(read, asked)
+    return 1 - min(distance, len(asked)) / len(asked)
+
+
+class OCR:
+    """score(images, prompts) -> [N] float32 in [0, 1], NaN for a prompt without a text. Images are rounded to 8 bits, as in files.
+
+    read: the text in an image [3, H, W] uint8, its lines joined; `threads` call it at the same time, for an image each.
+    """
+
+    def __init__(self, read: Read, threads: int):
+        self.read, self.pool = read, ThreadPoolExecutor(threads)
+
+    def __call__(self, images: Images, prompts: Sequence[str]) -> torch.Tensor:
+        return self.score_with_reasons(images, prompts)[0]
+
+    def score_with_reasons(self, images: Images, prompts: Sequence[str]) -> tuple[torch.Tensor, list[str | None]]:
+        """Return scores [N], and the reason for each NaN: the prompt has no text in double quotes."""
+        check_pairs(images, prompts)
+        reasons = [problem_of_prompt(prompt) for prompt in prompts]
+        texts = self.pool.map(lambda image, reason: "" if reason else self.read(image), eight_bit(images), reasons)
+        scores = [
+            math.nan if reason else similarity(without_spaces(text), text_asked(prompt))
+            for text, prompt, reason in zip(texts, prompts, reasons)
+        ]
+        return torch.tensor(scores), reasons
+
+
+def problem_of_prompt(prompt: str) -> str | None:
+    """Say why no image of this prompt can have a score; None if it can."""
+    try:
+        text_asked(prompt)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def make_reader(settings: OCRSettings) -> Read:
+    """Make what reads the text of an image, on the processor: RapidOCR with the models in its package, without turning lines.
+
+    Each thread has models of its own, on one thread: more for one image would wait for each other where cores are shared.
+    """
+    from rapidocr import RapidOCR
+
+    own = threading.local()
+
+    params = {
+        "Global.log_level": "critical",
+        "Global.use_cls": False,
+        "Global.text_score": settings.min_confidence,
+        "EngineConfig.onnxruntime.intra_op_num_threads": 1,
+        "EngineConfig.onnxruntime.inter_op_num_threads": 1,
+    }
+
+    def read(image: torch.Tensor) -> str:
+        if not hasattr(own, "recognize"):
+            own.recognize = RapidOCR(params=params)
+        # blue first, as OpenCV has it
+        return "".join(own.recognize(image.flip(0).permute(1, 2, 0).contiguous().numpy()).txts or ())
+
+    return read
+
+
+def _build(models: ModelStore, device: torch.device, settings: OCRSettings) -> OCR:
+    return OCR(make_reader(settings), settings.threads)
+
+
+# its size is not of interest to `g2rpo plan`: it runs on the processor
+SPEC = RewardSpec(
+    "ocr", "OCR accuracy", _build, settings=OCRSettings, requires=("rapidocr", "onnxruntime", "rapidfuzz"),
+    problem_of_prompt=problem_of_prompt,
+)  # fmt: skip

@@ -1,0 +1,209 @@
+"""GenEval's verifier with detectors and a CLIP of the published classes: small ones, of random weights or trained here."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torchvision.transforms.v2 import functional as TF
+
+from g2rpo_core.foundation.errors import UserError
+from g2rpo_core.rewards import geneval, registry
+from g2rpo_core.rewards.geneval import Colors, Detector, GenEvalSettings, Query, cut_out
+from g2rpo_core.rewards.geneval_rule import COLORS, Found
+from g2rpo_core.rewards.scoring import score_one
+from tests.fixtures.images import photograph
+
+CPU = torch.device("cpu")
+LABELS = ["cat", "mouse", "traffic light"]  # as COCO's; GenEval's are computer mice
+SETTINGS = {"shortest_edge": 64, "micro_batch": 2}
+
+
+@pytest.fixture(scope="module")
+def masks(tmp_path_factory):
+    """The folder of a Mask2Former of random weights, of the layout of facebook/mask2former-swin-small-coco-instance."""
+    from transformers import Mask2FormerConfig, Mask2FormerForUniversalSegmentation, Mask2FormerImageProcessor, SwinConfig
+
+    torch.manual_seed(0)
+    swin = SwinConfig(
+        image_size=32, patch_size=4, embed_dim=8, depths=[1, 1, 1, 1], num_heads=[1, 1, 2, 2], window_size=4,
+        out_features=["stage1", "stage2", "stage3", "stage4"],
+    )  # fmt: skip
+    config = Mask2FormerConfig(
+        backbone_config=swin, feature_size=32, mask_feature_size=32, hidden_dim=32, encoder_layers=1, decoder_layers=2,
+        num_attention_heads=2, encoder_feedforward_dim=16, dim_feedforward=16, num_queries=12, id2label=dict(enumerate(LABELS)),
+    )  # fmt: skip
+    folder = tmp_path_factory.mktemp("mask2former")
+    Mask2FormerForUniversalSegmentation(config).save_pretrained(folder)
+    Mask2FormerImageProcessor(size={"height": 64, "width": 64}).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def clip(tmp_path_factory):
+    """The folder of a CLIPModel of random weights, of the layout of openai/clip-vit-large-patch14."""
+    from transformers import CLIPConfig, CLIPModel, CLIPTokenizer
+
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("clip")
+    letters = [chr(code) for code in range(ord("a"), ord("z") + 1)] + ["-"]
+    words = ["<|startoftext|>", "<|endoftext|>", *letters, *(f"{letter}</w>" for letter in letters)]
+    (folder / "vocab.json").write_text(json.dumps({word: number for number, word in enumerate(words)}))
+    (folder / "merges.txt").write_text("#version: 0.2\n")
+    CLIPTokenizer.from_pretrained(folder).save_pretrained(folder)
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    text = {**sizes, "vocab_size": len(words), "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1}
+    CLIPModel(
+        CLIPConfig(text_config=text, vision_config={**sizes, "image_size": 32, "patch_size": 8}, projection_dim=8)
+    ).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def detector(masks):
+    return Detector(masks, CPU, 64)
+
+
+def eight(*images: Image.Image) -> torch.Tensor:
+    return torch.stack([TF.pil_to_tensor(image) for image in images])
+
+
+def all_of(detector: Detector, images: torch.Tensor, threshold: float = 0.0) -> list[dict[str, list[Found]]]:
+    return detector(images, [Query(detector.names.values(), threshold)] * len(images))
+
+
+def test_the_detectors_classes_have_the_names_of_geneval(detector):
+    assert list(detector.names.values()) == ["cat", "computer mouse", "traffic light"]
+
+
+def test_masks_are_read_as_mmdet_reads_them(detector):
+    """Recomputed plainly from the model's outputs: every query and class, its mask at the image's size, scores and boxes."""
+    images = eight(photograph(80, 96, 1))
+    inputs = detector.processor(images=list(images), return_tensors="pt", **detector.size)
+    assert inputs["pixel_values"].shape == (1, 3, 96, 64)  # 64 x 76.8, in steps of 32
+    outputs = detector.model(**inputs)
+    probabilities = outputs.class_queries_logits[0].softmax(-1)[:, :-1]
+    logits = torch.nn.functional.interpolate(outputs.masks_queries_logits, size=(96, 80), mode="bilinear")[0]
+    best = sorted(((probabilities[q, c].item(), q, c) for q in range(12) for c in range(3)), reverse=True)[: geneval.QUERIES]
+    expected = {}
+    for probability, query, label in best:
+        mask = logits[query] > 0
+        if mask.any():
+            rows, columns = np.nonzero(mask.numpy())
+            score = probability * logits[query].sigmoid()[mask].mean().item()
+            box = (columns.min(), rows.min(), columns.max() + 1, rows.max() + 1)
+            expected.setdefault(detector.names[label], []).append((score, box, mask.numpy()))
+    (found,) = all_of(detector, images)
+    assert found.keys() == expected.keys() and len(expected) == 3
+    for name, objects in found.items():
+        for one, (score, box, mask) in zip(objects, expected[name], strict=True):
+            assert one.score == pytest.approx(score, abs=1e-5) and one.box == box and (one.mask == mask).all()
+
+
+def test_only_what_is_asked_for_and_sure_enough_is_returned(detector):
+    images = eight(photograph(80, 96, 1))
+    (found,) = all_of(detector, images)
+    scores = sorted(one.score for one in found["cat"])
+    (some,) = detector(images, [Query(["cat"], scores[-2])])
+    assert some.keys() == {"cat"} and [one.score for one in some["cat"]] == [scores[-1]]
+
+
+def test_a_detector_of_boxes_is_read_too(tmp_path):
+    """A DETR, which transformers also counts among the models of masks: its boxes, as its own processor reads them."""
+    from transformers import DetrConfig, DetrForObjectDetection, DetrImageProcessor, ResNetConfig
+
+    torch.manual_seed(0)
+    resnet = ResNetConfig(embedding_size=8, hidden_sizes=[8, 8], depths=[1, 1], layer_type="basic", out_features=["stage2"])
+    config = DetrConfig(
+        use_timm_backbone=False, backbone=None, backbone_config=resnet, d_model=16, encoder_layers=1, decoder_layers=1, num_queries=9,
+        encoder_attention_heads=2, decoder_attention_heads=2, encoder_ffn_dim=16, decoder_ffn_dim=16, id2label=dict(enumerate(LABELS)),
+    )  # fmt: skip
+    DetrForObjectDetection(config).save_pretrained(tmp_path)
+    DetrImageProcessor().save_pretrained(tmp_path)
+    detector, images = Detector(tmp_path, CPU, 64), eight(photograph(80, 96, 1), photograph(80, 96, 2))
+    inputs = detector.processor(images=list(images), return_tensors="pt", **detector.size)
+    expected = detector.processor.post_process_object_detection(detector.model(**inputs), 0.0, target_sizes=[(96, 80)] * 2)
+    for found, read in zip(all_of(detector, images), expected):
+        scores = sorted(one.score for objects in found.values() for one in objects)
+        assert len(scores) == 9 and scores == pytest.approx(sorted(read["scores"].tolist()), abs=1e-5)
+        assert all(one.mask is None and max(one.box) <= 96 and min(one.box) >= 0 for objects in found.values() for one in objects)
+
+
+def test_a_model_that_detects_nothing_is_refused_in_one_line(clip):
+    with pytest.raises(
+        UserError, match="is a model of type 'clip', which detects no objects: use a Mask2Former of COCO's instances"
+    ):
+        Detector(clip, CPU)
+
+
+def test_an_object_is_cut_out_on_grey():
+    image = eight(photograph(8, 6, 0))[0]
+    mask = np.zeros((6, 8), bool)
+    mask[2:4, 3:7] = True
+    mask[3, 3] = False
+    crop = np.asarray(cut_out(image, Found(1.0, (3.0, 2.0, 7.0, 4.0), mask)))
+    assert crop.shape == (2, 4, 3) and (crop[1, 0] == 0x99).all()
+    assert (crop[0] == image[:, 2, 3:7].T.numpy()).all()
+    assert cut_out(image, Found(1.0, (2.6, 1.2, 7.4, 3.9))).size == (4, 3)  # edges are rounded
+    assert cut_out(image, Found(1.0, (8.0, 6.0, 8.0, 6.0))).size == (1, 1)
+
+
+def test_the_colour_is_the_nearest_of_ten_as_published(clip):
+    """By transformers' CLIPModel, used directly: the mean direction of three texts of each colour."""
+    from transformers import AutoTokenizer, CLIPModel
+
+    image, objects = eight(photograph(64, 64, 5))[0], [Found(1.0, (4.0, 4.0, 36.0, 36.0)), Found(1.0, (30.0, 30.0, 62.0, 62.0))]
+    model, tokenizer = CLIPModel.from_pretrained(clip).eval(), AutoTokenizer.from_pretrained(clip)
+    colors = Colors(clip, CPU)
+    pixels = torch.cat([colors.preprocess([cut_out(image, one)], CPU) for one in objects])
+    expected = []
+    for row in torch.nn.functional.normalize(model.get_image_features(pixels).pooler_output, dim=-1):
+        cosines = []
+        for color in COLORS:
+            texts = [f"a photo of a {color} cat", f"a photo of a {color}-colored cat", f"a photo of a {color} object"]
+            one = [model.get_text_features(**tokenizer(text, return_tensors="pt")).pooler_output[0] for text in texts]
+            mean = torch.stack([part / part.norm() for part in one]).mean(0)
+            cosines.append((row @ mean / mean.norm()).item())
+        expected.append(COLORS[int(np.argmax(cosines))])
+    assert colors(image, objects, "cat") == expected
+
+
+def test_the_registry_loads_both_models_and_settings_decide_the_rule(tmp_path, masks, clip):
+    for name, folder in (("geneval", masks), ("geneval_clip", clip)):
+        (tmp_path / name).symlink_to(folder)
+    lock = {name: {"folder": name, "files": {}} for name in ("geneval", "geneval_clip")}
+    (tmp_path / "models.lock.json").write_text(json.dumps(lock))
+    images, prompts = [photograph(64, 64, 2)] * 2, ["a photo of a cat", "a photo of two computer mouses"]
+    scores = {}
+    for partial in (True, False):
+        section = {"geneval": {**SETTINGS, "partial": partial, "threshold": 0.0, "counting_threshold": 0.0, "max_objects": 3}}
+        scores[partial] = registry.load(["geneval"], tmp_path, section=section)["geneval"](images, prompts).tolist()
+    # Random weights find everything: three cats instead of one, three mice instead of two
+    assert scores == {True: [-1.0, 0.5], False: [1.0, 0.0]}
+
+
+def test_a_prompt_that_is_not_genevals_has_no_score_and_says_why(masks, clip):
+    reward = geneval.geneval(masks, clip, CPU, GenEvalSettings(**SETTINGS))
+    scores, reasons = score_one(reward, [photograph(64, 64)] * 3, ["a photo of a cat", "a cat", "a photo of a dog"])
+    assert [math.isnan(score) for score in scores.tolist()] == [False, True, True]
+    assert reasons[0] is None and reasons[1].startswith("not a prompt of GenEval")
+    assert reasons[2] == "the detector knows no 'dog'"
+    with pytest.raises(ValueError, match="1 images and 2 prompts"):
+        reward([photograph(64, 64)], ["a photo of a cat"] * 2)
+
+
+def test_a_batch_of_any_sizes_equals_each_image_alone(masks, clip):
+    reward = geneval.geneval(masks, clip, CPU, GenEvalSettings(**SETTINGS, threshold=0.14))
+    images = [photograph(64, 64, 0), photograph(64, 64, 1), photograph(80, 64, 2), photograph(64, 64, 3), photograph(64, 96, 4)]
+    prompts = [
+        "a photo of a cat",
+        "a photo of a red cat",
+        "a photo of a cat above a computer mouse",
+        "a photo of a traffic light",
+        "x",
+    ]
+    together, alone = reward(images, prompts), [reward([image], [prompt]).item() for image, prompt in zip(images, prompts)]
+    assert together.dtype == torch.float32 and together[:4].std() > 0
+    assert together.tolist() == pytest.approx(alone, nan_ok=True)

@@ -1,0 +1,210 @@
+"""GenEval's prompts are read back from their text alone, and what was found is judged as the published code judges it."""
+
+import re
+from itertools import permutations
+
+import pytest
+
+from g2rpo_core.rewards.geneval_rule import (
+    COLORS,
+    NUMBERS,
+    OTHER_NAMES,
+    RELATIONS,
+    Asked,
+    Found,
+    Thing,
+    class_name,
+    fulfils,
+    keep,
+    overlap,
+    parse,
+    relations,
+    share,
+)
+
+# As in GenEval's evaluation/object_names.txt
+NAMES = """
+person, bicycle, car, motorcycle, airplane, bus, train, truck, boat, traffic light, fire hydrant, stop sign, parking meter,
+bench, bird, cat, dog, horse, sheep, cow, elephant, bear, zebra, giraffe, backpack, umbrella, handbag, tie, suitcase, frisbee,
+skis, snowboard, sports ball, kite, baseball bat, baseball glove, skateboard, surfboard, tennis racket, bottle, wine glass,
+cup, fork, knife, spoon, bowl, banana, apple, sandwich, orange, broccoli, carrot, hot dog, pizza, donut, cake, chair, couch,
+potted plant, bed, dining table, toilet, tv, laptop, computer mouse, tv remote, computer keyboard, cell phone, microwave,
+oven, toaster, sink, refrigerator, book, clock, vase, scissors, teddy bear, hair drier, toothbrush
+"""
+CLASSES = " ".join(NAMES.split()).split(", ")
+
+
+def article(words: str) -> str:
+    return f"{'an' if words[0] in 'aeiou' else 'a'} {words}"
+
+
+def plural(name: str) -> str:
+    return f"{name}es" if name.endswith("s") else f"{name}s"
+
+
+def prompt_of(asked: Asked) -> str:
+    """The prompt that GenEval's prompts/create_prompts.py writes."""
+    first = asked.things[0]
+    if first.count > 1:
+        number = {value: word for word, value in NUMBERS.items()}[first.count]
+        return f"a photo of {number} {plural(first.name)}"
+    words = [article(f"{thing.color} {thing.name}" if thing.color else thing.name) for thing in asked.things]
+    return "a photo of " + f" {asked.relation or 'and'} ".join(words)
+
+
+def all_asked():
+    """Everything of the six kinds, with the colours of pairs in turn."""
+    for name in CLASSES:
+        yield Asked((Thing(name),))
+        yield from (Asked((Thing(name, count),)) for count in NUMBERS.values())
+        yield from (Asked((Thing(name, color=color),)) for color in COLORS)
+    for index, (a, b) in enumerate(permutations(CLASSES, 2)):
+        yield from (Asked((Thing(a), Thing(b)), relation) for relation in (None, *RELATIONS))
+        colors = COLORS[index % 10], COLORS[(index + 1 + index // 10 % 9) % 10]
+        yield Asked((Thing(a, color=colors[0]), Thing(b, color=colors[1])))
+
+
+def test_the_parser_inverts_every_published_template():
+    assert len(set(CLASSES)) == 80
+    wrong = [asked for asked in all_asked() if parse(prompt_of(asked), CLASSES) != asked]
+    assert wrong == []
+
+
+def test_prompts_of_the_published_list_are_read():
+    """As they stand in GenEval's prompts/evaluation_metadata.jsonl."""
+    assert parse("a photo of three computer keyboards", CLASSES) == Asked((Thing("computer keyboard", 3),))
+    assert parse("a photo of an orange", CLASSES) == Asked((Thing("orange"),))
+    assert parse("a photo of a green hot dog", CLASSES) == Asked((Thing("hot dog", color="green"),))
+    assert parse("a photo of a chair left of a zebra", CLASSES) == Asked((Thing("chair"), Thing("zebra")), "left of")
+    two = Asked((Thing("wine glass", color="white"), Thing("giraffe", color="brown")))
+    assert parse(" A photo of  a white wine glass and a brown giraffe.", CLASSES) == two
+
+
+@pytest.mark.parametrize(
+    "prompt, problem",
+    [
+        ("a cat", "not a prompt of GenEval"),
+        ("a photo of cats", "not a prompt of GenEval"),
+        ("a photo of a cat and a cat", "it names 'cat' twice"),
+        ("a photo of a red cat and a dog", "both objects have a colour, or none"),
+        ("a photo of a red cat left of a blue dog", "none has one beside a position"),
+        ("a photo of a unicorn", "the detector knows no 'unicorn'"),
+        ("a photo of two unicorns", "the detector knows no 'unicorns'"),
+    ],
+)
+def test_any_other_prompt_says_what_is_wrong(prompt, problem):
+    with pytest.raises(ValueError, match=re.escape(problem)):
+        parse(prompt, CLASSES)
+
+
+def test_without_the_classes_of_a_detector_every_word_is_one():
+    assert parse("a photo of a red unicorn") == Asked((Thing("unicorn", color="red"),))
+    assert parse("a photo of two unicorns") == Asked((Thing("unicorns", 2),))
+
+
+def test_the_classes_of_detectors_have_the_names_of_geneval():
+    assert set(map(class_name, OTHER_NAMES)) <= set(CLASSES) and class_name("Dog") == "dog"
+
+
+def found(*boxes, score: float = 0.95) -> list[Found]:
+    return [Found(score - 0.01 * place, box) for place, box in enumerate(boxes)]
+
+
+SQUARE = (0.0, 0.0, 10.0, 10.0)
+
+
+def moved(x: float, y: float) -> tuple[float, float, float, float]:
+    return (x, y, x + 10.0, y + 10.0)
+
+
+def test_what_counts_is_above_the_threshold_and_the_surest_first():
+    sure, less, unsure = (Found(score, SQUARE) for score in (0.95, 0.5, 0.3))
+    assert keep([unsure, less, sure], 0.3, 16, 1.0) == [sure, less]
+    assert keep([unsure, less, sure], 0.9, 16, 1.0) == [sure]
+    assert keep([unsure, less, sure], 0.0, 2, 1.0) == [sure, less]
+
+
+def test_of_two_objects_that_overlap_the_surer_one_counts():
+    a, b, c = found(SQUARE, moved(0, 2), moved(30, 0))
+    assert overlap(SQUARE, SQUARE) == 1.0 and overlap(SQUARE, moved(11, 0)) == 0.0
+    assert overlap(SQUARE, moved(0, 2)) == pytest.approx(99 / 143)  # 11 pixels a side: 9 x 11 of 2 x 121
+    assert keep([a, b, c], 0.3, 16, 0.7) == [a, b, c]
+    assert keep([a, b, c], 0.3, 16, 0.69) == [a, c]
+
+
+@pytest.mark.parametrize(
+    "box, held",
+    [
+        (moved(-20, 0), {"left of"}),
+        (moved(20, 0), {"right of"}),
+        (moved(0, -20), {"above"}),
+        (moved(0, 20), {"below"}),
+        (moved(20, 20), {"right of", "below"}),  # 18 of a distance of 28.3 on each axis
+        (moved(20, 10), {"right of"}),  # down: 8 of 22.4
+        (moved(2, 0), set()),  # a margin of 0.1 of 10 + 10
+        (moved(3.9, 0), set()),  # 1.9 beyond it, of 3.9
+        (moved(4.1, 0), {"right of"}),
+        (SQUARE, set()),
+    ],
+)
+def test_a_position_needs_more_than_the_margin_and_half_the_distance(box, held):
+    assert relations(box, SQUARE, 0.1) == held
+
+
+def judged(asked: str, objects: dict, colors: dict | None = None) -> tuple[bool, float]:
+    """By both rules; colors: those of the objects of a class, the surest first."""
+    arguments = parse(asked, CLASSES), objects, lambda these, name: (colors or {})[name][: len(these)], 0.1
+    return fulfils(*arguments), share(*arguments)
+
+
+CATS = "a photo of three cats"
+
+
+@pytest.mark.parametrize(
+    "prompt, cats, whole, part",
+    [
+        (CATS, 3, True, 1.0),
+        (CATS, 2, False, 2 / 3),
+        (CATS, 4, False, 2 / 3),
+        (CATS, 0, False, 0.0),
+        (CATS, 7, False, -1 / 3),
+        ("a photo of a cat", 1, True, 1.0),
+        ("a photo of a cat", 2, True, 0.0),  # GenEval takes the surest one
+        ("a photo of a cat", 0, False, 0.0),
+    ],
+)
+def test_numbers_are_judged_as_published(prompt, cats, whole, part):
+    assert judged(prompt, {"cat": found(*[SQUARE] * cats)}) == (whole, pytest.approx(part))
+
+
+def test_of_two_objects_each_counts_half():
+    prompt = "a photo of a cat and a dog"
+    assert judged(prompt, {"cat": found(SQUARE), "dog": found(SQUARE)}) == (True, 1.0)
+    assert judged(prompt, {"cat": found(SQUARE)}) == (False, 0.5)
+    assert judged(prompt, {"bird": found(SQUARE)}) == (False, 0.0)
+
+
+def test_colours_are_judged_as_published():
+    one, two = "a photo of a red cat", "a photo of a red cat and a blue dog"
+    cat, dog = {"cat": found(SQUARE)}, {"dog": found(SQUARE)}
+    assert judged(one, cat, {"cat": ["red"]}) == (True, 1.0)
+    assert judged(one, cat, {"cat": ["blue"]}) == (False, 0.5)
+    assert judged(one, {}) == (False, 0.0)
+    # Of two cats GenEval asks for the surest one's colour; for the share their number is wrong
+    assert judged(one, {"cat": found(SQUARE, moved(30, 0))}, {"cat": ["red", "blue"]}) == (True, 0.0)
+    assert judged(one, {"cat": found(SQUARE, moved(30, 0))}, {"cat": ["blue", "red"]}) == (False, 0.0)
+    assert judged(two, cat | dog, {"cat": ["red"], "dog": ["blue"]}) == (True, 1.0)
+    assert judged(two, cat | dog, {"cat": ["blue"], "dog": ["blue"]}) == (False, 0.75)
+    assert judged(two, dog, {"dog": ["blue"]}) == (False, 0.5)
+
+
+def test_positions_are_judged_as_published():
+    prompt = "a photo of a cat left of a dog"
+    here, right = found(SQUARE), found(moved(30, 0))
+    assert judged(prompt, {"cat": here, "dog": right}) == (True, 1.0)
+    assert judged(prompt, {"cat": right, "dog": here}) == (False, pytest.approx(2 / 3))
+    assert judged(prompt, {"cat": here}) == (False, pytest.approx(1 / 3))
+    # GenEval looks at the surest cat alone
+    several = found(SQUARE, moved(60, 0))
+    assert judged(prompt, {"cat": several, "dog": right}) == (True, pytest.approx(1 / 3))
+    assert judged(prompt, {"cat": several[::-1], "dog": right}) == (False, pytest.approx(1 / 3))

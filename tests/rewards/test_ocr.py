@@ -1,0 +1,116 @@
+"""The reward for text in images: the recognizer itself reads what is drawn here, and the score follows Flow-GRPO's rule."""
+
+import math
+import sys
+
+import pytest
+import torch
+from PIL import Image, ImageDraw, ImageFont
+from torchvision.transforms.v2 import functional as TF
+
+from g2rpo_core.foundation.errors import UserError
+from g2rpo_core.rewards import ocr, registry
+from g2rpo_core.rewards.scoring import score_one
+from tests.fixtures.images import photograph
+
+SIGN = 'a sign that says "Hello World", in the rain'
+
+
+@pytest.fixture(scope="module")
+def reward(tmp_path_factory):
+    return registry.load(["ocr"], tmp_path_factory.mktemp("no_models"))["ocr"]
+
+
+def drawn(text: str, size: int = 36, background: str | Image.Image = "white") -> Image.Image:
+    """An image of 256 x 256 pixels with a text in PIL's own font."""
+    image = Image.new("RGB", (256, 256), background) if isinstance(background, str) else background
+    ImageDraw.Draw(image).text((20, 90), text, fill="black", font=ImageFont.load_default(size))
+    return image
+
+
+def tensor(image: Image.Image) -> torch.Tensor:
+    return TF.to_dtype(TF.pil_to_tensor(image), torch.float32, scale=True)
+
+
+@pytest.mark.parametrize(
+    "prompt, text",
+    [
+        (SIGN, "helloworld"),
+        ("a mug with “Good  Morning” on it", "goodmorning"),
+        ('“Open”, then "Closed"', "open"),
+        ('a card with "" and then "Ten"', None),
+        ("it's a sign without one", None),
+        ('an "open quote', None),
+    ],
+)
+def test_the_first_text_in_double_quotes_is_asked_for(prompt, text):
+    if text is None:
+        assert ocr.problem_of_prompt(prompt) == "the prompt has no text in double quotes"
+    else:
+        assert ocr.text_asked(prompt) == text and ocr.problem_of_prompt(prompt) is None
+
+
+@pytest.mark.parametrize(
+    "read, asked, score",
+    [
+        ("open", "open", 1.0),
+        ("weareopentoday", "open", 1.0),  # part of what is read
+        ("opel", "open", 0.75),
+        ("opeen", "open", 0.75),
+        ("", "open", 0.0),
+        ("daily from nine to five", "open", 0.0),  # the distance is cut at the length
+    ],
+)
+def test_the_score_is_the_distance_over_the_length_of_the_text(read, asked, score):
+    assert ocr.similarity(read, asked) == score
+
+
+@pytest.mark.parametrize("text, size", [("Hello World", 36), ("OPEN", 60), ("Fearless", 48), ("Step Goal\nAchieved", 40)])
+def test_a_drawn_text_is_read(reward, text, size):
+    prompts = [f'a sign that says "{text.upper()}"', 'a sign that says "Zurich 1847"']
+    right, wrong = reward([drawn(text, size)] * 2, prompts).tolist()
+    assert right == 1.0 and wrong < 0.4
+
+
+def test_an_empty_image_scores_zero_and_a_text_on_a_photograph_is_read(reward):
+    images = [
+        Image.new("RGB", (256, 256), "white"),
+        drawn("Hello World", 40, photograph(256, 256, 3).point(lambda v: 128 + v // 2)),
+    ]
+    assert reward(images, [SIGN, SIGN]).tolist() == [0.0, 1.0]
+
+
+def test_an_image_scored_alone_equals_the_batch_and_tensors_equal_files(reward):
+    images = [drawn(text) for text in ("Hello World", "Hello", "Hallo Welt", "World")]
+    together = reward(images, [SIGN] * 4)
+    assert together.dtype == torch.float32 and together.std() > 0
+    assert together.tolist() == [reward([image], [SIGN]).item() for image in images]
+    assert together.equal(reward(torch.stack([tensor(image) for image in images]), [SIGN] * 4))
+    # Of tensors only what files hold counts
+    assert together.equal(reward(torch.stack([tensor(image) for image in images]) + 0.4 / 255, [SIGN] * 4))
+
+
+def test_a_prompt_without_a_text_has_no_score_and_says_why(reward):
+    scores, reasons = score_one(reward, [drawn("Hello World")] * 2, [SIGN, "a sign"])
+    assert scores[0] == 1.0 and math.isnan(scores[1].item())
+    assert reasons == [None, "the prompt has no text in double quotes"]
+
+
+def test_every_image_needs_a_prompt(reward):
+    with pytest.raises(ValueError, match="1 images and 2 prompts"):
+        reward([drawn("a")], [SIGN, SIGN])
+
+
+def test_lines_that_are_read_unsurely_are_left_out(reward):
+    image, prompt = drawn("Hello World"), [SIGN]
+    strict = registry.load(["ocr"], ".", section={"ocr": {"min_confidence": 1.0}})["ocr"]
+    assert reward([image], prompt).item() == 1.0 and strict([image], prompt).item() == 0.0
+
+
+def test_without_the_extra_one_line_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "rapidocr", None)
+    for act in (lambda: registry.check("ocr", {}), lambda: registry.load(["ocr"], ".")):
+        with pytest.raises((UserError, ValueError)) as error:
+            act()
+        assert str(error.value) == "rewards.ocr needs rapidocr: pip install 'g2rpo[ocr]'"
+    registry.check("ocr", {"ocr": {"server": {"url": "http://localhost:8700"}}})  # which has it
