@@ -189,8 +189,8 @@ class Profile(Settings):
                 yield f"{where}: the {reward} only knows captions of {' and '.join(TASK_NAMES)}, not {named}: remove it"
             models = attempt(partial(models_of, self.rewards, reward), ValueError)[0] or ()
             if self.models.source != "hub":
-                if models and not self.models.fit_of(reward):
-                    yield f"{where}: {reward} is not built: say in models.{reward} how it is trained, or remove it"
+                if models and not self.models.fit_of(models[0]):
+                    yield f"{where}: {models[0]} is not built: say in models.{models[0]} how it is trained, or remove {reward}"
             elif lacking := [model for model in models if model not in self.models.repos]:
                 yield f"{where}: {reward} needs {' and '.join(lacking)} in models.repos"
 

@@ -21,7 +21,7 @@ from g2rpo_core.distributed.machine import REAL, Machine
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import reading
 from g2rpo_core.foundation.settings import problems_of
-from g2rpo_core.rewards import image_reward, similarity, unified_reward
+from g2rpo_core.rewards import image_reward, similarity, unified_reward, votes
 from g2rpo_core.rewards.preprocess import Images, eight_bit
 from g2rpo_core.rewards.remote import RemoteReward, check_key
 from g2rpo_core.rewards.spec import Reward, RewardSettings, RewardSpec, Section
@@ -126,6 +126,7 @@ SPECS: tuple[RewardSpec, ...] = (
     similarity.PICKSCORE,
     image_reward.SPEC,
     unified_reward.SPEC,
+    votes.SPEC,
     # scores images of tiny tasks exactly: it has no weights, so it cannot be hacked as a learned reward can
     RewardSpec("verifier", "Verifier (exact)", lambda models, device, settings: verify, settings=RewardSettings, tasks_only=True),
 )
@@ -179,6 +180,8 @@ def check(name: str, section: Section) -> None:
     settings = settings_of(section, name)
     if isinstance(settings, CustomRewardSettings) and settings.class_ and not settings.remote:
         class_of(name, settings)
+    if name in REWARDS and (checks := REWARDS[name].check) and not settings.remote:
+        checks(settings)
     if server := getattr(settings, "server", None):
         check_key(server, f"rewards.{name}.server")
 

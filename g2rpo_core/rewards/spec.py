@@ -146,3 +146,5 @@ class RewardSpec:
     aliases: tuple[str, ...] = ()
     tasks_only: bool = False
     """Whether it only knows captions and images of tiny tasks."""
+    check: Callable[[Any], object] | None = None
+    """Check its settings, unless they are `remote`, without a model; UserError if, for example, a file is missing."""
