@@ -33,7 +33,7 @@ def score(
     reward: Annotated[
         list[str],
         typer.Option(
-            help="hps, clip_score, pickscore, image_reward, unified_reward (hps_v2_1 is hps), or one of your own in the profile's "
+            help="hps, clip_score, pickscore, image_reward, unified_reward, votes (hps_v2_1 is hps), or one of your own in the profile's "
             "section `rewards`; may be repeated"
         ),
     ],

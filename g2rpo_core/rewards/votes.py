@@ -167,7 +167,7 @@ class VotesReward:
         self.scorer, self.weights = scorer, weights
 
     def __call__(self, images: Images, prompts: Sequence[str]) -> torch.Tensor:
-        return features(self.scorer, images, prompts) @ self.weights
+        return (features(self.scorer, images, prompts) * self.weights).sum(1)
 
 
 def check(settings: VotesSettings) -> Path:
@@ -191,7 +191,8 @@ def kept_head(file: Path, models: ModelStore, scorer: CosineScore, settings: Vot
     from safetensors.torch import save
 
     model = hashlib.sha256(json.dumps(models.entry("clip_score")["files"], sort_keys=True).encode()).hexdigest()
-    about = {"votes": sha256(file), "clip_score": model, "l2": repr(settings.l2), "dtype": settings.dtype, "form": FORM}
+    decides = {"votes": sha256(file), "clip_score": model, "l2": settings.l2, "dtype": settings.dtype, "form": FORM}
+    about = {"fitted_from": json.dumps(decides)}  # one text: safetensors writes several in any order
     head = file.with_suffix(".safetensors")
     with one_at_a_time(lock_of(file)):
         if head.exists():

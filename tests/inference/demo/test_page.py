@@ -1,5 +1,7 @@
 """The page as it is used: `g2rpo demo` in a process of its own, and Chromium, with nothing but loopback to talk to."""
 
+import base64
+import io
 import os
 import socket
 import subprocess
@@ -10,8 +12,10 @@ from urllib.parse import parse_qs, urlsplit
 
 import httpx
 import pytest
+from PIL import Image
 
 from g2rpo_core.cli.main import main
+from g2rpo_core.rewards.votes import SIDES, read_images, read_votes
 from tests.fixtures.browser import Page, open_page
 from tests.fixtures.commands import run_here
 from tests.fixtures.projects import small_project
@@ -42,11 +46,15 @@ def trap():
 
 
 @pytest.fixture(scope="module")
-def address(models, trap, tmp_path_factory):
+def project(models, tmp_path_factory):
+    return small_project(tmp_path_factory.mktemp("page"), models)
+
+
+@pytest.fixture(scope="module")
+def address(project, trap):
     """Of the demo of a project with a run of whole weights and one of a LoRA, whose console is in `demo.log`."""
     from tests.conftest import ROOT
 
-    project = small_project(tmp_path_factory.mktemp("page"), models)
     (project / "reports").symlink_to(ROOT / "reports")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -154,6 +162,41 @@ def test_a_mistake_is_one_sentence_on_the_page_and_a_prompt_is_no_html(address, 
             page.evaluate("document.title") != "broken" and page.evaluate("document.querySelectorAll('img[src=x]').length") == 0
         )
         assert page.complaints() == []
+
+
+def test_a_person_votes_without_knowing_whose_the_images_are(address, project, tmp_path):
+    with open_page(address, tmp_path / "chromium") as page:
+        until(lambda: page.evaluate("document.querySelectorAll('#pictures img').length") == 2)
+        tab = "[...document.querySelectorAll('button[role=tab]')].find(one => one.innerText.trim() === 'Vote')"
+        page.evaluate(f"{tab}.click()")
+        press(page, "vote-start")
+        pair = lambda: page.evaluate("[...document.querySelectorAll('#pair img')].map(one => one.src)")
+        for number, (button, winner) in enumerate([("vote-left", "left"), ("vote-skip", None), ("vote-equal", "equal")]):
+            before = until(lambda: len(pair()) == 2 and pair())
+            html = page.evaluate("document.querySelector('#pair').innerHTML")
+            hidden = b"".join(base64.b64decode(source.partition(",")[2]) for source in before)
+            assert not any(
+                name in html or name.encode() in hidden for name in ("base", "g2rpo") if name != "base" or "base64" not in html
+            )
+            press(page, button)
+            until(lambda number=number: text_of(page, "voted").count("seed") == 2 and pair() not in ([], before))
+            table = read_votes(project / "votes" / "tiny.parquet")
+            if winner:
+                row = table.iloc[-1]
+                assert row.winner == winner and len(table) == (1 if number == 0 else 2)
+                said = f"left {row.left_run}, seed {row.left_seed}; right {row.right_run}, seed {row.right_seed}"
+                assert said in text_of(page, "voted") and row.left_run != row.right_run
+        for side, source in zip(SIDES, before):
+            shown = Image.open(io.BytesIO(base64.b64decode(source.partition(",")[2])))
+            assert list(shown.getdata()) == list(read_images(project / "votes" / "tiny.parquet", table, side)[-1].getdata())
+        # A mistake is a sentence, and nobody's vote
+        page.evaluate("document.querySelector('#vote-prompts textarea').focus()")
+        page.evaluate("document.querySelector('#vote-prompts textarea').select()")
+        page.call("Input.insertText", text="a circle " * 20)
+        press(page, "vote-start")
+        until(lambda: "over the profile's embed.max_sequence_length" in text_of(page, "voted"))
+        press(page, "vote-right")
+        assert len(read_votes(project / "votes" / "tiny.parquet")) == 2 and page.complaints() == []
 
 
 def test_a_port_that_is_taken_and_a_run_that_is_not_there_end_in_one_line(address, models, tmp_path):
