@@ -182,7 +182,7 @@ def check(settings: VotesSettings) -> Path:
     return file
 
 
-def kept_head(file: Path, models: ModelStore, scorer: CosineScore, settings: VotesSettings) -> torch.Tensor:
+def kept_head(models: ModelStore, scorer: CosineScore, settings: VotesSettings) -> torch.Tensor:
     """Return the head's weights [2 D] float32: those beside the votes, or, if they were not fitted to just this, fitted and kept.
 
     The processes of a run wait for the one that fits, so that all have the same weights.
@@ -191,10 +191,12 @@ def kept_head(file: Path, models: ModelStore, scorer: CosineScore, settings: Vot
     from safetensors.torch import save
 
     model = hashlib.sha256(json.dumps(models.entry("clip_score")["files"], sort_keys=True).encode()).hexdigest()
-    decides = {"votes": sha256(file), "clip_score": model, "l2": settings.l2, "dtype": settings.dtype, "form": FORM}
+    decides = {"votes": settings.sha256, "clip_score": model, "l2": settings.l2, "dtype": settings.dtype, "form": FORM}
     about = {"fitted_from": json.dumps(decides)}  # one text: safetensors writes several in any order
+    file = check(settings)
     head = file.with_suffix(".safetensors")
     with one_at_a_time(lock_of(file)):
+        check(settings)  # somebody may have voted meanwhile
         if head.exists():
             with reading(head, "delete it, and it is fitted again"), safe_open(head, "pt") as kept:
                 if kept.metadata() == about:
@@ -212,9 +214,9 @@ def lock_of(file: Path) -> Path:
 
 def build(models: ModelStore, device: torch.device, settings: VotesSettings) -> Reward:
     """Build the reward, whose head is fitted here if it is not kept; UserError as `check`."""
-    file = check(settings)
+    check(settings)  # before a model is read
     scorer = clip_score(models.folder("clip_score"), device, settings)
-    return VotesReward(scorer, kept_head(file, models, scorer, settings).to(device))
+    return VotesReward(scorer, kept_head(models, scorer, settings).to(device))
 
 
 SPEC = RewardSpec(
