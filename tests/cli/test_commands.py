@@ -21,7 +21,7 @@ from tests.conftest import ROOT
 from tests.fixtures.commands import run_here
 
 COMMANDS = (
-    *("doctor", "plan", "models", "prompts", "probe", "generate", "score", "demo", "export", "report"),
+    *("doctor", "plan", "models", "prompts", "probe", "generate", "score", "demo", "votes", "export", "report"),
     *("profile list", "profile show", "profile diff"),
 )
 # of the commands that hand their words to a module, what `--help` loads
