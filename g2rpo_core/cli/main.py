@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from g2rpo_core.cli import checkout, forecast, inspection, rewards, runs
+from g2rpo_core.cli import checkout, forecast, inspection, rewards, runs, votes
 from g2rpo_core.foundation.errors import TRANSIENT_STATUS, TransientError, UserError
 from g2rpo_core.foundation.files import what_lacks
 from g2rpo_core.foundation.texts import show_any_text, visible
@@ -33,6 +33,7 @@ app.command("probe")(forecast.probe)
 app.command("generate")(runs.generate)
 app.command("score")(rewards.score)
 app.command("demo")(runs.demo)
+app.command("votes")(votes.votes)
 app.command("serve-reward")(rewards.serve_reward)
 app.command("export")(runs.export)
 app.command("report")(checkout.report)

@@ -33,8 +33,8 @@ def score(
     reward: Annotated[
         list[str],
         typer.Option(
-            help="hps, clip_score, pickscore, image_reward, unified_reward, hpsv3 (hps_v2_1 is hps), or one of your own in the profile's "
-            "section `rewards`; may be repeated"
+            help="hps, clip_score, pickscore, image_reward, unified_reward, hpsv3, ocr, geneval, votes (hps_v2_1 is hps), or one of your "
+            "own in the profile's section `rewards`; may be repeated"
         ),
     ],
     prompts: Annotated[

@@ -151,7 +151,7 @@ def demo(
     device: Annotated[str | None, typer.Option(help="cuda or cpu (default: a GPU if there is one)")] = None,
     open: Annotated[bool, typer.Option("--open", help="open it in the browser")] = False,
 ) -> None:
-    """Serve a page that draws prompts with the base and trained runs side by side, with their scores.
+    """Serve a page that draws prompts with the base and trained runs side by side, with their scores, and that takes votes.
 
     Example: g2rpo demo --open
     """

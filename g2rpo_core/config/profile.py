@@ -199,13 +199,13 @@ class Profile(Settings):
                 yield f"{where}: the {reward} only knows captions of {' and '.join(TASK_NAMES)}, not {named}: remove it"
             models = attempt(partial(models_of, self.rewards, reward), ValueError)[0] or ()
             if self.models.source != "hub":
-                if models and reward not in type(self.models).model_fields:
+                if models and models[0] not in type(self.models).model_fields:
                     yield (
                         f"{where}: {reward} has no small model that is built here: set rewards.{reward}.server, use a profile of published "
                         "models, or remove it"
                     )
-                elif models and not self.models.fit_of(reward):
-                    yield f"{where}: {reward} is not built: say in models.{reward} how it is trained, or remove it"
+                elif models and not self.models.fit_of(models[0]):
+                    yield f"{where}: {models[0]} is not built: say in models.{models[0]} how it is trained, or remove {reward}"
             elif lacking := [model for model in models if model not in self.models.repos]:
                 yield f"{where}: {reward} needs {' and '.join(lacking)} in models.repos"
 

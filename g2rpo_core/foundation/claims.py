@@ -5,6 +5,8 @@ import fcntl
 import os
 import platform
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from g2rpo_core.foundation.errors import UserError
@@ -44,6 +46,18 @@ def take(stage: str, name: str) -> str:
 def share(path: Path) -> None:
     """Keep a lock that another process of this group has taken until this one has ended, too."""
     _flock(_open(path, os.O_RDWR), fcntl.LOCK_SH)
+
+
+@contextmanager
+def one_at_a_time(path: Path) -> Iterator[None]:
+    """Let one thread or process after the other do what is in the block, by a lock on the file `path`, made with its folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        _flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def _open(path: Path, flags: int) -> int:

@@ -94,5 +94,6 @@ def tiny_rewards(names: list[str], models: Path) -> str | None:
     if not (models / LOCK).exists():  # rewards computed by a server need none
         return None
     entries = read_json(models / LOCK, dict)
-    tiny = [REWARDS[name].label for name in names if "folder" in entries.get(name, {})]
+    read = dict.fromkeys(model for name in names if name in REWARDS for model in REWARDS[name].models[:1])
+    tiny = [REWARDS[model].label for model in read if "folder" in entries.get(model, {})]
     return f"tiny models, not {', '.join(tiny)}" if tiny else None

@@ -21,7 +21,7 @@ from g2rpo_core.distributed.machine import REAL, Machine
 from g2rpo_core.foundation.errors import UserError, require
 from g2rpo_core.foundation.files import reading
 from g2rpo_core.foundation.settings import problems_of
-from g2rpo_core.rewards import geneval, hpsv3, image_reward, ocr, pairwise, similarity, unified_reward
+from g2rpo_core.rewards import geneval, hpsv3, image_reward, ocr, pairwise, similarity, unified_reward, votes
 from g2rpo_core.rewards.preprocess import Images, eight_bit
 from g2rpo_core.rewards.remote import RemoteReward, check_key
 from g2rpo_core.rewards.spec import Reward, RewardSettings, RewardSpec, Section
@@ -130,6 +130,7 @@ SPECS: tuple[RewardSpec, ...] = (
     pairwise.SPEC,
     ocr.SPEC,
     geneval.SPEC,
+    votes.SPEC,
     # scores images of tiny tasks exactly: it has no weights, so it cannot be hacked as a learned reward can
     RewardSpec("verifier", "Verifier (exact)", lambda models, device, settings: verify, settings=RewardSettings, tasks_only=True),
 )
@@ -204,7 +205,10 @@ def check(name: str, section: Section) -> None:
     if isinstance(settings, CustomRewardSettings) and settings.class_ and not settings.remote:
         class_of(name, settings)
     if name in REWARDS and not settings.remote:
-        require(f"rewards.{name}", name, *REWARDS[name].requires)
+        spec = REWARDS[name]
+        require(f"rewards.{name}", name, *spec.requires)
+        if spec.check:
+            spec.check(settings)
     if server := getattr(settings, "server", None):
         check_key(server, f"rewards.{name}.server")
 

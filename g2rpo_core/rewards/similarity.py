@@ -42,8 +42,13 @@ class CosineScore:
         self.dtype = getattr(torch, settings.dtype)
         self._texts: dict[str, torch.Tensor] = {}
 
-    @torch.no_grad()
     def __call__(self, images: Images, prompts: Sequence[str]) -> torch.Tensor:
+        features, texts = self.features(images, prompts)
+        return self.scale * (features * texts).sum(1)
+
+    @torch.no_grad()
+    def features(self, images: Images, prompts: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Encode N images and their prompts: unit vectors [N, D] float32 of each."""
         check_pairs(images, prompts)
         asked = list(dict.fromkeys(prompts))
         known = {prompt: self._texts.pop(prompt) for prompt in asked if prompt in self._texts}
@@ -58,8 +63,7 @@ class CosineScore:
             del self._texts[prompt]
         parts = (images[start : start + self.micro_batch] for start in range(0, len(images), self.micro_batch))
         encoded = (self.encode_images(self.preprocess(part, self.device).to(self.dtype)) for part in parts)
-        features = torch.cat([F.normalize(part.float(), dim=-1) for part in encoded])
-        return self.scale * (features * texts).sum(1)
+        return torch.cat([F.normalize(part.float(), dim=-1) for part in encoded]), texts
 
 
 def make_open_clip_score(

@@ -172,3 +172,5 @@ class RewardSpec:
     """Modules that it needs unless its settings are `remote`; the package's extra of the reward's name brings them."""
     problem_of_prompt: Callable[[str], str | None] = lambda prompt: None
     """Say why no image of a prompt can have a score; None if it can."""
+    check: Callable[[Any], object] | None = None
+    """Check its settings, unless they are `remote`, without a model; UserError if, for example, a file is missing."""

@@ -21,7 +21,7 @@ from tests.conftest import ROOT
 from tests.fixtures.commands import run_here
 
 COMMANDS = (
-    *("doctor", "plan", "models", "prompts", "probe", "generate", "score", "demo", "export", "report"),
+    *("doctor", "plan", "models", "prompts", "probe", "generate", "score", "demo", "votes", "export", "report"),
     *("profile list", "profile show", "profile diff"),
 )
 # of the commands that hand their words to a module, what `--help` loads
@@ -63,7 +63,12 @@ def test_help_says_of_every_list_that_its_option_may_be_repeated():
     lists = []
     for name, command in typer.main.get_command(app).commands.items():
         lists += [(name, each) for each in command.params if each.param_type_name == "option" and each.multiple]
-    assert {(name, each.name) for name, each in lists} == {("generate", "run"), ("score", "reward"), ("demo", "run")}
+    assert {(name, each.name) for name, each in lists} == {
+        ("generate", "run"),
+        ("score", "reward"),
+        ("demo", "run"),
+        ("votes", "reward"),
+    }
     assert [(name, each.name) for name, each in lists if "may be repeated" not in each.help] == []
 
 

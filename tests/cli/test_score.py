@@ -99,7 +99,7 @@ def test_mistakes_end_in_one_line_and_leave_no_file(models, folder, tmp_path):
         assert done.returncode == 1 and message in done.stderr.strip().split("\n")[-1]
     done = g2rpo("score", "--reward", "beauty", *prompts, folder)
     assert done.stderr == (
-        "error: --reward beauty: unknown; there are hps, clip_score, pickscore, image_reward, unified_reward, hpsv3, ocr, geneval, "
+        "error: --reward beauty: unknown; there are hps, clip_score, pickscore, image_reward, unified_reward, hpsv3, ocr, geneval, votes, "
         "hps_v2_1, hps-v2.1\n"
     )
 

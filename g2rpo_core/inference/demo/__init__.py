@@ -1,4 +1,4 @@
-"""Serve the page of `g2rpo demo`: a prompt drawn with the base and with trained runs, side by side, and scored."""
+"""Serve the page of `g2rpo demo`: a prompt drawn with the base and with trained runs, scored, and voted on."""
 
 import os
 import tempfile

@@ -10,6 +10,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from g2rpo_core.evaluation.settings import EvaluationSettings
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.inference.demo.answer import DrawnImage, ImageRequest, from_link, link
+from g2rpo_core.inference.demo.vote import Pair
 
 OPEN_TO_ALL = "Anyone who can reach this address can use the page: there is no password."
 # the tables of images in reporting/templates/report.html.j2
@@ -37,6 +38,25 @@ def images(
     return environment.get_template("pictures.html.j2").render(
         shown, width=size.width, height=size.height, pixelated=size.height < 128
     )
+
+
+def pair(two: Pair, size: EvaluationSettings) -> str:
+    """Render two images side by side, without a word of what drew them."""
+    return environment.get_template("pair.html.j2").render(
+        pair=two, width=size.width, height=size.height, pixelated=size.height < 128
+    )
+
+
+def voted(two: Pair, choice: str) -> str:
+    """Render what was what, after the vote."""
+    said = {
+        "left": "you chose the left one",
+        "right": "you chose the right one",
+        "equal": "both are equal to you",
+        "skip": "skipped",
+    }
+    text = '<p class="g2-soft">The last pair: left {{ l.run }}, seed {{ l.seed }}; right {{ r.run }}, seed {{ r.seed }}: {{ said }}.</p>'
+    return environment.from_string(text).render(l=two.left, r=two.right, said=said[choice])
 
 
 def history(saved: object, usual: Mapping[str, object]) -> str:

@@ -1,0 +1,91 @@
+"""Define `g2rpo votes`: what people voted in the demo, and which rewards agree with them."""
+
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from g2rpo_core.cli.options import read_profile, resolve_alias
+from g2rpo_core.foundation.errors import UserError, attempt
+from g2rpo_core.foundation.files import existing
+
+if TYPE_CHECKING:  # these import torch, which would slow down --help
+    import pandas as pd
+    import torch
+
+    from g2rpo_core.rewards.spec import Section
+
+
+def votes(
+    profile: Annotated[
+        str | None, typer.Option(help="profile whose models, rewards and votes are used (default: the one in params.yaml)")
+    ] = None,
+    file: Annotated[Path | None, typer.Option(help="file of votes (default: votes/PROFILE.parquet)")] = None,
+    reward: Annotated[
+        list[str] | None,
+        typer.Option(help="score the images by this reward; may be repeated (default: those of training and evaluation)"),
+    ] = None,
+) -> None:
+    """Count the votes of `g2rpo demo`: which run wins how often, and how often each reward agrees with people.
+
+    Shares have Wilson's 95 % intervals. The last lines say how well a reward that is fitted to the votes predicts votes on prompts that
+    it has not seen, and what to write into a profile to use it.
+
+    Example: g2rpo votes --profile tiny --reward hps
+    """
+    count(SimpleNamespace(**locals()))
+
+
+def count(args: SimpleNamespace) -> None:
+    """Check the options, then print; UserError before any model is loaded if a reward is unknown or the votes cannot be read."""
+    profile, settings = read_profile(args.profile)
+
+    from g2rpo_core.common.processes import device_of
+    from g2rpo_core.inference.runs import tiny_rewards
+    from g2rpo_core.inference.votes import about, agreement, file_of, win_rates
+    from g2rpo_core.rewards.registry import labels, load
+    from g2rpo_core.rewards.votes import read_votes
+
+    # Check the options
+    named = labels(settings.rewards)
+    usual = dict.fromkeys([*settings.training.rewards, *settings.evaluation.rewards])
+    names = [resolve_alias(name) for name in args.reward or usual if name != "votes"]  # its own head has seen these votes
+    if unknown := [name for name in names if name not in named]:
+        raise UserError(f"--reward {unknown[0]}: unknown; there are {', '.join(named)}")
+    file, models = args.file or file_of(profile), Path("models", profile)
+    table = read_votes(existing(file))
+    print(about(file, table))
+    for line in win_rates(table):
+        print(line)
+    # Rewards that exist, one after the other
+    device = device_of(None)
+    for name in names:
+        scorer = load([name], models, device, settings.rewards)[name]
+        print(f"{named[name]} ({name}) agrees with {agreement(name, scorer, file, table)}")
+    if note := tiny_rewards(names, models):
+        print(f"note: scores are from {note}")
+    # The reward that could be fitted
+    lines, problems = attempt(partial(describe_head, file, table, models, device, settings.rewards))
+    for line in [*(lines or ()), *(f"no reward from these votes: {problem}" for problem in problems)]:
+        print(line)
+
+
+def describe_head(file: Path, table: "pd.DataFrame", models: Path, device: "torch.device", section: "Section") -> list[str]:
+    """Say how well a head predicts votes on prompts it has not seen, and how to use it; UserError if there are too few votes."""
+    from g2rpo_core.common.model_store import ModelStore, sha256
+    from g2rpo_core.inference.votes import share
+    from g2rpo_core.rewards.registry import settings_of
+    from g2rpo_core.rewards.similarity import clip_score
+    from g2rpo_core.rewards.votes import VotesSettings, cross_validate, differences, enough
+
+    enough(file, table)
+    settings = settings_of({"votes": {key: value for key, value in section.get("votes", {}).items() if key != "server"}}, "votes")
+    assert isinstance(settings, VotesSettings)
+    scorer = clip_score(ModelStore(models).folder("clip_score"), device, settings)
+    right, asked = cross_validate(differences(scorer, file, table), table, settings.l2)
+    return [
+        f"a reward fitted to these votes predicts {share(right, asked)} on prompts that it has not seen; 50 % is chance",
+        f"to use it: rewards: {{votes: {{file: {file}, sha256: {sha256(file)}}}}}",
+    ]

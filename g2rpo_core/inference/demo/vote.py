@@ -1,0 +1,105 @@
+"""Draw two images of one prompt for a person to choose between, who is not told whose they are, and keep the vote."""
+
+import io
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from PIL.Image import Image
+from torchvision.transforms.functional import to_pil_image
+
+from g2rpo_core.data.prompts import captions, given_prompts, load_prompts, normalized
+from g2rpo_core.foundation.errors import UserError
+from g2rpo_core.inference.painter import Painter, png
+from g2rpo_core.inference.runs import find_weights
+from g2rpo_core.inference.votes import add_vote
+from g2rpo_core.rewards.votes import SIDES
+from g2rpo_core.tasks import TASK_NAMES
+
+OFFERED = 50  # training prompts that the page begins with
+LONGEST_NAME = 100  # characters of a voter's name
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One of two images, with what the page says only after the vote."""
+
+    run: str
+    seed: int
+    image: Image
+    origin: dict[str, Any]
+    """What made it, for the file; the page shows the image without it."""
+
+    @property
+    def shown(self) -> bytes:
+        """Return the image as a PNG that does not say what made it."""
+        file = io.BytesIO()
+        self.image.save(file, "PNG")
+        return file.getvalue()
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two images of one prompt, in an order that was drawn."""
+
+    prompt: str
+    left: Candidate
+    right: Candidate
+    id: str = field(default_factory=lambda: uuid4().hex)
+    """Of this pair, so that a press of a button counts only for the pair that it was meant for."""
+
+
+def offered_prompts(painter: Painter, profile: str) -> str:
+    """Return the first training prompts, a line each: votes on test prompts would leak them into what is trained; or nothing."""
+    made, source = Path("prompts", profile, "train.parquet"), painter.profile.prompts.train
+    if made.exists():
+        prompts = load_prompts(made)
+    elif source in TASK_NAMES:
+        prompts = captions(str(source), OFFERED, painter.profile.prompts.seed, testing=False)
+    else:
+        prompts = []
+    return "\n".join(prompt.text for prompt in prompts[:OFFERED])
+
+
+def draw_pair(
+    painter: Painter, profile: str, offered: Sequence[str], prompts: str, runs: Sequence[str], chance: random.Random
+) -> Pair:
+    """Draw one of the prompts by two of the runs from the same noise, or, if only one run is given, by it from two noises.
+
+    prompts: a line each; offered: the allowed runs. UserError for no prompt or run, for another run, and for a prompt that is too long.
+    """
+    lines = [line for line in prompts.splitlines() if normalized(line)]
+    if not lines:
+        raise UserError("write prompts to vote on, one on each line")
+    if not runs:
+        raise UserError("tick the runs to compare; of one alone, two seeds are compared")
+    if unknown := [run for run in runs if run not in offered]:
+        raise UserError(f"there is no run {unknown[0]!r} here, only {', '.join(offered)}")
+    first, second = chance.sample(list(runs), 2) if len(runs) > 1 else (runs[0], runs[0])
+    seed = chance.randrange(2**32)
+    seeds = (seed, seed if first != second else (seed + 1 + chance.randrange(2**32 - 1)) % 2**32)
+    prompt, settings = given_prompts([chance.choice(lines)])[0], painter.profile
+    (conditioning,) = painter.encode([prompt])
+    sampling: dict[str, Any] = {"steps": settings.evaluation.steps[0], "guidance": settings.sampling.guidance}
+
+    def candidate(run: str, seed: int) -> Candidate:
+        (image,) = painter.draw(find_weights(run, profile), conditioning, [seed], **sampling)
+        return Candidate(
+            run, seed, to_pil_image(image), {"profile": profile, "run": run, "prompt": prompt.text, "seed": seed, **sampling}
+        )
+
+    return Pair(prompt.text, candidate(first, seeds[0]), candidate(second, seeds[1]))
+
+
+def keep(file: Path, pair: Pair, winner: str, voter: str) -> None:
+    """Append the vote on a pair to the file (see `add_vote`); winner: left, right or equal. UserError for a name that is too long."""
+    name = normalized(voter)
+    if len(name) > LONGEST_NAME:
+        raise UserError(f"a voter's name has at most {LONGEST_NAME} characters")
+    sides = dict(zip(SIDES, (pair.left, pair.right)))
+    about = {f"{side}_{key}": value for side, one in sides.items() for key, value in (("run", one.run), ("seed", one.seed))}
+    images = {side: png(one.image, one.origin) for side, one in sides.items()}
+    add_vote(file, {"prompt": pair.prompt, "winner": winner, "voter": name, **about}, images)

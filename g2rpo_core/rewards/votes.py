@@ -1,0 +1,224 @@
+"""Fit a reward to human votes: a linear Bradley-Terry head on the features of the profile's CLIP Score model.
+
+A vote says which of two images of one prompt is better. With phi(image, prompt) = [f, f * t], unit vectors f of the image and t of
+the prompt, the odds that the left image wins are exp(w . (phi(left) - phi(right))) (Bradley and Terry, 1952), and the score is
+w . phi: a difference of 1 means odds of e. All ones on f * t would be CLIP Score itself. Features of the prompt alone cancel.
+
+The votes are a Parquet file (`SCHEMA`, a row per vote), with the images beside it. `g2rpo demo` writes both.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+
+import pandas as pd
+import pyarrow as pa
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from pydantic import Field
+
+from g2rpo_core.common.model_store import ModelStore, sha256
+from g2rpo_core.common.seeding import seed_of
+from g2rpo_core.foundation.claims import one_at_a_time
+from g2rpo_core.foundation.errors import UserError
+from g2rpo_core.foundation.files import complaint, existing, read_table, reading, whole, write_whole
+from g2rpo_core.foundation.settings import Scale
+from g2rpo_core.rewards.preprocess import Images
+from g2rpo_core.rewards.similarity import CosineScore, clip_score
+from g2rpo_core.rewards.spec import VIT_H_14, Reward, RewardSpec, ScorerSettings
+
+SIDES = ("left", "right")
+EQUAL = "equal"
+WINS = {"left": 1.0, EQUAL: 0.5, "right": 0.0}  # winner -> what the left image won
+_OF_A_SIDE = {"file": pa.string(), "sha256": pa.string(), "run": pa.string(), "seed": pa.int64()}
+SCHEMA = pa.schema(
+    {"prompt": pa.string(), "winner": pa.string()}
+    | {f"{side}_{name}": kind for side in SIDES for name, kind in _OF_A_SIDE.items()}
+    | {"time": pa.timestamp("us", tz="UTC"), "voter": pa.string()}
+)
+LEAST_VOTES, LEAST_PROMPTS = 30, 5  # votes that are not `equal`, and their prompts; with fewer nothing is fitted
+FOLDS = 5
+FORM = "1"  # of the head: raise it when features or fit change, so that kept heads are fitted again
+
+
+class VotesSettings(ScorerSettings):
+    """Settings of the reward that is fitted to human votes; micro_batch and dtype are those of the CLIP Score model."""
+
+    file: str | None = Field(None, description="the votes, such as votes/tiny.parquet; the images are beside it")
+    sha256: str | None = Field(
+        None,
+        pattern="^[0-9a-f]{64}$",
+        description="hash of that file, so that new votes rerun what uses them; `g2rpo votes` prints it",
+    )
+    l2: Scale = Field(1.0, description="strength of the prior: l2 / 2 * |w|^2 is added to the summed log loss of all votes")
+
+
+def read_votes(file: Path) -> pd.DataFrame:
+    """Read the votes, one row each (see `SCHEMA`); UserError if the file is missing, damaged, or no file of votes."""
+    table = read_table(existing(file), SCHEMA.names)
+    with reading(file):
+        table = pa.Table.from_pandas(table, schema=SCHEMA, preserve_index=False).to_pandas()
+    if wrong := set(table.winner) - set(WINS):
+        raise UserError(complaint(file, f"has the winner {str(wrong.pop())[:20]!r}, not {', '.join(WINS)}"))
+    for name in (name for side in SIDES for name in table[f"{side}_file"].unique()):
+        if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+            raise UserError(complaint(file, f"names the image {name[:60]!r}, which leads out of its folder"))
+    return table
+
+
+def decided(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the votes that name a better image."""
+    return table[table.winner != EQUAL]
+
+
+def enough(file: Path, table: pd.DataFrame) -> None:
+    """Check that there are votes enough to fit a head; UserError otherwise."""
+    votes, prompts = len(decided(table)), decided(table).prompt.nunique()
+    if votes < LEAST_VOTES or prompts < LEAST_PROMPTS:
+        raise UserError(
+            f"{file}: a reward needs at least {LEAST_VOTES} votes that name a better image, on {LEAST_PROMPTS} prompts; there are {votes} "
+            f"on {prompts}: vote more in `g2rpo demo`"
+        )
+
+
+def read_images(file: Path, table: pd.DataFrame, side: str) -> list[Image.Image]:
+    """Read the left or right image of each vote; UserError for one that is gone or not the one that was voted on."""
+    images = []
+    for name, expected in zip(table[f"{side}_file"], table[f"{side}_sha256"]):
+        path = whole(file.parent / name)
+        if sha256(path) != expected:
+            raise UserError(complaint(path, f"is not the image of the vote in {file}: restore it"))
+        with reading(path), Image.open(path) as image:
+            images.append(image.convert("RGB"))
+    return images
+
+
+def features(scorer: CosineScore, images: Images, prompts: Sequence[str]) -> torch.Tensor:
+    """Return phi(image, prompt) = [f, f * t], [N, 2 D] float32."""
+    image, text = scorer.features(images, prompts)
+    return torch.cat([image, image * text], 1)
+
+
+def differences(scorer: CosineScore, file: Path, table: pd.DataFrame) -> torch.Tensor:
+    """Return phi(left) - phi(right) of each vote, [V, 2 D] float64 on the CPU."""
+    parts = []
+    for start in range(0, len(table), scorer.micro_batch):
+        part = table.iloc[start : start + scorer.micro_batch]
+        left, right = (features(scorer, read_images(file, part, side), list(part.prompt)) for side in SIDES)
+        parts.append((left.double() - right.double()).cpu())
+    return torch.cat(parts)
+
+
+def won(table: pd.DataFrame) -> torch.Tensor:
+    """Return what the left image won in each vote, [V] float64: 1, 0.5 if both are equal, or 0."""
+    return torch.tensor(table.winner.map(WINS).to_numpy(), dtype=torch.float64)
+
+
+def gradient(weights: torch.Tensor, scaled: torch.Tensor, wins: torch.Tensor, l2: float) -> torch.Tensor:
+    """Return the gradient [F] of sum(softplus(z) - wins * z) + l2 / 2 * |w|^2 with z = scaled @ w, the log loss and its prior."""
+    return scaled.T @ (torch.sigmoid(scaled @ weights) - wins) + l2 * weights
+
+
+def scale_of(differences: torch.Tensor) -> torch.Tensor:
+    """Return a factor for each feature [2 D], one for each half, with which the differences' mean squared norm is 1 in each half."""
+    halves = [half.square().sum(1).mean().sqrt().expand(half.shape[1]) for half in differences.chunk(2, 1)]
+    return 1 / torch.cat(halves).clamp_min(1e-12)
+
+
+def fit(differences: torch.Tensor, wins: torch.Tensor, l2: float) -> torch.Tensor:
+    """Fit the head: weights [2 D] float64 of the features, by L2-regularised logistic regression on differences [V, 2 D].
+
+    The prior holds for features as `scale_of` scales them. Deterministic: the objective is strictly convex, and LBFGS starts at 0.
+    """
+    scale = scale_of(differences)
+    scaled, weights = differences * scale, torch.zeros(differences.shape[1], dtype=torch.float64)
+    steps = torch.optim.LBFGS(
+        [weights], max_iter=1000, tolerance_grad=1e-10, tolerance_change=0, history_size=50, line_search_fn="strong_wolfe"
+    )
+
+    @torch.no_grad()
+    def loss() -> torch.Tensor:
+        weights.grad = gradient(weights, scaled, wins, l2)
+        z = scaled @ weights
+        return (F.softplus(z) - wins * z).sum() + l2 / 2 * weights.square().sum()
+
+    steps.step(loss)
+    return weights * scale
+
+
+def cross_validate(differences: torch.Tensor, table: pd.DataFrame, l2: float) -> tuple[int, int]:
+    """Return of how many votes a head that has not seen their prompts names the winner, and of how many in all, the equal left out."""
+    prompts = sorted(table.prompt.unique(), key=lambda prompt: seed_of("votes", prompt))
+    fold = torch.tensor(table.prompt.map({prompt: rank % FOLDS for rank, prompt in enumerate(prompts)}).to_numpy())
+    wins, right, count = won(table), 0, 0
+    for held_out in range(FOLDS):
+        asked = (fold == held_out) & (wins != 0.5)
+        z = differences[asked] @ fit(differences[fold != held_out], wins[fold != held_out], l2)
+        right, count = right + int(((z > 0) == (wins[asked] > 0.5)).sum()), count + int(asked.sum())
+    return right, count
+
+
+class VotesReward:
+    """w . phi(image, prompt), [N] float32: higher is better; weights: [2 D] float32 on the scorer's device."""
+
+    def __init__(self, scorer: CosineScore, weights: torch.Tensor):
+        self.scorer, self.weights = scorer, weights
+
+    def __call__(self, images: Images, prompts: Sequence[str]) -> torch.Tensor:
+        return (features(self.scorer, images, prompts) * self.weights).sum(1)
+
+
+def check(settings: VotesSettings) -> Path:
+    """Return the file of votes if it is the one that the settings name by its hash, with votes enough; UserError otherwise."""
+    if settings.file is None:
+        raise UserError("rewards.votes.file: name the file of votes, such as votes/tiny.parquet; `g2rpo demo` writes it")
+    file = whole(existing(Path(settings.file)))
+    if (found := sha256(file)) != settings.sha256:
+        named = f"is of other votes than {file} has now" if settings.sha256 else f"has to name the votes of {file}"
+        raise UserError(f"rewards.votes.sha256: {named}: write `sha256: {found}`, and what uses the reward runs again")
+    enough(file, read_votes(file))
+    return file
+
+
+def kept_head(models: ModelStore, scorer: CosineScore, settings: VotesSettings) -> torch.Tensor:
+    """Return the head's weights [2 D] float32: those beside the votes, or, if they were not fitted to just this, fitted and kept.
+
+    The processes of a run wait for the one that fits, so that all have the same weights.
+    """
+    from safetensors import safe_open
+    from safetensors.torch import save
+
+    model = hashlib.sha256(json.dumps(models.entry("clip_score")["files"], sort_keys=True).encode()).hexdigest()
+    decides = {"votes": settings.sha256, "clip_score": model, "l2": settings.l2, "dtype": settings.dtype, "form": FORM}
+    about = {"fitted_from": json.dumps(decides)}  # one text: safetensors writes several in any order
+    file = check(settings)
+    head = file.with_suffix(".safetensors")
+    with one_at_a_time(lock_of(file)):
+        check(settings)  # somebody may have voted meanwhile
+        if head.exists():
+            with reading(head, "delete it, and it is fitted again"), safe_open(head, "pt") as kept:
+                if kept.metadata() == about:
+                    return kept.get_tensor("weights")
+        table = read_votes(file)
+        weights = fit(differences(scorer, file, table), won(table), settings.l2).float()
+        write_whole(head, save({"weights": weights}, about))
+    return weights
+
+
+def lock_of(file: Path) -> Path:
+    """Return the file by whose lock one process after the other writes the votes and what lies beside them."""
+    return file.with_name(f".{file.stem}.lock")
+
+
+def build(models: ModelStore, device: torch.device, settings: VotesSettings) -> Reward:
+    """Build the reward, whose head is fitted here if it is not kept; UserError as `check`."""
+    check(settings)  # before a model is read
+    scorer = clip_score(models.folder("clip_score"), device, settings)
+    return VotesReward(scorer, kept_head(models, scorer, settings).to(device))
+
+
+SPEC = RewardSpec(
+    "votes", "Human votes", build, settings=VotesSettings, models=("clip_score",), size=VIT_H_14, check=check,
+)  # fmt: skip
