@@ -135,7 +135,7 @@ def run_stages() -> dict[str, str]:
     unified_reward.SCENES = 64
     root = Path("models", "probe")
     quality = build_pipeline(root, settings)
-    for name in BUILDERS:
+    for name in filter(settings.fit_of, BUILDERS):
         quality |= build_scorer(root, settings, name)
     write_lock(root, describe_models(root))
     # The stages after them

@@ -271,14 +271,14 @@ def test_a_run_trains_on_win_rates(tmp_path, models, embeddings_folder):
             path = tmp_path.joinpath(stage, "mine", *rest)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.symlink_to(target)
-        command = [sys.executable, "-m", "stages.train", "--profile", "mine", "--method", "dance_grpo", "--seed", "1"]
+        command = [sys.executable, "-m", "stages.train", "--profile", "mine", "--method", "g2rpo", "--seed", "1"]
         environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
         done = subprocess.run(command, cwd=file.parents[1], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
-    records = pd.read_parquet(tmp_path / "runs" / "mine" / "dance_grpo-1" / "records.parquet")
+    records = pd.read_parquet(tmp_path / "runs" / "mine" / "g2rpo-1" / "records.parquet")
     last = records.iloc[-1]
     assert last.reward_pairwise == pytest.approx(0.5) and last.reward_std_pairwise > 0 and last.grad_norm > 0
     assert records.heldout_hps.notna().all() and "heldout_pairwise" not in records
-    curve = json.loads((tmp_path / "reports" / "mine" / "curves" / "dance_grpo-1.json").read_text())
+    curve = json.loads((tmp_path / "reports" / "mine" / "curves" / "g2rpo-1.json").read_text())
     assert curve and not any("pairwise" in row for row in curve)
     assert len(served.requests) >= 3
