@@ -45,8 +45,8 @@ def ways(profile: Profile, name: str, machines: Machines, lora: bool, rate: floa
                 continue
             parallel = {"shard_size": shard, "replica": replica}
             chosen: dict = {"gradient_checkpointing": checkpointing} | ({"lora": LORA.model_dump(mode="json")} if lora else {})
-            for share in (1, 4, training.batch_tokens):
-                chosen["batch_tokens"] = training.batch_tokens // share
+            for tokens in dict.fromkeys((training.batch_tokens, max(1, training.batch_tokens // 4), 1)):
+                chosen["batch_tokens"] = tokens
                 settings = chosen | {"parallel": training.parallel.model_dump() | parallel}
                 plan = make_plan(changed(profile, name, settings), name, used, rate=rate)
                 if has_room(plan, used):

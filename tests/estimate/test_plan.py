@@ -85,14 +85,14 @@ def test_weights_of_the_published_text_encoders(repo, weights):
 @pytest.mark.pipeline
 def test_classifier_free_guidance_is_planned_as_two_evaluations():
     profile = load_profile(ROOT / "profiles" / "sd35_medium_lora_1gpu.yaml")
-    guided = make_plan(profile, "g2rpo", Machines(1, 24))
+    guided = make_plan(profile, "mix_grpo", Machines(1, 24))
     sampling = profile.sampling.model_copy(update={"guidance": 1.0})
-    alone = make_plan(profile.changed(sampling=sampling), "g2rpo", Machines(1, 24))
+    alone = make_plan(profile.changed(sampling=sampling), "mix_grpo", Machines(1, 24))
     assert guided.evaluations_per_prompt == 2 * alone.evaluations_per_prompt
-    assert guided.latents_per_call == {"rollout": 4, "update": 4} and alone.latents_per_call == {"rollout": 8, "update": 5}
+    assert guided.latents_per_call == {"rollout": 4, "update": 4} and alone.latents_per_call == {"rollout": 8, "update": 8}
     for phase in ("rollout", "update"):
         assert guided.seconds[phase] == pytest.approx(2 * alone.seconds[phase], rel=0.01)
-    assert guided.fits and not make_plan(profile, "g2rpo", Machines(1, 16)).fits
+    assert guided.fits and not make_plan(profile, "mix_grpo", Machines(1, 16)).fits
 
 
 def test_a_lora_is_counted_as_peft_makes_it():
@@ -280,6 +280,7 @@ def test_the_cheapest_way_fits_memory_and_hours_or_is_none():
     assert way.plan.fits and way.plan.hours <= 100 and fastest.plan.hours <= way.plan.hours
     found = list(ways(profile, "g2rpo", Machines(1, 80), lora=False))
     assert way.plan.gpu_hours == min(one.plan.gpu_hours for one in found)
+    assert profile.run("g2rpo").training.batch_tokens == 1  # which no smaller call can be tried beside
     assert cheapest(profile, "g2rpo", Machines(1, 80), hours=fastest.plan.hours / 2) == (None, fastest)
     assert cheapest(profile, "g2rpo", Machines(1, 8), hours=100.0) == (None, None)
 

@@ -50,7 +50,7 @@ def test_every_method_is_planned_and_fits(name):
     words = dict(zip(PROFILES[name][::2], PROFILES[name][1::2]))
     gpus = int(words["--gpus"])
     machines = Machines(gpus, float(words["--memory"]), int(words.get("--nodes", count_nodes(gpus))))
-    assert profile.training.processes == profile.evaluation.processes == "auto"
+    assert profile.training.processes in ("auto", gpus) and profile.evaluation.processes == "auto"
     for method in profile.methods:
         assert make_plan(profile, method, machines).fits, method
 
