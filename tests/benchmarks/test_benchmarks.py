@@ -15,7 +15,7 @@ from tests.fixtures.projects import small_project
 
 def last_line(*words: str) -> dict:
     # Benchmarks measure what the machine can do; compiled bfloat16 is not even right under the pins
-    native = {name: value for name, value in os.environ.items() if name not in PINS}
+    native = {name: value for name, value in os.environ.items() if name not in PINS} | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, "-m", *words], cwd=ROOT, capture_output=True, text=True, env=native)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.strip().split("\n")[-1])
