@@ -1,7 +1,5 @@
 """Draw images with a profile's models, which are loaded when first needed, and kept."""
 
-import io
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -11,8 +9,6 @@ import torch
 from diffusers import DiffusionPipeline
 from diffusers.utils.logging import disable_progress_bar
 from peft.tuners.tuners_utils import BaseTunerLayer
-from PIL.Image import Image
-from PIL.PngImagePlugin import PngInfo
 from transformers.utils.logging import disable_progress_bar as disable_progress_bar_of_encoders
 
 from g2rpo_core.architectures.architecture import Schedule
@@ -23,7 +19,6 @@ from g2rpo_core.common.seeding import generator
 from g2rpo_core.config import Profile
 from g2rpo_core.data.embeddings import DTYPES, Conditioning, check_lengths, encode, encode_negative
 from g2rpo_core.data.prompts import Prompt
-from g2rpo_core.inference.pictures import TEXT
 from g2rpo_core.models.generate import draw
 from g2rpo_core.models.policy import Policy, policy_settings
 from g2rpo_core.rewards import registry
@@ -145,11 +140,3 @@ def scale_lora(policy: Policy, scale: float) -> Iterator[None]:
         yield
     finally:
         set_scale(1.0)
-
-
-def png(image: Image, origin: Mapping[str, object]) -> bytes:
-    """Encode an image as PNG, with its settings as JSON in the text field `g2rpo`."""
-    text, file = PngInfo(), io.BytesIO()
-    text.add_text(TEXT, json.dumps(origin, allow_nan=False))
-    image.save(file, "PNG", pnginfo=text)
-    return file.getvalue()

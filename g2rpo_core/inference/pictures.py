@@ -81,8 +81,6 @@ class Pictures:
         """Write a run's pictures [seeds, 3, H, W] of a prompt, and INDEX; yield their files."""
         from torchvision.transforms.functional import to_pil_image
 
-        from g2rpo_core.inference.painter import png
-
         for seed, image in zip(self.seeds, images):
             path = self.path(run, number, seed)
             write_whole(path, png(to_pil_image(image), self.about(run, number, seed)))
@@ -96,8 +94,6 @@ class Pictures:
 
     def write_last(self, drawn: "Mapping[str, Sequence[torch.Tensor]]") -> Iterator[Path]:
         """Write the picture of all, if it is wanted; yield its file. drawn: of every run the images [seeds, 3, H, W] of each prompt."""
-        from g2rpo_core.inference.painter import png
-
         if self.grid:
             texts = [prompt.text for prompt in self.prompts]
             write_whole(self.path_of_grid, png(side_by_side(drawn, texts, self.seeds), self.about_grid))
@@ -160,3 +156,13 @@ def settings_of(path: Path) -> dict | None:
     except (OSError, ValueError, Image.DecompressionBombError, SyntaxError):
         return None
     return found if isinstance(found, dict) else None
+
+
+def png(image: "Image", origin: Mapping[str, object]) -> bytes:
+    """Encode an image as PNG, with its settings as JSON in the text field `g2rpo`."""
+    from PIL.PngImagePlugin import PngInfo
+
+    text, file = PngInfo(), io.BytesIO()
+    text.add_text(TEXT, json.dumps(origin, allow_nan=False))
+    image.save(file, "PNG", pnginfo=text)
+    return file.getvalue()

@@ -6,7 +6,7 @@ from PIL import Image
 
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.inference.folder import OPEN, batches, check_images, pair, read_image
-from g2rpo_core.inference.painter import png
+from g2rpo_core.inference.pictures import png
 from g2rpo_core.rewards.preprocess import check_pairs, in_eight_bits
 
 

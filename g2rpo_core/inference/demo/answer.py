@@ -15,8 +15,8 @@ from g2rpo_core.data.prompts import Prompt, normalized
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import in_one_line
 from g2rpo_core.foundation.settings import Settings, problems_of
-from g2rpo_core.inference.painter import Painter, png
-from g2rpo_core.inference.pictures import MOST_STEPS
+from g2rpo_core.inference.painter import Painter
+from g2rpo_core.inference.pictures import MOST_STEPS, png
 from g2rpo_core.inference.runs import find_weights
 from g2rpo_core.rewards.registry import compares
 

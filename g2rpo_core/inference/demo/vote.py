@@ -13,7 +13,8 @@ from torchvision.transforms.functional import to_pil_image
 
 from g2rpo_core.data.prompts import captions, given_prompts, load_prompts, normalized
 from g2rpo_core.foundation.errors import UserError
-from g2rpo_core.inference.painter import Painter, png
+from g2rpo_core.inference.painter import Painter
+from g2rpo_core.inference.pictures import png
 from g2rpo_core.inference.runs import find_weights
 from g2rpo_core.inference.votes import add_vote
 from g2rpo_core.rewards.votes import SIDES
