@@ -91,7 +91,7 @@ def unified_reward(folder: Path, device: torch.device, settings: UnifiedRewardSe
     @torch.no_grad()
     def ask(images, questions):
         answers = []
-        for image, text in zip(images, questions):
+        for (image,), text in zip(images, questions):
             chat = processor.apply_chat_template(conversation(text), add_generation_prompt=True, tokenize=False)
             inputs = processor(text=[chat], images=[TF.to_pil_image(image)], return_tensors="pt").to(device)
             made = model.generate(**inputs, max_new_tokens=settings.max_new_tokens, do_sample=False)

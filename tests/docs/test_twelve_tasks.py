@@ -164,7 +164,7 @@ def test_a_reward_of_ones_own_scores_a_folder_and_its_mistakes_are_found_first(c
     for name, colour, size in (("a", (255, 0, 0), (8, 8)), ("b", (0, 0, 255), (4, 8))):
         Image.new("RGB", size, colour).save(clone / "pictures" / f"{name}.png")
     (clone / "pictures" / "prompts.csv").write_text("file,prompt\na.png,red\nb.png,blue\n")
-    command, *_ = of("docs/rewards.md", "g2rpo score")
+    (command,) = of("docs/rewards.md", "g2rpo score --reward redness")
     done = run_here(main, *shlex.split(command)[1:], folder=clone)
     assert done.returncode == 0 and done.stdout == "scores.csv: 2 images, mean redness 0.5000\n", done.stderr
     assert pd.read_csv(clone / "scores.csv").redness.tolist() == [2.0, -1.0]

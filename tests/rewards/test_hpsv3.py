@@ -151,6 +151,7 @@ def test_the_same_seed_teaches_the_same_weights():
 
 
 @pytest.mark.slow
+@pytest.mark.engines
 def test_a_short_training_prefers_right_images_of_scenes_it_never_saw(tmp_path):
     """Read back from the published form; chance is 0.5, and 512 scenes are 0.022 from it at one deviation."""
     how = FitSettings(steps=300, batch=32, learning_rate=3e-3)
