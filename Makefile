@@ -3,8 +3,11 @@ PYTHON ?= python3
 BIN := .venv/bin
 # One worker per core; tests of a file stay together because they share fixtures.
 PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
+# Slow tests often wait, for servers and for processes that they started: one worker more
+PYTEST_WAITING := $(BIN)/python -m pytest -n $$(($$(getconf _NPROCESSORS_ONLN) + 1)) --maxprocesses 4 --dist loadfile
 export DVC_NO_ANALYTICS = 1
 export DO_NOT_TRACK = 1
+export ORT_DISABLE_TELEMETRY = 1
 export NO_MKDOCS_2_WARNING = 1
 
 .PHONY: help env has-env reproduce verify compare gpu-first check format docs docs-serve rehearse test test-slow test-engines test-portable test-rest clean
@@ -61,16 +64,16 @@ test: env ## all tests except the slow ones
 	$(PYTEST) -m "not slow"
 
 test-slow: env ## kills, load, rehearsals, long draws of generated inputs
-	$(PYTEST) -m "slow and not engines"
+	$(PYTEST_WAITING) -m "slow and not engines"
 
 test-engines: env ## more machines, kills, rehearsals and engines of the kinds that the slow tests try
-	$(PYTEST) -m engines
+	$(PYTEST_WAITING) -m engines
 
 test-portable: env ## compare with emulated processors of two vendors (QEMU): operations, fits, a GRPO iteration, an evaluation (hours)
 	$(BIN)/python -m tools.foreign_processors
 
 test-rest: env ## everything that `make check` leaves out but the engines, in one go
-	$(PYTEST) -m "(pipeline or slow) and not engines"
+	$(PYTEST_WAITING) -m "(pipeline or slow) and not engines"
 
 clean: ## remove the environment and everything that the pipeline makes; asks first where no cache has a run
 	@CONFIRM=$(CONFIRM) $(PYTHON) -m tools.clean

@@ -23,7 +23,7 @@ from tests.conftest import ROOT
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("processes, kills", [(1, 9), (2, 9)])
+@pytest.mark.parametrize("processes, kills", [(1, 9), pytest.param(2, 9, marks=pytest.mark.engines)])
 def test_a_run_killed_at_any_moment_ends_as_an_uninterrupted_one(processes, kills, models, embeddings_folder, tmp_path):
     (tmp_path / "models").symlink_to(models)
     (tmp_path / "embeddings").symlink_to(embeddings_folder)

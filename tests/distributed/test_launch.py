@@ -185,6 +185,7 @@ class Holds:
 
 
 @pytest.mark.slow
+@pytest.mark.engines
 def test_a_checkpoint_at_sigterm_has_the_whole_grace_of_the_profile(folder):
     """A call of 40 seconds before the checkpoint: torch's launcher would kill its processes after 30."""
     profile = YAML(typ="safe").load(folder / "profiles" / "two.yaml")
@@ -232,6 +233,7 @@ def dies(machine: subprocess.Popen) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.engines
 def test_a_run_goes_on_by_itself_when_one_of_two_nodes_died_and_came_back(folder):
     """From the last checkpoint, on both nodes, to the bits of a run that was left alone; node 0's command is never given again."""
     profile = YAML(typ="safe").load(folder / "profiles" / "two.yaml")

@@ -222,6 +222,7 @@ def engine_of(run: str) -> psutil.Process:
 
 
 @pytest.mark.slow
+@pytest.mark.engines
 def test_a_run_whose_process_is_killed_becomes_crashed_and_gives_its_slot_back(served, fresh_training):
     run = served.start("train")
     until((served.folder / "started").exists)
@@ -272,6 +273,7 @@ def test_a_live_view_that_fails_is_one_line_and_the_training_goes_on(served, fre
 
 
 @pytest.mark.slow
+@pytest.mark.engines
 def test_serve_restarts_its_server_and_ends_in_one_line_where_that_does_not_help(tmp_path):
     """Its own server, killed until it is given up."""
     from flows.server import RESTARTS

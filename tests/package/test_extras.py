@@ -239,6 +239,7 @@ def started(environment: "Environment", *words: object, folder: Path, until: str
         process.communicate()
 
 
+@pytest.mark.engines
 def test_the_extra_demo_serves_the_page(environment, folder):
     with socket.create_server(("127.0.0.1", 0)) as free:
         free_port = free.getsockname()[1]
@@ -246,6 +247,7 @@ def test_the_extra_demo_serves_the_page(environment, folder):
     assert "the demo of tiny is at http://127.0.0.1" in lines[-1], lines
 
 
+@pytest.mark.engines
 def test_the_extra_serve_serves_a_reward(environment, folder):
     words = ("serve-reward", "--reward", "hps", "--profile", "tiny", "--port", 0)
     lines = list(started(environment("serve"), *words, folder=folder, until=" serves hps"))

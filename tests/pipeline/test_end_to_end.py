@@ -453,6 +453,7 @@ def test_a_changed_parameter_runs_what_reads_it_and_can_be_compared_and_taken_ba
 
 
 @pytest.mark.slow
+@pytest.mark.engines
 def test_dvc_repro_goes_on_after_a_kill_to_the_same_bits(project):
     """SIGKILL to DVC and all it started, in the midst of training; the next `dvc repro` begins at the checkpoint."""
     profile = project / "profiles" / "seconds.yaml"

@@ -77,11 +77,12 @@ def test_a_campaign_runs_from_models_to_report_and_nothing_of_it_twice(cluster):
     assert done.stdout == "" and "everything that params.yaml names is up to date" in done.stderr, done.stdout + done.stderr
 
 
+@pytest.mark.engines
 def test_a_run_on_two_nodes_leaves_what_dvc_knows(cluster):
     project, _ = cluster
     (project / "params.yaml").write_text("profile: seconds\nmethods: [g2rpo, g2rpo_two]\nseeds: [7, 8]\npublished: []\n")
     done = g2rpo(cluster, "launch", "--method", "g2rpo", "--seed", "8", "--nodes", "2", "--submit", *ONE)
-    assert done.returncode == 0 and re.findall(r"seconds-(.*)\.sbatch: job", done.stdout) == ["g2rpo-8"], (
+    assert done.returncode == 0 and re.findall(r"seconds-(.*)\.sbatch: job", done.stdout)[-1:] == ["g2rpo-8"], (
         done.stdout + done.stderr
     )
     said = wait(cluster)
@@ -89,6 +90,7 @@ def test_a_run_on_two_nodes_leaves_what_dvc_knows(cluster):
         assert said.count(f"dvc status knows this run as {stage}@g2rpo-8") == 1, said
 
 
+@pytest.mark.engines
 def test_an_error_that_only_the_user_can_fix_is_not_tried_again(cluster):
     """A run that somebody has begun already: one line, although the launcher would start the processes three times more."""
     project, environment = cluster

@@ -28,8 +28,7 @@ METHODS = ("g2rpo", "g2rpo_no_mgai", "dance_grpo", "mix_grpo", "mix_grpo_flash",
 # every method once; for the others, the method itself and an adapter
 TWINS = [
     "sd3",
-    pytest.param("qwen_image", marks=pytest.mark.slow),
-    *(pytest.param(name, marks=(pytest.mark.slow, pytest.mark.engines)) for name in ("flux2", "zimage")),
+    *(pytest.param(name, marks=(pytest.mark.slow, pytest.mark.engines)) for name in ("qwen_image", "flux2", "zimage")),
 ]
 SMALL = {
     "prompts": {"train_count": 6, "test_count": 4},

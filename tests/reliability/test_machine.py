@@ -33,8 +33,14 @@ main()
 READ_ONLY = 'mount -t tmpfs tmpfs "$1" && cp -r profiles params.yaml dvc.yaml .dvc "$1" && mount -o remount,ro "$1" && cd "$1" && shift && exec "$@"'
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("name", ["embed", "evaluate"])
+@pytest.mark.parametrize(
+    "name, number",
+    [
+        ("embed", signal.SIGINT),
+        ("evaluate", signal.SIGTERM),
+        *(pytest.param(*each, marks=pytest.mark.engines) for each in (("embed", signal.SIGTERM), ("evaluate", signal.SIGINT))),
+    ],
+)
 def test_a_stop_signal_ends_a_stage_in_one_line_and_it_goes_on_later(project, name, number):
     profile = project / "profiles" / "small.yaml"
     data = YAML().load(profile.read_text())

@@ -60,6 +60,8 @@ def address(project, trap):
         port = free.getsockname()[1]
     proxies = dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"), trap.address)
     environment = {**os.environ, **proxies, "NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1", "HF_HUB_OFFLINE": "0"}
+    for name in ("CI", "ORT_DISABLE_TELEMETRY"):  # where either is set, onnxruntime is silent by itself
+        environment.pop(name, None)
     (project / "uploads").mkdir()
     environment["GRADIO_TEMP_DIR"] = str(project / "uploads")
     log = project / "demo.log"
