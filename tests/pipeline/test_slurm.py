@@ -27,6 +27,7 @@ def cluster(tmp_path_factory):
         seconds_checkout(project)
         file = project / "profiles" / "seconds.yaml"
         profile = YAML(typ="safe").load(file)
+        profile["models"] |= {"pickscore": None, "image_reward": None}
         profile["training"] |= {"processes": "auto", "prompts_per_iteration": 2, "snapshots": [], "checkpoints": {"every": 1}}
         profile["evaluation"] = {
             "processes": "auto",
