@@ -51,3 +51,21 @@ def test_a_methods_row_has_its_cost_seconds_and_gains(study):
         both = [written(gains(study, method, reward), 0.95) for reward in ("training", "verifier")]
         cells = [*costs, f"{seconds[method]['seconds']:.0f}", *both]
         assert " | ".join(cells) in FINDINGS, cells
+
+
+def test_rates_at_equal_total_compute_are_those_that_the_protocols_rule_chooses():
+    """The smallest rate within one standard error of the best, with a variance that all methods share; its numbers are in the table."""
+    entries = YAML(typ="safe").load(ROOT / "studies" / "equal_compute_rates" / "params.yaml")["entries"]
+    tables: dict[str, pd.DataFrame] = {}
+    for entry in entries:
+        method, _, rate = entry.rpartition("_")
+        gained = gains("equal_compute_rates", entry, "training").rename(int(rate))
+        tables[method] = pd.concat([tables.get(method, pd.DataFrame()), gained], axis=1)
+    rest = [(table.sub(table.mean(1), axis=0) - table.mean() + table.stack().mean()).to_numpy() for table in tables.values()]
+    error = (sum((part**2).sum() for part in rest) / (4 * len(rest)) * 2 / 3) ** 0.5  # 3 bases, 3 rates each
+    assert f"standard error is {error:.4f}" in FINDINGS
+    for method, table in tables.items():
+        means = table.mean()
+        chosen = means[means > means.max() - error].index[0]
+        cells = [f"**{value:+.3f}**" if rate == chosen else f"{value:+.3f}" for rate, value in means.items()]
+        assert f"| {' | '.join(cells)} |".replace("-", "−") in FINDINGS, method
