@@ -104,4 +104,5 @@ def test_a_study_commits_its_settings_numbers_and_page_alone(name, monkeypatch):
     study = load_study(name)
     assert set(study.methods) == set(study.entries)
     runs = [line.split()[0] for line in (ROOT / "studies" / name / "runs.txt").read_text().splitlines()[1:]]
-    assert runs == ["base-0", *(f"{method}-{seed}" for method in study.methods for seed in study.seeds)]
+    named = ["base-0", *(f"{method}-{seed}" for method in study.methods for seed in study.seeds)]
+    assert runs == ([f"base-{base}/{run}" for base in study.bases for run in named] or named)
