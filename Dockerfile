@@ -14,7 +14,7 @@ RUN apt-get update \
 
 USER ${UID}
 WORKDIR /g2rpo
-ENV PATH=/opt/g2rpo/bin:$PATH PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 DVC_NO_ANALYTICS=1 DO_NOT_TRACK=1 ORT_DISABLE_TELEMETRY=1
+ENV PATH=/opt/g2rpo/bin:$PATH PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 DVC_NO_ANALYTICS=1 DO_NOT_TRACK=1
 
 # The packages, before the code: a change of the code installs none again. torch comes first, so that pip chooses its release
 COPY --chown=${UID} requirements.lock ./

@@ -7,7 +7,6 @@ PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 PYTEST_WAITING := $(BIN)/python -m pytest -n $$(($$(getconf _NPROCESSORS_ONLN) + 1)) --maxprocesses 4 --dist loadfile
 export DVC_NO_ANALYTICS = 1
 export DO_NOT_TRACK = 1
-export ORT_DISABLE_TELEMETRY = 1
 export NO_MKDOCS_2_WARNING = 1
 
 .PHONY: help env has-env reproduce verify compare gpu-first check format docs docs-serve rehearse test test-slow test-engines test-portable test-rest clean

@@ -166,7 +166,7 @@ def ends(sd3_models, sd3_embeddings_folder, tmp_path_factory):
     folder = tmp_path_factory.mktemp("processes")
     (folder / "models").symlink_to(sd3_models)
     (folder / "embeddings").symlink_to(sd3_embeddings_folder)
-    runs = [(WHOLE, 1), (HYBRID, 4), (LORA, 1), (LORA, 2)]
+    runs = [(WHOLE, 1), (WHOLE, 2), (HYBRID, 4), (LORA, 1), (LORA, 2)]
     command = [sys.executable, "-m", "tests.fixtures.killed", folder, *(f"{mode}-{size}" for mode, size in runs)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment)
@@ -174,7 +174,7 @@ def ends(sd3_models, sd3_embeddings_folder, tmp_path_factory):
     return {(mode, size): torch.load(folder / f"end-{mode}-{size}-0.pt", weights_only=True) for mode, size in runs}
 
 
-@pytest.mark.parametrize("mode, size", [(HYBRID, 4), (LORA, 2)])
+@pytest.mark.parametrize("mode, size", [(WHOLE, 2), (HYBRID, 4), (LORA, 2)])
 def test_process_groups_of_any_size_compute_the_same(ends, mode, size):
     """Sharded, with a replica whose table of positions is a copy, and with an adapter alone."""
     alone, many = ends[LORA if mode == LORA else WHOLE, 1], ends[mode, size]

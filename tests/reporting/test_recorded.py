@@ -119,11 +119,10 @@ def test_a_committed_study_has_all_that_its_page_shows(name, monkeypatch):
     for label, row in ((compared.labels[row.method], row) for row in found.rows if row.trained):
         assert f"| {label} | {row.seed} | {next(iter(row.cells.values())).mean:.4f}" in page
     assert set(context["costs"]) == set(compared.runs) and context["curves"]["concat"] and context["first_pictures"] == []
-    named = [line[0] for line in found.about["hashes"]]
-    if compared.unit == "seed":
-        assert named[2:] == [f"{method}-{seed}" for method, seed in compared.runs]
-    else:
-        assert len(named) >= len(compared.runs) * len(compared.seeds)
+    study = load_study(name)
+    named = [f"{method}-{seed}" for method in study.methods for seed in study.seeds]
+    of_bases = [f"base-{base}/{run}" for base in study.bases for run in ("base-0", *named)]
+    assert [line[0] for line in found.about["hashes"]][1:] == (of_bases or ["base-0", *named])
 
 
 @pytest.mark.parametrize(
