@@ -3,8 +3,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 # One worker per core; tests of a file stay together because they share fixtures.
 PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
-# Slow tests often wait, for servers and for processes that they started: one worker more
-PYTEST_WAITING := $(BIN)/python -m pytest -n $$(($$(getconf _NPROCESSORS_ONLN) + 1)) --maxprocesses 4 --dist loadfile
+# Slow tests often wait, for servers and for processes that they started: one worker more. Their longest files start first (tests/conftest.py).
+PYTEST_WAITING := $(BIN)/python -m pytest -n $$(($$(getconf _NPROCESSORS_ONLN) + 1)) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 export DVC_NO_ANALYTICS = 1
 export DO_NOT_TRACK = 1
 export NO_MKDOCS_2_WARNING = 1

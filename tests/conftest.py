@@ -30,6 +30,26 @@ if not processor_problem():
 
 ROOT = Path(__file__).parents[1]
 GOLDENS = ROOT / "tests" / "goldens"
+# The files that take longest start first, those that need no models before others, so that no worker ends alone with one of them.
+LONGEST = (
+    "pipeline/test_end_to_end",
+    "pipeline/test_rehearsal",
+    "estimate/test_plan",
+    "package/test_extras",
+    "flows/test_served",
+    "pipeline/test_slurm",
+    "flows/test_engines",
+    "distributed/test_launch",
+    "models/test_parallelize",
+    "pipeline/test_flux_profiles",
+    "benchmarks/test_benchmarks",
+    "reliability/test_machine",
+    "pipeline/test_twin_stages",
+    "distributed/test_checkpoint",
+    "flows/test_own_server",
+    "reliability/test_full_disk",
+    "reliability/test_killed_anywhere",
+)
 # a run of seconds
 SAMPLING = {"steps": 6, "batch_tokens": 64 * 32}
 TRAINING = {
@@ -39,6 +59,12 @@ TRAINING = {
     "batch_tokens": 64 * 32,
     "rewards": {"redness": 1.0},
 }
+
+
+def pytest_collection_modifyitems(items):
+    places = {ROOT / "tests" / f"{name}.py": place for place, name in enumerate(LONGEST)}
+    assert all(file.exists() for file in places), "LONGEST names a file that is gone"
+    items.sort(key=lambda item: places.get(item.path, len(places)))
 
 
 @pytest.fixture(scope="session")

@@ -27,6 +27,8 @@ LINK = ROOT / ".venv"
 HOME = ROOT / ".cache" / "environments"
 LOG = HOME / "build.log"
 LOCKS = ("requirements.lock", "requirements-parity.lock")
+# on all cores, where pip uses one; what cannot be compiled, such as a template, is left as it is
+COMPILE = "import compileall, sysconfig; compileall.compile_dir(sysconfig.get_path('purelib'), quiet=2, workers=0)"
 FITTINGS = ("tools/fit_torchvision.py", "tools/activate_environment.py")  # they write into the environment
 
 
@@ -130,6 +132,7 @@ def install(folder: Path) -> None:
     pip(folder, "the published scorers", "--no-deps", "-r", LOCKS[1])
     for fitting in FITTINGS[0 if torch else 1 :]:
         run(fitting, str(folder / "bin" / "python"), fitting)
+    run("bytecode", str(folder / "bin" / "python"), "-c", COMPILE)
     install_package(folder)
 
 
@@ -142,8 +145,9 @@ def install_package(folder: Path) -> None:
 
 
 def pip(folder: Path, what: str, *words: str) -> None:
-    """Install by the folder's own pip."""
-    run(what, str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *words)
+    """Install by the folder's own pip, which leaves the bytecode to be compiled later."""
+    quiet = ("--quiet", "--no-compile", "--disable-pip-version-check")
+    run(what, str(folder / "bin" / "python"), "-m", "pip", "install", *quiet, *words)
 
 
 def run(what: str, *command: str) -> None:

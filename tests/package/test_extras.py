@@ -1,6 +1,6 @@
 """The wheel in environments that hold nothing but what it asks for: the base, and the base with each extra.
 
-Such an environment has the wheel and links to every file of the packages that its metadata names, at the locked versions, with
+Such an environment has the wheel and links to the files of the packages that its metadata names, at the locked versions, with
 what those need in their turn. Nothing else of the environment that runs the tests can be imported in it.
 """
 
@@ -13,9 +13,11 @@ import subprocess
 import sys
 import venv
 import zipfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from email import message_from_string
-from importlib.metadata import Distribution, distribution
+from functools import cache
+from importlib.metadata import Distribution, distribution, distributions
 from pathlib import Path
 
 import pytest
@@ -135,11 +137,13 @@ class Environment:
             packed.extractall(site)
             metadata = next(name for name in packed.namelist() if name.endswith("METADATA"))
             asked = message_from_string(packed.read(metadata).decode()).get_all("Requires-Dist")
+        owners = owners_of_folders()
         for package in needed_by(asked, extra).values():
-            for file in package.files or ():
-                if ".." not in file.parts and Path(file.locate()).exists():
-                    (site / file).parent.mkdir(parents=True, exist_ok=True)
-                    (site / file).symlink_to(file.locate())
+            inside = [file for file in package.files or () if ".." not in file.parts]
+            for part in {Path(file.parts[0]) if owners[file.parts[0]] == 1 else file for file in inside}:
+                if (real := Path(package.locate_file(part))).exists():
+                    (site / part).parent.mkdir(parents=True, exist_ok=True)
+                    (site / part).symlink_to(real)
         here = Path(distribution("torch").locate_file(""))
         for fitted in here.glob("_torchvision_without_cuda*"):  # see tools/fit_torchvision.py
             (site / fitted.name).symlink_to(fitted)
@@ -156,6 +160,12 @@ class Environment:
 
 def bare() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"HF_HUB_OFFLINE": "1"}
+
+
+@cache
+def owners_of_folders() -> Counter[str]:
+    """How many of the installed packages have a file in each folder at the top."""
+    return Counter(top for package in distributions() for top in {file.parts[0] for file in package.files or ()})
 
 
 def needed_by(requirements: list[str], extra: str) -> dict[str, Distribution]:
