@@ -41,7 +41,7 @@ def test_preregistered_comparisons_follow_from_the_committed_table(study, holdin
     assert held == holding
 
 
-@pytest.mark.parametrize("study", ["verdict", "marks", "marks_late", "families"])
+@pytest.mark.parametrize("study", ["verdict", "marks", "marks_late", "families", "equal_compute"])
 def test_a_methods_row_has_its_cost_seconds_and_gains(study):
     table = pd.read_parquet(ROOT / "studies" / study / "results.parquet")
     seconds = json.loads((ROOT / "studies" / study / "seconds.json").read_text())
@@ -51,6 +51,28 @@ def test_a_methods_row_has_its_cost_seconds_and_gains(study):
         both = [written(gains(study, method, reward), 0.95) for reward in ("training", "verifier")]
         cells = [*costs, f"{seconds[method]['seconds']:.0f}", *both]
         assert " | ".join(cells) in FINDINGS, cells
+
+
+def test_comparisons_over_bases_hold_by_the_primary_one_and_by_holm():
+    """One that is expected to be level has two one-sided tests; the rank of a p-value among k divides by k, k − 1, ..."""
+    others: list[tuple[float, pd.Series]] = []
+    for one in YAML(typ="safe").load(ROOT / "studies" / "equal_compute" / "params.yaml")["comparisons"]:
+        reward = one.get("reward", "training")
+        apart = gains("equal_compute", one["method"], reward) - gains("equal_compute", one["against"], reward)
+        p = stats.ttest_1samp(apart, 0).pvalue
+        if "level" in one:
+            sides = ((-one["level"], "greater"), (one["level"], "less"))
+            p = max(stats.ttest_1samp(apart, edge, alternative=side).pvalue for edge, side in sides)
+        if "role" in one:
+            assert f"{one['role']} | {written(apart, 0.95)} | {p:.2g} | | no |" in FINDINGS
+        else:
+            others.append((p, apart))
+    least = 0.0
+    for rank, (p, apart) in enumerate(sorted(others, key=lambda pair: pair[0])):
+        least = max(least, min(1.0, p * (len(others) - rank)))
+        holds = "**yes**" if least < 0.05 else "no"
+        above = f"{int((apart > 0).sum())} of {len(apart)}"
+        assert f"| {written(apart, 0.95)} | {p:.2g} | {least:.2g} | {holds} | {above} |" in FINDINGS
 
 
 def test_rates_at_equal_total_compute_are_those_that_the_protocols_rule_chooses():

@@ -176,7 +176,7 @@ def test_the_report_infers_over_bases_and_its_table_keeps_every_seed(study, tmp_
     assert [row.trained for row in again.rows] == [row.trained for row in measured.rows]
 
 
-def test_studies_that_did_not_run_yet_load_on_each_base_and_hold_their_cost_equal(monkeypatch):
+def test_studies_over_bases_load_on_each_base_and_hold_their_cost_equal(monkeypatch):
     monkeypatch.chdir(ROOT)
     totals: dict[str, list[float]] = {}
     for name in ("equal_compute", "equal_compute_marks", "dose"):
