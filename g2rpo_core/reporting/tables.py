@@ -283,7 +283,8 @@ def _p_value(asked: Comparison, values: list[float], test: Callable[[Sequence[fl
         return test(values, -asked.margin)
     mean = sum(values) / len(values)
     one_sided = lambda p, inside: p / 2 if inside else 1 - p / 2
-    return max(one_sided(test(values, edge), abs(mean) < asked.level) for edge in (-asked.level, asked.level))
+    low, high = -asked.level, asked.level
+    return max(one_sided(test(values, low), mean > low), one_sided(test(values, high), mean < high))
 
 
 def pooled_difference(rows: list[Row], methods: Sequence[str]) -> float | None:

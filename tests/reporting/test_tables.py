@@ -100,7 +100,13 @@ def test_comparisons_named_beforehand_share_one_confidence_and_hold_or_do_not(re
 
 def test_the_secondary_comparison_holds_only_with_the_primary(results):
     rows = rows_of_seeds(
-        results, {"g2rpo": (0.30, 0.32, 0.31, 0.33), "dance_grpo": (0.1, 0.13, 0.1, 0.12), "mix_grpo": (0.3, 0.33, 0.3, 0.33)}
+        results,
+        {
+            "g2rpo": (0.30, 0.32, 0.31, 0.33),
+            "dance_grpo": (0.1, 0.13, 0.1, 0.12),
+            "mix_grpo": (0.3, 0.33, 0.3, 0.33),
+            "flow_grpo": (0.28, 0.33, 0.27, 0.33),
+        },
     )
     named = lambda role, against, **how: Comparison(method="g2rpo", against=against, role=role, **how)
     sound = [
@@ -116,7 +122,11 @@ def test_the_secondary_comparison_holds_only_with_the_primary(results):
     # Level: two one-sided tests at 5 %, which are a 90 % interval within the margins
     low, high = stats.t.interval(0.90, 3, level.difference.mean, stats.sem(level.difference.values))
     assert (level.difference.low, level.difference.high) == pytest.approx((low, high)) and -0.05 < low and high < 0.05
-    assert level.p < 0.05 and not compare_preregistered(rows, [named("other", "mix_grpo", level=0.001)])[0].holds
+    for against, edge in (("mix_grpo", 0.05), ("flow_grpo", 0.02)):  # the mean is within, and outside
+        tested = compare_preregistered(rows, [named("other", against, level=edge)])[0]
+        sides = ((-edge, "greater"), (edge, "less"))
+        p = max(stats.ttest_1samp(tested.difference.values, side, alternative=which).pvalue for side, which in sides)
+        assert tested.p == pytest.approx(p) and tested.holds == (p < 0.05) == (edge == 0.05)
     # The primary fails: the secondary, which would hold by itself, does not count
     failed = [named("primary", "mix_grpo"), named("secondary", "dance_grpo")]
     assert [one.holds for one in compare_preregistered(rows, failed)] == [False, False]
