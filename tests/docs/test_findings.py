@@ -54,7 +54,7 @@ def test_a_methods_row_has_its_cost_seconds_and_gains(study):
 
 
 def test_comparisons_over_bases_hold_by_the_primary_one_and_by_holm():
-    """One that is expected to be level has two one-sided tests; the rank of a p-value among k divides by k, k − 1, ..."""
+    """One expected to be level has two one-sided tests. Holm multiplies the smallest of k p-values by k, the next by k − 1, and so on."""
     others: list[tuple[float, pd.Series]] = []
     for one in YAML(typ="safe").load(ROOT / "studies" / "equal_compute" / "params.yaml")["comparisons"]:
         reward = one.get("reward", "training")

@@ -122,6 +122,7 @@ def test_the_secondary_comparison_holds_only_with_the_primary(results):
     # Level: two one-sided tests at 5 %, which are a 90 % interval within the margins
     low, high = stats.t.interval(0.90, 3, level.difference.mean, stats.sem(level.difference.values))
     assert (level.difference.low, level.difference.high) == pytest.approx((low, high)) and -0.05 < low and high < 0.05
+    assert level.p < 0.05 and not compare_preregistered(rows, [named("other", "mix_grpo", level=0.001)])[0].holds
     for against, edge in (("mix_grpo", 0.05), ("flow_grpo", 0.02)):  # the mean is within, and outside
         tested = compare_preregistered(rows, [named("other", against, level=edge)])[0]
         sides = ((-edge, "greater"), (edge, "less"))
