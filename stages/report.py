@@ -61,10 +61,10 @@ def write_report(compared: Compared, paths: RunPaths, title: dict[str, str], stu
     if bases := compared.bases:
         homes = {base: run_paths(compared.profile, f"{study}/base-{base}") for base in bases}
         found = {base: sources_of(compared, own, own.reports, paths.reports) for base, own in homes.items()}
-        measured, sources = measure_bases(compared, found), None
+        measured, sources, ran = measure_bases(compared, found), None, list(homes.values())
     else:
         sources = sources_of(compared, paths, run_paths(compared.profile, None).reports, paths.reports)
-        measured = measure(compared, sources)
+        measured, ran = measure(compared, sources), [paths]
     context = build_context(compared, measured, sources)
     for name, text in render(context | title).items():
         # A study's are committed, for report.md alone
@@ -77,7 +77,7 @@ def write_report(compared: Compared, paths: RunPaths, title: dict[str, str], stu
         # No output of DVC, as it differs from machine to machine; committed, so that `make verify` can tell
         write_json(paths.reports / "machine.json", describe_machine())
     # In a file of their own, so that the page's hash is the same every time
-    seconds = read_seconds(compared.runs, paths.timings, compared.labels)
+    seconds = read_seconds(compared.names, compared.seeds, [own.timings for own in ran], compared.labels)
     paths.timings.mkdir(exist_ok=True)
     write_whole(paths.timings / "seconds.js", f"const SECONDS = {in_script(seconds)};\n")
 

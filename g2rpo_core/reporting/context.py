@@ -56,7 +56,7 @@ def build_context(compared: Compared, measured: Measured, sources: Sources | Non
         "unit": compared.unit,
         "equal": "",
         "training_seeds": compared.seeds,
-        "one_build": compared.unit == "seed" and settings.models.source != "hub",
+        "over": what_intervals_are_over(compared),
         "pixelated": settings.evaluation.height < 128,
         "provenance": provenance(compared, measured),
     }
@@ -68,6 +68,21 @@ def build_context(compared: Compared, measured: Measured, sources: Sources | Non
         **(image_grids(sources, compared, measured, best_seeds(gained)) if sources else NO_IMAGES),
         **settings_table([compared.entries[name] for name in compared.names], [compared.labels[name] for name in compared.names]),
     }
+
+
+def what_intervals_are_over(compared: Compared) -> str:
+    """Return a sentence on what an interval over seeds or bases holds for; empty for published models."""
+    if compared.unit == "base":
+        runs = "one run" if len(compared.seeds) == 1 else f"the mean of {len(compared.seeds)} runs"
+        return (
+            f"Each value is {runs} on one build of the models, and the interval is over builds: Student's t on their means, so that a "
+            "method may gain more on one base than on another."
+        )
+    if compared.settings.models.source == "hub":
+        return ""
+    return (
+        "All runs share one build of the models: the intervals hold for this build alone, and another may end in another order."
+    )
 
 
 def made_before(measured: Measured) -> str:
@@ -151,8 +166,11 @@ def training_tables(compared: Compared, measured: Measured) -> dict:
     named = reward_labels(compared.settings.rewards)
     return {
         "curves": charts.curves(
-            {run: table[table.filter(like="heldout_").notna().all(axis=1)] for run, table in shown.items()},
-            {f"heldout_{name}": named[name] for name in dict.fromkeys([*training.rewards, *monitored])},
+            {run: _measured_rows(table, compared.unit == "base") for run, table in shown.items()},
+            {
+                f"heldout_{name}": named[name] + (", gain" if compared.unit == "base" else "")
+                for name in dict.fromkeys([*training.rewards, *monitored])
+            },
             {"iteration": "iterations", "num_forward_evals": "forward evaluations (NFE) in rollouts", TOTAL: "total compute"},
             compared.labels,
         ),
@@ -166,6 +184,13 @@ def training_tables(compared: Compared, measured: Measured) -> dict:
         "granularities": granularity_lines(records),
         "drifted": measured.warnings,
     }
+
+
+def _measured_rows(records: pd.DataFrame, gains: bool) -> pd.DataFrame:
+    """Return the records with held-out rewards; with `gains`, these as differences to the first, as bases start far apart."""
+    heldout = records.filter(like="heldout_")
+    rows = records[heldout.notna().all(axis=1)]
+    return rows.assign(**(rows[heldout.columns] - rows[heldout.columns].iloc[0])) if gains and len(rows) else rows
 
 
 def _with_cost(compared: Compared, run: Run, records: pd.DataFrame) -> pd.DataFrame:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.metadata import version
+from itertools import product
 from pathlib import Path
 from statistics import mean
 from types import SimpleNamespace
@@ -154,18 +155,20 @@ def check_whole(
             raise UserError(complaint(folder / "results.parquet", what))
 
 
-def read_seconds(runs: Iterable[Run], timings: Path, labels: Mapping[str, str]) -> dict[str, dict[str, float]]:
-    """Read, by a method's label, the seconds of training until the end of each iteration, as means over seeds.
+def read_seconds(
+    names: Sequence[str], seeds: Sequence[int], timings: Sequence[Path], labels: Mapping[str, str]
+) -> dict[str, dict[str, float]]:
+    """Read, by a method's label, the seconds of training until the end of each iteration, as means over seeds and folders of timings.
 
     Leave out methods with a run that was made elsewhere, so that its timings are not here. UserError if a file is damaged.
     """
     by_method: dict[str, list[dict[str, float]]] = {}
-    for run in runs:
-        file = timings / f"{run_name(*run)}.json"
+    for folder, name, seed in product(timings, names, seeds):
+        file = folder / f"{run_name(name, seed)}.json"
         found = read_json(file, dict).get("seconds") if file.exists() else {}
         if not isinstance(found, dict) or not all(key.isdecimal() and type(found[key]) in (int, float) for key in found):
             raise UserError(complaint(file, "holds no seconds of iterations"))
-        by_method.setdefault(labels[run[0]], []).append(found)
+        by_method.setdefault(labels[name], []).append(found)
     shared = {label: set.intersection(*map(set, found)) for label, found in by_method.items()}
     return {
         label: {iteration: round(mean(each[iteration] for each in found), 3) for iteration in sorted(shared[label], key=int)}
@@ -256,7 +259,7 @@ class Measured:
     about: dict
     """Sentences and lines on prompts, models, versions and hashes."""
     scores: pd.DataFrame
-    """`SCORES` by prompt; empty where only means are at hand."""
+    """`SCORES` by prompt; empty where only means are at hand, and over bases, whose intervals are not over prompts."""
     by_seed: Sequence[dict] = ()
     """Of runs over bases: the mean scores of each base and seed."""
 
@@ -325,7 +328,7 @@ def _joined(compared: Compared, parts: Mapping[int, Measured], by_seed: list[dic
         {run: table for part in every for run, table in part.records.items()},
         [warning for part in every for warning in part.warnings],
         first.about | {"hashes": hashes, "models": models},
-        pd.concat([part.scores for part in every], ignore_index=True),
+        first.scores[:0],
         by_seed,
     )
 

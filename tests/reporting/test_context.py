@@ -46,13 +46,17 @@ def test_seconds_are_means_over_seeds_and_left_out_where_a_run_was_made_elsewher
     (tmp_path / "a-1.json").write_text('{"seconds": {"0": 0.0, "2": 3.0, "10": 20.0}}')
     (tmp_path / "a-2.json").write_text('{"seconds": {"0": 0.0, "2": 4.0}}')
     (tmp_path / "b-1.json").write_text('{"seconds": {"0": 0.0}}')
-    runs = [("a", 1), ("a", 2), ("b", 1), ("b", 2)]
-    assert read_seconds(runs, tmp_path, {"a": "A", "b": "B"}) == {"A": {"0": 0.0, "2": 3.5}}
+    names, seeds, labels = ["a", "b"], [1, 2], {"a": "A", "b": "B"}
+    assert read_seconds(names, seeds, [tmp_path], labels) == {"A": {"0": 0.0, "2": 3.5}}
+    (tmp_path / "base-1").mkdir()
+    for seed in seeds:
+        (tmp_path / "base-1" / f"a-{seed}.json").write_text('{"seconds": {"0": 0.0, "2": 1.5}}')
+    assert read_seconds(names, seeds, [tmp_path, tmp_path / "base-1"], labels) == {"A": {"0": 0.0, "2": 2.5}}
     (tmp_path / "b-2.json").write_text('{"seconds": [1, 2]}')
     Path("reports").mkdir()
     Path("reports", "timings").symlink_to(tmp_path)
     with pytest.raises(UserError, match="b-2.json: holds no seconds of iterations; delete it"):
-        read_seconds(runs, Path("reports", "timings"), {"a": "A", "b": "B"})
+        read_seconds(names, seeds, [Path("reports", "timings")], labels)
 
 
 def test_the_headline_has_means_gains_in_the_training_reward_and_comparisons(results):

@@ -19,6 +19,7 @@ from g2rpo_core.config import load_profile, load_study, profile_path
 from g2rpo_core.config.costs import cost_of_prompt
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.inference.runs import find_weights
+from g2rpo_core.reporting.context import build_context
 from g2rpo_core.reporting.measured import Sources, measure_bases
 from g2rpo_core.reporting.recorded import read_measured, write_results
 from g2rpo_core.reporting.tables import standings
@@ -144,7 +145,12 @@ def test_the_report_infers_over_bases_and_its_table_keeps_every_seed(study, tmp_
             pd.DataFrame(rows).to_parquet(home / "evaluations" / f"{name}-{seed}" / "results.parquet")
             if name != "base":
                 (home / "runs" / f"{name}-{seed}").mkdir(parents=True)
-                record = {"iteration": [1], "num_forward_evals": [36.0 + seed], "num_transitions": [2], "heldout_verifier": [0.1]}
+                record = {
+                    "iteration": [0, 1],
+                    "num_forward_evals": [0.0, 36.0 + seed],
+                    "num_transitions": [0, 2],
+                    "heldout_hps": [base, base + shift],
+                }
                 pd.DataFrame(record).to_parquet(home / "runs" / f"{name}-{seed}" / "records.parquet")
         (home / "reports").mkdir()
         (home / "reports" / "models.json").write_text('{"vae": {"loss": 0.1}}')
@@ -165,10 +171,19 @@ def test_the_report_infers_over_bases_and_its_table_keeps_every_seed(study, tmp_
     expected = [gain + 0.0035 for gain in effect.values()]
     low, high = stats.t.interval(0.95, 2, np.mean(expected), stats.sem(expected))
     assert (first.gain.mean, first.gain.low, first.gain.high) == pytest.approx((np.mean(expected), low, high), abs=2e-3)
-    assert [measured.records["first", base].num_forward_evals[0] for base in study.bases] == [39.5] * 3
-    # What is committed: the report's numbers, and every seed's
+    assert [measured.records["first", base].num_forward_evals[1] for base in study.bases] == [39.5] * 3
+    # Bases start far apart, so that curves are gains
+    context = build_context(compared, measured)
+    points = context["curves"]["concat"][0]["data"]["values"]
+    drawn = {point["seed"]: point["value"] for point in points if (point["method"], point["iterations"]) == ("The first", 1)}
+    assert drawn == pytest.approx({str(base): gain + 0.0035 for base, gain in effect.items()})
+    assert {point["value"] for point in points if point["iterations"] == 0} == {0.0}
+    assert "the mean of 2 runs" in context["over"]
+    assert "Each value is one run" in build_context(replace(compared, seeds=(3,)), measured)["over"]
+    # What is committed: the report's numbers, and every seed's, but no prompt's
     write_results(tmp_path / "results.parquet", compared, measured)
     table = pd.read_parquet(tmp_path / "results.parquet")
+    assert "prompt" not in set(table.part)
     kept = table[(table.part == "seed") & (table.method == "first") & (table.reward == "hps")]
     assert sorted(zip(kept.base, kept.seed)) == [(base, seed) for base in study.bases for seed in (3, 4)]
     (tmp_path / "runs.txt").write_text("run code\nbase-0/first-3 x\n")
