@@ -25,7 +25,7 @@ from g2rpo_core.foundation.errors import UserError
 from pipeline.graph import chosen, read_graph
 from pipeline.runner import SIDE_BY_SIDE, run_with_bar, stop_on_signals
 from stages.common import ends_in_one_line
-from studies.bases import base_graph, base_params, of_base
+from studies.bases import base_graph, base_params, lend_models, of_base
 from studies.committed import hashes_in, read_committed, states, write_seconds
 
 STUDIES = Path("studies")
@@ -109,6 +109,7 @@ def run(name: str, side_by_side: int) -> None:
     for base in study.bases:
         home = folder / f"base-{base}"
         write_project(home, "../../../", {"dvc.yaml": base_graph(GRAPH), "params.yaml": base_params(of_base(study, base))})
+        lend_models(home, study.profile)
         run_with_bar(read_graph(home), side_by_side, logs / home.name, stop)
     if study.bases:
         command = [sys.executable, "-m", "stages.report", "--profile", study.profile, "--study", name]

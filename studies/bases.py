@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ruamel.yaml import YAML
 
+from g2rpo_core.common.runs import read_lock
 from g2rpo_core.config import OF_BASE, Study
 
 MAIN = Path("dvc.yaml")
@@ -43,6 +44,23 @@ def base_graph(graph: Path) -> str:
 def base_params(study: Study) -> str:
     """Return the params.yaml of a base: what its dvc.yaml refers to."""
     return _dumped(study.model_dump(mode="json", include={"study", "profile", "methods", "seeds", "entries", "changes"}))
+
+
+def lend_models(home: Path, profile: str) -> None:
+    """Write the first dvc.lock of a base: the models and embeddings of the study here that built this base of the profile last, if any.
+
+    DVC takes them from its cache where code and settings are the same, and builds them anew where they are not. home: the base's
+    folder, studies/<study>/base-<number>.
+    """
+    if (home / "dvc.lock").exists():
+        return
+    for lock in sorted(home.parents[1].glob(f"*/{home.name}/dvc.lock"), key=lambda lock: -lock.stat().st_mtime):
+        there, here = (f"--profile {profile} --study {base.parts[-2]}/{base.name}" for base in (lock.parent, home))
+        built = {name: stage for name, stage in read_lock(lock).items() if name in BUILDING and there in stage["cmd"]}
+        if built:
+            lent = {name: {**stage, "cmd": stage["cmd"].replace(there, here)} for name, stage in built.items()}
+            (home / "dvc.lock").write_text(_dumped({"schema": "2.0", "stages": lent}))
+            return
 
 
 def _dumped(data: dict) -> str:

@@ -24,7 +24,7 @@ from g2rpo_core.reporting.measured import Sources, measure_bases
 from g2rpo_core.reporting.recorded import read_measured, write_results
 from g2rpo_core.reporting.tables import standings
 from studies import __main__ as studies
-from studies.bases import base_graph, base_params, of_base
+from studies.bases import base_graph, base_params, lend_models, of_base
 from studies.dose.reward import Noise
 from tests.conftest import ROOT
 from tests.fixtures.projects import seconds_checkout
@@ -123,6 +123,33 @@ def test_a_bases_graph_is_one_that_dvc_reads_with_models_of_its_own(study):
     reads = {name: {dep.def_path for dep in stages[name].deps} for name in ("embed", "train@first-3", "evaluate_base")}
     assert all("models" in deps for deps in reads.values()) and "../../../prompts/tiny" in reads["embed"]
     assert {"embeddings"} < reads["train@first-3"] & reads["evaluate_base"]
+
+
+def test_a_base_that_another_study_has_built_is_not_built_again(study, monkeypatch):
+    """By DVC itself: what it takes from its cache runs no command."""
+    built, asks = (Path("studies", name, "base-2").absolute() for name in ("several", "other"))
+    for home in (built, asks):
+        named = of_base(study.model_copy(update={"study": home.parts[-2]}), 2)
+        studies.write_project(home, "../../../", {"dvc.yaml": base_graph(studies.GRAPH), "params.yaml": base_params(named)})
+        (home / "reports").mkdir()
+        (home / "reports" / "profile.yaml").write_text("{numerics: native, models: {seed: 2}}\n")
+    (built / "models").mkdir()
+    (built / "models" / "weights").write_text("fitted for minutes")
+    (built / "reports" / "models.json").write_text("{}")
+    monkeypatch.chdir(built)
+    Repo().commit("models", force=True)
+    lend_models(asks, "tiny_marks")
+    assert not (asks / "dvc.lock").exists()  # a base of another profile
+    lend_models(asks, "tiny")
+    monkeypatch.chdir(asks)
+    Repo().reproduce("models", single_item=True)
+    assert (asks / "models" / "weights").read_text() == "fitted for minutes"
+    # With other settings it is another base, and a base's own lock is not written over
+    (asks / "reports" / "profile.yaml").write_text("{numerics: native, models: {seed: 3}}\n")
+    assert Repo().status("models")
+    (asks / "dvc.lock").write_text("schema: '2.0'\nstages: {}\n")
+    lend_models(asks, "tiny")
+    assert "models" not in (asks / "dvc.lock").read_text()
 
 
 def test_the_report_infers_over_bases_and_its_table_keeps_every_seed(study, tmp_path):
