@@ -41,7 +41,7 @@ def test_preregistered_comparisons_follow_from_the_committed_table(study, holdin
     assert held == holding
 
 
-@pytest.mark.parametrize("study", ["verdict", "marks", "marks_late", "families", "equal_compute"])
+@pytest.mark.parametrize("study", ["verdict", "marks", "marks_late", "families", "equal_compute", "equal_compute_marks"])
 def test_a_methods_row_has_its_cost_seconds_and_gains(study):
     table = pd.read_parquet(ROOT / "studies" / study / "results.parquet")
     seconds = json.loads((ROOT / "studies" / study / "seconds.json").read_text())
@@ -53,7 +53,7 @@ def test_a_methods_row_has_its_cost_seconds_and_gains(study):
         assert " | ".join(cells) in FINDINGS, cells
 
 
-@pytest.mark.parametrize("study", ["equal_compute"])
+@pytest.mark.parametrize("study", ["equal_compute", "equal_compute_marks"])
 def test_comparisons_over_bases_hold_by_the_primary_one_and_by_holm(study):
     """One expected to be level has two one-sided tests. Holm multiplies the smallest of k p-values by k, the next by k − 1, and so on.
 
