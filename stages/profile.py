@@ -4,6 +4,8 @@ import io
 from pathlib import Path
 
 from ruamel.yaml import YAML
+from ruamel.yaml.nodes import ScalarNode
+from ruamel.yaml.representer import SafeRepresenter
 
 from g2rpo_core.config import load_profile, load_run, load_study, profile_path, resolve, study_path
 from g2rpo_core.foundation.files import write_whole
@@ -34,10 +36,16 @@ def write_profile(out: Path, data: dict, source: Path) -> None:
     out.parent.mkdir(parents=True, exist_ok=True)
     yaml = YAML(typ="safe", pure=True)
     yaml.default_flow_style, yaml.sort_base_mapping_type_on_output, yaml.allow_unicode, yaml.width = None, False, True, 130
+    yaml.representer.add_representer(str, _quoted)
     text = io.StringIO(f"# Written by the stage `profile` from {source}.\n")
     text.seek(0, io.SEEK_END)
     yaml.dump(data, text)
     write_whole(out, text.getvalue())
+
+
+def _quoted(representer: SafeRepresenter, value: str) -> ScalarNode:
+    """Quote what holds a colon, as a reward's class does: DVC's parser refuses it between braces."""
+    return representer.represent_scalar("tag:yaml.org,2002:str", value, style='"' if ":" in value else None)
 
 
 if __name__ == "__main__":

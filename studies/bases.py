@@ -64,6 +64,7 @@ def lend_models(home: Path, profile: str) -> None:
 
 
 def _dumped(data: dict) -> str:
-    text = io.StringIO()
-    YAML(typ="safe", pure=True).dump(data, text)
+    yaml, text = YAML(typ="safe", pure=True), io.StringIO()
+    yaml.default_flow_style = False  # DVC's parser refuses the ":" of a reward's class between braces
+    yaml.dump(data, text)
     return text.getvalue()

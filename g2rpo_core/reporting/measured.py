@@ -217,8 +217,8 @@ def locked(locks: Iterable[Path], runs: Iterable[Run], published: Sequence[str])
     wanted = ["models", "prompts", "embed", "evaluate_base"]
     wanted += [f"{stage}@{run_name(*run)}" for stage in ("train", "evaluate") for run in runs]
     wanted += ["published", *(f"evaluate_published@{name}" for name in published)] if published else []
-    # A study's paths start in its own folder
-    listed = lambda entries: ", ".join(f"{entry['path'].removeprefix('../../')} {entry['md5']}" for entry in entries)
+    # A study's paths start in its own folder, a base's in one further down
+    listed = lambda entries: ", ".join(f"{entry['path'].replace('../', '')} {entry['md5']}" for entry in entries)
     code: list[dict] = next((stages[name].get("deps", []) for name in wanted if name.startswith("train@") and name in stages), [])
     lines = [("code of training", listed(entry for entry in code if "g2rpo_core/" in entry["path"]) or "not in dvc.lock")]
     return lines + [(f"dvc.lock {name}", listed(stages.get(name, {}).get("outs", [])) or "not in dvc.lock") for name in wanted]
@@ -271,9 +271,9 @@ class Measured:
 
 def measure(compared: Compared, sources: Sources) -> Measured:
     """Read and compare evaluations and training records; UserError if some are missing, damaged or of other runs."""
-    everything, records = _read(compared, sources)
+    everything, records, hashes = _read(compared, sources)
     warnings = [(run, *warning) for run, table in records.items() for warning in drift_warnings(compared, run, table)]
-    return _compare(compared, sources, everything, records, warnings)
+    return _compare(compared, sources, everything, records, hashes, warnings)
 
 
 def measure_bases(compared: Compared, sources: Mapping[int, Sources]) -> Measured:
@@ -285,7 +285,7 @@ def measure_bases(compared: Compared, sources: Mapping[int, Sources]) -> Measure
     by_seed: list[dict] = []
     for base, own in sources.items():
         apart = replace(compared, runs=[(name, seed) for name in compared.names for seed in compared.seeds])
-        everything, records = _read(apart, own)
+        everything, records, hashes = _read(apart, own)
         keys = ["method", "seed", "checkpoint", "steps", "reward"]
         means = everything.groupby(keys, sort=False).score.mean().rename("value").reset_index()
         by_seed += means.assign(part="seed", base=base).to_dict("records")
@@ -297,7 +297,7 @@ def measure_bases(compared: Compared, sources: Mapping[int, Sources]) -> Measure
         curves = {(name, base): table.groupby("iteration", as_index=False).mean() for name, table in of_name.items()}
         warned = [((run[0], base), *warning) for run in apart.runs for warning in drift_warnings(compared, run, records[run])]
         alone = replace(compared, runs=[(name, base) for name in compared.names])
-        parts.append(_compare(alone, own, averaged[list(SCORES)], curves, warned))
+        parts.append(_compare(alone, own, averaged[list(SCORES)], curves, hashes, warned))
     return _joined(compared, dict(zip(sources, parts)), by_seed)
 
 
@@ -333,12 +333,13 @@ def _joined(compared: Compared, parts: Mapping[int, Measured], by_seed: list[dic
     )
 
 
-def _read(compared: Compared, sources: Sources) -> tuple[pd.DataFrame, dict[Run, pd.DataFrame]]:
-    """Return the scores of every run and of the base, and the runs' training records; UserError as `measure`."""
+def _read(compared: Compared, sources: Sources) -> tuple[pd.DataFrame, dict[Run, pd.DataFrame], list[tuple[str, str]]]:
+    """Return the scores of every run and of the base, the runs' training records, and DVC's hashes; UserError as `measure`."""
     folders = sources.folders([BASE, *compared.runs, *compared.others])
     everything = pd.concat([read_scores(run, folder) for run, folder in folders.items()], ignore_index=True)
     check_whole(everything, folders, compared.settings, compared.published)
-    return everything, {run: read_training_records(run, sources.runs / run_name(*run)) for run in compared.runs}
+    records = {run: read_training_records(run, sources.runs / run_name(*run)) for run in compared.runs}
+    return everything, records, locked(sources.locks, compared.runs, compared.published)
 
 
 def _compare(
@@ -346,6 +347,7 @@ def _compare(
     sources: Sources,
     everything: pd.DataFrame,
     records: dict[Run, pd.DataFrame],
+    hashes: list[tuple[str, str]],
     warnings: list[tuple[Run, int, str]],
 ) -> Measured:
     """Compare every run with the base, and runs with each other."""
@@ -380,7 +382,7 @@ def _compare(
             "versions": ", ".join(
                 [f"Python {platform.python_version()}", *(f"{name} {version(name)}" for name in PACKAGES), describe_numerics()]
             ),
-            "hashes": locked(sources.locks, runs, compared.published),
+            "hashes": hashes,
         },
         results,
     )

@@ -33,27 +33,29 @@ def test_preregistered_comparisons_follow_from_the_committed_table(study, holdin
         reward = one.get("reward", "training")
         apart = gains(study, one["method"], reward) - gains(study, one["against"], reward)
         joint = written(apart, 1 - 0.05 / len(named))
-        (row,) = (line for line in FINDINGS.splitlines() if f"| {joint} |" in line and line.endswith(f" of {len(apart)} |"))
+        ends = [f"| {joint} | {said} | {(apart > 0).sum()} of {len(apart)} |" for said in ("**yes**", "no")]
+        (row,) = (line for line in FINDINGS.splitlines() if line.endswith(tuple(ends)))
         low = stats.t.interval(1 - 0.05 / len(named), len(apart) - 1, apart.mean(), stats.sem(apart))[0]
         holds = low > -one.get("margin", 0)
-        assert ("**yes**" in row) == holds and row.endswith(f"| {int((apart > 0).sum())} of {len(apart)} |")
+        assert ("**yes**" in row) == holds
         held += holds
     assert held == holding
 
 
-@pytest.mark.parametrize("study", ["verdict", "marks", "marks_late", "families", "equal_compute", "equal_compute_marks"])
+@pytest.mark.parametrize("study", ["verdict", "marks", "marks_late", "families", "equal_compute", "equal_compute_marks", "dose"])
 def test_a_methods_row_has_its_cost_seconds_and_gains(study):
     table = pd.read_parquet(ROOT / "studies" / study / "results.parquet")
     seconds = json.loads((ROOT / "studies" / study / "seconds.json").read_text())
     last = table[table.part == "training"].groupby(["method", "seed"]).last().reset_index()
     for method, runs in last.groupby("method"):
         costs = [f"{runs[name].mean():,.0f}" for name in ("iteration", "num_forward_evals", "num_transitions")]
-        both = [written(gains(study, method, reward), 0.95) for reward in ("training", "verifier")]
+        judged = "hps" if study == "dose" else "training"  # some of its training rewards have noise
+        both = [written(gains(study, method, reward), 0.95) for reward in (judged, "verifier")]
         cells = [*costs, f"{seconds[method]['seconds']:.0f}", *both]
         assert " | ".join(cells) in FINDINGS, cells
 
 
-@pytest.mark.parametrize("study", ["equal_compute", "equal_compute_marks"])
+@pytest.mark.parametrize("study", ["equal_compute", "equal_compute_marks", "dose"])
 def test_comparisons_over_bases_hold_by_the_primary_one_and_by_holm(study):
     """One expected to be level has two one-sided tests. Holm multiplies the smallest of k p-values by k, the next by k − 1, and so on.
 

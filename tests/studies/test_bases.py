@@ -15,7 +15,7 @@ from dvc.repo import Repo
 from ruamel.yaml import YAML
 from scipy import stats
 
-from g2rpo_core.config import load_profile, load_study, profile_path
+from g2rpo_core.config import load_profile, load_study, profile_path, resolve
 from g2rpo_core.config.costs import cost_of_prompt
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.inference.runs import find_weights
@@ -23,6 +23,7 @@ from g2rpo_core.reporting.context import build_context
 from g2rpo_core.reporting.measured import Sources, measure_bases
 from g2rpo_core.reporting.recorded import read_measured, write_results
 from g2rpo_core.reporting.tables import standings
+from stages.profile import write_profile
 from studies import __main__ as studies
 from studies.bases import base_graph, base_params, lend_models, of_base
 from studies.dose.reward import Noise
@@ -43,6 +44,7 @@ entries:
   first: {{method: g2rpo, label: The first, settings: {{tree: {{sde_steps: [0, 1], granularities: [1]}}}}, training: {{iterations: 1, snapshots: []}}}}
   second: {{method: mix_grpo, label: The second, training: {{iterations: 1, snapshots: []}}}}
 changes:
+  rewards: {{noise: {{class: "studies.dose.reward:Noise", label: noise}}}}
   evaluation: {{diversity: null, rewards: [hps, clip_score, verifier], checkpoints: [final], steps: [{steps}]}}
   training: {{snapshots: [], monitor: {{every: 1, prompts: 3, rewards: [verifier]}}}}
 comparisons: [{{method: first, against: second, role: primary}}]
@@ -103,8 +105,8 @@ def test_a_bases_graph_is_one_that_dvc_reads_with_models_of_its_own(study):
     studies.write_project(
         home, "../../../", {"dvc.yaml": base_graph(studies.GRAPH), "params.yaml": base_params(of_base(study, 2))}
     )
-    (home / "reports").mkdir()
-    (home / "reports" / "profile.yaml").write_text("{}\n")
+    source = profile_path("tiny")
+    write_profile(home / "reports" / "profile.yaml", resolve(source, load_study("several/base-2")).data, source)
     stages = {stage.name: stage for stage in Repo(str(home)).index.stages}
     runs = [f"{name}-{seed}" for name in ("first", "second") for seed in (3, 4)]
     assert set(stages) == {
@@ -123,6 +125,8 @@ def test_a_bases_graph_is_one_that_dvc_reads_with_models_of_its_own(study):
     reads = {name: {dep.def_path for dep in stages[name].deps} for name in ("embed", "train@first-3", "evaluate_base")}
     assert all("models" in deps for deps in reads.values()) and "../../../prompts/tiny" in reads["embed"]
     assert {"embeddings"} < reads["train@first-3"] & reads["evaluate_base"]
+    settings = {dep.def_path: dep for dep in stages["train@first-3"].deps}["reports/profile.yaml"].read_params(flatten=False)
+    assert settings["rewards"]["noise"]["class"] == "studies.dose.reward:Noise"
 
 
 def test_a_base_that_another_study_has_built_is_not_built_again(study, monkeypatch):
@@ -181,6 +185,11 @@ def test_the_report_infers_over_bases_and_its_table_keeps_every_seed(study, tmp_
                 pd.DataFrame(record).to_parquet(home / "runs" / f"{name}-{seed}" / "records.parquet")
         (home / "reports").mkdir()
         (home / "reports" / "models.json").write_text('{"vae": {"loss": 0.1}}')
+        trained = {
+            "deps": [{"path": "../../../g2rpo_core/training", "md5": "c0de"}],
+            "outs": [{"path": "runs/first-3", "md5": f"0{base}"}],
+        }
+        YAML().dump({"stages": {"train@first-3": trained}}, home / "dvc.lock")
     Path("prompts").mkdir()
     for part in ("train", "test"):
         columns = {"id": [f"{part}{n}" for n in range(3)], "prompt": [f"{part} {n}" for n in range(3)], "style": ["one"] * 3}
@@ -190,7 +199,7 @@ def test_the_report_infers_over_bases_and_its_table_keeps_every_seed(study, tmp_
     compared = replace(compared, runs=runs, unit="base", seeds=study.seeds)
     homes = {base: Path("studies/several", f"base-{base}") for base in study.bases}
     sources = {
-        b: Sources(h / "runs", h / "evaluations", Path("prompts"), h / "reports" / "models.json", tmp_path, ())
+        b: Sources(h / "runs", h / "evaluations", Path("prompts"), h / "reports" / "models.json", tmp_path, (h / "dvc.lock",))
         for b, h in homes.items()
     }
     measured = measure_bases(compared, sources)
@@ -199,6 +208,10 @@ def test_the_report_infers_over_bases_and_its_table_keeps_every_seed(study, tmp_
     low, high = stats.t.interval(0.95, 2, np.mean(expected), stats.sem(expected))
     assert (first.gain.mean, first.gain.low, first.gain.high) == pytest.approx((np.mean(expected), low, high), abs=2e-3)
     assert [measured.records["first", base].num_forward_evals[1] for base in study.bases] == [39.5] * 3
+    hashes = dict(measured.about["hashes"])
+    for base in study.bases:
+        assert hashes[f"base {base}, code of training"] == "g2rpo_core/training c0de"
+        assert hashes[f"base {base}, dvc.lock train@first-3"] == f"runs/first-3 0{base}"
     # Bases start far apart, so that curves are gains
     context = build_context(compared, measured)
     points = context["curves"]["concat"][0]["data"]["values"]
