@@ -5,6 +5,7 @@ results.parquet.
 """
 
 import platform
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -13,7 +14,7 @@ from itertools import product
 from pathlib import Path
 from statistics import mean
 from types import SimpleNamespace
-from typing import Literal
+from typing import Any, Literal
 
 import pandas as pd
 
@@ -208,11 +209,11 @@ def prompt_counts(folder: Path) -> str:
     )
 
 
-def locked(locks: Iterable[Path], runs: Iterable[Run], published: Sequence[str]) -> list[tuple[str, str]]:
-    """List DVC's hashes of the code of training, and of the outputs of every stage."""
+def locked(locks: Iterable[Path], profile: str, runs: Iterable[Run], published: Sequence[str]) -> list[tuple[str, str]]:
+    """List DVC's hashes of the code of training, and of the outputs of every stage that last ran with this profile."""
     stages: dict[str, dict] = {}
     for lock in filter(Path.exists, dict.fromkeys(locks)):
-        stages |= read_lock(lock)
+        stages |= {name: stage for name, stage in read_lock(lock).items() if _profile_of(stage) in (profile, None)}
     # The outputs of every stage, in the order of the pipeline
     wanted = ["models", "prompts", "embed", "evaluate_base"]
     wanted += [f"{stage}@{run_name(*run)}" for stage in ("train", "evaluate") for run in runs]
@@ -222,6 +223,12 @@ def locked(locks: Iterable[Path], runs: Iterable[Run], published: Sequence[str])
     code: list[dict] = next((stages[name].get("deps", []) for name in wanted if name.startswith("train@") and name in stages), [])
     lines = [("code of training", listed(entry for entry in code if "g2rpo_core/" in entry["path"]) or "not in dvc.lock")]
     return lines + [(f"dvc.lock {name}", listed(stages.get(name, {}).get("outs", [])) or "not in dvc.lock") for name in wanted]
+
+
+def _profile_of(stage: Mapping[str, Any]) -> str | None:
+    """Return the profile that a stage's command names; None if it names none."""
+    named = re.search(r"--profile (\S+)", str(stage.get("cmd")))
+    return named[1] if named else None
 
 
 def model_lines(file: Path) -> list[tuple[str, str]]:
@@ -339,7 +346,7 @@ def _read(compared: Compared, sources: Sources) -> tuple[pd.DataFrame, dict[Run,
     everything = pd.concat([read_scores(run, folder) for run, folder in folders.items()], ignore_index=True)
     check_whole(everything, folders, compared.settings, compared.published)
     records = {run: read_training_records(run, sources.runs / run_name(*run)) for run in compared.runs}
-    return everything, records, locked(sources.locks, compared.runs, compared.published)
+    return everything, records, locked(sources.locks, compared.profile, compared.runs, compared.published)
 
 
 def _compare(

@@ -194,12 +194,22 @@ def test_the_report_infers_over_bases_and_its_table_keeps_every_seed(study, tmp_
     for part in ("train", "test"):
         columns = {"id": [f"{part}{n}" for n in range(3)], "prompt": [f"{part} {n}" for n in range(3)], "style": ["one"] * 3}
         pd.DataFrame(columns).to_parquet(f"prompts/{part}.parquet")
+    # The main project last chose the prompts of another profile
+    main = tmp_path / "dvc.lock"
+    of_main = {"prompts": "other", "embed": compared_in("several").profile}
+    named = {
+        name: {"cmd": f"python -m stages.{name} --profile {profile}", "outs": [{"path": name, "md5": "f0"}]}
+        for name, profile in of_main.items()
+    }
+    YAML().dump({"stages": named}, main)
     compared = compared_in("several")
     runs = [(name, base) for name in study.methods for base in study.bases]
     compared = replace(compared, runs=runs, unit="base", seeds=study.seeds)
     homes = {base: Path("studies/several", f"base-{base}") for base in study.bases}
     sources = {
-        b: Sources(h / "runs", h / "evaluations", Path("prompts"), h / "reports" / "models.json", tmp_path, (h / "dvc.lock",))
+        b: Sources(
+            h / "runs", h / "evaluations", Path("prompts"), h / "reports" / "models.json", tmp_path, (main, h / "dvc.lock")
+        )
         for b, h in homes.items()
     }
     measured = measure_bases(compared, sources)
@@ -212,6 +222,7 @@ def test_the_report_infers_over_bases_and_its_table_keeps_every_seed(study, tmp_
     for base in study.bases:
         assert hashes[f"base {base}, code of training"] == "g2rpo_core/training c0de"
         assert hashes[f"base {base}, dvc.lock train@first-3"] == f"runs/first-3 0{base}"
+        assert [hashes[f"base {base}, dvc.lock {name}"] for name in of_main] == ["not in dvc.lock", "embed f0"]
     # Bases start far apart, so that curves are gains
     context = build_context(compared, measured)
     points = context["curves"]["concat"][0]["data"]["values"]
