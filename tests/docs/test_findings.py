@@ -42,7 +42,9 @@ def test_preregistered_comparisons_follow_from_the_committed_table(study, holdin
     assert held == holding
 
 
-@pytest.mark.parametrize("study", ["verdict", "marks", "marks_late", "families", "equal_compute", "equal_compute_marks", "dose"])
+@pytest.mark.parametrize(
+    "study", ["verdict", "marks", "marks_late", "families", "equal_compute", "equal_compute_marks", "dose", "ladder"]
+)
 def test_a_methods_row_has_its_cost_seconds_and_gains(study):
     table = pd.read_parquet(ROOT / "studies" / study / "results.parquet")
     seconds = json.loads((ROOT / "studies" / study / "seconds.json").read_text())
@@ -55,7 +57,7 @@ def test_a_methods_row_has_its_cost_seconds_and_gains(study):
         assert " | ".join(cells) in FINDINGS, cells
 
 
-@pytest.mark.parametrize("study", ["equal_compute", "equal_compute_marks", "dose"])
+@pytest.mark.parametrize("study", ["equal_compute", "equal_compute_marks", "dose", "ladder"])
 def test_comparisons_over_bases_hold_by_the_primary_one_and_by_holm(study):
     """One expected to be level has two one-sided tests. Holm multiplies the smallest of k p-values by k, the next by k − 1, and so on.
 
@@ -82,6 +84,30 @@ def test_comparisons_over_bases_hold_by_the_primary_one_and_by_holm(study):
         said = "**yes**" if least < 0.05 and as_expected else "no"
         above = f"{int((apart > 0).sum())} of {len(apart)}"
         assert f"| {written(apart, 0.95)} | {p:.2g} | {least:.2g} | {said} | {above} |" in FINDINGS
+
+
+@pytest.mark.parametrize(
+    "method, sentence",
+    [
+        ("nft", "its mean is higher on five of six, and lower with 16\n  prompts. The interval is above zero on none."),
+        ("coarse", "the higher mean on four rungs of six**, and are above MixGRPO on all four bases with T = 16 and T = 28."),
+    ],
+)
+def test_the_ladder_says_on_which_rungs_a_method_stays_above_mix_grpo(method, sentence):
+    apart = {
+        rung: gains("ladder", f"{method}_{rung}", "training") - gains("ladder", f"mix_{rung}", "training")
+        for rung in ("4p", "16p", "t16", "t28", "lora", "constant")
+    }
+    higher = [rung for rung, values in apart.items() if values.mean() > 0]
+    shown = [rung for rung, values in apart.items() if stats.ttest_1samp(values, 0, alternative="greater").pvalue < 0.025]
+    everywhere = [rung for rung, values in apart.items() if (values > 0).all()]
+    if method == "nft":
+        assert (len(higher), apart["16p"].mean() < 0, shown) == (5, True, [])
+        four = gains("equal_compute", "nft_shared", "training") - gains("equal_compute", "mix_grpo", "training")
+        assert f"shown over eight, is {written(four.loc[[10, 11, 12, 13]], 0.95)}" in FINDINGS
+    else:
+        assert (len(higher), shown, everywhere) == (4, ["t28"], ["t16", "t28"])
+    assert sentence in FINDINGS
 
 
 def test_rates_at_equal_total_compute_are_those_that_the_protocols_rule_chooses():
