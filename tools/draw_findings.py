@@ -1,4 +1,4 @@
-"""Draw the figure that leads docs/findings.md, from the committed tables of studies."""
+"""Draw the figure that leads docs/findings_one_base.md, from the committed tables of studies."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a run costs, against the table of docs/findings.md and the committed tables of studies."""
+"""What a run costs, against the table of docs/findings_one_base.md and the committed tables of studies."""
 
 import pandas as pd
 import pytest
@@ -7,7 +7,7 @@ from g2rpo_core.config import load_profile, load_study, profile_path
 from g2rpo_core.config.costs import Cost, cost_of
 from tests.conftest import ROOT
 
-FINDINGS = (ROOT / "docs" / "findings.md").read_text()
+FINDINGS = (ROOT / "docs" / "findings_one_base.md").read_text()
 
 
 def test_the_verdicts_table_has_the_total_compute_and_images_of_every_method(monkeypatch):
