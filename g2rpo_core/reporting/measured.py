@@ -5,7 +5,6 @@ results.parquet.
 """
 
 import platform
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -14,7 +13,7 @@ from itertools import product
 from pathlib import Path
 from statistics import mean
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Literal
 
 import pandas as pd
 
@@ -213,22 +212,17 @@ def locked(locks: Iterable[Path], profile: str, runs: Iterable[Run], published: 
     """List DVC's hashes of the code of training, and of the outputs of every stage that last ran with this profile."""
     stages: dict[str, dict] = {}
     for lock in filter(Path.exists, dict.fromkeys(locks)):
-        stages |= {name: stage for name, stage in read_lock(lock).items() if _profile_of(stage) in (profile, None)}
+        stages |= {name: stage for name, stage in read_lock(lock).items() if f"--profile {profile} " in f"{stage.get('cmd')} "}
     # The outputs of every stage, in the order of the pipeline
     wanted = ["models", "prompts", "embed", "evaluate_base"]
     wanted += [f"{stage}@{run_name(*run)}" for stage in ("train", "evaluate") for run in runs]
     wanted += ["published", *(f"evaluate_published@{name}" for name in published)] if published else []
+    missing = "not in dvc.lock for this profile"
     # A study's paths start in its own folder, a base's in one further down
     listed = lambda entries: ", ".join(f"{entry['path'].replace('../', '')} {entry['md5']}" for entry in entries)
     code: list[dict] = next((stages[name].get("deps", []) for name in wanted if name.startswith("train@") and name in stages), [])
-    lines = [("code of training", listed(entry for entry in code if "g2rpo_core/" in entry["path"]) or "not in dvc.lock")]
-    return lines + [(f"dvc.lock {name}", listed(stages.get(name, {}).get("outs", [])) or "not in dvc.lock") for name in wanted]
-
-
-def _profile_of(stage: Mapping[str, Any]) -> str | None:
-    """Return the profile that a stage's command names; None if it names none."""
-    named = re.search(r"--profile (\S+)", str(stage.get("cmd")))
-    return named[1] if named else None
+    lines = [("code of training", listed(entry for entry in code if "g2rpo_core/" in entry["path"]) or missing)]
+    return lines + [(f"dvc.lock {name}", listed(stages.get(name, {}).get("outs", [])) or missing) for name in wanted]
 
 
 def model_lines(file: Path) -> list[tuple[str, str]]:

@@ -89,7 +89,10 @@ def test_comparisons_over_bases_hold_by_the_primary_one_and_by_holm(study):
 @pytest.mark.parametrize(
     "method, sentence",
     [
-        ("nft", "its mean is higher on five of six, and lower with 16\n  prompts. The interval is above zero on none."),
+        (
+            "nft",
+            "its mean is higher on five of six, and lower with 16\n  prompts. In the reward, the interval is above zero on none.",
+        ),
         ("coarse", "the higher mean on four rungs of six**, and are above MixGRPO on all four bases with T = 16 and T = 28."),
     ],
 )
@@ -104,7 +107,7 @@ def test_the_ladder_says_on_which_rungs_a_method_stays_above_mix_grpo(method, se
     if method == "nft":
         assert (len(higher), apart["16p"].mean() < 0, shown) == (5, True, [])
         four = gains("equal_compute", "nft_shared", "training") - gains("equal_compute", "mix_grpo", "training")
-        assert f"shown over eight, is {written(four.loc[[10, 11, 12, 13]], 0.95)}" in FINDINGS
+        assert f"shown over eight, is\n  {written(four.loc[[10, 11, 12, 13]], 0.95)}" in FINDINGS
     else:
         assert (len(higher), shown, everywhere) == (4, ["t28"], ["t16", "t28"])
     assert sentence in FINDINGS

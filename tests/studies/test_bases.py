@@ -186,6 +186,7 @@ def test_the_report_infers_over_bases_and_its_table_keeps_every_seed(study, tmp_
         (home / "reports").mkdir()
         (home / "reports" / "models.json").write_text('{"vae": {"loss": 0.1}}')
         trained = {
+            "cmd": f"python -m stages.train --profile {study.profile} --study several/base-{base} --method first --seed 3",
             "deps": [{"path": "../../../g2rpo_core/training", "md5": "c0de"}],
             "outs": [{"path": "runs/first-3", "md5": f"0{base}"}],
         }
@@ -222,7 +223,7 @@ def test_the_report_infers_over_bases_and_its_table_keeps_every_seed(study, tmp_
     for base in study.bases:
         assert hashes[f"base {base}, code of training"] == "g2rpo_core/training c0de"
         assert hashes[f"base {base}, dvc.lock train@first-3"] == f"runs/first-3 0{base}"
-        assert [hashes[f"base {base}, dvc.lock {name}"] for name in of_main] == ["not in dvc.lock", "embed f0"]
+        assert [hashes[f"base {base}, dvc.lock {name}"] for name in of_main] == ["not in dvc.lock for this profile", "embed f0"]
     # Bases start far apart, so that curves are gains
     context = build_context(compared, measured)
     points = context["curves"]["concat"][0]["data"]["values"]
