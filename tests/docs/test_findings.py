@@ -113,6 +113,23 @@ def test_the_ladder_says_on_which_rungs_a_method_stays_above_mix_grpo(method, se
     assert sentence in FINDINGS
 
 
+def test_gradients_rank_the_choices_as_the_page_says():
+    """An entry is predicted by the mean squared signal-to-noise of its steps, for each of their evaluations."""
+    probed = {
+        (one["step"], *one["granularities"]): one for one in json.loads((ROOT / "studies/choices/gradients.json").read_text())
+    }
+    entries = YAML(typ="safe").load(ROOT / "studies/choices/params.yaml")["entries"]
+    rows = {}
+    for name in ("coarse", "early", "half", "late", "tail_1", "tail_2", "tails_1_3"):
+        tree = entries[name]["settings"]["tree"]
+        steps = [probed[(step, *tree.get("granularities", [3]))] for step in tree["sde_steps"]]
+        signal = sum(each["snr2"] for each in steps) / sum(each["evaluations"] * each["prompts"] for each in steps)
+        rows[name] = (1000 * signal, gains("choices", name, "training").mean())
+        assert "| {:.3f} | {:+.3f} |".format(*rows[name]) in FINDINGS, name
+    correlation = stats.spearmanr(*zip(*rows.values())).statistic
+    assert f"The rank correlation of the two is {correlation:.2f} over these seven entries" in FINDINGS
+
+
 def test_rates_at_equal_total_compute_are_those_that_the_protocols_rule_chooses():
     """The smallest rate within one standard error of the best, with a variance that all methods share; its numbers are in the table.
 
