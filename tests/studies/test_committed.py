@@ -12,6 +12,7 @@ from tests.fixtures.commands import run_here
 
 STUDIES = sorted(path.parent.name for path in (ROOT / "studies").glob("*/results.parquet"))  # those that have run
 KEPT = {"params.yaml", "results.parquet", "runs.txt", "reports/report.md", "reports/forest.svg"}
+OWN = {"dose": {"reward.py"}, "choices": {"gradients.json"}}  # what dose trains on; what was measured without training
 
 
 def stage(out: str, md5: str, code: str = "c", eta: float = 0.7) -> dict:
@@ -100,10 +101,7 @@ def test_seconds_are_medians_and_those_of_runs_made_elsewhere_stay(tmp_path, mon
 def test_a_study_commits_its_settings_numbers_and_page_alone(name, monkeypatch):
     monkeypatch.chdir(ROOT)
     listed = subprocess.run(["git", "ls-files", f"studies/{name}"], capture_output=True, text=True, check=True).stdout.split()
-    own = {"dose": {"reward.py"}, "choices": {"gradients.json"}}.get(
-        name, set()
-    )  # what it trains on; what was measured without training
-    assert {file.split("/", 2)[2] for file in listed} - {"seconds.json"} == KEPT | own
+    assert {file.split("/", 2)[2] for file in listed} - {"seconds.json"} == KEPT | OWN.get(name, set())
     study = load_study(name)
     assert set(study.methods) == set(study.entries)
     runs = [line.split()[0] for line in (ROOT / "studies" / name / "runs.txt").read_text().splitlines()[1:]]
