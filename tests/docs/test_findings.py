@@ -17,11 +17,11 @@ def params(study: str) -> dict:
     return YAML(typ="safe").load(ROOT / "studies" / study / "params.yaml")
 
 
-def gains(study: str, method: str, reward: str) -> pd.Series:
-    """The gain over the base of every seed."""
+def gains(study: str, method: str, reward: str, steps: int | None = None) -> pd.Series:
+    """The gain over the base of every seed, at the study's first number of steps or at another."""
     table = pd.read_parquet(ROOT / "studies" / study / "results.parquet")
     rows = table[(table.part == "run") & (table.method == method) & (table.reward == reward)]
-    return rows.set_index("seed").difference
+    return rows[rows.steps == (steps or rows.steps.iloc[0])].set_index("seed").difference
 
 
 def written(values: pd.Series, confidence: float) -> str:
@@ -48,7 +48,7 @@ def test_preregistered_comparisons_follow_from_the_committed_table(study, holdin
 
 
 @pytest.mark.parametrize(
-    "study", ["verdict", "marks", "marks_late", "families", "equal_compute", "equal_compute_marks", "dose", "ladder"]
+    "study", ["verdict", "marks", "marks_late", "families", "equal_compute", "equal_compute_marks", "dose", "ladder", "long"]
 )
 def test_a_methods_row_has_its_cost_seconds_and_gains(study):
     table = pd.read_parquet(ROOT / "studies" / study / "results.parquet")
@@ -62,7 +62,7 @@ def test_a_methods_row_has_its_cost_seconds_and_gains(study):
         assert " | ".join(cells) in FINDINGS, cells
 
 
-@pytest.mark.parametrize("study", ["equal_compute", "equal_compute_marks", "dose", "ladder"])
+@pytest.mark.parametrize("study", ["equal_compute", "equal_compute_marks", "dose", "ladder", "long"])
 def test_comparisons_over_bases_hold_by_the_primary_one_and_by_holm(study):
     """One expected to be level has two one-sided tests. Holm multiplies the smallest of k p-values by k, the next by k − 1, and so on.
 
@@ -112,6 +112,24 @@ def test_the_ladder_says_on_which_rungs_a_method_stays_above_mix_grpo():
     assert said in FINDINGS
     four = gains("equal_compute", "nft_shared", "training") - gains("equal_compute", "mix_grpo", "training")
     assert f"shown over eight, is\n  {written(four.loc[[10, 11, 12, 13]], 0.95)}" in FINDINGS
+
+
+def test_long_runs_at_each_number_of_steps():
+    """The gains of the page's table, and where the training reward ends above the base and the verifier below it."""
+    apart = []
+    for method, entry in params("long")["entries"].items():
+        cells = []
+        for steps in (4, 10, 20):
+            reward, verifier = (gains("long", method, judged, steps) for judged in ("training", "verifier"))
+            cells.append(f"{reward.mean():+.3f}, {verifier.mean():+.3f}")
+            apart += [(method, base, steps) for base in reward.index if reward[base] > 0 > verifier[base]]
+        assert f"| {entry.get('label', 'MixGRPO')} | {' | '.join(cells)} |" in FINDINGS
+    assert sorted(apart) == [("mix_grpo", 10, 4), ("sum", 10, 10), ("sum", 10, 20)]
+    for steps in (4, 10, 20):
+        assert (gains("long", "sum", "training", steps) < gains("long", "fine", "training", steps)).all()
+    for steps in (4, 10):
+        lead = gains("long", "nft_shared", "training", steps) - gains("long", "mix_grpo", "training", steps)
+        assert written(lead, 0.95) in FINDINGS and (lead > 0).all()
 
 
 def test_gradients_rank_the_choices_as_the_page_says():
