@@ -132,21 +132,48 @@ def test_long_runs_at_each_number_of_steps():
         assert written(lead, 0.95) in FINDINGS and (lead > 0).all()
 
 
+def probed(study: str) -> list[dict]:
+    """What `g2rpo probe --gradients` measured for a study, without training."""
+    return json.loads((ROOT / "studies" / study / "gradients.json").read_text())
+
+
+USUAL = {"g2rpo": (range(8), (1, 2, 3)), "g2rpo_coarse": (range(3, 8), (3,))}  # steps and granularities of profile tiny_marks
+CHOICES = ("coarse", "early", "half", "late", "tail_1", "tail_2", "tails_1_3")
+
+
 def test_gradients_rank_the_choices_as_the_page_says():
     """An entry is predicted by the mean squared signal-to-noise of its steps, for each of their evaluations."""
-    probed = {
-        (one["step"], *one["granularities"]): one for one in json.loads((ROOT / "studies/choices/gradients.json").read_text())
-    }
-    entries = params("choices")["entries"]
-    rows = {}
-    for name in ("coarse", "early", "half", "late", "tail_1", "tail_2", "tails_1_3"):
-        tree = entries[name]["settings"]["tree"]
-        steps = [probed[(step, *tree.get("granularities", [3]))] for step in tree["sde_steps"]]
-        signal = sum(each["snr2"] for each in steps) / sum(each["evaluations"] * each["prompts"] for each in steps)
-        rows[name] = (1000 * signal, gains("choices", name, "training").mean())
-        assert "| {:.3f} | {:+.3f} |".format(*rows[name]) in FINDINGS, name
-    correlation = stats.spearmanr(*zip(*rows.values())).statistic
-    assert f"The rank correlation of the two is {correlation:.2f} over these seven entries" in FINDINGS
+    pairs = {"choices": [], "marks_choices": []}
+    for study, rows in pairs.items():
+        by = {(one["step"], *one["granularities"]): one for one in probed(study)}
+        entries = params(study)["entries"]
+        for name in CHOICES if study == "choices" else (one for one in entries if one != "lambda_1_2"):
+            tree, usual = entries[name].get("settings", {}).get("tree", {}), USUAL[entries[name]["method"]]
+            steps = [by[(step, *tree.get("granularities", usual[1]))] for step in tree.get("sde_steps", usual[0])]
+            signal = 1000 * sum(one["snr2"] for one in steps) / sum(one["evaluations"] * one["prompts"] for one in steps)
+            rows.append((signal, gains(study, name, "training").mean()))
+            assert "| {:.3f} | {:+.3f} |".format(*rows[-1]).replace("-", "−") in FINDINGS, name
+    first, second, both = (
+        stats.spearmanr(*zip(*rows)).statistic for rows in (*pairs.values(), [*pairs["choices"], *pairs["marks_choices"]])
+    )
+    assert f"The rank correlation of the two is {both:.2f} over thirteen entries" in FINDINGS
+    assert f"It is {first:.2f} over the seven of the first task and {second:.2f} over the six of the second." in FINDINGS
+
+
+@pytest.mark.parametrize("study, steps", [("choices", 9), ("marks_choices", 12)])
+def test_a_sum_has_less_signal_for_each_evaluation_than_the_best_of_its_tails_at_every_step(study, steps):
+    per = {(one["step"], *one["granularities"]): one["snr2"] / one["evaluations"] for one in probed(study)}
+    assert all(per[step, 1, 2, 3] < max(per[step, tail] for tail in (1, 2, 3)) for step in range(steps))
+    assert f"{steps} {'steps of `tiny`' if steps == 9 else 'of `tiny_marks`'}" in FINDINGS
+
+
+def test_gradients_of_whole_iterations_rank_methods_as_the_page_says():
+    rows = pd.DataFrame(probed("equal_compute"))
+    signal = (rows.snr2 / rows.compute).groupby(rows.method).mean()
+    gained = [gains("equal_compute", method, "training").mean() for method in signal.index]
+    said = f"the rank correlation of the signal for each unit of compute with the gain over eight bases is {stats.spearmanr(signal, gained).statistic:.2f}"
+    assert sorted(set(rows.base)) == [10, 11, 12, 13] and len(signal) == 10 and said in FINDINGS
+    assert set(signal.nlargest(3).index) == {"awm_shared", "nft_shared", "nft_leaves"} and signal.idxmin() == "mix_grpo"
 
 
 def test_rates_at_equal_total_compute_are_those_that_the_protocols_rule_chooses():

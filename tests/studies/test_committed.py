@@ -12,7 +12,8 @@ from tests.fixtures.commands import run_here
 
 STUDIES = sorted(path.parent.name for path in (ROOT / "studies").glob("*/results.parquet"))  # those that have run
 KEPT = {"params.yaml", "results.parquet", "runs.txt", "reports/report.md", "reports/forest.svg"}
-OWN = {"dose": {"reward.py"}, "choices": {"gradients.json"}}  # what dose trains on; what was measured without training
+PROBED = {"gradients.json"}  # what was measured without training
+OWN = {"dose": {"reward.py"}, "choices": PROBED, "marks_choices": PROBED, "equal_compute": PROBED}
 
 
 def stage(out: str, md5: str, code: str = "c", eta: float = 0.7) -> dict:
