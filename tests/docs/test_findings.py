@@ -161,7 +161,7 @@ def test_gradients_rank_the_choices_as_the_page_says():
 
 
 @pytest.mark.parametrize("study, steps", [("choices", 9), ("marks_choices", 12)])
-def test_a_sum_has_less_signal_for_each_evaluation_than_the_best_of_its_tails_at_every_step(study, steps):
+def test_a_sum_has_less_signal_per_evaluation_than_the_best_of_its_tails(study, steps):
     per = {(one["step"], *one["granularities"]): one["snr2"] / one["evaluations"] for one in probed(study)}
     assert all(per[step, 1, 2, 3] < max(per[step, tail] for tail in (1, 2, 3)) for step in range(steps))
     assert f"{steps} {'steps of `tiny`' if steps == 9 else 'of `tiny_marks`'}" in FINDINGS
