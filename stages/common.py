@@ -21,6 +21,7 @@ from tqdm import tqdm
 
 from g2rpo_core.foundation.errors import STATUS_FOLDER, TRANSIENT_STATUS, TransientError, UserError, attempt
 from g2rpo_core.foundation.files import read_yaml, what_lacks
+from g2rpo_core.foundation.profiles import OF_BASE, folders_of
 from g2rpo_core.foundation.settings import checked_name
 from g2rpo_core.foundation.texts import show_any_text, visible
 
@@ -39,7 +40,7 @@ def arguments(description: str, *names: str) -> SimpleNamespace:
     given = SimpleNamespace(**{"study": None, **vars(parser.parse_args())})
     for name in ("profile", "method", "study"):
         if (value := getattr(given, name, None)) is not None:
-            checked_name(value.replace("/base-", "-") if name == "study" else value, f"--{name}")
+            checked_name(value.replace(OF_BASE, "-") if name == "study" else value, f"--{name}")
     if (seed := getattr(given, "seed", "0")) and not (seed.isdecimal() and seed.isascii() and int(seed) < 2**64):
         raise UserError(f"--seed {seed!r}: must be a whole number from 0 and less than 2**64")
     return given
@@ -79,9 +80,7 @@ def run_paths(profile: str, study: str | None) -> RunPaths:
 
 def model_folders(args: SimpleNamespace) -> tuple[Path, Path]:
     """Return the folders of models and embeddings: the profile's, or those of one of a study's bases (`--study my_study/base-2`)."""
-    if args.study and "/base-" in args.study:
-        return Path("studies", args.study, "models"), Path("studies", args.study, "embeddings")
-    return Path("models", args.profile), Path("embeddings", args.profile)
+    return folders_of(args.profile, args.study)
 
 
 def declared_code(stage: str) -> list[Path]:

@@ -9,7 +9,8 @@ from pathlib import Path
 from ruamel.yaml import YAML
 
 from g2rpo_core.common.runs import read_lock
-from g2rpo_core.config import OF_BASE, Study
+from g2rpo_core.config import Study
+from g2rpo_core.foundation.profiles import OF_BASE
 
 MAIN = Path("dvc.yaml")
 BUILDING = {

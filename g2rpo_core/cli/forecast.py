@@ -13,6 +13,7 @@ from g2rpo_core.cli.options import read_profile
 from g2rpo_core.common.runs import BASE
 from g2rpo_core.estimate.machines import ASSUMED_TFLOPS, BETWEEN, DISK, INSIDE, checked_machines
 from g2rpo_core.foundation.errors import UserError
+from g2rpo_core.foundation.profiles import OF_BASE, folders_of
 from g2rpo_core.inference.runs import find_weights
 
 if TYPE_CHECKING:  # these import torch and diffusers, which would slow down --help
@@ -212,6 +213,10 @@ def _pasted(args: SimpleNamespace, settings: dict) -> list[str]:
 
 def probe(
     profile: Annotated[str | None, typer.Option(help="default: the one in params.yaml")] = None,
+    study: Annotated[
+        str | None,
+        typer.Option(help="instead of --profile: a study's entries and changes, or one of its bases, as my_study/base-2"),
+    ] = None,
     run: Annotated[str, typer.Option(help="`base`, a run such as g2rpo-1, or a folder with `transformer` or `lora`")] = BASE[0],
     prompts: Annotated[int, typer.Option(help="how many training prompts, the first ones")] = 16,
     group: Annotated[int | None, typer.Option(help="members of a group (default: training.num_generations)")] = None,
@@ -238,23 +243,26 @@ def probe(
 
     Example: g2rpo probe --prompts 32 --granularities 1,3
     """
-    name, settings = read_profile(profile)
+    name, settings = read_profile(profile, study)
     members = group or settings.training.num_generations
     tails = _parse_rising(granularities, 1)
     if not tails or prompts < 1 or members < 2:
         raise UserError(
             "probe: --granularities are rising whole numbers from 1, as 1,2,3; --prompts is at least 1, --group at least 2"
         )
+    title, folders = f"{study or name}, {run}", folders_of(name, study)
+    if study and OF_BASE in study and run != BASE[0]:
+        raise UserError(f"probe: --run {run}: with --study {study} only its base, {BASE[0]}, is probed")
     weights, rewards = find_weights(run, name), " + ".join(settings.training.rewards)
     if gradients:
         asked = SimpleNamespace(**locals(), names=[word for word in methods.split(",") if word])
         _print_gradients(asked, _measure_gradients(asked))
         return
-    found, count = _measure(name, settings, weights, prompts, tails, members, seed, device)
+    found, count = _measure(folders, settings, weights, prompts, tails, members, seed, device)
     if as_json:
         print(json.dumps([asdict(step) for step in found]))
         return
-    print(f"{name}, {run}: training reward {rewards} over {count} prompts, groups of {members}")
+    print(f"{title}: training reward {rewards} over {count} prompts, groups of {members}")
     _print_table(found, tails)
 
 
@@ -281,8 +289,8 @@ def _measure_gradients(asked: SimpleNamespace) -> "list[Signal]":
     if asked.prompts < 3:
         raise UserError(f"probe: --prompts {asked.prompts}: --gradients compares prompts: give at least 3")
     # Load
-    where, folder = device_of(asked.device), Path("models", asked.name)
-    store = EmbeddingStore(Path("embeddings", asked.name, "train"))
+    where, (folder, embeddings) = device_of(asked.device), asked.folders
+    store = EmbeddingStore(embeddings / "train")
     store.load_encoders(ModelStore(folder).folder("pipeline"), where)
     training = profile.training.model_copy(update={"num_generations": asked.members})
     policy = load_policy(
@@ -307,7 +315,7 @@ def _print_gradients(asked: SimpleNamespace, signals: "list[Signal]") -> None:
         rows = [asdict(each) | {"per_evaluation": each.per_evaluation, "per_compute": each.per_compute} for each in signals]
         print(json.dumps(rows))
         return
-    print(f"{asked.name}, {asked.run}: gradient of {asked.rewards} over {signals[0].prompts} prompts, groups of {asked.members}")
+    print(f"{asked.title}: gradient of {asked.rewards} over {signals[0].prompts} prompts, groups of {asked.members}")
     print("what         tails    SNR²      ±     NFE  per 1,000  compute  per 1,000" + ("  cosine" if asked.judge else ""))
     for each in signals:
         what, tails = each.method if each.step is None else f"step {each.step}", ",".join(map(str, each.granularities))
@@ -326,7 +334,7 @@ def _parse_rising(text: str, least: int) -> tuple[int, ...]:
 
 
 def _measure(
-    name: str,
+    folders: tuple[Path, Path],
     profile: "Profile",
     weights: Path | None,
     prompts: int,
@@ -345,8 +353,8 @@ def _measure(
     from g2rpo_core.models.policy import Policy, policy_settings
     from g2rpo_core.rewards import registry
 
-    where, sampling, reward_weights, models = device_of(device), profile.sampling, profile.training.rewards, Path("models", name)
-    store = EmbeddingStore(Path("embeddings", name, "train"))
+    where, sampling, reward_weights, (models, embeddings) = device_of(device), profile.sampling, profile.training.rewards, folders
+    store = EmbeddingStore(embeddings / "train")
     store.load_encoders(ModelStore(models).folder("pipeline"), where)
     policy = Policy.load(ModelStore(models).folder("pipeline"), weights, **policy_settings(sampling, where))
     rewards = registry.load(list(reward_weights), models, where, profile.rewards)

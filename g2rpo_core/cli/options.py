@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from g2rpo_core.foundation.errors import UserError
+from g2rpo_core.foundation.profiles import read_chain, study_path
 from g2rpo_core.numerics.pins import pin_profile
 
 if TYPE_CHECKING:  # imports torch, which would slow down --help
@@ -20,15 +22,22 @@ ModelsOfRewards = Annotated[
 ]
 
 
-def read_profile(name: str | None) -> "tuple[str, Profile]":
-    """Read the profile of that name, or the one that params.yaml names, and compute by its numerics; return its name, too."""
+def read_profile(name: str | None, study: str | None = None) -> "tuple[str, Profile]":
+    """Read the profile of that name, or of a study with its changes, or the one that params.yaml names; return its name, too.
+
+    Compute by its numerics from now on. UserError if both a profile and a study are given.
+    """
+    if name and study:
+        raise UserError(f"--profile {name}, --study {study}: a study names its profile: give one of the two")
     # Before these imports bring numpy and torch
-    pin_profile(name)
-    from g2rpo_core.config import load_profile, load_run, profile_path
+    file = study_path(study) if study else None
+    pin_profile(read_chain(file).data.get("profile") if file and file.exists() else name)
+    from g2rpo_core.config import load_profile, load_run, load_study, profile_path
     from g2rpo_core.numerics.portable import use
 
-    name = name or load_run().profile
-    profile = load_profile(profile_path(name))
+    changes = load_study(study) if study else None
+    name = changes.profile if changes else name or load_run().profile
+    profile = load_profile(profile_path(name), changes)
     use(profile.numerics)
     return name, profile
 

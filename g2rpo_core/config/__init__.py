@@ -2,12 +2,10 @@
 
 from g2rpo_core.config.load import (
     COSTS,
-    OF_BASE,
     MainRun,
     Resolved,
     Run,
     Study,
-    base_of,
     load_profile,
     load_run,
     load_study,
@@ -20,7 +18,6 @@ from g2rpo_core.config.profile import MethodRun, Profile, ResolvedRun
 
 __all__ = [
     "COSTS",
-    "OF_BASE",
     "MainRun",
     "MethodRun",
     "Profile",
@@ -28,7 +25,6 @@ __all__ = [
     "ResolvedRun",
     "Run",
     "Study",
-    "base_of",
     "load_profile",
     "load_run",
     "load_study",

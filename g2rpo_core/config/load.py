@@ -14,11 +14,10 @@ from g2rpo_core.config.comparisons import TRAINING, Comparison
 from g2rpo_core.config.profile import MethodRun, Profile
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import complaint, in_one_line, read_yaml
-from g2rpo_core.foundation.profiles import Resolved, leaves, override, profile_path, read_chain
-from g2rpo_core.foundation.settings import Different, Name, Seed, Settings, checked_name, problems_of
+from g2rpo_core.foundation.profiles import Resolved, base_of, leaves, override, profile_path, read_chain, study_path
+from g2rpo_core.foundation.settings import Different, Name, Seed, Settings, problems_of
 from g2rpo_core.rewards.registry import REWARDS, models_of
 
-OF_BASE = "/base-"  # between a study's name and one of its bases: `my_study/base-2`
 Cost = Literal["iterations", "evaluations", "compute", "seconds", "nothing"]
 COSTS: dict[str, str] = {
     "iterations": "iterations",
@@ -207,16 +206,3 @@ def load_study(name: str) -> Study:
             path, f"comparisons.{number}.reward", (comparison.reward,), (TRAINING, *profile.evaluation.rewards), "rewards"
         )
     return study
-
-
-def study_path(name: str) -> Path:
-    """Return the path of a study, or of the study that a base is of; UserError for a name that would lead out of its folder."""
-    return Path("studies", checked_name(name.partition(OF_BASE)[0], "study"), "params.yaml")
-
-
-def base_of(name: str) -> int | None:
-    """Return the base in a study's name, `my_study/base-2`; None for the study itself. UserError if that is no number."""
-    _, marked, base = name.partition(OF_BASE)
-    if marked and not (base.isdecimal() and base.isascii()):
-        raise UserError(f"study {name!r}: a base is a number, as in my_study{OF_BASE}2")
-    return int(base) if marked else None

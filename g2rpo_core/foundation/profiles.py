@@ -11,6 +11,8 @@ from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import read_yaml_with_lines
 from g2rpo_core.foundation.settings import checked_name
 
+OF_BASE = "/base-"  # between a study's name and one of its bases: `my_study/base-2`
+
 
 @dataclass(frozen=True)
 class Resolved:
@@ -25,6 +27,26 @@ class Resolved:
 def profile_path(name: str) -> Path:
     """Return the path of a profile; UserError for a name that would lead out of its folder."""
     return Path("profiles") / f"{checked_name(name, 'profile')}.yaml"
+
+
+def study_path(name: str) -> Path:
+    """Return the path of a study, or of the study that a base is of; UserError for a name that would lead out of its folder."""
+    return Path("studies", checked_name(name.partition(OF_BASE)[0], "study"), "params.yaml")
+
+
+def base_of(name: str) -> int | None:
+    """Return the base in a study's name, `my_study/base-2`; None for the study itself. UserError if that is no number."""
+    _, marked, base = name.partition(OF_BASE)
+    if marked and not (base.isdecimal() and base.isascii()):
+        raise UserError(f"study {name!r}: a base is a number, as in my_study{OF_BASE}2")
+    return int(base) if marked else None
+
+
+def folders_of(profile: str, study: str | None) -> tuple[Path, Path]:
+    """Return the folders of models and embeddings: the profile's, or those of one of a study's bases."""
+    if study and OF_BASE in study:
+        return Path("studies", study, "models"), Path("studies", study, "embeddings")
+    return Path("models", profile), Path("embeddings", profile)
 
 
 def read_chain(path: Path) -> Resolved:

@@ -127,29 +127,37 @@ def test_the_signal_of_known_gradients_and_its_error():
     assert signal_to_noise(torch.zeros(4, 5)) == (0.0, 0.0)
 
 
-def test_the_command_prints_every_step_and_refuses_what_it_cannot_do(tmp_path, models, embeddings_folder):
+WORDS = [
+    "probe",
+    "--gradients",
+    "--prompts",
+    "3",
+    "--group",
+    "3",
+    "--steps",
+    "2,4",
+    "--granularities",
+    "1,3",
+    "--judge",
+    "verifier",
+]
+
+
+@pytest.fixture
+def built(tmp_path, models, embeddings_folder):
+    """A checkout of profile tiny with models, embeddings and two runs."""
     small_project(tmp_path, models)
     (tmp_path / "embeddings" / "tiny").mkdir(parents=True)
     (tmp_path / "embeddings" / "tiny" / "train").symlink_to(embeddings_folder)
-    words = [
-        "probe",
-        "--gradients",
-        "--prompts",
-        "3",
-        "--group",
-        "3",
-        "--steps",
-        "2,4",
-        "--granularities",
-        "1,3",
-        "--judge",
-        "verifier",
-    ]
-    lines = run_here(main, *words, "--methods", "mix_grpo", folder=tmp_path).stdout.splitlines()
+    return tmp_path
+
+
+def test_the_command_prints_every_step_and_refuses_what_it_cannot_do(built):
+    lines = run_here(main, *WORDS, "--methods", "mix_grpo", folder=built).stdout.splitlines()
     shown = [(step, tails) for step in ("2", "4") for tails in ("1", "3", "1,3")]
     assert [line.split()[:3] for line in lines[2:-1]] == [["step", *both] for both in shown]
     assert lines[-1].split()[:2] == ["mix_grpo", "1"]
-    of_run = run_here(main, *words, "--run", "g2rpo-2", "--json", folder=tmp_path)  # a LoRA
+    of_run = run_here(main, *WORDS, "--run", "g2rpo-2", "--json", folder=built)  # a LoRA
     rows = json.loads(of_run.stdout)
     assert [row["step"] for row in rows] == [2, 2, 2, 4, 4, 4] and all(row["prompts"] == 3 for row in rows)
     for change, complaint in (
@@ -157,5 +165,27 @@ def test_the_command_prints_every_step_and_refuses_what_it_cannot_do(tmp_path, m
         (["--steps", "9"], "from 0 to 8"),
         (["--methods", "x"], "has only"),
     ):
-        done = run_here(main, *words, *change, folder=tmp_path)
+        done = run_here(main, *WORDS, *change, folder=built)
+        assert done.returncode == 1 and complaint in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_a_base_of_a_study_is_probed_with_its_own_entries_and_models(built):
+    """The profile's models become those of the base, so the numbers are the profile's."""
+    lines = run_here(main, *WORDS, "--methods", "mix_grpo", folder=built).stdout.splitlines()
+    base = built / "studies" / "mine" / "base-3"
+    base.mkdir(parents=True)
+    entries = "entries: {mine: {method: mix_grpo, label: Mine, settings: {tree: {granularities: [1]}}}}"
+    head = "study: mine\nprofile: tiny\nseeds: [1]\nbases: [1, 2, 3]\ntitle: A\nabout: B\nequal: [iterations]\nmethods: [mine]\n"
+    (base.parent / "params.yaml").write_text(head + entries)
+    for kind in ("models", "embeddings"):
+        (built / kind / "tiny").rename(base / kind)
+    of_base = run_here(main, *WORDS, "--methods", "mine", "--study", "mine/base-3", folder=built).stdout.splitlines()
+    assert of_base[0].startswith("mine/base-3, base: ") and of_base[2:-1] == lines[2:-1]
+    assert of_base[-1].split() == ["mine", *lines[-1].split()[1:]]
+    for change, complaint in (
+        (["--study", "mine/base-3", "--run", "g2rpo-2"], "only its base"),
+        (["--study", "mine/base-4"], "there is no 4, only 1, 2, 3"),
+        (["--study", "mine", "--profile", "tiny"], "give one of the two"),
+    ):
+        done = run_here(main, *WORDS, *change, folder=built)
         assert done.returncode == 1 and complaint in done.stderr and done.stderr.count("\n") == 1
