@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from g2rpo_core.cli import checkout, forecast, inspection, rewards, runs, votes
+from g2rpo_core.cli import checkout, inspection, plan, probe, rewards, runs, votes
 from g2rpo_core.foundation.errors import TRANSIENT_STATUS, TransientError, UserError
 from g2rpo_core.foundation.files import what_lacks
 from g2rpo_core.foundation.texts import show_any_text, visible
@@ -22,14 +22,14 @@ app = typer.Typer(
 )
 app.command("doctor")(inspection.doctor)
 app.add_typer(inspection.app)
-app.command("plan")(forecast.plan)
+app.command("plan")(plan.plan)
 for name, (module, help_text, example) in checkout.COMMANDS.items():
     app.command(name, help=f"{help_text}\n\nExample: g2rpo {name} {example}", context_settings=checkout.ANY_ARGUMENTS)(
         checkout.make_command(name, module)
     )
 app.command("models")(checkout.models)
 app.command("prompts")(checkout.prompts)
-app.command("probe")(forecast.probe)
+app.command("probe")(probe.probe)
 app.command("generate")(runs.generate)
 app.command("score")(rewards.score)
 app.command("demo")(runs.demo)

@@ -1,28 +1,21 @@
-"""Define the commands that look ahead of a training: `g2rpo plan`, what it needs, and `g2rpo probe`, what it can learn from."""
+"""Define `g2rpo plan`: what a training needs, before machines are rented."""
 
 import json
 import sys
 from dataclasses import asdict
-from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from g2rpo_core.cli.options import read_profile
-from g2rpo_core.common.runs import BASE
 from g2rpo_core.estimate.machines import ASSUMED_TFLOPS, BETWEEN, DISK, INSIDE, checked_machines
 from g2rpo_core.foundation.errors import UserError
-from g2rpo_core.foundation.profiles import OF_BASE, folders_of
-from g2rpo_core.inference.runs import find_weights
 
 if TYPE_CHECKING:  # these import torch and diffusers, which would slow down --help
     from g2rpo_core.config import Profile
     from g2rpo_core.estimate.budget import Way
     from g2rpo_core.estimate.machines import Machines
     from g2rpo_core.estimate.plan import Plan
-    from g2rpo_core.inference.gradients import Signal
-    from g2rpo_core.inference.probe import Step
 
 
 def plan(
@@ -209,168 +202,3 @@ def _describe(
 def _pasted(args: SimpleNamespace, settings: dict) -> list[str]:
     """Return the lines of a profile with these settings of `training` for the method."""
     return [f"  extends: {args.profile}", f"  methods: {{{args.method}: {{training: {json.dumps(settings)}}}}}"]
-
-
-def probe(
-    profile: Annotated[str | None, typer.Option(help="default: the one in params.yaml")] = None,
-    study: Annotated[
-        str | None,
-        typer.Option(help="instead of --profile: a study's entries and changes, or one of its bases, as my_study/base-2"),
-    ] = None,
-    run: Annotated[str, typer.Option(help="`base`, a run such as g2rpo-1, or a folder with `transformer` or `lora`")] = BASE[0],
-    prompts: Annotated[int, typer.Option(help="how many training prompts, the first ones")] = 16,
-    group: Annotated[int | None, typer.Option(help="members of a group (default: training.num_generations)")] = None,
-    granularities: Annotated[str, typer.Option(help="step sizes of the tails, rising, the finest first")] = "1,2,3",
-    seed: Annotated[int, typer.Option(help="of the noise")] = 0,
-    device: Annotated[str | None, typer.Option(help="cuda or cpu (default: a GPU if there is one)")] = None,
-    gradients: Annotated[
-        bool, typer.Option("--gradients", help="measure how much the policy gradients of prompts agree, for what they cost")
-    ] = False,
-    steps: Annotated[str, typer.Option(help="with --gradients: SDE steps, rising, as 2,3,4 (default: all)")] = "",
-    methods: Annotated[
-        str, typer.Option(help="with --gradients: also whole iterations of these entries, as mix_grpo,dance_grpo")
-    ] = "",
-    judge: Annotated[
-        str | None, typer.Option(help="with --gradients: a reward to whose gradient the angle is measured, such as verifier")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="print a JSON list instead of the table")] = False,
-) -> None:
-    """Measure, before training, how the reward spreads when noise is added at each step, and whether coarse tails rank as fine ones do.
-
-    It needs the stages models and embed. Noise that changes no score teaches nothing: choose sde_steps where the spread is large for its
-    evaluations, and coarser tails where their correlation with the finest is near 1. With --gradients it measures instead how much the gradients of different prompts agree, by step,
-    by tail alone and all together, and of whole methods: what teaches most for its evaluations.
-
-    Example: g2rpo probe --prompts 32 --granularities 1,3
-    """
-    name, settings = read_profile(profile, study)
-    members = group or settings.training.num_generations
-    tails = _parse_rising(granularities, 1)
-    if not tails or prompts < 1 or members < 2:
-        raise UserError(
-            "probe: --granularities are rising whole numbers from 1, as 1,2,3; --prompts is at least 1, --group at least 2"
-        )
-    title, folders = f"{study or name}, {run}", folders_of(name, study)
-    if study and OF_BASE in study and run != BASE[0]:
-        raise UserError(f"probe: --run {run}: with --study {study} only its base, {BASE[0]}, is probed")
-    weights, rewards = find_weights(run, name), " + ".join(settings.training.rewards)
-    if gradients:
-        asked = SimpleNamespace(**locals(), names=[word for word in methods.split(",") if word])
-        _print_gradients(asked, _measure_gradients(asked))
-        return
-    found, count = _measure(folders, settings, weights, prompts, tails, members, seed, device)
-    if as_json:
-        print(json.dumps([asdict(step) for step in found]))
-        return
-    print(f"{title}: training reward {rewards} over {count} prompts, groups of {members}")
-    _print_table(found, tails)
-
-
-def _measure_gradients(asked: SimpleNamespace) -> "list[Signal]":
-    """Load policy, rewards and prompts, and probe the gradients of every step and of the named entries."""
-    from tqdm import tqdm
-
-    from g2rpo_core.algorithm.methods import METHODS
-    from g2rpo_core.common.model_store import ModelStore
-    from g2rpo_core.common.processes import device_of
-    from g2rpo_core.config.profile import ResolvedRun
-    from g2rpo_core.data.embeddings import EmbeddingStore
-    from g2rpo_core.inference.gradients import SIZE, Gradients, load_policy, probe_method, probe_steps
-    from g2rpo_core.models.policy import policy_settings
-    from g2rpo_core.rewards import registry
-
-    # Check what is asked
-    profile, sampling = asked.settings, asked.settings.sampling
-    if unknown := [name for name in asked.names if name not in profile.methods]:
-        raise UserError(f"probe: --methods {unknown[0]}: profile {asked.name} has only {', '.join(profile.methods)}")
-    chosen = _parse_rising(asked.steps, 0) if asked.steps else tuple(range(sampling.steps - 1))
-    if not chosen or chosen[-1] > sampling.steps - 2:
-        raise UserError(f"probe: --steps are rising whole numbers from 0 to {sampling.steps - 2}, as 2,3,4 (got {asked.steps!r})")
-    if asked.prompts < 3:
-        raise UserError(f"probe: --prompts {asked.prompts}: --gradients compares prompts: give at least 3")
-    # Load
-    where, (folder, embeddings) = device_of(asked.device), asked.folders
-    store = EmbeddingStore(embeddings / "train")
-    store.load_encoders(ModelStore(folder).folder("pipeline"), where)
-    training = profile.training.model_copy(update={"num_generations": asked.members})
-    policy = load_policy(
-        ModelStore(folder).folder("pipeline"), asked.weights, training.lora, asked.seed, policy_settings(sampling, where)
-    )
-    named = dict.fromkeys([*training.rewards, *([asked.judge] if asked.judge else [])])
-    rewards = registry.load(list(named), folder, where, profile.rewards)
-    # Every step with each tail alone and all together, and whole iterations
-    sets = list(dict.fromkeys([*((each,) for each in asked.tails), asked.tails]))
-    method = METHODS["g2rpo"].changed(tree={"sde_steps": chosen, "granularities": asked.tails})
-    of_steps = ResolvedRun("g2rpo", None, "g2rpo", method, sampling, training)
-    count = range(min(asked.prompts, len(store)))
-    make = lambda entry: Gradients(policy, entry, store, rewards, asked.judge, asked.seed, SIZE)
-    found = probe_steps(make(of_steps), tqdm(count, desc="steps", disable=None), sets)
-    entries = [profile.run(name) for name in asked.names]
-    return found + [probe_method(make(entry), tqdm(count, desc=entry.name, disable=None)) for entry in entries]
-
-
-def _print_gradients(asked: SimpleNamespace, signals: "list[Signal]") -> None:
-    """Print a line for every signal, or the JSON list."""
-    if asked.as_json:
-        rows = [asdict(each) | {"per_evaluation": each.per_evaluation, "per_compute": each.per_compute} for each in signals]
-        print(json.dumps(rows))
-        return
-    print(f"{asked.title}: gradient of {asked.rewards} over {signals[0].prompts} prompts, groups of {asked.members}")
-    print("what         tails    SNR²      ±     NFE  per 1,000  compute  per 1,000" + ("  cosine" if asked.judge else ""))
-    for each in signals:
-        what, tails = each.method if each.step is None else f"step {each.step}", ",".join(map(str, each.granularities))
-        numbers = f"{each.snr2:7.3f} {each.error:6.3f} {each.evaluations:7,.0f} {1000 * each.per_evaluation:10.4f}"
-        cosine = f" {each.cosine:7.2f}" if each.cosine is not None else "       -" if asked.judge else ""
-        print(f"{what:12} {tails:6} {numbers} {each.compute:8,.0f} {1000 * each.per_compute:10.4f}{cosine}")
-
-
-def _parse_rising(text: str, least: int) -> tuple[int, ...]:
-    """Return rising whole numbers from `least`; none if the text is anything else."""
-    try:
-        numbers = tuple(int(word) for word in text.split(","))
-    except ValueError:
-        return ()
-    return numbers if list(numbers) == sorted(set(numbers)) and numbers[0] >= least else ()
-
-
-def _measure(
-    folders: tuple[Path, Path],
-    profile: "Profile",
-    weights: Path | None,
-    prompts: int,
-    tails: tuple[int, ...],
-    group: int,
-    seed: int,
-    device: str | None,
-) -> "tuple[list[Step], int]":
-    """Load policy, rewards and prompts, and probe every step; return the steps, and how many prompts were used."""
-    from tqdm import tqdm
-
-    from g2rpo_core.common.model_store import ModelStore
-    from g2rpo_core.common.processes import device_of
-    from g2rpo_core.data.embeddings import EmbeddingStore
-    from g2rpo_core.inference.probe import probe
-    from g2rpo_core.models.policy import Policy, policy_settings
-    from g2rpo_core.rewards import registry
-
-    where, sampling, reward_weights, (models, embeddings) = device_of(device), profile.sampling, profile.training.rewards, folders
-    store = EmbeddingStore(embeddings / "train")
-    store.load_encoders(ModelStore(models).folder("pipeline"), where)
-    policy = Policy.load(ModelStore(models).folder("pipeline"), weights, **policy_settings(sampling, where))
-    rewards = registry.load(list(reward_weights), models, where, profile.rewards)
-    count = min(prompts, len(store))
-    first = tqdm(range(count), desc="prompts", disable=None)
-    return probe(policy, rewards, reward_weights, store, first, sampling, tails, group, seed), count
-
-
-def _print_table(steps: "list[Step]", tails: tuple[int, ...]) -> None:
-    coarse = tails[1:]
-    print(
-        "step  sigma  spread  "
-        + "  ".join(f"NFE λ={each}" for each in tails)
-        + "".join(f"  corr. λ={each}   gap λ={each}" for each in coarse)
-    )
-    for step in steps:
-        evaluations = "  ".join(f"{step.evaluations[each]:7,}" for each in tails)
-        agreement = "".join(f"  {step.correlation[each]:9.2f}  {step.gap[each]:+8.4f}" for each in coarse)
-        print(f"{step.step:4}  {step.sigma:5.3f}  {step.spread:6.4f}  {evaluations}{agreement}")
