@@ -8,7 +8,6 @@ from pathlib import Path
 from g2rpo_core.common.processes import describe_machine
 from g2rpo_core.config import COSTS, MainRun, Run, Study, load_run, load_study
 from g2rpo_core.foundation.files import write_json, write_whole
-from g2rpo_core.foundation.profiles import OF_BASE
 from g2rpo_core.reporting.context import build_context, headline
 from g2rpo_core.reporting.measured import Compared, Sources, measure, measure_bases, read_seconds
 from g2rpo_core.reporting.recorded import read_measured, write_results
@@ -40,7 +39,7 @@ def main() -> None:
         title = {"title": asked.title, "about": asked.about, "equal": ", or ".join(COSTS[cost] for cost in asked.equal)}
     # Write the page, from evaluations or from the committed table
     paths.reports.mkdir(parents=True, exist_ok=True)
-    ran = run_paths(args.profile, f"{args.study}{OF_BASE}{bases[0]}") if bases else paths
+    ran = run_paths(args.profile, f"{args.study}/base-{bases[0]}") if bases else paths
     if isinstance(asked, Study) and not ran.evaluations.exists():
         home = paths.reports.parent
         measured = read_measured(compared, home / "results.parquet", home / "runs.txt")
@@ -60,7 +59,7 @@ def sources_of(compared: Compared, own: RunPaths, models: Path, page: Path) -> S
 def write_report(compared: Compared, paths: RunPaths, title: dict[str, str], study: str | None) -> None:
     """Write every file of a report, from evaluations and runs on disk."""
     if bases := compared.bases:
-        homes = {base: run_paths(compared.profile, f"{study}{OF_BASE}{base}") for base in bases}
+        homes = {base: run_paths(compared.profile, f"{study}/base-{base}") for base in bases}
         found = {base: sources_of(compared, own, own.reports, paths.reports) for base, own in homes.items()}
         measured, sources, ran = measure_bases(compared, found), None, list(homes.values())
     else:
