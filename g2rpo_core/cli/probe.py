@@ -1,7 +1,7 @@
 """Define `g2rpo probe`: what a training can learn from, how the reward spreads by step, or how much gradients of prompts agree."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated
 
@@ -109,7 +109,9 @@ def _measure_gradients(asked: SimpleNamespace) -> "list[Signal]":
     count = range(min(asked.prompts, len(store)))
     make = lambda entry: Gradients(policy, entry, store, rewards, asked.judge, asked.seed, SIZE)
     found = probe_steps(make(of_steps), tqdm(count, desc="steps", disable=None), sets)
-    entries = [profile.run(name) for name in names]
+    size = {"num_generations": asked.group} if asked.group else {}
+    runs = [profile.run(name) for name in names]
+    entries = [replace(run, training=run.training.model_copy(update=size)) for run in runs]
     return found + [probe_method(make(entry), tqdm(count, desc=entry.name, disable=None)) for entry in entries]
 
 
