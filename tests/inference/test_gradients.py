@@ -152,6 +152,12 @@ def built(tmp_path, models, embeddings_folder):
     return tmp_path
 
 
+def assert_refused(folder, change: list[str], complaint: str) -> None:
+    """The command ends in one line that says so."""
+    done = run_here(main, *WORDS, *change, folder=folder)
+    assert done.returncode == 1 and complaint in done.stderr and done.stderr.count("\n") == 1
+
+
 def test_the_command_prints_every_step_and_refuses_what_it_cannot_do(built):
     lines = run_here(main, *WORDS, "--methods", "mix_grpo", folder=built).stdout.splitlines()
     shown = [(step, tails) for step in ("2", "4") for tails in ("1", "3", "1,3")]
@@ -165,8 +171,7 @@ def test_the_command_prints_every_step_and_refuses_what_it_cannot_do(built):
         (["--steps", "9"], "from 0 to 8"),
         (["--methods", "x"], "has only"),
     ):
-        done = run_here(main, *WORDS, *change, folder=built)
-        assert done.returncode == 1 and complaint in done.stderr and done.stderr.count("\n") == 1
+        assert_refused(built, change, complaint)
 
 
 def test_a_base_of_a_study_is_probed_with_its_own_entries_and_models(built):
@@ -187,5 +192,4 @@ def test_a_base_of_a_study_is_probed_with_its_own_entries_and_models(built):
         (["--study", "mine/base-4"], "there is no 4, only 1, 2, 3"),
         (["--study", "mine", "--profile", "tiny"], "give one of the two"),
     ):
-        done = run_here(main, *WORDS, *change, folder=built)
-        assert done.returncode == 1 and complaint in done.stderr and done.stderr.count("\n") == 1
+        assert_refused(built, change, complaint)
