@@ -25,7 +25,7 @@ def test_a_process_ends_with_its_parent_however_that_ends():
     assert parent.stdout.readline() == "on\n"
     parent.kill()
     parent.wait()
-    until(lambda: not running(child), limit=60)
+    until(lambda: not running(child))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process of its parent's end")

@@ -20,6 +20,7 @@ from g2rpo_core.distributed.launcher import join_processes
 from g2rpo_core.distributed.process_group import ProcessGroup, join, num_processes
 from g2rpo_core.foundation.errors import UserError
 from tests.conftest import ROOT
+from tests.fixtures.waiting import HUNG
 
 
 @pytest.mark.slow
@@ -185,7 +186,7 @@ from g2rpo_core.distributed.process_group import ProcessGroup
 from stages.common import ends_in_one_line
 
 rank, meet, checkpoint.VISIBLE_WITHIN = int(sys.argv[1]), sys.argv[2], 1.0
-dist.init_process_group("gloo", init_method=f"file://{meet}", rank=rank, world_size=2, timeout=timedelta(minutes=2))
+dist.init_process_group("gloo", init_method=f"file://{meet}", rank=rank, world_size=2, timeout=timedelta(minutes=10))
 atexit.register(dist.destroy_process_group)
 
 
@@ -223,7 +224,7 @@ def test_nodes_without_a_shared_disk_are_told_so_at_the_start(tmp_path, shared):
         for rank in range(2)
     ]  # fmt: skip
     for child in children:
-        out, err = child.communicate(timeout=200)
+        out, err = child.communicate(timeout=HUNG)
         if shared:
             assert child.returncode == 0 and out.startswith(str(tmp_path / "node0")), err
         else:

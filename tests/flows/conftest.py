@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from flows.server import start_server, stop_server, wait_until_healthy
-from tests.fixtures.waiting import until
+from tests.fixtures.waiting import HUNG, until
 from tests.flows.tiny import environment, repository
 
 SCHEDULES = ("--train", "", "--evaluate", "* * * * *", "--timezone", "Europe/Berlin", "--side-by-side", "3")
@@ -52,12 +52,12 @@ class Served:
             command, cwd=self.folder, env=environment(PREFECT_API_URL=self.api), stdout=log, stderr=log, start_new_session=True
         )
         last = f"{self.api}/deployments/name/report/g2rpo"
-        until(lambda: httpx.get(last, timeout=30, auth=self.auth).status_code == 200)
+        until(lambda: httpx.get(last, timeout=HUNG, auth=self.auth).status_code == 200)
 
     def ask(self, method: str, path: str, **options):
         """Asks again while SQLite is busy (503), as Prefect's own client does."""
         headers = csrf_headers(self.api, self.auth) if method != "GET" else {}
-        ask = lambda: httpx.request(method, f"{self.api}{path}", timeout=30, auth=self.auth, headers=headers, **options)
+        ask = lambda: httpx.request(method, f"{self.api}{path}", timeout=HUNG, auth=self.auth, headers=headers, **options)
         return (
             until(lambda: (answer := ask()).status_code != httpx.codes.SERVICE_UNAVAILABLE and answer).raise_for_status().json()
         )
@@ -100,7 +100,7 @@ class Served:
 
 def csrf_headers(api: str, auth: tuple[str, ...]) -> dict[str, str]:
     """What a change must carry beside the key."""
-    token = httpx.get(f"{api}/csrf-token", params={"client": "tests"}, auth=auth, timeout=30).raise_for_status().json()["token"]
+    token = httpx.get(f"{api}/csrf-token", params={"client": "tests"}, auth=auth, timeout=HUNG).raise_for_status().json()["token"]
     return {"Prefect-Csrf-Client": "tests", "Prefect-Csrf-Token": token}
 
 

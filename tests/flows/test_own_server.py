@@ -12,7 +12,7 @@ import pytest
 from flows.server import ACCESS, HOME, wait_until_healthy
 from g2rpo_core.foundation.errors import UserError
 from tests.fixtures.loopback import Handler, loopback
-from tests.fixtures.waiting import until
+from tests.fixtures.waiting import HUNG, until
 from tests.flows.conftest import Served, csrf_headers, free_port
 from tests.flows.tiny import environment, repository
 
@@ -33,11 +33,11 @@ def serving(folder: Path) -> Iterator[Served]:
     with log.open("wb") as file:
         process = served.processes["serve"] = subprocess.Popen(**command(served.port), cwd=folder, stdout=file, stderr=file)
     try:
-        until(lambda: "serving" in log.read_text(errors="replace"), limit=180, running=[process])
+        until(lambda: "serving" in log.read_text(errors="replace"), running=[process])
         lines = dict(line.removeprefix("export ").split("=", 1) for line in (folder / HOME / ACCESS).read_text().splitlines())
         served.key = lines["PREFECT_API_AUTH_STRING"]
         last = f"{served.api}/deployments/name/report/g2rpo"
-        until(lambda: httpx.get(last, timeout=30, auth=served.auth).status_code == 200, running=[process])
+        until(lambda: httpx.get(last, timeout=HUNG, auth=served.auth).status_code == 200, running=[process])
         yield served
     finally:
         process.terminate()
@@ -62,10 +62,10 @@ def test_who_has_no_key_can_neither_see_nor_change_nor_start_a_run(served):
     token = csrf_headers(served.api, served.auth)
     for method, path, body in calls:
         for auth in (None, ("g2rpo", "guessed")):
-            answer = httpx.request(method, f"{served.api}{path}", json=body, headers=token, auth=auth, timeout=30)
+            answer = httpx.request(method, f"{served.api}{path}", json=body, headers=token, auth=auth, timeout=HUNG)
             assert answer.status_code == 401, path
-        assert httpx.request(method, f"{served.api}{path}", json=body, timeout=30).status_code == 403  # nor such a token
-    assert httpx.get(f"{served.api}/csrf-token", params={"client": "x"}, timeout=30).status_code == 401
+        assert httpx.request(method, f"{served.api}{path}", json=body, timeout=HUNG).status_code == 403  # nor such a token
+    assert httpx.get(f"{served.api}/csrf-token", params={"client": "x"}, timeout=HUNG).status_code == 401
     assert not served.get(f"/deployments/{run}")["pull_steps"]
     assert served.run("report")[1]["type"] == "COMPLETED" and not (served.folder / "owned").exists()
 
@@ -76,7 +76,7 @@ def test_a_page_of_another_address_may_not_ask(served):
         ("https://evil.example", None),
         (f"http://localhost:{served.port}", f"http://localhost:{served.port}"),
     ):
-        answer = httpx.options(f"{served.api}/deployments/x", headers={"Origin": origin, **asked}, timeout=30)
+        answer = httpx.options(f"{served.api}/deployments/x", headers={"Origin": origin, **asked}, timeout=HUNG)
         assert answer.headers.get("access-control-allow-origin") == allowed
 
 
@@ -87,12 +87,12 @@ def test_the_key_is_in_a_file_of_this_user_that_opens_prefects_commands(served):
     assert str(HOME / ACCESS) in log and served.key.split(":")[1] not in log and len(served.key) > 40
     shell = f". {HOME / ACCESS} && {sys.executable} -m prefect deployment run report/g2rpo --watch"
     clean = command(0)["env"]
-    done = subprocess.run(["bash", "-c", shell], cwd=served.folder, env=clean, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(["bash", "-c", shell], cwd=served.folder, env=clean, capture_output=True, text=True, timeout=HUNG)
     assert done.returncode == 0 and "Completed" in done.stdout + done.stderr, done.stdout + done.stderr
 
 
 def test_a_second_start_in_the_same_checkout_is_refused(served):
-    done = subprocess.run(**command(free_port()), cwd=served.folder, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(**command(free_port()), cwd=served.folder, capture_output=True, text=True, timeout=HUNG)
     assert done.returncode == 1 and done.stderr.startswith("error: ") and done.stderr.count("\n") == 1, done.stderr
     assert "another `flows.serve` is using it" in done.stderr
     assert served.get("/deployments/name/report/g2rpo")["paused"] is False
@@ -113,7 +113,7 @@ def test_a_taken_port_is_said_and_no_strangers_server_is_used(tmp_path):
 
     with loopback(Stranger) as url:
         port = int(url.rpartition(":")[2])
-        done = subprocess.run(**command(port), cwd=tmp_path, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(**command(port), cwd=tmp_path, capture_output=True, text=True, timeout=HUNG)
         assert done.returncode == 1 and f"error: port {port} is taken" in done.stderr and done.stderr.count("\n") == 1
         assert "PREFECT_API_URL" not in done.stderr
         ours = subprocess.Popen(["sleep", "60"])  # a server that has not got its port yet

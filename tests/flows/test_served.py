@@ -12,7 +12,7 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.fixtures.browser import open_page
-from tests.fixtures.waiting import until
+from tests.fixtures.waiting import HUNG, until
 from tests.flows.conftest import free_port
 from tests.flows.tiny import environment
 
@@ -109,11 +109,11 @@ def test_dvc_repro_and_a_flow_leave_each_others_training_alone(served, fresh_tra
     run = served.start("train")
     until((served.folder / "started").exists)
     second = start()
-    said = second.communicate(timeout=240)[0]
+    said = second.communicate(timeout=HUNG)[0]
     assert second.returncode != 0 and "is busy, it is being blocked by" in said, said
     (served.folder / "enough").touch()
     assert served.ended(run)["type"] == "COMPLETED"
-    assert "didn't change, skipping" in start().communicate(timeout=240)[0]
+    assert "didn't change, skipping" in start().communicate(timeout=HUNG)[0]
 
     for name in ("started", "enough", "weights"):
         (served.folder / name).unlink()
@@ -122,7 +122,7 @@ def test_dvc_repro_and_a_flow_leave_each_others_training_alone(served, fresh_tra
     run = served.start("reproduce", targets=["train"])
     until(lambda: any("waiting for it" in line for line in served.log(run)))
     (served.folder / "enough").touch()
-    assert "Running stage 'train@g2rpo-1'" in first.communicate(timeout=240)[0] and first.returncode == 0
+    assert "Running stage 'train@g2rpo-1'" in first.communicate(timeout=HUNG)[0] and first.returncode == 0
     assert served.ended(run)["type"] == "COMPLETED"
     assert names(served.tasks(run)) == {"train@g2rpo-1": "Skipped"}
     assert (served.folder / "weights").read_text() == "w"
@@ -161,7 +161,7 @@ def test_cron_fires_in_its_time_zone(served):
     deployment = served.get("/deployments/name/evaluate/g2rpo")
     assert deployment["schedules"][0]["schedule"]["timezone"] == "Europe/Berlin"
     by_cron = {"deployments": {"id": {"any_": [deployment["id"]]}}, "flow_runs": {"state": {"type": {"any_": ["COMPLETED"]}}}}
-    run = until(lambda: served.post("/flow_runs/filter", **by_cron, limit=1), limit=150)[0]
+    run = until(lambda: served.post("/flow_runs/filter", **by_cron, limit=1))[0]
     assert run["auto_scheduled"] and run["created_by"]["type"] == "SCHEDULE"
     assert "evaluate_base" in served.tasks(run["id"])
     (results,) = (one for one in served.of_run("artifacts", run["id"]) if one["key"] == "results")
@@ -182,7 +182,7 @@ def test_a_worker_of_the_work_pool_runs_what_prefect_yaml_deploys(served):
     reproduce = next(one for one in deployed if one["entrypoint"].endswith("reproduce"))
     run = served.post(f"/deployments/{reproduce['id']}/create_flow_run", parameters={"targets": ["evaluate_base"]})["id"]
     worker = [*prefect, "worker", "start", "--pool", "g2rpo", "--run-once"]
-    subprocess.run(worker, cwd=served.folder, env=environment_, check=True, capture_output=True, timeout=90)
+    subprocess.run(worker, cwd=served.folder, env=environment_, check=True, capture_output=True, timeout=HUNG)
     assert served.ended(run)["type"] == "COMPLETED"
     assert "evaluate_base" in served.tasks(run)
 
@@ -294,9 +294,9 @@ def test_serve_restarts_its_server_and_ends_in_one_line_where_that_does_not_help
         )
     answers = lambda: server_answers(port)
     try:
-        until(lambda: "serving" in log.read_text(errors="replace"), limit=180)
+        until(lambda: "serving" in log.read_text(errors="replace"))
         for turn in range(RESTARTS + 1):
-            until(answers, limit=180)
+            until(answers)
             leader = next(one for one in psutil.Process(serve.pid).children() if "server" in one.cmdline())
             os.killpg(leader.pid, signal.SIGKILL)
             if turn < RESTARTS:

@@ -17,7 +17,7 @@ from g2rpo_core.rewards.votes import SCHEMA, read_images, read_votes
 from g2rpo_core.tasks.table import verify
 from tests.conftest import ROOT
 from tests.fixtures.votes import write_votes
-from tests.fixtures.waiting import until
+from tests.fixtures.waiting import HUNG, until
 
 
 def png(shade: int) -> bytes:
@@ -84,7 +84,7 @@ def test_a_killed_writer_loses_no_vote_and_stops_no_other(tmp_path):
     finally:
         killed.kill()
         killed.wait()
-        assert other.wait(timeout=120) == 0
+        assert other.wait(timeout=HUNG) == 0
     counts = read_votes(file).voter.value_counts()
     told = len(said["killed"].read_text().splitlines())
     assert counts["other"] == 20 and told <= counts["killed"] <= told + 1

@@ -13,6 +13,7 @@ from diffusers import FluxTransformer2DModel
 from g2rpo_core.models.loading import apply_compile
 from tests.conftest import ROOT
 from tests.fixtures.killed import BFLOAT16, HYBRID, LORA, NOISED, WHOLE
+from tests.fixtures.waiting import HUNG
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 
@@ -127,7 +128,7 @@ def test_a_process_that_fails_ends_all_with_its_own_error(tmp_path):
     )
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", tmp_path / "one_fails.py"]
     done = subprocess.run(
-        command, capture_output=True, text=True, env=ENVIRONMENT, timeout=300
+        command, capture_output=True, text=True, env=ENVIRONMENT, timeout=HUNG
     )  # the collective's own limit is an hour
     assert done.returncode != 0 and "RuntimeError: the second process has no image" in done.stderr
 
@@ -156,5 +157,5 @@ processes.barrier()
 def test_all_groups_of_processes_wait_equally_long(tmp_path):
     (tmp_path / "two.py").write_text(TIMEOUTS)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "two.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=ENVIRONMENT, timeout=300)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=ENVIRONMENT, timeout=HUNG)
     assert done.returncode == 0 and done.stdout == "3 True\n", done.stdout + done.stderr

@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pandas as pd
@@ -24,6 +23,7 @@ from tests.conftest import ROOT
 from tests.fixtures.browser import open_page
 from tests.fixtures.commands import run_here
 from tests.fixtures.projects import seconds_checkout
+from tests.fixtures.waiting import until
 
 WITHOUT_ENVIRONMENT = "/usr/bin:/bin"  # a PATH on which `python` is not the environment's, or none
 pytestmark = pytest.mark.pipeline
@@ -475,10 +475,7 @@ def test_dvc_repro_goes_on_after_a_kill_to_the_same_bits(project):
             command, cwd=project, env=os.environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             start_new_session=True,
         )  # fmt: skip
-        end = time.monotonic() + 120
-        while not list(project.glob(".cache/resume/train/seconds/g2rpo-7/*/iteration-0000[0-2][3-9]")):
-            assert child.poll() is None and time.monotonic() < end
-            time.sleep(0.02)
+        until(lambda: list(project.glob(".cache/resume/train/seconds/g2rpo-7/*/iteration-0000[0-2][3-9]")), running=[child])
         os.killpg(child.pid, signal.SIGKILL)
         child.wait()
         assert not (trained / "records.parquet").exists()

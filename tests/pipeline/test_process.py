@@ -65,7 +65,7 @@ def test_a_stop_ends_a_group_whose_output_is_stuck_on_its_way(tmp_path):
     assert stuck.wait(60)
     stop.set()
     try:
-        until(last_words.exists, limit=20)
+        until(last_words.exists)
     finally:
         go_on.set()
         thread.join()

@@ -12,6 +12,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from tests.conftest import ROOT
+from tests.fixtures.waiting import HUNG
 from tests.reliability.conftest import STAGES, stage
 from tests.reliability.test_full_disk import namespaces
 
@@ -57,7 +58,7 @@ def test_a_stop_signal_ends_a_stage_in_one_line_and_it_goes_on_later(project, na
     while not re.search(rb"(embed train|evaluate g2rpo-1): ", said):  # its progress bar: it is at work
         said += os.read(started.stderr.fileno(), 4096) or pytest.fail(said.decode())
     started.send_signal(number)
-    said += started.communicate(timeout=100)[1]
+    said += started.communicate(timeout=HUNG)[1]
     assert (
         said.endswith(b"error: stopped; finished work is kept, and the same command resumes from it\n")
         and said.count(b"error") == 1
@@ -77,10 +78,10 @@ def test_a_stop_signal_to_the_builder_of_models_alone_ends_its_workers(tmp_path)
         said += os.read(started.stderr.fileno(), 4096) or pytest.fail(said.decode())
     workers = psutil.Process(started.pid).children(recursive=True)
     started.terminate()
-    said += started.communicate(timeout=100)[1]
+    said += started.communicate(timeout=HUNG)[1]
     assert started.returncode == 128 + signal.SIGTERM
     assert b"error: stopped; finished work is kept" in said and b"Traceback" not in said
-    assert not psutil.wait_procs(workers, timeout=60)[1]
+    assert not psutil.wait_procs(workers, timeout=HUNG)[1]
 
 
 @pytest.mark.skipif(not namespaces(), reason="no mount namespaces for this user")

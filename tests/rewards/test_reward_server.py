@@ -30,7 +30,7 @@ from tests.conftest import ROOT
 from tests.fixtures.commands import run_here
 from tests.fixtures.images import IMAGES, PROMPTS, folder_to_score
 from tests.fixtures.score_server import serving
-from tests.fixtures.waiting import until
+from tests.fixtures.waiting import HUNG, until
 
 pytestmark = pytest.mark.pipeline
 
@@ -125,9 +125,9 @@ PIXEL = encode([Image.new("RGB", (1, 1))], "png")[0]
     ],
 )
 def test_a_request_that_is_none_gets_a_reason_and_the_next_one_scores(hps, body, status, reason):
-    response = httpx.post(f"{hps.url}/score", content=body, headers=JSON, trust_env=False, timeout=60)
+    response = httpx.post(f"{hps.url}/score", content=body, headers=JSON, trust_env=False, timeout=HUNG)
     assert response.status_code == status and reason in response.json()["detail"] and "\n" not in response.json()["detail"]
-    good = httpx.post(f"{hps.url}/score", json={"prompts": ["a"], "images": [PIXEL]}, trust_env=False, timeout=60)
+    good = httpx.post(f"{hps.url}/score", json={"prompts": ["a"], "images": [PIXEL]}, trust_env=False, timeout=HUNG)
     assert good.status_code == 200 and isinstance(good.json()["scores"][0], float) and good.json()["reasons"] == [None]
     assert "Traceback" not in hps.log.read_text()
 
@@ -139,7 +139,9 @@ def test_a_request_that_is_none_gets_a_reason_and_the_next_one_scores(hps, body,
 def test_a_page_of_another_site_gets_no_scores(hps, headers, status):
     """Without asking, a browser sends only other types; and with the server's address as its own (DNS rebinding), another name."""
     body = json.dumps({"prompts": ["a"], "images": [PIXEL]})
-    assert httpx.post(f"{hps.url}/score", content=body, headers=JSON | headers, trust_env=False, timeout=60).status_code == status
+    assert (
+        httpx.post(f"{hps.url}/score", content=body, headers=JSON | headers, trust_env=False, timeout=HUNG).status_code == status
+    )
     assert httpx.get(f"{hps.url}/openapi.json", trust_env=False).status_code == 404  # nobody needs it, and it would need the key
 
 
@@ -147,7 +149,7 @@ def test_a_page_of_another_site_gets_no_scores(hps, headers, status):
 def test_uploads_that_do_not_end_keep_nobody_waiting(hps, sent, refused):
     """Twelve, of nothing or of nearly all that a request may have: the memory is for eight, and the others are told so."""
     head = f"POST /score HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {2**20}\r\n\r\n"
-    good = lambda: httpx.post(f"{hps.url}/score", json={"prompts": ["a"], "images": [PIXEL]}, trust_env=False, timeout=30)
+    good = lambda: httpx.post(f"{hps.url}/score", json={"prompts": ["a"], "images": [PIXEL]}, trust_env=False, timeout=HUNG)
     with ExitStack() as open_:
         slow = [open_.enter_context(socket.create_connection(("127.0.0.1", int(hps.url.rpartition(":")[2])))) for _ in range(12)]
         for one in slow:
@@ -172,7 +174,7 @@ def test_a_connection_that_a_client_keeps_is_not_closed_under_it(hps):
 
 def test_an_image_that_would_fill_the_memory_is_refused(hps):
     bomb = encode([Image.new("1", (30_000, 5_000))], "png")[0]  # few bytes, and twice is over what a request may have
-    response = httpx.post(f"{hps.url}/score", json={"prompts": ["a", "b"], "images": [bomb, bomb]}, trust_env=False, timeout=60)
+    response = httpx.post(f"{hps.url}/score", json={"prompts": ["a", "b"], "images": [bomb, bomb]}, trust_env=False, timeout=HUNG)
     assert (
         response.status_code == 422
         and "images: 1: 150000000 pixels; the images of a request may have" in response.json()["detail"]
@@ -227,7 +229,7 @@ def test_a_class_of_the_users_own_fails_as_answers_and_the_server_goes_on(profil
         refused = httpx.get(f"{server.url}/health", trust_env=False)
         assert refused.status_code == 401 and "a key is needed" in refused.json()["detail"]
         server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait(timeout=60) == 0 and server.process.stdout.read() == "stopped\n"
+        assert server.process.wait(timeout=HUNG) == 0 and server.process.stdout.read() == "stopped\n"
     assert "Traceback" not in server.log.read_text()  # the answer names the line of the class that failed
 
 
@@ -273,7 +275,7 @@ def test_it_stops_at_ctrl_c_without_a_traceback_and_says_when_it_is_open_to_all(
         torch.testing.assert_close(served, local, rtol=0, atol=0)
         assert local.std() > 0.1
         server.process.send_signal(signal.SIGINT)
-        assert server.process.wait(timeout=60) == 0 and "Traceback" not in server.log.read_text()
+        assert server.process.wait(timeout=HUNG) == 0 and "Traceback" not in server.log.read_text()
 
 
 def test_words_that_do_not_fit_end_in_one_line_before_a_model_is_loaded(profile, models, monkeypatch):
@@ -303,7 +305,7 @@ def test_what_it_says_of_an_image_is_the_data_it_was_sent(hps):
     np.save(buffer, TENSORS[0].numpy())
     url = "data:application/x-npy;base64," + base64.b64encode(buffer.getvalue()).decode()
     asked = {"prompts": [PROMPTS[0]] * 2, "images": [url, url]}
-    scores = httpx.post(f"{hps.url}/score", json=asked, trust_env=False, timeout=60).json()["scores"]
+    scores = httpx.post(f"{hps.url}/score", json=asked, trust_env=False, timeout=HUNG).json()["scores"]
     assert scores[0] == pytest.approx(scores[1], abs=1e-6)
 
 
@@ -319,7 +321,7 @@ def test_the_server_of_the_documentation_answers(tmp_path):
             scores, reasons = reward.score_with_reasons(TENSORS, PROMPTS)
         finally:
             process.terminate()
-            process.wait(timeout=60)
+            process.wait(timeout=HUNG)
     luminance = torch.tensor([0.299, 0.587, 0.114])[:, None, None]  # of PIL's "L"
     torch.testing.assert_close(scores, (TENSORS * luminance).sum(1).mean((1, 2)), rtol=0, atol=0.005)
     assert reasons == [None] * 8

@@ -12,6 +12,7 @@ from g2rpo_core.rewards.registry import settings_of
 from g2rpo_core.rewards.scoring import check_missing, score_table
 from g2rpo_core.rewards.unified_reward import TEMPLATES, parse, question, read_template, unified_reward
 from tests.fixtures.chat_server import completion, serve
+from tests.fixtures.waiting import HUNG
 
 PROMPTS = [f"a red circle {number}" for number in range(6)]
 IMAGES = torch.rand(6, 3, 8, 8, generator=torch.Generator().manual_seed(0))
@@ -87,7 +88,7 @@ def test_no_more_requests_than_set_are_under_way():
     both = threading.Barrier(2)
 
     def together(request):
-        both.wait(timeout=30)  # broken, and so a failure, unless two are always here at once
+        both.wait(timeout=HUNG)  # broken, and so a failure, unless two are always here at once
         return good(request)
 
     with serve(together) as served:

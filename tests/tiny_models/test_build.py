@@ -4,6 +4,8 @@ import time
 import psutil
 import pytest
 
+from tests.fixtures.waiting import HUNG
+
 BUILD = """
 from pathlib import Path
 from g2rpo_core.tiny_models.build import build_models
@@ -28,7 +30,7 @@ def test_a_build_that_is_killed_leaves_no_process_behind(tmp_path):
         started[:] = build.children(recursive=True)
         assert len(started) >= 2
         build.kill()
-        assert psutil.wait_procs(started, timeout=60)[1] == []
+        assert psutil.wait_procs(started, timeout=HUNG)[1] == []
     finally:
         for process in [build, *started]:
             if process.is_running():

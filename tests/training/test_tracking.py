@@ -20,7 +20,7 @@ from g2rpo_core.training.settings import SampleSettings, TrackingSettings
 from g2rpo_core.training.tracking import CAPTION, Display, Tracking
 from tests.fixtures.browser import open_page
 from tests.fixtures.rollouts import small_method
-from tests.fixtures.waiting import until
+from tests.fixtures.waiting import HUNG, until
 
 SETTINGS = TrackingSettings(samples=SampleSettings(every=2, prompts=2))
 RECORD = {"iteration": 2, "num_forward_evals": 600, "seconds": 3.0, "reward_redness": 0.25, "loss": 0.1}
@@ -156,7 +156,7 @@ def test_tensorboards_page_shows_the_curves(tmp_path):
             until(lambda: {"held out", "rewards", "memory"} <= set(page.evaluate(texts)))  # the groups of curves
     finally:
         server.terminate()
-        server.wait(timeout=20)
+        server.wait(timeout=HUNG)
 
 
 def test_dvclive_has_curves_and_the_newest_images_and_leaves_the_pipeline_alone(tmp_path, monkeypatch):

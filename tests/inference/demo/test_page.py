@@ -19,7 +19,7 @@ from g2rpo_core.rewards.votes import SIDES, read_images, read_votes
 from tests.fixtures.browser import Page, open_page
 from tests.fixtures.commands import run_here
 from tests.fixtures.projects import small_project
-from tests.fixtures.waiting import until
+from tests.fixtures.waiting import HUNG, until
 
 pytestmark = pytest.mark.pipeline
 PROMPT = "a large red circle above a small blue square"
@@ -75,18 +75,18 @@ def address(project, trap):
         assert "Traceback" not in log.read_text() and "Anybody" not in log.read_text()
     finally:
         process.terminate()
-        process.wait(timeout=60)
+        process.wait(timeout=HUNG)
     assert list((project / "uploads").iterdir()) == []
 
 
 def test_it_takes_no_files_and_no_page_of_another_name(address):
     """A page that gives its own name this address (DNS rebinding) would otherwise read and press everything."""
     files = {"files": ("a.txt", b"ab")}
-    assert httpx.post(f"{address}gradio_api/upload", files=files, trust_env=False, timeout=30).status_code == 413
+    assert httpx.post(f"{address}gradio_api/upload", files=files, trust_env=False, timeout=HUNG).status_code == 413
     for path in ("", "config", "gradio_api/info"):
-        answer = httpx.get(f"{address}{path}", headers={"Host": "evil.example"}, trust_env=False, timeout=30)
+        answer = httpx.get(f"{address}{path}", headers={"Host": "evil.example"}, trust_env=False, timeout=HUNG)
         assert answer.status_code == 400, path
-    assert httpx.get(address, headers={"Host": "localhost"}, trust_env=False, timeout=30).status_code == 200
+    assert httpx.get(address, headers={"Host": "localhost"}, trust_env=False, timeout=HUNG).status_code == 200
 
 
 def text_of(page: Page, place: str) -> str:
