@@ -87,7 +87,7 @@ def make_models(folder: Path) -> Path:
         for name in type(settings).model_fields
         if hasattr(value := getattr(settings, name), "steps")
     }
-    entries, _ = build_models(folder / "models", settings.model_copy(update={"images": 64, **short}))
+    entries, _ = build_models(folder / "models", settings.model_copy(update={"images": 64, **short}), folder / "parts")
     write_lock(folder / "models", entries)
     return folder / "models"
 

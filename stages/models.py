@@ -1,5 +1,7 @@
 """Stage `models`: builds every model of a profile (tiny) or downloads it from the hub, and writes their lock file."""
 
+from pathlib import Path
+
 from g2rpo_core.common import made
 from g2rpo_core.common.model_store import LOCK, write_lock
 from g2rpo_core.foundation.claims import take
@@ -30,7 +32,7 @@ def main() -> None:
         else:
             from g2rpo_core.tiny_models.build import build_models
 
-            entries, quality = build_models(root, settings)
+            entries, quality = build_models(root, settings, Path(".cache", "resume", "models", paths.name, key))
             write_lock(root, entries)
     if settings.source != "hub":
         made.note(key, folder, quality)

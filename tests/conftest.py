@@ -93,7 +93,8 @@ def models(once) -> Path:
 
         how = FitSettings(steps=3, batch=8, learning_rate=1e-3)
         fits = dict.fromkeys(("vae", *BUILDERS), how)
-        entries, _ = build_models(folder, BuiltModels(source="shapes", seed=0, images=64, flux=how, **fits))
+        settings = BuiltModels(source="shapes", seed=0, images=64, flux=how, **fits)
+        entries, _ = build_models(folder, settings, folder.with_name("parts"))
         write_lock(folder, entries)
 
     return once("models", build)

@@ -4,6 +4,7 @@ The pipeline (VAE, then transformer with text encoders) and the scorers do not d
 processes of one thread beat one of two threads, and one thread sums in one order: the same weights every time.
 """
 
+import shutil
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import active_children, get_context, parent_process
@@ -13,7 +14,9 @@ import torch
 
 from g2rpo_core.common.model_store import describe_files
 from g2rpo_core.common.processes import die_with_parent
+from g2rpo_core.common.runs import hash_of_folder
 from g2rpo_core.common.seeding import seed_of
+from g2rpo_core.foundation.files import read_json, write_json
 from g2rpo_core.numerics.pins import Numerics
 from g2rpo_core.numerics.portable import in_use, use
 from g2rpo_core.tasks.table import TASKS
@@ -21,20 +24,42 @@ from g2rpo_core.tasks.task import Task
 from g2rpo_core.tiny_models.settings import BuiltModels, FitSettings
 
 CPU = torch.device("cpu")
+PIPELINE = "pipeline"  # the base model, among the names of scorers
 
 
-def build_models(root: Path, settings: BuiltModels) -> tuple[dict, dict]:
-    """Write the folders of the pipeline and of the scorers below `root`; return their lock entries and the quality reached."""
+def build_models(root: Path, settings: BuiltModels, parts: Path) -> tuple[dict, dict]:
+    """Write the folders of the pipeline and of the scorers below `root`; return their lock entries and the quality reached.
+
+    parts: where each model waits until all are built. What an earlier call with equal settings left there is used again.
+    """
+    names = [PIPELINE, *(name for name in BUILDERS if settings.fit_of(name))]
     with ProcessPoolExecutor(2, mp_context=get_context("spawn"), initializer=_start, initargs=(in_use(),)) as pool:
-        jobs = [pool.submit(build_pipeline, root, settings)]
-        jobs += [pool.submit(build_scorer, root, settings, name) for name in BUILDERS if settings.fit_of(name)]
+        jobs = [pool.submit(_build, parts / name, settings, name) for name in names]
         try:
             quality = {name: value for job in jobs for name, value in job.result().items()}
         except BaseException:  # the pool would wait until what is running has been trained
             for worker in active_children():
                 worker.terminate()
             raise
+    root.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        for folder in sorted((parts / name).iterdir()):
+            shutil.move(folder, root)
+    shutil.rmtree(parts)
     return describe_models(root), quality
+
+
+def _build(part: Path, settings: BuiltModels, name: str) -> dict:
+    """Build one model into the folder `part`, unless it is there, whole; return its quality."""
+    known = part.with_name(f"{name}.json")
+    if known.exists() and part.is_dir() and (about := read_json(known, dict))["hash"] == hash_of_folder(part):
+        print(f"{name}: built before the last call was stopped, so it is used")
+        return about["quality"]
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    quality = build_pipeline(part, settings) if name == PIPELINE else build_scorer(part, settings, name)
+    write_json(known, {"hash": hash_of_folder(part), "quality": quality})
+    return quality
 
 
 def describe_models(root: Path) -> dict[str, dict]:
@@ -58,7 +83,7 @@ def _start(numerics: Numerics) -> None:
 
 
 def build_pipeline(root: Path, settings: BuiltModels) -> dict:
-    """Train the base model into the folder `pipeline`; return its losses."""
+    """Train the base model into the folder `pipeline` below `root`; return its losses."""
     from g2rpo_core.tiny_models.language import TinyFlux2, TinyQwenImage, TinyZImage
     from g2rpo_core.tiny_models.pipeline import TinyFlux, TinyStableDiffusion3, train_pipeline, train_vae
 
@@ -71,7 +96,7 @@ def build_pipeline(root: Path, settings: BuiltModels) -> dict:
     captions, fit = [scene.caption for scene in scenes], settings.fit_of(settings.base)
     assert fit is not None  # as BuiltModels checks
     pipeline, quality = train_pipeline(build, task, vae, captions, images, fit, settings.seed)
-    pipeline.save_pretrained(root / "pipeline")
+    pipeline.save_pretrained(root / PIPELINE)
     return {"vae": vae_quality, settings.base: quality}
 
 

@@ -1,37 +1,48 @@
+"""A build that is killed: nothing of it runs on, and what was whole is used."""
+
 import sys
-import time
 
 import psutil
 import pytest
 
-from tests.fixtures.waiting import HUNG
+from g2rpo_core.common.runs import hash_of_folder
+from tests.fixtures.waiting import HUNG, until
 
 BUILD = """
+import sys
 from pathlib import Path
 from g2rpo_core.tiny_models.build import build_models
 from g2rpo_core.tiny_models.settings import BuiltModels
 if __name__ == "__main__":
-    how = dict(steps=10**6, batch=1, learning_rate=1e-3)
-    build_models(Path("built"), BuiltModels(source="shapes", seed=0, images=8, vae=how, flux=how, hps=how))
+    fits = {name: dict(steps=int(steps), batch=1, learning_rate=1e-3) for name, steps in zip(("vae", "flux", "hps"), sys.argv[2:])}
+    build_models(Path(sys.argv[1]), BuiltModels(source="shapes", seed=0, images=8, **fits), Path("parts"))
 """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's signal at a parent's death is Linux's")
 @pytest.mark.slow
-def test_a_build_that_is_killed_leaves_no_process_behind(tmp_path):
+def test_a_killed_build_leaves_no_process_and_goes_on_with_what_was_whole(tmp_path):
     (tmp_path / "build.py").write_text(BUILD)
-    with open(tmp_path / "said", "wb") as said:
-        build = psutil.Popen([sys.executable, "build.py"], cwd=tmp_path, stderr=said)
+
+    def build(name: str, *steps: int) -> psutil.Popen:
+        return psutil.Popen([sys.executable, "build.py", name, *map(str, steps)], cwd=tmp_path)
+
+    first = build("stopped", 10**6, 1, 2)
     started: list[psutil.Process] = []
     try:
-        while b"vae:" not in (tmp_path / "said").read_bytes():
-            assert build.poll() is None, (tmp_path / "said").read_text()
-            time.sleep(0.1)
-        started[:] = build.children(recursive=True)
+        until((tmp_path / "parts" / "hps.json").exists, running=[first])
+        started[:] = first.children(recursive=True)
         assert len(started) >= 2
-        build.kill()
+        first.kill()
         assert psutil.wait_procs(started, timeout=HUNG)[1] == []
     finally:
-        for process in [build, *started]:
+        for process in [first, *started]:
             if process.is_running():
                 process.kill()
+    of_hps = lambda folder: {file.name: file.stat().st_mtime_ns for file in (tmp_path / folder / "hps").iterdir()}
+    assert not (tmp_path / "stopped").exists()
+    before = of_hps("parts/hps")
+    for name in ("again", "at_once"):
+        assert build(name, 1, 1, 2).wait(timeout=HUNG) == 0
+    assert of_hps("again") == before != of_hps("at_once")
+    assert hash_of_folder(tmp_path / "again") == hash_of_folder(tmp_path / "at_once") and not (tmp_path / "parts").exists()
