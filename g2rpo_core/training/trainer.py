@@ -230,9 +230,9 @@ class Trainer:
         reshard(self.policy.transformer)
         averages = {name: average.values for name, average in (("ema", self.ema), ("old", self.old)) if average}
         parameters = self.policy.trained_parameters()
-        moments = {
-            name: self.optimizer.state[parameter] for name, parameter in parameters.items() if parameter in self.optimizer.state
-        }
+        if self.optimizer.state:
+            self._lay_out_moments()
+        moments = {name: self.optimizer.state[each] for name, each in parameters.items()} if self.optimizer.state else {}
         return {"weights": {name: parameter.detach() for name, parameter in parameters.items()}, "moments": moments, **averages}
 
     def result(self) -> AbstractContextManager:
@@ -242,11 +242,16 @@ class Trainer:
     def restore(self, load: Callable[[dict], None], updated: bool) -> None:
         """Restore a state; load: reads it into the tensors that it is given; updated: whether the optimizer had made a step."""
         if updated:
-            for parameter in self.parameters:  # as AdamW lays them out
-                moments = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
-                self.optimizer.state[parameter] = {"step": torch.tensor(0.0), **moments}
+            self._lay_out_moments()
         load(self.state())
         self.policy.refresh()
+
+    def _lay_out_moments(self) -> None:
+        """Give every parameter moments as AdamW lays them out; it makes none where nothing has a gradient, as at the end of Qwen-Image."""
+        for parameter in self.parameters:
+            if parameter not in self.optimizer.state:
+                moments = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
+                self.optimizer.state[parameter] = {"step": torch.tensor(0.0), **moments}
 
     def _stop_if_asked(self) -> None:
         """Raise Terminated if SIGTERM came; called while the iteration has not changed the weights, so that a checkpoint can be written."""

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from contextlib import nullcontext
 from functools import partial
 from types import SimpleNamespace
 
@@ -102,6 +103,25 @@ def test_a_run_stopped_after_its_first_iteration_keeps_the_optimizers_moments(ma
     train(make_trainer(small_method("g2rpo")), tmp_path / "stopped", dict, lambda record: shown.append(record["iteration"]))
     assert shown == [1, 2]
     assert torch.equal(policy.transformer.proj_out.weight, whole)
+
+
+def test_a_run_resumes_where_weights_never_have_a_gradient(make_trainer, models, tmp_path):
+    """As the last text weights of Qwen-Image, for which AdamW makes no moments."""
+    ends = []
+    for stop in (None, 1):
+        (folder := tmp_path / str(stop)).mkdir()
+        for part in (stop, None) if stop else (None,):
+            policy = Policy.load_to_train(models / "pipeline", None, height=32, width=32, guidance=3.5)
+            policy.transformer.register_parameter("unused", torch.nn.Parameter(torch.ones(3)))
+            trainer = make_trainer(small_method("g2rpo"), policy=policy)
+            asked = lambda record, part=part, term=trainer.termination: setattr(term, "requested", record["iteration"] == part)
+            with pytest.raises(Terminated) if part else nullcontext():
+                train(trainer, folder, dict, asked)
+        ends.append(trainer.state())
+    for part in ("weights", "moments"):
+        assert ends[0][part].keys() == ends[1][part].keys() and "unused" in ends[0][part]
+    assert all(torch.equal(value, ends[1]["weights"][name]) for name, value in ends[0]["weights"].items())
+    assert torch.equal(ends[0]["weights"]["unused"], torch.ones(3))
 
 
 @pytest.mark.parametrize("lora", [None, LoraSettings(rank=2, alpha=4.0)])
