@@ -154,9 +154,14 @@ def split_updates(
         return [transitions]
     if updates == "step":
         return [[transition] for transition in transitions]
-    parts = torch.arange(transitions[0].advantages.shape[1]).tensor_split(updates)
-    slices = [slice(int(part[0]), int(part[-1]) + 1) for part in parts if len(part)]
-    return [[transition.members(members) for transition in transitions] for members in slices]
+    parts = parts_of_group(transitions[0].advantages.shape[1], updates)
+    return [[transition.members(members) for transition in transitions] for members in parts]
+
+
+def parts_of_group(members: int, updates: int) -> list[slice]:
+    """Return the members that each of several optimizer steps trains on: neighbours, as equally many as can be."""
+    parts = torch.arange(members).tensor_split(updates)
+    return [slice(int(part[0]), int(part[-1]) + 1) for part in parts if len(part)]
 
 
 def transition_batches(transitions: list[TrainedTransition], processes: ProcessGroup | None = None) -> list[TransitionBatch]:

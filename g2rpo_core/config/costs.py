@@ -4,7 +4,9 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
+from g2rpo_core.algorithm.batch import parts_of_group
 from g2rpo_core.config.profile import ResolvedRun
+from g2rpo_core.sampling.rollout import whole_states
 from g2rpo_core.sampling.tree import Tree
 
 TRAINED, IMAGE = 3.0, 0.5  # of a trained state: its forward and backward; of an image: decoded and scored
@@ -42,10 +44,16 @@ def cost_of_prompt(run: ResolvedRun) -> Cost:
     """Return the cost of one prompt in an iteration, of the first if they differ; without guidance."""
     group, objective = run.training.num_generations, run.method.objective
     tree = run.method.tree.build(run.sampling.steps)
-    # An optimizer step for a part of the members meets a state that all share once each
-    parts = objective.updates_per_rollout if isinstance(objective.updates_per_rollout, int) else 1
-    trained = sum(parts if before == 1 else before for before, _ in objective.trained_rows(tree, group))
+    updates = objective.updates_per_rollout if isinstance(objective.updates_per_rollout, int) else 1
+    rows = objective.trained_rows(tree, group)
+    trained = sum(_trained(part, before, after) for before, after in rows for part in parts_of_group(after, updates))
     return Cost(tree.num_forward_evals(group), trained, images_of(run, tree), objective.extra_forwards * trained)
+
+
+def _trained(part: slice, before: int, after: int) -> int:
+    """Count the states that an optimizer step trains on for a part of the next states, as `SampledTransition.members` keeps them."""
+    states = slice(0, 1) if before == 1 else whole_states(part, after // before) or part
+    return states.stop - states.start
 
 
 def cost_of(run: ResolvedRun, seed: int, records: pd.DataFrame) -> Cost:

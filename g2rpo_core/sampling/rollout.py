@@ -44,12 +44,24 @@ class SampledTransition:
         return self.log_prob.shape[1] // self.latents.shape[1]
 
     def members(self, members: slice | torch.Tensor) -> "SampledTransition":
-        """Return the same SDE step for a part of the next states: a slice, or indices; a state of several then has its own for each."""
+        """Return the same SDE step for a part of the next states: a slice, or indices.
+
+        A slice that splits no state's next states keeps the states; in any other part, each next state has its own copy of its state.
+        """
         each = lambda tensor: tensor.repeat_interleave(self.members_of_state, 1)[:, members]
+        if isinstance(members, slice) and (states := whole_states(members, self.members_of_state)):
+            each = lambda tensor: tensor[:, states]
         part = lambda tensor: tensor if tensor.shape[1] == 1 else each(tensor)
         return SampledTransition(
             self.sde_step, part(self.latents), part(self.mean), self.next_latents[:, members], self.log_prob[:, members]
         )
+
+
+def whole_states(members: slice, members_of_state: int) -> slice | None:
+    """Return the states whose next states are these and no others; None if a state has others, too."""
+    if members.start % members_of_state or members.stop % members_of_state:
+        return None
+    return slice(members.start // members_of_state, members.stop // members_of_state)
 
 
 @dataclass(frozen=True)

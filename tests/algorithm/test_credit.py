@@ -179,7 +179,14 @@ def test_a_part_of_the_members_keeps_the_states_that_they_came_from():
     part = transition.members(torch.tensor([1, 2]))
     assert torch.equal(part.latents, transition.latents[:, [0, 1]]) and torch.equal(part.mean, transition.mean[:, [0, 1]])
     assert torch.equal(part.next_latents, transition.next_latents[:, [1, 2]])
-    assert torch.equal(transition.members(slice(2, 4)).latents, transition.latents[:, [1, 1]])
+    assert torch.equal(transition.members(slice(1, 3)).latents, transition.latents[:, [0, 1]])
+
+
+def test_a_slice_that_splits_no_group_keeps_each_state_once():
+    (transition,) = sampled((2, 4))
+    part = transition.members(slice(2, 4))
+    assert torch.equal(part.latents, transition.latents[:, [1]]) and torch.equal(part.mean, transition.mean[:, [1]])
+    assert torch.equal(part.next_latents, transition.next_latents[:, 2:]) and part.members_of_state == 2
 
 
 def test_a_step_may_weigh_as_its_noise_does(make_trainer, embeddings):
