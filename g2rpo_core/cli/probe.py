@@ -79,7 +79,6 @@ def _measure_gradients(asked: SimpleNamespace) -> "list[Signal]":
     from g2rpo_core.config.profile import ResolvedRun
     from g2rpo_core.data.embeddings import EmbeddingStore
     from g2rpo_core.inference.gradients import SIZE, Gradients, load_policy, probe_method, probe_steps
-    from g2rpo_core.models.policy import policy_settings
     from g2rpo_core.rewards import registry
 
     # Check what is asked
@@ -92,27 +91,29 @@ def _measure_gradients(asked: SimpleNamespace) -> "list[Signal]":
         raise UserError(f"probe: --steps are rising whole numbers from 0 to {sampling.steps - 2}, as 2,3,4 (got {asked.steps!r})")
     if asked.prompts < 3:
         raise UserError(f"probe: --prompts {asked.prompts}: --gradients compares prompts: give at least 3")
-    # Load
-    where, (folder, embeddings) = device_of(asked.device), asked.folders
-    store = EmbeddingStore(embeddings / "train")
-    store.load_encoders(ModelStore(folder).folder("pipeline"), where)
-    training = profile.training.model_copy(update={"num_generations": asked.members})
-    policy = load_policy(
-        ModelStore(folder).folder("pipeline"), asked.weights, training.lora, asked.seed, policy_settings(sampling, where)
-    )
-    named = dict.fromkeys([*training.rewards, *([asked.judge] if asked.judge else [])])
-    rewards = registry.load(list(named), folder, where, profile.rewards)
     # Every step with each tail alone and all together, and whole iterations
     sets = list(dict.fromkeys([*((each,) for each in asked.tails), asked.tails]))
+    training = profile.training.model_copy(update={"num_generations": asked.members})
     method = METHODS["g2rpo"].changed(tree={"sde_steps": chosen, "granularities": asked.tails})
     of_steps = ResolvedRun("g2rpo", None, "g2rpo", method, sampling, training)
-    count = range(min(asked.prompts, len(store)))
-    make = lambda entry: Gradients(policy, entry, store, rewards, asked.judge, asked.seed, SIZE)
-    found = probe_steps(make(of_steps), tqdm(count, desc="steps", disable=None), sets)
     size = {"num_generations": asked.group} if asked.group else {}
     runs = [profile.run(name) for name in names]
     entries = [replace(run, training=run.training.model_copy(update=size)) for run in runs]
-    return found + [probe_method(make(entry), tqdm(count, desc=entry.name, disable=None)) for entry in entries]
+    # Load
+    where, (folder, embeddings) = device_of(asked.device), asked.folders
+    store, pipeline = EmbeddingStore(embeddings / "train"), ModelStore(folder).folder("pipeline")
+    store.load_encoders(pipeline, where)
+    wanted = [*(name for each in (of_steps, *entries) for name in each.training.rewards), *([asked.judge] if asked.judge else [])]
+    rewards = registry.load(list(dict.fromkeys(wanted)), folder, where, profile.rewards)
+    count = range(min(asked.prompts, len(store)))
+
+    def gradients_of(entry: ResolvedRun) -> Gradients:
+        # one policy after the other: an entry may have its own guidance, size or LoRA
+        policy = load_policy(pipeline, asked.weights, entry, asked.seed, where)
+        return Gradients(policy, entry, store, rewards, asked.judge, asked.seed, SIZE)
+
+    found = probe_steps(gradients_of(of_steps), tqdm(count, desc="steps", disable=None), sets)
+    return found + [probe_method(gradients_of(entry), tqdm(count, desc=entry.name, disable=None)) for entry in entries]
 
 
 def _print_gradients(asked: SimpleNamespace, signals: "list[Signal]") -> None:

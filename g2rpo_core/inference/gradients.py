@@ -10,12 +10,11 @@ from torch.nn.functional import pad
 
 from g2rpo_core.algorithm.batch import Draws
 from g2rpo_core.common.seeding import seed_of
-from g2rpo_core.config.costs import cost_of_prompt
+from g2rpo_core.config.costs import Cost, cost_of_prompt
 from g2rpo_core.config.profile import ResolvedRun
 from g2rpo_core.data.embeddings import Conditioning, EmbeddingStore
 from g2rpo_core.foundation.errors import UserError
-from g2rpo_core.models.policy import Policy
-from g2rpo_core.models.settings import LoraSettings
+from g2rpo_core.models.policy import Policy, policy_settings
 from g2rpo_core.rewards.spec import Reward
 from g2rpo_core.sampling.rollout import Rollout
 from g2rpo_core.training.experience import score_gains, score_rollout
@@ -41,7 +40,7 @@ class Signal:
     cosine: float | None
     """With the gradient of the judging reward, both summed over the prompts; None without a judge, or where it tells no images apart."""
     evaluations: float
-    """Forward evaluations (NFE) of a prompt's rollout, if there were no other step and no other tail."""
+    """Forward evaluations (NFE) of a prompt's rollout: of a step and its tails as if there were no others, of a method the mean."""
     compute: float
     """Total compute of a prompt (`config/costs.py`)."""
     prompts: int
@@ -92,13 +91,17 @@ def signal_to_noise(gradients: torch.Tensor) -> tuple[float, float]:
     return of(every), float(error)
 
 
-def load_policy(
-    pipeline: Path, weights: Path | None, lora: LoraSettings | None, seed: int, settings: Mapping[str, Any]
-) -> Policy:
-    """Load a policy whose weights have gradients, those of a run or the base's: a LoRA's alone if the run has one, or the base gets one."""
+def load_policy(pipeline: Path, weights: Path | None, run: ResolvedRun, seed: int, device: torch.device) -> Policy:
+    """Load a policy as an entry computes, whose weights have gradients, those of a run or the base's.
+
+    Only a LoRA's have if the run has one, or the base gets one.
+    """
+    settings = policy_settings(run.sampling, device)
     if weights is None:
-        return Policy.load_to_train(pipeline, lora, seed, **settings)
+        return Policy.load_to_train(pipeline, run.training.lora, seed, **settings)
     policy = Policy.load(pipeline, weights, **settings)
+    if run.method.objective.needs_base:
+        policy.use_base(pipeline)
     if policy.quantize and not policy.has_lora:
         raise UserError(f"{weights}: whole weights in {policy.quantize} have no gradients: choose a run with a LoRA")
     for name, parameter in policy.transformer.named_parameters():
@@ -109,7 +112,7 @@ def load_policy(
 class Gradients:
     """The policy gradients of one entry on single prompts, by the rollout and the losses of training; the weights stay as they are.
 
-    rewards: those of `run.training.rewards`, and perhaps `judge`, all loaded; size: of projected gradients (None: as they are).
+    rewards: those of `run.training.rewards`, `judge`, and perhaps others, all loaded; size: of projected gradients (None: as they are).
     """
 
     def __init__(
@@ -189,24 +192,34 @@ def probe_steps(gradients: Gradients, prompts: Sequence[int], sets: Sequence[tup
         for tails in sets:
             alone = replace(run, method=run.method.changed(tree={"sde_steps": (step,), "granularities": tails}))
             signals.append(
-                _signal(alone, step, tails, found["own", step, tails], found.get(("judge", step, ())), gradients.policy)
+                _signal(
+                    alone,
+                    step,
+                    tails,
+                    found["own", step, tails],
+                    found.get(("judge", step, ())),
+                    cost_of_prompt(alone),
+                    gradients.policy,
+                )
             )
     return signals
 
 
 def probe_method(gradients: Gradients, prompts: Sequence[int]) -> Signal:
     """Measure the gradient of a whole iteration of an entry on each prompt; iterations are spread over the training, so that windows move."""
-    run, own, judged = gradients.run, [], []
+    run, own, judged, evaluations = gradients.run, [], [], 0
     for number, index in enumerate(prompts):
         iteration = number * run.training.iterations // len(prompts)
         conditioning, sampled, scores, gains = gradients.sample(index, iteration)
+        evaluations += sampled.num_forward_evals
         draws = Draws(gradients.seed, iteration, range(index, index + 1))
         own.append(gradients.of(conditioning, gradients.trained(conditioning, sampled, scores, gains, gradients.weights, draws)))
         if gradients.judging:
             judged.append(
                 gradients.of(conditioning, gradients.trained(conditioning, sampled, scores, gains, gradients.judging, draws))
             )
-    return _signal(run, None, run.method.tree.granularities, own, judged or None, gradients.policy)
+    cost = cost_of_prompt(run)._replace(evaluations=evaluations / len(own))
+    return _signal(run, None, run.method.tree.granularities, own, judged or None, cost, gradients.policy)
 
 
 def _signal(
@@ -215,15 +228,16 @@ def _signal(
     tails: tuple[int, ...],
     own: list[torch.Tensor],
     judged: list[torch.Tensor] | None,
+    cost: Cost,
     policy: Policy,
 ) -> Signal:
-    """Summarize the gradients of prompts [D] each."""
+    """Summarize the gradients of prompts [D] each; cost: of a prompt, without guidance."""
     snr2, error = signal_to_noise(torch.stack(own))
     cosine = None
     if judged:
         ours, theirs = torch.stack(own).double().sum(0), torch.stack(judged).double().sum(0)
         cosine = float(ours @ theirs / (ours.norm() * theirs.norm())) if ours.any() and theirs.any() else None
-    cost, guided = cost_of_prompt(run), policy.forward_evals
+    guided = policy.forward_evals
     evaluations = guided * cost.evaluations
     compute = cost._replace(evaluations=evaluations, guided=guided).total
     return Signal(run.name, step, tails, snr2, error, cosine, evaluations, compute, len(own))

@@ -102,6 +102,16 @@ def test_a_whole_method_is_measured_by_its_own_rollout(make, name):
     assert one.per_evaluation == pytest.approx(one.snr2 / (3 * one.evaluations))
 
 
+def test_a_methods_evaluations_are_the_mean_of_what_was_sampled(make):
+    """MixGRPO's window moves towards the image: later iterations share more steps."""
+    gradients = make(METHODS["mix_grpo"].changed(tree={"window": {"size": 2, "every": 1, "order": "progressive"}}))
+    counted, sample = [], gradients.sample
+    gradients.sample = lambda *asked: counted.append(sample(*asked)) or counted[-1]
+    found = probe_method(gradients, range(3))
+    of_each = [sampled.num_forward_evals for _, sampled, _, _ in counted]
+    assert len(set(of_each)) > 1 and found.evaluations == pytest.approx(sum(of_each) / 3)
+
+
 def test_a_projection_keeps_products_on_average_and_repeats():
     draw = torch.Generator().manual_seed(0)
     first, second = (torch.randn(2, 30_000, generator=draw) + 0.2 for _ in range(2))
@@ -162,7 +172,7 @@ def test_the_command_prints_every_step_and_refuses_what_it_cannot_do(built):
     lines = run_here(main, *WORDS, "--methods", "mix_grpo", folder=built).stdout.splitlines()
     shown = [(step, tails) for step in ("2", "4") for tails in ("1", "3", "1,3")]
     assert [line.split()[:3] for line in lines[2:-1]] == [["step", *both] for both in shown]
-    assert lines[-1].split()[:2] == ["mix_grpo", "1"] and lines[-1].split()[4] == "28"  # one step for all three, nine of each
+    assert lines[-1].split()[:2] == ["mix_grpo", "1"] and lines[-1].split()[4] == "24"  # the mean of 28, 24 and 20: the window moves
     of_run = run_here(main, *WORDS, "--run", "g2rpo-2", "--json", folder=built)  # a LoRA
     rows = json.loads(of_run.stdout)
     assert [row["step"] for row in rows] == [2, 2, 2, 4, 4, 4] and all(row["prompts"] == 3 for row in rows)
