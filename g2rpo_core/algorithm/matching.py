@@ -86,6 +86,8 @@ class MatchingSettings(Settings):
     def _fits_together(self):
         if self.share[0] >= self.share[1]:
             raise ValueError("share: must be two rising numbers")
+        if self.old_coef and not self.keeps_old:
+            raise ValueError("old_coef: without a slow copy (old) there is no distance to it")
         if self.signed and self.anchor == "base":
             raise ValueError("signed: images are matched around the policy that sampled: anchor must be old")
         if self.loss == "branches" and not (
@@ -246,11 +248,13 @@ class VelocityMatching:
         """Draw K times [K] of one image."""
         (first, last), count = self.settings.share, self.settings.times
         if self.settings.draw in ("uniform", "linear"):
-            way = first + (last - first) * torch.rand(count, generator=generator)
-            # a density 2t on (0, 1) has the distribution function t^2
-            return (1 - way).sqrt() if self.settings.draw == "linear" else 1 - way
+            # a density that rises with t has a distribution function that rises with t^2
+            power = 2 if self.settings.draw == "linear" else 1
+            high, low = (1 - first) ** power, (1 - last) ** power
+            return (high - (high - low) * torch.rand(count, generator=generator)) ** (1 / power)
         steps = len(self.sigmas) - 1
-        candidates = torch.arange(math.ceil(first * steps), max(math.floor(last * steps), math.ceil(first * steps) + 1))
+        start = min(math.ceil(first * steps), steps - 1)  # the last one before sigma 0
+        candidates = torch.arange(start, max(math.floor(last * steps), start + 1))
         if self.settings.draw == "grid":
             found = candidates[torch.randperm(len(candidates), generator=generator)[:count]]
             # more times than sigmas begin over again

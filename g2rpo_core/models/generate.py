@@ -32,12 +32,14 @@ def generate_images(
     training = policy.transformer.training
     policy.transformer.eval()
     starts = range(0, min(count, len(prompts)), batch)
-    for start in starts if batches is None else (starts[number] for number in batches):
-        indices = range(start, min(start + batch, count, len(prompts)))
-        part = [prompts.prompts[index] for index in indices]
-        initial = torch.stack([policy.noise(generator("evaluation", seed, prompt.id)) for prompt in part])
-        yield part, draw(policy, prompts.conditioning(indices), initial, sigmas, batch, trained_share)
-    policy.transformer.train(training)
+    try:
+        for start in starts if batches is None else (starts[number] for number in batches):
+            indices = range(start, min(start + batch, count, len(prompts)))
+            part = [prompts.prompts[index] for index in indices]
+            initial = torch.stack([policy.noise(generator("evaluation", seed, prompt.id)) for prompt in part])
+            yield part, draw(policy, prompts.conditioning(indices), initial, sigmas, batch, trained_share)
+    finally:  # also where the caller takes no more
+        policy.transformer.train(training)
 
 
 @torch.no_grad()

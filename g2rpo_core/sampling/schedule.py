@@ -29,7 +29,7 @@ def even_sigmas(steps: int, shift: float) -> list[float]:
 def sigma_at(step: float, steps: int, shift: float) -> float:
     """Return sigma at a step index in 0...T, which may lie between two steps."""
     u = 1 - step / steps
-    return shift * u / (1 + (shift - 1) * u)
+    return shift * u / (1 + (shift - 1) * u) if step else 1.0  # some shifts below 1 round to a number beside 1
 
 
 def tail(steps: int, noisy_step: int, granularity: int, grid: Grid = "released") -> list[float]:

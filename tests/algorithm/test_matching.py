@@ -194,7 +194,7 @@ def test_an_image_is_noised_the_same_way_whichever_process_has_it():
 
 @pytest.mark.parametrize(
     "draw, share, allowed",
-    [("grid", (0.0, 0.99), range(9)), ("grid", (0.0, 0.7), range(7)), ("strata", (0.05, 0.9), range(1, 9))],
+    [("grid", (0.0, 0.99), range(9)), ("grid", (0.0, 0.7), range(7)), ("grid", (0.95, 1.0), [9]), ("grid", (0.91, 0.99), [9]), ("strata", (0.05, 0.9), range(1, 9))],
 )
 def test_times_come_from_a_share_of_the_grid(draw, share, allowed):
     batch = trained(times=len(allowed) if draw == "grid" else 4, draw=draw, share=share)
@@ -213,6 +213,9 @@ def test_times_may_have_another_density():
     linear = trained(times=2000, draw="linear").sigma
     assert uniform.mean().item() == pytest.approx(1 / 2, abs=0.01) and linear.mean().item() == pytest.approx(2 / 3, abs=0.01)
     assert 0 < linear.min() and linear.max() <= 1
+    # A part of the way: times from 1/2, where the mean of a density 2t is (2/3) (1 - 1/8) / (1 - 1/4)
+    part = trained(times=2000, draw="linear", share=(0.0, 0.5)).sigma
+    assert 0.5 <= part.min() < 0.51 and part.max() > 0.99 and part.mean().item() == pytest.approx(7 / 9, abs=0.01)
 
 
 def test_updates_on_parts_of_the_group_cover_every_image_once_with_old_velocities():
@@ -239,6 +242,7 @@ def test_the_old_policys_share_rises_and_holds():
         ({"share": (0.5, 0.5)}, "share: must be two rising numbers"),
         ({"signed": True, "anchor": "base"}, "anchor must be old"),
         ({"loss": "branches", "trust": 1.0}, "an advantage_limit of at most 1"),
+        ({"old_coef": 0.1}, "old_coef: without a slow copy"),
     ],
 )
 def test_settings_that_do_not_fit_together_are_refused(settings, problem):

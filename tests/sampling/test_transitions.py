@@ -129,6 +129,13 @@ def test_second_order_steps_converge_faster_than_euler():
     assert errors["dpm2"][1] < errors["euler"][1] / 5
 
 
+def test_every_shift_begins_at_one():
+    """Where a second-order step would else take the logarithm of a number beside it."""
+    shifts = [number / 100 for number in range(1, 500)]
+    assert {sigma_at(0, 10, shift) for shift in shifts} == {1.0}
+    assert all(sigma_at(1, 10, shift) == pytest.approx(shift * 0.9 / (1 + (shift - 1) * 0.9)) for shift in shifts)
+
+
 def test_the_last_second_order_step_lands_on_the_prediction():
     x, x0, before = torch.randn(3, 2, 4)
     torch.testing.assert_close(dpm2(x, x0, before, (0.6, 0.3, 0.0)), x0)
