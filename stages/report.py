@@ -36,7 +36,8 @@ def main() -> None:
     )
     title = {"title": "G²RPO and its baselines", "about": ""}
     if isinstance(asked, Study):
-        title = {"title": asked.title, "about": asked.about, "equal": ", or ".join(COSTS[cost] for cost in asked.equal)}
+        equal = ", or ".join(COSTS[cost] for cost in asked.equal)
+        title = {"title": asked.title, "about": asked.about, "equal": equal, "hashes_in": "../runs.txt"}
     # Write the page, from evaluations or from the committed table
     paths.reports.mkdir(parents=True, exist_ok=True)
     ran = run_paths(args.profile, f"{args.study}/base-{bases[0]}") if bases else paths

@@ -59,6 +59,8 @@ def build_context(compared: Compared, measured: Measured, sources: Sources | Non
         "over": what_intervals_are_over(compared),
         "pixelated": settings.evaluation.height < 128,
         "provenance": provenance(compared, measured),
+        "hashes": measured.about["hashes"],
+        "hashes_in": "",
     }
     return {
         **shared,
@@ -268,9 +270,15 @@ def image_grids(sources: Sources, compared: Compared, measured: Measured, best: 
 def settings_table(runs: list[ResolvedRun], labels: list[str]) -> dict:
     """Return every resolved setting, one column per method; `differs` marks settings that are not the same for all."""
     resolved = [
-        {f"{part}.{key}": value for part, settings in run.method.model_dump().items() for key, value in settings.items()}
-        | run.training.model_dump(exclude={"monitor"})
-        | run.sampling.model_dump()
+        {
+            f"{part}.{key}": value
+            for part, settings in {
+                **run.method.model_dump(),
+                "training": run.training.model_dump(exclude={"monitor"}),
+                "sampling": run.sampling.model_dump(),
+            }.items()
+            for key, value in settings.items()
+        }
         for run in runs
     ]
     # not all kinds of a method's part have all of them
@@ -289,13 +297,12 @@ def shown(value: object) -> str:
 
 
 def provenance(compared: Compared, measured: Measured) -> list[tuple[str, str]]:
-    """Return versions, seeds and hashes as lines; the same inputs give the same lines."""
+    """Return versions and seeds as lines; the same inputs give the same lines."""
     return [
         ("versions", measured.about["versions"]),
         ("training seeds", ", ".join(map(str, compared.seeds or dict.fromkeys(seed for _, seed in compared.runs)))),
         *([("bases, by the seed of their models", ", ".join(map(str, compared.bases)))] if compared.bases else []),
         ("other seeds", f"prompts {compared.settings.prompts.seed}, evaluation {compared.settings.evaluation.seed}"),
-        *measured.about["hashes"],
     ]
 
 

@@ -105,8 +105,8 @@ class Compared:
 
     @property
     def crowded(self) -> bool:
-        """Tell whether methods are compared over seeds alone: a table of all pairs of runs would say nothing."""
-        return len(self.runs) > 50
+        """Tell whether methods are compared over seeds or bases alone: a table of all pairs of runs would say nothing."""
+        return len(self.runs) > 50 or self.unit == "base"
 
 
 @dataclass(frozen=True)
@@ -298,7 +298,8 @@ def measure_bases(compared: Compared, sources: Mapping[int, Sources]) -> Measure
         curves = {(name, base): table.groupby("iteration", as_index=False).mean() for name, table in of_name.items()}
         warned = [((run[0], base), *warning) for run in apart.runs for warning in drift_warnings(compared, run, records[run])]
         alone = replace(compared, runs=[(name, base) for name in compared.names])
-        parts.append(_compare(alone, own, averaged[list(SCORES)], curves, hashes, warned))
+        part = _compare(alone, own, averaged[list(SCORES)], curves, hashes, warned)
+        parts.append(replace(part, missing=[line | {"seed": base} for line in tables.missing_table(everything)]))
     return _joined(compared, dict(zip(sources, parts)), by_seed)
 
 

@@ -130,11 +130,15 @@ def by_prompt(results: pd.DataFrame, run: Run, reward: str) -> pd.Series:
 
 def difference(results: pd.DataFrame, treated: Run, control: Run, weights: Mapping[str, float]) -> Difference:
     """Compute treated - control in the weighted sum of rewards, paired by prompt."""
-    first, second = (
-        sum(weight * by_prompt(results, run, reward) for reward, weight in weights.items()) for run in (treated, control)
-    )
+    first, second = (_weighted(results, run, weights) for run in (treated, control))
     name = "/".join(map(str, (*treated, *control, *weights)))
     return paired_difference(first.to_numpy(), second.reindex(first.index).to_numpy(), name)
+
+
+def _weighted(results: pd.DataFrame, run: Run, weights: Mapping[str, float]) -> pd.Series:
+    """Return the weighted sum of rewards of one run, by prompt_id in sorted order."""
+    first, *others = (weight * by_prompt(results, run, reward) for reward, weight in weights.items())
+    return sum(others, first)
 
 
 def main_table(results: pd.DataFrame, base: Run, runs: list[Run], rewards: list[str], trained_on: Weights) -> list[Row]:
@@ -306,7 +310,7 @@ def missing_table(results: pd.DataFrame) -> list[dict]:
     for key, part in results.groupby(keys, sort=False):
         lacking = part[part.score.isna()]
         if len(lacking):
-            reason = lacking.reason.value_counts().idxmax()
+            reason = lacking.reason.fillna("unknown").value_counts().idxmax()
             lines.append(dict(zip(keys, key)) | {"missing": len(lacking), "scores": len(part), "reason": reason})
     return lines
 
@@ -317,18 +321,19 @@ def win_rates(results: pd.DataFrame, runs: list[Run], weights: Mapping[str, floa
 
 
 def style_table(results: pd.DataFrame, base: Run, runs: list[Run], trained_on: Weights) -> list[StyleRow]:
-    """Compare runs with the base in the training reward, style by style; styles with fewer than two prompts are left out."""
+    """Compare runs with the base in the training reward, style by style; where fewer than two prompts have scores of both, not."""
     rows = []
     for style, part in results.groupby("style", sort=True):
-        prompts = part.prompt_id.nunique()
-        if prompts > 1:
-            rows += [StyleRow(*run, style, prompts, difference(part, run, base, trained_on[run[0]])) for run in runs]
+        for run in runs:
+            on = trained_on[run[0]]
+            if (_weighted(part, run, on) - _weighted(part, base, on)).notna().sum() > 1:
+                rows.append(StyleRow(*run, style, part.prompt_id.nunique(), difference(part, run, base, on)))
     return rows
 
 
 def most_changed(results: pd.DataFrame, run: Run, base: Run, weights: Mapping[str, float], count: int) -> list[tuple[str, float]]:
     """Return the prompts whose weighted sum fell most from the base to a run: (prompt_id, difference), the worst first."""
-    total = lambda each: sum(weight * by_prompt(results, each, reward) for reward, weight in weights.items())
+    total = lambda each: _weighted(results, each, weights)
     return list((total(run) - total(base)).dropna().nsmallest(count).items())
 
 

@@ -115,6 +115,7 @@ def test_a_committed_study_has_all_that_its_page_shows(name, monkeypatch):
     context = build_context(compared, found)
     page = (home / "reports" / "report.md").read_text()
     assert (home / "reports" / "forest.svg").read_text() == small(svg(context["forest"]))
+    assert "[../runs.txt](../runs.txt)" in page and found.about["hashes"][1][1] not in page
     assert context["verdict"] in page and context["prompt_counts"] in page and f"> {context['notice']}\n" in page
     for label, row in ((compared.labels[row.method], row) for row in found.rows if row.trained):
         assert f"| {label} | {row.seed} | {next(iter(row.cells.values())).mean:.4f}" in page

@@ -63,6 +63,12 @@ def test_sign_flips_are_counted_exactly():
     assert sign_flip([1, 2, -4]) == pytest.approx(sum(abs(total) >= 1 for total in by_hand) / 8)
 
 
+def test_sign_flips_of_many_values_are_drawn():
+    """Of 40 values there are 2^40; that of drawn ones is near the normal one, of a sum of variance 20 (1.5^2 + 0.5^2), and stays."""
+    values = [0.5 + (-1) ** number for number in range(40)]
+    assert sign_flip(values) == sign_flip(values) == pytest.approx(2 * stats.norm.sf(20 / 50**0.5), rel=0.15)
+
+
 def test_holm_steps_down_and_never_exceeds_bonferroni():
     assert holm([0.04, 0.01, 0.03]) == pytest.approx([0.06, 0.03, 0.06])
     assert holm([0.9, 0.5]) == pytest.approx([1.0, 1.0]) and holm([]) == []

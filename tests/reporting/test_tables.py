@@ -147,6 +147,7 @@ def test_missing_scores_are_listed_with_their_commonest_reason(results):
     results.loc[lacking, "score"], results.loc[lacking, "reason"] = np.nan, ["no answer", "refused", "no answer"]
     key = {"method": "g2rpo", "seed": 1, "checkpoint": "final", "steps": 10, "reward": "hps"}
     assert missing_table(results) == [key | {"missing": 3, "scores": 50, "reason": "no answer"}]
+    assert missing_table(results.assign(reason=None))[0]["reason"] == "unknown"
 
 
 def test_missing_scores_are_counted_and_never_zero(results):
@@ -185,6 +186,12 @@ def test_styles_are_compared_within_themselves(results):
         (method, style, prompts) for style, prompts in (("one", 40), ("two", 10)) for method in ("g2rpo", "dance_grpo")
     ]
     assert [row.trained.mean for row in rows] == pytest.approx([0.2, -0.4, 0.2, -0.4])
+    # A style of one prompt that both have says nothing of this run
+    two = results[(results["style"] == "two") & (results.method == "g2rpo")]
+    results.loc[two.index[two.prompt_id != two.prompt_id.iloc[0]], "score"] = np.nan
+    assert [(row.method, row.style) for row in style_table(results, ("base", 0), RUNS, TRAINED_ON)] == [
+        ("g2rpo", "one"), ("dance_grpo", "one"), ("dance_grpo", "two")
+    ]  # fmt: skip
 
 
 def test_the_worst_cases_are_those_that_fell_most(results):

@@ -173,6 +173,8 @@ def test_the_report_infers_over_bases_and_its_table_keeps_every_seed(study, tmp_
                 for reward in ("hps", "clip_score", "verifier") for n, value in enumerate(level + rng.normal(0, 1e-3, prompts) * (name != "base"))
             ]  # fmt: skip
             (home / "evaluations" / f"{name}-{seed}").mkdir(parents=True)
+            if base == 0 and (name, seed) in (("base", 0), ("second", 3)):
+                rows[-1] |= {"score": None, "reason": "no answer"}
             pd.DataFrame(rows).to_parquet(home / "evaluations" / f"{name}-{seed}" / "results.parquet")
             if name != "base":
                 (home / "runs" / f"{name}-{seed}").mkdir(parents=True)
@@ -219,13 +221,16 @@ def test_the_report_infers_over_bases_and_its_table_keeps_every_seed(study, tmp_
     low, high = stats.t.interval(0.95, 2, np.mean(expected), stats.sem(expected))
     assert (first.gain.mean, first.gain.low, first.gain.high) == pytest.approx((np.mean(expected), low, high), abs=2e-3)
     assert [measured.records["first", base].num_forward_evals[1] for base in study.bases] == [39.5] * 3
+    lacking = [(line["method"], line["seed"], line["missing"], line["reason"]) for line in measured.missing]
+    assert lacking == [("base", 0, 1, "no answer"), ("second", 0, 1, "no answer")]
     hashes = dict(measured.about["hashes"])
     for base in study.bases:
         assert hashes[f"base {base}, code of training"] == "g2rpo_core/training c0de"
         assert hashes[f"base {base}, dvc.lock train@first-3"] == f"runs/first-3 0{base}"
         assert [hashes[f"base {base}, dvc.lock {name}"] for name in of_main] == ["not in dvc.lock for this profile", "embed f0"]
-    # Bases start far apart, so that curves are gains
+    # Methods are compared over bases, not on each; bases start far apart, so that curves are gains
     context = build_context(compared, measured)
+    assert context["pairs"] == context["matrices"] == []
     points = context["curves"]["concat"][0]["data"]["values"]
     drawn = {point["seed"]: point["value"] for point in points if (point["method"], point["iterations"]) == ("The first", 1)}
     assert drawn == pytest.approx({str(base): gain + 0.0035 for base, gain in effect.items()})
