@@ -1,5 +1,6 @@
 """Counts what a run costs, in units of one forward evaluation of the transformer (docs/explanation/cost.md)."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -45,15 +46,19 @@ def cost_of_prompt(run: ResolvedRun) -> Cost:
     group, objective = run.training.num_generations, run.method.objective
     tree = run.method.tree.build(run.sampling.steps)
     updates = objective.updates_per_rollout if isinstance(objective.updates_per_rollout, int) else 1
-    rows = objective.trained_rows(tree, group)
-    trained = sum(_trained(part, before, after) for before, after in rows for part in parts_of_group(after, updates))
+    trained = sum(states for part in parts_of_updates(objective.trained_rows(tree, group), updates) for states, _ in part)
     return Cost(tree.num_forward_evals(group), trained, images_of(run, tree), objective.extra_forwards * trained)
 
 
-def _trained(part: slice, before: int, after: int) -> int:
-    """Count the states that an optimizer step trains on for a part of the next states, as `SampledTransition.members` keeps them."""
-    states = slice(0, 1) if before == 1 else whole_states(part, after // before) or part
-    return states.stop - states.start
+def parts_of_updates(transitions: Sequence[tuple[int, int]], updates: int) -> list[list[tuple[int, int]]]:
+    """Return what each optimizer step trains on of transitions (states, next states), as `SampledTransition.members` keeps states."""
+
+    def states(part: slice, before: int, after: int) -> int:
+        kept = slice(0, 1) if before == 1 else whole_states(part, after // before) or part
+        return kept.stop - kept.start
+
+    parts = zip(*(parts_of_group(after, updates) for _, after in transitions))
+    return [[(states(each, *one), each.stop - each.start) for each, one in zip(part, transitions)] for part in parts]
 
 
 def cost_of(run: ResolvedRun, seed: int, records: pd.DataFrame) -> Cost:

@@ -13,6 +13,7 @@ import torch
 
 from g2rpo_core.algorithm.objective import ObjectiveSettings
 from g2rpo_core.config import Profile
+from g2rpo_core.config.costs import parts_of_updates
 from g2rpo_core.estimate.machines import Machines
 from g2rpo_core.estimate.plan import Work
 from g2rpo_core.sampling.rollout import shared_calls
@@ -60,14 +61,12 @@ def calls_of(profile: Profile, name: str, machines: Machines) -> list[Calls]:
 
 def _updates(work: Work, transitions: list[tuple[int, int]]) -> list[tuple[int, set[int]]]:
     """Return the index of each transition (states, next states) with the rows of the calls that train it, as `split` makes them."""
-    updates, indexed = work.method.objective.updates_per_rollout, list(enumerate(transitions))
-    # The transitions of each optimizer step: a part of the members has the state that all depart from, or its own
+    updates = work.method.objective.updates_per_rollout
+    # The transitions of each optimizer step
     if updates == "step":
-        steps = [[one] for one in indexed]
+        steps = [[one] for one in enumerate(transitions)]
     else:
-        parts = [len(part) for part in np.array_split(range(work.group), 1 if updates == "iteration" else updates) if len(part)]
-        of_part = lambda part, one: one if part == work.group else (1, part) if one[0] == 1 else (part, part)
-        steps = [[(index, of_part(part, one)) for index, one in indexed] for part in parts]
+        steps = [list(enumerate(part)) for part in parts_of_updates(transitions, 1 if updates == "iteration" else updates)]
     # The calls of each: states with equally many next states go together
     found: list[tuple[int, set[int]]] = []
     for step in steps:

@@ -12,12 +12,10 @@ from dataclasses import dataclass
 from functools import partial
 from math import prod
 
-import numpy as np
-
 from g2rpo_core.algorithm.methods import Method
 from g2rpo_core.architectures.architecture import Architecture, ModelShape
 from g2rpo_core.config import Profile
-from g2rpo_core.config.costs import cost_of_prompt, images_of
+from g2rpo_core.config.costs import cost_of_prompt, images_of, parts_of_updates
 from g2rpo_core.data.embeddings import DTYPES
 from g2rpo_core.estimate import tracing
 from g2rpo_core.estimate.machines import (
@@ -171,6 +169,7 @@ class Work:
         self.images = len(self.tree.leaves) * len(self.tree.leaves[0]) * self.group
         self.scored = images_of(run, self.tree)
         cost = cost_of_prompt(run)
+        self.trained = cost.trained
         self.compute = cost._replace(evaluations=self.evaluations, guided=self.forward_evals).total
         # Latents per call of the transformer
         self.tokens = _tokens(self.base, self.shape, profile, sampling)
@@ -178,7 +177,7 @@ class Work:
         self.at_once = {"rollout": max(1, sampling.batch_tokens // tokens), "update": max(1, training.batch_tokens // tokens)}
         states = max(_states(self.transitions).values())
         self.latents = {"rollout": self.at_once["rollout"], "update": min(self.prompts * states, self.at_once["update"])}
-        self.updates = _update_calls(method, self.prompts, self.transitions, self.group, self.at_once["update"])
+        self.updates = _update_calls(method, self.prompts, self.transitions, self.at_once["update"])
         # Models
         self.counts = transformer_parameters(self.base, self.shape.transformer, training.lora)
         self.width = DTYPES[sampling.dtype].itemsize
@@ -267,7 +266,7 @@ def _seconds(work: Work, ms: float) -> dict[str, float]:
     decoded = work.decoding_cost().flops * -(-work.scored // work.sampling.decode_batch)
     calls = {name: _calls_per_image(work, name) for name in work.training.rewards if name in work.sizes}
     scored = work.scored * sum(times * work.sizes[name].flops_per_image for name, times in calls.items())
-    trained = sum(before for before, _ in work.transitions) * work.forward_evals
+    trained = work.trained * work.forward_evals
     per_state = work.cost(1, training=True).flops + flops * work.method.objective.extra_forwards
     return {
         "rollout": work.evaluations * work.prompts * ms / 1e3,
@@ -288,17 +287,14 @@ def _communication(work: Work) -> tuple[dict[str, float], dict[str, float]]:
     return sent(sharding, work.counts, work.width, rollout_calls, work.updates, work.has_base, parallel.replica, summed)
 
 
-def _update_calls(method: Method, prompts: int, transitions: list[tuple[int, int]], group: int, size: int) -> list[int]:
+def _update_calls(method: Method, prompts: int, transitions: list[tuple[int, int]], size: int) -> list[int]:
     """Return the calls of each optimizer step of an iteration; transitions: states and next states of the training transitions."""
     updates = method.objective.updates_per_rollout
     calls = lambda rows: -(-prompts * rows // size)
     if updates == "step":
         return [calls(before) for before, _ in transitions]
-    parts = [group] if updates == "iteration" else [len(part) for part in np.array_split(range(group), updates) if len(part)]
-    # one state that all depart from stays one; of those of the members, a part has its own
-    share = lambda rows, part: rows if rows == 1 else rows * part // group
-    select = lambda part: [(share(before, part), share(after, part)) for before, after in transitions]
-    return [sum(map(calls, _states(select(part)).values())) for part in parts]
+    parts = parts_of_updates(transitions, 1 if updates == "iteration" else updates)
+    return [sum(map(calls, _states(part).values())) for part in parts]
 
 
 def _states(transitions: list[tuple[int, int]]) -> Counter[int]:

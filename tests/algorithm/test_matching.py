@@ -194,7 +194,13 @@ def test_an_image_is_noised_the_same_way_whichever_process_has_it():
 
 @pytest.mark.parametrize(
     "draw, share, allowed",
-    [("grid", (0.0, 0.99), range(9)), ("grid", (0.0, 0.7), range(7)), ("grid", (0.95, 1.0), [9]), ("grid", (0.91, 0.99), [9]), ("strata", (0.05, 0.9), range(1, 9))],
+    [
+        ("grid", (0.0, 0.99), range(9)),
+        ("grid", (0.0, 0.7), range(7)),
+        ("grid", (0.95, 1.0), [9]),
+        ("grid", (0.91, 0.99), [9]),
+        ("strata", (0.05, 0.9), range(1, 9)),
+    ],
 )
 def test_times_come_from_a_share_of_the_grid(draw, share, allowed):
     batch = trained(times=len(allowed) if draw == "grid" else 4, draw=draw, share=share)

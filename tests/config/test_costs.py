@@ -4,8 +4,10 @@ import pandas as pd
 import pytest
 
 from g2rpo_core.config import load_profile, load_study, profile_path
-from g2rpo_core.config.costs import Cost, cost_of
+from g2rpo_core.config.costs import Cost, cost_of, cost_of_prompt
+from g2rpo_core.config.profile import ResolvedRun
 from tests.conftest import ROOT
+from tests.fixtures.rollouts import small_method
 
 FINDINGS = (ROOT / "docs" / "findings_one_base.md").read_text()
 
@@ -38,3 +40,18 @@ def test_guidance_doubles_what_a_trained_state_costs(monkeypatch):
     cost = cost_of(run, 1, records)
     assert cost.guided == 2 and list(cost.total) == pytest.approx([10 * of_one + 150 + 450, 20 * of_one + 300 + 900])
     assert Cost(100, 10, 20, 10).total == 100 + 30 + 10 + 10
+
+
+@pytest.mark.parametrize(
+    "name, group, noises, updates",
+    [("mix_grpo", 3, 1, 2), ("tempflow_grpo", 4, 2, 2), ("tempflow_grpo", 6, 3, 4), ("flow_grpo", 4, 2, 2), ("g2rpo", 3, 1, "step")],
+)
+def test_the_trained_states_of_a_prompt_are_those_that_the_trainer_counts(make_trainer, settings, name, group, noises, updates):
+    """Members that begin with one noise share its state, also where an optimizer step trains on some of the members alone."""
+    method = small_method(name, tree={"initial_noises": noises}, objective={"updates_per_rollout": updates})
+    sampling, training = settings
+    trainer = make_trainer(method, num_generations=group)
+    run = ResolvedRun("mine", None, name, method, sampling, trainer.training)
+    record = trainer.iterate(0)
+    assert record["num_transitions"] == training.prompts_per_iteration * cost_of_prompt(run).trained
+    assert record["num_forward_evals"] == training.prompts_per_iteration * cost_of_prompt(run).evaluations

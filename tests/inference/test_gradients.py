@@ -172,7 +172,9 @@ def test_the_command_prints_every_step_and_refuses_what_it_cannot_do(built):
     lines = run_here(main, *WORDS, "--methods", "mix_grpo", folder=built).stdout.splitlines()
     shown = [(step, tails) for step in ("2", "4") for tails in ("1", "3", "1,3")]
     assert [line.split()[:3] for line in lines[2:-1]] == [["step", *both] for both in shown]
-    assert lines[-1].split()[:2] == ["mix_grpo", "1"] and lines[-1].split()[4] == "24"  # the mean of 28, 24 and 20: the window moves
+    assert (
+        lines[-1].split()[:2] == ["mix_grpo", "1"] and lines[-1].split()[4] == "24"
+    )  # the mean of 28, 24 and 20: the window moves
     of_run = run_here(main, *WORDS, "--run", "g2rpo-2", "--json", folder=built)  # a LoRA
     rows = json.loads(of_run.stdout)
     assert [row["step"] for row in rows] == [2, 2, 2, 4, 4, 4] and all(row["prompts"] == 3 for row in rows)
