@@ -111,11 +111,11 @@ def commit(stage: str, args: SimpleNamespace, paths: RunPaths, unchanged: Callab
     """Commit to DVC the outputs of a stage that DVC did not start: the next `dvc repro` would delete them and run it again.
 
     Only if DVC's own command of that stage is this one, and `unchanged`: settings and dependencies are those that it began with.
-    Return whether DVC knows them now, or there is no DVC here.
+    Return whether DVC knows them now, or there is no DVC here; False of a stage that DVC started, as it looks at them later.
     """
     project = paths.lock.parent
     if "DVC_STAGE" in os.environ or not (project / ".dvc").exists():
-        return True
+        return "DVC_STAGE" not in os.environ
     if options_of(stage, project) != {name: value for name, value in vars(args).items() if value is not None}:
         print(
             f"DVC does not know this run: {project / 'params.yaml'} does not name its profile, method and seed", file=sys.stderr

@@ -6,7 +6,7 @@ from pathlib import Path
 from g2rpo_core.common.model_store import LOCK, ModelStore
 from g2rpo_core.common.runs import BASE, run_name
 from g2rpo_core.data.embeddings import EmbeddingStore
-from g2rpo_core.distributed.checkpoint import still_decide
+from g2rpo_core.distributed.checkpoint import forget_finished, still_decide
 from g2rpo_core.distributed.machine import REAL, Machine
 from g2rpo_core.evaluation.results import SCORES, reported_means
 from g2rpo_core.evaluation.run import Evaluation
@@ -33,8 +33,8 @@ def main(machine: Machine = REAL) -> None:
 
     # Read what is evaluated, and find the state of an interrupted evaluation
     weights = find_weights(args.profile, args.method, name, paths, evaluation)
-    embeddings = embeddings / "test"
-    store = EmbeddingStore(embeddings)
+    forget_finished("train", f"{paths.name}/{name}", processes)
+    store = EmbeddingStore(embeddings := embeddings / "test")
     with machine.phase("load"):
         scorers = registry.load(evaluation.rewards, models, device, settings.rewards, machine)
     pipeline = ModelStore(models).folder("pipeline")

@@ -1,6 +1,5 @@
 """Stage `train`: trains one method with one seed and keeps the weights and the records of its iterations."""
 
-import shutil
 import sys
 from types import SimpleNamespace
 
@@ -8,15 +7,16 @@ from g2rpo_core.architectures.table import check_trainable
 from g2rpo_core.common.model_store import LOCK, ModelStore
 from g2rpo_core.common.runs import run_name
 from g2rpo_core.config import study_path
-from g2rpo_core.data.embeddings import DTYPES, EmbeddingStore
-from g2rpo_core.distributed.checkpoint import last_iteration, still_decide
+from g2rpo_core.data.embeddings import EmbeddingStore
+from g2rpo_core.distributed.checkpoint import FINISHED, last_iteration, still_decide
 from g2rpo_core.distributed.launcher import STATUS, Terminated, Termination
 from g2rpo_core.distributed.machine import REAL, Machine
 from g2rpo_core.foundation.errors import UserError
-from g2rpo_core.models.policy import SNAPSHOTS, Policy, policy_settings
+from g2rpo_core.foundation.files import read_json
+from g2rpo_core.models.policy import Policy, policy_settings
 from g2rpo_core.rewards import registry
 from g2rpo_core.training.drift import history
-from g2rpo_core.training.loop import bytes_needed, train
+from g2rpo_core.training.loop import bytes_needed, finish, train
 from g2rpo_core.training.metrics import heldout_means, write_records
 from g2rpo_core.training.tracking import Display
 from g2rpo_core.training.trainer import Trainer
@@ -56,7 +56,7 @@ def main(machine: Machine = REAL) -> None:
     monitored = {reward: loaded[reward] for reward in loaded if not registry.compares(reward)}
     trainer = Trainer(policy, method, sampling, training, prompts, rewards, int(args.seed), processes, termination)
 
-    # Train, from the last checkpoint on
+    # Train from the last checkpoint on, unless DVC alone has not taken the finished run
     dependencies = [*declared_code("train"), models / LOCK, embeddings]
     folder = machine.scratch("train", f"{paths.name}/{name}", decides(settings, args), dependencies, processes)
     machine.check_room(bytes_needed(trainer, folder), f"training {name}", processes)
@@ -64,23 +64,21 @@ def main(machine: Machine = REAL) -> None:
     trainer.watch = display.group
     missing = registry.max_missing(list(monitored), settings.rewards)
     measure = lambda: heldout_means(policy, held_out, monitored, monitor.prompts, sampling, processes, missing)
-    try:
-        records = train(trainer, folder, measure, display.record, display.warn)
-    except Terminated:
-        if processes.rank == 0:
-            say(f"{name}: stopped as asked after iteration {last_iteration(folder)}; the same command resumes from there")
-        sys.exit(STATUS)
-    finally:
-        display.finish()
+    if not (folder / FINISHED).exists():
+        try:
+            records = train(trainer, folder, measure, display.record, display.warn)
+        except Terminated:
+            if processes.rank == 0:
+                say(f"{name}: stopped as asked after iteration {last_iteration(folder)}; the same command resumes from there")
+            sys.exit(STATUS)
+        finally:
+            display.finish()
+        finish(trainer, folder, records)
 
-    # Write the outputs aside, and publish them as a whole
+    # Write the tables, and publish the run as a whole
     if processes.rank == 0:
-        shutil.rmtree(out := folder / "out", ignore_errors=True)
-    with trainer.result(), machine.phase("save"):
-        policy.save(folder / "out", DTYPES[training.save_dtype])
-    if processes.rank == 0:
-        if training.snapshots:
-            machine.publish(folder / SNAPSHOTS, out / SNAPSHOTS)
+        records, out = read_json(folder / FINISHED, list), folder / "out"
+        (out / "records.parquet").unlink(missing_ok=True)  # it may be a link to what DVC has
         write_records(records, name, out, paths.reports, history(records, training, method.num_updates(sampling.steps)))
         machine.publish(out, paths.runs / name)
         # Kept until DVC knows the run: the next start then ends at once

@@ -33,6 +33,7 @@ from g2rpo_core.foundation.settings import Settings
 from g2rpo_core.numerics.portable import in_use
 
 ROOT = Path(".cache", "resume")
+FINISHED = "finished.json"  # in scratch: the records of a run whose outputs are whole in `out`
 HASHES = Path(".cache", "hashes.json")  # of large files: path -> what `_stamp` says of it, and its hash
 LARGE = 2**24  # bytes; smaller files are read at every start
 SETTLED = 2.0  # seconds without a change until a time of change tells one edit from the next
@@ -78,6 +79,8 @@ def scratch(
             changed = [key for key in {**theirs, **identity} if theirs.get(key) != identity.get(key)]
             more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
             print(f"{other.parent} is not resumed: {', '.join(changed[:3])}{more} changed; it can be deleted", file=sys.stderr)
+    for left in home.glob("*.gone"):
+        shutil.rmtree(left, ignore_errors=True)
     folder.mkdir(parents=True, exist_ok=True)
     write_whole(folder / IDENTITY, json.dumps(identity, sort_keys=True).encode())
     return _shared(folder, processes)
@@ -183,7 +186,7 @@ class Checkpoints:
         self._unfinished: tuple[Path, Future] | None = None
         # before anything is written: what a killed run left may be most of the disk
         if processes.rank == 0:
-            for left in folder.glob("*.tmp"):
+            for left in (*folder.glob("*.tmp"), *folder.glob("*.gone")):
                 shutil.rmtree(left, ignore_errors=True)
 
     def save(self, iteration: int, state: dict, records: list[dict]) -> None:
@@ -342,6 +345,13 @@ def discard(folder: Path) -> None:
         shutil.rmtree(gone, ignore_errors=True)
         folder.rename(gone)
         shutil.rmtree(gone)
+
+
+def forget_finished(stage: str, name: str, processes: ProcessGroup) -> None:
+    """Remove what a finished run left until DVC knew it, as DVC does once it starts what comes after."""
+    if "DVC_STAGE" in os.environ and processes.rank == 0:
+        for done in sorted((ROOT / stage / name).glob(f"*/{FINISHED}")):
+            discard(done.parent)
 
 
 def publish(folder: Path, output: Path) -> None:

@@ -1,6 +1,7 @@
 """Runs a training that can resume: the trainer's iterations, the measurements between them, and the checkpoints."""
 
 import json
+import shutil
 import time
 from collections.abc import Callable
 from functools import partial
@@ -10,7 +11,7 @@ from g2rpo_core.data.embeddings import DTYPES
 from g2rpo_core.distributed import checkpoint
 from g2rpo_core.distributed.launcher import Terminated
 from g2rpo_core.foundation.files import write_whole
-from g2rpo_core.models.policy import snapshot
+from g2rpo_core.models.policy import SNAPSHOTS, snapshot
 from g2rpo_core.training.drift import NEVER_STOPS, DriftError, find_warnings
 from g2rpo_core.training.experience import NonFiniteError
 from g2rpo_core.training.metrics import START
@@ -124,6 +125,21 @@ class _Drift:
         stopping = [text for name, text in warnings.items() if name != NEVER_STOPS]
         if stopping and self.settings.drift.stop:
             raise DriftError(f"iteration {iteration}: {'; '.join(stopping)}; set training.drift.stop: false to go on from here")
+
+
+def finish(trainer: Trainer, folder: Path, records: list[dict]) -> None:
+    """Write weights and snapshots aside, into `out` in scratch, then FINISHED; no checkpoint is needed any more. Collective."""
+    out, machine, training = folder / "out", trainer.machine, trainer.training
+    if trainer.processes.rank == 0:
+        shutil.rmtree(out, ignore_errors=True)
+    with trainer.result(), machine.phase("save"):
+        trainer.policy.save(out, DTYPES[training.save_dtype])
+    if trainer.processes.rank == 0:
+        if training.snapshots:
+            machine.publish(folder / SNAPSHOTS, out / SNAPSHOTS)
+        write_whole(folder / checkpoint.FINISHED, json.dumps(records))
+        for old in checkpoint.checkpoints(folder):
+            machine.discard(old)
 
 
 def bytes_needed(trainer: Trainer, folder: Path) -> float:

@@ -144,7 +144,9 @@ def test_what_is_written_is_the_state_when_it_was_asked_for(tmp_path):
 
 def test_a_checkpoint_that_cannot_be_written_is_one_line_and_keeps_the_one_before(tmp_path):
     """The system takes no more than 100 kB a file, as a full disk would."""
+    (tmp_path / "iteration-000000.gone").mkdir()  # a deletion that was killed
     before, kept = written(tmp_path, [1]), checkpoint.Checkpoints(tmp_path, 1)
+    assert not (tmp_path / "iteration-000000.gone").exists()
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
     try:

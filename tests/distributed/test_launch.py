@@ -1,6 +1,7 @@
 """Stages as a user starts them, with several processes (accelerate underneath) and killed: the same results."""
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -14,6 +15,7 @@ import torch
 from diffusers import FluxTransformer2DModel
 from ruamel.yaml import YAML
 
+from g2rpo_core.common.runs import hash_of_folder
 from tests.fixtures.waiting import HUNG, until
 from tests.stages.closure import ROOT
 
@@ -114,6 +116,27 @@ def test_two_processes_train_and_evaluate_as_one(folder):
     same_evaluation(folder / "evaluations" / "one" / "base-0", folder / "evaluations" / "two" / "base-0")
 
 
+def test_a_finished_run_that_dvc_did_not_take_is_not_trained_again(folder, monkeypatch):
+    """DVC deletes outputs that it does not know before it runs a stage; once it evaluates a run, it has taken it."""
+    run(folder, "one", "train", "g2rpo", 5)  # by hand, without DVC
+    trained, scratch, scored = (
+        folder / "runs" / "one" / "g2rpo-5",
+        folder / ".cache/resume/train/one/g2rpo-5",
+        folder / "scored.txt",
+    )
+    whole = hash_of_folder(trained)
+    assert not list(scratch.glob("*"))
+    monkeypatch.setenv("DVC_STAGE", "train@g2rpo-5")
+    for again in (False, True):
+        shutil.rmtree(trained)
+        asked = len(scored.read_text().split())
+        run(folder, "one", "train", "g2rpo", 5)
+        assert hash_of_folder(trained) == whole and (asked == len(scored.read_text().split())) == again
+        assert not list(scratch.glob("*/iteration-*")) and len(list(scratch.glob("*/finished.json"))) == 1
+    run(folder, "one", "evaluate", "g2rpo", 5)
+    assert not list(scratch.glob("*")) and hash_of_folder(trained) == whole
+
+
 def test_one_process_that_fails_ends_all_with_its_own_error_and_status(folder):
     """A server that does not answer one of two processes: 75, which flows try again after, and not accelerate's 1."""
     profile = YAML(typ="safe").load(folder / "profiles" / "two.yaml")
@@ -148,6 +171,7 @@ def test_no_process_outlives_the_stage_that_was_killed(folder):
 
 
 @pytest.mark.slow
+@pytest.mark.engines
 def test_an_evaluation_that_was_killed_scores_nothing_twice(folder):
     """SIGKILL while the third batch or a later one is scored; the same command ends with the bits of one that was left alone."""
     scored = folder / "scored.txt"
