@@ -210,6 +210,8 @@ class Flux(Architecture):
                     left = rank * present.index(part)
                     up[top : top + height, left : left + rank] = matrix(part, "B")
                 top += height
+            if name == SHIFT_FIRST:
+                up = torch.cat(up.chunk(2)[::-1])
             key = "lora_unet_" + name.replace(".", "_")
             renamed |= {
                 f"{key}.lora_down.weight": torch.cat(downs),

@@ -242,7 +242,7 @@ def check_repo(repo: str) -> None:
 def push(folder: Path, repo: str, public: bool) -> str:
     """Upload the folder and return the commit's address; create the repository if needed, private unless `public`.
 
-    The hub is that of HF_ENDPOINT. UserError if it refuses, or if the repository is already public and `public` is not set;
+    The hub is that of HF_ENDPOINT. UserError if it refuses, or if the repository is there already and not as `public` says;
     TransientError if it cannot be reached.
     """
     from httpx2 import HTTPError
@@ -252,8 +252,10 @@ def push(folder: Path, repo: str, public: bool) -> str:
     api = HfApi()
     try:
         created = api.create_repo(repo, private=not public, exist_ok=True)
-        if not public and not api.model_info(created.repo_id).private:
-            raise UserError(f"--push {repo}: it already exists and everyone can see it: give --public, or another name")
+        private = api.model_info(created.repo_id).private
+        if private == public:
+            seen, option = ("nobody else", "leave --public away") if public else ("everyone", "give --public")
+            raise UserError(f"--push {repo}: it already exists and {seen} can see it: {option}, or another name")
         done = api.upload_folder(repo_id=created.repo_id, folder_path=folder, commit_message="Upload by g2rpo export")
     except HfHubHTTPError as error:
         raise _explain_status(repo, api.endpoint, error.response.status_code) from None

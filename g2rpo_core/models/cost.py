@@ -20,7 +20,7 @@ from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sd
 
 from g2rpo_core.architectures.architecture import Architecture, Config
 from g2rpo_core.foundation.kept import kept
-from g2rpo_core.models.loading import lora_config
+from g2rpo_core.models.loading import add_adapter, lora_config
 from g2rpo_core.models.settings import LoraSettings
 
 PEAK_TFLOPS = {  # of dense products in bfloat16, by the data sheets: what torch's name of the GPU contains, the first that fits
@@ -128,7 +128,7 @@ def make_transformer(base: Architecture, config: Config, lora: LoraSettings | No
     transformer = base.transformer(**config)
     if lora:
         transformer.requires_grad_(False)
-        transformer.add_adapter(lora_config(base, lora))
+        add_adapter(transformer, lora_config(base, lora))
     return transformer
 
 

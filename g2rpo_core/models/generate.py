@@ -53,7 +53,7 @@ def draw(
 ) -> torch.Tensor:
     """Sample images [n, 3, H, W] from initial noise [n, ...] (`Policy.noise`), one per encoded prompt; see `generate_images`."""
     steps = len(sigmas) - 1
-    handed_over = round(trained_share * steps)
+    handed_over = max(bool(trained_share), round(trained_share * steps))
     latents = sample(policy.sampling_velocity(conditioning), initial, sigmas[: handed_over + 1], batch)
     if handed_over < steps:
         latents = sample(policy.base_velocity(conditioning), latents, sigmas[handed_over:], batch)

@@ -73,13 +73,22 @@ def empty_transformer(
         transformer.register_to_config(_name_or_path=str(folder))
         transformer.requires_grad_(trained and lora is None)
         base.complete(transformer)
+    with torch.device("meta"):
         if lora:
-            transformer.add_adapter(lora)
+            add_adapter(transformer, lora)
     if lost := {name for name, _ in transformer.named_buffers()} - transformer.state_dict().keys():
         raise ValueError(f"{type(transformer).__name__} computes {', '.join(lost)} when it is built")
     for name, parameter in transformer.named_parameters():
         parameter.data = parameter.data.to(torch.float32 if ".lora_" in name else dtype)
     return transformer
+
+
+def add_adapter(transformer: ModelMixin, lora: LoraConfig) -> None:
+    """Add a LoRA to a transformer; UserError if it has no layer of a name that the LoRA is asked to adapt."""
+    try:
+        transformer.add_adapter(lora)
+    except ValueError as error:
+        raise UserError(f"training.lora.target_modules: {' '.join(str(error).split())[:LONGEST]}") from None
 
 
 def use_attention(transformer: ModelMixin, backend: str | None) -> None:

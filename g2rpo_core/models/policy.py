@@ -1,6 +1,7 @@
 """Loads a base model as a velocity field, evaluates it under a batch of prompts, decodes its latents to images, and saves it."""
 
 import copy
+import json
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import torch.distributed as dist
 from diffusers.models.modeling_utils import ModelMixin
 from diffusers.utils.peft_utils import scale_lora_layers, unscale_lora_layers
 from peft import get_peft_model_state_dict
+from safetensors.torch import save_file
 from torch.distributed.tensor import DTensor
 
 from g2rpo_core.architectures.architecture import Architecture
@@ -185,11 +187,14 @@ class Policy:
             return
         # Write, a LoRA alone
         if self.has_lora:
+            # diffusers' own writing has another order of a set, and of two entries of metadata, in every process
+            about = {f"transformer.{key}": value for key, value in self.transformer.peft_config["default"].to_dict().items()}
+            metadata = {"lora_adapter_metadata": json.dumps(about, default=sorted, sort_keys=True, indent=2)}
             self.architecture.pipeline.save_lora_weights(
                 folder / "lora",
                 transformer_lora_layers=get_peft_model_state_dict(self.transformer, weights),
                 weight_name=LORA_FILE,
-                transformer_lora_adapter_metadata=self.transformer.peft_config["default"].to_dict(),
+                save_function=lambda tensors, file: save_file(tensors, file, metadata),
             )
             return
         # Write a model of the same configuration around the weights: the trained one may be sharded or compiled

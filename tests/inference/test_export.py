@@ -144,6 +144,28 @@ def test_kohyas_form_merges_to_the_same_weights(project, models):
     assert seen == set(written) and len(seen) >= 3 * 8
 
 
+def test_kohyas_form_of_every_module_merges_as_the_original_layout_does(models):
+    """Also where that layout has rows in another order than diffusers, as the last modulation."""
+    base = FluxTransformer2DModel.from_pretrained(models / "pipeline" / "transformer").state_dict()
+    draw = torch.Generator().manual_seed(0)
+    lora, merged = {}, dict(base)
+    layers = {name: parts for name, parts in original_modules(BLOCKS) if base[f"{parts[0]}.weight"].dim() == 2}
+    for part in (part for parts in layers.values() for part in parts):
+        height, width = base[f"{part}.weight"].shape
+        down, up = torch.randn(RANK, width, generator=draw), torch.randn(height, RANK, generator=draw)
+        lora |= {f"transformer.{part}.lora_A.weight": down, f"transformer.{part}.lora_B.weight": up}
+        merged[f"{part}.weight"] = base[f"{part}.weight"] + ALPHA / RANK * up @ down
+    written = Flux().kohya(lora, {name: value.shape for name, value in base.items()}, ALPHA, BLOCKS)
+    before, after = (Flux().original(weights, BLOCKS) for weights in (base, merged))
+    for name in layers:
+        up, down, alpha = (
+            written[f"lora_unet_{name.replace('.', '_')}.{part}"] for part in ("lora_up.weight", "lora_down.weight", "alpha")
+        )
+        torch.testing.assert_close(
+            before[f"{name}.weight"] + up @ down * alpha / len(down), after[f"{name}.weight"], rtol=1e-5, atol=1e-4
+        )
+
+
 @pytest.mark.parametrize(
     "words, complaint",
     [
@@ -206,6 +228,9 @@ def test_what_was_uploaded_comes_back_with_its_card_and_gives_the_same_velocitie
     again = push(project, "g2rpo-2", "--form", "lora", "--out", "again", "--push", "somebody/lora")
     assert again.returncode == 1
     assert "--push somebody/lora: it already exists and everyone can see it: give --public, or another name" in again.stderr
+    seen = push(project, "g2rpo-1", "--form", "diffusers", "--out", "seen", "--push", "somebody/tuned", "--public")
+    assert seen.returncode == 1 and hub.repos["somebody/tuned"].private
+    assert "--push somebody/tuned: it already exists and nobody else can see it: leave --public away" in seen.stderr
 
 
 @pytest.mark.parametrize(

@@ -90,6 +90,11 @@ def test_the_base_takes_the_steps_that_are_not_the_trained_ones(trained, embeddi
     assert torch.equal(generated(trained, embeddings, 1.0), whole)  # no base is needed where it takes no step
 
 
+def test_a_small_share_is_one_step(trained, embeddings):
+    """Else the images of the base would pass for the run's."""
+    assert torch.equal(generated(trained, embeddings, 0.05), generated(trained, embeddings, 0.25))
+
+
 def test_a_share_of_zero_is_the_base(trained, models, embeddings):
     base = Policy.load(models / "pipeline", height=32, width=32, guidance=3.5)
     assert torch.equal(generated(trained, embeddings, 0.0), generated(base, embeddings, 1.0))

@@ -1,6 +1,9 @@
 """Weights wherever they lie: runs, exported folders, and what others publish."""
 
+import os
 import shutil
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -12,6 +15,7 @@ from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.models.policy import Policy
 from g2rpo_core.models.settings import LoraSettings, ParallelSettings
 from g2rpo_core.sampling.settings import SamplingSettings
+from tests.conftest import ROOT
 
 HOW = {"height": 32, "width": 32, "guidance": 3.5}
 
@@ -42,6 +46,27 @@ def test_a_lora_is_known_by_its_weights(models, embeddings, tmp_path):
     )
     loaded = Policy.load(models / "pipeline", tmp_path / "published", **HOW)
     assert torch.equal(velocity(loaded, embeddings), velocity(adapted, embeddings))
+
+
+def test_the_file_of_a_lora_is_the_same_in_every_process(models, tmp_path):
+    """Python orders a set of texts by a number that it draws at its start."""
+    code = (
+        "import sys; from pathlib import Path; from g2rpo_core.models.policy import Policy; from g2rpo_core.models.settings import LoraSettings\n"
+        "how = dict(height=32, width=32, guidance=3.5)\n"
+        "Policy.load_to_train(Path(sys.argv[1]), LoraSettings(rank=2, alpha=4.0), **how).save(Path(sys.argv[2]))"
+    )
+    files = []
+    for seed in ("1", "2"):
+        environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT)}
+        subprocess.run([sys.executable, "-c", code, models / "pipeline", tmp_path / seed], env=environment, check=True)
+        files.append((tmp_path / seed / "lora" / "pytorch_lora_weights.safetensors").read_bytes())
+    assert files[0] == files[1]
+
+
+def test_a_lora_of_layers_that_are_not_there_is_one_line_about_the_setting(models):
+    with pytest.raises(UserError, match="training.lora.target_modules: Target modules {'to_querry'} not found") as error:
+        Policy.load_to_train(models / "pipeline", LoraSettings(rank=2, alpha=4.0, target_modules=("to_querry",)), **HOW)
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
