@@ -17,6 +17,7 @@ from g2rpo_core.foundation.errors import UserError, require
 from g2rpo_core.foundation.files import read_text, write_whole, writing
 from g2rpo_core.foundation.texts import visible
 from g2rpo_core.inference.folder import Parts, pair, score_images
+from g2rpo_core.inference.pictures import INDEX
 from g2rpo_core.inference.runs import tiny_rewards
 
 if TYPE_CHECKING:  # these import torch, which would slow down --help
@@ -40,7 +41,7 @@ def score(
     prompts: Annotated[
         Path | None,
         typer.Option(
-            help="text file with line n for the n-th image by name, or csv with columns file,prompt (default: DIR/prompts.csv, or what "
+            help="text file with line n for the n-th image by name, or csv, jsonl or Parquet with columns file,prompt (default: DIR/prompts.csv, or what "
             "the pictures of `g2rpo generate` say)"
         ),
     ] = None,
@@ -65,7 +66,7 @@ def write_scores(args: SimpleNamespace) -> None:
     """
     from g2rpo_core.common.model_store import LOCK
     from g2rpo_core.common.processes import device_of
-    from g2rpo_core.rewards.registry import REWARDS, SPECS, compares, load, refuse_comparing, settings_of
+    from g2rpo_core.rewards.registry import REWARDS, SPECS, code_of, compares, load, refuse_comparing, settings_of
     from g2rpo_core.rewards.remote import RemoteReward
 
     # Check the options, before any model is loaded
@@ -81,16 +82,20 @@ def write_scores(args: SimpleNamespace) -> None:
             raise UserError(f"--reward {given}: unknown; there are {', '.join([*any_image, *aliases])}")
     if args.out.suffix not in (".csv", ".parquet"):
         raise UserError(f"--out {args.out}: must end in .csv or .parquet")
-    if args.prompts and args.out.exists() and args.prompts.exists() and args.out.samefile(args.prompts):
+    read = args.prompts or args.folder / INDEX
+    if args.out.exists() and read.exists() and args.out.samefile(read):
         raise UserError(f"--out {args.out}: is the file of prompts: give another")
     table = pair(args.folder, args.prompts)
-    lock = models / LOCK
-    decides = [names, {name: section.get(name) for name in names}, read_text(lock) if lock.exists() else None]
     with writing(args.out):
         args.out.parent.mkdir(parents=True, exist_ok=True)
+    # Find what was scored by the same rewards, of the same code
+    scorers = load(names, models, device_of(None), section)
+    lock = models / LOCK
+    code = [scorer.health.version if isinstance(scorer, RemoteReward) else code_of(scorer) for scorer in scorers.values()]
+    decides = [names, {name: section.get(name) for name in names}, read_text(lock) if lock.exists() else None, code]
+    with writing(args.out):
         kept = Parts(args.out, args.folder, table, decides)
     # Score, and note which rewards are small models
-    scorers = load(names, models, device_of(None), section)
     scored = score_images(args.folder, table, scorers, kept)
     for name in scored:
         table[name] = scored[name]

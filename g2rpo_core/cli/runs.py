@@ -103,7 +103,8 @@ def draw(args: SimpleNamespace) -> None:
             pictures.origin["shift"] = painter.find_schedule(painter.policy(folder)).shift_at(sampling["steps"])
             for number, conditioning in enumerate(encoded):
                 images = painter.draw(folder, conditioning, seeds, **sampling)
-                drawn[run].append(images)
+                if args.grid:
+                    drawn[run].append(images)
                 for path in pictures.write(run, number, images):
                     print(path)
         for path in pictures.write_last(drawn):

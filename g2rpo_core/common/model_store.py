@@ -133,7 +133,7 @@ def safe_folder(entry: dict) -> Path:
     from huggingface_hub import constants
 
     # the name depends on what was converted, so that another file is never mistaken for it
-    content = hashlib.sha256("".join(file["sha256"] for file in entry["files"].values()).encode()).hexdigest()[:16]
+    content = hashlib.sha256("".join(file["sha256"] for _, file in sorted(entry["files"].items())).encode()).hexdigest()[:16]
     return Path(constants.HF_HOME, "g2rpo", entry["repo"].replace("/", "--"), content)
 
 

@@ -130,6 +130,8 @@ def download(
     for pattern in patterns:
         if not any(fnmatch(file, pattern) for file in files):
             raise UserError(f"{what} has no file {pattern} at revision {revision}")
+    if unknown := sorted(wanted.sha256.keys() - files.keys()):
+        raise UserError(f"{what}: sha256 names {unknown[0]}, which is not among its files at revision {revision}")
     for file, known in files.items():
         _check_content(what, folder / file, known["sha256"], wanted.sha256.get(file))
     return folder, revision, files

@@ -28,7 +28,7 @@ OPEN = 2**26  # pixels of the images that are open at a time; one with more is r
 def pair(folder: Path, prompts: Path | None) -> "pd.DataFrame":
     """Return one row per image with `file` (its name in the folder) and `prompt`.
 
-    prompts: a csv with columns file,prompt, or a file of prompts whose n-th row is for the n-th image by name; None: the prompts.csv in
+    prompts: a file with columns file,prompt, or a file of prompts whose n-th row is for the n-th image by name; None: the prompts.csv in
     the folder, or what stands in each PNG of `g2rpo generate`. UserError if folder and prompts do not fit together, or if an image
     says that it is of another prompt.
     """
@@ -69,14 +69,16 @@ def _rows(folder: Path, prompts: Path, files: list[str]) -> Iterator[tuple[str, 
 
     rows = read_rows(prompts)
     texts = [normalized(row["prompt"] if isinstance(row["prompt"], str) else "") for row in rows.values()]
-    if prompts.suffix != ".csv":
+    named = [row["file"] for row in rows.values() if isinstance(row.get("file"), str)]
+    if not named and prompts.suffix != ".csv":
         if len(rows) != len(files):
             raise UserError(f"{prompts}: {len(rows)} lines for the {len(files)} images in {folder}; need one line per image")
         yield from zip(files, texts)
         return
-    if not rows or "file" not in rows[1]:
+    if not named:
         raise UserError(f"{prompts}: needs columns file,prompt; has {','.join(rows[1]) if rows else 'no row'}")
-    named = [row["file"] for row in rows.values()]
+    if len(named) < len(rows):
+        raise UserError(f"{prompts}: {len(named)} of {len(rows)} rows have a file: name one in every row, or in none")
     if unknown := sorted(set(named) - set(files)):
         raise UserError(f"{prompts}: {unknown[0]} is not an image in {folder}")
     yield from zip(named, texts)

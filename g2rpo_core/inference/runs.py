@@ -74,7 +74,7 @@ def find_weights(run: str, profile: str) -> Path | None:
         return None
     for folder in (RUNS / profile / run, Path(run)):
         if find_kind(folder):
-            home = folder.absolute().parents[1]
+            home = folder.absolute().parent.parent
             if home.name.startswith("base-") and (home / "models").is_dir():
                 raise UserError(
                     f"{run}: was trained on a base of a study, with the models in {home / 'models'}, not on that of profile {profile}"

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from pydantic import Field, ValidationError
 
-from g2rpo_core.common.model_store import ModelStore
+from g2rpo_core.common.model_store import ModelStore, sha256
 from g2rpo_core.distributed.machine import REAL, Machine
 from g2rpo_core.foundation.errors import UserError, require
 from g2rpo_core.foundation.files import reading
@@ -57,6 +57,14 @@ def import_class(where: str, path: str) -> Callable[..., Any]:
         raise UserError(f"{where}: {path}: cannot be imported: {describe_error(error)}") from error
 
 
+def code_of(reward: Reward) -> str | None:
+    """Return the hash of the file with the user's own class; None for any other reward, and for a class without a file."""
+    if not isinstance(reward, CustomReward):
+        return None
+    file = getattr(sys.modules[reward.module], "__file__", None)
+    return sha256(Path(file)) if file else None
+
+
 def class_of(name: str, settings: CustomRewardSettings) -> Callable[..., Any]:
     """Import the class of a reward of the user's own; UserError if that fails, or if it does not take its settings."""
     make = import_class(f"rewards.{name}.class", settings.class_ or "")
@@ -83,6 +91,7 @@ class CustomReward:
 
     def __init__(self, name: str, settings: CustomRewardSettings, device: torch.device):
         self.where, self.device = f"rewards.{name}.class: {settings.class_}", device
+        self.module = (settings.class_ or "").partition(":")[0]
         make = class_of(name, settings)
         try:
             self.reward = make(**settings.settings)

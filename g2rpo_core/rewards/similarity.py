@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from pydantic import Field
 
 from g2rpo_core.common.model_store import ModelStore
+from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.rewards import packages
 from g2rpo_core.rewards.preprocess import Images, Preprocess, check_pairs
 from g2rpo_core.rewards.spec import VIT_H_14, BackendSettings, Reward, RewardSpec, ScorerSettings
@@ -118,8 +119,14 @@ def clip_score(folder: Path, device: torch.device, settings: ScorerSettings = DE
 
     name = f"local-dir:{folder}"
     config = json.loads((folder / "open_clip_config.json").read_text())["preprocess_cfg"]
+    how = (config.get("resize_mode", "shortest"), config.get("interpolation", "bicubic"))
+    fits: dict[tuple[str, str], Literal["squash", "crop"]] = {("squash", "bicubic"): "squash", ("shortest", "bicubic"): "crop"}
+    if how not in fits:
+        raise UserError(
+            f"{folder}: open_clip_config.json asks for {how[0]}, {how[1]}; clip_score knows squash and shortest, bicubic"
+        )
     model = open_clip.create_model(name, precision="fp32", weights_only=True)
-    preprocess = Preprocess(model.visual.image_size[0], "squash", tuple(config["mean"]), tuple(config["std"]), rgb="last")
+    preprocess = Preprocess(model.visual.image_size[0], fits[how], tuple(config["mean"]), tuple(config["std"]), rgb="last")
     return make_open_clip_score(model, open_clip.get_tokenizer(name), preprocess, device, settings)
 
 

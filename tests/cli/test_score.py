@@ -63,6 +63,14 @@ def test_a_csv_names_its_images_and_may_name_few(folder, tmp_path):
     assert table.to_dict("list") == {"file": ["wide.png", "tiny.png"], "prompt": ["a red circle, large", "a blue cross"]}
 
 
+def test_rows_that_name_images_belong_to_these_in_any_format(folder, tmp_path):
+    rows = pd.DataFrame({"file": sorted(f"{name}.png" for name in IMAGES)[::-1], "prompt": PROMPTS})
+    rows.to_json(tmp_path / "p.jsonl", orient="records", lines=True)
+    rows.to_parquet(tmp_path / "p.parquet")
+    for file in ("p.jsonl", "p.parquet"):
+        assert pair(folder, tmp_path / file).to_dict("list") == rows.to_dict("list")
+
+
 @pytest.mark.parametrize(
     "file, text, message",
     [
@@ -71,6 +79,11 @@ def test_a_csv_names_its_images_and_may_name_few(folder, tmp_path):
         ("p.csv", "name,prompt\nwide.png,x\n", "p.csv: needs columns file,prompt; has name,prompt"),
         ("p.csv", "file,prompt\nhigh.png,x\n", "p.csv: high.png is not an image in "),
         ("p.csv", "", "p.csv: needs columns file,prompt; has no row"),
+        (
+            "p.jsonl",
+            '{"file": "wide.png", "prompt": "x"}\n{"prompt": "y"}\n',
+            "p.jsonl: 1 of 2 rows have a file: name one in every row",
+        ),
     ],
 )
 def test_prompts_that_do_not_fit_are_named(folder, tmp_path, file, text, message):
@@ -157,12 +170,47 @@ def test_what_was_scored_is_kept_and_a_second_start_goes_on(folder, tmp_path, mo
     assert not list(tmp_path.glob(".s.csv*"))
 
 
+HALF = """
+from g2rpo_core.foundation.errors import UserError
+
+class Half:
+    asked = 0
+
+    def score(self, images, prompts):
+        Half.asked += 1
+        if Half.asked > {good}:
+            raise UserError("no more today")
+        return images.mean((1, 2, 3)) * 0 + {score}
+"""
+
+
+@pytest.mark.pipeline
+def test_scores_of_another_code_of_a_reward_are_not_gone_on_with(tmp_path):
+    """The first 64 images are scored, then the class fails; once its file is another, all are scored anew."""
+    (tmp_path / "many").mkdir()
+    for number in range(70):
+        Image.new("RGB", (8, 8), (number, 0, 0)).save(tmp_path / "many" / f"{number:02d}.png")
+    (tmp_path / "prompts.txt").write_text("a red circle\n" * 70)
+    (tmp_path / "profiles").mkdir()
+    shutil.copy(ROOT / "profiles" / "tiny.yaml", tmp_path / "profiles" / "tiny.yaml")
+    (tmp_path / "profiles" / "mine.yaml").write_text('extends: tiny\nrewards: {half: {class: "half:Half"}}\n')
+    words = ["score", "--reward", "half", "--prompts", "prompts.txt", "--profile", "mine", "many"]
+    command = [sys.executable, "-m", "g2rpo_core.cli", *words]
+    ends = []
+    for code in (HALF.format(good=1, score=1), HALF.format(good=9, score=2)):
+        (tmp_path / "half.py").write_text(code)
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+        ends.append(done.returncode)
+    assert ends == [1, 0] and set(pd.read_csv(tmp_path / "scores.csv").half) == {2.0}, done.stderr
+
+
 @pytest.mark.pipeline
 def test_the_prompts_are_never_written_over(models, folder, tmp_path):
-    prompts = tmp_path / "prompts.csv"
+    prompts = folder / "prompts.csv"
     prompts.write_text("file,prompt\nwide.png,a red circle\n")
     (tmp_path / "link.csv").symlink_to(prompts)
     for out in (prompts, tmp_path / "link.csv"):
-        done = g2rpo("score", "--reward", "hps", "--models", models, "--prompts", prompts, "--out", out, folder)
-        assert done.returncode == 1 and done.stderr == f"error: --out {out}: is the file of prompts: give another\n"
+        for given in (["--prompts", prompts], []):  # the one in the folder is read if none is given
+            done = g2rpo("score", "--reward", "hps", "--models", models, *given, "--out", out, folder)
+            assert done.returncode == 1 and done.stderr == f"error: --out {out}: is the file of prompts: give another\n"
     assert prompts.read_text() == "file,prompt\nwide.png,a red circle\n"

@@ -100,10 +100,22 @@ def test_too_few_votes_are_counted_but_make_no_reward(project):
     )
 
 
+def test_a_profile_that_trains_on_comparisons_leaves_them_out(project):
+    """Without the model: the server that it names does not exist."""
+    section = "{pairwise: {server: {url: http://127.0.0.1:9, model: vlm}}}"
+    text = f"extends: tiny\nrewards: {section}\ntraining: {{rewards: {{hps: null, clip_score: null, pairwise: 1.0}}}}\n"
+    (project / "profiles" / "pairs.yaml").write_text(text + "evaluation: {rewards: [verifier, unified_reward]}\n")
+    file = project / "votes" / "tiny.parquet"
+    done = run_here(main, "votes", "--profile", "pairs", "--file", file, "--reward", "verifier", folder=project)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize(
     "words, complaint",
     [
         (["--reward", "nonsense"], "error: --reward nonsense: unknown; there are hps, clip_score, "),
+        (["--reward", "votes"], "error: --reward votes: was fitted to votes, so its agreement with them says nothing"),
+        (["--reward", "pairwise"], "error: --reward pairwise: compares images of a group, "),
         (["--file", "nowhere.parquet"], "error: nowhere.parquet: does not exist"),
         (["--file", "params.yaml"], "error: params.yaml: is not a Parquet file"),
     ],

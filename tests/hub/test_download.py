@@ -12,7 +12,7 @@ import torch
 from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
 
-from g2rpo_core.common.model_store import ModelStore, write_lock
+from g2rpo_core.common.model_store import ModelStore, safe_folder, write_lock
 from g2rpo_core.foundation.errors import TransientError, UserError
 from g2rpo_core.hub import download as hub_module
 from g2rpo_core.hub.download import Revisions, download_models
@@ -189,6 +189,20 @@ def test_a_file_that_was_changed_in_the_cache_is_refused_by_name(hub, file, harm
 def test_a_published_file_that_is_not_the_pinned_one_is_refused(hub):
     message = refusal(models(sha256={"vae/model.safetensors": "0" * 64}))
     assert "vae/model.safetensors is damaged or not the published file" in message and "0" * 64 in message
+
+
+def test_the_folder_of_converted_weights_depends_on_no_order():
+    """A lock is sorted by text, a folder by its parts."""
+    files = {"tokenizer/vocab.json": {"sha256": "a"}, "tokenizer.json": {"sha256": "b"}}
+    names = {safe_folder({"repo": "a/b", "files": dict(sorted(files.items(), reverse=back))}) for back in (False, True)}
+    assert len(names) == 1
+
+
+def test_a_pin_of_a_file_that_is_not_there_is_refused(hub):
+    """Else a mistyped name would leave the weights unchecked."""
+    assert "sha256 names vae/Model.safetensors, which is not among its files" in refusal(
+        models(sha256={"vae/Model.safetensors": "0" * 64})
+    )
 
 
 def test_a_revision_that_is_not_pinned_is_looked_up_once_and_kept(hub, capsys):

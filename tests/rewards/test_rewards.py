@@ -4,6 +4,7 @@ And HPS-v2.1, CLIP Score and PickScore score as open_clip and transformers do, u
 """
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from benchmarks import rewards as published_rewards
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.rewards import registry as rewards
 from g2rpo_core.rewards import similarity
+from g2rpo_core.rewards.similarity import clip_score
 from tests.fixtures.images import IMAGES, PROMPTS, photograph
 
 NAMES = ["hps", "clip_score", "pickscore", "image_reward"]
@@ -120,12 +122,28 @@ def test_missing_models_say_which_stage_makes_them(tmp_path, monkeypatch):
         rewards.load(["hps"], Path("models", "tiny"))
 
 
-def test_clip_score_equals_open_clip(models, scorers):
-    published = published_rewards.clip_score(models / "clip_score", torch.device("cpu"))
-    assert json.loads((models / "clip_score" / "open_clip_config.json").read_text())["preprocess_cfg"]["resize_mode"] == "squash"
+@pytest.mark.parametrize("mode", ["squash", None])
+def test_clip_score_equals_open_clip(models, tmp_path, mode):
+    """As its config says: the small side of an image where it says nothing."""
+    folder, cpu = shutil.copytree(models / "clip_score", tmp_path / "clip_score"), torch.device("cpu")
+    config = json.loads((folder / "open_clip_config.json").read_text())
+    assert config["preprocess_cfg"].pop("resize_mode") == "squash"
+    if mode:
+        config["preprocess_cfg"]["resize_mode"] = mode
+    (folder / "open_clip_config.json").write_text(json.dumps(config))
+    published, ours = published_rewards.clip_score(folder, cpu), clip_score(folder, cpu)
     theirs = torch.tensor([published(prompt, [image])[0] for image, prompt in zip(IMAGES.values(), PROMPTS)])
-    torch.testing.assert_close(scorers["clip_score"](list(IMAGES.values()), PROMPTS), theirs, rtol=0, atol=1e-5)
+    torch.testing.assert_close(ours(list(IMAGES.values()), PROMPTS), theirs, rtol=0, atol=1e-5)
     assert theirs.std() > 1e-3
+
+
+def test_a_clip_whose_images_are_made_small_in_another_way_is_refused(models, tmp_path):
+    folder = shutil.copytree(models / "clip_score", tmp_path / "clip_score")
+    config = json.loads((folder / "open_clip_config.json").read_text())
+    config["preprocess_cfg"]["resize_mode"] = "longest"
+    (folder / "open_clip_config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match="asks for longest, bicubic; clip_score knows squash and shortest"):
+        clip_score(folder, torch.device("cpu"))
 
 
 def test_hps_pads_the_longest_side_and_clip_score_squashes(scorers):
