@@ -176,8 +176,9 @@ def _machine_problems(name: str, profile: Profile) -> Iterator[str]:
     used = dict.fromkeys([*profile.training.rewards, *profile.training.monitor.rewards, *profile.evaluation.rewards])
     for reward in used:
         yield from attempt(partial(registry.check, reward, profile.rewards))[1]
-    free, needed = shutil.disk_usage(Path.cwd()).free / 2**30, disk_gib(profile)
-    if free < needed:
+    # Training says in full what keeps a profile from being planned, and evaluation needs no plan
+    free, needed = shutil.disk_usage(Path.cwd()).free / 2**30, attempt(partial(disk_gib, profile))[0]
+    if needed and free < needed:
         yield f"{Path.cwd()}: has {free:.1f} GiB free, but profile {name} needs about {needed:.1f}: make room, or work on another disk"
 
 

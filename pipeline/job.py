@@ -126,7 +126,7 @@ def campaign(args: argparse.Namespace) -> tuple[str, list[Job]]:
         if args.method in (None, one[0]) and (args.seed in (None, one[1]) or one[0] == BASE[0] == args.method)
     ]
     if not chosen:
-        asked = run_name(args.method or wanted.methods[0], args.seed or 0)
+        asked = run_name(args.method or next(iter(wanted.methods), BASE[0]), args.seed or 0)
         raise UserError(
             f"launch: dvc repro has no train@{asked} of {wanted.profile}: name profile, method and seed in params.yaml"
         )

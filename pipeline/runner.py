@@ -103,14 +103,17 @@ def repro(
 
 
 def grace_of(project: Path) -> float:
-    """Return the seconds from SIGTERM to SIGKILL of a project's stages: time for a checkpoint of its profile, and a margin."""
+    """Return the seconds from SIGTERM to SIGKILL of a project's stages: time for a checkpoint of any of its methods, and a margin."""
     profile = project / "reports" / "profile.yaml"
     if not profile.exists():
         return GRACE
     from g2rpo_core.training.settings import CheckpointSettings  # late, so that --help does not wait for torch
 
-    given = (read_yaml(profile).get("training") or {}).get("checkpoints") or {}
-    return max(GRACE, CheckpointSettings.model_validate(given).grace + MARGIN)
+    resolved = read_yaml(profile)
+    sections = [resolved, *(resolved.get("methods") or {}).values()]
+    given = [((section or {}).get("training") or {}).get("checkpoints") or {} for section in sections]
+    graces = [each.get("grace", CheckpointSettings().grace) for each in given]
+    return max(GRACE, max(graces) + MARGIN)
 
 
 def run_with_bar(stages: dict[str, Stage], side_by_side: int, logs: Path, stop: threading.Event) -> None:

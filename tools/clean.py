@@ -77,7 +77,9 @@ class Cache:
     def _look(self, folder: Path) -> tuple[list[dict[str, str]], list[Path], bool]:
         """Return the folder's files as DVC lists them, the folders that the cache lacks, and whether it has every file."""
         files, lost, complete = [], [], True
-        for path in sorted(folder.iterdir()):
+        # a run's lock stays when the run is gone, and is nothing to lose
+        found = [path for path in sorted(folder.iterdir()) if path.suffix != ".lock"]
+        for path in found:
             if path.is_dir():
                 inner, its_lost, its_complete = self._look(path)
                 files += [{"md5": each["md5"], "relpath": f"{path.name}/{each['relpath']}"} for each in inner]
@@ -92,7 +94,7 @@ class Cache:
         files.sort(key=lambda file: file["relpath"])
         if complete and self._has(hashlib.md5(json.dumps(files, sort_keys=True).encode()).hexdigest() + ".dir"):
             return files, [], True
-        own = any(not path.is_dir() for path in folder.iterdir())
+        own = any(not path.is_dir() for path in found)
         return files, [folder] if own else lost, complete
 
     def _has(self, name: str) -> bool:

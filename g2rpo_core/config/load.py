@@ -15,7 +15,7 @@ from g2rpo_core.config.profile import MethodRun, Profile
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import complaint, in_one_line, read_yaml
 from g2rpo_core.foundation.profiles import Resolved, base_of, leaves, override, profile_path, read_chain, study_path
-from g2rpo_core.foundation.settings import Different, Name, Seed, Settings, problems_of
+from g2rpo_core.foundation.settings import Different, EntryName, Name, Seed, Settings, problems_of
 from g2rpo_core.rewards.registry import REWARDS, models_of
 
 Cost = Literal["iterations", "evaluations", "compute", "seconds", "nothing"]
@@ -74,7 +74,7 @@ class Study(Run):
         description="`models.seed` of each base: every method is trained with each seed on each, and the report infers over bases; none: the "
         "profile's own models",
     )
-    entries: dict[Name, MethodRun] = Field(min_length=1, description="replaces the profile's section methods")
+    entries: dict[EntryName, MethodRun] = Field(min_length=1, description="replaces the profile's section methods")
     changes: dict[Literal["sampling", "rewards", "training", "evaluation"], dict[str, object]] = Field(
         {}, description="overrides these sections of the profile"
     )

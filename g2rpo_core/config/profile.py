@@ -14,7 +14,7 @@ from g2rpo_core.data.settings import EmbedSettings, PromptSettings
 from g2rpo_core.evaluation.results import LABELS as IMAGE_STATS
 from g2rpo_core.evaluation.settings import EvaluationSettings
 from g2rpo_core.foundation.errors import attempt
-from g2rpo_core.foundation.settings import Name, Settings, do_not_fit, problems_of
+from g2rpo_core.foundation.settings import EntryName, Name, Settings, do_not_fit, problems_of
 from g2rpo_core.hub.settings import HubModels, HubPrompts, PublishedModel
 from g2rpo_core.numerics.pins import Numerics
 from g2rpo_core.rewards.registry import ALIASES, REWARDS, compares, measured_by, models_of, refuse_comparing, settings_of
@@ -71,7 +71,7 @@ class Profile(Settings):
     sampling: SamplingSettings
     rewards: dict[Name, dict[str, object]] = Field({}, description="settings of built-in rewards, and the user's own rewards")
     training: TrainingSettings
-    methods: dict[Name, MethodRun] = Field(min_length=1)
+    methods: dict[EntryName, MethodRun] = Field(min_length=1)
     evaluation: EvaluationSettings
     published: dict[Name, PublishedModel] = Field({}, description="published weights, evaluated if params.yaml names them")
 

@@ -44,7 +44,7 @@ def make_campaign(
         raise UserError(f"params.yaml: methods: {unknown[0]!r} is not in the profile, which has {', '.join(profile.methods)}")
     plans = {name: make_plan(profile, name, machines, rate=rate) for name in run.methods or list(profile.methods)[:1]}
     shared = next(iter(plans.values()))
-    alone = {"evaluation": shared.evaluation_hours}
+    alone = {"evaluation": shared.evaluation_hours / len(profile.evaluation.checkpoints)}  # they have no snapshots
     entries = [_entry(run_name(*BASE), alone, 0.0, machines, shared.fits)]
     for method in run.methods:
         entries += [

@@ -214,11 +214,11 @@ def _lasting_bytes(work: Work) -> dict[str, float]:
     quantized, kept = (counts.linear, counts.linear * BITS[quantize] / 8) if quantize else (0, 0)
     return {
         "weights": (4 * counts.trained + work.width * (frozen - quantized)) / shard + kept + 4 * counts.buffers,
-        "base": 4 * (counts.all / shard + counts.buffers) if work.has_base else 0,
+        "base": work.width * counts.all / shard + 4 * counts.buffers if work.has_base else 0,
         "optimizer": 8 * counts.trained / shard,
         "ema": 4 * counts.trained / shard if training.ema else 0,
         "old": 4 * counts.trained / shard if work.method.objective.old else 0,
-        "replica": work.width * counts.all + 4 * counts.buffers if training.parallel.replica and shard > 1 else 0,
+        "replica": work.width * counts.all + 4 * counts.buffers if training.parallel.replica and work.machines.gpus > 1 else 0,
         "rewards": sum(size.bytes for size in work.sizes.values()),
         "vae": 4 * _vae_parameters(work),
         "encoders": DTYPES[work.profile.embed.dtype].itemsize * _encoder_parameters(work) if work.encodes_online else 0,
@@ -368,10 +368,8 @@ def _evaluation_hours(work: Work, ms: float) -> float:
     call = Call(1, *tokens, DTYPES[sampling.dtype], False, None, False)
     each = transformer_cost(work.base, work.shape.transformer, call).flops / work.cost(1, training=False).flops * ms
     extra = evaluation.diversity
-    images = work.profile.prompts.test_count * len(evaluation.steps) * len(evaluation.checkpoints)
-    calls = images * sum(evaluation.steps) / len(evaluation.steps) + (
-        extra.prompts * extra.noises * evaluation.steps[0] if extra else 0
-    )
+    images = work.profile.prompts.test_count + (extra.prompts * extra.noises if extra else 0)
+    calls = images * sum(evaluation.steps) * len(evaluation.checkpoints)
     return calls * work.forward_evals * each / 3.6e6 / work.machines.gpus
 
 

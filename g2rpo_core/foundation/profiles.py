@@ -11,6 +11,7 @@ from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import read_yaml_with_lines
 from g2rpo_core.foundation.settings import checked_name
 
+NONE = {"muon_rate", "samples", "shortest_edge"}  # settings whose null is none, while their default is something
 OF_BASE = "/base-"  # between a study's name and one of its bases: `my_study/base-2`
 
 
@@ -71,12 +72,12 @@ def read_chain(path: Path) -> Resolved:
 
 
 def override(under: Resolved, over: Resolved) -> Resolved:
-    """Return `under`, overridden by `over` mapping by mapping."""
+    """Return `under`, overridden by `over` mapping by mapping; a null takes away what `under` says, so that the default counts."""
 
     def merged(old: dict, new: dict) -> dict:
         result = dict(old)
         for key, value in new.items():
-            if value is None and key in old:
+            if value is None and old.get(key) is not None and key not in NONE:
                 del result[key]
             elif isinstance(value, dict) and isinstance(old.get(key), dict):
                 result[key] = merged(old[key], value)

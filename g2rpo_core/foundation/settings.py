@@ -46,6 +46,15 @@ Name = Annotated[str, AfterValidator(_named)]  # of a run, profile, study or rew
 Different = AfterValidator(_different)
 
 
+def _without_dot(value: str) -> str:
+    if "." in value:
+        raise ValueError(f"must have no dot, at which DVC would split it (got {value!r})")
+    return value
+
+
+EntryName = Annotated[Name, AfterValidator(_without_dot)]  # of an entry of `methods`: DVC looks its settings up by it
+
+
 class Settings(BaseModel):
     """Frozen and strict: an unknown key, a value of another type, or a number that is not finite is an error.
 

@@ -44,7 +44,13 @@ def test_guidance_doubles_what_a_trained_state_costs(monkeypatch):
 
 @pytest.mark.parametrize(
     "name, group, noises, updates",
-    [("mix_grpo", 3, 1, 2), ("tempflow_grpo", 4, 2, 2), ("tempflow_grpo", 6, 3, 4), ("flow_grpo", 4, 2, 2), ("g2rpo", 3, 1, "step")],
+    [
+        ("mix_grpo", 3, 1, 2),
+        ("tempflow_grpo", 4, 2, 2),
+        ("tempflow_grpo", 6, 3, 4),
+        ("flow_grpo", 4, 2, 2),
+        ("g2rpo", 3, 1, "step"),
+    ],
 )
 def test_the_trained_states_of_a_prompt_are_those_that_the_trainer_counts(make_trainer, settings, name, group, noises, updates):
     """Members that begin with one noise share its state, also where an optimizer step trains on some of the members alone."""

@@ -1,10 +1,15 @@
 """Profiles that extend others, and where each value of a profile comes from."""
 
+from typing import get_args
+
 import pytest
+from pydantic import BaseModel
 
 from g2rpo_core.algorithm.methods import METHODS
-from g2rpo_core.config import load_profile, resolve
+from g2rpo_core.config import Profile, load_profile, resolve
 from g2rpo_core.foundation.errors import UserError
+from g2rpo_core.foundation.profiles import NONE
+from g2rpo_core.rewards.registry import SPECS
 from tests.conftest import ROOT
 
 
@@ -39,6 +44,40 @@ def test_null_takes_an_inherited_key_away(profiles, tiny):
     assert mine.evaluation.diversity is None
     assert list(mine.methods) == [name for name in tiny.methods if name != "flow_grpo"]
     assert mine.run("dance_grpo").training == mine.training
+
+
+def test_null_is_none_where_none_is_a_value_of_its_own(profiles):
+    """Not the default, which is something: also when it repeats or takes back what a parent says."""
+    profiles("first", "extends: tiny\ntraining: {tracking: {samples: {every: 5}}}\nmodels: {image_reward: {muon_rate: 0.01}}\n")
+    null = "training: {tracking: {samples: null}}\nmodels: {image_reward: {muon_rate: null}}\n"
+    profiles("second", f"extends: first\n{null}")
+    for name in ("second", "third"):
+        mine = load_profile(profiles("third", f"extends: second\n{null}").with_name(f"{name}.yaml"))
+        assert mine.training.tracking.samples is None and mine.models.image_reward.muon_rate is None
+
+
+def test_all_settings_whose_null_is_no_default_are_known():
+    found, seen, waiting = set(), set(), [Profile, *(spec.settings for spec in SPECS)]
+    while waiting:
+        model = waiting.pop()
+        if model in seen:
+            continue
+        seen.add(model)
+        for name, field in model.model_fields.items():
+            kinds = every_kind(field.annotation)
+            waiting += [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)]
+            if (
+                type(None) in get_args(field.annotation)
+                and not field.is_required()
+                and field.get_default(call_default_factory=True) is not None
+            ):
+                found.add(field.alias or name)
+    assert found == NONE and len(seen) > 30
+
+
+def every_kind(annotation: object) -> list[object]:
+    """All types that an annotation names, at any depth."""
+    return [annotation, *(kind for part in get_args(annotation) for kind in every_kind(part))]
 
 
 def test_what_was_taken_away_may_be_missed(profiles):
@@ -104,3 +143,8 @@ def test_a_named_variant_departs_from_the_method_that_it_names(profiles):
     assert profile.run("g2rpo").method.tree.window is None
     with pytest.raises(UserError, match=r"methods.g2rpo_two: unknown method 'g2rpo_two'; .* needs `method:`"):
         load_profile(profiles("mine", "extends: tiny\nmethods:\n  g2rpo_two: {settings: {tree: {eta: 0.5}}}\n"))
+
+
+def test_an_entry_has_no_dot_at_which_dvc_would_split_its_name(profiles):
+    with pytest.raises(UserError, match=r"methods.*must have no dot, at which DVC would split it \(got 'g2rpo_eta0.5'\)"):
+        load_profile(profiles("mine", "extends: tiny\nmethods: {g2rpo_eta0.5: {method: g2rpo}}\n"))

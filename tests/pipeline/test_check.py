@@ -72,6 +72,27 @@ def test_everything_that_is_wrong_is_told_in_one_round(made):
     assert "shorten them, because this model knows at most 12" in done.stderr
 
 
+def test_a_shape_that_is_not_known_hides_no_other_mistake(made):
+    """The room on the disk needs a plan, and a plan needs the shape of somebody's own model, which training does not."""
+    (made / "profiles" / "flux_hps_clip.yaml").symlink_to(ROOT / "profiles" / "flux_hps_clip.yaml")
+    changes = {
+        "models": {"repos": {"pipeline": {"repo": "me/my-flux", "revision": None}}},
+        "rewards": {"redness": {"class": "nowhere:Redness"}},
+    }
+    (made / "profiles" / "mine.yaml").unlink()
+    YAML().dump(
+        {
+            "extends": "flux_hps_clip",
+            **changes,
+            "training": {"rewards": {"redness": 1.0}},
+            "evaluation": {"rewards": ["redness"]},
+        },
+        made / "profiles" / "mine.yaml",
+    )
+    done = run_here(check.main, folder=made)
+    assert done.returncode == 1 and "no module 'nowhere'" in done.stderr and "the shape of" not in done.stderr
+
+
 def test_prompts_without_a_score_are_told_before_work(made):
     """Training ends at the first; an evaluation allows a share of `max_missing`."""
     file = made / "profiles" / "mine.yaml"

@@ -258,6 +258,8 @@ def test_nothing_runs_again_without_a_change(project):
     assert (project / "reports" / "report.html").read_bytes() == before
 
 
+@pytest.mark.slow
+@pytest.mark.engines
 def test_an_exported_run_is_a_row_of_the_report_with_the_runs_scores(project):
     """Weights from elsewhere: nothing is trained again, and what is drawn is what the run itself draws."""
     exported = run_here(main, "export", "g2rpo-7", "--form", "diffusers", "--out", "elsewhere", folder=project)

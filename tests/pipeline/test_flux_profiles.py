@@ -216,6 +216,8 @@ def test_every_stage_runs_from_the_hub(name, hub, layouts, models, tmp_path, tmp
     every = ["hps", "clip_score", "pickscore", "image_reward", "unified_reward"]
     assert set(profile["evaluation"]["rewards"]) <= set(every)
     profile["evaluation"]["rewards"] = every
+    full = resolve(ROOT / "profiles" / "flux_hps_clip.yaml").data["models"]["repos"]
+    profile["models"]["repos"] = full | profile["models"]["repos"]
     for key, model in profile["models"]["repos"].items():
         served = describe_files(layouts / key)
         model["sha256"] = {file: served[file]["sha256"] for file in served if file in model.get("sha256", {})}

@@ -125,7 +125,10 @@ def test_a_study_needs_neither_prefect_nor_the_flows():
 def test_a_stage_has_its_profiles_grace_before_it_is_killed(tmp_path):
     assert runner.grace_of(tmp_path) == GRACE
     (tmp_path / "reports").mkdir()
-    for text, seconds in (("training: {}", 25), ("training: {checkpoints: {every: 3, grace: 120}}", 120), ("models: {}", 25)):
+    of_method = "training: {}\nmethods: {first: {}, slow: {training: {checkpoints: {grace: 300}}}}"
+    for text, seconds in (
+        ("training: {}", 25), ("training: {checkpoints: {every: 3, grace: 120}}", 120), ("models: {}", 25), (of_method, 300)
+    ):  # fmt: skip
         (tmp_path / "reports" / "profile.yaml").write_text(text)
         assert runner.grace_of(tmp_path) == seconds + runner.MARGIN
 

@@ -57,6 +57,9 @@ def left(project: Path) -> list[str]:
 
 
 def test_runs_that_the_cache_has_are_removed_without_a_question(project):
+    """The lock of a run that has ended is nothing to lose."""
+    (project / ".cache" / "resume" / "train" / "tiny").mkdir(parents=True)
+    (project / ".cache" / "resume" / "train" / "tiny" / "kept-1.lock").write_text("123")
     assert clean(project) == (0, []) and left(project) == []
 
 
