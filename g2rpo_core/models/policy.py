@@ -6,12 +6,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import safetensors.torch
 import torch
 import torch.distributed as dist
 from diffusers.models.modeling_utils import ModelMixin
 from diffusers.utils.peft_utils import scale_lora_layers, unscale_lora_layers
 from peft import get_peft_model_state_dict
-from safetensors.torch import save_file
 from torch.distributed.tensor import DTensor
 
 from g2rpo_core.architectures.architecture import Architecture
@@ -194,7 +194,7 @@ class Policy:
                 folder / "lora",
                 transformer_lora_layers=get_peft_model_state_dict(self.transformer, weights),
                 weight_name=LORA_FILE,
-                save_function=lambda tensors, file: save_file(tensors, file, metadata),
+                save_function=lambda tensors, file: safetensors.torch.save_file(tensors, file, metadata=metadata),
             )
             return
         # Write a model of the same configuration around the weights: the trained one may be sharded or compiled

@@ -24,6 +24,7 @@ import stages.embed
 import stages.evaluate
 import stages.train
 from g2rpo_core.config import load_profile
+from g2rpo_core.distributed.checkpoint import FINISHED
 from g2rpo_core.estimate.tracing import shape_of
 from g2rpo_core.models.loading import lora_config
 from pipeline.rehearsal.machine import Rehearsed
@@ -100,6 +101,8 @@ def prepare(args: argparse.Namespace) -> LoraConfig | None:
     if args.stage != "resume":
         shutil.rmtree(cwd, ignore_errors=True)
         cwd.mkdir()
+    for done in cwd.glob(f".cache/resume/train/*/*/*/{FINISHED}"):  # the run that is resumed has ended, here
+        done.unlink()
     for source in [args.home / "profiles", *(args.home / "inputs").glob("*/*")]:
         link = cwd / source.relative_to(args.home if source.name == "profiles" else args.home / "inputs")
         link.parent.mkdir(exist_ok=True)
