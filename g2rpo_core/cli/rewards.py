@@ -41,8 +41,8 @@ def score(
     prompts: Annotated[
         Path | None,
         typer.Option(
-            help="text file with line n for the n-th image by name, or csv, jsonl or Parquet with columns file,prompt (default: DIR/prompts.csv, or what "
-            "the pictures of `g2rpo generate` say)"
+            help="text file with line n for the n-th image by name, or csv, jsonl or Parquet with columns file,prompt (default: "
+            "DIR/prompts.csv, or what the pictures of `g2rpo generate` say)"
         ),
     ] = None,
     out: Annotated[Path, typer.Option(help=".csv or .parquet")] = Path("scores.csv"),

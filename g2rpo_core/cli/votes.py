@@ -45,20 +45,18 @@ def count(args: SimpleNamespace) -> None:
     from g2rpo_core.common.processes import device_of
     from g2rpo_core.inference.runs import tiny_rewards
     from g2rpo_core.inference.votes import about, agreement, file_of, win_rates
-    from g2rpo_core.rewards.registry import compares, labels, load
+    from g2rpo_core.rewards.registry import compares, labels, load, refuse_comparing
     from g2rpo_core.rewards.votes import read_votes
 
     # Check the options
     named = labels(settings.rewards)
     usual = dict.fromkeys([*settings.training.rewards, *settings.evaluation.rewards])
-    # A head has seen the votes that it was fitted to
-    names = [resolve_alias(name) for name in args.reward or ()] or [
-        name for name in usual if name != "votes" and not compares(name)
-    ]
-    for name in names:
-        if name == "votes" or compares(name):
-            why = "was fitted to votes" if name == "votes" else "compares images of a group"
-            raise UserError(f"--reward {name}: {why}, so its agreement with them says nothing: leave it away")
+    names = [resolve_alias(name) for name in args.reward or ()]
+    for name in filter(compares, names):
+        raise UserError(refuse_comparing(f"--reward {name}", name, settings.rewards))
+    if "votes" in names:
+        raise UserError("--reward votes: was fitted to votes, so its agreement with them says nothing: leave it away")
+    names = names or [name for name in usual if name != "votes" and not compares(name)]
     if unknown := [name for name in names if name not in named]:
         raise UserError(f"--reward {unknown[0]}: unknown; there are {', '.join(named)}")
     file, models = args.file or file_of(profile), Path("models", profile)

@@ -101,8 +101,9 @@ def prepare(args: argparse.Namespace) -> LoraConfig | None:
     if args.stage != "resume":
         shutil.rmtree(cwd, ignore_errors=True)
         cwd.mkdir()
-    for done in cwd.glob(f".cache/resume/train/*/*/*/{FINISHED}"):  # the run that is resumed has ended, here
-        done.unlink()
+    else:  # the run that is resumed has ended, here
+        for done in cwd.glob(f".cache/resume/train/*/*/*/{FINISHED}"):
+            done.unlink()
     for source in [args.home / "profiles", *(args.home / "inputs").glob("*/*")]:
         link = cwd / source.relative_to(args.home if source.name == "profiles" else args.home / "inputs")
         link.parent.mkdir(exist_ok=True)

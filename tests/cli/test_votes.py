@@ -101,13 +101,15 @@ def test_too_few_votes_are_counted_but_make_no_reward(project):
 
 
 def test_a_profile_that_trains_on_comparisons_leaves_them_out(project):
-    """Without the model: the server that it names does not exist."""
+    """Of the usual rewards, those that score single images are asked; the server that it names does not exist."""
     section = "{pairwise: {server: {url: http://127.0.0.1:9, model: vlm}}}"
     text = f"extends: tiny\nrewards: {section}\ntraining: {{rewards: {{hps: null, clip_score: null, pairwise: 1.0}}}}\n"
     (project / "profiles" / "pairs.yaml").write_text(text + "evaluation: {rewards: [verifier, unified_reward]}\n")
     file = project / "votes" / "tiny.parquet"
-    done = run_here(main, "votes", "--profile", "pairs", "--file", file, "--reward", "verifier", folder=project)
+    (project / "models" / "pairs").symlink_to(project / "models" / "tiny")
+    done = run_here(main, "votes", "--profile", "pairs", "--file", file, folder=project)
     assert done.returncode == 0, done.stderr
+    assert ["verifier", "unified_reward"] == re.findall(r"\((\w+)\) agrees with", done.stdout)
 
 
 @pytest.mark.parametrize(
@@ -115,7 +117,7 @@ def test_a_profile_that_trains_on_comparisons_leaves_them_out(project):
     [
         (["--reward", "nonsense"], "error: --reward nonsense: unknown; there are hps, clip_score, "),
         (["--reward", "votes"], "error: --reward votes: was fitted to votes, so its agreement with them says nothing"),
-        (["--reward", "pairwise"], "error: --reward pairwise: compares images of a group, "),
+        (["--reward", "pairwise"], "error: --reward pairwise: pairwise compares images of a group: train on it, evaluate by "),
         (["--file", "nowhere.parquet"], "error: nowhere.parquet: does not exist"),
         (["--file", "params.yaml"], "error: params.yaml: is not a Parquet file"),
     ],
