@@ -26,6 +26,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from g2rpo_core.algorithm.methods import METHODS
 from g2rpo_core.architectures.flux import TRANSFORMER, VAE, Flux
+from g2rpo_core.common.cuda import describe, peak_bytes, prepare, reset_peak, wait
 from g2rpo_core.data.embeddings import Conditioning
 from g2rpo_core.estimate.tracing import median_seconds
 from g2rpo_core.models.cost import Call, Measured, transformer_cost
@@ -56,11 +57,10 @@ def matrix_peak(device: torch.device, side: int, dtype: torch.dtype = torch.bflo
 
 def timed(device: torch.device, work: Callable[[], T]) -> tuple[T, float]:
     """Return the result of `work` and its seconds."""
-    wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
-    wait()
+    wait(device)
     start = time.perf_counter()
     result = work()
-    wait()
+    wait(device)
     return result, time.perf_counter() - start
 
 
@@ -114,16 +114,20 @@ def inputs(policy: Policy, batch: int) -> tuple[torch.Tensor, torch.Tensor, torc
     return latents, latents.new_full((batch,), 0.7), torch.zeros(batch, dtype=torch.int64, device=policy.device)
 
 
-def drift(policy: Policy, exact: Velocity, other: Velocity) -> dict[str, float]:
-    """Return how far a velocity is from the exact one: relative error, |ratio - 1| of a Flow-SDE step, and latents after an ODE."""
+def drift(policy: Policy, exact: Velocity, other: Velocity, context: Callable = contextlib.nullcontext) -> dict[str, float]:
+    """Return how far a velocity, called within a context, is from the exact one: relative error, |ratio - 1| of a Flow-SDE step, and latents after an ODE."""
     x, sigma, prompt = inputs(policy, 2)
     sigmas = shifted_sigmas(STEPS, 3.0).to(policy.device)
     step = torch.full((2,), 4, device=policy.device)
-    velocities = [field(x, sigma, prompt) for field in (exact, other)]
+    def within(*arguments: torch.Tensor) -> torch.Tensor:
+        with context():
+            return other(*arguments)
+
+    velocities = [field(x, sigma, prompt) for field in (exact, within)]
     transitions = [METHODS["g2rpo"].tree.transition(sigmas)(x, v, step=step) for v in velocities]
     sampled = transitions[0].sample(policy.noise(torch.Generator().manual_seed(1), 2))
     log_probs = [transition.log_prob(sampled) for transition in transitions]
-    ends = [sample(field, x[:1], sigmas.tolist(), 1) for field in (exact, other)]
+    ends = [sample(field, x[:1], sigmas.tolist(), 1) for field in (exact, within)]
     relative = lambda a, b: ((a - b).norm() / b.norm()).item()
     return {
         "velocity_relative": relative(velocities[1], velocities[0]),
@@ -144,7 +148,7 @@ class Bench:
         with Measured() as measured:
             self.exact(*inputs(self.policy, 1))
         self.flops = measured.flops
-        name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
+        name = describe(device)
         self.results = {
             "device": name,
             "matrix_tflops": self.peak / 1e12,
@@ -190,15 +194,14 @@ class Bench:
                 f"{100 * rows[batch]['share_of_peak']:5.1f} % of the peak",
                 flush=True,
             )
-        with context():
-            moved = drift(self.policy, self.exact, field)
+        moved = drift(self.policy, self.exact, field, context)
         print(f"{label:12} " + ", ".join(f"{key} {value:.1e}" for key, value in moved.items()), flush=True)
         self.results["variants"][label] = {"batches": rows, "drift": moved}
 
     def measure_memory(self, field: Velocity, batch: int) -> dict[str, float]:
         """Return the GiB that a call allocates, and those that `g2rpo plan` expects."""
         arguments = inputs(self.policy, batch)
-        torch.cuda.reset_peak_memory_stats()
+        reset_peak(self.device)
         before = torch.cuda.memory_allocated()
         field(*arguments)
         allocated = torch.cuda.max_memory_allocated() - before
@@ -228,8 +231,8 @@ class Bench:
         sampled, self.results["rollout_seconds"]["measured, eager"] = timed(self.device, work)
         decode = partial(policy.decode, sampled.clean.flatten(0, 3), 4)
         _, self.results["decode_seconds"] = timed(self.device, decode)
-        if self.device.type == "cuda":
-            self.results["peak_gib"] = torch.cuda.max_memory_allocated() / 2**30
+        if peak := peak_bytes(self.device):
+            self.results["peak_gib"] = peak[0] / 2**30
 
 
 @torch.no_grad()
@@ -242,7 +245,7 @@ def main() -> None:
     parser.add_argument("--iteration", action="store_true", help="run a whole rollout of the paper's setting (minutes)")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    device = torch.device(args.device)
+    device = prepare(torch.device(args.device))
     if device.type == "cuda" and not torch.cuda.is_available():
         parser.exit(1, "error: no CUDA device; run on one, or try `--size tiny --device cpu`\n")
     bench = Bench(args.size, device)

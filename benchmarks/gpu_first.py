@@ -8,6 +8,7 @@ twice; how far half precision moves scores of HPS-v2.1's architecture. It is als
 """
 
 import argparse
+import json
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ import torch
 from open_clip.constants import OPENAI_DATASET_MEAN, OPENAI_DATASET_STD
 
 from benchmarks.flux import SIZES, inputs, make_policy, timed
+from g2rpo_core.common.cuda import describe, peak_bytes, prepare, reset_peak
 from g2rpo_core.config import load_profile, profile_path
 from g2rpo_core.config.profile import Profile
 from g2rpo_core.data.embeddings import Conditioning, EmbeddingStore, write
@@ -101,13 +103,12 @@ def iterations(trainer: Trainer, profile: Profile, size: str) -> Iterator[Row]:
             for parameter, value in zip(trainer.parameters, start):
                 parameter.copy_(value)
         trainer.optimizer.state.clear()
-        if device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats()
+        reset_peak(device)
         record, seconds = timed(device, lambda: trainer.iterate(0))
         ends.append(torch.cat([parameter.detach().flatten() for parameter in trainer.parameters]))
     # A row of scores has one set of weights here, and two in the plan
-    if device.type == "cuda":
-        allocated, reserved = torch.cuda.max_memory_allocated() / GIB, torch.cuda.max_memory_reserved() / GIB
+    if peak := peak_bytes(device):
+        allocated, reserved = (size / GIB for size in peak)
         planned = f"{plan.memory_total_gib - RESERVE_GIB - plan.memory_gib['rewards'] / 2:.1f}" if plan else "-"
         yield "GiB allocated at most in an iteration", f"{allocated:.1f} ({reserved:.1f} reserved)", planned
     yield "seconds of an iteration, the second time", f"{seconds:.1f}", f"{plan.seconds_per_iteration:.1f}" if plan else "-"
@@ -137,19 +138,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=SIZES, default="flux")
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--json", action="store_true", help="also print the rows as JSON, on the last line")
     parser.add_argument("--deterministic", action="store_true", help="with numerics: deterministic, to compare bits and seconds")
     args = parser.parse_args()
     if args.deterministic:
         use_deterministic()
-    device = torch.device(args.device)
+    device = prepare(torch.device(args.device))
     if device.type == "cuda" and not torch.cuda.is_available():
         parser.exit(1, "error: no CUDA device; run on one, or try `--size tiny --device cpu`\n")
     profile = load_profile(profile_path("flux_smoke"))
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+    name = describe(device)
     OUT.parent.mkdir(parents=True, exist_ok=True)
     with OUT.open("w") as file, tempfile.TemporaryDirectory() as folder:
 
+        shown: list[Row] = []
+
         def show(row: Row) -> None:
+            shown.append(row)
             for stream in (file, None):
                 print(f"| {' | '.join(row)} |", file=stream, flush=True)
 
@@ -165,6 +170,8 @@ def main() -> None:
             show(row)
         for row in half_scores(scorer, device):
             show(row)
+    if args.json:
+        print(json.dumps(shown))
 
 
 if __name__ == "__main__":

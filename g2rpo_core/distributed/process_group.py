@@ -12,6 +12,7 @@ import torch.distributed as dist
 from accelerate import PartialState
 from pydantic import Field
 
+from g2rpo_core.common.cuda import prepare
 from g2rpo_core.common.processes import LAUNCHER, die_with_parent
 from g2rpo_core.foundation.errors import UserError
 
@@ -83,7 +84,7 @@ def join(processes: Processes, items: int | None = None) -> tuple[ProcessGroup, 
     local = int(os.environ.get("LOCAL_RANK", "0"))
     if cuda and local >= torch.cuda.device_count():
         raise UserError(f"processes: {local + 1} on this machine, which has {torch.cuda.device_count()} GPUs: ask for fewer")
-    device = torch.device("cuda", local) if cuda else torch.device("cpu")
+    device = prepare(torch.device("cuda", local) if cuda else torch.device("cpu"))
     if size == 1:
         return ProcessGroup(), device
     restarts = int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0"))

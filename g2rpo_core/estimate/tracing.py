@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from g2rpo_core.architectures.architecture import Architecture, Config, ModelShape
 from g2rpo_core.architectures.table import check_trainable, known_repos, known_shape
+from g2rpo_core.common.cuda import prepare, wait
 from g2rpo_core.config import Profile
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.kept import kept
@@ -126,14 +127,13 @@ def _vae_cost(base: Architecture, config: tuple[tuple[str, Any], ...], batch: in
 
 def median_seconds(work: Callable[[], object], device: torch.device, repeats: int = 5) -> float:
     """Return the median seconds of `work` after a warm-up."""
-    wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
     work()
     times = []
     for _ in range(repeats):
-        wait()
+        wait(device)
         start = time.perf_counter()
         work()
-        wait()
+        wait(device)
         times.append(time.perf_counter() - start)
     return statistics.median(times)
 
@@ -148,6 +148,7 @@ def measured_rate(
     """
     if device == "cuda" and not torch.cuda.is_available():
         raise UserError("plan: --rate measured needs a CUDA device here; give milliseconds per forward evaluation instead")
+    prepare(torch.device(device))
     with torch.device(device):
         transformer = base.transformer(**config).to(torch.bfloat16)
     arguments = base.inputs(config, batch, image_tokens, text_tokens, device)

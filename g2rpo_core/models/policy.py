@@ -42,6 +42,7 @@ from g2rpo_core.models.settings import LoraSettings, ParallelSettings
 from g2rpo_core.sampling.rollout import Velocity
 from g2rpo_core.sampling.settings import SamplingSettings
 
+NO_BACKWARD = {"_native_cudnn": "makes gradients that are not numbers (common/cuda.py)"}  # attention backend -> why nothing is trained with it
 SNAPSHOTS = "snapshots"  # the folder, within a run's, with the weights of earlier iterations
 
 
@@ -130,6 +131,8 @@ class Policy:
         base's weights stay in the computation's dtype. base: also keep the model before training, for `base_velocity`; without a
         LoRA this is a second set of weights, in the computation's dtype.
         """
+        if settings.get("attention") in NO_BACKWARD:
+            raise UserError(f"sampling.attention: {settings['attention']} {NO_BACKWARD[settings['attention']]}: set it to null, or to _native_flash")
         # The trained weights, or a new LoRA on frozen ones
         device, dtype = torch.device(settings.get("device", "cpu")), settings.get("dtype", torch.float32)
         architecture, folder = read_architecture(pipeline), pipeline / "transformer"

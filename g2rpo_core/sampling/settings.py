@@ -24,7 +24,7 @@ class SamplingSettings(Settings):
     decode_batch: Count = Field(description="images in one call of the VAE")
     attention: str | None = Field(
         None,
-        description="diffusers' attention backend, of rollouts and updates alike, such as `_native_cudnn`; null: PyTorch's choice",
+        description="diffusers' attention backend, of rollouts and updates alike, such as `_native_flash`; null: PyTorch's choice, but never cuDNN's, whose backward is wrong",
     )
     quantize: Literal["int8", "nf4"] | None = Field(
         None, description="how the frozen weights of the blocks are kept under a LoRA: in 8 bits or in 4; null: as `dtype` says"

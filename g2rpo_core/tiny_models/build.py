@@ -7,11 +7,14 @@ processes of one thread beat one of two threads, and one thread sums in one orde
 import shutil
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from multiprocessing import active_children, get_context, parent_process
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
+from g2rpo_core.common.cuda import prepare
 from g2rpo_core.common.model_store import describe_files
 from g2rpo_core.common.processes import die_with_parent
 from g2rpo_core.common.runs import hash_of_folder
@@ -21,10 +24,30 @@ from g2rpo_core.numerics.pins import Numerics
 from g2rpo_core.numerics.portable import in_use, use
 from g2rpo_core.tasks.table import TASKS
 from g2rpo_core.tasks.task import Task
-from g2rpo_core.tiny_models.settings import BuiltModels, FitSettings
+from g2rpo_core.tiny_models.settings import BuiltModels, FitSettings, TowerSize
 
 CPU = torch.device("cpu")
 PIPELINE = "pipeline"  # the base model, among the names of scorers
+
+
+class Scorer(NamedTuple):
+    """What decides a scorer that is trained."""
+
+    task: Task
+    fit: FitSettings
+    seed: int
+    size: TowerSize
+    """Of CLIP's image tower."""
+    device: torch.device
+    """To train a CLIP on; the others are trained on the CPU."""
+
+
+def fit_device(settings: BuiltModels) -> torch.device:
+    """Return the device that models are trained on. On a GPU, from now on, float32 products are made of TF32 ones."""
+    if settings.device == "cpu" or not torch.cuda.is_available():
+        return CPU
+    torch.set_float32_matmul_precision("high")
+    return prepare(torch.device("cuda"))
 
 
 def build_models(root: Path, settings: BuiltModels, parts: Path) -> tuple[dict, dict]:
@@ -89,14 +112,15 @@ def build_pipeline(root: Path, settings: BuiltModels) -> dict:
 
     task = TASKS[settings.source]
     scenes, drawn = task.sample(settings.images, seed_of("pictures", settings.seed), testing=False)
-    images = torch.from_numpy(drawn) * 2 - 1
+    images = torch.from_numpy(drawn).to(fit_device(settings)) * 2 - 1
     twins = {"flux": TinyFlux, "sd3": TinyStableDiffusion3, "flux2": TinyFlux2, "zimage": TinyZImage, "qwen_image": TinyQwenImage}
-    build = twins[settings.base]
-    vae, vae_quality = train_vae(images, settings.vae, settings.seed, build.vae)
+    twin = twins[settings.base]
+    build = partial(TinyFlux, size=settings.sizes.transformer) if twin is TinyFlux else twin
+    vae, vae_quality = train_vae(images, settings.vae, settings.seed, twin.vae, settings.sizes.vae)
     captions, fit = [scene.caption for scene in scenes], settings.fit_of(settings.base)
     assert fit is not None  # as BuiltModels checks
     pipeline, quality = train_pipeline(build, task, vae, captions, images, fit, settings.seed)
-    pipeline.save_pretrained(root / PIPELINE)
+    pipeline.to("cpu").save_pretrained(root / PIPELINE)
     return {"vae": vae_quality, settings.base: quality}
 
 
@@ -106,69 +130,70 @@ def build_scorer(root: Path, settings: BuiltModels, name: str) -> dict:
 
     task, fit = TASKS[settings.source], settings.fit_of(name)
     assert fit is not None  # `build_models` asks for no other
-    scorer, quality = BUILDERS[name](root, task, fit, seed_of(name, settings.seed) % 2**32)
+    how = Scorer(task, fit, seed_of(name, settings.seed) % 2**32, settings.sizes.scorers, fit_device(settings))
+    scorer, quality = BUILDERS[name](root, how)
     return {name: quality | scorer_quality(scorer, task)}
 
 
-def _hps(root: Path, task: Task, settings: FitSettings, seed: int) -> tuple[Callable, dict]:
+def _hps(root: Path, how: Scorer) -> tuple[Callable, dict]:
     from g2rpo_core.rewards.similarity import hps
     from g2rpo_core.tiny_models.clip import HPS_ARCHITECTURE, open_clip_towers, save_hps, train_towers
 
-    model, quality = train_towers(open_clip_towers, task, settings, seed, "hps", preferences=True)
-    save_hps(model, task, root / "hps")
+    model, quality = train_towers(open_clip_towers, *how[:3], "hps", how.size, how.device, preferences=True)
+    save_hps(model, how.task, how.size, root / "hps")
     return hps(root / "hps", CPU, HPS_ARCHITECTURE), quality
 
 
-def _clip_score(root: Path, task: Task, settings: FitSettings, seed: int) -> tuple[Callable, dict]:
+def _clip_score(root: Path, how: Scorer) -> tuple[Callable, dict]:
     from g2rpo_core.rewards.similarity import clip_score
     from g2rpo_core.tiny_models.clip import open_clip_towers, save_clip_score, train_towers
 
-    model, quality = train_towers(open_clip_towers, task, settings, seed, "clip score", preferences=False)
-    save_clip_score(model, task, root / "clip_score")
+    model, quality = train_towers(open_clip_towers, *how[:3], "clip score", how.size, how.device, preferences=False)
+    save_clip_score(model, how.task, how.size, root / "clip_score")
     return clip_score(root / "clip_score", CPU), quality
 
 
-def _pickscore(root: Path, task: Task, settings: FitSettings, seed: int) -> tuple[Callable, dict]:
+def _pickscore(root: Path, how: Scorer) -> tuple[Callable, dict]:
     from g2rpo_core.rewards.similarity import pickscore
     from g2rpo_core.tiny_models.clip import save_pickscore_processor, train_towers, transformers_towers
 
-    model, quality = train_towers(transformers_towers, task, settings, seed, "pickscore", preferences=True)
+    model, quality = train_towers(transformers_towers, *how[:3], "pickscore", how.size, how.device, preferences=True)
     model.save_pretrained(root / "pickscore")
-    save_pickscore_processor(task, root / "pickscore_processor")
+    save_pickscore_processor(how.task, root / "pickscore_processor")
     return pickscore(root / "pickscore", root / "pickscore_processor", CPU), quality
 
 
-def _image_reward(root: Path, task: Task, settings: FitSettings, seed: int) -> tuple[Callable, dict]:
+def _image_reward(root: Path, how: Scorer) -> tuple[Callable, dict]:
     from g2rpo_core.rewards.image_reward import image_reward
     from g2rpo_core.tiny_models.image_reward import save_image_reward, train_image_reward
 
-    model, quality = train_image_reward(task, settings, seed)
-    save_image_reward(model, task, root / "image_reward", root / "image_reward_tokenizer")
+    model, quality = train_image_reward(*how[:3])
+    save_image_reward(model, how.task, root / "image_reward", root / "image_reward_tokenizer")
     return image_reward(root / "image_reward", root / "image_reward_tokenizer", CPU), quality
 
 
-def _unified_reward(root: Path, task: Task, settings: FitSettings, seed: int) -> tuple[Callable, dict]:
+def _unified_reward(root: Path, how: Scorer) -> tuple[Callable, dict]:
     from g2rpo_core.rewards.unified_reward import UnifiedRewardSettings, unified_reward
     from g2rpo_core.tiny_models.unified_reward import TEMPLATE, train_vlm
 
-    vlm, processor, quality = train_vlm(task, settings, seed)
+    vlm, processor, quality = train_vlm(*how[:3])
     for part in (vlm, processor):
         part.save_pretrained(root / "unified_reward")
     answers = UnifiedRewardSettings(template=TEMPLATE, micro_batch=128, max_new_tokens=32)
     return unified_reward(lambda: root / "unified_reward", CPU, answers), quality
 
 
-def _hpsv3(root: Path, task: Task, settings: FitSettings, seed: int) -> tuple[Callable, dict]:
+def _hpsv3(root: Path, how: Scorer) -> tuple[Callable, dict]:
     from g2rpo_core.rewards.hpsv3 import HPSv3Settings, hpsv3
     from g2rpo_core.tiny_models.hpsv3 import save_hpsv3, train_hpsv3
 
-    model, quality = train_hpsv3(task, settings, seed)
-    save_hpsv3(model, task, root / "hpsv3", root / "hpsv3_processor")
-    small = HPSv3Settings(pixels=task.size**2, micro_batch=128)
+    model, quality = train_hpsv3(*how[:3])
+    save_hpsv3(model, how.task, root / "hpsv3", root / "hpsv3_processor")
+    small = HPSv3Settings(pixels=how.task.size**2, micro_batch=128)
     return hpsv3(root / "hpsv3", root / "hpsv3_processor", CPU, small), quality
 
 
-BUILDERS: dict[str, Callable[[Path, Task, FitSettings, int], tuple[Callable, dict]]] = {
+BUILDERS: dict[str, Callable[[Path, Scorer], tuple[Callable, dict]]] = {
     "image_reward": _image_reward,
     "hps": _hps,
     "unified_reward": _unified_reward,

@@ -14,7 +14,7 @@ from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel, CLIPTextConf
 
 from g2rpo_core.tasks.task import Scene, Task, held_out
 from g2rpo_core.tiny_models.fit import fit
-from g2rpo_core.tiny_models.settings import FitSettings
+from g2rpo_core.tiny_models.settings import FitSettings, TowerSize
 from g2rpo_core.tiny_models.tokenizers import CLIP_LENGTH, clip_tokenizer
 
 HPS_ARCHITECTURE = "tiny-ViT.json"  # a file next to the checkpoint; open_clip knows the published one by name
@@ -24,11 +24,11 @@ PREPROCESS = {  # of `apple/DFN5B-CLIP-ViT-H-14`
 }  # fmt: skip
 
 
-def architecture(task: Task) -> dict[str, Any]:
+def architecture(task: Task, size: TowerSize) -> dict[str, Any]:
     """Return the configuration of both towers, as in open_clip's files."""
     return {
         "embed_dim": 64,
-        "vision_cfg": {"image_size": task.size, "layers": 3, "width": 96, "head_width": 32, "patch_size": 8},
+        "vision_cfg": {"image_size": task.size, "layers": size.layers, "width": size.width, "head_width": 32, "patch_size": 8},
         "text_cfg": {"context_length": CLIP_LENGTH, "vocab_size": 49408, "width": 64, "heads": 2, "layers": 2},
     }
 
@@ -58,18 +58,20 @@ def degrade(task: Task, images: torch.Tensor, others: torch.Tensor, strength: fl
     visible; every image draws its own share of it, from a third upwards.
     """
     n, _, height, width = images.shape
-    amount = strength * (1 / 3 + 2 / 3 * torch.rand(n, 1, 1, 1, generator=generator))
+    draw = partial(torch.rand, generator=generator, device=images.device)
+    index = partial(torch.randint, generator=generator, device=images.device)
+    amount = strength * (1 / 3 + 2 / 3 * draw(n, 1, 1, 1))
     part = amount.clamp(max=1)
-    noisy = images + 0.15 * amount * torch.randn(images.shape, generator=generator)
+    noisy = images + 0.15 * amount * torch.randn(images.shape, generator=generator, device=images.device)
     blurred = torch.lerp(images, F.avg_pool2d(images, 5, stride=1, padding=2, count_include_pad=False), part)
-    palette = torch.tensor(list(task.colors.values())).float() / 255
-    colors = palette[torch.randint(len(palette), (n, height, width), generator=generator)].permute(0, 3, 1, 2)
-    speckled = torch.where(torch.rand(n, 1, height, width, generator=generator) < 0.06 * amount, colors, images)
-    coarse = F.interpolate(torch.rand(n, 1, 4, 4, generator=generator), (height, width), mode="bilinear")
+    palette = torch.tensor(list(task.colors.values()), device=images.device).float() / 255
+    colors = palette[index(len(palette), (n, height, width))].permute(0, 3, 1, 2)
+    speckled = torch.where(draw(n, 1, height, width) < 0.06 * amount, colors, images)
+    coarse = F.interpolate(draw(n, 1, 4, 4), (height, width), mode="bilinear")
     faded = torch.lerp(images, images[:, :, :1, :1].expand_as(images), (coarse > 0.5).float() * 0.7 * part)
     blended = torch.lerp(images, others, (4 * coarse - 1.5).clamp(0, 1) * part)
     ways = torch.stack([noisy, blurred, speckled, faded, blended])
-    return ways[torch.randint(len(ways), (n,), generator=generator), torch.arange(n)].clamp(0, 1)
+    return ways[index(len(ways), (n,)), torch.arange(n, device=images.device)].clamp(0, 1)
 
 
 class Towers(NamedTuple):
@@ -84,30 +86,30 @@ class Towers(NamedTuple):
     """Images [N, 3, H, W] -> [N, D]."""
 
 
-def open_clip_towers(task: Task) -> Towers:
+def open_clip_towers(task: Task, size: TowerSize) -> Towers:
     """Make the towers of HPS-v2.1 and CLIP Score."""
-    model = open_clip.model.CLIP(**architecture(task), output_dict=True)
+    model = open_clip.model.CLIP(**architecture(task, size), output_dict=True)
     tokenize = open_clip.SimpleTokenizer(context_length=CLIP_LENGTH)
     return Towers(model, tokenize, model.encode_text, model.encode_image)
 
 
-def transformers_towers(task: Task) -> Towers:
+def transformers_towers(task: Task, size: TowerSize) -> Towers:
     """Make the towers of PickScore."""
-    tokenizer, whole = clip_tokenizer(), architecture(task)
+    tokenizer, whole = clip_tokenizer(), architecture(task, size)
     text, vision = whole["text_cfg"], whole["vision_cfg"]
-    sizes = lambda tower: {
+    widths = lambda tower: {
         "hidden_size": tower["width"],
         "intermediate_size": 4 * tower["width"],
         "num_hidden_layers": tower["layers"],
     }
     shared = {"projection_dim": whole["embed_dim"], "hidden_act": "gelu"}
     text_config = CLIPTextConfig(
-        **sizes(text), **shared, num_attention_heads=text["heads"], vocab_size=len(tokenizer), max_position_embeddings=CLIP_LENGTH,
+        **widths(text), **shared, num_attention_heads=text["heads"], vocab_size=len(tokenizer), max_position_embeddings=CLIP_LENGTH,
         bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id,
     )  # fmt: skip
     heads = vision["width"] // vision["head_width"]
     vision_config = CLIPVisionConfig(
-        **sizes(vision), **shared, num_attention_heads=heads, image_size=task.size, patch_size=vision["patch_size"]
+        **widths(vision), **shared, num_attention_heads=heads, image_size=task.size, patch_size=vision["patch_size"]
     )
     model = CLIPModel(CLIPConfig(text_config=text_config, vision_config=vision_config, projection_dim=whole["embed_dim"]))
     tokenize = lambda texts: tokenizer(texts, padding=True, return_tensors="pt").input_ids
@@ -116,21 +118,31 @@ def transformers_towers(task: Task) -> Towers:
 
 
 def train_towers(
-    make: Callable[[Task], Towers], task: Task, settings: FitSettings, seed: int, label: str, *, preferences: bool
+    make: Callable[[Task, TowerSize], Towers],
+    task: Task,
+    settings: FitSettings,
+    seed: int,
+    label: str,
+    size: TowerSize,
+    device: torch.device,
+    *,
+    preferences: bool,
 ) -> tuple[torch.nn.Module, dict]:
     """Train a tiny CLIP by contrastive learning, every scene in one batch with a neighbour that differs in one attribute.
 
     preferences: add the loss of HPS-v2.1 and PickScore: of two images for one caption, the softmax of the scaled cosines should
-    choose the right and clean one over the neighbour's, or over a degraded copy.
+    choose the right and clean one over the neighbour's, or over a degraded copy. device: to train on; the model comes back to the CPU.
     """
     # Model and data
     torch.manual_seed(seed)
-    model, tokenize, encode_text, encode_image = make(task)
+    model, tokenize, encode_text, encode_image = make(task, size)
+    model.to(device)
     captions, images, other_captions, other_images = pairs(task, 6144, seed, testing=False)
-    texts, other_texts = tokenize(captions + other_captions).chunk(2)
-    generator = torch.Generator().manual_seed(seed)
+    texts, other_texts = tokenize(captions + other_captions).to(device).chunk(2)
+    images, other_images = images.to(device), other_images.to(device)
+    generator = torch.Generator(device).manual_seed(seed)
     spoil = partial(degrade, task)
-    mean, std = (torch.tensor(PREPROCESS[key]).view(3, 1, 1) for key in ("mean", "std"))
+    mean, std = (torch.tensor(PREPROCESS[key], device=device).view(3, 1, 1) for key in ("mean", "std"))
 
     def compute_loss(indices):
         # Contrast of all captions and images of the batch, neighbours included
@@ -138,7 +150,7 @@ def train_towers(
         clean = torch.cat([images[indices], other_images[indices]])
         image = F.normalize(encode_image((spoil(clean, clean.roll(1, 0), 0.4, generator) - mean) / std), dim=-1)
         logits = model.logit_scale.exp() * image @ text.T
-        target = torch.arange(len(logits))
+        target = torch.arange(len(logits), device=device)
         loss = (F.cross_entropy(logits, target) + F.cross_entropy(logits.T, target)) / 2
         if preferences:
             # Preference of the right and clean image over the neighbour's and the degraded one
@@ -152,7 +164,7 @@ def train_towers(
         return loss
 
     loss = fit([model], compute_loss, settings, generator, len(captions), label)
-    return model.eval(), {"loss": loss, "parameters": sum(p.numel() for p in model.parameters())}
+    return model.eval().cpu(), {"loss": loss, "parameters": sum(p.numel() for p in model.parameters())}
 
 
 @torch.no_grad()
@@ -171,19 +183,19 @@ def scorer_quality(score, task: Task, seed: int = 10_000, count: int = 512) -> d
     }
 
 
-def save_clip_score(model: torch.nn.Module, task: Task, folder: Path) -> None:
+def save_clip_score(model: torch.nn.Module, task: Task, size: TowerSize, folder: Path) -> None:
     """Write the files of `apple/DFN5B-CLIP-ViT-H-14`: open_clip_config.json and open_clip_pytorch_model.bin."""
     folder.mkdir(parents=True)
     (folder / "open_clip_config.json").write_text(
-        json.dumps({"model_cfg": architecture(task), "preprocess_cfg": PREPROCESS}, indent=1)
+        json.dumps({"model_cfg": architecture(task, size), "preprocess_cfg": PREPROCESS}, indent=1)
     )
     torch.save(model.state_dict(), folder / "open_clip_pytorch_model.bin")
 
 
-def save_hps(model: torch.nn.Module, task: Task, folder: Path) -> None:
+def save_hps(model: torch.nn.Module, task: Task, size: TowerSize, folder: Path) -> None:
     """Write the file of `xswu/HPSv2`, HPS_v2.1_compressed.pt, and the architecture, which open_clip cannot know by name."""
     folder.mkdir(parents=True)
-    (folder / HPS_ARCHITECTURE).write_text(json.dumps(architecture(task), indent=1))
+    (folder / HPS_ARCHITECTURE).write_text(json.dumps(architecture(task, size), indent=1))
     torch.save({"state_dict": model.state_dict()}, folder / "HPS_v2.1_compressed.pt")
 
 

@@ -24,7 +24,7 @@ def fit(
 ) -> float:
     """Minimize `compute_loss(indices) -> scalar`, with linear warm-up over 5 % of the steps and cosine decay.
 
-    Return the mean loss of the last 5 % of the steps. indices: [batch] int64, drawn from range(count) with `generator`.
+    Return the mean loss of the last 5 % of the steps. indices: [batch] int64, drawn from range(count) with `generator`, on its device.
     """
     parameters = [p for module in modules for p in module.parameters() if p.requires_grad]
     optimizers = make_optimizers(modules, settings)
@@ -34,7 +34,7 @@ def fit(
     line = 0 if label in ("vae", "transformer") else 1
     bar = tqdm(range(settings.steps), desc=label, mininterval=2, unit="step", position=line)
     for step in bar:
-        loss = compute_loss(torch.randint(count, (settings.batch,), generator=generator))
+        loss = compute_loss(torch.randint(count, (settings.batch,), generator=generator, device=generator.device))
         for parameter in parameters:
             parameter.grad = None
         loss.backward()

@@ -70,7 +70,8 @@ class WithLanguageModel(TinyBase):
 
     def velocity(self, latents, sigma, prompt, generator):
         """Call the transformer, for some of the prompts with the empty one."""
-        rows = self.rows[prompt].masked_fill(torch.rand(len(prompt), generator=generator) < DROPPED, 0)
+        dropped = torch.rand(len(prompt), generator=generator, device=prompt.device) < DROPPED
+        rows = self.rows[prompt].masked_fill(dropped, 0)
         encoded = {name: tensor[rows] for name, tensor in self.encoded.items()}
         return self.architecture.velocity(self.parts["transformer"], latents, sigma, encoded, 1.0, self.positions)
 
@@ -93,8 +94,8 @@ class Flux2Vae(TinyVae):
     """A small AutoencoderKLFlux2: its statistics are those of a batch norm, of each channel and place in a patch."""
 
     @staticmethod
-    def make(size):
-        vae = AutoencoderKLFlux2(sample_size=size, **SMALL_VAE)
+    def make(side, size):
+        vae = AutoencoderKLFlux2(sample_size=side, block_out_channels=size.channels, **SMALL_VAE)
         return quieted(vae, vae.encoder.conv_out)
 
     @staticmethod
@@ -142,9 +143,10 @@ class QwenImageVae(TinyVae):
     """A small AutoencoderKLQwenImage: an image is a video with one frame, and every channel has its own statistics."""
 
     @staticmethod
-    def make(size):
+    def make(side, size):
+        first = size.channels[0]
         vae = AutoencoderKLQwenImage(
-            base_dim=16, z_dim=8, dim_mult=[1, 2, 2], num_res_blocks=1, temperal_downsample=(False, True),
+            base_dim=first, z_dim=8, dim_mult=[channels // first for channels in size.channels], num_res_blocks=1, temperal_downsample=(False, True),
             latents_mean=(0.0,) * 8, latents_std=(1.0,) * 8,
         )  # fmt: skip
         torch.nn.init.zeros_(vae.quant_conv.weight[8:])
@@ -165,7 +167,7 @@ class QwenImageVae(TinyVae):
 
     @staticmethod
     def normalize(vae, latents):
-        mean, deviation = (torch.tensor(each).view(-1, 1, 1) for each in (vae.config.latents_mean, vae.config.latents_std))
+        mean, deviation = (torch.tensor(each, device=latents.device).view(-1, 1, 1) for each in (vae.config.latents_mean, vae.config.latents_std))
         return (latents[:, :, 0] - mean) / deviation
 
 

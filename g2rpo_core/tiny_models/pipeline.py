@@ -19,15 +19,16 @@ from diffusers import (
 )
 from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
 from diffusers.models.modeling_utils import ModelMixin
+from torch.utils._pytree import tree_map_only
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection, T5Config, T5EncoderModel
 
 from g2rpo_core.tasks.task import Task
 from g2rpo_core.tiny_models.fit import fit
-from g2rpo_core.tiny_models.settings import TOKEN, FitSettings
+from g2rpo_core.tiny_models.settings import TOKEN, FitSettings, TransformerSize, VaeSize
 from g2rpo_core.tiny_models.tokenizers import CLIP_LENGTH, T5_LENGTH, clip_tokenizer, t5_tokenizer
 
 SMALL_VAE = {
-    "block_out_channels": (16, 32, 32), "layers_per_block": 1, "latent_channels": 8, "norm_num_groups": 8,
+    "layers_per_block": 1, "latent_channels": 8, "norm_num_groups": 8,
     "down_block_types": ("DownEncoderBlock2D",) * 3, "up_block_types": ("UpDecoderBlock2D",) * 3,
     "use_quant_conv": False, "use_post_quant_conv": False, "mid_block_add_attention": False,
 }  # fmt: skip
@@ -54,9 +55,9 @@ class TinyVae:
     """A small AutoencoderKL, and what a VAE of another class does in another way."""
 
     @staticmethod
-    def make(size: int) -> ModelMixin:
-        """Make a VAE with 8 latent channels at a quarter of the size."""
-        vae = AutoencoderKL(sample_size=size, **SMALL_VAE)
+    def make(side: int, size: VaeSize) -> ModelMixin:
+        """Make a VAE with 8 latent channels for images of that side, at a quarter of it."""
+        vae = AutoencoderKL(sample_size=side, block_out_channels=size.channels, **SMALL_VAE)
         return quieted(vae, vae.encoder.conv_out)
 
     @staticmethod
@@ -80,14 +81,16 @@ class TinyVae:
         return (latents - vae.config.shift_factor) * vae.config.scaling_factor
 
 
-def train_vae(images: torch.Tensor, settings: FitSettings, seed: int, kind: type[TinyVae] = TinyVae) -> tuple[ModelMixin, dict]:
-    """Train a VAE of a kind on images [N, 3, size, size] in [-1, 1].
+def train_vae(
+    images: torch.Tensor, settings: FitSettings, seed: int, kind: type[TinyVae] = TinyVae, size: VaeSize = VaeSize()  # noqa: B008
+) -> tuple[ModelMixin, dict]:
+    """Train a VAE of a kind on images [N, 3, side, side] in [-1, 1], on their device.
 
     It holds the mean and the standard deviation of the latents, like the published ones.
     """
     torch.manual_seed(seed)
-    vae = kind.make(images.shape[-1])
-    generator = torch.Generator().manual_seed(seed)
+    vae = kind.make(images.shape[-1], size).to(images.device)
+    generator = torch.Generator(images.device).manual_seed(seed)
 
     def compute_loss(indices):
         batch = images[indices]
@@ -118,6 +121,13 @@ class TinyBase(ABC):
     @abstractmethod
     def __init__(self, task: Task, captions: list[str]):
         """Make the model for captions of a task."""
+
+    def to(self, device: torch.device) -> None:
+        """Move everything that is computed with: the parts, and attributes that are tensors or mappings of them."""
+        self.parts.to(device)
+        for name, value in vars(self).items():
+            if name != "parts":
+                setattr(self, name, tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), value))
 
     def pack(self, latents: torch.Tensor) -> torch.Tensor:
         """Bring normalized latents into the shape that the transformer takes."""
@@ -165,12 +175,13 @@ def initialize(transformer: torch.nn.Module) -> None:
 class TinyFlux(WithT5):
     """A small FLUX.1-dev."""
 
-    def __init__(self, task: Task, captions: list[str]):
+    def __init__(self, task: Task, captions: list[str], size: TransformerSize = TransformerSize()):  # noqa: B008
         super().__init__(task, captions)
         clip, t5 = CLIPTextModel(self.clip_config(64, 1)), self.t5()
         transformer = FluxTransformer2DModel(
-            in_channels=32, num_layers=2, num_single_layers=2, attention_head_dim=32, num_attention_heads=4,
-            joint_attention_dim=64, pooled_projection_dim=64, guidance_embeds=True, axes_dims_rope=(8, 12, 12),
+            in_channels=32, num_layers=size.blocks, num_single_layers=size.single_blocks, attention_head_dim=size.head_width,
+            num_attention_heads=size.heads, joint_attention_dim=64, pooled_projection_dim=64, guidance_embeds=True,
+            axes_dims_rope=(size.head_width // 4, size.head_width * 3 // 8, size.head_width * 3 // 8),
         )  # fmt: skip
         initialize(transformer)
         self.parts = torch.nn.ModuleDict({"transformer": transformer, "clip": clip, "t5": t5})
@@ -222,7 +233,7 @@ class TinyStableDiffusion3(WithT5):
 
     def velocity(self, latents, sigma, prompt, generator):
         """Encode the prompts as `StableDiffusion3Pipeline.encode_prompt` does, some of them as the empty prompt, and call the transformer."""
-        dropped = torch.rand(len(prompt), generator=generator) < DROPPED
+        dropped = torch.rand(len(prompt), generator=generator, device=prompt.device) < DROPPED
         prompt = prompt.masked_fill(dropped, len(self.clip_ids) - 1)
         clips = [self.parts[name](self.clip_ids[prompt], output_hidden_states=True) for name in ("clip_l", "clip_g")]
         context = torch.cat([clip.hidden_states[-2] for clip in clips], -1)
@@ -260,19 +271,20 @@ def train_pipeline(
     """Train transformer and text encoders together by flow matching; return the pipeline with averaged weights, and its quality.
 
     build: makes the model for captions of a task, after `torch.manual_seed`; captions, images [N, 3, size, size] in [-1, 1]: the
-    training set. Sigma is uniform, shifted by 3 like sampling's.
+    training set, on the device to train on. Sigma is uniform, shifted by 3 like sampling's.
     """
     torch.manual_seed(seed)
     base = build(task, captions)
+    base.to(images.device)
     parts = base.parts
     latents = base.pack(base.vae.normalize(vae, encode(base.vae, vae, images)))
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator(images.device).manual_seed(seed)
     average = copy.deepcopy(parts).requires_grad_(False)
 
     def compute_loss(indices):
         clean = latents[indices]
-        noise = torch.randn(clean.shape, generator=generator)
-        sigma = torch.rand(len(clean), generator=generator)
+        noise = torch.randn(clean.shape, generator=generator, device=clean.device)
+        sigma = torch.rand(len(clean), generator=generator, device=clean.device)
         sigma = 3 * sigma / (1 + 2 * sigma)
         noisy = torch.lerp(clean, noise, sigma.view(-1, *[1] * (clean.ndim - 1)))
         velocity = base.velocity(noisy, sigma, indices, generator)

@@ -1,6 +1,8 @@
 """Define the section `models` of a profile whose models are built and trained here, on a task's images."""
 
-from pydantic import Field, model_validator
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator, model_validator
 
 from g2rpo_core.foundation.settings import Count, Rate, Seed, Settings
 from g2rpo_core.tasks import TaskName
@@ -13,6 +15,7 @@ BASES = {  # name -> whose small twin
     "qwen_image": "QwenImagePipeline",
 }
 TOKEN = 8  # pixels: the side of an image token of tiny models
+Channels = Annotated[int, Field(gt=0, le=4096, multiple_of=8)]
 
 
 class FitSettings(Settings):
@@ -26,6 +29,43 @@ class FitSettings(Settings):
     )
 
 
+class TransformerSize(Settings):
+    """The transformer of a small FLUX.1."""
+
+    heads: Count = Field(4, description="attention heads")
+    head_width: Annotated[int, Field(gt=0, le=1024, multiple_of=16)] = Field(32, description="channels of a head, divisible by 16")
+    blocks: Count = Field(2, description="blocks in which text and image have weights of their own")
+    single_blocks: Count = Field(2, description="blocks in which they share weights")
+
+
+class VaeSize(Settings):
+    """The VAE: three levels, so that a latent is 4 x 4 pixels; 8 latent channels."""
+
+    channels: tuple[Channels, Channels, Channels] = Field((16, 32, 32), description="of its levels, each a multiple of the first")
+
+    @field_validator("channels")
+    @classmethod
+    def _are_multiples(cls, value):
+        if any(channels % value[0] for channels in value):
+            raise ValueError(f"each must be a multiple of the first, {value[0]}")
+        return value
+
+
+class TowerSize(Settings):
+    """The image tower of the CLIP scorers: HPS-v2.1, CLIP Score and PickScore."""
+
+    width: Annotated[int, Field(gt=0, le=8192, multiple_of=32)] = Field(96, description="channels, in heads of 32")
+    layers: Count = Field(3, description="transformer blocks")
+
+
+class Sizes(Settings):
+    """How large the models are that are built; the defaults are those of profile `tiny`."""
+
+    transformer: TransformerSize = TransformerSize()
+    vae: VaeSize = VaeSize()
+    scorers: TowerSize = TowerSize()
+
+
 class BuiltModels(Settings):
     """Models built and trained here on the images of a task.
 
@@ -35,6 +75,10 @@ class BuiltModels(Settings):
     source: TaskName = Field(description="build and train the models here, on this task's images")
     seed: Seed = Field(description="of images and weights")
     images: Count = Field(description="how many the pipeline is trained on")
+    device: Literal["cpu", "auto"] = Field(
+        "cpu", description="where VAE, base model and CLIP scorers are trained; auto: on a GPU where there is one, with other bits"
+    )
+    sizes: Sizes = Field(Sizes(), description="how large they are")
     vae: FitSettings
     flux: FitSettings | None = Field(None, description="build a small FLUX.1, and fit it so")
     sd3: FitSettings | None = Field(None, description="build a small Stable Diffusion 3.5 instead, and fit it so")
@@ -52,6 +96,8 @@ class BuiltModels(Settings):
     def _has_one_base(self):
         if sum(self.fit_of(name) is not None for name in BASES) != 1:
             raise ValueError(f"needs the fit of one base model: either {' or '.join(f'`{name}`' for name in BASES)}")
+        if self.flux is None and self.sizes.transformer != TransformerSize():
+            raise ValueError("sizes.transformer: is that of `flux`; the other base models have one size")
         return self
 
     @property

@@ -1,0 +1,162 @@
+"""Measure on one GPU, in as many calls as it takes, what this project has to show there; nothing is downloaded.
+
+    python -m benchmarks.gpu_hour --minutes 8 --out FOLDER [--from STEP] [--only STEP ...] [--size tiny --device cpu]
+
+Steps run in the order of their value, each in a process of its own. FOLDER gets a JSON file of each as soon as it is done, and a log; what is
+done is not done again, and a step that would not end in time is not begun. `--list` prints the steps.
+"""
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+BASES = (0, 1, 2)
+EQUAL_ITERATIONS = ("g2rpo", "mix_grpo", "g2rpo_no_mgai", "dance_grpo")
+EQUAL_COMPUTE = ("mix_grpo_compute", "nft_shared_compute")
+BESIDE = 4  # processes that share the card, where a step's seconds do not matter
+TINY_SECONDS = 20.0  # of any step at size tiny
+GRACE = 20.0  # seconds in which a training that is stopped writes a checkpoint
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step: its name is that of its files."""
+
+    name: str
+    seconds: float
+    """On an H100, at size flux: measured on 26 November 2026 or, with a sign that it is not, guessed."""
+    words: tuple[str, ...]
+    """The module, and options beside --size, --device and --json."""
+    needs: str | None = None
+    """The step that must be done."""
+    beside: bool = False
+    """Whether it runs beside its neighbours of the same kind."""
+
+
+def steps() -> list[Step]:
+    """Return all steps, the most valuable first."""
+    small = [Step(f"base-{base}", 200, ("benchmarks.gpu_steps", "base", str(base)), beside=True) for base in BASES]
+    for methods, seconds in ((EQUAL_ITERATIONS, 120), (EQUAL_COMPUTE, 300)):
+        small += [
+            Step(f"{method}-{base}", seconds, ("benchmarks.gpu_steps", "run", str(base), method), f"base-{base}", beside=True)
+            for method in methods
+            for base in BASES
+        ]
+    return [
+        Step("first", 60, ("benchmarks.gpu_first",)),
+        Step("first-deterministic", 70, ("benchmarks.gpu_first", "--deterministic")),
+        Step("card", 60, ("benchmarks.gpu_steps", "card")),
+        *small,
+        Step("kernels", 90, ("benchmarks.gpu_steps", "kernels")),
+        Step("flux", 180, ("benchmarks.flux", "--batches", "1", "12")),
+    ]
+
+
+class Runner:
+    """Runs steps until a deadline; folder: where their files are."""
+
+    def __init__(self, folder: Path, minutes: float, size: str, device: str):
+        self.folder, self.size, self.device = folder, size, device
+        self.deadline = time.monotonic() + 60 * minutes
+        self.printing = threading.Lock()
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def run(self, asked: Sequence[Step]) -> list[str]:
+        """Run the steps that are not done; return the names of those that are not done after it."""
+        for beside, group in groupby(asked, lambda step: step.beside):
+            with ThreadPoolExecutor(BESIDE if beside else 1) as pool:
+                list(pool.map(self.step, group))
+        return [step.name for step in asked if not self.done(step.name)]
+
+    def done(self, name: str) -> bool:
+        """Return whether a step has left its result."""
+        return (self.folder / f"{name}.json").exists()
+
+    def step(self, step: Step) -> None:
+        """Run one step, unless it is done, lacks what it needs, or would not end in time."""
+        if self.done(step.name):
+            return
+        while step.needs and not self.done(step.needs):
+            # The step that it needs began before it, beside it, or in an earlier call
+            if (self.folder / f"{step.needs}.failed").exists() or time.monotonic() > self.deadline:
+                return self.say(f"{step.name}: not begun, because {step.needs} is not done")
+            time.sleep(0.5)
+        left = self.deadline - time.monotonic()
+        if left < (step.seconds if self.size == "flux" else TINY_SECONDS):
+            return self.say(f"{step.name}: not begun, with {left:.0f} seconds left")
+        self.start(step, left)
+
+    def start(self, step: Step, left: float) -> None:
+        """Run a step's process, for so many seconds at most, and write what its last line says."""
+        log, failed = (self.folder / f"{step.name}.{kind}" for kind in ("log", "failed"))
+        failed.unlink(missing_ok=True)
+        module, *words = step.words
+        command = [sys.executable, "-m", module, *words, "--size", self.size, "--device", self.device, "--json"]
+        if module == "benchmarks.gpu_steps":
+            command += ["--home", str(self.folder / "work")]
+        paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        start = time.monotonic()
+        with log.open("w") as file:
+            process = subprocess.Popen(
+                command, stdout=file, stderr=subprocess.STDOUT, env=os.environ | {"PYTHONPATH": paths}, start_new_session=True
+            )
+            try:
+                status: int | str = process.wait(left)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGTERM)
+                status = "stopped at the deadline"
+                try:
+                    process.wait(GRACE)
+                except subprocess.TimeoutExpired:
+                    os.killpg(process.pid, signal.SIGKILL)
+                    process.wait()
+        seconds = round(time.monotonic() - start, 1)
+        last = (log.read_text(errors="replace").strip().splitlines() or ["no output"])[-1]
+        if status == 0:
+            result = {"step": step.name, "wall_seconds": seconds, "size": self.size, "result": json.loads(last)}
+            aside = log.with_suffix(".tmp")
+            aside.write_text(json.dumps(result, indent=1) + "\n")
+            aside.rename(log.with_suffix(".json"))
+        else:
+            failed.write_text(f"{status}: {last}\n")
+        self.say(f"{step.name}: {'done' if status == 0 else f'failed ({status}): {last[:300]}'}, {seconds:.0f} s")
+
+    def say(self, line: str) -> None:
+        with self.printing:
+            print(line, flush=True)
+
+
+def main() -> None:
+    """Parse the options and run the steps; exit status 1 if some are not done."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    names = [step.name for step in steps()]
+    parser.add_argument("--minutes", type=float, default=8.0, help="until the last step must have ended")
+    parser.add_argument("--out", type=Path, default=Path(".cache", "gpu_hour"))
+    parser.add_argument("--from", dest="first", choices=names, metavar="STEP", help="leave out the steps before this one")
+    parser.add_argument("--only", nargs="+", choices=names, metavar="STEP", help="these steps alone")
+    parser.add_argument("--size", choices=("flux", "tiny"), default="flux")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--list", action="store_true", help="print the steps and the seconds that they take on an H100")
+    args = parser.parse_args()
+    asked = [step for step in steps()[names.index(args.first) if args.first else 0 :] if not args.only or step.name in args.only]
+    if args.list:
+        print("\n".join(f"{step.name:22} {step.seconds:4.0f} s" for step in asked))
+        return
+    left = Runner(args.out.resolve(), args.minutes, args.size, args.device).run(asked)
+    print(f"{len(asked) - len(left)} of {len(asked)} steps are done, in {args.out}" + (f"; not {', '.join(left)}" if left else ""))
+    sys.exit(1 if left else 0)
+
+
+if __name__ == "__main__":
+    main()
