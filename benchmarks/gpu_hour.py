@@ -24,8 +24,9 @@ ROOT = Path(__file__).parents[1]
 BASES = (0, 1, 2)
 EQUAL_ITERATIONS = ("g2rpo", "mix_grpo", "g2rpo_no_mgai", "dance_grpo")
 EQUAL_COMPUTE = ("mix_grpo_compute", "nft_shared_compute")
-BESIDE = 4  # processes that share the card, where a step's seconds do not matter
+BESIDE = 6  # processes that share the card, where a step's seconds do not matter
 TINY_SECONDS = 20.0  # of any step at size tiny
+RESUMES = 60.0  # that are worth to begin what resumes
 GRACE = 20.0  # seconds in which a training that is stopped writes a checkpoint
 
 
@@ -42,21 +43,24 @@ class Step:
     """The step that must be done."""
     beside: bool = False
     """Whether it runs beside its neighbours of the same kind."""
+    resumes: bool = False
+    """Whether a call that stops it loses little: it is begun although it may not end in time."""
 
 
 def steps() -> list[Step]:
     """Return all steps, the most valuable first."""
     small = [Step(f"base-{base}", 200, ("benchmarks.gpu_steps", "base", str(base)), beside=True) for base in BASES]
+    small += [Step(name, 200, ("benchmarks.gpu_steps", name), beside=True) for name in ("compiled", "card")]
     for methods, seconds in ((EQUAL_ITERATIONS, 120), (EQUAL_COMPUTE, 300)):
         small += [
-            Step(f"{method}-{base}", seconds, ("benchmarks.gpu_steps", "run", str(base), method), f"base-{base}", beside=True)
+            Step(f"{method}-{base}", seconds, ("benchmarks.gpu_steps", "run", str(base), method), f"base-{base}", beside=True, resumes=True)
             for method in methods
             for base in BASES
         ]
+    small += [Step(f"base_scores-{base}", 60, ("benchmarks.gpu_steps", "scores", str(base)), f"base-{base}", beside=True) for base in BASES]
     return [
         Step("first", 60, ("benchmarks.gpu_first",)),
         Step("first-deterministic", 70, ("benchmarks.gpu_first", "--deterministic")),
-        Step("card", 60, ("benchmarks.gpu_steps", "card")),
         *small,
         Step("kernels", 90, ("benchmarks.gpu_steps", "kernels")),
         Step("flux", 180, ("benchmarks.flux", "--batches", "1", "12")),
@@ -93,7 +97,7 @@ class Runner:
                 return self.say(f"{step.name}: not begun, because {step.needs} is not done")
             time.sleep(0.5)
         left = self.deadline - time.monotonic()
-        if left < (step.seconds if self.size == "flux" else TINY_SECONDS):
+        if left < (RESUMES if step.resumes else step.seconds if self.size == "flux" else TINY_SECONDS):
             return self.say(f"{step.name}: not begun, with {left:.0f} seconds left")
         self.start(step, left)
 

@@ -1,9 +1,9 @@
 """Do one step of `benchmarks.gpu_hour`; its result is a JSON object on the last line.
 
-    python -m benchmarks.gpu_steps card|base|run|kernels ... --home FOLDER [--size tiny --device cpu]
+    python -m benchmarks.gpu_steps card|compiled|base|scores|run|kernels ... --home FOLDER [--size tiny --device cpu]
 
-card: a training of profile tiny on the GPU and on the CPU; base K: the models of profile small_gpu with seed K, and their scores; run K METHOD:
-a training on that base, and its scores; kernels: gradients by attention backend, quantized weights, decoding and scoring.
+card: a training on the GPU and on the CPU; base K: the models of profile small_gpu with seed K; scores K: the scores of that base; run K METHOD:
+a training on it, and its scores; compiled: what fills the cache of compiled code; kernels: gradients by attention backend, quantized weights, decoding and scoring.
 """
 
 import argparse
@@ -13,12 +13,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PROFILES = {"flux": "small_gpu", "tiny": "small_gpu_check"}  # size -> the profile that is built
 SEED = "1"  # of every run
-CARD_ITERATIONS = 4  # of G²RPO on the CPU, seconds each
+CARD_ITERATIONS = 4
 
 
 def stage(home: Path, name: str, *words: str, device: str = "cuda") -> float:
@@ -57,25 +58,19 @@ def made(home: Path, profile: str, run: str) -> dict:
 
 
 def card(home: Path, size: str, device: str) -> dict:
-    """Train G²RPO of profile tiny on both devices: how far scores of the first iteration and held-out ones are apart, and the seconds.
-
-    Uses the models of this checkout if they are there; otherwise those of small_gpu_check.
-    """
-    built = (ROOT / "models" / "tiny" / "models.lock.json").exists() and size == "flux"
-    monitor = {"every": CARD_ITERATIONS, "prompts": 64, "rewards": ["hps", "clip_score", "verifier"]}
-    training = {"iterations": CARD_ITERATIONS, "monitor": monitor, "lr_scheduler": "constant"} if built else {}
-    result: dict = {"models": "tiny" if built else "small_gpu_check"}
-    for where in dict.fromkeys((device, "cpu")):
-        name = checkout(home, f"card_{where}", {"extends": result["models"], "training": training})
-        for part in ("models", "prompts", "embeddings") if built else ():
-            (home / part).mkdir(exist_ok=True)
-            if not (home / part / name).exists():
-                (home / part / name).symlink_to(ROOT / part / "tiny")
-        for each in () if built else ("models", "prompts", "embed"):
-            stage(home, each, "--profile", name, device=where)
+    """Train G²RPO in float32 on both devices, from the same models: every figure of every iteration, and scores at the end."""
+    sections = {"models": {"device": "cpu"}, "sampling": {"dtype": "float32"}, "training": {"iterations": CARD_ITERATIONS, "learning_rate": 1e-4}}
+    names = [checkout(home, f"card_{where}", {"extends": "small_gpu_check", **sections}) for where in ("cpu", "card")]
+    for each in ("models", "prompts", "embed"):
+        stage(home, each, "--profile", names[0], device="cpu")
+    for part in ("models", "prompts", "embeddings"):
+        (home / part / names[1]).unlink(missing_ok=True)
+        (home / part / names[1]).symlink_to(names[0])
+    result = {}
+    for name, where in zip(names, ("cpu", device)):
         words = ("--profile", name, "--method", "g2rpo", "--seed", SEED)
-        result[where] = {"train": stage(home, "train", *words, device=where), "evaluate": stage(home, "evaluate", *words, device=where)}
-        result[where] |= made(home, name, f"g2rpo-{SEED}") | {"records": records(home, name, f"g2rpo-{SEED}")}
+        seconds = {each: stage(home, each, *words, device=where) for each in ("train", "evaluate")}
+        result[name] = {"seconds": seconds, **made(home, name, f"g2rpo-{SEED}"), "records": records(home, name, f"g2rpo-{SEED}")}
     return result
 
 
@@ -88,19 +83,43 @@ def records(home: Path, profile: str, run: str) -> list[dict]:
 
 
 def base(home: Path, size: str, device: str, seed: str) -> dict:
-    """Build the models of profile small_gpu with a seed, encode its prompts, and score the base's images."""
+    """Build the models of profile small_gpu with a seed, and encode its prompts."""
     name = checkout(home, f"small_{seed}", {"extends": PROFILES[size], "models": {"seed": int(seed)}})
-    seconds = {each: stage(home, each, "--profile", name, device=device) for each in ("models", "prompts", "embed")}
-    seconds["evaluate"] = stage(home, "evaluate", "--profile", name, "--method", "base", "--seed", "0", device=device)
-    quality = json.loads((home / "reports" / "others" / name / "models.json").read_text())
-    return {"seconds": seconds, "quality": quality, **made(home, name, "base-0")}
+    with ThreadPoolExecutor(2) as pool:  # the prompts need no models
+        jobs = {each: pool.submit(stage, home, each, "--profile", name, device=device) for each in ("models", "prompts")}
+        seconds = {each: job.result() for each, job in jobs.items()}
+    seconds["embed"] = stage(home, "embed", "--profile", name, device=device)
+    return {"seconds": seconds, "quality": json.loads((home / "reports" / "others" / name / "models.json").read_text())}
+
+
+def scores(home: Path, size: str, device: str, seed: str) -> dict:
+    """Score the images of a base."""
+    seconds = stage(home, "evaluate", "--profile", f"small_{seed}", "--method", "base", "--seed", "0", device=device)
+    return {"seconds": {"evaluate": seconds}, **made(home, f"small_{seed}", "base-0")}
+
+
+def compiled(home: Path, size: str, device: str) -> dict:
+    """Train each method for two iterations on a model of small_gpu's shape that is hardly trained, which fills the cache of compiled code."""
+    few = {"steps": 5}
+    models = {"images": 256, **dict.fromkeys(("vae", "flux", "hps", "clip_score", "pickscore"), few)}
+    training = {"iterations": 2, "monitor": {"every": 2}}
+    entries = {method: {"training": {"iterations": 2}} for method in ("mix_grpo_compute", "nft_shared_compute")}
+    name = checkout(home, "compiled", {"extends": PROFILES[size], "models": models, "training": training, "methods": entries})
+    for each in ("models", "prompts", "embed"):
+        stage(home, each, "--profile", name, device=device)
+    result = {}
+    for method in ("g2rpo", "mix_grpo", "dance_grpo", "nft_shared_compute"):
+        seconds = stage(home, "train", "--profile", name, "--method", method, "--seed", SEED, device=device)
+        result[method] = {"stage": seconds, "iterations": made(home, name, f"{method}-{SEED}")["timings"]["seconds"]}
+    return result
 
 
 def run(home: Path, size: str, device: str, seed: str, method: str) -> dict:
     """Train a method on the base of that seed, and score its images."""
     name = f"small_{seed}"
     words = ("--profile", name, "--method", method, "--seed", SEED)
-    seconds = {each: stage(home, each, *words, device=device) for each in ("train", "evaluate")}
+    done = (home / "runs" / name / f"{method}-{SEED}" / "records.parquet").exists()  # by a call that was stopped in the evaluation
+    seconds = {each: stage(home, each, *words, device=device) for each in (("evaluate",) if done else ("train", "evaluate"))}
     rows = records(home, name, f"{method}-{SEED}")
     kept = ("iteration", "num_forward_evals", "num_transitions", "old_policy_ratio_error", "loss", "grad_norm")
     few = [{key: row.get(key) for key in kept} for row in (rows[1], rows[-1])]
@@ -123,7 +142,7 @@ def kernels(home: Path, size: str, device: str) -> dict:
     return result | json.loads(done.stdout.strip().splitlines()[-1])
 
 
-STEPS: dict[str, Callable[..., dict]] = {"card": card, "base": base, "run": run, "kernels": kernels}
+STEPS: dict[str, Callable[..., dict]] = {"card": card, "base": base, "scores": scores, "compiled": compiled, "run": run, "kernels": kernels}
 
 
 def main() -> None:
