@@ -119,6 +119,7 @@ def drift(policy: Policy, exact: Velocity, other: Velocity, context: Callable = 
     x, sigma, prompt = inputs(policy, 2)
     sigmas = shifted_sigmas(STEPS, 3.0).to(policy.device)
     step = torch.full((2,), 4, device=policy.device)
+
     def within(*arguments: torch.Tensor) -> torch.Tensor:
         with context():
             return other(*arguments)

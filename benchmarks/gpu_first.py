@@ -150,7 +150,6 @@ def main() -> None:
     name = describe(device)
     OUT.parent.mkdir(parents=True, exist_ok=True)
     with OUT.open("w") as file, tempfile.TemporaryDirectory() as folder:
-
         shown: list[Row] = []
 
         def show(row: Row) -> None:

@@ -53,11 +53,21 @@ def steps() -> list[Step]:
     small += [Step(name, 200, ("benchmarks.gpu_steps", name), beside=True) for name in ("compiled", "card")]
     for methods, seconds in ((EQUAL_ITERATIONS, 120), (EQUAL_COMPUTE, 300)):
         small += [
-            Step(f"{method}-{base}", seconds, ("benchmarks.gpu_steps", "run", str(base), method), f"base-{base}", beside=True, resumes=True)
+            Step(
+                f"{method}-{base}",
+                seconds,
+                ("benchmarks.gpu_steps", "run", str(base), method),
+                f"base-{base}",
+                beside=True,
+                resumes=True,
+            )
             for method in methods
             for base in BASES
         ]
-    small += [Step(f"base_scores-{base}", 60, ("benchmarks.gpu_steps", "scores", str(base)), f"base-{base}", beside=True) for base in BASES]
+    small += [
+        Step(f"base_scores-{base}", 60, ("benchmarks.gpu_steps", "scores", str(base)), f"base-{base}", beside=True)
+        for base in BASES
+    ]
     return [
         Step("first", 60, ("benchmarks.gpu_first",)),
         Step("first-deterministic", 70, ("benchmarks.gpu_first", "--deterministic")),
@@ -158,7 +168,9 @@ def main() -> None:
         print("\n".join(f"{step.name:22} {step.seconds:4.0f} s" for step in asked))
         return
     left = Runner(args.out.resolve(), args.minutes, args.size, args.device).run(asked)
-    print(f"{len(asked) - len(left)} of {len(asked)} steps are done, in {args.out}" + (f"; not {', '.join(left)}" if left else ""))
+    print(
+        f"{len(asked) - len(left)} of {len(asked)} steps are done, in {args.out}" + (f"; not {', '.join(left)}" if left else "")
+    )
     sys.exit(1 if left else 0)
 
 

@@ -17,7 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from benchmarks.flux import SIZES
 from benchmarks.gpu_first import make_scorer
 from g2rpo_core.architectures.flux import Flux
-from g2rpo_core.common.cuda import prepare, reset_peak, peak_bytes
+from g2rpo_core.common.cuda import peak_bytes, prepare, reset_peak
 from g2rpo_core.estimate.tracing import median_seconds
 from g2rpo_core.models.loading import draw_lora, lora_config
 from g2rpo_core.models.quantized import quantize
@@ -114,7 +114,9 @@ def images(size: str, device: torch.device) -> dict:
     result: dict = {"decoded": {}, "scored": {}}
     for count in (1, 4, 8):
         latents = torch.randn(count, *base.latent_shape(config, side // 8, side // 8), device=device)
-        result["decoded"][count] = count / median_seconds(partial(base.decode, vae, base.unpack(base.pack(latents), side // 8, side // 8)), device, 3)
+        result["decoded"][count] = count / median_seconds(
+            partial(base.decode, vae, base.unpack(base.pack(latents), side // 8, side // 8)), device, 3
+        )
     del vae
     scorer = make_scorer(size, device)
     for count in (8, 32, 128):

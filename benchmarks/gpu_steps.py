@@ -53,13 +53,21 @@ def checkout(home: Path, name: str, profile: dict) -> str:
 def made(home: Path, profile: str, run: str) -> dict:
     """Return what stages have made of a run: mean scores, the held-out curve, and seconds after each iteration."""
     reports = home / "reports" / "others" / profile
-    files = {"scores": reports / "metrics" / f"{run}.json", "curve": reports / "curves" / f"{run}.json", "timings": reports / "timings" / f"{run}.json"}
+    files = {
+        "scores": reports / "metrics" / f"{run}.json",
+        "curve": reports / "curves" / f"{run}.json",
+        "timings": reports / "timings" / f"{run}.json",
+    }
     return {name: json.loads(file.read_text()) for name, file in files.items() if file.exists()}
 
 
 def card(home: Path, size: str, device: str) -> dict:
     """Train G²RPO in float32 on both devices, from the same models: every figure of every iteration, and scores at the end."""
-    sections = {"models": {"device": "cpu"}, "sampling": {"dtype": "float32"}, "training": {"iterations": CARD_ITERATIONS, "learning_rate": 1e-4}}
+    sections = {
+        "models": {"device": "cpu"},
+        "sampling": {"dtype": "float32"},
+        "training": {"iterations": CARD_ITERATIONS, "learning_rate": 1e-4},
+    }
     names = [checkout(home, f"card_{where}", {"extends": "small_gpu_check", **sections}) for where in ("cpu", "card")]
     for each in ("models", "prompts", "embed"):
         stage(home, each, "--profile", names[0], device="cpu")
@@ -118,7 +126,9 @@ def run(home: Path, size: str, device: str, seed: str, method: str) -> dict:
     """Train a method on the base of that seed, and score its images."""
     name = f"small_{seed}"
     words = ("--profile", name, "--method", method, "--seed", SEED)
-    done = (home / "runs" / name / f"{method}-{SEED}" / "records.parquet").exists()  # by a call that was stopped in the evaluation
+    done = (
+        home / "runs" / name / f"{method}-{SEED}" / "records.parquet"
+    ).exists()  # by a call that was stopped in the evaluation
     seconds = {each: stage(home, each, *words, device=device) for each in (("evaluate",) if done else ("train", "evaluate"))}
     rows = records(home, name, f"{method}-{SEED}")
     kept = ("iteration", "num_forward_evals", "num_transitions", "old_policy_ratio_error", "loss", "grad_norm")
@@ -142,7 +152,14 @@ def kernels(home: Path, size: str, device: str) -> dict:
     return result | json.loads(done.stdout.strip().splitlines()[-1])
 
 
-STEPS: dict[str, Callable[..., dict]] = {"card": card, "base": base, "scores": scores, "compiled": compiled, "run": run, "kernels": kernels}
+STEPS: dict[str, Callable[..., dict]] = {
+    "card": card,
+    "base": base,
+    "scores": scores,
+    "compiled": compiled,
+    "run": run,
+    "kernels": kernels,
+}
 
 
 def main() -> None:

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-import torch
 from tqdm import tqdm
 
 from g2rpo_core.architectures.table import read_architecture, text_encoders
 from g2rpo_core.common import made
 from g2rpo_core.common.model_store import LOCK, ModelStore
+from g2rpo_core.common.processes import device_of
 from g2rpo_core.data.embeddings import (
     DTYPES,
     check_lengths,
@@ -45,7 +45,7 @@ def main(machine: Machine = REAL) -> None:
     folder = ModelStore(models).folder("pipeline")
     with machine.phase("load"):
         base, pipeline = read_architecture(folder), text_encoders(folder, dtype=DTYPES[settings.dtype])
-        pipeline.to("cuda" if torch.cuda.is_available() else "cpu")
+        pipeline.to(device_of(None))
     limit = settings.max_sequence_length
     for name, prompts in sets.items():
         if not of_data_set(files[name]):

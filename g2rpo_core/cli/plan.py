@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from g2rpo_core.estimate.machines import ASSUMED_TFLOPS, BETWEEN, DISK, INSIDE, checked_machines
+from g2rpo_core.estimate.cards import CARDS, card_of, rate_of
+from g2rpo_core.estimate.machines import ASSUMED, BETWEEN, DISK, INSIDE, Rate, checked_machines
 from g2rpo_core.foundation.errors import UserError
 
 if TYPE_CHECKING:  # these import torch and diffusers, which would slow down --help
@@ -16,6 +17,8 @@ if TYPE_CHECKING:  # these import torch and diffusers, which would slow down --h
     from g2rpo_core.estimate.budget import Way
     from g2rpo_core.estimate.machines import Machines
     from g2rpo_core.estimate.plan import Plan
+
+DEFAULT_MEMORY = 79.0  # GiB of a card of 80 GB
 
 
 def plan(
@@ -27,9 +30,13 @@ def plan(
     nodes: Annotated[
         int | None, typer.Option(help="number of nodes (default: as few as possible, with up to 8 GPUs each)")
     ] = None,
+    card: Annotated[
+        str | None, typer.Option(help=f"the GPUs' memory and rate, of {', '.join(CARDS)}; --memory and --rate go before it")
+    ] = None,
     memory: Annotated[
-        float, typer.Option(help="GiB per GPU, as torch sees them: a card of 80 GB has 79, of 141 GB 139, of 24 GB 23")
-    ] = 79,
+        float | None,
+        typer.Option(help="GiB per GPU, as torch sees them: a card of 80 GB has 79 (the default), of 141 GB 139, of 24 GB 23"),
+    ] = None,
     hours: Annotated[float | None, typer.Option(help="find the cheapest way that takes no longer, on at most --gpus")] = None,
     shard: Annotated[
         int | None, typer.Option(help="GPUs that share one model, a divisor of --gpus (default: as the profile says)")
@@ -58,43 +65,40 @@ def print_plan(args: SimpleNamespace) -> None:
     # Check the options
     args.profile = args.profile or load_run().profile
     profile = load_profile(profile_path(args.profile))
-    if profile.models.source != "hub":
-        raise UserError(
-            f"plan: profile {args.profile} builds its own small models, which fit on any machine; plan one of published models"
-        )
     if args.method not in profile.methods:
         raise UserError(f"plan: --method {args.method}: profile {args.profile} has only {', '.join(profile.methods)}")
+    args.memory = args.memory or (card_of(args.card).memory if args.card else DEFAULT_MEMORY)
     machines = checked_machines("plan", args.gpus, args.memory, args.nodes, args.inside, args.between)
     for option in ("hours", "price"):
         if (value := getattr(args, option)) is not None and not 0 < value < float("inf"):
             raise UserError(f"plan: --{option} {value} must be above 0")
     if args.shard is not None and (args.shard < 1 or args.gpus % args.shard):
         raise UserError(f"plan: --shard {args.shard} must divide --gpus {args.gpus}")
-    rate, source = _rate(args.rate, profile, args.method)
+    rate = _rate(args, profile)
     if args.campaign:
-        print_campaign(args, profile, machines, rate, source)
+        print_campaign(args, profile, machines, rate)
         return
     # The cheapest way within a time
     if args.hours:
         way, fastest = cheapest(profile, args.method, machines, args.hours, rate)
         if args.json:
-            rows = {"cheapest": way and asdict(way), "fastest": fastest and asdict(fastest), "rate": source}
+            rows = {"cheapest": way and asdict(way), "fastest": fastest and asdict(fastest), "rate": rate.source}
             print(json.dumps(rows))
         else:
-            print("\n".join(_describe_ways(args, profile.run(args.method).training.iterations, way, fastest)))
+            print("\n".join(_describe_ways(args, profile.run(args.method).training.iterations, way, fastest, rate)))
         sys.exit(0 if way else 1)
     # The plan, and what single changes would do
     plan = make_plan(profile, args.method, machines, args.shard, rate)
-    alternatives = changes(profile, args.method, machines, plan.fits, args.shard)
+    alternatives = changes(profile, args.method, machines, plan.fits, args.shard, rate)
     if args.json:
         keys = ("memory_total_gib", "fits", "hours", "gpu_hours")
         changed_plans = [{"change": label} | {key: getattr(changed, key) for key in keys} for label, changed, _ in alternatives]
-        print(json.dumps(asdict(plan) | {"rate": source, "changes": changed_plans}))
+        print(json.dumps(asdict(plan) | {"rate": rate.source, "changes": changed_plans}))
         return
-    print("\n".join(_describe(args, machines, plan, source, alternatives)))
+    print("\n".join(_describe(args, machines, plan, rate.source, alternatives)))
 
 
-def print_campaign(args: SimpleNamespace, profile: "Profile", machines: "Machines", rate: float | None, source: str) -> None:
+def print_campaign(args: SimpleNamespace, profile: "Profile", machines: "Machines", rate: Rate) -> None:
     """Print what all runs and evaluations of params.yaml take, one line for each, and all together."""
     from g2rpo_core.config import load_run
     from g2rpo_core.estimate.campaign import make_campaign
@@ -103,9 +107,9 @@ def print_campaign(args: SimpleNamespace, profile: "Profile", machines: "Machine
     published = run.published if args.profile == run.profile else ()
     campaign = make_campaign(profile, run, published, machines, rate)
     if args.json:
-        print(json.dumps(asdict(campaign) | {"rate": source, "price": args.price}))
+        print(json.dumps(asdict(campaign) | {"rate": rate.source, "price": args.price}))
         return
-    print(f"{args.profile}, all of params.yaml, {args.gpus} GPUs of {args.memory:g} GiB ({source})")
+    print(f"{args.profile}, all of params.yaml, {args.gpus} GPUs of {args.memory:g} GiB ({rate.source})")
     for entry in campaign.entries:
         hours = ", ".join(f"{what} {value:.1f}" for what, value in entry.hours.items())
         kept = f"; keeps {entry.disk_gib:.1f} GiB" if entry.disk_gib else ""
@@ -117,28 +121,39 @@ def print_campaign(args: SimpleNamespace, profile: "Profile", machines: "Machine
     print(f"disk, with DVC's copies: {sum(campaign.disk_gib.values()):.0f} GiB: {parts}")
 
 
+def _whole(value: float) -> str:
+    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
+
+
+def _tenths(value: float) -> str:
+    return f"{value:.1f}" if value >= 1 else f"{value:.2g}"
+
+
 def _cost(gpu_hours: float, price: float | None) -> str:
-    return f"{gpu_hours:,.0f} GPU-hours" + (f", {gpu_hours * price:,.0f} at {price:g} an hour" if price else "")
+    return f"{_whole(gpu_hours)} GPU-hours" + (f", {gpu_hours * price:,.0f} at {price:g} an hour" if price else "")
 
 
-def _rate(given: str | None, profile: "Profile", method: str) -> tuple[float | None, str]:
-    if given is None:
-        return None, f"assumed: {ASSUMED_TFLOPS:.0f} TFLOP/s in bfloat16; not measured"
-    if given == "measured":
+def _rate(args: SimpleNamespace, profile: "Profile") -> Rate:
+    """Return the rate that --rate or --card give."""
+    if args.rate is None:
+        return rate_of(args.card, profile.run(args.method).training.parallel.compile) if args.card else ASSUMED
+    if args.rate == "measured":
         from g2rpo_core.estimate.plan import measured_rate
 
-        return measured_rate(profile, method), "measured on this machine"
+        return Rate(None, measured_rate(profile, args.method), "measured on this machine")
     try:
-        rate = float(given)
+        ms = float(args.rate)
     except ValueError:
-        rate = 0.0
-    if not 0 < rate < float("inf"):
-        raise UserError(f"plan: --rate {given}: give milliseconds per forward evaluation, above 0, or `measured`")
-    return rate, "given"
+        ms = 0.0
+    if not 0 < ms < float("inf"):
+        raise UserError(f"plan: --rate {args.rate}: give milliseconds per forward evaluation, above 0, or `measured`")
+    return Rate(None, ms, "given")
 
 
-def _describe_ways(args: SimpleNamespace, iterations: int, way: "Way | None", fastest: "Way | None") -> list[str]:
-    title = f"{args.profile}, {args.method}, at most {args.gpus} GPUs of {args.memory:g} GiB and {args.hours:g} hours"
+def _describe_ways(args: SimpleNamespace, iterations: int, way: "Way | None", fastest: "Way | None", rate: Rate) -> list[str]:
+    title = (
+        f"{args.profile}, {args.method}, at most {args.gpus} GPUs of {args.memory:g} GiB and {args.hours:g} hours ({rate.source})"
+    )
     if fastest is None:
         return [f"{title}: no way fits into {args.memory:g} GiB, not even a LoRA of rank 32"]
     if way is None:
@@ -175,15 +190,15 @@ def _describe(
         f"memory per GPU: {plan.memory_total_gib:.1f} GiB: {'fits' if plan.fits else 'DOES NOT FIT'}",
         *(f"  {part:12} {gib:9.2f}" for part, gib in plan.memory_gib.items()),
         "  (by phase: " + ", ".join(f"{key} {gib:.1f}" for key, gib in plan.phases_gib.items()) + ")",
-        f"time: {plan.seconds_per_iteration:.0f} s per iteration at {plan.ms_per_evaluation:.1f} ms per forward evaluation ({source}): "
-        + ", ".join(f"{key} {value:.0f}" for key, value in plan.seconds.items())
+        f"time: {_whole(plan.seconds_per_iteration)} s per iteration at {_tenths(plan.ms_per_evaluation)} ms per forward evaluation ({source}): "
+        + ", ".join(f"{key} {_whole(value)}" for key, value in plan.seconds.items())
         + "".join(f", communication of the {key} {value:.1f}" for key, value in plan.communication_seconds.items() if value),
-        f"the whole run: {plan.hours:.1f} hours, {_cost(plan.gpu_hours, args.price)}; sampling one evaluation: {plan.evaluation_hours:.1f} hours",
+        f"the whole run: {_tenths(plan.hours)} hours, {_cost(plan.gpu_hours, args.price)}; sampling one evaluation: {plan.evaluation_hours:.1f} hours",
         f"checkpoints: {plan.checkpoints} in the background, {plan.saving_hours:.1f} hours of writing at {DISK:g} GB/s for each node",
         f"disk: {sum(plan.disk_gib.values()):.0f} GiB: " + ", ".join(f"{key} {gib:.1f}" for key, gib in plan.disk_gib.items()),
     ]
     if plan.not_counted:
-        lines.append(f"not counted: the models of {', '.join(plan.not_counted)}, which run elsewhere or are your own")
+        lines.append(f"not counted: the models of {', '.join(plan.not_counted)}, which are small, run elsewhere or are your own")
     if alternatives:
         lines.append("what would change:")
         lines += [

@@ -1,17 +1,19 @@
-"""All that this project does on a GPU alone; everywhere else, the device is a value that is handed on.
+"""All that this project does on a GPU alone; elsewhere a device is a value that is handed on.
 
-Also reached only with a GPU, in other libraries' code: NCCL (`distributed/process_group.py`), autocast to bfloat16 (`models/policy.py`),
-compiled blocks (`models/loading.py`), weights in 8 or 4 bits (`models/quantized.py`). `benchmarks/gpu_hour.py` runs each of them but NCCL.
+A GPU also runs code of other libraries that no CPU does: NCCL (`distributed/process_group.py`), autocast (`models/policy.py`), compiled
+blocks (`models/loading.py`), layers in 8 or 4 bits (`models/quantized.py`). benchmarks/README.md says which of it has run.
 """
 
 import torch
 
+WITHOUT_BACKWARD = ("_native_cudnn",)  # attention of diffusers with which nothing can be trained: see `prepare`
+
 
 def prepare(device: torch.device) -> torch.device:
-    """Prepare this process to train and sample on a device, and return it; called where a process learns its device.
+    """Prepare this process to compute on a device, and return it; called wherever a process learns its device.
 
-    PyTorch prefers cuDNN's attention on an H100. With FLUX's blocks its backward made gradients NaN, or read memory that is not its own
-    (torch 2.11.0, cuDNN 9.19, 26 November 2026), while flash and memory-efficient attention agreed with the plain formula.
+    On an H100 PyTorch prefers cuDNN's attention. In FLUX's blocks its backward gave gradients that were NaN, or read memory that is not its
+    own (torch 2.11.0, cuDNN 9.19, 26 November 2026); with flash and memory-efficient attention gradients were those of the plain formula.
     """
     if device.type == "cuda":
         torch.backends.cuda.enable_cudnn_sdp(False)

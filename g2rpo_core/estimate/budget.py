@@ -6,7 +6,7 @@ from functools import reduce
 from itertools import product
 
 from g2rpo_core.config import Profile
-from g2rpo_core.estimate.machines import Machines, count_nodes
+from g2rpo_core.estimate.machines import ASSUMED, Machines, Rate, count_nodes
 from g2rpo_core.estimate.plan import Plan, make_plan
 from g2rpo_core.models.settings import LoraSettings
 from g2rpo_core.training.settings import TrainingSettings
@@ -26,7 +26,7 @@ class Way:
     """The same settings as a profile has them, those of `parallel` together."""
 
 
-def ways(profile: Profile, name: str, machines: Machines, lora: bool, rate: float | None = None) -> Iterator[Way]:
+def ways(profile: Profile, name: str, machines: Machines, lora: bool, rate: Rate = ASSUMED) -> Iterator[Way]:
     """Yield every way that fits into memory.
 
     Ways differ in the number of GPUs (up to those of `machines`), groups that share a copy, checkpointing, replica, latents per
@@ -63,7 +63,7 @@ def _now(training: TrainingSettings, key: str) -> object:
 
 
 def cheapest(
-    profile: Profile, name: str, machines: Machines, hours: float, rate: float | None = None
+    profile: Profile, name: str, machines: Machines, hours: float, rate: Rate = ASSUMED
 ) -> tuple[Way | None, Way | None]:
     """Return the way with the fewest GPU-hours of those that take at most `hours`, and the fastest of all; None where there is none.
 
@@ -84,7 +84,7 @@ def has_room(plan: Plan, machines: Machines) -> bool:
 
 
 def changes(
-    profile: Profile, name: str, machines: Machines, fits: bool, shard: int | None = None
+    profile: Profile, name: str, machines: Machines, fits: bool, shard: int | None = None, rate: Rate = ASSUMED
 ) -> list[tuple[str, Plan, dict]]:
     """Plan the changes that affect memory and time most; combined changes only if the present plan does not fit.
 
@@ -112,19 +112,23 @@ def changes(
             ("LoRA, checkpointing and one latent per call", lora | checkpointing | smallest if lora else {}),
         ]
     planned = [
-        (label, make_plan(changed(profile, name, change), name, machines, shard), change) for label, change in options if change
+        (label, make_plan(changed(profile, name, change), name, machines, shard, rate), change)
+        for label, change in options
+        if change
     ]
     # Other numbers of GPUs per model
     now = shard or min(training.parallel.shard_size or machines.gpus, machines.gpus)
     for size in divisors(machines.gpus):
         if size != now:
             parallel = {"parallel": training.parallel.model_dump() | {"shard_size": size}}
-            planned.append((f"training.parallel.shard_size: {size}", make_plan(profile, name, machines, size), parallel))
+            planned.append((f"training.parallel.shard_size: {size}", make_plan(profile, name, machines, size, rate), parallel))
     # More GPUs, if nothing else fits
     best = checkpointing | smallest
     for more in () if fits else (2, 4, 8, 16, 32):
         if more > machines.gpus and training.prompts_per_iteration % more == 0:
-            plan = make_plan(changed(profile, name, best), name, replace(machines, gpus=more, nodes=count_nodes(more)), more)
+            plan = make_plan(
+                changed(profile, name, best), name, replace(machines, gpus=more, nodes=count_nodes(more)), more, rate
+            )
             if plan.fits:
                 planned.append((f"{more} GPUs per model, checkpointing, one latent per call", plan, {}))
                 break

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from g2rpo_core.common.runs import BASE, run_name
 from g2rpo_core.config import Profile
 from g2rpo_core.config.load import Run
-from g2rpo_core.estimate.machines import Machines
+from g2rpo_core.estimate.machines import ASSUMED, Machines, Rate
 from g2rpo_core.estimate.plan import Plan, make_plan
 from g2rpo_core.foundation.errors import UserError
 
@@ -36,9 +36,7 @@ class Campaign:
     """Of everything, by part; `checkpoints`: those of the run with the largest, because a finished run has none."""
 
 
-def make_campaign(
-    profile: Profile, run: Run, published: tuple[str, ...], machines: Machines, rate: float | None = None
-) -> Campaign:
+def make_campaign(profile: Profile, run: Run, published: tuple[str, ...], machines: Machines, rate: Rate = ASSUMED) -> Campaign:
     """Plan the methods and seeds of a run with the base and the published models that are evaluated beside them; errors as `make_plan`."""
     if unknown := [name for name in run.methods if name not in profile.methods]:
         raise UserError(f"params.yaml: methods: {unknown[0]!r} is not in the profile, which has {', '.join(profile.methods)}")

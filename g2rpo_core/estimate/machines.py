@@ -13,13 +13,32 @@ from g2rpo_core.foundation.errors import UserError
 if TYPE_CHECKING:  # imports torch and diffusers, which would slow down --help
     from g2rpo_core.estimate.tracing import Parameters
 
-ASSUMED_TFLOPS = 400.0  # of a transformer in bfloat16: 40 % of the peak of H100 SXM and H200 (models/cost.py)
+ASSUMED_TFLOPS = (
+    400.0  # of a transformer in bfloat16: an H100 was seen to reach 354 in eager mode and 564 compiled (benchmarks/README.md)
+)
 DECODE_SLOWER, SCORE_SLOWER = 2, 15  # against bfloat16, by the same data sheets: TF32 convolutions, float32 products
 RESERVE_GIB = 3.0  # CUDA context, communication buffers, and what the allocator cannot fill
 INSIDE, BETWEEN = 400.0, 50.0  # GB/s of a GPU: NVLink of an H100, and a network card of 400 Gbit/s for each GPU
 DISK = 2.0  # GB/s at which a node writes
 GPUS_OF_A_NODE = 8
 FLOAT32 = 4
+
+
+@dataclass(frozen=True)
+class Rate:
+    """How fast a GPU computes a forward of the transformer, by one of two numbers, and where it comes from."""
+
+    tflops: float | None = ASSUMED_TFLOPS
+    ms: float | None = None
+    """Milliseconds per forward evaluation, which count before `tflops`."""
+    source: str = f"assumed: {ASSUMED_TFLOPS:.0f} TFLOP/s in bfloat16; --card or --rate give that of a GPU"
+
+    def ms_of(self, flops: float) -> float:
+        """Return the milliseconds of a forward evaluation with so many operations."""
+        return self.ms or flops / ((self.tflops or ASSUMED_TFLOPS) * 1e9)
+
+
+ASSUMED = Rate()
 
 
 @dataclass(frozen=True)

@@ -19,12 +19,13 @@ from g2rpo_core.config.costs import cost_of_prompt, images_of, parts_of_updates
 from g2rpo_core.data.embeddings import DTYPES
 from g2rpo_core.estimate import tracing
 from g2rpo_core.estimate.machines import (
-    ASSUMED_TFLOPS,
+    ASSUMED,
     DECODE_SLOWER,
     DISK,
     RESERVE_GIB,
     SCORE_SLOWER,
     Machines,
+    Rate,
     Sharding,
     sent,
 )
@@ -90,10 +91,10 @@ class Plan:
     """Rewards whose size is not known here."""
 
 
-def make_plan(profile: Profile, name: str, machines: Machines, shard: int | None = None, rate: float | None = None) -> Plan:
+def make_plan(profile: Profile, name: str, machines: Machines, shard: int | None = None, rate: Rate = ASSUMED) -> Plan:
     """Plan method `name`, with each model sharded over `shard` GPUs (default: as the profile says, or all).
 
-    rate: milliseconds per forward evaluation of the transformer on one GPU; without it, ASSUMED_TFLOPS counts. UserError if the
+    rate: of a forward evaluation of the transformer on one GPU. UserError if the
     GPUs cannot share the prompts of an iteration evenly.
     """
     work = Work(profile, name, machines, shard)
@@ -102,7 +103,7 @@ def make_plan(profile: Profile, name: str, machines: Machines, shard: int | None
     phases = {phase: sum(lasting.values()) + sum(parts.values()) for phase, parts in passing.items()}
     largest = max(phases, key=lambda phase: phases[phase])
     # Time: computation and communication, one after the other
-    ms = rate or work.cost(1, training=False).flops / (ASSUMED_TFLOPS * 1e9)
+    ms = rate.ms_of(work.cost(1, training=False).flops)
     seconds = _seconds(work, ms)
     gigabytes, communication = _communication(work)
     iteration = sum(seconds.values()) + sum(communication.values())
@@ -125,13 +126,13 @@ def make_plan(profile: Profile, name: str, machines: Machines, shard: int | None
         memory_total_gib=round(phases[largest] / GIB, 3),
         phases_gib=gib(phases),
         fits=phases[largest] / GIB <= machines.memory,
-        ms_per_evaluation=round(ms, 3),
+        ms_per_evaluation=round(ms, 6),
         seconds=rounded(seconds),
         sent_gb=rounded(gigabytes),
         communication_seconds=rounded(communication),
         seconds_per_iteration=round(iteration, 3),
-        hours=round(hours, 2),
-        gpu_hours=round(hours * machines.gpus, 1),
+        hours=round(hours, 4),
+        gpu_hours=round(hours * machines.gpus, 3),
         checkpoints=written,
         saving_hours=round(saving, 2),
         evaluation_hours=round(_evaluation_hours(work, ms), 2),
@@ -329,7 +330,9 @@ def _trees(method, steps: int, iterations: int) -> list:
 
 
 def _sizes(profile: Profile, rewards: Iterable[str]) -> dict[str, ModelSize]:
-    """Return the model sizes of the rewards that are computed here, where they are known."""
+    """Return the model sizes of the rewards that are computed here, where they are known; those that a profile builds are small."""
+    if profile.models.source != "hub":
+        return {}
     specs = [REWARDS[name] for name in rewards if name in REWARDS and not settings_of(profile.rewards, name).remote]
     return {spec.name: spec.size for spec in specs if spec.size is not None}
 

@@ -12,6 +12,7 @@ import transformers
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from g2rpo_core.architectures.architecture import Architecture, Config, ModelShape
+from g2rpo_core.architectures.flux import Flux
 from g2rpo_core.architectures.table import check_trainable, known_repos, known_shape
 from g2rpo_core.common.cuda import prepare, wait
 from g2rpo_core.config import Profile
@@ -27,12 +28,19 @@ CLIP_TOKENS = 77
 def shape_of(profile: Profile) -> tuple[Architecture, ModelShape]:
     """Return the base model of a profile and its shape, by the repository of its pipeline, or the one whose `architecture` it has.
 
-    UserError for a profile that builds its own small models, and for a repository of unknown shape or one that is not to be trained.
+    A small FLUX.1 that is built is planned without its text encoders. UserError for other small models and for those that compute in float32,
+    and for a repository of unknown shape or one that is not to be trained.
     """
     if profile.models.source != "hub":
-        raise UserError(
-            "the profile builds its own small models, which fit on any machine: choose one that downloads published ones"
-        )
+        from g2rpo_core.tiny_models.pipeline import flux_config, vae_config
+
+        if profile.models.base != "flux" or profile.sampling.dtype == "float32":
+            raise UserError(
+                "the profile builds its own small models, for a CPU: choose one that downloads published ones, or small_gpu"
+            )
+        sizes = profile.models.sizes
+        vae = {**vae_config(sizes.vae), "shift_factor": 0.0}  # which its fit sets, as all such numbers
+        return Flux(), ModelShape(flux_config(sizes.transformer), vae, {}, {"shift": profile.sampling.shift})
     pipeline = profile.models.repos["pipeline"]
     repo = pipeline.architecture or pipeline.repo
     check_trainable(repo)

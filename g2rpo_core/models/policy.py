@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 
 from g2rpo_core.architectures.architecture import Architecture
 from g2rpo_core.architectures.table import read_architecture
+from g2rpo_core.common.cuda import WITHOUT_BACKWARD
 from g2rpo_core.common.seeding import generator
 from g2rpo_core.data.embeddings import DTYPES, Conditioning
 from g2rpo_core.distributed.machine import REAL, Machine
@@ -42,7 +43,6 @@ from g2rpo_core.models.settings import LoraSettings, ParallelSettings
 from g2rpo_core.sampling.rollout import Velocity
 from g2rpo_core.sampling.settings import SamplingSettings
 
-NO_BACKWARD = {"_native_cudnn": "makes gradients that are not numbers (common/cuda.py)"}  # attention backend -> why nothing is trained with it
 SNAPSHOTS = "snapshots"  # the folder, within a run's, with the weights of earlier iterations
 
 
@@ -131,8 +131,10 @@ class Policy:
         base's weights stay in the computation's dtype. base: also keep the model before training, for `base_velocity`; without a
         LoRA this is a second set of weights, in the computation's dtype.
         """
-        if settings.get("attention") in NO_BACKWARD:
-            raise UserError(f"sampling.attention: {settings['attention']} {NO_BACKWARD[settings['attention']]}: set it to null, or to _native_flash")
+        if (backend := settings.get("attention")) in WITHOUT_BACKWARD:
+            raise UserError(
+                f"sampling.attention: nothing is trained with {backend}, whose gradients are not numbers (common/cuda.py): set it to null"
+            )
         # The trained weights, or a new LoRA on frozen ones
         device, dtype = torch.device(settings.get("device", "cpu")), settings.get("dtype", torch.float32)
         architecture, folder = read_architecture(pipeline), pipeline / "transformer"

@@ -108,12 +108,18 @@ def _start(numerics: Numerics) -> None:
 def build_pipeline(root: Path, settings: BuiltModels) -> dict:
     """Train the base model into the folder `pipeline` below `root`; return its losses."""
     from g2rpo_core.tiny_models.language import TinyFlux2, TinyQwenImage, TinyZImage
-    from g2rpo_core.tiny_models.pipeline import TinyFlux, TinyStableDiffusion3, train_pipeline, train_vae
+    from g2rpo_core.tiny_models.pipeline import TinyBase, TinyFlux, TinyStableDiffusion3, train_pipeline, train_vae
 
     task = TASKS[settings.source]
     scenes, drawn = task.sample(settings.images, seed_of("pictures", settings.seed), testing=False)
     images = torch.from_numpy(drawn).to(fit_device(settings)) * 2 - 1
-    twins = {"flux": TinyFlux, "sd3": TinyStableDiffusion3, "flux2": TinyFlux2, "zimage": TinyZImage, "qwen_image": TinyQwenImage}
+    twins: dict[str, type[TinyBase]] = {
+        "flux": TinyFlux,
+        "sd3": TinyStableDiffusion3,
+        "flux2": TinyFlux2,
+        "zimage": TinyZImage,
+        "qwen_image": TinyQwenImage,
+    }
     twin = twins[settings.base]
     build = partial(TinyFlux, size=settings.sizes.transformer) if twin is TinyFlux else twin
     vae, vae_quality = train_vae(images, settings.vae, settings.seed, twin.vae, settings.sizes.vae)

@@ -25,7 +25,7 @@ from transformers import (
 from g2rpo_core.architectures.architecture import Architecture
 from g2rpo_core.architectures.table import ARCHITECTURES
 from g2rpo_core.tasks.task import Task
-from g2rpo_core.tiny_models.pipeline import DROPPED, SMALL_VAE, TinyBase, TinyVae, initialize, quieted
+from g2rpo_core.tiny_models.pipeline import DROPPED, TinyBase, TinyVae, initialize, quieted, vae_config
 from g2rpo_core.tiny_models.settings import TOKEN
 from g2rpo_core.tiny_models.tokenizers import QWEN_LENGTH, qwen_tokenizer
 
@@ -95,7 +95,7 @@ class Flux2Vae(TinyVae):
 
     @staticmethod
     def make(side, size):
-        vae = AutoencoderKLFlux2(sample_size=side, block_out_channels=size.channels, **SMALL_VAE)
+        vae = AutoencoderKLFlux2(sample_size=side, **vae_config(size))
         return quieted(vae, vae.encoder.conv_out)
 
     @staticmethod
@@ -167,7 +167,9 @@ class QwenImageVae(TinyVae):
 
     @staticmethod
     def normalize(vae, latents):
-        mean, deviation = (torch.tensor(each, device=latents.device).view(-1, 1, 1) for each in (vae.config.latents_mean, vae.config.latents_std))
+        mean, deviation = (
+            torch.tensor(each, device=latents.device).view(-1, 1, 1) for each in (vae.config.latents_mean, vae.config.latents_std)
+        )
         return (latents[:, :, 0] - mean) / deviation
 
 

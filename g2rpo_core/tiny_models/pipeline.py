@@ -57,7 +57,7 @@ class TinyVae:
     @staticmethod
     def make(side: int, size: VaeSize) -> ModelMixin:
         """Make a VAE with 8 latent channels for images of that side, at a quarter of it."""
-        vae = AutoencoderKL(sample_size=side, block_out_channels=size.channels, **SMALL_VAE)
+        vae = AutoencoderKL(sample_size=side, **vae_config(size))
         return quieted(vae, vae.encoder.conv_out)
 
     @staticmethod
@@ -82,7 +82,11 @@ class TinyVae:
 
 
 def train_vae(
-    images: torch.Tensor, settings: FitSettings, seed: int, kind: type[TinyVae] = TinyVae, size: VaeSize = VaeSize()  # noqa: B008
+    images: torch.Tensor,
+    settings: FitSettings,
+    seed: int,
+    kind: type[TinyVae] = TinyVae,
+    size: VaeSize = VaeSize(),  # noqa: B008
 ) -> tuple[ModelMixin, dict]:
     """Train a VAE of a kind on images [N, 3, side, side] in [-1, 1], on their device.
 
@@ -172,17 +176,28 @@ def initialize(transformer: torch.nn.Module) -> None:
             torch.nn.init.zeros_(parameter)
 
 
+def flux_config(size: TransformerSize) -> dict[str, Any]:
+    """Return the configuration of a small FLUX.1's transformer, with the published proportions of its position embedding."""
+    place = 3 * size.head_width // 8
+    return {
+        "in_channels": 32, "num_layers": size.blocks, "num_single_layers": size.single_blocks, "attention_head_dim": size.head_width,
+        "num_attention_heads": size.heads, "joint_attention_dim": WIDTH, "pooled_projection_dim": 64, "guidance_embeds": True,
+        "axes_dims_rope": (size.head_width // 4, place, place),
+    }  # fmt: skip
+
+
+def vae_config(size: VaeSize) -> dict[str, Any]:
+    """Return the configuration of a small AutoencoderKL, but for the side of its images."""
+    return {**SMALL_VAE, "block_out_channels": size.channels}
+
+
 class TinyFlux(WithT5):
     """A small FLUX.1-dev."""
 
     def __init__(self, task: Task, captions: list[str], size: TransformerSize = TransformerSize()):  # noqa: B008
         super().__init__(task, captions)
         clip, t5 = CLIPTextModel(self.clip_config(64, 1)), self.t5()
-        transformer = FluxTransformer2DModel(
-            in_channels=32, num_layers=size.blocks, num_single_layers=size.single_blocks, attention_head_dim=size.head_width,
-            num_attention_heads=size.heads, joint_attention_dim=64, pooled_projection_dim=64, guidance_embeds=True,
-            axes_dims_rope=(size.head_width // 4, size.head_width * 3 // 8, size.head_width * 3 // 8),
-        )  # fmt: skip
+        transformer = FluxTransformer2DModel(**flux_config(size))
         initialize(transformer)
         self.parts = torch.nn.ModuleDict({"transformer": transformer, "clip": clip, "t5": t5})
         tokens = task.size // TOKEN

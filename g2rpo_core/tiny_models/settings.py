@@ -33,7 +33,9 @@ class TransformerSize(Settings):
     """The transformer of a small FLUX.1."""
 
     heads: Count = Field(4, description="attention heads")
-    head_width: Annotated[int, Field(gt=0, le=1024, multiple_of=16)] = Field(32, description="channels of a head, divisible by 16")
+    head_width: Annotated[int, Field(gt=0, le=1024, multiple_of=16)] = Field(
+        32, description="channels of a head, divisible by 16"
+    )
     blocks: Count = Field(2, description="blocks in which text and image have weights of their own")
     single_blocks: Count = Field(2, description="blocks in which they share weights")
 
@@ -76,7 +78,8 @@ class BuiltModels(Settings):
     seed: Seed = Field(description="of images and weights")
     images: Count = Field(description="how many the pipeline is trained on")
     device: Literal["cpu", "auto"] = Field(
-        "cpu", description="where VAE, base model and CLIP scorers are trained; auto: on a GPU where there is one, with other bits"
+        "cpu",
+        description="where VAE, base model and CLIP scorers are trained; auto: on a GPU where there is one, with other bits",
     )
     sizes: Sizes = Field(Sizes(), description="how large they are")
     vae: FitSettings

@@ -23,6 +23,8 @@ from torchvision.transforms.functional import to_pil_image, to_tensor
 from torchvision.utils import make_grid
 from tqdm import tqdm
 
+from g2rpo_core.common.cuda import peak_bytes
+from g2rpo_core.common.processes import device_of
 from g2rpo_core.data.embeddings import EmbeddingStore
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.texts import visible
@@ -106,8 +108,8 @@ class Tracking:
             if self.share:
                 values["perf/mfu"] = self.share(self.before, record)
         values["memory/host_gib"] = psutil.Process().memory_info().rss / 2**30
-        if torch.cuda.is_available():
-            values["memory/gpu_peak_gib"] = torch.cuda.max_memory_allocated() / 2**30
+        if peak := peak_bytes(device_of(None)):
+            values["memory/gpu_peak_gib"] = peak[0] / 2**30
         # To every tracker, of which one may fail
         for tracker in self.trackers:
             with self.at_most_a_warning(tracker.name):
