@@ -151,6 +151,12 @@ class Runner:
             print(line, flush=True)
 
 
+def has_cuda() -> bool:
+    """Return whether torch finds a GPU; asked in another process, so that this one takes no memory of it."""
+    code = "import sys, torch; sys.exit(not torch.cuda.is_available())"
+    return subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
+
+
 def main() -> None:
     """Parse the options and run the steps; exit status 1 if some are not done."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -167,6 +173,8 @@ def main() -> None:
     if args.list:
         print("\n".join(f"{step.name:22} {step.seconds:4.0f} s" for step in asked))
         return
+    if args.device == "cuda" and not has_cuda():
+        parser.exit(1, "error: no CUDA device; run on one, or try `--size tiny --device cpu`\n")
     left = Runner(args.out.resolve(), args.minutes, args.size, args.device).run(asked)
     print(
         f"{len(asked) - len(left)} of {len(asked)} steps are done, in {args.out}" + (f"; not {', '.join(left)}" if left else "")

@@ -366,7 +366,7 @@ def bases_page() -> str:
         ("repository", "all weights", "a LoRA", "generates", "guidance", "steps", "licence"),
     )
     profiles = {path.stem: load_profile(path) for path in sorted(folder.glob("*.yaml"))}
-    twins = {BASES[each.models.base]: name for name, each in reversed(profiles.items()) if each.models.source != "hub"}
+    twins = {BASES[each.models.base]: name for name, each in reversed(profiles.items()) if name.startswith("tiny")}
     parts = [BASES_HEAD]
     for base in ARCHITECTURES.values():
         parts.append(

@@ -122,11 +122,11 @@ def print_campaign(args: SimpleNamespace, profile: "Profile", machines: "Machine
 
 
 def _whole(value: float) -> str:
-    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
+    return f"{value:,.0f}" if value >= 1 or not value else f"{value:.2g}"
 
 
 def _tenths(value: float) -> str:
-    return f"{value:.1f}" if value >= 1 else f"{value:.2g}"
+    return f"{value:.1f}" if value >= 0.1 else f"{value:.2g}"
 
 
 def _cost(gpu_hours: float, price: float | None) -> str:

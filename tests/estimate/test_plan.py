@@ -17,7 +17,8 @@ from g2rpo_core.cli.main import main
 from g2rpo_core.config import load_profile
 from g2rpo_core.estimate import machines, tracing
 from g2rpo_core.estimate.budget import changed, changes, cheapest, ways
-from g2rpo_core.estimate.machines import Machines
+from g2rpo_core.estimate.cards import CARDS, card_of, rate_of
+from g2rpo_core.estimate.machines import Machines, Rate
 from g2rpo_core.estimate.plan import make_plan
 from g2rpo_core.estimate.tracing import make_encoder
 from g2rpo_core.foundation.errors import UserError
@@ -232,7 +233,7 @@ def test_the_papers_setting():
     assert any(changed.fits and "LoRA" in change for change, changed, _ in changes(profile, "g2rpo", Machines(1, 80), fits=False))
     groups = make_plan(profile, "g2rpo", Machines(16, 141, nodes=2))
     assert groups.memory_gib["weights"] == pytest.approx(2 * weights, abs=0.001)
-    assert make_plan(profile, "g2rpo", Machines(16, 141, nodes=2), rate=100.0).seconds["rollout"] == pytest.approx(170.0)
+    assert make_plan(profile, "g2rpo", Machines(16, 141, nodes=2), rate=Rate(ms=100.0)).seconds["rollout"] == pytest.approx(170.0)
 
 
 @pytest.mark.pipeline
@@ -297,10 +298,47 @@ def test_the_command_speaks_to_machines_and_says_what_is_wrong():
         (["16", "--rate", "fast"], "error: plan: --rate fast: give milliseconds per forward evaluation"),
         (["16", "--nodes", "3"], "error: plan: --gpus 16 cannot be divided evenly over 3 nodes"),
         (["16", "--hours", "0"], "error: plan: --hours 0.0 must be above 0"),
+        (["16", "--card", "v100"], "error: plan: --card v100: not one of h100"),
         (["16", "--shard", "5"], "error: plan: --shard 5 must divide --gpus 16"),
     ):
         done = run_here(main, *command[3:], *words, folder=ROOT)
         assert done.returncode == 1 and done.stderr.startswith(message) and done.stderr.count("\n") == 1
+
+
+def test_a_rate_reaches_every_number_of_a_plan():
+    profile = load_profile(ROOT / "profiles" / "flux_lora_8gpu.yaml")
+    usual, slow = Rate(), Rate(tflops=100.0)
+    fast, late = (make_plan(profile, "g2rpo", Machines(4, 79), rate=rate) for rate in (usual, slow))
+    computed = lambda plan: sum(plan.seconds.values())
+    assert computed(late) == pytest.approx(4 * computed(fast), rel=1e-3) and late.memory_gib == fast.memory_gib
+    for what in ("evaluation_hours", "monitor_hours"):
+        assert getattr(late, what) == pytest.approx(4 * getattr(fast, what), abs=0.02)
+    by_rate = [changes(profile, "g2rpo", Machines(4, 79), True, None, rate) for rate in (usual, slow)]
+    for (label, before, _), (same, after, _) in zip(*by_rate):
+        assert label == same and after.gpu_hours > 3 * before.gpu_hours, label
+    cheap, _ = cheapest(profile, "g2rpo", Machines(4, 79), 1000.0, slow)
+    assert cheap.plan.gpu_hours > 3 * cheapest(profile, "g2rpo", Machines(4, 79), 1000.0)[0].plan.gpu_hours
+
+
+def test_cards_have_memory_a_rate_and_a_source():
+    for name, card in CARDS.items():
+        rate = rate_of(name, compile=False)
+        assert 0 < card.share < 1 and rate.tflops == card.share * card.peak and rate.source.startswith(f"{name}: ")
+        assert card.source in rate.source and card_of(name.upper()) is card
+    assert rate_of("h100", compile=True).tflops == pytest.approx(564, rel=0.01)  # as measured
+    assert rate_of("h100", compile=False).tflops == pytest.approx(354, rel=0.01)
+    assert "compiled" in rate_of("h100", True).source and "compiled" not in rate_of("4090", True).source.split(";")[0]
+    with pytest.raises(UserError, match="--card v100: not one of h100, h200"):
+        card_of("v100")
+
+
+def test_a_small_flux_is_planned_and_what_a_cpu_trains_is_not():
+    made = make_plan(load_profile(ROOT / "profiles" / "small_gpu.yaml"), "g2rpo", Machines(1, 23), rate=rate_of("4090", True))
+    assert made.fits and made.evaluations_per_iteration == 27200 and made.not_counted == ["hps", "clip_score", "verifier"]
+    assert made.memory_gib["weights"] == pytest.approx(4 * 32.395680e6 / 2**30, abs=1e-3)  # as it was built on the card
+    for name in ("tiny", "tiny_sd3"):
+        with pytest.raises(UserError, match="builds its own small models, for a CPU"):
+            make_plan(load_profile(ROOT / "profiles" / f"{name}.yaml"), "g2rpo", Machines(1, 80))
 
 
 def test_checkpoints_take_little_of_a_runs_time():

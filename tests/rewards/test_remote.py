@@ -295,7 +295,7 @@ def test_a_profile_with_a_served_reward_needs_neither_its_models_nor_memory_for_
     (tmp_path / "served.yaml").write_text(text + "rewards: {hps: {server: {url: 'http://gpu1:8700'}}}\n")
     served, here = load_profile(tmp_path / "served.yaml"), load_profile(tmp_path / "flux_hps_clip.yaml")
     machines = checked_machines("plan", 16, 141, 2, 450, 50)
-    plans = [make_plan(profile, "g2rpo", machines, None, None) for profile in (served, here)]
+    plans = [make_plan(profile, "g2rpo", machines) for profile in (served, here)]
     assert plans[0].not_counted == ["hps"] and plans[1].not_counted == []
     assert plans[1].memory_gib["rewards"] == pytest.approx(2 * plans[0].memory_gib["rewards"], abs=0.01)
     assert plans[1].disk_gib["rewards"] > plans[0].disk_gib["rewards"]

@@ -1,0 +1,53 @@
+"""What a GPU alone is told, as far as it can be checked without one: switches of PyTorch that a CPU build has, too."""
+
+import pytest
+import torch
+
+from g2rpo_core.common.cuda import WITHOUT_BACKWARD, describe, peak_bytes, prepare, reset_peak, wait
+from g2rpo_core.foundation.errors import UserError
+from g2rpo_core.models.policy import Policy
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
+
+
+@pytest.fixture
+def cudnn_attention():
+    """Whether PyTorch may choose cuDNN's attention, as it may at first; restored."""
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    yield torch.backends.cuda.cudnn_sdp_enabled
+    torch.backends.cuda.enable_cudnn_sdp(before)
+
+
+def test_a_gpu_never_computes_attention_by_cudnn(cudnn_attention):
+    assert prepare(CPU) == CPU and cudnn_attention()
+    assert prepare(CUDA) == CUDA and not cudnn_attention()
+    others = (torch.backends.cuda.mem_efficient_sdp_enabled, torch.backends.cuda.math_sdp_enabled)
+    assert all(enabled() for enabled in others)
+
+
+def test_nothing_is_trained_by_an_attention_with_a_wrong_backward(models):
+    from diffusers.models.attention_dispatch import AttentionBackendName
+
+    assert set(WITHOUT_BACKWARD) <= {backend.value for backend in AttentionBackendName}
+    with pytest.raises(UserError, match="sampling.attention: nothing is trained with _native_cudnn"):
+        Policy.load_to_train(models / "pipeline", height=32, width=32, guidance=3.5, attention="_native_cudnn")
+
+
+def test_a_cpu_has_no_figures_of_a_gpus_memory():
+    wait(CPU)
+    reset_peak(CPU)
+    assert peak_bytes(CPU) is None and describe(CPU) == "CPU"
+
+
+def test_one_module_of_the_core_does_more_with_cuda_than_ask_what_is_there():
+    """What is allowed elsewhere: whether there are GPUs, how many, and what they are."""
+    import re
+
+    from tests.conftest import ROOT
+
+    asks = {"is_available", "device_count", "get_device_name", "get_device_properties", "mem_get_info"}
+    for folder in ("g2rpo_core", "stages"):
+        for file in (ROOT / folder).rglob("*.py"):
+            used = set(re.findall(r"torch\.cuda\.(\w+)", file.read_text()))
+            assert used <= asks or file.name == "cuda.py", (file, used - asks)

@@ -1,0 +1,98 @@
+"""Small models are built on the device that they are given: here on one without data, whose tensors PyTorch refuses to mix with the CPU's."""
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._pytree import tree_map_only
+
+from g2rpo_core.tasks.table import TASKS
+from g2rpo_core.tiny_models.clip import architecture, degrade, open_clip_towers, transformers_towers
+from g2rpo_core.tiny_models.language import TinyFlux2, TinyQwenImage
+from g2rpo_core.tiny_models.pipeline import TinyFlux, TinyStableDiffusion3
+from g2rpo_core.tiny_models.settings import BuiltModels, FitSettings, TowerSize, TransformerSize, VaeSize
+
+CPU, OTHER = torch.device("cpu"), torch.device("meta")
+TASK = TASKS["shapes"]
+FIT = FitSettings(steps=1, batch=1, learning_rate=1e-3)
+
+
+MODE = FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def without_data(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return a tensor of the device that has no data; an operation refuses it together with one of another device."""
+    fake = tensor if isinstance(tensor, FakeTensor) else MODE.from_tensor(tensor.detach())
+    with MODE:
+        return fake.detach().to(device)
+
+
+def moved(module: torch.nn.Module, device: torch.device) -> torch.nn.Module:
+    """Move a module as `Module.to` does, but without data."""
+    for part in module.modules():
+        for name, parameter in part._parameters.items():
+            if parameter is not None:
+                part._parameters[name] = torch.nn.Parameter(without_data(parameter, device), requires_grad=False)
+        for name, buffer in part._buffers.items():
+            if buffer is not None:
+                part._buffers[name] = without_data(buffer, device)
+    return module
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "twin", [TinyFlux, TinyStableDiffusion3, TinyFlux2, TinyQwenImage]
+)  # Z-Image reads its mask, which needs data
+def test_a_base_model_is_trained_on_its_device(twin, monkeypatch):
+    captions = [scene.caption for scene in TASK.sample(4, 0, testing=False)[0]]
+    vae, base = twin.vae.make(TASK.size, VaeSize()), twin(TASK, captions)
+    if twin not in (TinyFlux2, TinyQwenImage):
+        vae.register_to_config(shift_factor=0.0, scaling_factor=1.0)
+    monkeypatch.setattr(torch.nn.Module, "to", moved)
+    for name, value in vars(base).items():
+        if name != "parts":
+            setattr(base, name, tree_map_only(torch.Tensor, MODE.from_tensor, value))
+    vae.to(OTHER)
+    moved(base.parts, CPU)
+    with MODE:
+        base.to(OTHER)
+        images = torch.zeros(2, 3, TASK.size, TASK.size, device=OTHER)
+        decoded = base.vae.decode(vae, base.vae.encode(vae, images).mean)
+        latents = base.pack(base.vae.normalize(vae, base.vae.encode(vae, images).mean))
+        sigma, prompt = torch.full((2,), 0.5, device=OTHER), torch.ones(2, device=OTHER, dtype=torch.int64)
+        velocity = base.velocity(latents, sigma, prompt, None)
+    assert decoded.device == velocity.device == OTHER and velocity.shape == latents.shape
+
+
+def test_images_are_degraded_on_their_device():
+    images = torch.zeros(5, 3, 32, 32, device="meta")
+    worse = degrade(TASK, images, images, 1.0, None)
+    assert worse.is_meta and worse.shape == images.shape
+
+
+def test_sizes_decide_the_models():
+    size = TransformerSize(heads=3, head_width=48, blocks=1, single_blocks=4)
+    flux = TinyFlux(TASK, ["a"], size).parts["transformer"]
+    assert (len(flux.transformer_blocks), len(flux.single_transformer_blocks), flux.inner_dim) == (1, 4, 144)
+    assert sum(flux.config.axes_dims_rope) == 48 and all(width % 2 == 0 for width in flux.config.axes_dims_rope)
+    for twin in (TinyFlux, TinyFlux2, TinyQwenImage):
+        vae = twin.vae.make(32, VaeSize(channels=(8, 16, 24)))
+        assert sum(p.numel() for p in vae.parameters()) < sum(p.numel() for p in twin.vae.make(32, VaeSize()).parameters())
+    small, usual = TowerSize(width=64, layers=1), TowerSize()
+    for make in (open_clip_towers, transformers_towers):
+        count = lambda towers: sum(p.numel() for p in towers.model.parameters())
+        assert count(make(TASK, small)) < count(make(TASK, usual))
+    assert architecture(TASK, small)["vision_cfg"]["width"] == 64
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"sizes": {"vae": {"channels": (16, 24, 32)}}}, "each must be a multiple of the first, 16"),
+        ({"sizes": {"transformer": {"head_width": 40}}}, "multiple of 16"),
+        ({"flux": None, "sd3": FIT, "sizes": {"transformer": {"heads": 8}}}, "sizes.transformer: is that of `flux`"),
+    ],
+)
+def test_sizes_that_no_model_has_are_refused(changes, message):
+    given = {"source": "shapes", "seed": 0, "images": 8, "vae": FIT, "flux": FIT}
+    with pytest.raises(ValueError, match=message):
+        BuiltModels.model_validate(given | changes)
