@@ -36,7 +36,7 @@ class Step:
 
     name: str
     seconds: float
-    """On an H100, at size flux: measured on 26 November 2026 or, with a sign that it is not, guessed."""
+    """On an H100, at size flux, rounded up; those at equal compute have not been seen to end."""
     words: tuple[str, ...]
     """The module, and options beside --size, --device and --json."""
     needs: str | None = None
@@ -49,9 +49,11 @@ class Step:
 
 def steps() -> list[Step]:
     """Return all steps, the most valuable first."""
-    small = [Step(f"base-{base}", 200, ("benchmarks.gpu_steps", "base", str(base)), beside=True) for base in BASES]
-    small += [Step(name, 200, ("benchmarks.gpu_steps", name), beside=True) for name in ("compiled", "card")]
-    for methods, seconds in ((EQUAL_ITERATIONS, 120), (EQUAL_COMPUTE, 300)):
+    small = [Step(f"base-{base}", 250, ("benchmarks.gpu_steps", "base", str(base)), beside=True) for base in BASES]
+    small += [
+        Step(name, seconds, ("benchmarks.gpu_steps", name), beside=True) for name, seconds in (("compiled", 410), ("card", 160))
+    ]
+    for methods, seconds in ((EQUAL_ITERATIONS, 190), (EQUAL_COMPUTE, 400)):
         small += [
             Step(
                 f"{method}-{base}",
@@ -65,14 +67,14 @@ def steps() -> list[Step]:
             for base in BASES
         ]
     small += [
-        Step(f"base_scores-{base}", 60, ("benchmarks.gpu_steps", "scores", str(base)), f"base-{base}", beside=True)
+        Step(f"base_scores-{base}", 30, ("benchmarks.gpu_steps", "scores", str(base)), f"base-{base}", beside=True)
         for base in BASES
     ]
     return [
         Step("first", 60, ("benchmarks.gpu_first",)),
         Step("first-deterministic", 70, ("benchmarks.gpu_first", "--deterministic")),
         *small,
-        Step("kernels", 90, ("benchmarks.gpu_steps", "kernels")),
+        Step("kernels", 140, ("benchmarks.gpu_steps", "kernels")),
         Step("flux", 180, ("benchmarks.flux", "--batches", "1", "12")),
     ]
 
@@ -84,10 +86,12 @@ class Runner:
         self.folder, self.size, self.device = folder, size, device
         self.deadline = time.monotonic() + 60 * minutes
         self.printing = threading.Lock()
+        self.open: set[str] = set()  # steps of this call that have not ended yet
         folder.mkdir(parents=True, exist_ok=True)
 
     def run(self, asked: Sequence[Step]) -> list[str]:
         """Run the steps that are not done; return the names of those that are not done after it."""
+        self.open = {step.name for step in asked}
         for beside, group in groupby(asked, lambda step: step.beside):
             with ThreadPoolExecutor(BESIDE if beside else 1) as pool:
                 list(pool.map(self.step, group))
@@ -99,17 +103,20 @@ class Runner:
 
     def step(self, step: Step) -> None:
         """Run one step, unless it is done, lacks what it needs, or would not end in time."""
-        if self.done(step.name):
-            return
-        while step.needs and not self.done(step.needs):
-            # The step that it needs began before it, beside it, or in an earlier call
-            if (self.folder / f"{step.needs}.failed").exists() or time.monotonic() > self.deadline:
-                return self.say(f"{step.name}: not begun, because {step.needs} is not done")
-            time.sleep(0.5)
-        left = self.deadline - time.monotonic()
-        if left < (RESUMES if step.resumes else step.seconds if self.size == "flux" else TINY_SECONDS):
-            return self.say(f"{step.name}: not begun, with {left:.0f} seconds left")
-        self.start(step, left)
+        try:
+            if self.done(step.name):
+                return
+            while step.needs in self.open:  # it began before, beside this one
+                time.sleep(0.2)
+            left = self.deadline - time.monotonic()
+            if step.needs and not self.done(step.needs):
+                self.say(f"{step.name}: not begun, because {step.needs} is not done")
+            elif left < (RESUMES if step.resumes else step.seconds if self.size == "flux" else TINY_SECONDS):
+                self.say(f"{step.name}: not begun, with {left:.0f} seconds left")
+            else:
+                self.start(step, left)
+        finally:
+            self.open.discard(step.name)
 
     def start(self, step: Step, left: float) -> None:
         """Run a step's process, for so many seconds at most, and write what its last line says."""

@@ -25,6 +25,7 @@ from g2rpo_core.algorithm.batch import TrainedTransition
 from g2rpo_core.algorithm.credit import transition_advantages
 from g2rpo_core.algorithm.methods import METHODS
 from g2rpo_core.architectures.table import text_encoders
+from g2rpo_core.common.cuda import prepare
 from g2rpo_core.common.model_store import write_lock
 from g2rpo_core.common.seeding import generator
 from g2rpo_core.config import load_profile
@@ -102,7 +103,9 @@ def make_store(models: Path, folder: Path) -> EmbeddingStore:
 def make_policy(models: Path, side: int, device: str, compiled: bool = False) -> Policy:
     """Load the tiny policy with random output and modulation weights, as an untrained DiT's velocity is zero everywhere."""
     parallel = ParallelSettings(compile=compiled)
-    policy = Policy.load_to_train(models / "pipeline", parallel=parallel, height=side, width=side, guidance=3.5, device=device)
+    policy = Policy.load_to_train(
+        models / "pipeline", parallel=parallel, height=side, width=side, guidance=3.5, device=prepare(torch.device(device))
+    )
     random_numbers = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, parameter in policy.transformer.named_parameters():

@@ -67,7 +67,9 @@ def print_plan(args: SimpleNamespace) -> None:
     profile = load_profile(profile_path(args.profile))
     if args.method not in profile.methods:
         raise UserError(f"plan: --method {args.method}: profile {args.profile} has only {', '.join(profile.methods)}")
-    args.memory = args.memory or (card_of(args.card).memory if args.card else DEFAULT_MEMORY)
+    card = card_of(args.card) if args.card else None
+    if args.memory is None:
+        args.memory = card.memory if card else DEFAULT_MEMORY
     machines = checked_machines("plan", args.gpus, args.memory, args.nodes, args.inside, args.between)
     for option in ("hours", "price"):
         if (value := getattr(args, option)) is not None and not 0 < value < float("inf"):

@@ -13,9 +13,8 @@ from g2rpo_core.foundation.errors import UserError
 if TYPE_CHECKING:  # imports torch and diffusers, which would slow down --help
     from g2rpo_core.estimate.tracing import Parameters
 
-ASSUMED_TFLOPS = (
-    400.0  # of a transformer in bfloat16: an H100 was seen to reach 354 in eager mode and 564 compiled (benchmarks/README.md)
-)
+# of a transformer in bfloat16: an H100 was seen to reach 354 in eager mode and 564 compiled (benchmarks/README.md)
+ASSUMED_TFLOPS = 400.0
 DECODE_SLOWER, SCORE_SLOWER = 2, 15  # against bfloat16, by the same data sheets: TF32 convolutions, float32 products
 RESERVE_GIB = 3.0  # CUDA context, communication buffers, and what the allocator cannot fill
 INSIDE, BETWEEN = 400.0, 50.0  # GB/s of a GPU: NVLink of an H100, and a network card of 400 Gbit/s for each GPU

@@ -94,8 +94,7 @@ class Plan:
 def make_plan(profile: Profile, name: str, machines: Machines, shard: int | None = None, rate: Rate = ASSUMED) -> Plan:
     """Plan method `name`, with each model sharded over `shard` GPUs (default: as the profile says, or all).
 
-    rate: of a forward evaluation of the transformer on one GPU. UserError if the
-    GPUs cannot share the prompts of an iteration evenly.
+    rate: of a forward evaluation of the transformer on one GPU. UserError if the GPUs cannot share the prompts of an iteration evenly.
     """
     work = Work(profile, name, machines, shard)
     # Memory: what lasts the whole run, and the largest phase
