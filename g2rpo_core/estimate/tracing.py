@@ -12,8 +12,7 @@ import transformers
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from g2rpo_core.architectures.architecture import Architecture, Config, ModelShape
-from g2rpo_core.architectures.flux import Flux
-from g2rpo_core.architectures.table import check_trainable, known_repos, known_shape
+from g2rpo_core.architectures.table import ARCHITECTURES, check_trainable, known_repos, known_shape
 from g2rpo_core.common.cuda import prepare, wait
 from g2rpo_core.config import Profile
 from g2rpo_core.foundation.errors import UserError
@@ -33,6 +32,7 @@ def shape_of(profile: Profile) -> tuple[Architecture, ModelShape]:
     """
     if profile.models.source != "hub":
         from g2rpo_core.tiny_models.pipeline import flux_config, vae_config
+        from g2rpo_core.tiny_models.settings import BASES
 
         if profile.models.base != "flux" or profile.sampling.dtype == "float32":
             raise UserError(
@@ -40,7 +40,9 @@ def shape_of(profile: Profile) -> tuple[Architecture, ModelShape]:
             )
         sizes = profile.models.sizes
         vae = {**vae_config(sizes.vae), "shift_factor": 0.0}  # which its fit sets, as all such numbers
-        return Flux(), ModelShape(flux_config(sizes.transformer), vae, {}, {"shift": profile.sampling.shift})
+        return ARCHITECTURES[BASES["flux"]], ModelShape(
+            flux_config(sizes.transformer), vae, {}, {"shift": profile.sampling.shift}
+        )
     pipeline = profile.models.repos["pipeline"]
     repo = pipeline.architecture or pipeline.repo
     check_trainable(repo)
