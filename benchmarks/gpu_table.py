@@ -79,7 +79,9 @@ def main() -> None:
     parser.add_argument("results", type=Path)
     parser.add_argument("--pack", type=Path, help="also write all results into this file")
     args = parser.parse_args()
-    results = read(args.results)
+    results = read(args.results) if args.results.exists() else {}
+    if not results:
+        parser.exit(1, f"error: {args.results}: holds no results of benchmarks.gpu_hour\n")
     print("\n".join(table(results)))
     if args.pack:
         args.pack.write_text(json.dumps(packed(results), indent=1, sort_keys=True) + "\n")

@@ -19,6 +19,7 @@ from g2rpo_core.common.model_store import describe_files
 from g2rpo_core.common.processes import die_with_parent
 from g2rpo_core.common.runs import hash_of_folder
 from g2rpo_core.common.seeding import seed_of
+from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import read_json, write_json
 from g2rpo_core.numerics.pins import Numerics
 from g2rpo_core.numerics.portable import in_use, use
@@ -43,9 +44,14 @@ class Scorer(NamedTuple):
 
 
 def fit_device(settings: BuiltModels) -> torch.device:
-    """Return the device that models are trained on. On a GPU, from now on, float32 products are made of TF32 ones."""
-    if settings.device == "cpu" or not torch.cuda.is_available():
+    """Return the device that models are trained on; UserError if it is a GPU and there is none.
+
+    On a GPU float32 products are made of TF32 ones from now on.
+    """
+    if settings.device == "cpu":
         return CPU
+    if not torch.cuda.is_available():
+        raise UserError("models.device: gpu: torch finds no GPU here: go to a machine with one, or choose a profile for a CPU")
     torch.set_float32_matmul_precision("high")
     return prepare(torch.device("cuda"))
 
@@ -55,6 +61,7 @@ def build_models(root: Path, settings: BuiltModels, parts: Path) -> tuple[dict, 
 
     parts: where each model waits until all are built. What an earlier call with equal settings left there is used again.
     """
+    fit_device(settings)  # refused before anything is built
     names = [PIPELINE, *(name for name in BUILDERS if settings.fit_of(name))]
     with ProcessPoolExecutor(2, mp_context=get_context("spawn"), initializer=_start, initargs=(in_use(),)) as pool:
         jobs = [pool.submit(_build, parts / name, settings, name) for name in names]

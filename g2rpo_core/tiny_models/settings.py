@@ -77,9 +77,8 @@ class BuiltModels(Settings):
     source: TaskName = Field(description="build and train the models here, on this task's images")
     seed: Seed = Field(description="of images and weights")
     images: Count = Field(description="how many the pipeline is trained on")
-    device: Literal["cpu", "auto"] = Field(
-        "cpu",
-        description="where VAE, base model and CLIP scorers are trained; auto: on a GPU where there is one, with other bits",
+    device: Literal["cpu", "gpu"] = Field(
+        "cpu", description="where VAE, base model and CLIP scorers are trained; a GPU computes other bits"
     )
     sizes: Sizes = Field(Sizes(), description="how large they are")
     vae: FitSettings

@@ -5,7 +5,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._pytree import tree_map_only
 
+from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.tasks.table import TASKS
+from g2rpo_core.tiny_models.build import build_models
 from g2rpo_core.tiny_models.clip import architecture, degrade, open_clip_towers, transformers_towers
 from g2rpo_core.tiny_models.language import TinyFlux2, TinyQwenImage
 from g2rpo_core.tiny_models.pipeline import TinyFlux, TinyStableDiffusion3
@@ -82,6 +84,15 @@ def test_sizes_decide_the_models():
         count = lambda towers: sum(p.numel() for p in towers.model.parameters())
         assert count(make(TASK, small)) < count(make(TASK, usual))
     assert architecture(TASK, small)["vision_cfg"]["width"] == 64
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_models_for_a_gpu_are_not_built_without_one(tmp_path):
+    """Nor on the CPU instead, which would take days."""
+    settings = BuiltModels(source="shapes", seed=0, images=8, vae=FIT, flux=FIT, device="gpu")
+    with pytest.raises(UserError, match="models.device: gpu: torch finds no GPU here"):
+        build_models(tmp_path / "models", settings, tmp_path / "parts")
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
