@@ -43,6 +43,7 @@ LONGEST = (
     "models/test_parallelize",
     "pipeline/test_flux_profiles",
     "benchmarks/test_benchmarks",
+    "benchmarks/test_gpu_hour",
     "reliability/test_machine",
     "pipeline/test_twin_stages",
     "distributed/test_checkpoint",
