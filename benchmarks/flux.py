@@ -115,7 +115,10 @@ def inputs(policy: Policy, batch: int) -> tuple[torch.Tensor, torch.Tensor, torc
 
 
 def drift(policy: Policy, exact: Velocity, other: Velocity, context: Callable = contextlib.nullcontext) -> dict[str, float]:
-    """Return how far a velocity, called within a context, is from the exact one: relative error, |ratio - 1| of a Flow-SDE step, and latents after an ODE."""
+    """Return how far a velocity is from the exact one: relative error, |ratio - 1| of a Flow-SDE step, and latents after an ODE.
+
+    context: of the calls of the other velocity alone.
+    """
     x, sigma, prompt = inputs(policy, 2)
     sigmas = shifted_sigmas(STEPS, 3.0).to(policy.device)
     step = torch.full((2,), 4, device=policy.device)

@@ -15,9 +15,11 @@ from pathlib import Path
 
 import open_clip
 import torch
+from diffusers.models.modeling_utils import ModelMixin
 from open_clip.constants import OPENAI_DATASET_MEAN, OPENAI_DATASET_STD
 
 from benchmarks.flux import SIZES, inputs, make_policy, timed
+from g2rpo_core.architectures.architecture import Architecture
 from g2rpo_core.common.cuda import describe, peak_bytes, prepare, reset_peak
 from g2rpo_core.config import load_profile, profile_path
 from g2rpo_core.config.profile import Profile
@@ -27,6 +29,7 @@ from g2rpo_core.estimate.machines import RESERVE_GIB, Machines
 from g2rpo_core.estimate.plan import make_plan
 from g2rpo_core.models.loading import draw_lora, lora_config
 from g2rpo_core.models.policy import Policy
+from g2rpo_core.models.settings import LoraSettings
 from g2rpo_core.numerics.portable import use_deterministic
 from g2rpo_core.rewards.preprocess import Preprocess
 from g2rpo_core.rewards.similarity import CosineScore
@@ -70,6 +73,16 @@ def make_scorer(size: str, device: torch.device) -> CosineScore:
     return CosineScore(model.encode_image, encode, preprocess, device, ScorerSettings())
 
 
+def add_lora(model: ModelMixin, base: Architecture, lora: LoraSettings, device: torch.device) -> None:
+    """Freeze a transformer, and add a new LoRA in float32."""
+    model.requires_grad_(False)
+    model.add_adapter(lora_config(base, lora))
+    for name, parameter in model.named_parameters():
+        if ".lora_" in name:
+            parameter.data = parameter.data.to(device, torch.float32)
+    draw_lora(model, lora.rank, torch.Generator().manual_seed(0))
+
+
 def make_trainer(
     profile: Profile, size: str, policy: Policy, conditioning: Conditioning, scorer: CosineScore, folder: Path
 ) -> Trainer:
@@ -77,13 +90,9 @@ def make_trainer(
     run = profile.run("g2rpo")
     smaller = TINY if size == "tiny" else ({}, {})
     sampling, training = (section.model_copy(update=change) for section, change in zip((run.sampling, run.training), smaller))
-    model, lora = policy.transformer.requires_grad_(False), training.lora
-    assert lora is not None
-    model.add_adapter(lora_config(policy.architecture, lora))
-    for name, parameter in model.named_parameters():
-        if ".lora_" in name:
-            parameter.data = parameter.data.to(policy.device, torch.float32)
-    draw_lora(model, lora.rank, torch.Generator().manual_seed(0))
+    model = policy.transformer
+    assert training.lora is not None
+    add_lora(model, policy.architecture, training.lora, policy.device)
     policy = Policy(
         policy.architecture, model, policy.vae, sampling.height, sampling.width, sampling.guidance, policy.dtype, policy.device
     )

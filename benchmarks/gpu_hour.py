@@ -79,6 +79,16 @@ def steps() -> list[Step]:
     ]
 
 
+def environment() -> dict[str, str]:
+    """Return the environment of a process that imports this checkout's modules, wherever it works."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
+
+
+def last_line(output: str) -> str:
+    """Return what a process said last: its result, or what went wrong."""
+    return (output.strip().splitlines() or ["no output"])[-1]
+
+
 class Runner:
     """Runs steps until a deadline; folder: where their files are."""
 
@@ -126,12 +136,9 @@ class Runner:
         command = [sys.executable, "-m", module, *words, "--size", self.size, "--device", self.device, "--json"]
         if module == "benchmarks.gpu_steps":
             command += ["--home", str(self.folder / "work")]
-        paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         start = time.monotonic()
         with log.open("w") as file:
-            process = subprocess.Popen(
-                command, stdout=file, stderr=subprocess.STDOUT, env=os.environ | {"PYTHONPATH": paths}, start_new_session=True
-            )
+            process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=environment(), start_new_session=True)
             try:
                 status: int | str = process.wait(left)
             except subprocess.TimeoutExpired:
@@ -143,7 +150,7 @@ class Runner:
                     os.killpg(process.pid, signal.SIGKILL)
                     process.wait()
         seconds = round(time.monotonic() - start, 1)
-        last = (log.read_text(errors="replace").strip().splitlines() or ["no output"])[-1]
+        last = last_line(log.read_text(errors="replace"))
         if status == 0:
             result = {"step": step.name, "wall_seconds": seconds, "size": self.size, "result": json.loads(last)}
             aside = log.with_suffix(".tmp")

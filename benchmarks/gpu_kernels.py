@@ -14,19 +14,17 @@ from functools import partial
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from benchmarks.flux import BACKENDS as FUSED
 from benchmarks.flux import SIZES
-from benchmarks.gpu_first import make_scorer
+from benchmarks.gpu_first import add_lora, make_scorer
 from g2rpo_core.architectures.flux import Flux
 from g2rpo_core.common.cuda import peak_bytes, prepare, reset_peak
 from g2rpo_core.estimate.tracing import median_seconds
-from g2rpo_core.models.loading import draw_lora, lora_config
 from g2rpo_core.models.quantized import quantize
 from g2rpo_core.models.settings import LoraSettings
 
-BACKENDS = {
-    "math": SDPBackend.MATH, "flash": SDPBackend.FLASH_ATTENTION, "efficient": SDPBackend.EFFICIENT_ATTENTION,
-    "cudnn": SDPBackend.CUDNN_ATTENTION,
-}  # fmt: skip
+BACKENDS = {"math": SDPBackend.MATH, **FUSED}
+LORA = LoraSettings(rank=32, alpha=32.0)
 ROWS = 4
 GIB = 2**30
 
@@ -38,13 +36,8 @@ def make(size: str, device: torch.device) -> tuple[torch.nn.Module, dict]:
     base = Flux()
     torch.manual_seed(0)
     with torch.device(device):
-        model = base.transformer(**config).to(torch.bfloat16).requires_grad_(False)
-    lora = LoraSettings(rank=32, alpha=32.0)
-    model.add_adapter(lora_config(base, lora))
-    for name, parameter in model.named_parameters():
-        if ".lora_" in name:
-            parameter.data = parameter.data.to(device, torch.float32)
-    draw_lora(model, lora.rank, torch.Generator().manual_seed(0))
+        model = base.transformer(**config).to(torch.bfloat16)
+    add_lora(model, base, LORA, device)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if ".lora_B" in name:

@@ -8,29 +8,34 @@ a training on it, and its scores; compiled: what fills the cache of compiled cod
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
-ROOT = Path(__file__).parents[1]
+from benchmarks.gpu_hour import ROOT, environment, last_line
+
 PROFILES = {"flux": "small_gpu", "tiny": "small_gpu_check"}  # size -> the profile that is built
 SEED = "1"  # of every run
 CARD_ITERATIONS = 4
 
 
+def python(module: str, *words: str, **how: Any) -> str:
+    """Run a module, and return the last line that it prints; RuntimeError with the last line of its errors if it fails."""
+    done = subprocess.run([sys.executable, "-m", module, *words], capture_output=True, text=True, **how)
+    if done.returncode:
+        raise RuntimeError(f"{module} {' '.join(words)}: {last_line(done.stderr)}")
+    return last_line(done.stdout)
+
+
 def stage(home: Path, name: str, *words: str, device: str = "cuda") -> float:
     """Run a stage in the checkout `home`, and return its seconds; RuntimeError with its last line if it fails."""
-    env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
-    if device == "cpu":
-        env["CUDA_VISIBLE_DEVICES"] = ""
+    env = environment() | ({"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {})
     start = time.monotonic()
-    done = subprocess.run([sys.executable, "-m", f"stages.{name}", *words], cwd=home, env=env, capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(f"stage {name} {' '.join(words)}: {(done.stderr.strip().splitlines() or ['no output'])[-1]}")
+    python(f"stages.{name}", *words, cwd=home, env=env)
     return round(time.monotonic() - start, 1)
 
 
@@ -111,7 +116,7 @@ def compiled(home: Path, size: str, device: str) -> dict:
     few = {"steps": 5}
     models = {"images": 256, **dict.fromkeys(("vae", "flux", "hps", "clip_score", "pickscore"), few)}
     training = {"iterations": 2, "monitor": {"every": 2}}
-    entries = {method: {"training": {"iterations": 2}} for method in ("mix_grpo_compute", "nft_shared_compute")}
+    entries = {"nft_shared_compute": {"training": {"iterations": 2}}}  # it has a number of its own
     name = checkout(home, "compiled", {"extends": PROFILES[size], "models": models, "training": training, "methods": entries})
     for each in ("models", "prompts", "embed"):
         stage(home, each, "--profile", name, device=device)
@@ -126,10 +131,9 @@ def run(home: Path, size: str, device: str, seed: str, method: str) -> dict:
     """Train a method on the base of that seed, and score its images."""
     name = f"small_{seed}"
     words = ("--profile", name, "--method", method, "--seed", SEED)
-    done = (
-        home / "runs" / name / f"{method}-{SEED}" / "records.parquet"
-    ).exists()  # by a call that was stopped in the evaluation
-    seconds = {each: stage(home, each, *words, device=device) for each in (("evaluate",) if done else ("train", "evaluate"))}
+    # A call that was stopped in the evaluation has left the training
+    trained = (home / "runs" / name / f"{method}-{SEED}" / "records.parquet").exists()
+    seconds = {each: stage(home, each, *words, device=device) for each in ("train", "evaluate")[trained:]}
     rows = records(home, name, f"{method}-{SEED}")
     kept = ("iteration", "num_forward_evals", "num_transitions", "old_policy_ratio_error", "loss", "grad_norm")
     few = [{key: row.get(key) for key in kept} for row in (rows[1], rows[-1])]
@@ -138,18 +142,14 @@ def run(home: Path, size: str, device: str, seed: str, method: str) -> dict:
 
 def kernels(home: Path, size: str, device: str) -> dict:
     """Measure attention backends with gradients, each in a process of its own because some end it; then what needs no such care."""
-    backends = ("math", "flash", "efficient", "cudnn") if device == "cuda" else ("math", "flash")
-    result: dict = {"attention": {}}
-    for backend in backends:
-        words = ("benchmarks.gpu_kernels", "attention", backend, "--size", size, "--device", device)
-        done = subprocess.run([sys.executable, "-m", *words], capture_output=True, text=True)
-        last = ((done.stdout if done.returncode == 0 else done.stderr).strip().splitlines() or ["no output"])[-1]
-        result["attention"][backend] = json.loads(last) if done.returncode == 0 else {"error": last}
-    words = ("benchmarks.gpu_kernels", "others", "--size", size, "--device", device)
-    done = subprocess.run([sys.executable, "-m", *words], capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError((done.stderr.strip().splitlines() or ["no output"])[-1])
-    return result | json.loads(done.stdout.strip().splitlines()[-1])
+    measure = lambda *what: json.loads(python("benchmarks.gpu_kernels", *what, "--size", size, "--device", device))
+    attention = {}
+    for backend in ("math", "flash", "efficient", "cudnn") if device == "cuda" else ("math", "flash"):
+        try:
+            attention[backend] = measure("attention", backend)
+        except RuntimeError as error:
+            attention[backend] = {"error": str(error)}
+    return {"attention": attention, **measure("others")}
 
 
 STEPS: dict[str, Callable[..., dict]] = {

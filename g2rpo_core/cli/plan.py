@@ -142,14 +142,14 @@ def _rate(args: SimpleNamespace, profile: "Profile") -> Rate:
     if args.rate == "measured":
         from g2rpo_core.estimate.plan import measured_rate
 
-        return Rate(None, measured_rate(profile, args.method), "measured on this machine")
+        return Rate(ms=measured_rate(profile, args.method), source="measured on this machine")
     try:
         ms = float(args.rate)
     except ValueError:
         ms = 0.0
     if not 0 < ms < float("inf"):
         raise UserError(f"plan: --rate {args.rate}: give milliseconds per forward evaluation, above 0, or `measured`")
-    return Rate(None, ms, "given")
+    return Rate(ms=ms, source="given")
 
 
 def _describe_ways(args: SimpleNamespace, iterations: int, way: "Way | None", fastest: "Way | None", rate: Rate) -> list[str]:

@@ -57,4 +57,4 @@ def rate_of(name: str, compile: bool) -> Rate:
     share = card.compiled if compile and card.compiled else card.share
     how = ", compiled" if compile and card.compiled else ""
     tflops = share * card.peak
-    return Rate(tflops, None, f"{name.lower()}: {tflops:.0f} TFLOP/s in bfloat16{how}, {share:.0%} of its peak; {card.source}")
+    return Rate(tflops, source=f"{name.lower()}: {tflops:.0f} TFLOP/s in bfloat16{how}, {share:.0%} of its peak; {card.source}")

@@ -25,16 +25,16 @@ FLOAT32 = 4
 
 @dataclass(frozen=True)
 class Rate:
-    """How fast a GPU computes a forward of the transformer, by one of two numbers, and where it comes from."""
+    """How fast a GPU computes a forward of the transformer, and where that comes from."""
 
-    tflops: float | None = ASSUMED_TFLOPS
+    tflops: float = ASSUMED_TFLOPS
     ms: float | None = None
-    """Milliseconds per forward evaluation, which count before `tflops`."""
+    """Milliseconds per forward evaluation, instead of `tflops`."""
     source: str = f"assumed: {ASSUMED_TFLOPS:.0f} TFLOP/s in bfloat16; --card or --rate give that of a GPU"
 
     def ms_of(self, flops: float) -> float:
         """Return the milliseconds of a forward evaluation with so many operations."""
-        return self.ms or flops / ((self.tflops or ASSUMED_TFLOPS) * 1e9)
+        return self.ms or flops / (self.tflops * 1e9)
 
 
 ASSUMED = Rate()
