@@ -1,9 +1,11 @@
 # The environment that requirements.lock pins, and the code; docs/howto/without_slurm.md says how to run it. Not built by any test.
-# docker build --tag g2rpo .                                                 # torch as the registry has it, with CUDA's libraries
+# docker build --tag g2rpo .                           # for driver 580 or newer; torch brings CUDA's libraries
+# docker build --build-arg TORCH=cu126 --tag g2rpo .   # for driver 525 or newer
 # docker build --build-arg BASE=nvidia/cuda:12.8.1-runtime-ubuntu24.04 --tag g2rpo .
 ARG BASE=python:3.11.9-slim-bookworm
 FROM ${BASE}
 ARG UID=1000
+ARG TORCH=cu130
 
 # An image without Python gets its distribution's; git is DVC's
 RUN apt-get update \
@@ -16,11 +18,12 @@ USER ${UID}
 WORKDIR /g2rpo
 ENV PATH=/opt/g2rpo/bin:$PATH PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 DVC_NO_ANALYTICS=1 DO_NOT_TRACK=1
 
-# The packages, before the code: a change of the code installs none again. torch comes first, so that pip chooses its release
+# The packages, before the code: a change of the code installs none again. torch comes first, in the build that is named
 COPY --chown=${UID} requirements.lock ./
 COPY --chown=${UID} tools/fit_torchvision.py tools/activate_environment.py tools/
 RUN python3 -m venv /opt/g2rpo \
- && pip install "$(grep ^torch== requirements.lock)" \
+ && pip install "$(grep ^torch== requirements.lock)+${TORCH}" "$(grep ^torchvision== requirements.lock)" \
+      --extra-index-url https://download.pytorch.org/whl/${TORCH} \
  && pip install --requirement requirements.lock \
  && python tools/fit_torchvision.py \
  && python tools/activate_environment.py

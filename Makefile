@@ -1,5 +1,9 @@
 # The two commands: `make reproduce` makes the comparison report from nothing, `make test` runs the tests. `make help` lists all.
+# The Python and the build of torch that `make env` was last told, if any
+-include .cache/environments/choice.mk
 PYTHON ?= python3
+# auto, cpu, cu126 or another of PyTorch's builds, or pip for the one that pip finds
+TORCH ?= auto
 BIN := .venv/bin
 # One worker per core; tests of a file stay together because they share fixtures.
 PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
@@ -16,11 +20,11 @@ help: ## list the targets, and the first things to try
 	@echo; echo 'First things to try:'
 	@sed -nE 's/^\| ([a-z][^|]{3,}) \| ([^|]*) \|$$/\1: \2/p' README.md | sed -E 's/ \(\[[^)]*\)\)//g; s/\[([^]]*)\]\([^)]*\)/\1/g; s/`//g'
 
-env: ## build the environment .venv, if the pinned packages are not those that it has; the old one stays until the new one is complete
-	@$(PYTHON) -m tools.environment build
+env: ## build the environment .venv, if it is not the pinned one; the old one stays until then. PYTHON=python3.12 and TORCH=cpu or cu126 choose, and are kept
+	@PYTHON='$(PYTHON)' TORCH='$(TORCH)' $(PYTHON) -m tools.environment build
 
 has-env:
-	@$(PYTHON) -m tools.environment check
+	@TORCH='$(TORCH)' $(PYTHON) -m tools.environment check
 
 reproduce: env ## from nothing to reports/report.html: installs, then runs the whole pipeline
 	$(BIN)/python -m pipeline.check

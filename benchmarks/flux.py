@@ -26,11 +26,14 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from g2rpo_core.algorithm.methods import METHODS
 from g2rpo_core.architectures.flux import TRANSFORMER, VAE, Flux
-from g2rpo_core.common.cuda import describe, peak_bytes, prepare, reset_peak, wait
+from g2rpo_core.common.cuda import describe, peak_bytes, prepare, reset_peak, wait, why_none
 from g2rpo_core.data.embeddings import Conditioning
+from g2rpo_core.estimate.drawn import drawn_transformer
 from g2rpo_core.estimate.tracing import median_seconds
 from g2rpo_core.models.cost import Call, Measured, transformer_cost
 from g2rpo_core.models.policy import Policy
+from g2rpo_core.models.quantized import Kind
+from g2rpo_core.models.settings import LoraSettings
 from g2rpo_core.sampling.rollout import Velocity, rollout, sample
 from g2rpo_core.sampling.schedule import shifted_sigmas, sigma_at
 
@@ -49,6 +52,14 @@ PUBLISHED_FORWARD_EVALS = 2188  # of the published loop at this setting; each is
 BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION, "efficient": SDPBackend.EFFICIENT_ATTENTION}
 
 
+def found_device(parser: argparse.ArgumentParser, name: str) -> torch.device:
+    """Return the device of this name, prepared; end in one line if it is a GPU and torch finds none."""
+    device = prepare(torch.device(name))
+    if device.type == "cuda" and not torch.cuda.is_available():
+        parser.exit(1, f"error: torch finds no GPU here: {why_none()}; or try `--size tiny --device cpu`\n")
+    return device
+
+
 def matrix_peak(device: torch.device, side: int, dtype: torch.dtype = torch.bfloat16) -> float:
     """Measure the FLOP/s of a square matrix product on random data."""
     a, b = (torch.randn(side, side, device=device, dtype=dtype) for _ in range(2))
@@ -64,12 +75,17 @@ def timed(device: torch.device, work: Callable[[], T]) -> tuple[T, float]:
     return result, time.perf_counter() - start
 
 
-def make_policy(size: str, device: torch.device) -> tuple[Policy, Conditioning]:
-    """Make a policy of true shape with random bf16 weights on the device, and the random encoding of one prompt."""
+def make_policy(
+    size: str, device: torch.device, lora: LoraSettings | None = None, quantized: Kind | None = None
+) -> tuple[Policy, Conditioning]:
+    """Make a policy of true shape with random bf16 weights on the device, and the random encoding of one prompt.
+
+    lora: an adapter that trains; quantized: how the frozen weights are kept.
+    """
     transformer, vae, side, text_tokens = SIZES[size]
     base = Flux()
+    model = drawn_transformer(base, transformer, device, lora, quantized)
     with torch.device(device):
-        model = base.transformer(**transformer).to(torch.bfloat16)
         policy = Policy(base, model, base.vae(**vae), side, side, 3.5, torch.bfloat16, device)
     context = torch.randn(1, text_tokens, transformer["joint_attention_dim"], device=device)
     return policy, Conditioning(
@@ -249,9 +265,7 @@ def main() -> None:
     parser.add_argument("--iteration", action="store_true", help="run a whole rollout of the paper's setting (minutes)")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    device = prepare(torch.device(args.device))
-    if device.type == "cuda" and not torch.cuda.is_available():
-        parser.exit(1, "error: no CUDA device; run on one, or try `--size tiny --device cpu`\n")
+    device = found_device(parser, args.device)
     bench = Bench(args.size, device)
     bench.measure_variants(args.batches)
     bench.project_rollout()

@@ -1,10 +1,11 @@
 """Measure what a GPU machine should tell first, with random weights at FLUX.1-dev's true size: nothing is downloaded.
 
-    make gpu-first          # or python -m benchmarks.gpu_first [--deterministic] [--size tiny --device cpu]
+    make gpu-first          # or python -m benchmarks.gpu_first [--profile NAME] [--deterministic] [--size tiny --device cpu]
 
-One table, in this order: how far the number of rows in a call moves a velocity, and what a row then costs; an iteration of profile
-flux_smoke: its memory, seconds and share of the peak beside what `g2rpo plan` says; whether the same iteration gives the same bits
-twice; how far half precision moves scores of HPS-v2.1's architecture. It is also written to .cache/gpu_first.md.
+One table, in this order: how far the number of rows in a call moves a velocity, and what a row then costs; an iteration of a profile with
+a LoRA: its memory, seconds and share of the peak beside what `g2rpo plan` says; whether the same iteration gives the same bits twice;
+how far half precision moves scores of HPS-v2.1's architecture. It is also written to .cache/gpu_first.md.
+The profile is flux_smoke, or, where that does not fit the GPU, flux_lora_24gb, whose frozen weights have 4 bits.
 """
 
 import argparse
@@ -15,21 +16,18 @@ from pathlib import Path
 
 import open_clip
 import torch
-from diffusers.models.modeling_utils import ModelMixin
 from open_clip.constants import OPENAI_DATASET_MEAN, OPENAI_DATASET_STD
 
-from benchmarks.flux import SIZES, inputs, make_policy, timed
-from g2rpo_core.architectures.architecture import Architecture
-from g2rpo_core.common.cuda import describe, peak_bytes, prepare, reset_peak
+from benchmarks.flux import SIZES, found_device, inputs, make_policy, timed
+from g2rpo_core.common.cuda import describe, peak_bytes, reset_peak
 from g2rpo_core.config import load_profile, profile_path
 from g2rpo_core.config.profile import Profile
 from g2rpo_core.data.embeddings import Conditioning, EmbeddingStore, write
 from g2rpo_core.data.prompts import Prompt
 from g2rpo_core.estimate.machines import RESERVE_GIB, Machines
 from g2rpo_core.estimate.plan import make_plan
-from g2rpo_core.models.loading import draw_lora, lora_config
+from g2rpo_core.estimate.tracing import median_seconds
 from g2rpo_core.models.policy import Policy
-from g2rpo_core.models.settings import LoraSettings
 from g2rpo_core.numerics.portable import use_deterministic
 from g2rpo_core.rewards.preprocess import Preprocess
 from g2rpo_core.rewards.similarity import CosineScore
@@ -39,7 +37,9 @@ from g2rpo_core.training.trainer import Trainer
 from g2rpo_core.training.utilization import share_of_peak
 
 OUT = Path(".cache", "gpu_first.md")
+PROFILES = ("flux_smoke", "flux_lora_24gb")  # for 80 GB, and for 24
 ROWS = (1, 4, 8, 9, 12)
+WARM = 3  # calls whose median is a row's time
 SMALL_CLIP = {
     "embed_dim": 32, "vision_cfg": {"image_size": 32, "layers": 1, "width": 64, "patch_size": 16},
     "text_cfg": {"context_length": 77, "vocab_size": 49408, "width": 64, "heads": 1, "layers": 1},
@@ -54,10 +54,10 @@ def by_rows(policy: Policy, conditioning: Conditioning) -> Iterator[Row]:
     """Yield by the number of rows in a call: how far a latent's velocity is from that of a call with it alone, and a row's seconds."""
     field, arguments = policy.velocity(conditioning), inputs(policy, max(ROWS))
     call = lambda count: field(*(each[:count] for each in arguments))[0]
-    call(1)  # the first call also allocates
-    (alone, first), *others = (timed(policy.device, lambda count=count: call(count)) for count in ROWS)
-    for count, (velocity, seconds) in zip(ROWS[1:], others):
-        difference = ((velocity - alone).norm() / alone.norm()).item()
+    alone, first = call(1), median_seconds(lambda: call(1), policy.device, WARM)
+    for count in ROWS[1:]:
+        difference = ((call(count) - alone).norm() / alone.norm()).item()
+        seconds = median_seconds(lambda count=count: call(count), policy.device, WARM)
         yield f"velocity in a call of {count} rows: relative difference to 1 row", f"{difference:.1e}", "0"
         yield f"a row's seconds in a call of {count} rows: ratio to 1 row", f"{seconds / count / first:.2f}", "1"
 
@@ -73,28 +73,31 @@ def make_scorer(size: str, device: torch.device) -> CosineScore:
     return CosineScore(model.encode_image, encode, preprocess, device, ScorerSettings())
 
 
-def add_lora(model: ModelMixin, base: Architecture, lora: LoraSettings, device: torch.device) -> None:
-    """Freeze a transformer, and add a new LoRA in float32."""
-    model.requires_grad_(False)
-    model.add_adapter(lora_config(base, lora))
-    for name, parameter in model.named_parameters():
-        if ".lora_" in name:
-            parameter.data = parameter.data.to(device, torch.float32)
-    draw_lora(model, lora.rank, torch.Generator().manual_seed(0))
+def fitting_profile(device: torch.device) -> str:
+    """Return the first of PROFILES that fits the device by the plan, or the last one; for a CPU the first one."""
+    if device.type == "cpu":
+        return PROFILES[0]
+    machines = Machines(1, torch.cuda.get_device_properties(device).total_memory / GIB)
+    fits = (name for name in PROFILES if make_plan(load_profile(profile_path(name)), "g2rpo", machines).fits)
+    return next(fits, PROFILES[-1])
 
 
 def make_trainer(
     profile: Profile, size: str, policy: Policy, conditioning: Conditioning, scorer: CosineScore, folder: Path
 ) -> Trainer:
-    """Make the profile's trainer of G²RPO on the policy's weights, with a new LoRA and prompts that all have one random encoding."""
+    """Make the profile's trainer of G²RPO on the policy's weights and LoRA, with prompts that all have one random encoding."""
     run = profile.run("g2rpo")
     smaller = TINY if size == "tiny" else ({}, {})
     sampling, training = (section.model_copy(update=change) for section, change in zip((run.sampling, run.training), smaller))
-    model = policy.transformer
-    assert training.lora is not None
-    add_lora(model, policy.architecture, training.lora, policy.device)
     policy = Policy(
-        policy.architecture, model, policy.vae, sampling.height, sampling.width, sampling.guidance, policy.dtype, policy.device
+        policy.architecture,
+        policy.transformer,
+        policy.vae,
+        sampling.height,
+        sampling.width,
+        sampling.guidance,
+        policy.dtype,
+        policy.device,
     )
     prompts = [Prompt(str(number), f"a photo of {number} cats", "") for number in range(training.prompts_per_iteration)]
     one = Conditioning({name: tensor[0].cpu() for name, tensor in conditioning.tensors.items()})
@@ -149,14 +152,14 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--json", action="store_true", help="also print the rows as JSON, on the last line")
     parser.add_argument("--deterministic", action="store_true", help="with numerics: deterministic, to compare bits and seconds")
+    parser.add_argument("--profile", choices=PROFILES, help="whose iteration is run (default: the first that fits this GPU)")
     args = parser.parse_args()
     if args.deterministic:
         use_deterministic()
-    device = prepare(torch.device(args.device))
-    if device.type == "cuda" and not torch.cuda.is_available():
-        parser.exit(1, "error: no CUDA device; run on one, or try `--size tiny --device cpu`\n")
-    profile = load_profile(profile_path("flux_smoke"))
-    name = describe(device)
+    device = found_device(parser, args.device)
+    chosen = args.profile or fitting_profile(device)
+    profile = load_profile(profile_path(chosen))
+    run = profile.run("g2rpo")
     OUT.parent.mkdir(parents=True, exist_ok=True)
     with OUT.open("w") as file, tempfile.TemporaryDirectory() as folder:
         shown: list[Row] = []
@@ -166,11 +169,10 @@ def main() -> None:
             for stream in (file, None):
                 print(f"| {' | '.join(row)} |", file=stream, flush=True)
 
-        show((f"{name}, torch {torch.__version__}, {args.size}", "measured", "planned"))
+        show((f"{describe(device)}, torch {torch.__version__}, {args.size}, {chosen}", "measured", "planned"))
         show(("---", "---", "---"))
         torch.manual_seed(0)
-        with torch.no_grad():
-            policy, conditioning = make_policy(args.size, device)
+        policy, conditioning = make_policy(args.size, device, run.training.lora, run.sampling.quantize)
         for row in by_rows(policy, conditioning):
             show(row)
         scorer = make_scorer(args.size, device)

@@ -16,9 +16,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.flux import BACKENDS as FUSED
 from benchmarks.flux import SIZES
-from benchmarks.gpu_first import add_lora, make_scorer
+from benchmarks.gpu_first import make_scorer
 from g2rpo_core.architectures.flux import Flux
 from g2rpo_core.common.cuda import peak_bytes, prepare, reset_peak
+from g2rpo_core.estimate.drawn import drawn_transformer
 from g2rpo_core.estimate.tracing import median_seconds
 from g2rpo_core.models.quantized import quantize
 from g2rpo_core.models.settings import LoraSettings
@@ -35,9 +36,7 @@ def make(size: str, device: torch.device) -> tuple[torch.nn.Module, dict]:
     config = {**config, "num_layers": 1, "num_single_layers": 1}
     base = Flux()
     torch.manual_seed(0)
-    with torch.device(device):
-        model = base.transformer(**config).to(torch.bfloat16)
-    add_lora(model, base, LORA, device)
+    model = drawn_transformer(base, config, device, LORA)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if ".lora_B" in name:

@@ -1,12 +1,13 @@
 """Rehearses a profile on any machine: the real stages at true size, as one of many simulated processes on simulated GPUs.
 
-Each stage runs in its own process (`pipeline.rehearsal.part`). Its cost is measured operation by operation: memory of GPU and host
+Each stage runs in its own process (`pipeline.rehearsal`). Its cost is measured operation by operation: memory of GPU and host
 by phase, floating-point operations, what is sent between processes, and what would be on disk.
 """
 
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections import Counter
@@ -128,8 +129,10 @@ def rehearsed(
     profile: "Profile", name: str, method: str, machines: Machines, phases: Sequence[str], disk_rate: float
 ) -> Rehearsal:
     """Run the parts that the phases need, in parallel, and the resumed run after them, because it needs the first run's files."""
+    from pipeline.rehearsal import stub
     from pipeline.rehearsal.inputs import make_inputs
 
+    library = stub.build(HOME)
     problems = [*starts(profile, method, machines)]
     home = write_profile(name, method)
     make_inputs(home, name, profile)
@@ -144,7 +147,7 @@ def rehearsed(
         for at_once in ([part for part in wanted if part.title != "resume"], [part for part in wanted if part.title == "resume"]):
             if any(report["ended"] for report in done.values()):
                 break
-            running = {pool.submit(run_part, home, name, method, part, machines): part for part in at_once}
+            running = {pool.submit(run_part, library, home, name, method, part, machines): part for part in at_once}
             for future in as_completed(running):
                 done[running[future].title] = future.result()
                 bar.update()
@@ -216,22 +219,33 @@ def write_profile(name: str, method: str) -> Path:
     return home
 
 
-def run_part(home: Path, profile: str, method: str, part: Part, machines: Machines) -> dict:
-    """Return the figures of one part; UserError if it ended without any."""
+def run_part(library: Path, home: Path, profile: str, method: str, part: Part, machines: Machines) -> dict:
+    """Return the figures of one part, whose process loads the library of `stub`; UserError if it ended without any."""
     # Processes of other stages never wait for each other: one alone costs the same
     gpus, nodes = (machines.gpus, machines.nodes) if part.stage in ("train", "resume") else (1, 1)
     whose = "base" if part.base else method
     command = [
-        sys.executable, "-m", "pipeline.rehearsal.part", part.stage, "--home", str(home.resolve()), "--profile", profile, "--method", whose,
+        sys.executable, "-m", "pipeline.rehearsal", str(library), part.stage, "--home", str(home.resolve()), "--profile", profile, "--method", whose,
         "--gpus", str(gpus), "--nodes", str(nodes), "--memory", str(machines.memory - RESERVE_GIB), "--rank", str(part.rank),
     ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    # A GPU of this machine takes no part
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", env=env)
     log = home / f"{part.stage}-{whose}-{part.rank}.log"
     log.write_text(done.stderr)
     last = done.stdout.strip().split("\n")[-1]
     if not last.startswith("{"):
-        raise UserError(f"rehearse: {part.stage} ended with status {done.returncode} and without figures; see {log}")
+        raise UserError(f"rehearse: {part.stage} ended without figures, {how_it_ended(done)}; see {log}")
     return json.loads(last)
+
+
+def how_it_ended(done: subprocess.CompletedProcess[str]) -> str:
+    """Return the signal that ended a process, or its status and the last line that it wrote."""
+    if done.returncode < 0:
+        name = signal.Signals(-done.returncode).name
+        return f"by {name}" + (": this machine may lack memory" if name == "SIGKILL" else "")
+    lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+    return f"with status {done.returncode}: {lines[-1] if lines else 'it wrote nothing'}"
 
 
 def summary(

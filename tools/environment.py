@@ -2,6 +2,7 @@
 
 `.venv` is a link to `.cache/environments/KEY`, where KEY is a hash of everything that decides what is installed. A new environment
 is built in its own folder and the link is exchanged last, so the old one stays usable until the new one is complete.
+The build of torch is a choice: the environment variable TORCH, which `make` sets from `make env TORCH=…`; see `choose_torch`.
 Needs nothing but Python's standard library, because it runs before there is an environment.
 """
 
@@ -15,18 +16,27 @@ import fcntl
 import hashlib
 import os
 import platform
+import re
 import shutil
 import subprocess
 import tomllib
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
+
+from g2rpo_core.foundation import driver
 
 ROOT = Path(__file__).resolve().parent.parent
 LINK = ROOT / ".venv"
 HOME = ROOT / ".cache" / "environments"
 LOG = HOME / "build.log"
+CHOICE = HOME / "choice.mk"
 LOCKS = ("requirements.lock", "requirements-parity.lock")
+# PyTorch's own index, which has its builds: cpu, cu126, cu130, …
+TORCH_INDEX = "https://download.pytorch.org/whl/{build}"
+ANSWERS_WITHIN = 10  # seconds
 # on all cores, where pip uses one; what cannot be compiled, such as a template, is left as it is
 COMPILE = "import compileall, sysconfig; compileall.compile_dir(sysconfig.get_path('purelib'), quiet=2, workers=0)"
 FITTINGS = ("tools/fit_torchvision.py", "tools/activate_environment.py")  # they write into the environment
@@ -47,8 +57,8 @@ def main() -> None:
 
 
 def key() -> str:
-    """Return the hash of the locks, the Python, what fits the environment, and the place of the checkout, which scripts hold."""
-    parts = [platform.python_version().encode(), os.fsencode(ROOT)]
+    """Return the hash of the locks, the Python, torch's build, what fits the environment, and the checkout's path, which scripts hold."""
+    parts = [platform.python_version().encode(), os.fsencode(ROOT), repr(choose_torch()).encode()]
     parts += [(ROOT / name).read_bytes() for name in (*LOCKS, *FITTINGS)]
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
 
@@ -78,6 +88,43 @@ def build() -> None:
         elif not is_current(folder):
             install_package(folder)
         point_at(folder)
+        remember()
+
+
+class Torch(NamedTuple):
+    """A build of torch to install."""
+
+    build: str
+    """cpu, cu126, …: what stands behind the + of its version; or `pip`, the one that pip finds by itself."""
+    must: bool
+    """Whether no other build will do."""
+
+
+def choose_torch() -> Torch:
+    """Return the build that TORCH names; where it is `auto` or not set, the newest one that this machine's driver runs.
+
+    Without a driver that is the CPU build, which has half the size; where no index has it, any build works. Failure for another word.
+    """
+    asked = os.environ.get("TORCH") or "auto"
+    if not re.fullmatch("auto|pip|cpu|cu[0-9]+", asked):
+        raise Failure(f"TORCH={asked}: write auto, cpu, cu126 or another of PyTorch's builds, or pip for the one that pip finds")
+    if asked != "auto":
+        return Torch(asked, must=True)
+    if sys.platform != "linux":
+        return Torch("pip", must=True)
+    build = driver.fitting_build(driver.find_version())
+    return Torch(build, must=build != "cpu")
+
+
+def remember() -> None:
+    """Let the next `make` take the same Python and build of torch, unless it is told others."""
+    python, torch = os.environ.get("PYTHON"), os.environ.get("TORCH")
+    if python and torch:
+        escaped = python.replace("$", "$$").replace("#", "\\#")
+        lines = [f"ifneq ($(shell command -v '{escaped}'),)", f"PYTHON ?= {escaped}", "endif", f"TORCH ?= {torch}"]
+        text = "\n".join(["# what `make env` was last told", *lines, ""])
+        if not CHOICE.exists() or CHOICE.read_text() != text:
+            CHOICE.write_text(text)
 
 
 def refuse_foreign() -> None:
@@ -120,20 +167,71 @@ def package() -> str:
 def install(folder: Path) -> None:
     """Install everything at its pinned version.
 
-    torch comes first, alone, so that pip chooses its release for this machine. Last come the published scorers that tests
-    compare with: their own pins contradict each other, so they are installed without dependencies.
+    torch comes first, so that the others take it as it is. Last come the published scorers that tests compare with: their own pins
+    contradict each other, so they are installed without dependencies.
     """
     LOG.write_text("")
     run("a new environment", sys.executable, "-m", "venv", str(folder))
-    torch = [line for line in (ROOT / LOCKS[0]).read_text().splitlines() if line.startswith("torch==")]
-    if torch:
-        pip(folder, torch[0], torch[0])
+    pins = [line for line in (ROOT / LOCKS[0]).read_text().splitlines() if line.startswith(("torch==", "torchvision=="))]
+    if pins:
+        install_torch(folder, pins)
     pip(folder, "the pinned packages (some minutes)", "-r", LOCKS[0])
     pip(folder, "the published scorers", "--no-deps", "-r", LOCKS[1])
-    for fitting in FITTINGS[0 if torch else 1 :]:
+    for fitting in FITTINGS[0 if pins else 1 :]:
         run(fitting, str(folder / "bin" / "python"), fitting)
     run("bytecode", str(folder / "bin" / "python"), "-c", COMPILE)
     install_package(folder)
+
+
+def install_torch(folder: Path, pins: list[str]) -> None:
+    """Install torch and torchvision, pinned as `torch==…` and `torchvision==…`, in the build that is chosen.
+
+    Of torchvision pip takes the build of the same index, whose version stands above the one without a name.
+    """
+    build, must = choose_torch()
+    torch = next(pin for pin in pins if pin.startswith("torch=="))
+    rest = [pin for pin in pins if pin != torch]
+    for pin, index in (found := list(sources(torch, build, must))):
+        try:
+            pip(folder, pin, pin, *rest, *(("--extra-index-url", index) if index else ()))
+            break
+        except Failure:
+            if (pin, index) == found[-1]:
+                raise
+    # Say which build it is
+    python = [str(folder / "bin" / "python"), "-c", "import torch; print(torch.__version__)"]
+    version = subprocess.run(python, capture_output=True, text=True, check=True).stdout.strip()
+    if must and build != "pip" and not version.endswith(f"+{build}"):
+        raise Failure(f"TORCH={build}: pip installed torch {version} instead; .venv is as it was")
+    more = ", because no index has the CPU build for this Python: 3 GB more" if build == "cpu" and "+cu" in version else ""
+    print(f"environment: that is torch {version}{more}", flush=True)
+
+
+def sources(torch: str, build: str, must: bool) -> Iterator[tuple[str, str | None]]:
+    """Yield what to ask pip for, until it finds one, with the index to search beside its own; torch: `torch==…`.
+
+    Where another build will do, an index that does not answer is left out, because pip would wait for it for minutes.
+    """
+    index = TORCH_INDEX.format(build=build)
+    if build == "pip":
+        yield torch, None
+        return
+    if build == driver.FROM_PYPI and platform.machine() == "x86_64":
+        yield torch.replace("==", "==="), None  # the version without a name
+    yield f"{torch}+{build}", index if must or answers(index) else None
+    if not must:
+        yield torch, None
+
+
+def answers(index: str) -> bool:
+    """Tell whether an index of packages answers at all; none is asked where pip is told to ask none."""
+    if os.environ.get("PIP_NO_INDEX"):
+        return False
+    try:
+        with urllib.request.urlopen(f"{index}/torch/", timeout=ANSWERS_WITHIN):
+            return True
+    except (OSError, ValueError):
+        return False
 
 
 def install_package(folder: Path) -> None:

@@ -20,6 +20,7 @@ from pydantic import BaseModel
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
 
+from g2rpo_core.foundation import driver
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import read_text
 from g2rpo_core.foundation.texts import visible
@@ -73,6 +74,7 @@ def machine() -> Iterator[str]:
     import psutil
     import torch
 
+    from g2rpo_core.common.cuda import why_none
     from g2rpo_core.numerics import probe
 
     yield f"python {platform.python_version()}, {platform.system()} {platform.machine()}"
@@ -81,8 +83,15 @@ def machine() -> Iterator[str]:
     memory, disk = psutil.virtual_memory(), shutil.disk_usage(Path.cwd())
     yield f"{os.cpu_count()} CPUs, {memory.available / GIB:.0f} of {memory.total / GIB:.0f} GiB memory free, {disk.free / GIB:.0f} GiB disk free here"
     yield probe.check_machine()
+    found, cuda = driver.find_version(), torch.version.cuda
+    needs = (
+        f"torch {torch.__version__} needs {driver.oldest_driver(cuda)} or newer"
+        if cuda
+        else f"torch {torch.__version__} uses none"
+    )
+    yield f"NVIDIA driver: {found or 'none found'}; {needs}"
     if not torch.cuda.is_available():
-        yield f"no GPU that torch {torch.__version__} can use: profile tiny works, flux_* would take weeks"
+        yield f"GPU: torch finds none: {why_none()}; profile tiny works, flux_* would take weeks"
     for index in range(torch.cuda.device_count()):
         name = torch.cuda.get_device_properties(index).name
         free, total = torch.cuda.mem_get_info(index)

@@ -61,11 +61,10 @@ def _gpus(name: str, method: str, gpus: int, found: list[float], plan: "Plan") -
     """Say whether torch finds GPUs, and whether a method fits them."""
     import torch
 
+    from g2rpo_core.common.cuda import why_none
+
     if not found:
-        why = (
-            "its driver may be too old: compare nvidia-smi's CUDA version" if shutil.which("nvidia-smi") else "there is no driver"
-        )
-        yield Check(False, f"GPUs: none for torch {torch.__version__}, CUDA {torch.version.cuda} ({why}); go to a node with GPUs")
+        yield Check(False, f"GPUs: torch finds none here: {why_none()}; else go to a node with GPUs")
         return
     yield Check(True, f"GPUs: {len(found)} of {min(found):.1f} GiB, CUDA {torch.version.cuda}; {gpus} take part")
     more = "" if plan.fits else f"; g2rpo plan --profile {name} --gpus {gpus} --memory {min(found):.0f} says what would change"

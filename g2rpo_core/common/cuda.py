@@ -6,6 +6,8 @@ blocks (`models/loading.py`), layers in 8 or 4 bits (`models/quantized.py`). ben
 
 import torch
 
+from g2rpo_core.foundation import driver
+
 WITHOUT_BACKWARD = ("_native_cudnn",)  # attention of diffusers with which nothing can be trained: see `prepare`
 
 
@@ -18,6 +20,11 @@ def prepare(device: torch.device) -> torch.device:
     if device.type == "cuda":
         torch.backends.cuda.enable_cudnn_sdp(False)
     return device
+
+
+def why_none() -> str:
+    """Return why torch finds no GPU here, and the command that mends it."""
+    return driver.why_no_gpu(torch.__version__, torch.version.cuda, driver.find_version())
 
 
 def wait(device: torch.device) -> None:

@@ -89,10 +89,11 @@ def check_device(models: ModelStore) -> None:
     import torch
 
     if not torch.cuda.is_available():
-        built = f"it is built for CUDA {torch.version.cuda}" if torch.version.cuda else "it is built without CUDA"
+        from g2rpo_core.common.cuda import why_none
+
         raise UserError(
-            f"{models.root}: the pipeline has {size / 2**30:.0f} GiB, and torch {torch.__version__} finds no GPU here ({built}; nvidia-smi "
-            f"shows the driver): go to a machine with one, or set {ON_CPU}=1 to compute on the CPU for weeks"
+            f"{models.root}: the pipeline has {size / 2**30:.0f} GiB, and torch finds no GPU here: {why_none()}; else go to a machine "
+            f"with one, or set {ON_CPU}=1 to compute on the CPU for weeks"
         )
 
 

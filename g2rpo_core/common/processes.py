@@ -10,7 +10,7 @@ from importlib.metadata import version
 
 import torch
 
-from g2rpo_core.common.cuda import prepare
+from g2rpo_core.common.cuda import prepare, why_none
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.numerics.pins import read_processor
 from g2rpo_core.numerics.portable import in_use
@@ -52,7 +52,9 @@ def device_of(word: str | None) -> torch.device:
     if device.type not in ("cpu", "cuda"):
         raise UserError(f"--device {word}: only cuda and cpu are supported")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise UserError(f"--device {word}: torch finds {torch.cuda.device_count() or 'no'} GPU here")
+        if count := torch.cuda.device_count():
+            raise UserError(f"--device {word}: torch finds {count} GPU here")
+        raise UserError(f"--device {word}: torch finds no GPU here: {why_none()}")
     return prepare(device)
 
 

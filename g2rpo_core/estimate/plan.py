@@ -311,7 +311,7 @@ def measured_rate(profile: Profile, name: str) -> float:
     base, shape = shape_of(profile)
     image_tokens, text_tokens = _tokens(base, shape, profile, sampling)
     batch = max(1, sampling.batch_tokens // (image_tokens + text_tokens))
-    return tracing.measured_rate(base, shape.transformer, batch, image_tokens, text_tokens)
+    return tracing.measured_rate(base, shape.transformer, batch, image_tokens, text_tokens, quantized=sampling.quantize)
 
 
 def _tokens(base: Architecture, shape: ModelShape, profile: Profile, sampling: SamplingSettings) -> tuple[int, int]:

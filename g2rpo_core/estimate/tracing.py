@@ -13,12 +13,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from g2rpo_core.architectures.architecture import Architecture, Config, ModelShape
 from g2rpo_core.architectures.table import ARCHITECTURES, check_trainable, known_repos, known_shape
-from g2rpo_core.common.cuda import prepare, wait
+from g2rpo_core.common.cuda import prepare, wait, why_none
 from g2rpo_core.config import Profile
+from g2rpo_core.estimate.drawn import drawn_transformer
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.kept import kept
 from g2rpo_core.models.cost import Cost, Measured, make_transformer
-from g2rpo_core.models.quantized import frozen_layers
+from g2rpo_core.models.quantized import Kind, frozen_layers
 from g2rpo_core.models.settings import LoraSettings
 
 CLIP_TOKENS = 77
@@ -150,21 +151,35 @@ def median_seconds(work: Callable[[], object], device: torch.device, repeats: in
 
 @torch.no_grad()
 def measured_rate(
-    base: Architecture, config: Config, batch: int, image_tokens: int, text_tokens: int, device: str = "cuda"
+    base: Architecture,
+    config: Config,
+    batch: int,
+    image_tokens: int,
+    text_tokens: int,
+    device: str = "cuda",
+    quantized: Kind | None = None,
 ) -> float:
     """Measure the milliseconds per forward evaluation of a bfloat16 transformer with random weights, in calls of `batch`.
 
-    UserError without such a device.
+    Blocks share their weights, so that a GPU of 24 GB measures every base model. UserError without such a device, or where a call does
+    not fit it.
     """
     if device == "cuda" and not torch.cuda.is_available():
-        raise UserError("plan: --rate measured needs a CUDA device here; give milliseconds per forward evaluation instead")
+        ask = "or give milliseconds per forward evaluation instead"
+        raise UserError(f"plan: --rate measured needs a GPU, and torch finds none here: {why_none()}; {ask}")
     prepare(torch.device(device))
-    with torch.device(device):
-        transformer = base.transformer(**config).to(torch.bfloat16)
+    transformer = drawn_transformer(base, config, torch.device(device), quantized=quantized, shared=True)
     arguments = base.inputs(config, batch, image_tokens, text_tokens, device)
 
     def work():
         with torch.autocast(device, torch.bfloat16):
             transformer(**arguments)
 
-    return 1e3 * median_seconds(work, torch.device(device)) / batch
+    try:
+        return 1e3 * median_seconds(work, torch.device(device)) / batch
+    except torch.OutOfMemoryError:
+        tokens = image_tokens + text_tokens
+        raise UserError(
+            f"plan: --rate measured: a call of {batch} latents of {tokens} tokens does not fit this GPU: lower sampling.batch_tokens, or name "
+            "a profile for it"
+        ) from None

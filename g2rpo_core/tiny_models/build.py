@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import torch
 
-from g2rpo_core.common.cuda import prepare
+from g2rpo_core.common.cuda import prepare, why_none
 from g2rpo_core.common.model_store import describe_files
 from g2rpo_core.common.processes import die_with_parent
 from g2rpo_core.common.runs import hash_of_folder
@@ -51,7 +51,7 @@ def fit_device(settings: BuiltModels) -> torch.device:
     if settings.device == "cpu":
         return CPU
     if not torch.cuda.is_available():
-        raise UserError("models.device: gpu: torch finds no GPU here: go to a machine with one, or choose a profile for a CPU")
+        raise UserError(f"models.device: gpu: torch finds no GPU here: {why_none()}; else choose a profile for a CPU")
     torch.set_float32_matmul_precision("high")
     return prepare(torch.device("cuda"))
 

@@ -1,10 +1,8 @@
-"""Runs one stage as one of many processes, at true size and without data: `python -m pipeline.rehearsal.part`, in its own process.
+"""Runs one stage as one of many processes, at true size and without data, in its own process (`pipeline.rehearsal.__main__`).
 
 The stage's own `main` runs, from its command line to its last file, on a machine that only counts (`machine`), with tensors that
 have no data (`simulate`). Prints one JSON line.
 """
-
-from pipeline.rehearsal import simulate  # isort: skip - before torch
 
 import argparse
 import hashlib
@@ -27,6 +25,7 @@ from g2rpo_core.config import load_profile
 from g2rpo_core.distributed.checkpoint import FINISHED
 from g2rpo_core.estimate.tracing import shape_of
 from g2rpo_core.models.loading import lora_config
+from pipeline.rehearsal import simulate
 from pipeline.rehearsal.machine import Rehearsed
 from pipeline.rehearsal.meter import GIB, Meter
 
@@ -34,7 +33,7 @@ STAGES = {"embed": stages.embed, "train": stages.train, "resume": stages.train, 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(prog="pipeline.rehearsal", description=__doc__)
     parser.add_argument("stage", choices=STAGES)
     options = {"home": Path, "profile": str, "method": str, "gpus": int, "nodes": int, "memory": float, "rank": int}
     for name, kind in options.items():
@@ -120,7 +119,3 @@ def prepare(args: argparse.Namespace) -> LoraConfig | None:
     (run / "records.parquet").touch()
     shutil.copy(Path("models", args.profile, "pipeline", "transformer", "config.json"), weights)
     return lora_config(shape_of(profile)[0], lora) if lora else None
-
-
-if __name__ == "__main__":
-    main()

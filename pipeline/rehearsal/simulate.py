@@ -1,9 +1,10 @@
-"""Simulates a machine with GPUs on one without: tensors have shapes, dtypes and devices, but no data. Import it before torch.
+"""Simulates a machine with GPUs on any machine: tensors have shapes, dtypes and devices, but no data.
 
-The device `cuda` then works on a CPU build of torch, with autograd, autocast, FSDP2 and AdamW. This patches other libraries, all of
-them here; what a rehearsal replaces of this project's own code goes through `g2rpo_core.distributed.machine.Machine`:
+The device `cuda` then works without a GPU and its driver, on every build of torch, with autograd, autocast, FSDP2 and AdamW. This
+patches other libraries, all of them here; what a rehearsal replaces of this project's own code goes through
+`g2rpo_core.distributed.machine.Machine`:
 
-- CUDA's hooks and device guard: a stub that does nothing (`stub.cpp`, compiled once, loaded before torch);
+- CUDA's hooks and device guard: a stub that does nothing (`stub.py`, which the process has loaded before torch);
 - `torch.cuda`'s streams, events and queries; a number that is read from a tensor without data is 0, 1 or true;
 - attention and RMSNorm as in CUDA's kernels: a CPU build uses other formulas, which keep more memory;
 - `Tensor.numpy` and `Module._apply`, which do not take tensors without data;
@@ -15,39 +16,11 @@ What it cannot show: workspaces of kernels and of NCCL, fragmentation, speed, ov
 """
 
 import contextlib
-import ctypes
-import hashlib
-import importlib.metadata
-import os
-import subprocess
-import tempfile
 import types
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Self
-
-GIB = 2**30
-
-
-def _load_stub() -> None:
-    source = Path(__file__).with_name("stub.cpp")
-    home = str(importlib.metadata.distribution("torch").locate_file("torch"))
-    name = hashlib.sha256(source.read_bytes() + home.encode()).hexdigest()[:16]
-    built = Path(tempfile.gettempdir(), f"g2rpo-{os.getuid()}-{name}.so")
-    if not built.exists():
-        with tempfile.TemporaryDirectory() as folder:
-            library = Path(folder, "stub.so")
-            include = [f"-I{home}/include", f"-I{home}/include/torch/csrc/api/include"]
-            command = ["g++", "-std=c++20", "-O1", "-fPIC", "-shared", str(source), "-o", str(library), *include]
-            subprocess.run([*command, f"-L{home}/lib", "-lc10", "-ltorch_cpu"], check=True)
-            library.rename(built)
-    ctypes.CDLL(f"{home}/lib/libtorch_global_deps.so", mode=ctypes.RTLD_GLOBAL)
-    ctypes.CDLL(f"{home}/lib/libtorch_cpu.so")
-    ctypes.CDLL(str(built))
-
-
-_load_stub()
 
 import torch
 import torch._dynamo
@@ -62,6 +35,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from g2rpo_core.models.cost import FusedRMSNorm, rms_norm_under_autocast
 
+GIB = 2**30
 aten = torch.ops.aten
 
 
@@ -145,8 +119,11 @@ def gpus(count: int, local: int, memory: float) -> None:
 
 def _attention(plain):
     def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
-        if query.device.type != "cuda" or attn_mask is not None:
+        if query.device.type != "cuda":
             return plain(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+        if attn_mask is not None:  # the plain function asks a CUDA build for the version of its cuDNN
+            how = {"scale": scale, "enable_gqa": enable_gqa}
+            return aten._scaled_dot_product_attention_math(query, key, value, attn_mask, dropout_p, is_causal, **how)[0]
         qkv = [query, key, value]
         if torch.is_autocast_enabled("cuda"):
             qkv = [tensor.to(torch.get_autocast_dtype("cuda")) for tensor in qkv]

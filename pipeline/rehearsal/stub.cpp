@@ -1,4 +1,5 @@
-// CUDA's hooks and device guard, which do nothing: with them a CPU build of torch lets tensors without data be on device `cuda`.
+// CUDA's hooks and device guard, which do nothing: with them tensors without data are on device `cuda` without a GPU and its driver.
+// Before a CUDA build's own hooks by their priority, and in place of its guard because they are loaded after it (stub.py).
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
@@ -16,7 +17,7 @@ struct CUDAHooks final : at::CUDAHooksInterface { // the registry looks for a cl
   bool hasPrimaryContext(DeviceIndex) const override { return true; }
   DeviceIndex deviceCount() const override { return 8; }
 };
-REGISTER_CUDA_HOOKS(CUDAHooks);
+C10_REGISTER_CLASS_WITH_PRIORITY(CUDAHooksRegistry, CUDAHooks, c10::REGISTRY_PREFERRED, CUDAHooks)
 
 struct Guard final : impl::NoOpDeviceGuardImpl<DeviceType::CUDA> {
   Device getDevice() const override { return Device(DeviceType::CUDA, 0); }

@@ -76,7 +76,7 @@ def test_what_a_gpu_should_tell_first_is_one_table(tmp_path):
     assert float(said["HPS-v2.1's architecture in half precision"]) > 0 and len(rows) == 14
     if not torch.cuda.is_available():
         done = start()
-        assert done.returncode == 1 and done.stderr == "error: no CUDA device; run on one, or try `--size tiny --device cpu`\n"
+        assert done.returncode == 1 and done.stderr.startswith("error: torch finds no GPU here: ")
 
 
 @pytest.mark.slow

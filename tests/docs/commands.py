@@ -62,8 +62,10 @@ def check(command: str) -> None:
     """AssertionError, or the parser's own complaint, where the program would not take these words."""
     program, *words = shlex.split(command)
     if program == "make":
-        targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-        assert set(words) <= targets, f"make has no target {set(words) - targets}"
+        makefile = (ROOT / "Makefile").read_text()
+        known = set(re.findall(r"^([a-z-]+):|^([A-Z]+) \?=|\$\(([A-Z]+)\)", makefile, re.MULTILINE))
+        named = {word.split("=")[0] for word in words}
+        assert named <= {name for each in known for name in each}, f"make has no target and no variable of {named}"
     elif program == "g2rpo":
         from g2rpo_core.cli.checkout import COMMANDS
         from g2rpo_core.cli.main import app

@@ -103,6 +103,7 @@ def test_a_command_is_one_that_its_program_takes(command, monkeypatch):
         "g2rpo nope",
         "dvc reprod",
         "make reprodce",
+        "make env TROCH=cpu",
         "python -m flows.serve --gpu x",
         "g2rpo rehearse --profil x",
     ],

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from g2rpo_core.foundation import driver
 from tests.conftest import ROOT
 
 pytestmark = pytest.mark.pipeline
@@ -39,7 +40,7 @@ def write_wheel(folder, name, version):
     """Write a wheel with one module that knows its version; return the file's name."""
     info = f"{name}-{version}.dist-info"
     files = {
-        f"{name}.py": f"version = {version!r}\\n",
+        f"{name}.py": f"version = __version__ = {version!r}\\n",
         f"{info}/METADATA": f"Metadata-Version: 2.1\\nName: {name}\\nVersion: {version}\\n",
         f"{info}/WHEEL": "Wheel-Version: 1.0\\nGenerator: test\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n",
     }
@@ -64,6 +65,9 @@ class Checkout:
         (folder / "tools").mkdir(parents=True)
         for name in TOOLS:
             shutil.copy(ROOT / "tools" / name, folder / "tools")
+        (folder / "g2rpo_core" / "foundation").mkdir(parents=True)
+        for name in ("__init__.py", "foundation/__init__.py", "foundation/driver.py"):
+            shutil.copy(ROOT / "g2rpo_core" / name, folder / "g2rpo_core" / name)
         shutil.copy(ROOT / "Makefile", folder)
         (folder / "wheels.py").write_text(WHEELS)
         (folder / "backend.py").write_text(BACKEND)
@@ -82,18 +86,22 @@ class Checkout:
     def name(self, version: str) -> None:
         (self.folder / "pyproject.toml").write_text(PROJECT.format(version=version))
 
-    def start(self, target: str) -> subprocess.Popen:
-        environment = {**os.environ, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": (self.folder / "index").as_uri(), "PYTHONPATH": ""}
-        command = ["make", "--no-print-directory", f"PYTHON={sys._base_executable}", target]
+    def start(self, target: str, *words: str) -> subprocess.Popen:
+        environment = {name: value for name, value in os.environ.items() if name not in ("TORCH", "PYTHON", "MAKEFLAGS")}
+        environment |= {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": (self.folder / "index").as_uri(), "PYTHONPATH": ""}
+        command = ["make", "--no-print-directory", *(words or [f"PYTHON={sys._base_executable}"]), target]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         return subprocess.Popen(command, cwd=self.folder, env=environment, start_new_session=True, **pipes)
 
-    def make(self, target: str, pinned: str | None = None) -> tuple[int, str, list[str]]:
-        """Return the exit status, what is printed, and the lines of error that are not make's own; pinned: another version meanwhile."""
+    def make(self, target: str, *words: str, pinned: str | None = None) -> tuple[int, str, list[str]]:
+        """Return the exit status, what is printed, and the lines of error that are not make's own.
+
+        words: variables of make, instead of this Python; pinned: another version meanwhile.
+        """
         lock = (self.folder / "requirements.lock").read_text()
         if pinned:
             self.pin(pinned)
-        process = self.start(target)
+        process = self.start(target, *words)
         out, error = process.communicate()
         (self.folder / "requirements.lock").write_text(lock)
         return process.returncode, out, [line for line in error.splitlines() if not line.startswith("make: ")]
@@ -205,3 +213,60 @@ def test_without_an_environment_a_target_that_reads_builds_none(tmp_path, target
     checkout = Checkout(tmp_path / "checkout")
     assert checkout.make(target) == (2, "", ["error: there is no environment; build it with: make env"])
     assert not checkout.link.exists() and not checkout.home.exists()
+
+
+@pytest.fixture(scope="module")
+def with_torch(tmp_path_factory) -> Checkout:
+    """A checkout that pins torch and torchvision, of which its index has several builds, and torch's CPU build for one version alone."""
+    checkout = Checkout(tmp_path_factory.mktemp("torch") / "checkout")
+    scope: dict = {}
+    exec(WHEELS, scope)  # noqa: S102 - the text above
+    for name, version in (
+        *(("torch", f"0.1{build}") for build in ("", "+cpu", "+cu126")),
+        *(("torchvision", f"0.1{build}") for build in ("", "+cpu", "+cu126")),
+        ("torch", "0.2"),
+    ):
+        scope["write_wheel"](checkout.folder / "index", name, version)
+    (checkout.folder / "requirements.lock").write_text("torch==0.1\ntorchvision==0.1\n")
+    return checkout
+
+
+PYTHON = f"PYTHON={sys._base_executable}"
+
+
+@pytest.mark.skipif(driver.find_version() is not None, reason="this machine has a GPU's driver, which decides")
+def test_without_a_driver_the_cpu_build_is_installed_where_there_is_one(with_torch):
+    status, out, error = with_torch.make("env", PYTHON)
+    assert (status, error) == (0, []) and "environment: that is torch 0.1+cpu\n" in out
+    assert with_torch.installed("torch") == "0.1+cpu"
+    lock = with_torch.folder / "requirements.lock"
+    pins = lock.read_text()
+    lock.write_text("torch==0.2\ntorchvision==0.1\n")
+    status, out, error = with_torch.make("env", PYTHON)
+    lock.write_text(pins)
+    assert (status, error) == (0, []) and with_torch.installed("torch") == "0.2"
+
+
+def test_another_build_is_another_environment_and_is_kept_until_the_next_choice(with_torch):
+    assert with_torch.make("env", PYTHON, "TORCH=cu126")[0] == 0
+    chosen = with_torch.link.resolve()
+    assert with_torch.installed("torch") == "0.1+cu126"
+    status, out, error = with_torch.make("env", "-s")  # neither the build nor the Python is named again
+    assert (status, out, error) == (0, "", []) and with_torch.link.resolve() == chosen
+    assert with_torch.make("has-env", "TORCH=cpu")[2] == [
+        "warning: .venv is older than the pinned packages; bring it up to date with: make env"
+    ]
+    assert with_torch.make("env", "TORCH=cpu")[0] == 0
+    assert with_torch.installed("torch") == "0.1+cpu" and with_torch.link.resolve() != chosen
+    assert "a new environment" not in with_torch.make("env", "TORCH=cu126")[1] and with_torch.link.resolve() == chosen
+
+
+@pytest.mark.parametrize(
+    ("build", "why"),
+    [("cu999", "torch==0.1+cu999 could not be installed"), ("12.6", "TORCH=12.6: write auto, cpu, cu126")],
+)
+def test_a_build_that_does_not_exist_is_refused_and_not_replaced_by_another(with_torch, build, why):
+    before = with_torch.link.resolve()
+    status, _, error = with_torch.make("env", PYTHON, f"TORCH={build}")
+    assert status == 2 and len(error) == 1 and why in error[0]
+    assert with_torch.link.resolve() == before

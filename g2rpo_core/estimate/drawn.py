@@ -1,0 +1,68 @@
+"""Makes transformers of true size with random weights, for what is measured on a GPU before there are any; nothing is downloaded."""
+
+import json
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from diffusers.models.modeling_utils import ModelMixin
+
+from g2rpo_core.architectures.architecture import Architecture, Config
+from g2rpo_core.models.loading import allocate, draw_lora, empty_transformer, lora_config
+from g2rpo_core.models.quantized import Kind, QuantizedLinear, frozen_layers
+from g2rpo_core.models.settings import LoraSettings
+
+
+@torch.no_grad()
+def drawn_transformer(
+    base: Architecture,
+    config: Config,
+    device: torch.device,
+    lora: LoraSettings | None = None,
+    quantized: Kind | None = None,
+    shared: bool = False,
+) -> ModelMixin:
+    """Return a frozen bfloat16 transformer with random weights on `device`, which never holds more than the finished model and one layer.
+
+    lora: an adapter in float32 that trains; quantized: how the blocks' frozen weights are kept (`quantize`); shared: blocks of a kind have
+    the first one's weights, so a call computes and reads as much as without that, in a fraction of the memory: a block of these models is
+    larger than a GPU's cache.
+    """
+    # Without data
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "config.json").write_text(json.dumps(dict(config)))
+        transformer = empty_transformer(base, Path(folder), torch.bfloat16, False, lora_config(base, lora) if lora else None)
+    blocks = share(base.blocks(transformer)) if shared else base.blocks(transformer)
+    # Layers that are quantized, one after the other, then the rest
+    layers = frozen_layers(blocks) if quantized else []
+    while quantized and layers:
+        module, name, layer = layers.pop()  # so that nothing holds its weights any more
+        fill(layer, device)
+        setattr(module, name, QuantizedLinear(layer, quantized, device))
+    fill(transformer, device)
+    if lora:
+        draw_lora(transformer, lora.rank, torch.Generator().manual_seed(0))
+    return transformer
+
+
+def share(blocks: Iterable[torch.nn.Module]) -> list[torch.nn.Module]:
+    """Let blocks with equal names and shapes of parameters have the layers of the first one, and return the first ones."""
+    kinds: dict[tuple, torch.nn.Module] = {}
+    for block in blocks:
+        shapes = tuple((name, parameter.shape) for name, parameter in block.named_parameters())
+        first = kinds.setdefault((type(block), shapes), block)
+        block._modules, block._parameters = first._modules, first._parameters
+    return list(kinds.values())
+
+
+def fill(module: torch.nn.Module, device: torch.device) -> None:
+    """Allocate what has no data yet, and draw it: of matrices N(0, 1 / inputs), of norms' weights 1, of biases 0."""
+    empty = [name for name, parameter in module.named_parameters() if parameter.is_meta]
+    allocate(module, device)
+    drawn = dict(module.named_parameters())
+    for name in empty:
+        if drawn[name].ndim > 1:
+            drawn[name].normal_(std=drawn[name][0].numel() ** -0.5)
+        else:
+            drawn[name].fill_(1.0 if name.endswith("weight") else 0.0)

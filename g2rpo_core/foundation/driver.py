@@ -1,0 +1,58 @@
+"""Find this machine's NVIDIA driver, and say which of PyTorch's builds it runs. Only the standard library: `make env` asks before there is more.
+
+Oldest drivers: NVIDIA, "CUDA Compatibility", minor-version compatibility, table 1. Within CUDA 12 or 13 an older driver runs a newer
+toolkit's programs.
+"""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+OLDEST = {13: 580, 12: 525}
+"""By CUDA's major version: the oldest driver on Linux."""
+BUILDS = {13: "cu130", 12: "cu126"}
+"""By CUDA's major version: a build of torch that PyTorch's index has."""
+FROM_PYPI = "cu130"  # what PyPI has for Linux on x86-64, of the torch that requirements.lock pins
+SAYS = Path("/proc/driver/nvidia/version")
+QUERY = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+
+
+def find_version(says: Path = SAYS) -> str | None:
+    """Return the version of the driver as in `580.159.04`, from the file in which its module says it, or from nvidia-smi; None without one."""
+    try:
+        text = says.read_text(errors="replace")
+    except OSError:  # WSL has no such file
+        if shutil.which(QUERY[0]) is None:
+            return None
+        done = subprocess.run(QUERY, capture_output=True, text=True, errors="replace")
+        text = "" if done.returncode else done.stdout
+    found = re.search(r"\b\d{3}\.\d+(\.\d+)?\b", text)
+    return found[0] if found else None
+
+
+def fitting_build(driver: str | None) -> str:
+    """Return the newest build of torch that a driver runs; `cpu` where there is none, or none for it."""
+    return next((BUILDS[cuda] for cuda, oldest in OLDEST.items() if driver and int(driver.split(".")[0]) >= oldest), "cpu")
+
+
+def oldest_driver(cuda: str) -> int:
+    """Return the oldest driver for programs of a CUDA version such as `13.0`; that of the newest known one for a newer one."""
+    return OLDEST.get(int(cuda.split(".")[0]), max(OLDEST.values()))
+
+
+def why_no_gpu(torch: str, cuda: str | None, driver: str | None) -> str:
+    """Return why this torch, built for this CUDA or for none, finds no GPU beside this driver, and the command that mends it."""
+    build = fitting_build(driver)
+    if driver is None:
+        needs = f", and torch {torch} needs {oldest_driver(cuda)} or newer" if cuda else ""
+        return f"there is no NVIDIA driver{needs}"
+    if build == "cpu":
+        return f"the NVIDIA driver is {driver}, and every build of torch needs {min(OLDEST.values())} or newer: update the driver"
+    if cuda is None:
+        return f"the NVIDIA driver is {driver}, and torch {torch} is built without CUDA: make env TORCH={build}"
+    if int(driver.split(".")[0]) < oldest_driver(cuda):
+        return f"the NVIDIA driver is {driver}, and torch {torch} needs {oldest_driver(cuda)} or newer: make env TORCH={build}"
+    return (
+        f"the NVIDIA driver {driver} runs torch {torch}: look whether nvidia-smi lists a GPU, and CUDA_VISIBLE_DEVICES hides none"
+    )
