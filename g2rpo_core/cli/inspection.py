@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # these import torch and diffusers, which would slow down --h
     from g2rpo_core.config import Profile
 
 PACKAGES = (
-    "torch", "diffusers", "transformers", "accelerate", "peft", "dvc", "prefect", "open_clip_torch", "pyarrow", "tensorboard", "gradio",
+    "diffusers", "transformers", "accelerate", "peft", "dvc", "prefect", "open_clip_torch", "pyarrow", "tensorboard", "gradio",
 )  # fmt: skip
 TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "WANDB_API_KEY", "OPENAI_API_KEY")
 GIB = 2**30
@@ -78,7 +78,7 @@ def machine() -> Iterator[str]:
     from g2rpo_core.numerics import probe
 
     yield f"python {platform.python_version()}, {platform.system()} {platform.machine()}"
-    yield "packages: " + ", ".join(f"{name} {find_version(name)}" for name in PACKAGES)
+    yield f"packages: torch {torch.__version__}, " + ", ".join(f"{name} {find_version(name)}" for name in PACKAGES)
     yield f"g2rpo: {commit() or 'no git checkout here'}"
     memory, disk = psutil.virtual_memory(), shutil.disk_usage(Path.cwd())
     yield f"{os.cpu_count()} CPUs, {memory.available / GIB:.0f} of {memory.total / GIB:.0f} GiB memory free, {disk.free / GIB:.0f} GiB disk free here"

@@ -15,7 +15,7 @@ from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.numerics.pins import read_processor
 from g2rpo_core.numerics.portable import in_use
 
-PACKAGES = ("torch", "numpy", "transformers", "diffusers")
+PACKAGES = ("numpy", "transformers", "diffusers")
 INSTRUCTIONS = ("avx2", "fma", "avx512f")  # by which sums run in another order
 NUMBERS = {"vendor": "vendor_id", "family": "cpu family", "model": "model"}  # ours -> Linux's, in /proc/cpuinfo
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -68,6 +68,7 @@ def describe_machine() -> dict[str, object]:
         "threads": torch.get_num_threads(),
         "numerics": in_use(),
         "python": platform.python_version(),
+        "torch": str(torch.__version__),  # with its build, which the metadata of PyPI's CUDA build lacks
         **{name: version(name) for name in PACKAGES},
     }
 

@@ -13,6 +13,7 @@ from ruamel.yaml import YAML
 from g2rpo_core.config import load_profile, resolve
 from g2rpo_core.estimate.machines import RESERVE_GIB, Machines, count_nodes
 from g2rpo_core.estimate.plan import make_plan
+from pipeline.rehearsal import stub
 from tests.conftest import ROOT
 
 PHASES = ["load", "embed", "rollout", "update", "save", "evaluate"]
@@ -65,6 +66,54 @@ def test_a_phase_alone_is_rehearsed_and_what_could_not_start_is_said(tmp_path):
     assert done.returncode == 1, done.stderr
     assert found["problems"] == ["start: training.processes is 4, but there are 1 GPUs: write auto, or 1"]
     assert list(found["peak_gib"]) == ["embed"] and 9.0 < found["peak_gib"]["embed"] < 12.0  # T5 has 8.9 GiB in bfloat16
+
+
+def test_no_module_of_the_checkout_ends_the_process_that_imports_it():
+    """The rehearsal's own did, with CUDA builds of torch, and every test with it."""
+    packages = ("pipeline", "stages", "flows", "studies", "benchmarks", "g2rpo_core")
+    code = """if True:
+        import importlib, pkgutil, sys
+        import torch
+        packages, sys.argv[1:] = sys.argv[1:], []
+        names = [module.name for package in packages for module in pkgutil.walk_packages([package], f"{package}.")]
+        for name in names:
+            if not name.endswith("__main__"):
+                importlib.import_module(name)
+        print(len(names))
+    """
+    done = subprocess.run([sys.executable, "-c", code, *packages], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0 and int(done.stdout.splitlines()[-1]) > 150, done.stderr
+
+
+@pytest.mark.pipeline
+@pytest.mark.parametrize("found", [b"", b"no library"])
+def test_a_part_that_ends_without_figures_shows_why(found, tmp_path):
+    """The part's process cannot load a library that was cut or replaced."""
+    library = stub.build(tmp_path / ".cache" / "rehearsal")
+    library.write_bytes(found)
+    _, done = rehearse("flux_smoke", ["--gpus", "1", "--memory", "79", "--phase", "embed"], tmp_path)
+    assert done.returncode == 1 and done.stderr.startswith(
+        "error: rehearse: embed ended without figures, with status 1: OSError: "
+    )
+    assert str(library.name) in done.stderr and done.stderr.count("\n") == 1
+
+
+@pytest.mark.pipeline
+@pytest.mark.parametrize(
+    ("compiler", "said"),
+    [
+        (None, "error: rehearse needs a C++ compiler: install g++ (Debian: apt install g++), then the same again\n"),
+        ("echo old.cpp: error: no such option >&2; exit 1", "error: rehearse: g++ cannot compile stub.cpp, which needs C++20: old.cpp: error"),
+    ],
+)  # fmt: skip
+def test_a_compiler_that_is_missing_or_too_old_is_named(compiler, said, tmp_path, monkeypatch):
+    (tmp_path / "bin").mkdir()
+    if compiler:
+        (tmp_path / "bin" / "g++").write_text(f"#!/bin/sh\n{compiler}\n")
+        (tmp_path / "bin" / "g++").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    _, done = rehearse("flux_smoke", ["--gpus", "1", "--memory", "79", "--phase", "embed"], tmp_path)
+    assert done.returncode == 1 and done.stderr.startswith(said) and done.stderr.count("\n") == 1
 
 
 @pytest.mark.slow
