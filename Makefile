@@ -13,7 +13,7 @@ export DVC_NO_ANALYTICS = 1
 export DO_NOT_TRACK = 1
 export NO_MKDOCS_2_WARNING = 1
 
-.PHONY: help env has-env reproduce verify compare gpu-first check lint fast format docs docs-serve rehearse test test-slow test-engines test-portable test-rest clean
+.PHONY: help env has-env reproduce verify compare gpu-first check lint fast format docs docs-serve rehearse test test-slow test-engines test-portable clean
 
 help: ## list the targets, and the first things to try
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | while IFS="$$(printf '\t')" read -r name text; do printf 'make %-13s %s\n' "$$name" "$$text"; done
@@ -78,9 +78,6 @@ test-engines: env ## more machines, kills, rehearsals and engines of the kinds t
 
 test-portable: env ## compare with emulated processors of two vendors (QEMU): operations, fits, a GRPO iteration, an evaluation (hours)
 	$(BIN)/python -m tools.foreign_processors
-
-test-rest: env ## everything that `make check` leaves out but the engines, in one go
-	$(PYTEST_WAITING) -m "(pipeline or slow) and not engines"
 
 clean: ## remove the environment and everything that the pipeline makes; asks first where no cache has a run
 	@CONFIRM=$(CONFIRM) $(PYTHON) -m tools.clean
