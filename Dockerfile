@@ -5,7 +5,6 @@
 ARG BASE=python:3.11.9-slim-bookworm
 FROM ${BASE}
 ARG UID=1000
-ARG TORCH=cu130
 
 # An image without Python gets its distribution's; git is DVC's
 RUN apt-get update \
@@ -21,6 +20,7 @@ ENV PATH=/opt/g2rpo/bin:$PATH PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 # The packages, before the code: a change of the code installs none again. torch comes first, in the build that is named
 COPY --chown=${UID} requirements.lock ./
 COPY --chown=${UID} tools/fit_torchvision.py tools/activate_environment.py tools/
+ARG TORCH=cu130
 RUN python3 -m venv /opt/g2rpo \
  && pip install "$(grep ^torch== requirements.lock)+${TORCH}" "$(grep ^torchvision== requirements.lock)" \
       --extra-index-url https://download.pytorch.org/whl/${TORCH} \

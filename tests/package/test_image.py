@@ -4,7 +4,9 @@ import re
 
 import pytest
 
+from g2rpo_core.foundation import driver
 from tests.conftest import ROOT
+from tools.environment import TORCH_INDEX
 
 
 @pytest.fixture(scope="module")
@@ -28,11 +30,15 @@ def test_the_packages_are_the_locks_and_come_before_the_code(steps):
     assert any("requirements.lock" in steps[number][1] for number in copies if number < installs[0]) and installs[0] < code
     allowed = (
         "--requirement requirements.lock",
-        '"$(grep ^torch== requirements.lock)"',
+        (
+            '"$(grep ^torch== requirements.lock)+${TORCH}" "$(grep ^torchvision== requirements.lock)" '
+            "--extra-index-url https://download.pytorch.org/whl/${TORCH}"
+        ),
         "--no-deps --no-build-isolation --editable .",
     )
     asked = [asked.strip() for name, words in steps for asked in re.findall(r"pip install (.+?)(?=&&|$)", words)]
     assert len(asked) == 3 and set(asked) == set(allowed)
+    assert ("ARG", f"TORCH={driver.FROM_PYPI}") in steps and TORCH_INDEX.format(build="${TORCH}") in allowed[1]
     for number in copies[:-1]:
         for source in steps[number][1].split()[1:-1]:
             assert (ROOT / source).is_file(), source
