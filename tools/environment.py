@@ -189,14 +189,15 @@ def install_torch(folder: Path, pins: list[str]) -> None:
     Of torchvision pip takes the build of the same index, whose version stands above the one without a name.
     """
     build, must = choose_torch()
-    torch = next(pin for pin in pins if pin.startswith("torch=="))
-    rest = [pin for pin in pins if pin != torch]
-    for pin, index in (found := list(sources(torch, build, must))):
+    torch, *rest = sorted(pins)
+    left = list(sources(torch, build, must))
+    while left:
+        pin, index = left.pop(0)
         try:
             pip(folder, pin, pin, *rest, *(("--extra-index-url", index) if index else ()))
             break
         except Failure:
-            if (pin, index) == found[-1]:
+            if not left:
                 raise
     # Say which build it is
     python = [str(folder / "bin" / "python"), "-c", "import torch; print(torch.__version__)"]

@@ -8,6 +8,7 @@ import sys
 import pytest
 import torch
 
+from g2rpo_core.common.cuda import why_none
 from g2rpo_core.numerics.pins import PINS
 from tests.conftest import ROOT
 from tests.fixtures.projects import small_project
@@ -76,7 +77,8 @@ def test_what_a_gpu_should_tell_first_is_one_table(tmp_path):
     assert float(said["HPS-v2.1's architecture in half precision"]) > 0 and len(rows) == 14
     if not torch.cuda.is_available():
         done = start()
-        assert done.returncode == 1 and done.stderr.startswith("error: torch finds no GPU here: ")
+        said = f"error: torch finds no GPU here: {why_none()}; or try `--size tiny --device cpu`\n"
+        assert done.returncode == 1 and done.stderr == said
 
 
 @pytest.mark.slow

@@ -144,7 +144,7 @@ def test_small_gpu_is_the_papers_regime():
 def test_small_gpu_runs_through_every_stage_on_a_cpu(tmp_path):
     """In small, by DVC, as a user starts it."""
     copy_checkout(tmp_path, ("tests/", "reports/", "dvc.lock"))
-    (tmp_path / "params.yaml").write_text("profile: small_gpu_check\nmethods: [g2rpo]\nseeds: [1]\npublished: []\n")
+    (tmp_path / "params.yaml").write_text("profile: small_gpu_check\nmethods: [g2rpo, mix_grpo]\nseeds: [1]\npublished: []\n")
     git(tmp_path, "init", "--quiet")
     done = subprocess.run([sys.executable, "-m", "dvc", "repro"], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -74,11 +74,15 @@ class Checkout:
         (folder / "requirements-parity.lock").write_text("")
         self.pin("1.0")
         self.name("1.0")
-        scope: dict = {}
-        exec(WHEELS, scope)  # noqa: S102 - the text above
         (folder / "index").mkdir()
         for version in ("1.0", "2.0", "3.0"):
-            scope["write_wheel"](folder / "index", "pinned", version)
+            self.offer("pinned", version)
+
+    def offer(self, name: str, version: str) -> None:
+        """Put a package into the index."""
+        scope: dict = {}
+        exec(WHEELS, scope)  # noqa: S102 - the text above
+        scope["write_wheel"](self.folder / "index", name, version)
 
     def pin(self, version: str) -> None:
         (self.folder / "requirements.lock").write_text(f"pinned=={version}\n")
@@ -219,14 +223,10 @@ def test_without_an_environment_a_target_that_reads_builds_none(tmp_path, target
 def with_torch(tmp_path_factory) -> Checkout:
     """A checkout that pins torch and torchvision, of which its index has several builds, and torch's CPU build for one version alone."""
     checkout = Checkout(tmp_path_factory.mktemp("torch") / "checkout")
-    scope: dict = {}
-    exec(WHEELS, scope)  # noqa: S102 - the text above
-    for name, version in (
-        *(("torch", f"0.1{build}") for build in ("", "+cpu", "+cu126")),
-        *(("torchvision", f"0.1{build}") for build in ("", "+cpu", "+cu126")),
-        ("torch", "0.2"),
-    ):
-        scope["write_wheel"](checkout.folder / "index", name, version)
+    for name in ("torch", "torchvision"):
+        for build in ("", "+cpu", "+cu126"):
+            checkout.offer(name, f"0.1{build}")
+    checkout.offer("torch", "0.2")
     (checkout.folder / "requirements.lock").write_text("torch==0.1\ntorchvision==0.1\n")
     return checkout
 
