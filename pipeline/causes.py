@@ -100,7 +100,7 @@ def machine_differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> li
     devices = [str(each.get("device")) for each in (here, there)]
     if devices[0] != devices[1] and not all(device.endswith("CPUs") for device in devices):
         found.append(f"this machine's device ({devices[0]}) is another than the lock's ({devices[1]})")
-    for key in ("threads", "python", "torch", *PACKAGES, "numerics"):
+    for key in ("threads", "python", *PACKAGES, "numerics"):
         if here.get(key) != there.get(key):
             ours, theirs = ("unset" if each.get(key) is None else each[key] for each in (here, there))
             found.append(f"{key} {ours} here, {theirs} there")

@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # these import torch and diffusers, which would slow down --h
     from g2rpo_core.config import Profile
 
 PACKAGES = (
-    "diffusers", "transformers", "accelerate", "peft", "dvc", "prefect", "open_clip_torch", "pyarrow", "tensorboard", "gradio",
+    "torch", "diffusers", "transformers", "accelerate", "peft", "dvc", "prefect", "open_clip_torch", "pyarrow", "tensorboard", "gradio",
 )  # fmt: skip
 TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "WANDB_API_KEY", "OPENAI_API_KEY")
 GIB = 2**30
@@ -78,18 +78,13 @@ def machine() -> Iterator[str]:
     from g2rpo_core.numerics import probe
 
     yield f"python {platform.python_version()}, {platform.system()} {platform.machine()}"
-    yield f"packages: torch {torch.__version__}, " + ", ".join(f"{name} {find_version(name)}" for name in PACKAGES)
+    yield "packages: " + ", ".join(f"{name} {find_version(name)}" for name in PACKAGES)
     yield f"g2rpo: {commit() or 'no git checkout here'}"
     memory, disk = psutil.virtual_memory(), shutil.disk_usage(Path.cwd())
     yield f"{os.cpu_count()} CPUs, {memory.available / GIB:.0f} of {memory.total / GIB:.0f} GiB memory free, {disk.free / GIB:.0f} GiB disk free here"
     yield probe.check_machine()
-    found, cuda = driver.find_version(), torch.version.cuda
-    needs = (
-        f"torch {torch.__version__} needs {driver.oldest_driver(cuda)} or newer"
-        if cuda
-        else f"torch {torch.__version__} uses none"
-    )
-    yield f"NVIDIA driver: {found or 'none found'}; {needs}"
+    needs = driver.needs(torch.__version__, torch.version.cuda)
+    yield f"NVIDIA driver: {driver.find_version() or 'none found'}; {needs or f'torch {torch.__version__} uses none'}"
     if not torch.cuda.is_available():
         yield f"GPU: torch finds none: {why_none()}; profile tiny works, flux_* would take weeks"
     for index in range(torch.cuda.device_count()):
@@ -146,8 +141,10 @@ def missing(name: str, profile) -> Iterator[str]:
 
 def find_version(package: str) -> str:
     """Return a package's version, or `missing`."""
+    from g2rpo_core.common.processes import version_of
+
     try:
-        return importlib.metadata.version(package)
+        return version_of(package)
     except importlib.metadata.PackageNotFoundError:
         return "missing"
 

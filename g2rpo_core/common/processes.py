@@ -15,7 +15,7 @@ from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.numerics.pins import read_processor
 from g2rpo_core.numerics.portable import in_use
 
-PACKAGES = ("numpy", "transformers", "diffusers")
+PACKAGES = ("torch", "numpy", "transformers", "diffusers")
 INSTRUCTIONS = ("avx2", "fma", "avx512f")  # by which sums run in another order
 NUMBERS = {"vendor": "vendor_id", "family": "cpu family", "model": "model"}  # ours -> Linux's, in /proc/cpuinfo
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -68,9 +68,13 @@ def describe_machine() -> dict[str, object]:
         "threads": torch.get_num_threads(),
         "numerics": in_use(),
         "python": platform.python_version(),
-        "torch": str(torch.__version__),  # with its build, which the metadata of PyPI's CUDA build lacks
-        **{name: version(name) for name in PACKAGES},
+        **{name: version_of(name) for name in PACKAGES},
     }
+
+
+def version_of(package: str) -> str:
+    """Return the installed version of a package; torch's with its build, which the metadata of PyPI's CUDA build lacks."""
+    return str(torch.__version__) if package == "torch" else version(package)
 
 
 def describe_processor(said: Mapping[str, str]) -> dict[str, object]:

@@ -33,26 +33,34 @@ def find_version(says: Path = SAYS) -> str | None:
 
 def fitting_build(driver: str | None) -> str:
     """Return the newest build of torch that a driver runs; `cpu` where there is none, or none for it."""
-    return next((BUILDS[cuda] for cuda, oldest in OLDEST.items() if driver and int(driver.split(".")[0]) >= oldest), "cpu")
+    return next((BUILDS[cuda] for cuda, oldest in OLDEST.items() if driver and _major(driver) >= oldest), "cpu")
 
 
 def oldest_driver(cuda: str) -> int:
     """Return the oldest driver for programs of a CUDA version such as `13.0`; that of the newest known one for a newer one."""
-    return OLDEST.get(int(cuda.split(".")[0]), max(OLDEST.values()))
+    return OLDEST.get(_major(cuda), max(OLDEST.values()))
+
+
+def needs(torch: str, cuda: str | None) -> str:
+    """Return in words which driver this torch needs; empty for one that is built for no CUDA."""
+    return f"torch {torch} needs {oldest_driver(cuda)} or newer" if cuda else ""
 
 
 def why_no_gpu(torch: str, cuda: str | None, driver: str | None) -> str:
     """Return why this torch, built for this CUDA or for none, finds no GPU beside this driver, and the command that mends it."""
-    build = fitting_build(driver)
+    build, needed = fitting_build(driver), needs(torch, cuda)
     if driver is None:
-        needs = f", and torch {torch} needs {oldest_driver(cuda)} or newer" if cuda else ""
-        return f"there is no NVIDIA driver{needs}"
+        return "there is no NVIDIA driver" + (f", and {needed}" if needed else "")
     if build == "cpu":
         return f"the NVIDIA driver is {driver}, and every build of torch needs {min(OLDEST.values())} or newer: update the driver"
     if cuda is None:
         return f"the NVIDIA driver is {driver}, and torch {torch} is built without CUDA: make env TORCH={build}"
-    if int(driver.split(".")[0]) < oldest_driver(cuda):
-        return f"the NVIDIA driver is {driver}, and torch {torch} needs {oldest_driver(cuda)} or newer: make env TORCH={build}"
+    if _major(driver) < oldest_driver(cuda):
+        return f"the NVIDIA driver is {driver}, and {needed}: make env TORCH={build}"
     return (
         f"the NVIDIA driver {driver} runs torch {torch}: look whether nvidia-smi lists a GPU, and CUDA_VISIBLE_DEVICES hides none"
     )
+
+
+def _major(version: str) -> int:
+    return int(version.split(".")[0])

@@ -8,7 +8,6 @@ import platform
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from importlib.metadata import version
 from itertools import product
 from pathlib import Path
 from statistics import mean
@@ -18,6 +17,7 @@ from typing import Literal
 import pandas as pd
 
 from g2rpo_core.algorithm.methods import LABELS
+from g2rpo_core.common.processes import version_of
 from g2rpo_core.common.runs import BASE, read_lock, run_name
 from g2rpo_core.config.comparisons import Comparison
 from g2rpo_core.config.profile import ResolvedRun
@@ -382,7 +382,7 @@ def _compare(
             "prompt_counts": prompt_counts(sources.prompts),
             "models": model_lines(sources.quality),
             "versions": ", ".join(
-                [f"Python {platform.python_version()}", *(f"{name} {version(name)}" for name in PACKAGES), describe_numerics()]
+                [f"Python {platform.python_version()}", *(f"{name} {version_of(name)}" for name in PACKAGES), describe_numerics()]
             ),
             "hashes": hashes,
         },
