@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from g2rpo_core.architectures.table import check_trainable
+from g2rpo_core.architectures.table import check_trainable, read_shape
 from g2rpo_core.config import Profile, load_profile, load_run, profile_path, resolve, section_of
 from g2rpo_core.data.choice import Chosen, all_prompts, chosen_prompts
 from g2rpo_core.data.embeddings import check_lengths
@@ -54,6 +54,8 @@ def complaints() -> Iterator[str]:
     if run and profile and run.methods and profile.models.source == "hub":
         pipeline = profile.models.repos["pipeline"]
         yield from attempt(lambda: check_trainable(pipeline.repo, pipeline.architecture))[1]
+        if pipeline.folder is not None:
+            yield from attempt(lambda: read_shape(Path(pipeline.place)))[1]
     if profile:
         yield from _unscored_prompts(name, profile)
         yield from _machine_problems(name, profile)

@@ -89,6 +89,11 @@ def declared_code(stage: str) -> list[Path]:
     return [ROOT / path for path in stages[stage]["deps"] if path.startswith(("g2rpo_core/", "stages/"))]
 
 
+def start_of(published: Path, method: str) -> Path:
+    """Return the folder with the lock of the weights that a method starts from, in that of a profile's published weights."""
+    return published / "start" / method
+
+
 def sections(args: SimpleNamespace, *names: str) -> SimpleNamespace:
     """Return the named sections of a profile that was checked as a whole, with the study's changes; a stage sees no others.
 

@@ -75,7 +75,7 @@ class Weights:
     """The weights to evaluate."""
 
     folder: Path | None
-    """None for the base."""
+    """Or a file; None for the base."""
     checkpoints: tuple[int | str, ...]
     """Iterations, or `final`."""
     files: tuple[Path, ...]
@@ -90,8 +90,8 @@ def find_weights(profile: str, method: str, name: str, paths: RunPaths, evaluati
         return Weights(None, ("final",), (), "evaluate_base")
     published = Path("published", profile, method)
     if (published / LOCK).exists():
-        folder = ModelStore(published, "published").folder(method)
-        return Weights(folder, ("final",), (published / LOCK,), f"evaluate_published@{method}")
+        place = ModelStore(published, "published").weights(method)
+        return Weights(place, ("final",), (published / LOCK,), f"evaluate_published@{method}")
     run = existing(paths.runs / name / "records.parquet").parent
     return Weights(run, evaluation.checkpoints, (run / "transformer", run / "lora", run / SNAPSHOTS), f"evaluate@{name}")
 

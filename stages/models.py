@@ -26,7 +26,7 @@ def main() -> None:
             from g2rpo_core.hub.download import download_models
 
             quality: dict = {}
-            write_lock(root, download_models(settings, revisions))
+            write_lock(root, download_models(settings, revisions, root))
         elif (known := made.reuse(key, root)) is not None:
             quality = known
         else:

@@ -1,30 +1,45 @@
-"""Stage `published`: fetches the published or exported weights that params.yaml names, each with a lock file."""
+"""Stage `published`: fetches the published or exported weights that params.yaml names, checks them, and writes a lock file for each.
+
+Also of those that a method starts from (`training.start`), in `start`: empty for the others, so that nothing of theirs changes.
+"""
 
 from pathlib import Path
 
+from g2rpo_core.common.model_store import ModelStore, write_lock
 from g2rpo_core.config import load_run
 from g2rpo_core.foundation.claims import take
 from g2rpo_core.foundation.files import write_json
 from g2rpo_core.hub.download import REVISIONS, Revisions, fetch_published
+from g2rpo_core.models.stored import check_fits, choose
 from stages import allow_hub
-from stages.common import arguments, ends_in_one_line, renewed, sections
+from stages.common import arguments, ends_in_one_line, renewed, sections, start_of
 
-SECTIONS = ("published",)
+SECTIONS = ("published", "training", "methods")
 INDEX = "index.json"  # DVC warns of an empty folder
 
 
 @ends_in_one_line
 def main() -> None:
     args = arguments(__doc__, "profile")
-    settings = sections(args, *SECTIONS).published
+    settings, run = sections(args, *SECTIONS), load_run()
     take("published", args.profile)
     revisions = Revisions(REVISIONS / "published.json")
     allow_hub()
-    names = load_run().published
+    pipeline = ModelStore(Path("models", args.profile)).folder("pipeline")
+    starts = {method: settings.run(method).training.start for method in run.methods}
     with renewed(Path("published", args.profile), INDEX) as root:
-        for name in names:
-            fetch_published(name, settings[name], root / name, revisions)
-        write_json(root / INDEX, names)
+        wanted = [(name, root / name) for name in run.published]
+        wanted += [(name, start_of(root, method)) for method, name in starts.items() if name is not None]
+        for name, place in wanted:
+            model = settings.published[name]
+            folder, entry = fetch_published(name, model, place, revisions)
+            weights = choose(folder, [folder / file for file in entry["files"]], model.variant)
+            check_fits(pipeline, weights)
+            write_lock(place, {name: entry | {"weights": str(weights.relative_to(folder))}})
+        for method, name in starts.items():
+            if name is None:
+                write_lock(start_of(root, method), {})
+        write_json(root / INDEX, run.published)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Stage `train`: trains one method with one seed and keeps the weights and the records of its iterations."""
 
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 from g2rpo_core.architectures.table import check_trainable
@@ -20,7 +21,7 @@ from g2rpo_core.training.loop import bytes_needed, finish, train
 from g2rpo_core.training.metrics import heldout_means, write_records
 from g2rpo_core.training.tracking import Display
 from g2rpo_core.training.trainer import Trainer
-from stages.common import arguments, commit, declared_code, ends_in_one_line, model_folders, run_paths, say, sections
+from stages.common import arguments, commit, declared_code, ends_in_one_line, model_folders, run_paths, say, sections, start_of
 
 SECTIONS = ("numerics", "sampling", "rewards", "training", "methods")
 
@@ -40,6 +41,8 @@ def main(machine: Machine = REAL) -> None:
     models, embeddings = model_folders(args)
     machine.check_device(store := ModelStore(models))
     check_trainable(store.source("pipeline"))
+    started = start_of(Path("published", args.profile), args.method)
+    start = machine.start(ModelStore(started, "published"), training.start)
     machine.claim("train", f"{paths.name}/{name}", processes)
     termination = Termination(training.checkpoints.grace).watch()
 
@@ -47,7 +50,7 @@ def main(machine: Machine = REAL) -> None:
     with machine.phase("load"):
         policy = Policy.load_to_train(
             store.folder("pipeline"), training.lora, int(args.seed), training.parallel, processes,
-            method.objective.needs_base, machine, **policy_settings(sampling, device),
+            method.objective.needs_base, start, machine, **policy_settings(sampling, device),
         )  # fmt: skip
         prompts, held_out = (EmbeddingStore(embeddings / part) for part in ("train", "test"))
         prompts.load_encoders(store.folder("pipeline"), device)
@@ -57,8 +60,9 @@ def main(machine: Machine = REAL) -> None:
     trainer = Trainer(policy, method, sampling, training, prompts, rewards, int(args.seed), processes, termination)
 
     # Train from the last checkpoint on, unless DVC alone has not taken the finished run
-    dependencies = [*declared_code("train"), models / LOCK, embeddings]
-    folder = machine.scratch("train", f"{paths.name}/{name}", decides(settings, args), dependencies, processes)
+    dependencies = [*declared_code("train"), models / LOCK, embeddings, *([started / LOCK] if start else [])]
+    end = "training.iterations" if training.lr_scheduler == "constant" else None
+    folder = machine.scratch("train", f"{paths.name}/{name}", decides(settings, args), dependencies, processes, end)
     machine.check_room(bytes_needed(trainer, folder), f"training {name}", processes)
     display = Display(f"{paths.name}/{name}", trainer, held_out, last_iteration(folder))
     trainer.watch = display.group
@@ -75,15 +79,14 @@ def main(machine: Machine = REAL) -> None:
             display.finish()
         finish(trainer, folder, records)
 
-    # Write the tables, and publish the run as a whole
+    # Publish the run; it is kept here until DVC knows it, so that the next start ends at once
     if processes.rank == 0:
         records, out = read_json(folder / FINISHED, list), folder / "out"
         (out / "records.parquet").unlink(missing_ok=True)  # it may be a link to what DVC has
         write_records(records, name, out, paths.reports, history(records, training, method.num_updates(sampling.steps)))
         machine.publish(out, paths.runs / name)
-        # Kept until DVC knows the run: the next start then ends at once
         if commit(f"train@{name}", args, paths, lambda: still_decide(folder, decides(read(), args), dependencies)):
-            machine.discard(folder)
+            machine.release(folder)
 
 
 def decides(settings: SimpleNamespace, args: SimpleNamespace) -> dict[str, object]:

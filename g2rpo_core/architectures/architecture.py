@@ -1,10 +1,9 @@
 """Define what a base model is to the rest of the code: everything that depends on its classes, in one value; and its sigmas."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, isqrt
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ from diffusers import AutoencoderKL, DiffusionPipeline
 from diffusers.models.modeling_utils import ModelMixin
 from diffusers.pipelines.flux.pipeline_flux import calculate_shift
 
+from g2rpo_core.architectures.original import Original, original
 from g2rpo_core.sampling.schedule import even_sigmas
 
 UNSUPPORTED = ("use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas", "invert_sigmas")
@@ -145,14 +145,16 @@ class Architecture(ABC):
     """Ends of the names of modules that an adapter takes if the profile names none."""
     published: Mapping[str, ModelShape]
     """Repository -> shape."""
-    forms: tuple[str, ...] = ("diffusers", "lora")
+    forms: tuple[str, ...] = ("diffusers", "lora", "peft")
     """Forms in which trained weights can be exported."""
+    other_names_stay = False
+    """Whether a weight that `original_modules` does not name has the same name there."""
+    unused: tuple[str, ...] = ()
+    """Weights of the first publisher's files that its own code does not use."""
     has_negative = False
     """Whether the velocity without a prompt is needed, too, so that `negative` is encoded."""
     negative = ""
     """The text that stands for no prompt."""
-    alpha_in_lora = True
-    """Whether loaders of an exported LoRA find its alpha in the file; otherwise it is in the weights."""
     distilled: Mapping[str, str] = {}
     """Repository that generates and is not trained -> the one to train."""
 
@@ -240,13 +242,6 @@ class Architecture(ABC):
         Sigma reaches the model in float32, and as it is. guidance: used only where it is an input of the model.
         """
 
-    def read_lora(self, folder: Path, file: str) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        """Read a LoRA's weights under diffusers' names, and further arguments of `pipeline.load_lora_into_transformer`."""
-        weights, metadata = self.pipeline.lora_state_dict(
-            folder, weight_name=file, return_lora_metadata=True, local_files_only=True
-        )
-        return weights, {"metadata": metadata}
-
     def guided(self, without: torch.Tensor, with_prompt: torch.Tensor, guidance: float) -> torch.Tensor:
         """Combine the velocities without and with the prompt by classifier-free guidance; only where `forward_evals` is two."""
         return without + guidance * (with_prompt - without)
@@ -266,13 +261,16 @@ class Architecture(ABC):
         A shallow one, and for every kind of block one with a block more, and how many more the whole model has than the shallow.
         """
 
-    def original(self, weights: Tensors, config: Config) -> dict[str, torch.Tensor]:
-        """Rename the transformer's weights as its first publisher does, for the form `original`."""
-        raise NotImplementedError
+    def original_modules(self, config: Config) -> Iterator[Original]:
+        """Yield the modules that have another name where the base model was first published, and diffusers' modules that make each up."""
+        return iter(())
 
-    def kohya(self, lora: Tensors, shapes: Mapping[str, torch.Size], alpha: float, config: Config) -> dict[str, torch.Tensor]:
-        """Rename a LoRA as kohya's sd-scripts do, for the form `kohya`."""
-        raise NotImplementedError
+    def original(self, weights: Tensors, config: Config) -> dict[str, torch.Tensor]:
+        """Rename the transformer's weights as its first publisher does; ValueError if one has no such name."""
+        renamed, left = original(weights, self.original_modules(config))
+        if left and not self.other_names_stay:
+            raise ValueError(f"{min(left)} has no name in the original layout")
+        return renamed | {name: weights[name] for name in left}
 
 
 def chat(tokenizer: Any, text: str, thinking: bool) -> str:

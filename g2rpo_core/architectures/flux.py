@@ -4,16 +4,16 @@ It can be written under the original names, those of Black Forest Labs' checkpoi
 `src/flux/model.py`). If an original module stacks several of diffusers' modules, the tables list them in that order.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 from diffusers import FluxPipeline, FluxTransformer2DModel
 
 from g2rpo_core.architectures.architecture import CLIP_L, T5_XXL, VAE_16, Architecture, Config, ModelShape, Tensors
+from g2rpo_core.architectures.original import SHIFT_FIRST, Original, of_blocks
 
 TRANSFORMER: dict[str, Any] = {  # FLUX.1-dev's, as are the other parts, at 3de623fc3c33
     "patch_size": 1, "in_channels": 64, "num_layers": 19, "num_single_layers": 38, "attention_head_dim": 128, "num_attention_heads": 24,
@@ -27,16 +27,16 @@ DEV = ModelShape(TRANSFORMER, VAE, ENCODERS, {"shift": 3.0, "use_dynamic_shiftin
 # Original names
 _TIME = "time_text_embed"
 OUTSIDE_BLOCKS = {
-    "img_in": ["x_embedder"],
-    "txt_in": ["context_embedder"],
-    "time_in.in_layer": [f"{_TIME}.timestep_embedder.linear_1"],
-    "time_in.out_layer": [f"{_TIME}.timestep_embedder.linear_2"],
-    "vector_in.in_layer": [f"{_TIME}.text_embedder.linear_1"],
-    "vector_in.out_layer": [f"{_TIME}.text_embedder.linear_2"],
-    "guidance_in.in_layer": [f"{_TIME}.guidance_embedder.linear_1"],
-    "guidance_in.out_layer": [f"{_TIME}.guidance_embedder.linear_2"],
-    "final_layer.linear": ["proj_out"],
-    "final_layer.adaLN_modulation.1": ["norm_out.linear"],
+    "img_in": "x_embedder",
+    "txt_in": "context_embedder",
+    "time_in.in_layer": f"{_TIME}.timestep_embedder.linear_1",
+    "time_in.out_layer": f"{_TIME}.timestep_embedder.linear_2",
+    "vector_in.in_layer": f"{_TIME}.text_embedder.linear_1",
+    "vector_in.out_layer": f"{_TIME}.text_embedder.linear_2",
+    "guidance_in.in_layer": f"{_TIME}.guidance_embedder.linear_1",
+    "guidance_in.out_layer": f"{_TIME}.guidance_embedder.linear_2",
+    "final_layer.linear": "proj_out",
+    SHIFT_FIRST: "norm_out.linear",
 }
 DOUBLE = {
     "img_mod.lin": ["norm1.linear"],
@@ -61,7 +61,6 @@ SINGLE = {
     "norm.query_norm": ["attn.norm_q"],
     "norm.key_norm": ["attn.norm_k"],
 }
-SHIFT_FIRST = "final_layer.adaLN_modulation.1"  # diffusers has the scale first
 
 
 @contextmanager
@@ -94,7 +93,7 @@ class Flux(Architecture):
     encoding = ("context", "pooled")
     # those of diffusers' recipe
     lora_targets = ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")
-    forms = ("diffusers", "original", "lora", "kohya")
+    forms = ("diffusers", "original", "lora", "peft", "kohya")
     published = {
         **dict.fromkeys(DEVS, DEV),
         "black-forest-labs/FLUX.1-schnell": ModelShape(
@@ -140,12 +139,6 @@ class Flux(Architecture):
                 return_dict=False,
             )[0]
 
-    def read_lora(self, folder: Path, file: str) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        weights, alphas, metadata = FluxPipeline.lora_state_dict(
-            folder, weight_name=file, return_alphas=True, return_lora_metadata=True, local_files_only=True
-        )
-        return weights, {"network_alphas": alphas, "metadata": metadata}
-
     def blocks(self, transformer: FluxTransformer2DModel) -> list[torch.nn.Module]:
         return [*transformer.transformer_blocks, *transformer.single_transformer_blocks]
 
@@ -167,67 +160,8 @@ class Flux(Architecture):
         shallow = {**config, **dict.fromkeys(kinds, 1)}
         return shallow, [(shallow | {kind: 2}, config[kind] - 1) for kind in kinds]
 
-    def original(self, weights: Tensors, config: Config) -> dict[str, torch.Tensor]:
-        """Rename diffusers' weights to the original names; ValueError if one has no original name."""
-        renamed: dict[str, torch.Tensor] = {}
-        used = set()
-        for name, parts in original_modules(config):
-            for ours, theirs in (("weight", "scale" if name.endswith("_norm") else "weight"), ("bias", "bias")):
-                keys = [f"{part}.{ours}" for part in parts]
-                # a norm has no bias, and FLUX.1-schnell no guidance
-                if keys[0] not in weights:
-                    continue
-                value = torch.cat([weights[key] for key in keys])
-                if name == SHIFT_FIRST:
-                    value = torch.cat(value.chunk(2)[::-1])
-                renamed[f"{name}.{theirs}"] = value
-                used |= set(keys)
-        if left := weights.keys() - used:
-            raise ValueError(f"{min(left)} has no name in the original layout")
-        return renamed
-
-    def kohya(self, lora: Tensors, shapes: Mapping[str, torch.Size], alpha: float, config: Config) -> dict[str, torch.Tensor]:
-        """Rename diffusers' LoRA as kohya's sd-scripts do: `lora_unet_<original module>.lora_down.weight`, `.lora_up.weight`, `.alpha`.
-
-        shapes: of diffusers' weights. An original module that stacks several of diffusers' gets their ranks one after the other and a
-        block diagonal up matrix. Its alpha is multiplied by their number, so that alpha / rank stays the same. Rows of a part without
-        an adapter are zero.
-        """
-        renamed: dict[str, torch.Tensor] = {}
-        matrix = lambda part, side: lora[f"transformer.{part}.lora_{side}.weight"]
-        for name, parts in original_modules(config):
-            present = [part for part in parts if f"transformer.{part}.lora_A.weight" in lora]
-            if not present:
-                continue
-            downs = [matrix(part, "A") for part in present]
-            rank = len(downs[0])
-            up = torch.zeros(sum(shapes[f"{part}.weight"][0] for part in parts), rank * len(present), dtype=downs[0].dtype)
-            # Each part's up matrix has its own rows and its own ranks
-            top = 0
-            for part in parts:
-                height = shapes[f"{part}.weight"][0]
-                if part in present:
-                    left = rank * present.index(part)
-                    up[top : top + height, left : left + rank] = matrix(part, "B")
-                top += height
-            if name == SHIFT_FIRST:
-                up = torch.cat(up.chunk(2)[::-1])
-            key = "lora_unet_" + name.replace(".", "_")
-            renamed |= {
-                f"{key}.lora_down.weight": torch.cat(downs),
-                f"{key}.lora_up.weight": up,
-                f"{key}.alpha": torch.tensor(alpha * len(present)),
-            }
-        return renamed
-
-
-def original_modules(config: Config) -> Iterator[tuple[str, list[str]]]:
-    """Yield the original name of every module of a model, and the diffusers modules that make it up."""
-    yield from OUTSIDE_BLOCKS.items()
-    for kind, ours, table, count in (
-        ("double_blocks", "transformer_blocks", DOUBLE, config["num_layers"]),
-        ("single_blocks", "single_transformer_blocks", SINGLE, config["num_single_layers"]),
-    ):
-        for index in range(count):
-            for name, parts in table.items():
-                yield f"{kind}.{index}.{name}", [f"{ours}.{index}.{part}" for part in parts]
+    def original_modules(self, config: Config) -> Iterator[Original]:
+        for name, part in OUTSIDE_BLOCKS.items():
+            yield Original(name, (part,), shift_first=name == SHIFT_FIRST)
+        yield from of_blocks("double_blocks", "transformer_blocks", config["num_layers"], DOUBLE, norm="scale")
+        yield from of_blocks("single_blocks", "single_transformer_blocks", config["num_single_layers"], SINGLE, norm="scale")

@@ -3,7 +3,7 @@
 The base variants are trained; those that are distilled to four steps only generate, with a guidance of 1.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from math import exp
 from typing import Any
@@ -14,6 +14,7 @@ from diffusers import AutoencoderKLFlux2, Flux2KleinPipeline, Flux2Transformer2D
 from diffusers.pipelines.flux2.pipeline_flux2_klein import compute_empirical_mu
 
 from g2rpo_core.architectures.architecture import QWEN3_4B, Architecture, Config, ModelShape, Schedule, Tensors, chat
+from g2rpo_core.architectures.original import SHIFT_FIRST, Original, of_blocks
 
 TRANSFORMER: dict[str, Any] = {  # of black-forest-labs/FLUX.2-klein-base-4B
     "patch_size": 1, "in_channels": 128, "num_layers": 5, "num_single_layers": 20, "attention_head_dim": 128, "num_attention_heads": 24,
@@ -24,6 +25,41 @@ QWEN3_8B = QWEN3_4B | {"hidden_size": 4096, "intermediate_size": 12288, "tie_wor
 VAE: dict[str, Any] = {"block_out_channels": (128, 256, 512, 512), "latent_channels": 32}
 SCHEDULER = {"shift": 3.0, "use_dynamic_shifting": True}
 OWNER = "black-forest-labs/FLUX.2-klein"
+# Original names (github.com/black-forest-labs/flux2, `src/flux2/model.py`)
+_TIME = "time_guidance_embed"
+OUTSIDE_BLOCKS = {
+    "img_in": "x_embedder",
+    "txt_in": "context_embedder",
+    "time_in.in_layer": f"{_TIME}.timestep_embedder.linear_1",
+    "time_in.out_layer": f"{_TIME}.timestep_embedder.linear_2",
+    "guidance_in.in_layer": f"{_TIME}.guidance_embedder.linear_1",
+    "guidance_in.out_layer": f"{_TIME}.guidance_embedder.linear_2",
+    "double_stream_modulation_img.lin": "double_stream_modulation_img.linear",
+    "double_stream_modulation_txt.lin": "double_stream_modulation_txt.linear",
+    "single_stream_modulation.lin": "single_stream_modulation.linear",
+    "final_layer.linear": "proj_out",
+    SHIFT_FIRST: "norm_out.linear",
+}
+DOUBLE = {
+    "img_attn.qkv": ["attn.to_q", "attn.to_k", "attn.to_v"],
+    "txt_attn.qkv": ["attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj"],
+    "img_attn.norm.query_norm": ["attn.norm_q"],
+    "img_attn.norm.key_norm": ["attn.norm_k"],
+    "txt_attn.norm.query_norm": ["attn.norm_added_q"],
+    "txt_attn.norm.key_norm": ["attn.norm_added_k"],
+    "img_attn.proj": ["attn.to_out.0"],
+    "txt_attn.proj": ["attn.to_add_out"],
+    "img_mlp.0": ["ff.linear_in"],
+    "img_mlp.2": ["ff.linear_out"],
+    "txt_mlp.0": ["ff_context.linear_in"],
+    "txt_mlp.2": ["ff_context.linear_out"],
+}
+SINGLE = {
+    "linear1": ["attn.to_qkv_mlp_proj"],
+    "linear2": ["attn.to_out"],
+    "norm.query_norm": ["attn.norm_q"],
+    "norm.key_norm": ["attn.norm_k"],
+}
 
 
 def shape(transformer: Config, encoder: Config) -> ModelShape:
@@ -47,7 +83,7 @@ class Flux2Klein(Architecture):
     text_encoders = ("text_encoder",)
     encoding = ("context",)
     has_negative = True
-    alpha_in_lora = False
+    forms = ("diffusers", "original", "lora", "peft", "kohya")
     lora_targets = (  # attention of both kinds of blocks; in single ones, one matrix holds queries, keys, values and the MLP's input
         "to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out", "to_qkv_mlp_proj",
     )  # fmt: skip
@@ -126,3 +162,9 @@ class Flux2Klein(Architecture):
         kinds = ("num_layers", "num_single_layers")
         shallow = {**config, **dict.fromkeys(kinds, 1)}
         return shallow, [(shallow | {kind: 2}, config[kind] - 1) for kind in kinds]
+
+    def original_modules(self, config: Config) -> Iterator[Original]:
+        for name, part in OUTSIDE_BLOCKS.items():
+            yield Original(name, (part,), shift_first=name == SHIFT_FIRST)
+        yield from of_blocks("double_blocks", "transformer_blocks", config["num_layers"], DOUBLE, norm="scale")
+        yield from of_blocks("single_blocks", "single_transformer_blocks", config["num_single_layers"], SINGLE, norm="scale")

@@ -38,8 +38,8 @@ class QwenImage(Architecture):
     tokenizers = {"tokenizer": "qwen"}
     text_encoders = ("text_encoder",)
     encoding = ("context", "mask")
+    forms = ("diffusers", "lora", "peft", "kohya")
     has_negative, negative = True, " "  # as in its model card
-    alpha_in_lora = False
     lora_targets = ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")
     published = {"Qwen/Qwen-Image": SHAPE}
 

@@ -59,7 +59,6 @@ class StableDiffusion3(Architecture):
     text_encoders = ("text_encoder", "text_encoder_2", "text_encoder_3")
     encoding = ("context", "pooled")
     has_negative = True
-    alpha_in_lora = False  # diffusers' loader refuses keys without `lora`
     lora_targets = (  # Flow-GRPO's: the joint attention, not the second one of the image tokens (attn2)
         "attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0", "attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj", "attn.to_add_out",
     )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import transformers
 from diffusers import DiffusionPipeline, FlowMatchEulerDiscreteScheduler
 
 from g2rpo_core.architectures.architecture import Architecture, ModelShape, Schedule
@@ -10,6 +11,7 @@ from g2rpo_core.architectures.flux2 import Flux2Klein
 from g2rpo_core.architectures.qwen_image import QwenImage
 from g2rpo_core.architectures.sd3 import StableDiffusion3
 from g2rpo_core.architectures.zimage import ZImage
+from g2rpo_core.common.pretrained import load_whole
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import complaint, read_json, reading, whole
 
@@ -31,6 +33,14 @@ def known_shape(repo: str) -> tuple[Architecture, ModelShape] | None:
     return next(((base, base.published[repo]) for base in ARCHITECTURES.values() if repo in base.published), None)
 
 
+def read_shape(pipeline: Path) -> tuple[Architecture, ModelShape]:
+    """Return the base model in a folder and its shape, from the configurations of its parts; UserError if one is missing."""
+    base, index = read_architecture(pipeline), read_json(pipeline / "model_index.json", dict)
+    config = lambda part, file="config.json": read_json(whole(pipeline / part / file), dict)
+    encoders = {part: (str(index[part][1]), config(part)) for part in base.text_encoders}
+    return base, ModelShape(config("transformer"), config("vae"), encoders, config("scheduler", "scheduler_config.json"))
+
+
 def check_trainable(*repos: str | None) -> None:
     """Check that no published repository among these is distilled to a few steps; UserError naming the one to train instead."""
     for base in ARCHITECTURES.values():
@@ -45,14 +55,17 @@ def known_repos() -> list[str]:
 
 
 def text_encoders(pipeline: Path, **options: object) -> DiffusionPipeline:
-    """Load the pipeline without transformer and VAE; options: further arguments of `from_pretrained`. UserError if a part is missing."""
+    """Load the pipeline without transformer and VAE; options: of the encoders' `from_pretrained`. UserError if a part or weight is missing."""
     base = read_architecture(pipeline)
     index = read_json(pipeline / "model_index.json", dict)
     if lacking := [part for part in (*base.text_encoders, *base.tokenizers) if None in index.get(part, [None])]:
         reason = f"has no {', '.join(lacking)}: {base.label} encodes its prompts with all of {', '.join(base.text_encoders)}"
         raise UserError(complaint(pipeline, reason))
     with reading(pipeline):
-        return base.pipeline.from_pretrained(pipeline, transformer=None, vae=None, **options)
+        encoders = {part: getattr(transformers, index[part][1]) for part in base.text_encoders}
+    loaded = {part: load_whole(kind, pipeline / part, **options) for part, kind in encoders.items()}
+    with reading(pipeline):
+        return base.pipeline.from_pretrained(pipeline, transformer=None, vae=None, **loaded)
 
 
 def read_schedule(base: Architecture, pipeline: Path, image_tokens: int) -> Schedule:

@@ -4,13 +4,14 @@ Its transformer takes lists, of texts without their padding, and a time that ris
 Z-Image-Turbo, distilled to a few steps, only generates, with a guidance of 0.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from diffusers import ZImagePipeline, ZImageTransformer2DModel
 
 from g2rpo_core.architectures.architecture import QWEN3_4B, VAE_16, Architecture, Config, ModelShape, Tensors, chat, read, sides
+from g2rpo_core.architectures.original import Original, of_blocks
 
 TRANSFORMER: dict[str, Any] = {  # of Tongyi-MAI/Z-Image
     "all_patch_size": (2,), "all_f_patch_size": (1,), "in_channels": 16, "dim": 3840, "n_layers": 30, "n_refiner_layers": 2, "n_heads": 30,
@@ -18,6 +19,13 @@ TRANSFORMER: dict[str, Any] = {  # of Tongyi-MAI/Z-Image
 }  # fmt: skip
 VAE: dict[str, Any] = {**VAE_16, "scaling_factor": 0.3611, "shift_factor": 0.1159}
 SHAPE = ModelShape(TRANSFORMER, VAE, {"text_encoder": ("Qwen3Model", QWEN3_4B)}, {"shift": 6.0, "use_dynamic_shifting": False})
+# Original names (huggingface.co/Tongyi-MAI/Z-Image, as ComfyUI reads them)
+ATTENTION = {
+    "attention.qkv": ["attention.to_q", "attention.to_k", "attention.to_v"],
+    "attention.out": ["attention.to_out.0"],
+    "attention.q_norm": ["attention.norm_q"],
+    "attention.k_norm": ["attention.norm_k"],
+}
 
 
 class ZImage(Architecture):
@@ -30,7 +38,8 @@ class ZImage(Architecture):
     text_encoders = ("text_encoder",)
     encoding = ("context", "mask")
     has_negative = True
-    alpha_in_lora = False
+    forms = ("diffusers", "original", "lora", "peft", "kohya")
+    other_names_stay, unused = True, ("norm_final.weight",)
     lora_targets = ("to_q", "to_k", "to_v", "to_out.0")
     published = {"Tongyi-MAI/Z-Image": SHAPE}
     distilled = {"Tongyi-MAI/Z-Image-Turbo": "Tongyi-MAI/Z-Image"}
@@ -80,3 +89,15 @@ class ZImage(Architecture):
         kinds = ("n_layers", "n_refiner_layers")
         shallow = {**config, **dict.fromkeys(kinds, 1)}
         return shallow, [(shallow | {kind: 2}, config[kind] - 1) for kind in kinds]
+
+    def original_modules(self, config: Config) -> Iterator[Original]:
+        (size,), (frames,) = config["all_patch_size"], config["all_f_patch_size"]
+        yield Original("x_embedder", (f"all_x_embedder.{size}-{frames}",))
+        for name in ("linear", "adaLN_modulation.1"):
+            yield Original(f"final_layer.{name}", (f"all_final_layer.{size}-{frames}.{name}",))
+        for kind, count in (
+            ("noise_refiner", "n_refiner_layers"),
+            ("context_refiner", "n_refiner_layers"),
+            ("layers", "n_layers"),
+        ):
+            yield from of_blocks(kind, kind, config[count], ATTENTION, norm="weight")

@@ -97,7 +97,11 @@ def _hub(profile: "Profile") -> Iterator[Check]:
     from g2rpo_core.hub.download import explain_error
 
     for name, model in getattr(profile.models, "repos", {}).items():
-        what = f"models.repos.{name}: {model.repo}"
+        what = f"models.repos.{name}: {model.place}"
+        if model.folder is not None:
+            there = Path(model.folder).exists()
+            yield Check(there, f"folder: {what}" + ("" if there else " does not exist"))
+            continue
         file = next((file for file in model.files if not set(file) & set("*?[")), None)
         try:
             if file is None:

@@ -19,7 +19,7 @@ from g2rpo_core.foundation.addresses import on_loopback
 from g2rpo_core.foundation.errors import UserError, require
 from g2rpo_core.foundation.files import writing
 from g2rpo_core.inference.pictures import MOST_STEPS, Pictures
-from g2rpo_core.inference.runs import find_kind, find_weights, trained_runs
+from g2rpo_core.inference.runs import find_weights, trained_runs
 
 if TYPE_CHECKING:  # imports torch, which would slow down --help
     import torch
@@ -190,12 +190,15 @@ def demo(
 
 
 def export(
-    run: Annotated[str, typer.Argument(help="a run such as g2rpo-1, or a run's folder")],
+    run: Annotated[
+        str, typer.Argument(help="a run such as g2rpo-1, or a path: a run's folder, or a transformer or LoRA of others")
+    ],
     form: Annotated[
-        Literal["diffusers", "original", "lora", "kohya"],
+        Literal["diffusers", "original", "lora", "peft", "kohya"],
         typer.Option(
-            help="diffusers: a folder for from_pretrained; original: FLUX alone, one file with Black Forest Labs' names, for ComfyUI's "
-            "diffusion_models; for a LoRA: lora (diffusers and ComfyUI) or, for FLUX, kohya (programs that read sd-scripts' names)"
+            help="diffusers: a folder for from_pretrained; original: one file with the first publisher's names, for ComfyUI's "
+            "diffusion_models (FLUX.1, FLUX.2, Z-Image); for a LoRA: lora (diffusers and ComfyUI), peft (PeftModel.from_pretrained) or "
+            "kohya (programs that read sd-scripts' names)"
         ),
     ],
     out: Annotated[Path, typer.Option(help="a new folder")],
@@ -225,14 +228,15 @@ def write_export(args: SimpleNamespace) -> None:
     folder = find_weights(args.run, profile)
     if folder is None:
         raise UserError("export: the base needs no export: it is in models/<profile>/pipeline, or on the hub")
-    trained = find_kind(folder)
-    if (args.form in ("lora", "kohya")) != (trained == "lora"):
-        forms = "a LoRA: --form lora or kohya" if trained == "lora" else "whole weights: --form diffusers or original"
-        raise UserError(f"export: {args.run} was trained as {forms}")
     if args.out.exists() and (not args.out.is_dir() or any(args.out.iterdir())):
         raise UserError(f"export: --out {args.out} already exists; name a new folder")
     from g2rpo_core.inference.export import check_form, check_repo, push, write, write_card
+    from g2rpo_core.models.stored import weights_in
 
+    trained, lora = weights_in(folder)
+    if (args.form in ("lora", "peft", "kohya")) != lora:
+        forms = "a LoRA: --form lora, peft or kohya" if lora else "whole weights: --form diffusers or original"
+        raise UserError(f"export: {args.run} was trained as {forms}")
     models = Path("models", profile)
     base = check_form(models, args.form)
     if args.public and not args.push:
@@ -246,7 +250,7 @@ def write_export(args: SimpleNamespace) -> None:
     try:
         with writing(args.out):
             aside.mkdir(parents=True)
-            file = write(models, folder / str(trained), args.form, aside, args.dtype)
+            file = write(models, trained, folder.name.removesuffix(".safetensors"), args.form, aside, args.dtype)
             card = write_card(aside, profile, base, folder, args.form, file, args.push)
             # Weights are written as for their owner alone
             for each in filter(Path.is_file, aside.rglob("*")):

@@ -8,6 +8,7 @@ safetensors).
 import hashlib
 import json
 import os
+from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 
@@ -35,7 +36,7 @@ class ModelStore:
         file = existing(self.root / LOCK)
         entries = read_json(file, dict)
         for name, entry in entries.items():
-            if problem := _problem_of_entry(entry, outside=self.stage == "published"):
+            if problem := _problem_of_entry(entry, self.stage):
                 raise UserError(complaint(file, f"{name}: {problem}"))
         return entries
 
@@ -52,19 +53,23 @@ class ModelStore:
     def folder(self, name: str) -> Path:
         """Return the folder with a model's files, checked against the lock (see `check_files`); downloads nothing."""
         entry = self.entry(name)
-        if "folder" in entry:
-            folder = self.root / entry["folder"]
-            check_files(folder, entry["files"])
-            return folder
         if entry.get("without_pickles"):
-            folder = safe_folder(entry)
+            folder = safe_folder(entry, entry.get("variant"))
             if not (folder / LOCK).exists():
                 raise UserError(f"{folder} is gone, or has no {LOCK}: make it again with `{self.fetch}`")
             check_files(folder, read_json(folder / LOCK, dict))
             return folder
+        if "folder" in entry:
+            folder = self.root / entry["folder"]
+            check_files(folder, entry["files"])
+            return folder
         folder = self._of_cache(entry)
         check_files(folder, entry["files"])
         return folder
+
+    def weights(self, name: str) -> Path:
+        """Return what `models.stored.weights_in` reads of a published model: the file that was chosen when it was fetched, or its folder."""
+        return self.folder(name) / self.entry(name).get("weights", "")
 
     def _of_cache(self, entry: dict) -> Path:
         from huggingface_hub import snapshot_download
@@ -114,13 +119,15 @@ def check_files(folder: Path, files: dict[str, dict]) -> None:
         raise UserError(complaint(folder, in_one_line(wrong)))
 
 
-def _problem_of_entry(entry: object, outside: bool) -> str | None:
-    """Say what is wrong with a model's entry in the lock; None if nothing is. outside: whether the user named its folder."""
+def _problem_of_entry(entry: object, stage: str) -> str | None:
+    """Say what is wrong with a model's entry in the lock; None if nothing is. The folder may be anywhere if the user named it."""
     if not isinstance(entry, dict) or not isinstance(entry.get("files"), dict):
         return "is not a model's entry with files"
     if not isinstance(entry.get("folder"), str) and not all(isinstance(entry.get(key), str) for key in ("repo", "revision")):
         return "has neither a folder nor a repo and its revision"
-    for path in [*entry["files"], *filter(None, [None if outside else entry.get("folder"), entry.get("architecture")])]:
+    outside = stage == "published" or entry.get("outside") is True
+    inside = [None if outside else entry.get("folder"), entry.get("architecture"), entry.get("weights")]
+    for path in [*entry["files"], *filter(None, inside)]:
         if not isinstance(path, str) or PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts:
             return f"{path!r} would lead out of its folder"
     for path, about in entry["files"].items():
@@ -129,18 +136,23 @@ def _problem_of_entry(entry: object, outside: bool) -> str | None:
     return None
 
 
-def safe_folder(entry: dict) -> Path:
-    """Return the folder, next to the Hugging Face cache, of a published model whose pickled checkpoints were converted to safetensors."""
+def safe_folder(entry: dict, variant: str | None = None) -> Path:
+    """Return the folder, next to the Hugging Face cache, of a model whose pickled checkpoints were converted, or whose variant is read."""
     from huggingface_hub import constants
 
     # the name depends on what was converted, so that another file is never mistaken for it
     content = hashlib.sha256("".join(file["sha256"] for _, file in sorted(entry["files"].items())).encode()).hexdigest()[:16]
-    return Path(constants.HF_HOME, "g2rpo", entry["repo"].replace("/", "--"), content)
+    name = entry["repo"].replace("/", "--") if "repo" in entry else Path(entry["folder"]).name
+    return Path(constants.HF_HOME, "g2rpo", name, f"{content}.{variant}" if variant else content)
 
 
-def describe_files(folder: Path) -> dict[str, dict]:
-    """Return path within `folder` -> size in bytes and SHA-256, for every file below it."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
+def describe_files(folder: Path, names: Iterable[str] | None = None) -> dict[str, dict]:
+    """Return path within `folder` -> size in bytes and SHA-256, for every file below it, or for these."""
+    files = (
+        sorted(path for path in folder.rglob("*") if path.is_file())
+        if names is None
+        else [folder / name for name in sorted(names)]
+    )
     return {str(path.relative_to(folder)): {"size": path.stat().st_size, "sha256": sha256(path)} for path in files}
 
 

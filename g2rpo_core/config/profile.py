@@ -173,6 +173,9 @@ class Profile(Settings):
                 yield f"{where}.monitor.rewards: {', '.join(training.rewards)} compares images of a group: name one that scores held-out images"
         if self.numerics == "portable" and training.parallel.compile:
             yield f"{where}.parallel.compile: compiled code has other bits on every processor: set it to false, or numerics: native"
+        if training.start is not None and training.start not in self.published:
+            known = f"only {', '.join(self.published)}" if self.published else "which is empty"
+            yield f"{where}.start: {training.start!r} is not in section published, {known}: name the folder or repository there"
         processes, prompts = training.processes, training.prompts_per_iteration
         if processes != "auto" and prompts % processes:
             yield f"{where}.prompts_per_iteration: {prompts} cannot be shared evenly by {processes} processes"

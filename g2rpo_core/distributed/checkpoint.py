@@ -42,6 +42,7 @@ RECORDS = "records.json"
 SEEN = "seen"
 VISIBLE_WITHIN = 30.0  # seconds until another node's file is visible on a network file system
 IDENTITY = "identity.json"
+KEPT = ".kept"  # ends the name of a folder with the last checkpoint of a finished run
 INDEX = {  # what an index that torch.distributed.checkpoint has written names, by module
     "torch": ("Size",),
     "torch.serialization": ("_get_layout",),
@@ -60,11 +61,13 @@ def scratch(
     settings: Mapping[str, object],
     dependencies: Iterable[Path],
     processes: ProcessGroup = ProcessGroup(),  # noqa: B008
+    end: str | None = None,
 ) -> Path:
     """Return the scratch folder of a run, for all processes; print which leftovers of the run are not resumed, and why.
 
     settings: values and typed sections that decide the run; dependencies: files and folders whose content does, as the stage
-    declares them to DVC. PyTorch's version decides too; the number of processes does not.
+    declares them to DVC. PyTorch's version decides too; the number of processes does not. end: the setting that only decides after
+    which iteration the run ends: a new run goes on from the last checkpoint of one that differs in that alone.
     """
     if processes.rank > 0:
         return _shared(None, processes)
@@ -72,11 +75,16 @@ def scratch(
     identity = _identity(settings, dependencies)
     home = ROOT / stage / name
     folder = home / _digest(identity)
-    # Say why an earlier attempt does not continue
+    # Go on from an earlier attempt that only had another end, or say why it does not continue
     if not folder.exists():
         for other in sorted(home.glob(f"*/{IDENTITY}")):
             theirs = _read_identity(other)
             changed = [key for key in {**theirs, **identity} if theirs.get(key) != identity.get(key)]
+            if end and changed == [end] and last_iteration(folder) < last_iteration(other.parent) <= int(identity[end]):
+                last = checkpoints(other.parent)[-1]
+                shutil.copytree(last, folder / last.name, copy_function=link)
+                print(f"goes on from {last}: only {end} changed, from {theirs[end]} to {identity[end]}", file=sys.stderr)
+                continue
             more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
             print(f"{other.parent} is not resumed: {', '.join(changed[:3])}{more} changed; it can be deleted", file=sys.stderr)
     for left in home.glob("*.gone"):
@@ -347,11 +355,26 @@ def discard(folder: Path) -> None:
         shutil.rmtree(gone)
 
 
+def release(folder: Path) -> None:
+    """Remove a finished run's folder, all but its last checkpoint if that was kept, from which a longer run can go on (`scratch`)."""
+    if written := checkpoints(folder):
+        kept = folder.with_name(f"{folder.name}{KEPT}")
+        for earlier in folder.parent.glob(f"*{KEPT}"):
+            discard(earlier)
+        aside = kept.with_suffix(".new")
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir()
+        link(str(folder / IDENTITY), str(aside / f"{IDENTITY}"))
+        written[-1].rename(aside / written[-1].name)
+        aside.rename(kept)
+    discard(folder)
+
+
 def forget_finished(stage: str, name: str, processes: ProcessGroup) -> None:
     """Remove what a finished run left until DVC knew it, as DVC does once it starts what comes after."""
     if "DVC_STAGE" in os.environ and processes.rank == 0:
         for done in sorted((ROOT / stage / name).glob(f"*/{FINISHED}")):
-            discard(done.parent)
+            release(done.parent)
 
 
 def publish(folder: Path, output: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from g2rpo_core.common.model_store import check_device
+from g2rpo_core.common.model_store import ModelStore, check_device
 from g2rpo_core.distributed import checkpoint
 from g2rpo_core.distributed.launcher import join_processes
 from g2rpo_core.distributed.process_group import Processes, ProcessGroup
@@ -42,6 +42,10 @@ class Machine:
         """Return the batches of an update that get a forward and backward pass each, ending with the last."""
         return batches
 
+    def start(self, published: ModelStore, name: str | None) -> Path | None:
+        """Return the weights that a run starts from, of these published ones; None for those of the base model."""
+        return None if name is None else published.weights(name)
+
     def checkpoints(self, folder: Path, keep: int, processes: ProcessGroup) -> checkpoint.Checkpoints:
         """Return what writes and reads the checkpoints in a scratch folder."""
         return checkpoint.Checkpoints(folder, keep, processes)
@@ -53,6 +57,7 @@ class Machine:
     check_room = staticmethod(checkpoint.check_room)
     publish = staticmethod(checkpoint.publish)
     discard = staticmethod(checkpoint.discard)
+    release = staticmethod(checkpoint.release)
 
 
 REAL = Machine()

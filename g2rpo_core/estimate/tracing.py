@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ import transformers
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from g2rpo_core.architectures.architecture import Architecture, Config, ModelShape
-from g2rpo_core.architectures.table import ARCHITECTURES, check_trainable, known_repos, known_shape
+from g2rpo_core.architectures.table import ARCHITECTURES, check_trainable, known_repos, known_shape, read_shape
 from g2rpo_core.common.cuda import prepare, wait, why_none
 from g2rpo_core.config import Profile
 from g2rpo_core.estimate.drawn import drawn_transformer
@@ -26,7 +27,7 @@ CLIP_TOKENS = 77
 
 
 def shape_of(profile: Profile) -> tuple[Architecture, ModelShape]:
-    """Return the base model of a profile and its shape, by the repository of its pipeline, or the one whose `architecture` it has.
+    """Return the base model of a profile and its shape, by the repository or the folder of its pipeline, or the one whose `architecture` it has.
 
     A small FLUX.1 that is built is planned without its text encoders. UserError for other small models and for those that compute in float32,
     and for a repository of unknown shape or one that is not to be trained.
@@ -46,6 +47,8 @@ def shape_of(profile: Profile) -> tuple[Architecture, ModelShape]:
         )
     pipeline = profile.models.repos["pipeline"]
     repo = pipeline.architecture or pipeline.repo
+    if repo is None:
+        return read_shape(Path(pipeline.place))
     check_trainable(repo)
     if shape := known_shape(repo):
         return shape

@@ -8,7 +8,7 @@ import pickle
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
@@ -57,24 +57,28 @@ class Revisions:
         write_whole(self.file, json.dumps(self.known, indent=1, sort_keys=True) + "\n")
 
 
-def download_models(settings: HubModels, revisions: Revisions) -> dict[str, dict]:
-    """Download every model that is not in the cache yet, and return the lock entries.
+def download_models(settings: HubModels, revisions: Revisions, root: Path) -> dict[str, dict]:
+    """Download every model that is not in the cache yet, and return the entries for a lock in `root`.
 
     UserError, saying what to do, if a licence is not accepted, a repo or revision does not exist, the disk is too small, or a
     file is not the published one; TransientError if the hub cannot be reached or the download breaks off.
     """
-    return {name: _model(f"models.repos.{name}: {model.repo}", model, revisions) for name, model in settings.repos.items()}
+    return {name: _model(f"models.repos.{name}: {model.place}", model, revisions, root) for name, model in settings.repos.items()}
 
 
-def _model(what: str, model: HubModel, revisions: Revisions) -> dict:
+def _model(what: str, model: HubModel, revisions: Revisions, root: Path) -> dict:
     from huggingface_hub import constants
 
-    folder, revision, files = download(what, model, revisions)
-    entry: dict[str, object] = {"repo": model.repo, "revision": revision, "files": files}
-    if any(_has_weights_alone(folder / file) for file in files):
-        entry["without_pickles"] = True
+    if model.folder is not None:
+        folder, files = files_of_folder(what, Path(model.folder), model.files)
+        entry: dict[str, object] = {"folder": os.path.relpath(folder, root), "outside": True, "files": files}
+    else:
+        folder, revision, files = download(what, model, revisions)
+        entry = {"repo": model.repo, "revision": revision, "files": files}
+    if model.variant or any(_has_weights_alone(folder / file) for file in files):
+        entry |= {"without_pickles": True} | ({"variant": model.variant} if model.variant else {})
         try:
-            convert_pickles(folder, safe_folder(entry))
+            convert_pickles(folder, safe_folder(entry, model.variant), sorted(files), model.variant)
         except Exception as error:
             if is_full(error):
                 raise UserError(_no_space(what, constants.HF_HOME)) from None
@@ -82,32 +86,47 @@ def _model(what: str, model: HubModel, revisions: Revisions) -> dict:
     return entry | ({"architecture": model.architecture} if model.architecture else {})
 
 
-def fetch_published(name: str, settings: PublishedModel, root: Path, revisions: Revisions) -> None:
-    """Write the lock of published or exported weights into `root`, for `ModelStore(root).folder(name)`; errors as in `download`.
+def fetch_published(name: str, settings: PublishedModel, root: Path, revisions: Revisions) -> tuple[Path, dict]:
+    """Return the folder of published or exported weights, and their entry for a lock in `root`; errors as in `download`.
 
     UserError if its folder does not exist. Nothing is copied: the files must stay in the folder.
     """
     where = f"published.{name}"
     if settings.repo:
         wanted = HubFiles(repo=settings.repo, revision=settings.revision, files=settings.files, sha256=settings.sha256)
-        _, revision, files = download(f"{where}: {settings.repo}", wanted, revisions)
+        named = "files" in settings.model_fields_set
+        folder, revision, files = download(f"{where}: {settings.repo}", wanted, revisions, optional=() if named else ("*.json",))
         entry: dict[str, object] = {"repo": settings.repo, "revision": revision, "files": files}
     else:
-        folder = Path(settings.folder or "")
-        if not folder.is_dir():
-            raise UserError(
-                f"{where}.folder: {folder} is not a folder; give one with a transformer or a LoRA, as `g2rpo export` writes it"
-            )
-        entry = {"folder": os.path.relpath(folder, root), "files": describe_files(folder)}
-    write_lock(root, {name: entry})
+        folder, files = files_of_folder(f"{where}.folder", Path(settings.folder or ""), settings.files)
+        entry = {"folder": os.path.relpath(folder, root), "files": files}
+    return folder, entry
+
+
+def files_of_folder(what: str, place: Path, patterns: Sequence[str]) -> tuple[Path, dict[str, dict]]:
+    """Return a folder of the user's and each file's size and hash, of those with these patterns; for a file, that and the JSON beside it.
+
+    what: the setting; UserError if there is nothing of the kind.
+    """
+    if not place.exists():
+        raise UserError(f"{what}: {place} does not exist")
+    folder, wanted = (place.parent, (place.name, "*.json")) if place.is_file() else (place, tuple(patterns))
+    names = [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
+    if not (chosen := [name for name in names if any(fnmatch(name, pattern) for pattern in wanted)]):
+        raise UserError(f"{what}: {place} has no file {' or '.join(wanted)}")
+    return folder, describe_files(folder, chosen)
 
 
 def download(
-    what: str, wanted: HubFiles, revisions: Revisions, repo_type: Literal["model", "dataset"] = "model"
+    what: str,
+    wanted: HubFiles,
+    revisions: Revisions,
+    repo_type: Literal["model", "dataset"] = "model",
+    optional: Sequence[str] = (),
 ) -> tuple[Path, str, dict[str, dict]]:
     """Return the cache folder with a repository's files, its commit, and each file's size and hash; errors as in `download_models`.
 
-    what: the setting and the repository, with which messages begin.
+    what: the setting and the repository, with which messages begin; optional: patterns that need no file.
     """
     from httpx2 import HTTPError
     from huggingface_hub import HfApi, constants, snapshot_download
@@ -128,7 +147,7 @@ def download(
     files = describe_files(folder)
     files = {file: entry for file, entry in files.items() if any(fnmatch(file, pattern) for pattern in patterns)}
     for pattern in patterns:
-        if not any(fnmatch(file, pattern) for file in files):
+        if pattern not in optional and not any(fnmatch(file, pattern) for file in files):
             raise UserError(f"{what} has no file {pattern} at revision {revision}")
     if unknown := sorted(wanted.sha256.keys() - files.keys()):
         raise UserError(f"{what}: sha256 names {unknown[0]}, which is not among its files at revision {revision}")
@@ -215,9 +234,10 @@ def _has_weights_alone(path: Path) -> bool:
     return path.suffix in PICKLED and not any(path.parent.glob("*.safetensors"))
 
 
-def convert_pickles(folder: Path, target: Path) -> Path:
-    """Return `target`, a folder with every file of `folder`, but pickled checkpoints as safetensors, or left out beside those.
+def convert_pickles(folder: Path, target: Path, files: Sequence[str], variant: str | None = None) -> Path:
+    """Return `target`, a folder with these files of `folder`, but pickled checkpoints as safetensors, or left out beside those.
 
+    variant: of the files that have it in their names, in each folder within; they get the names of those without, which are left out.
     In it, LOCK has the size and hash of each, for `ModelStore.folder`. UserError names a checkpoint that holds anything but tensors by name.
     """
     if (target / LOCK).exists():
@@ -226,13 +246,13 @@ def convert_pickles(folder: Path, target: Path) -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         made = Path(scratch) / target.name
-        for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        for path in map(folder.joinpath, files):
             new = made / path.relative_to(folder)
             new.parent.mkdir(parents=True, exist_ok=True)
             if _has_weights_alone(path):
                 save_file(read_pickled(path), new.with_suffix(".safetensors"))
-            elif path.suffix not in PICKLED:
-                new.symlink_to(path.resolve())
+            elif path.suffix not in PICKLED and (plain := _without_variant(path, variant)):
+                new.with_name(plain).symlink_to(path.resolve())
         write_lock(made, describe_files(made))
         try:
             os.rename(made, target)
@@ -240,6 +260,16 @@ def convert_pickles(folder: Path, target: Path) -> Path:
             if not (target / LOCK).exists():
                 raise
     return target
+
+
+def _without_variant(path: Path, variant: str | None) -> str | None:
+    """Return the name of a file without its variant; None for one beside it that has none, and parts, whose names the index says, as it is."""
+    if variant is None or re.search(r"-\d{5}-of-\d{5}\.", path.name):
+        return path.name
+    if f".{variant}." in path.name:
+        return path.name.replace(f".{variant}.", ".")
+    beside = {other.name.replace(f".{variant}.", ".") for other in path.parent.iterdir() if f".{variant}." in other.name}
+    return None if path.name in beside or beside and path.name.endswith(".safetensors.index.json") else path.name
 
 
 def read_pickled(path: Path) -> dict[str, torch.Tensor]:

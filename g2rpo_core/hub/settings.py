@@ -10,6 +10,19 @@ Repo = Annotated[str, Field(pattern=r"^[\w.-]+/[\w.-]+$", description="owner/nam
 Revision = Annotated[str | None, Field(pattern=r"^[0-9a-f]{40}$", description="a full commit, because branches move")]
 
 
+Variant = Annotated[
+    str | None,
+    Field(
+        pattern=r"^\w+$", description="fp16, ema, …: read the files with it in their names; null: those without any, as diffusers"
+    ),
+]
+
+
+def _check_one_place(repo: str | None, folder: str | None) -> None:
+    if (folder is None) == (repo is None):
+        raise ValueError("needs either `repo` or `folder`" + (": set the other one to null" if repo else ""))
+
+
 class HubFiles(Settings):
     """Files of a repository. Without a revision, the first download looks it up and writes it into the committed lock (`Revisions`)."""
 
@@ -20,13 +33,26 @@ class HubFiles(Settings):
 
 
 class HubModel(HubFiles):
-    """One published model."""
+    """One published model, or one of your own in a folder."""
 
+    repo: Repo | None = Field(None, description="owner/name on the hub")  # type: ignore[assignment] # a folder may take its place
+    folder: str | None = Field(None, description="where the model lies, in diffusers' layout, in place of `repo` (then null)")
+    variant: Variant = None
     architecture: str | None = Field(
         None,
         description="the architecture's name in open_clip, for checkpoints that do not say it; of `pipeline`, the repository"
         " whose shape it has, for plans of a model that is not known here",
     )
+
+    @model_validator(mode="after")
+    def _has_one_place(self):
+        _check_one_place(self.repo, self.folder)
+        return self
+
+    @property
+    def place(self) -> str:
+        """Return the repository or the folder."""
+        return self.repo or str(self.folder)
 
 
 class HubStyles(Settings):
@@ -45,12 +71,15 @@ class HubPrompts(HubFiles):
 
 
 class PublishedModel(Settings):
-    """Published or exported weights, evaluated with the runs: a diffusers transformer or a LoRA, on the hub or in a folder."""
+    """Published or exported weights, evaluated with the runs: a transformer or a LoRA, on the hub or in a folder (docs/howto/export.md)."""
 
-    folder: str | None = Field(None, description="where exported or published weights lie")
+    folder: str | None = Field(None, description="where exported or published weights lie: a folder, or one file")
     repo: Repo | None = Field(None, description="owner/name on the hub, in place of a folder")
     revision: Revision = None
-    files: tuple[str, ...] = Field(("*.safetensors", "config.json"), description="patterns of the files to download")
+    files: tuple[str, ...] = Field(
+        ("*.safetensors", "*.json"), description="patterns of the files to download, or of those in the folder"
+    )
+    variant: Variant = None
     sha256: dict[str, str] = Field({}, description="file -> hash")
     trained_on: dict[str, float] = Field({}, description="reward -> weight, if known")
     method: str | None = Field(None, description="the method whose row of the paper's table is shown next to it")
@@ -58,8 +87,7 @@ class PublishedModel(Settings):
 
     @model_validator(mode="after")
     def _has_one_place(self):
-        if (self.folder is None) == (self.repo is None):
-            raise ValueError("needs either `repo` or `folder`")
+        _check_one_place(self.repo, self.folder)
         return self
 
 

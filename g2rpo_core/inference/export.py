@@ -1,8 +1,8 @@
 """Write a run's weights in forms that other programs read, with a model card in the hub's format, and upload them."""
 
-import json
 import random
 import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -11,9 +11,9 @@ import torch
 from huggingface_hub import ModelCard, ModelCardData
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
-from g2rpo_core.architectures.architecture import Architecture
+from g2rpo_core.architectures.architecture import Architecture, Config
 from g2rpo_core.architectures.table import read_architecture
 from g2rpo_core.common.model_store import ModelStore
 from g2rpo_core.common.runs import BASE, run_name
@@ -23,10 +23,20 @@ from g2rpo_core.data.prompts import load_prompts
 from g2rpo_core.evaluation.results import SCORES, image_folder, reported
 from g2rpo_core.evaluation.settings import EvaluationSettings
 from g2rpo_core.foundation.errors import TransientError, UserError
-from g2rpo_core.foundation.files import read_table, reading
+from g2rpo_core.foundation.files import read_table, reading, write_json
 from g2rpo_core.foundation.texts import markdown
 from g2rpo_core.inference.runs import find_place
-from g2rpo_core.models.loading import LORA_FILE
+from g2rpo_core.models.adapter import (
+    LORA_FILE,
+    PEFT_CONFIG,
+    PEFT_FILE,
+    in_diffusers_names,
+    in_kohyas_names,
+    in_peft_names,
+    read_adapter,
+)
+from g2rpo_core.models.loading import load_transformer
+from g2rpo_core.models.stored import shapes_of
 from g2rpo_core.rewards.registry import labels
 
 TEMPLATES = Environment(
@@ -38,7 +48,7 @@ TEMPLATES = Environment(
 )
 TEMPLATES.filters["literal"] = markdown
 SHOWN = 4  # prompts with images
-Form = Literal["diffusers", "original", "lora", "kohya"]
+Form = Literal["diffusers", "original", "lora", "peft", "kohya"]
 
 
 def check_form(models: Path, form: Form) -> Architecture:
@@ -49,44 +59,50 @@ def check_form(models: Path, form: Form) -> Architecture:
     return base
 
 
-def write(models: Path, trained: Path, form: Form, out: Path, dtype: Literal["float32", "bfloat16"]) -> Path:
+def write(models: Path, trained: Path, name: str, form: Form, out: Path, dtype: Literal["float32", "bfloat16"]) -> Path:
     """Write the weights to `out` and return the new file or folder.
 
-    models: the folder of the stage `models`; trained: a run's `transformer`, or its `lora` for the last two forms.
+    models: the folder of the stage `models`; trained: as `weights_in` returns it; name: of a file that has no usual one. UserError if
+    the weights are not all of this base model's.
     """
-    kind, architecture = getattr(torch, dtype), check_form(models, form)
-    transformer_class = architecture.transformer
-    # The whole transformer, as diffusers saves it
-    if form == "diffusers":
-        with reading(trained):
-            transformer = transformer_class.from_pretrained(trained, dtype=kind)
-        transformer.save_pretrained(out / "transformer")
-        check_written(sorted((out / "transformer").glob("*.safetensors")), transformer.state_dict())
-        return out / "transformer"
-    # One file with other names or of a LoRA
-    base = trained if form == "original" else ModelStore(models).folder("pipeline") / "transformer"
-    with reading(base / "config.json"):
-        config = transformer_class.load_config(base)
-    if form == "original":
-        with reading(trained):
-            state = transformer_class.from_pretrained(trained).state_dict()
-        weights = architecture.original(state, config)
+    kind, architecture, pipeline = getattr(torch, dtype), check_form(models, form), ModelStore(models).folder("pipeline")
+    home = next((place for place in (trained, trained.parent) if (place / "config.json").exists()), pipeline / "transformer")
+    with reading(home / "config.json"):
+        config = architecture.transformer.load_config(home)
+    # The whole transformer, as diffusers saves it, or one file with other names
+    if form in ("diffusers", "original"):
+        transformer = load_transformer(architecture, trained, torch.device("cpu"), kind, trained=False, config=home)
+        if form == "diffusers":
+            transformer.save_pretrained(out / "transformer")
+            check_written(sorted((out / "transformer").glob("*.safetensors")), transformer.state_dict())
+            return out / "transformer"
+        file, weights = out / f"{name}.safetensors", architecture.original(transformer.state_dict(), config)
+    # Or a LoRA, alone
     else:
-        with reading(trained / LORA_FILE), safe_open(trained / LORA_FILE, "pt") as opened:
-            lora = load_file(trained / LORA_FILE)
-            alpha = float(json.loads(opened.metadata()["lora_adapter_metadata"])["transformer.lora_alpha"])
-        if form == "lora":
-            weights = (add_alpha if architecture.alpha_in_lora else multiply_alpha_in)(lora, alpha)
-        else:
-            with torch.device("meta"):
-                shapes = {name: value.shape for name, value in transformer_class.from_config(config).state_dict().items()}
-            weights = architecture.kohya(lora, shapes, alpha, config)
+        file, weights = _adapter_file(architecture, config, trained, name, form, out)
     # In the asked dtype; an alpha stays as it is
     cast = {key: value if key.endswith(".alpha") else value.to(kind) for key, value in weights.items()}
-    file = out / (LORA_FILE if form == "lora" else f"{trained.parent.name}.safetensors")
     save_file({key: value.contiguous() for key, value in cast.items()}, file, metadata={"format": "pt"})
     check_written([file], cast)
     return file
+
+
+def _adapter_file(
+    base: Architecture, config: Config, trained: Path, name: str, form: Form, out: Path
+) -> tuple[Path, dict[str, torch.Tensor]]:
+    """Return the file and the tensors of a LoRA in a form; PEFT's has its configuration beside it, which is written here."""
+    shapes = shapes_of(base, config)
+    adapter = read_adapter(base, config, shapes, trained)
+    if form == "lora":
+        return out / LORA_FILE, in_diffusers_names(adapter)
+    if form == "kohya":
+        tensors = in_kohyas_names(base, config, shapes, adapter)
+        if left := {key.partition(".")[0] for key in tensors if key.startswith("lora_unet_final_layer")}:
+            print(f"note: sd-scripts load no {' and '.join(sorted(left))}; ComfyUI does", file=sys.stderr)
+        return out / f"{name}.safetensors", tensors
+    tensors, about = in_peft_names(adapter, shapes)
+    write_json(out / PEFT_CONFIG, about)
+    return out / PEFT_FILE, tensors
 
 
 def check_written(files: Sequence[Path], weights: Mapping[str, torch.Tensor]) -> None:
@@ -101,21 +117,6 @@ def check_written(files: Sequence[Path], weights: Mapping[str, torch.Tensor]) ->
                 missing.remove(name)
     if missing:
         raise UserError(f"export: {files[0].parent}: {min(missing)} was not written: try again, or another disk")
-
-
-def add_alpha(lora: Mapping[str, torch.Tensor], alpha: float) -> dict[str, torch.Tensor]:
-    """Add `<module>.alpha` to diffusers' LoRA (`transformer.<module>.lora_A.weight`, ...), where ComfyUI and diffusers look for it.
-
-    A program that reads neither this nor the file's metadata would apply rank / alpha times the trained strength.
-    """
-    alphas = {key.replace(".lora_A.weight", ".alpha"): torch.tensor(alpha) for key in lora if key.endswith(".lora_A.weight")}
-    return {**lora, **alphas}
-
-
-def multiply_alpha_in(lora: Mapping[str, torch.Tensor], alpha: float) -> dict[str, torch.Tensor]:
-    """Multiply every second matrix by alpha / rank, for loaders that take a LoRA as it is, without any alpha."""
-    rank = {key.replace(".lora_A.weight", ".lora_B.weight"): len(value) for key, value in lora.items() if ".lora_A." in key}
-    return {key: value * (alpha / rank[key]) if key in rank else value for key, value in lora.items()}
 
 
 def write_card(out: Path, profile: str, architecture: Architecture, run: Path, form: Form, file: Path, repo: str | None) -> Path:
@@ -135,7 +136,7 @@ def write_card(out: Path, profile: str, architecture: Architecture, run: Path, f
     evaluation = place.evaluation if place and place.was_evaluated() else None
     repos = getattr(settings.models, "repos", {})
     base = repos["pipeline"].repo if repos else None
-    lora = form in ("lora", "kohya")
+    lora = form in ("lora", "peft", "kohya")
     # Metadata of the hub
     data = ModelCardData(
         base_model=base,

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
+from g2rpo_core.common.model_store import LOCK, ModelStore
 from g2rpo_core.common.runs import BASE, check_one_kind, hash_of_folder, read_lock
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import read_json, read_yaml
@@ -66,9 +67,10 @@ def trained_runs(profile: str) -> list[str]:
 
 
 def find_weights(run: str, profile: str) -> Path | None:
-    """Return the folder with the weights of a run, named as `g2rpo-1` or by its path; None for the base.
+    """Return the folder or file with the weights of a run, to be read by `weights_in`; None for the base.
 
-    UserError if there are none, or if they are of a study's base, which has models of its own.
+    run: the name of a run such as `g2rpo-1`, or of published weights that were fetched, or a path: a run's, or one with a transformer
+    or a LoRA of others. UserError if there are none, or if they are of a study's base, which has models of its own.
     """
     if run == BASE[0]:
         return None
@@ -80,6 +82,10 @@ def find_weights(run: str, profile: str) -> Path | None:
                     f"{run}: was trained on a base of a study, with the models in {home / 'models'}, not on that of profile {profile}"
                 )
             return folder
+    if (Path("published", profile, run) / LOCK).exists():
+        return ModelStore(Path("published", profile, run), "published").weights(run)
+    if Path(run).suffix == ".safetensors" or any(Path(run).rglob("*.safetensors")):
+        return Path(run)
     raise UserError(f"{run}: no trained weights; profile {profile} has {', '.join([BASE[0], *trained_runs(profile)])}")
 
 
@@ -88,7 +94,6 @@ def tiny_rewards(names: list[str], models: Path) -> str | None:
 
     models: the folder of the stage `models`.
     """
-    from g2rpo_core.common.model_store import LOCK
     from g2rpo_core.rewards.registry import REWARDS
 
     if not (models / LOCK).exists():  # rewards computed by a server need none

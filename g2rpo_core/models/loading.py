@@ -8,31 +8,28 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
-import torch.distributed.checkpoint as dcp
 from diffusers.models.modeling_utils import ModelMixin
 from peft import LoraConfig
-from safetensors import safe_open
-from torch.distributed.checkpoint import HuggingFaceStorageReader
 from torch.distributed.distributed_c10d import _set_pg_timeout
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 
 from g2rpo_core.architectures.architecture import Architecture
-from g2rpo_core.common.runs import check_one_kind
 from g2rpo_core.distributed.machine import REAL, Machine
 from g2rpo_core.distributed.process_group import TIMEOUT, ProcessGroup
 from g2rpo_core.foundation.errors import UserError
-from g2rpo_core.foundation.files import LONGEST, complaint, reading, whole
+from g2rpo_core.foundation.files import LONGEST, reading, whole
+from g2rpo_core.models.adapter import Matrices, add, fill, read_adapter
 from g2rpo_core.models.quantized import Kind, quantize
 from g2rpo_core.models.settings import LoraSettings, ParallelSettings
+from g2rpo_core.models.stored import read_weights, shapes_of
 
-LORA_FILE = "pytorch_lora_weights.safetensors"  # diffusers' name
 Spread = Callable[[ModelMixin], None]
 
 
 def load_transformer(
     base: Architecture,
-    folder: Path,
+    place: Path,
     device: torch.device,
     dtype: torch.dtype,
     trained: bool,
@@ -42,18 +39,18 @@ def load_transformer(
     machine: Machine = REAL,
     quantized: Kind | None = None,
 ) -> ModelMixin:
-    """Read the transformer of a diffusers folder onto `device`; UserError if the files do not hold exactly the model's weights.
+    """Read a transformer from a folder or a file onto `device`; UserError if they do not hold exactly the model's weights.
 
     dtype: of its parameters; trained: whether they have gradients; lora: an adapter to add, in float32: then only it has
     gradients, and `draw_lora` sets its values; spread: compiles and shards the model while it has no data; config: the folder
-    with the model's configuration, if it is another one; quantized: how frozen weights are kept (`quantize`), null: in dtype.
+    with the model's configuration, if it is not that of the files; quantized: how frozen weights are kept (`quantize`), null: in dtype.
     """
-    transformer = empty_transformer(base, config or folder, dtype, trained, lora)
+    transformer = empty_transformer(base, config or place, dtype, trained, lora)
     if spread:
         spread(transformer)
     # What is quantized is first read whole, where there is room for it
     allocate(transformer, torch.device("cpu") if quantized else device)
-    machine.read(read_weights, transformer, folder)
+    machine.read(read_weights, base, transformer, place)
     if quantized:
         quantize(transformer, base.blocks(transformer), quantized, device)
     return transformer
@@ -109,76 +106,20 @@ def allocate(transformer: torch.nn.Module, device: torch.device) -> None:
     transformer._apply(lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor.to(device))
 
 
-def read_weights(transformer: torch.nn.Module, folder: Path) -> None:
-    """Fill all but an adapter's weights from the folder's safetensors; each process reads its own slices."""
-    state = {name.replace(".base_layer.", "."): value for name, value in transformer.state_dict().items() if ".lora_" not in name}
-    # Compare names and shapes first, because the reader's own error names neither file nor model
-    stored = set()
-    for file in sorted(folder.glob("*.safetensors")):
-        with reading(whole(file)), safe_open(file, "pt") as opened:
-            names = list(opened.keys())
-            stored |= set(names)
-            for key in names:
-                shape = opened.get_slice(key).get_shape()
-                if key in state and list(state[key].shape) != shape:
-                    raise UserError(complaint(file, f"{key} is {shape}, the model's is {list(state[key].shape)}"))
-    if wrong := sorted(stored ^ state.keys()):
-        which = "lacks" if wrong[0] in state else "has the unknown weight"
-        reason = f"{which} {wrong[0]} ({len(wrong)} such differences): its weights belong to another model, or are incomplete"
-        raise UserError(complaint(folder, reason))
-    with reading(folder):
-        # each process reads for itself
-        dcp.load(state, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)
-
-
-def weights_in(run: Path) -> tuple[Path, str | None]:
-    """Find the folder with the weights of a run, and the name of its file if they are a LoRA's.
-
-    run: what `Policy.save` wrote, or any folder with the safetensors of a transformer (diffusers' names) or of a LoRA, anywhere
-    below it. UserError if there are none, or those of several models.
-    """
-    check_one_kind(run)
-    for name, file in (("lora", LORA_FILE), ("transformer", None)):
-        if (run / name).exists():
-            return run / name, file
-    files = sorted(run.rglob("*.safetensors"))
-    folders = sorted({file.parent for file in files})
-    if len(folders) != 1:
-        holds = (
-            f"weights in {len(folders)} folders ({', '.join(map(str, folders[:3]))}): name one" if folders else "no safetensors"
-        )
-        raise UserError(complaint(run, f"{holds}; it must be a transformer or a LoRA in diffusers' layout"))
-    with reading(whole(files[0])), safe_open(files[0], "pt") as opened:
-        adapter = any(".lora_" in name or ".lora." in name for name in opened.keys())  # noqa: SIM118 - not iterable itself
-    if adapter and len(files) > 1:
-        raise UserError(f"{run}: holds {len(files)} LoRAs ({', '.join(file.name for file in files[:3])}): name one")
-    return folders[0], files[0].name if adapter else None
-
-
 def lora_config(base: Architecture, lora: LoraSettings) -> LoraConfig:
     """Return the adapter that the settings describe, on the base model's own layers if they name none; its values are not set."""
     targets = list(lora.target_modules or base.lora_targets)
     return LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=targets, init_lora_weights=False)
 
 
-def load_lora(base: Architecture, transformer: ModelMixin, folder: Path, file: str) -> None:
-    """Add a LoRA to the transformer, in float32: in diffusers' layout, or in another that diffusers converts.
+def load_lora(base: Architecture, transformer: ModelMixin, file: Path) -> None:
+    """Add the LoRA in a file to the transformer, in float32 (`read_adapter`)."""
+    add(transformer, read_lora(base, transformer, file))
 
-    UserError if nothing in it is for a transformer of this base model.
-    """
-    with reading(whole(folder / file)):
-        weights, more = base.read_lora(folder, file)
-    if not any(name.startswith("transformer.") for name in weights):
-        raise UserError(
-            f"{folder / file}: no weight in it is named transformer.…, diffusers' name for a LoRA of {base.label}'s transformer"
-        )
-    with reading(folder / file):
-        base.pipeline.load_lora_into_transformer(weights, transformer=transformer, **more)
-    if not getattr(transformer, "peft_config", None):
-        raise UserError(complaint(folder / file, "holds no LoRA of this model"))
-    for name, parameter in transformer.named_parameters():
-        if ".lora_" in name:
-            parameter.data = parameter.data.float()
+
+def read_lora(base: Architecture, transformer: ModelMixin, file: Path) -> dict[str, Matrices]:
+    """Read a LoRA for this transformer; errors as `read_adapter`."""
+    return read_adapter(base, transformer.config, shapes_of(base, transformer.config), file)
 
 
 @torch.no_grad()
@@ -191,11 +132,7 @@ def draw_lora(transformer: ModelMixin, rank: int, generator: torch.Generator) ->
         if ".lora_" not in name:
             continue
         whole = torch.randn(parameter.shape, generator=generator) / rank if ".lora_A." in name else torch.zeros(parameter.shape)
-        whole = whole.to(parameter.device)
-        # With None as the source nothing is sent: each process has drawn all, and takes its part
-        if isinstance(parameter, DTensor):
-            whole = distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)
-        parameter.copy_(whole)
+        fill(parameter, whole)  # each process has drawn all
 
 
 def parallelize(

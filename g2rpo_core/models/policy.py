@@ -2,6 +2,7 @@
 
 import copy
 import json
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,14 +18,15 @@ from torch.distributed.tensor import DTensor
 from g2rpo_core.architectures.architecture import Architecture
 from g2rpo_core.architectures.table import read_architecture
 from g2rpo_core.common.cuda import WITHOUT_BACKWARD
+from g2rpo_core.common.pretrained import load_whole
 from g2rpo_core.common.seeding import generator
 from g2rpo_core.data.embeddings import DTYPES, Conditioning
 from g2rpo_core.distributed.machine import REAL, Machine
 from g2rpo_core.distributed.process_group import ProcessGroup
 from g2rpo_core.foundation.errors import UserError
-from g2rpo_core.foundation.files import hint_for, reading
+from g2rpo_core.foundation.files import hint_for
+from g2rpo_core.models.adapter import LORA_FILE, merge, set_values
 from g2rpo_core.models.loading import (
-    LORA_FILE,
     allocate,
     apply_compile,
     draw_lora,
@@ -33,13 +35,14 @@ from g2rpo_core.models.loading import (
     load_transformer,
     lora_config,
     parallelize,
+    read_lora,
     refresh,
     reshard,
     use_attention,
-    weights_in,
 )
 from g2rpo_core.models.quantized import Kind
 from g2rpo_core.models.settings import LoraSettings, ParallelSettings
+from g2rpo_core.models.stored import weights_in
 from g2rpo_core.sampling.rollout import Velocity
 from g2rpo_core.sampling.settings import SamplingSettings
 
@@ -91,6 +94,7 @@ class Policy:
         self.unpacked_shape = architecture.latent_shape(vae.config, self.rows, self.columns)
         self.image_tokens = self.rows * self.columns // 4
         self._base: ModelMixin | None = None
+        self._start: list[torch.Tensor] | None = None  # of a LoRA that training goes on from, for `base_velocity`
         self._replica: ModelMixin | None = None
         self._positions = architecture.positions(self.rows, self.columns, self.device)
 
@@ -103,14 +107,15 @@ class Policy:
         """
         device, dtype = torch.device(settings.get("device", "cpu")), settings.get("dtype", torch.float32)
         architecture, base, quantized = read_architecture(pipeline), pipeline / "transformer", settings.get("quantize")
-        folder, lora = weights_in(run) if run else (base, None)
-        weights = base if lora else folder
-        config = weights if (weights / "config.json").exists() else base
+        place, lora = weights_in(run) if run else (base, False)
+        weights = base if lora else place
+        home = weights if weights.is_dir() else weights.parent
+        config = home if (home / "config.json").exists() else base
         transformer = load_transformer(
             architecture, weights, device, dtype, trained=False, config=config, machine=machine, quantized=quantized
         )
         if lora:
-            machine.read(load_lora, architecture, transformer, folder, lora)
+            machine.read(load_lora, architecture, transformer, place)
         return cls(architecture, transformer, _vae(architecture, pipeline), machine=machine, **settings)
 
     @classmethod
@@ -122,6 +127,7 @@ class Policy:
         parallel: ParallelSettings = ParallelSettings(),  # noqa: B008
         processes: ProcessGroup = ProcessGroup(),  # noqa: B008
         base: bool = False,
+        start: Path | None = None,
         machine: Machine = REAL,
         **settings,
     ) -> "Policy":
@@ -129,7 +135,8 @@ class Policy:
 
         All weights are float32 and trained. With a LoRA, only the LoRA is: its initial values depend on `seed` alone, and the
         base's weights stay in the computation's dtype. base: also keep the model before training, for `base_velocity`; without a
-        LoRA this is a second set of weights, in the computation's dtype.
+        LoRA this is a second set of weights, in the computation's dtype. start: weights in place of the base's, or a LoRA that is merged
+        into them, or whose values a new LoRA gets: then this is the model before training.
         """
         if (backend := settings.get("attention")) in WITHOUT_BACKWARD:
             raise UserError(
@@ -138,34 +145,51 @@ class Policy:
         # The trained weights, or a new LoRA on frozen ones
         device, dtype = torch.device(settings.get("device", "cpu")), settings.get("dtype", torch.float32)
         architecture, folder = read_architecture(pipeline), pipeline / "transformer"
+        place, of_lora = weights_in(start) if start else (folder, False)
+        if lora and start and not of_lora:
+            raise UserError(
+                "training.start: are whole weights, and training.lora a LoRA on those of the base model: set it to null"
+            )
         spread = lambda transformer: parallelize(
             transformer, architecture.blocks(transformer), parallel, dtype, processes, device
         )
+        load = partial(
+            load_transformer, architecture, folder if of_lora else place, device, spread=spread, config=folder, machine=machine
+        )
         adapter = lora and lora_config(architecture, lora)
-        transformer = load_transformer(
-            architecture, folder, device, dtype if lora else torch.float32, True, adapter, spread, machine=machine,
-            quantized=settings.get("quantize"),
-        )  # fmt: skip
-        if lora:
+        transformer = load(dtype=dtype if lora else torch.float32, trained=True, lora=adapter, quantized=settings.get("quantize"))
+        started = read_lora(architecture, transformer, place) if of_lora else None
+        if adapter and started:
+            set_values(transformer, started, adapter)
+        elif lora:
             draw_lora(transformer, lora.rank, generator("adapter", seed))
+        elif started:
+            merge(transformer, started)
         policy = cls(architecture, transformer, _vae(architecture, pipeline), machine=machine, **settings)
-        # The model before training; a LoRA at zero is that already
+        # The model before training; a new LoRA at zero is that already
         if base and not lora:
-            reference = load_transformer(architecture, folder, device, dtype, trained=False, spread=spread, machine=machine)
+            reference = load(dtype=dtype, trained=False)
+            if started:
+                merge(reference, started)
             policy._base = reference.eval()
             use_attention(reference, policy.attention)
-        # An unsharded copy for rollouts
+        elif base and started:
+            policy._start = [parameter.detach().clone() for parameter in policy.trained_parameters().values()]
         if parallel.replica and processes.size > 1:
             replica = empty_transformer(architecture, folder, dtype, trained=False, lora=adapter).requires_grad_(False)
-            for parameter in replica.parameters():  # also the adapter's
-                parameter.data = parameter.data.to(dtype)
-            if parallel.compile:
-                apply_compile(architecture.blocks(replica))
-            use_attention(replica, policy.attention)
-            allocate(replica, device)
-            policy._replica = replica
-            policy.refresh()
+            policy._keep_replica(replica, dtype, device, parallel.compile)
         return policy
+
+    def _keep_replica(self, replica: ModelMixin, dtype: torch.dtype, device: torch.device, compiled: bool) -> None:
+        """Keep an unsharded copy for rollouts."""
+        for parameter in replica.parameters():  # also the adapter's
+            parameter.data = parameter.data.to(dtype)
+        if compiled:
+            apply_compile(self.architecture.blocks(replica))
+        use_attention(replica, self.attention)
+        allocate(replica, device)
+        self._replica = replica
+        self.refresh()
 
     @property
     def has_lora(self) -> bool:
@@ -254,19 +278,32 @@ class Policy:
                 self._base = base.transformer
 
     def base_velocity(self, conditioning: Conditioning) -> Velocity:
-        """Return the velocity field of the model before training; a LoRA's base is the same weights with the LoRA at zero."""
+        """Return the velocity field of the model before training: a LoRA's is the same weights with the LoRA at zero, or as it began."""
         if not self.has_lora:
             return self._velocity(self._base, conditioning)
         adapted = self.velocity(conditioning)
 
-        def velocity(*arguments: torch.Tensor) -> torch.Tensor:
+        def at_zero(*arguments: torch.Tensor) -> torch.Tensor:
             scale_lora_layers(self.transformer, 0.0)
             try:
                 return adapted(*arguments)
             finally:
                 unscale_lora_layers(self.transformer, 0.0)
 
-        return velocity
+        def as_it_began(*arguments: torch.Tensor) -> torch.Tensor:
+            now = [parameter.data.clone() for parameter in self.trained_parameters().values()]
+            self._set_trained(self._start or [])
+            try:
+                return adapted(*arguments)
+            finally:
+                self._set_trained(now)
+
+        return as_it_began if self._start else at_zero
+
+    def _set_trained(self, values: Sequence[torch.Tensor]) -> None:
+        """Set the trained parameters, unseen by autograd: a backward pass comes when they are again what they were."""
+        for parameter, value in zip(self.trained_parameters().values(), values):
+            parameter.data.copy_(value)
 
     def refresh(self) -> None:
         """Update the rollouts' replica of the weights, if there is one; collective."""
@@ -336,5 +373,4 @@ def policy_settings(sampling: SamplingSettings, device: torch.device, **instead:
 
 
 def _vae(architecture: Architecture, pipeline: Path) -> ModelMixin:
-    with reading(pipeline / "vae"):
-        return architecture.vae.from_pretrained(pipeline / "vae", dtype=torch.float32)
+    return load_whole(architecture.vae, pipeline / "vae", dtype=torch.float32)

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from PIL import Image
 from pydantic import Field
 
+from g2rpo_core.common.pretrained import load_whole
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.settings import Count
 from g2rpo_core.rewards import geneval_rule as rule
@@ -78,7 +79,7 @@ class Detector:
                 "or a detector such as DETR"
             )
         kind = AutoModelForUniversalSegmentation if self.masks else AutoModelForObjectDetection
-        self.model = kind.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
+        self.model = load_whole(kind, folder, dtype=torch.float32, local_files_only=True)
         self.model.eval().requires_grad_(False).to(device)
         self.processor = AutoImageProcessor.from_pretrained(folder, local_files_only=True)
         # 1333 pixels at most beside 800, as published
@@ -144,7 +145,7 @@ class Colors:
         from open_clip.constants import OPENAI_DATASET_MEAN, OPENAI_DATASET_STD
         from transformers import AutoTokenizer, CLIPModel
 
-        self.model = CLIPModel.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
+        self.model = load_whole(CLIPModel, folder, dtype=torch.float32, local_files_only=True)
         self.model.eval().requires_grad_(False).to(device)
         self.tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         size = self.model.config.vision_config.image_size

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from pydantic import Field
 
 from g2rpo_core.common.model_store import ModelStore
+from g2rpo_core.common.pretrained import load_whole
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.rewards import packages
 from g2rpo_core.rewards.preprocess import Images, Preprocess, check_pairs
@@ -144,7 +145,7 @@ def pickscore(folder: Path, processor: Path, device: torch.device, settings: Sco
     """
     from transformers import AutoTokenizer, CLIPModel
 
-    model = CLIPModel.from_pretrained(folder, dtype=torch.float32).eval().requires_grad_(False)
+    model = load_whole(CLIPModel, folder, dtype=torch.float32).eval().requires_grad_(False)
     scale = model.logit_scale.exp().item() / 100  # before rounding: in bfloat16 it would be off by a hundredth
     model.to(device, getattr(torch, settings.dtype))
     tokenizer = AutoTokenizer.from_pretrained(processor)

@@ -15,6 +15,7 @@ from typing import Literal
 import torch
 from pydantic import Field, model_validator
 
+from g2rpo_core.common.pretrained import load_whole
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.settings import Count
 from g2rpo_core.rewards.preprocess import Images, check_pairs, eight_bit
@@ -150,7 +151,7 @@ class InProcess:
                 f"serve it and set rewards.{reward}.server"
             )
         # Straight onto the device: each process of a node would hold all weights on the host at the same time
-        self.model = AutoModelForImageTextToText.from_pretrained(folder, dtype=dtype, local_files_only=True, device_map=device)
+        self.model = load_whole(AutoModelForImageTextToText, folder, dtype=dtype, local_files_only=True, device_map=device)
         self.model.eval().requires_grad_(False).to(device)
         self.processor = AutoProcessor.from_pretrained(folder, local_files_only=True)
         self.processor.tokenizer.padding_side = "left"

@@ -14,7 +14,8 @@ from g2rpo_core.foundation.files import write_whole
 from g2rpo_core.models.policy import SNAPSHOTS, snapshot
 from g2rpo_core.training.drift import NEVER_STOPS, DriftError, find_warnings
 from g2rpo_core.training.experience import NonFiniteError
-from g2rpo_core.training.metrics import START
+from g2rpo_core.training.metrics import HELDOUT, START
+from g2rpo_core.training.settings import SMALL
 from g2rpo_core.training.trainer import Trainer
 
 CURVE = "records.jsonl"  # in the scratch folder: every iteration as it ends, so that a killed run keeps its curve
@@ -87,6 +88,9 @@ def _begin(trainer: Trainer, kept: checkpoint.Checkpoints, folder: Path, heldout
     if not (written := checkpoint.checkpoints(folder)):
         return [{**START, **heldout()}]
     records = kept.load_records(written[-1])
+    last = records[-1]["iteration"]
+    if last % trainer.training.monitor.every and last < trainer.training.iterations:  # measured because a shorter run ended there
+        records[-1] = {name: value for name, value in records[-1].items() if not name.startswith(HELDOUT)}
     with trainer.machine.phase("resume"):
         trainer.restore(partial(kept.load_state, written[-1]), updated=records[-1]["iteration"] > 0)
     return records
@@ -128,7 +132,7 @@ class _Drift:
 
 
 def finish(trainer: Trainer, folder: Path, records: list[dict]) -> None:
-    """Write weights and snapshots aside, into `out` in scratch, then FINISHED; no checkpoint is needed any more. Collective."""
+    """Write weights and snapshots aside, into `out` in scratch, then FINISHED; only a longer run needs the last checkpoint. Collective."""
     out, machine, training = folder / "out", trainer.machine, trainer.training
     if trainer.processes.rank == 0:
         shutil.rmtree(out, ignore_errors=True)
@@ -138,21 +142,27 @@ def finish(trainer: Trainer, folder: Path, records: list[dict]) -> None:
         if training.snapshots:
             machine.publish(folder / SNAPSHOTS, out / SNAPSHOTS)
         write_whole(folder / checkpoint.FINISHED, json.dumps(records))
-        for old in checkpoint.checkpoints(folder):
+        keep = training.checkpoints.finished
+        keep = _bytes_of_checkpoint(trainer) < SMALL if keep is None else keep
+        for old in checkpoint.checkpoints(folder)[: -1 if keep else None]:
             machine.discard(old)
+
+
+def _bytes_of_checkpoint(trainer: Trainer) -> int:
+    """Return the size of weights, two moments, and the EMA and the old policy if there are any."""
+    copies = 3 + sum(average is not None for average in (trainer.ema, trainer.old))
+    return 4 * copies * sum(parameter.numel() for parameter in trainer.parameters)
 
 
 def bytes_needed(trainer: Trainer, folder: Path) -> float:
     """Return the bytes on disk that the run still takes: its checkpoints, snapshots and weights.
 
-    A checkpoint is weights, two moments, and the EMA and the old policy if there are any; there is one more than `keep` while it is
-    written. The final weights are there twice, as the run's own and as DVC's copy.
+    There is one checkpoint more than `keep` while it is written. The final weights are there twice, as the run's own and as DVC's copy.
     """
     training, count = trainer.training, sum(parameter.numel() for parameter in trainer.parameters)
     coming = training.checkpoints.keep + 1 - len(checkpoint.checkpoints(folder))
-    copies = 3 + sum(average is not None for average in (trainer.ema, trainer.old))
     kept = DTYPES[training.save_dtype].itemsize * (2 + len(training.snapshots))
-    return count * (4 * copies * max(coming, 0) + kept)
+    return _bytes_of_checkpoint(trainer) * max(coming, 0) + count * kept
 
 
 def _line(record: dict) -> str:

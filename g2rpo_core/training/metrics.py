@@ -18,6 +18,7 @@ from g2rpo_core.rewards.spec import Reward
 from g2rpo_core.sampling.schedule import even_sigmas
 from g2rpo_core.sampling.settings import SamplingSettings
 
+HELDOUT = "heldout_"  # begins the names of what is measured on held-out prompts
 START = {"iteration": 0, "num_forward_evals": 0, "num_transitions": 0, "seconds": 0.0}  # before the first iteration
 
 
@@ -85,7 +86,7 @@ def heldout_means(
     for name in rewards:
         reasons = table.reason[table.reward == name].dropna()
         check_missing(name, len(reasons), min(count, len(prompts)), (max_missing or {}).get(name, 0.0), *reasons[:1])
-    return {f"heldout_{name}": float(table.score[table.reward == name].mean()) for name in rewards}
+    return {f"{HELDOUT}{name}": float(table.score[table.reward == name].mean()) for name in rewards}
 
 
 def write_records(records: list[dict], name: str, out: Path, reports: Path, warnings: list[tuple[int, str]]) -> None:

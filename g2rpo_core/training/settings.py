@@ -5,8 +5,10 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator
 
 from g2rpo_core.distributed.process_group import Processes
-from g2rpo_core.foundation.settings import Count, Different, Rate, Scale, Settings
+from g2rpo_core.foundation.settings import Count, Different, Name, Rate, Scale, Settings
 from g2rpo_core.models.settings import LoraSettings, ParallelSettings
+
+SMALL = 4 * 2**30  # bytes of a checkpoint that stays
 
 
 class MonitorSettings(Settings):
@@ -22,7 +24,12 @@ class CheckpointSettings(Settings):
 
     every: Count = Field(10, description="iterations")
     minutes: Scale | None = Field(None, description="instead of `every`: minutes from the end of one to the start of the next")
-    keep: Count = Field(1, description="how many of the newest stay on disk; all are deleted when the run is finished")
+    keep: Count = Field(1, description="how many of the newest stay on disk while the run trains")
+    finished: bool | None = Field(
+        None,
+        description="keep the last one of a finished run, from which it goes on if only training.iterations changes and the learning rate is"
+        f" constant; null: if it takes less than {SMALL / 2**30:.0f} GiB",
+    )
     grace: float = Field(
         25.0,
         gt=0,
@@ -101,6 +108,10 @@ class TrainingSettings(Settings):
     adv_clip_max: Scale = Field(description="advantages are clamped to plus or minus this")
     monitor: MonitorSettings = Field(description="measurements on held-out prompts")
     lora: LoraSettings | None = Field(None, description="train a LoRA on frozen weights; null: all weights")
+    start: Name | None = Field(
+        None,
+        description="the entry of section `published` whose weights, or whose LoRA, training goes on from; null: the base model",
+    )
     ema: EmaSettings | None = Field(None, description="evaluate and keep the average of the weights; null: the last ones")
     gradient_checkpointing: bool = Field(False, description="recompute activations in the backward pass instead of keeping them")
     max_old_policy_ratio_error: Annotated[float, Field(gt=0)] | None = Field(

@@ -18,7 +18,7 @@ from g2rpo_core.common.model_store import ModelStore
 from g2rpo_core.distributed import checkpoint
 from g2rpo_core.distributed.machine import Machine
 from g2rpo_core.distributed.process_group import Processes, ProcessGroup
-from g2rpo_core.models import loading
+from g2rpo_core.models import loading, stored
 from g2rpo_core.rewards import image_reward, registry
 from g2rpo_core.rewards.spec import ModelSize, Reward, Section
 from pipeline.rehearsal import inputs, simulate
@@ -47,7 +47,7 @@ class Rehearsed(Machine):
         self.updates = 0
         """Forward and backward passes of all updates, including those that are left out."""
         self._stand_ins: dict[Callable, Callable] = {
-            loading.read_weights: lambda *_: None,
+            stored.read_weights: lambda *_: None,
             loading.load_lora: lambda _, transformer, *__: add_lora(transformer, lora),
             registry.build: build_reward,
         }
@@ -86,6 +86,8 @@ class Rehearsed(Machine):
     def scratch(self, stage: str, name: str, settings: Mapping[str, object], *_: Any) -> Path:
         return checkpoint.scratch(stage, name, settings, [])
 
+    def start(self, *_: Any) -> None: ...  # values alone: shapes are those of the base model
+
     def check_device(self, *_: Any) -> None: ...
 
     def claim(self, *_: Any) -> None: ...
@@ -95,6 +97,8 @@ class Rehearsed(Machine):
     def publish(self, *_: Any) -> None: ...
 
     def discard(self, *_: Any) -> None: ...
+
+    def release(self, *_: Any) -> None: ...
 
     def count_weights(self, tensors: object) -> None:
         """Count a file of weights."""

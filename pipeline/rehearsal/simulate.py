@@ -36,6 +36,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from g2rpo_core.models.cost import FusedRMSNorm, rms_norm_under_autocast
 
 GIB = 2**30
+NOTHING_WRONG: dict[str, list] = {"missing_keys": [], "unexpected_keys": [], "mismatched_keys": []}
 aten = torch.ops.aten
 
 
@@ -219,11 +220,13 @@ def files(written: Callable[[object], None]) -> None:
     import transformers
     from diffusers.models import modeling_utils
 
-    def of_diffusers(cls, folder, dtype=torch.float32, **_):
-        return cls.from_config(cls.load_config(folder)).to(dtype).eval()
+    def of_diffusers(cls, folder, dtype=torch.float32, output_loading_info=False, **_):
+        model = cls.from_config(cls.load_config(folder)).to(dtype).eval()
+        return (model, NOTHING_WRONG) if output_loading_info else model
 
-    def of_transformers(cls, folder, *_, dtype=torch.float32, config=None, subfolder="", **__):
-        return cls(cls.config_class.from_pretrained(Path(folder, subfolder))).to(dtype).eval()
+    def of_transformers(cls, folder, *_, dtype=torch.float32, config=None, subfolder="", output_loading_info=False, **__):
+        model = cls(cls.config_class.from_pretrained(Path(folder, subfolder))).to(dtype).eval()
+        return (model, NOTHING_WRONG) if output_loading_info else model
 
     def save_file(tensors, path, **_):
         written(tensors)

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,7 @@ RUN = {
     "g2rpo export g2rpo-1 --form diffusers --out my_diffusers": "my_diffusers",
     "g2rpo export my_lora-1 --form kohya --out my_kohya": "my_kohya",
     "g2rpo export my_lora-1 --form lora --out my_lora": "my_lora/pytorch_lora_weights.safetensors",
+    "g2rpo export my_lora-1 --form peft --out my_peft": "my_peft/adapter_model.safetensors",
     "g2rpo score --reward hps --prompts prompts.txt DIR": "scores.csv: 2 images",
     "g2rpo report --study compare": "studies/compare/reports/report.html",
     "g2rpo profile show my_flux": "iterations: 600 # profiles/my_flux.yaml:4",
@@ -201,11 +203,11 @@ def test_every_profile_entry_and_section_of_the_documents_loads(tmp_path):
         if block.text.startswith("# an entry of `methods`"):
             read = {"extends": "tiny", "methods": read}
         elif "prompts" in read:
-            read = {"extends": "tiny", **WITHOUT_THE_VERIFIER, **read}
+            read = {"extends": "tiny", **deepcopy(WITHOUT_THE_VERIFIER), **read}
         elif "training" in read and "extends" not in read:
-            read = {"extends": "tiny", **WITHOUT_THE_VERIFIER, **read}
+            read = {"extends": "tiny", **deepcopy(WITHOUT_THE_VERIFIER), **read}
             read["training"] |= WITHOUT_THE_VERIFIER["training"]
-            read["evaluation"]["rewards"] += ["clip_score"]
+            read["evaluation"]["rewards"] = list(dict.fromkeys([*read["evaluation"]["rewards"], "clip_score"]))
         file = tmp_path / "profiles" / f"block_{number}.yaml"
         YAML().dump({"extends": "flux_hps_clip"} | read, file)
         load_profile(file)

@@ -39,7 +39,7 @@ def hub(hub, tmp_path):
 
 
 def fetch(settings: HubModels) -> dict[str, dict]:
-    return download_models(settings, Revisions(Path(constants.HF_HOME, "revisions.json")))
+    return download_models(settings, Revisions(Path(constants.HF_HOME, "revisions.json")), Path(constants.HF_HOME))
 
 
 def models(**changes) -> HubModels:
@@ -237,3 +237,60 @@ def test_a_trainers_arguments_beside_safetensors_are_neither_read_nor_in_the_way
     hub.add(REPO, REVISION, hub.folder)
     entry = fetch(models(files=["*.safetensors", "*.bin", "config.json"]))["pipeline"]
     assert "without_pickles" not in entry and "training_args.bin" in entry["files"]
+
+
+def test_a_model_in_a_folder_is_locked_and_nothing_is_copied(tmp_path):
+    """Without a hub; only the files that were asked for are looked at."""
+    folder = tmp_path / "mine"
+    (folder / "vae").mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    (folder / "optimizer.safetensors").write_bytes(b"of no use")
+    save_file(TENSORS, folder / "vae" / "model.safetensors")
+    mine = HubModels.model_validate_json(
+        json.dumps({"source": "hub", "repos": {"pipeline": {"folder": str(folder), "files": ["config.json", "vae/*"]}}})
+    )
+    root = tmp_path / "models" / "mine"
+    write_lock(root, download_models(mine, Revisions(tmp_path / "revisions.json"), root))
+    found = ModelStore(root).folder("pipeline")
+    assert found.samefile(folder) and set(ModelStore(root).entry("pipeline")["files"]) == {"config.json", "vae/model.safetensors"}
+    (folder / "config.json").write_text("[]")
+    with pytest.raises(UserError, match=r"config.json has changed"):
+        ModelStore(root).folder("pipeline")
+    gone = HubModels.model_validate_json(
+        json.dumps({"source": "hub", "repos": {"pipeline": {"folder": "nowhere", "files": ["*"]}}})
+    )
+    with pytest.raises(UserError, match="models.repos.pipeline: nowhere: nowhere does not exist"):
+        download_models(gone, Revisions(tmp_path / "revisions.json"), root)
+    for both in ({}, {"repo": REPO, "folder": "a"}):
+        with pytest.raises(ValueError, match="needs either `repo` or `folder`"):
+            models(**({"repo": None} | both))
+
+
+@pytest.mark.parametrize("from_hub", [True, False])
+def test_a_variant_gets_the_names_of_the_files_without_one(hub, tmp_path, from_hub):
+    """In each folder that has it, as diffusers' pipelines take it; the others keep theirs."""
+    folder = tmp_path / "variants"
+    for part, names in {"transformer": ("model.safetensors", "model.fp16.safetensors"), "vae": ("model.safetensors",)}.items():
+        (folder / part).mkdir(parents=True)
+        for name in names:
+            save_file({"weight": torch.full((2,), float("fp16" in name))}, folder / part / name)
+    (folder / "encoder").mkdir()
+    shard = "model-00001-of-00001.fp16.safetensors"
+    save_file({"weight": torch.ones(2)}, folder / "encoder" / shard)
+    save_file({"weight": torch.zeros(2)}, folder / "encoder" / "model.safetensors")
+    (folder / "encoder" / "model.safetensors.index.fp16.json").write_text(json.dumps({"weight_map": {"weight": shard}}))
+    hub.add("somebody/variants", REVISION, folder)
+    place = (
+        {"repo": "somebody/variants", "revision": REVISION}
+        if from_hub
+        else {"repo": None, "revision": None, "folder": str(folder)}
+    )
+    root = tmp_path / "models"
+    entries = download_models(models(**place, files=["*"], variant="fp16"), Revisions(tmp_path / "revisions.json"), root)
+    write_lock(root, entries)
+    found = ModelStore(root).folder("pipeline")
+    assert sorted(str(file.relative_to(found)) for file in found.rglob("*.*") if file.name != "models.lock.json") == [
+        f"encoder/{shard}", "encoder/model.safetensors", "encoder/model.safetensors.index.json", "transformer/model.safetensors", "vae/model.safetensors",
+    ]  # fmt: skip
+    value = lambda path: load_file(found / path)["weight"][0].item()
+    assert value("transformer/model.safetensors") == 1 and value("vae/model.safetensors") == 0

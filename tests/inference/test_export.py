@@ -1,5 +1,6 @@
 """Each form by the program that reads it, or by what it comes to when it is merged; and a run on a hub, downloaded and loaded again."""
 
+import json
 import os
 from pathlib import Path
 
@@ -8,13 +9,15 @@ import torch
 from diffusers import FluxPipeline, FluxTransformer2DModel
 from diffusers.loaders.single_file_utils import convert_flux_transformer_checkpoint_to_diffusers
 from huggingface_hub import ModelCard, constants, snapshot_download
+from peft import PeftModel
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from g2rpo_core.architectures.flux import Flux, original_modules
+from g2rpo_core.architectures.flux import Flux
 from g2rpo_core.cli.main import main
 from g2rpo_core.foundation.errors import TRANSIENT_STATUS, UserError
 from g2rpo_core.inference.export import check_written
+from g2rpo_core.models.adapter import Matrices, in_kohyas_names
 from g2rpo_core.models.policy import Policy
 from tests.fixtures.commands import run_here
 from tests.fixtures.projects import ALPHA, RANK, small_project
@@ -98,11 +101,12 @@ def test_the_diffusers_folder_has_the_run_and_bfloat16_rounds_it(project):
         assert all(torch.equal(loaded[name], value.to(kind)) for name, value in trained.items())
 
 
-def test_a_lora_has_its_alpha_where_loaders_look_for_it(project, models, embeddings):
-    """Loaded by plain diffusers from tensors alone, without metadata: the same velocities as ours."""
+def test_a_lora_has_its_strength_without_an_alpha(project, models, embeddings):
+    """Loaded by plain diffusers from two matrices a module, which not every reader scales: the same velocities as ours."""
     file = export(project, "g2rpo-2", "lora")
     with safe_open(file, "pt") as opened:
         assert "lora_adapter_metadata" not in opened.metadata()
+        assert {name.rpartition(".lora_")[2] for name in opened.keys()} == {"A.weight", "B.weight"}  # noqa: SIM118 - not iterable itself
     pipeline = FluxPipeline.from_pretrained(models / "pipeline")
     pipeline.load_lora_weights(file.parent, weight_name=file.name)
     how = {"height": 32, "width": 32, "guidance": 3.5}
@@ -116,8 +120,25 @@ def test_a_lora_has_its_alpha_where_loaders_look_for_it(project, models, embeddi
     conditioning = embeddings.conditioning([0, 1])
     with torch.no_grad():
         velocities = [one.velocity(conditioning)(*arguments) for one in (ours, theirs, base)]
-    torch.testing.assert_close(velocities[1], velocities[0], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(velocities[1], velocities[0], rtol=1e-5, atol=1e-5)  # alpha / rank · B is rounded
     assert (velocities[0] - velocities[2]).abs().max() > 0.01
+
+
+def test_pefts_form_is_what_peft_reads(project, models, embeddings):
+    """Of a run, by the command: its own matrices, rank and alpha, and the same velocities as ours."""
+    file = export(project, "g2rpo-2", "peft")
+    about = json.loads((file.parent / "adapter_config.json").read_text())
+    assert (about["peft_type"], about["r"], about["lora_alpha"]) == ("LORA", RANK, ALPHA)
+    base, ours = (
+        Policy.load(models / "pipeline", run, height=32, width=32, guidance=3.5)
+        for run in (None, project / "runs" / "tiny" / "g2rpo-2")
+    )
+    for policy in (base, ours):
+        randomize(policy.transformer)
+    without = velocity(base, embeddings)
+    base.transformer = PeftModel.from_pretrained(base.transformer, file.parent).base_model.model
+    torch.testing.assert_close(velocity(base, embeddings), velocity(ours, embeddings), rtol=1e-5, atol=1e-6)
+    assert (without - velocity(ours, embeddings)).abs().max() > 0.01
 
 
 def test_kohyas_form_merges_to_the_same_weights(project, models):
@@ -127,7 +148,8 @@ def test_kohyas_form_merges_to_the_same_weights(project, models):
     base = FluxTransformer2DModel.from_pretrained(models / "pipeline" / "transformer").state_dict()
     written = load_file(file)
     seen = set()
-    for name, parts in original_modules(BLOCKS):
+    for module in Flux().original_modules(BLOCKS):
+        name, parts = module.name, module.parts
         ours = [
             ALPHA / RANK * lora[f"transformer.{part}.lora_B.weight"] @ lora[f"transformer.{part}.lora_A.weight"]
             if f"transformer.{part}.lora_A.weight" in lora
@@ -149,13 +171,14 @@ def test_kohyas_form_of_every_module_merges_as_the_original_layout_does(models):
     base = FluxTransformer2DModel.from_pretrained(models / "pipeline" / "transformer").state_dict()
     draw = torch.Generator().manual_seed(0)
     lora, merged = {}, dict(base)
-    layers = {name: parts for name, parts in original_modules(BLOCKS) if base[f"{parts[0]}.weight"].dim() == 2}
+    modules = {module.name: module.parts for module in Flux().original_modules(BLOCKS)}
+    layers = {name: parts for name, parts in modules.items() if base[f"{parts[0]}.weight"].dim() == 2}
     for part in (part for parts in layers.values() for part in parts):
         height, width = base[f"{part}.weight"].shape
         down, up = torch.randn(RANK, width, generator=draw), torch.randn(height, RANK, generator=draw)
-        lora |= {f"transformer.{part}.lora_A.weight": down, f"transformer.{part}.lora_B.weight": up}
+        lora[part] = Matrices(down, up, ALPHA)
         merged[f"{part}.weight"] = base[f"{part}.weight"] + ALPHA / RANK * up @ down
-    written = Flux().kohya(lora, {name: value.shape for name, value in base.items()}, ALPHA, BLOCKS)
+    written = in_kohyas_names(Flux(), BLOCKS, {name: value.shape for name, value in base.items()}, lora)
     before, after = (Flux().original(weights, BLOCKS) for weights in (base, merged))
     for name in layers:
         up, down, alpha = (
@@ -171,7 +194,7 @@ def test_kohyas_form_of_every_module_merges_as_the_original_layout_does(models):
     [
         (["g2rpo-9", "--form", "original", "--out", "new"], "g2rpo-9: no trained weights; profile tiny has base, g2rpo-1, g2rpo-2"),
         (["g2rpo-1", "--form", "kohya", "--out", "new"], "export: g2rpo-1 was trained as whole weights: --form diffusers or original"),
-        (["g2rpo-2", "--form", "original", "--out", "new"], "export: g2rpo-2 was trained as a LoRA: --form lora or kohya"),
+        (["g2rpo-2", "--form", "original", "--out", "new"], "export: g2rpo-2 was trained as a LoRA: --form lora, peft or kohya"),
         (["g2rpo-1", "--form", "original", "--out", "/proc/x"], "--out /proc/x: cannot be written (No such file or directory)"),
         (["g2rpo-1", "--form", "original", "--out", "models"], "export: --out models already exists; name a new folder"),
     ],

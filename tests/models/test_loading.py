@@ -72,10 +72,20 @@ def test_a_lora_of_layers_that_are_not_there_is_one_line_about_the_setting(model
 @pytest.mark.parametrize(
     "files, message",
     [
-        ({}, "no safetensors; it must be a transformer or a LoRA in diffusers' layout"),
+        ({}, "no safetensors; it must hold a transformer or a LoRA"),
         ({"one/a": "weight", "two/a": "weight"}, "weights in 2 folders"),
-        ({"a": "x.lora_A.weight", "b": "x.lora_A.weight"}, r"holds 2 LoRAs \(a.safetensors, b.safetensors\): name one"),
-        ({"a": "unet.x.lora_A.weight"}, "no weight in it is named transformer.…, diffusers' name for a LoRA"),
+        (
+            {"pytorch_lora_weights": "x.lora_A.weight", "adapter_model": "x.lora_A.weight"},
+            r"holds 2 files of weights \(adapter_model.safetensors; pytorch_lora_weights.safetensors\): name one",
+        ),
+        (
+            {"a": "x.lora_A.weight", "b": "x.lora_A.weight"},
+            r"holds 2 files of weights \(a.safetensors; b.safetensors\): name one",
+        ),
+        (
+            {"a": "unet.x.lora_A.weight"},
+            r"is a LoRA of a U-Net, and 1 of its 1 tensors have no place in this FLUX.1's transformer \(unet.x.lora_A.weight\)",
+        ),
         ({"a": "double_blocks.0.img_attn.qkv.weight"}, "its weights belong to another model, or are incomplete"),
     ],
 )

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 from ruamel.yaml import YAML
+from safetensors.torch import load_file, save_file
 
-from g2rpo_core.common.model_store import LOCK
+from g2rpo_core.common.model_store import LOCK, ModelStore
 from stages.common import renewed, run_paths
 from tests.conftest import ROOT
 from tests.fixtures.commands import run_here
@@ -103,3 +104,48 @@ def test_profiles_with_equal_settings_share_models_and_embeddings(folder):
     assert weights("second").samefile(weights("first")) and shard("second").samefile(shard("first"))
     assert weights("third").samefile(weights("first")) and not shard("third").samefile(shard("first"))
     assert "hps" in quality("first") and quality("first") == quality("second") == quality("third")
+
+
+@pytest.fixture
+def published(folder, models):
+    """published(name=settings, ...) runs the stage on these entries, beside the session's models."""
+    (folder / "models").mkdir()
+    (folder / "models" / "mine").symlink_to(models)
+
+    def run(**entries):
+        with (folder / "profiles" / "mine.yaml").open("w") as file:
+            YAML().dump({"extends": "tiny", "published": entries}, file)
+        (folder / "params.yaml").write_text(f"profile: mine\nmethods: []\nseeds: [1]\npublished: [{', '.join(entries)}]\n")
+        assert start("profile", folder, "mine").returncode == 0
+        return start("published", folder, "mine")
+
+    return run
+
+
+def test_weights_are_chosen_and_checked_when_they_are_fetched(folder, published, models):
+    """Not by an evaluation after the queue of a cluster: by their names and shapes, which stand in the headers."""
+    theirs = folder / "theirs"
+    shutil.copytree(models / "pipeline" / "transformer", theirs)
+    weights = theirs / "diffusion_pytorch_model.safetensors"
+    shutil.copy(weights, theirs / "diffusion_pytorch_model.ema.safetensors")
+    done = published(plain={"folder": "theirs"}, ema={"folder": "theirs", "variant": "ema"}, file={"folder": str(weights)})
+    assert done.returncode == 0, done.stderr
+    chosen = {
+        name: ModelStore(folder / "published" / "mine" / name, "published").weights(name).name
+        for name in ("plain", "ema", "file")
+    }
+    assert chosen == {"plain": weights.name, "ema": "diffusion_pytorch_model.ema.safetensors", "file": weights.name}
+    # Of another model, without one of its weights, and of no form that is read
+    tensors = load_file(weights)
+    save_file({name: value for name, value in tensors.items() if name != "proj_out.bias"}, weights)
+    assert published(plain={"folder": "theirs"}).stderr.startswith(
+        f"error: {weights.relative_to(folder)}: lacks proj_out.bias (1 such"
+    )
+    save_file({"lora_unet_blocks_0.lokr_w1": tensors["proj_out.bias"]}, weights)
+    assert "is a LoKr of LyCORIS, and 1 of its 1 tensors" in published(plain={"folder": "theirs"}).stderr
+    assert sorted(path.name for path in (folder / "published" / "mine").iterdir()) == [
+        "ema",
+        "file",
+        "index.json",
+        "plain",
+    ]  # as before

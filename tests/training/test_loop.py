@@ -15,8 +15,8 @@ from g2rpo_core.distributed.launcher import Terminated
 from g2rpo_core.models.policy import Policy
 from g2rpo_core.models.settings import LoraSettings
 from g2rpo_core.training.experience import NonFiniteError
-from g2rpo_core.training.loop import CURVE, train
-from g2rpo_core.training.settings import CheckpointSettings
+from g2rpo_core.training.loop import CURVE, finish, train
+from g2rpo_core.training.settings import CheckpointSettings, MonitorSettings
 from tests.fixtures.rollouts import redness, small_method
 
 
@@ -147,3 +147,48 @@ def test_a_run_sampled_by_a_slow_policy_resumes_bit_for_bit(make_trainer, models
         assert all(torch.equal(whole[part][name], resumed[part][name]) for name in whole[part])
     last = list(whole["old"])[-1]
     assert not torch.equal(whole["old"][last], whole["weights"][last]) and records[-1]["old_deviation"] > 0
+
+
+@pytest.mark.parametrize("lr_scheduler, computed", [("constant", [4, 5]), ("linear", [1, 2, 3, 4, 5])])
+def test_a_finished_run_goes_on_to_a_later_end(make_trainer, policy, tmp_path, monkeypatch, capsys, lr_scheduler, computed):
+    """Bit for bit as if it had been so long from the start, where its learning rate does not depend on the end."""
+    begin = {name: value.clone() for name, value in policy.transformer.state_dict().items()}
+    seen: list[int] = []
+
+    def run(home, iterations):
+        home.mkdir(exist_ok=True)
+        monkeypatch.chdir(home)
+        policy.transformer.load_state_dict(begin)
+        monitor = MonitorSettings(every=2, prompts=1, rewards=("redness",))
+        trainer = make_trainer(small_method("g2rpo"), iterations=iterations, lr_scheduler=lr_scheduler, monitor=monitor)
+        end = "training.iterations" if lr_scheduler == "constant" else None
+        folder = checkpoint.scratch("train", "p/g2rpo-1", {"training": trainer.training}, [], end=end)
+        seen.clear()
+        heldout = lambda: {"heldout_redness": policy.transformer.proj_out.weight.sum().item()}
+        records = train(trainer, folder, heldout, lambda record: seen.append(record["iteration"]))
+        finish(trainer, folder, records)
+        checkpoint.release(folder)
+        weights = {name: value.clone() for name, value in policy.transformer.state_dict().items()}
+        return [{name: value for name, value in record.items() if not name.startswith("seconds")} for record in records], weights
+
+    straight = run(tmp_path / "straight", 5)
+    run(tmp_path / "longer", 3)
+    longer = run(tmp_path / "longer", 5)
+    assert seen[1:] == computed
+    assert longer[0] == straight[0] and all(torch.equal(longer[1][name], value) for name, value in straight[1].items())
+    said = capsys.readouterr().err
+    assert ("goes on from " in said and "only training.iterations changed, from 3 to 5" in said) == (lr_scheduler == "constant")
+    assert [path.name for path in (tmp_path / "longer" / checkpoint.ROOT / "train" / "p" / "g2rpo-1").glob("*/iteration-*")] == [
+        "iteration-000005"
+    ]
+
+
+def test_the_last_checkpoint_of_a_finished_run_stays_if_asked(make_trainer, tmp_path, monkeypatch):
+    """Or by its size; it is the largest of what a run writes."""
+    for asked, small, stays in ((True, 0, True), (False, 2**60, False), (None, 2**60, True), (None, 0, False)):
+        monkeypatch.setattr("g2rpo_core.training.loop.SMALL", small)
+        trainer = make_trainer(small_method("g2rpo"), iterations=1, checkpoints=CheckpointSettings(finished=asked))
+        folder = tmp_path / f"{asked}-{small}"
+        folder.mkdir()
+        finish(trainer, folder, train(trainer, folder, dict, lambda record: None))
+        assert bool(checkpoint.checkpoints(folder)) == stays

@@ -32,8 +32,9 @@ from g2rpo_core.inference.demo.answer import (
 from g2rpo_core.inference.demo.vote import Pair, draw_pair, keep, offered_prompts
 from g2rpo_core.inference.painter import Painter
 from g2rpo_core.inference.pictures import MOST_STEPS
-from g2rpo_core.inference.runs import find_kind, find_weights, tiny_rewards
+from g2rpo_core.inference.runs import find_weights, tiny_rewards
 from g2rpo_core.inference.votes import file_of
+from g2rpo_core.models.stored import weights_in
 from g2rpo_core.rewards.registry import labels
 from g2rpo_core.rewards.votes import EQUAL
 from g2rpo_core.tasks import TASK_NAMES
@@ -235,7 +236,7 @@ def _inputs(actions: Actions) -> tuple[dict, gr.Button]:
 
 def _is_lora(run: str, profile: str) -> bool:
     folder = find_weights(run, profile)
-    return folder is not None and find_kind(folder) == "lora"
+    return folder is not None and weights_in(folder)[1]
 
 
 def _explain(error: Exception) -> str:

@@ -1,0 +1,85 @@
+"""Rename weights as a base model's first publisher does, and back; and a LoRA as kohya's sd-scripts do, whose names come from those.
+
+An original module may stack several of diffusers' modules along its outputs, as `qkv` does.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+
+Tensors = Mapping[str, torch.Tensor]
+SHIFT_FIRST = "final_layer.adaLN_modulation.1"  # of Black Forest Labs' models
+
+
+@dataclass(frozen=True)
+class Original:
+    """An original module, and the modules of diffusers that it stacks, in that order."""
+
+    name: str
+    parts: tuple[str, ...]
+    shift_first: bool = False
+    """Whether the two halves of its outputs change places: shift and scale of a norm, of which diffusers has the scale first."""
+    weight: str = "weight"
+    """The original name of its `weight`."""
+
+
+def of_blocks(kind: str, ours: str, count: int, table: Mapping[str, Iterable[str]], norm: str) -> Iterator[Original]:
+    """Yield the original modules of `count` blocks: {kind}.N.{name} and {ours}.N.{part}; norm: the name of a norm's weight."""
+    for index in range(count):
+        for name, parts in table.items():
+            weight = norm if name.endswith("_norm") else "weight"
+            yield Original(f"{kind}.{index}.{name}", tuple(f"{ours}.{index}.{part}" for part in parts), weight=weight)
+
+
+def swapped(value: torch.Tensor) -> torch.Tensor:
+    """Exchange the halves of a tensor's first dimension."""
+    return torch.cat(value.chunk(2)[::-1])
+
+
+def original(weights: Tensors, modules: Iterable[Original]) -> tuple[dict[str, torch.Tensor], set[str]]:
+    """Return diffusers' weights under the original names, and the names of those that no module holds."""
+    renamed: dict[str, torch.Tensor] = {}
+    left = set(weights)
+    for module in modules:
+        for ours, theirs in (("weight", module.weight), ("bias", "bias")):
+            keys = [f"{part}.{ours}" for part in module.parts]
+            if keys[0] not in weights:  # a norm has no bias, and FLUX.1-schnell no guidance
+                continue
+            value = torch.cat([weights[key] for key in keys])
+            renamed[f"{module.name}.{theirs}"] = swapped(value) if module.shift_first else value
+            left -= set(keys)
+    return renamed, left
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Where a weight of diffusers stands in a file: rows of a tensor, from `start` on, all of them where `count` is None."""
+
+    name: str
+    start: int = 0
+    count: int | None = None
+    shift_first: bool = False
+
+    def of(self, value: torch.Tensor) -> torch.Tensor:
+        """Take them; value: a tensor, or another thing with rows."""
+        value = value[:] if self.count is None else value[self.start : self.start + self.count]
+        return swapped(value) if self.shift_first else value
+
+
+def places(shapes: Mapping[str, torch.Size], modules: Iterable[Original]) -> dict[str, Rows]:
+    """Return where each weight of diffusers stands under the original names, one that no module holds under its own.
+
+    shapes: of diffusers' weights.
+    """
+    found = {name: Rows(name) for name in shapes}
+    for module in modules:
+        for ours, theirs in (("weight", module.weight), ("bias", "bias")):
+            top = 0
+            for part in module.parts:
+                if (key := f"{part}.{ours}") not in shapes:
+                    continue
+                count = shapes[key][0] if len(module.parts) > 1 else None
+                found[key] = Rows(f"{module.name}.{theirs}", top, count, module.shift_first)
+                top += shapes[key][0]
+    return found

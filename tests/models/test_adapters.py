@@ -1,0 +1,318 @@
+"""A LoRA that PEFT can write, of any base model: through every form and back it gives equal velocities, or is refused by what is left over."""
+
+import json
+import re
+import shutil
+
+import pytest
+import torch
+from diffusers.models.modeling_utils import ModelMixin
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file, save_file
+
+from g2rpo_core.architectures.table import read_architecture
+from g2rpo_core.foundation.errors import UserError
+from g2rpo_core.models.adapter import (
+    PEFT_FILE,
+    Matrices,
+    add,
+    in_diffusers_names,
+    in_kohyas_names,
+    in_peft_names,
+    read_adapter,
+)
+from g2rpo_core.models.stored import shapes_of, weights_in
+from tests.fixtures.weights import randomize
+
+TWINS = ("flux", "sd3", "flux2", "zimage", "qwen_image")
+LINEAR = (torch.nn.Linear, torch.nn.Conv2d)
+EXAMPLES = settings(
+    max_examples=12, derandomize=True, database=None, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+
+
+@pytest.fixture(scope="session")
+def bases(twin_pipeline, models):
+    """bases(twin) -> the base model, its transformer's configuration, and the shapes of its weights."""
+    known = {}
+
+    def base_of(twin):
+        if twin not in known:
+            folder = models / "pipeline" if twin == "flux" else twin_pipeline(twin) / "pipeline"
+            base = read_architecture(folder)
+            config = base.transformer.load_config(folder / "transformer")
+            known[twin] = base, config, shapes_of(base, config)
+        return known[twin]
+
+    return base_of
+
+
+def model(base, config) -> ModelMixin:
+    """A transformer with random weights, the same every time, that does something."""
+    torch.manual_seed(0)
+    made = base.transformer.from_config(config).eval().requires_grad_(False)
+    randomize(made)
+    return made
+
+
+def velocity(base, transformer) -> torch.Tensor:
+    """Of random latents and texts; the transformer's own call, which takes no part of ours."""
+    generator = torch.Generator().manual_seed(1)
+    given = base.inputs(base.transformer.from_config(transformer.config).config, 2, 16, 6, "cpu")
+
+    def drawn(value):
+        if isinstance(value, list) and isinstance(value[0], torch.Tensor):
+            return [drawn(one) for one in value]
+        if not isinstance(value, torch.Tensor) or value.dtype == torch.bool or value.shape[-1] in (3, 4):
+            return value
+        return torch.rand(value.shape, generator=generator) if value.dim() == 1 else torch.randn(value.shape, generator=generator)
+
+    with torch.no_grad():
+        output = transformer(**{name: drawn(value) for name, value in given.items()})[0]
+    return torch.stack(output) if isinstance(output, list) else output
+
+
+@st.composite
+def loras(draw, base, config) -> LoraConfig:
+    """What PEFT's LoraConfig can say of one."""
+    names = [name for name, module in model(base, config).named_modules() if isinstance(module, LINEAR)]
+    ends = sorted({re.sub(r"^.*\.\d+\.(?=[a-z])", "", name) for name in names})
+    targets = draw(st.lists(st.sampled_from([*ends, *names]), min_size=1, max_size=5, unique=True))
+    patterns = st.dictionaries(st.sampled_from(targets), st.integers(1, 5), max_size=2)
+    kind = draw(st.sampled_from(["plain", "dora", "bias"]))
+    return LoraConfig(
+        r=draw(st.integers(1, 5)),
+        lora_alpha=draw(st.sampled_from([0.5, 1, 3, 8, 64])),
+        target_modules=targets,
+        rank_pattern=draw(patterns),
+        alpha_pattern=draw(patterns),
+        use_dora=kind == "dora",
+        lora_bias=kind == "bias",
+        use_rslora=draw(st.booleans()),
+        init_lora_weights=draw(st.sampled_from([True, False, *([] if kind == "bias" else ["gaussian", "orthogonal"])])),
+    )
+
+
+def written_by_peft(base, config, lora, folder, name="default") -> torch.Tensor:
+    """Save a LoRA with random matrices by PEFT itself, and return the velocity that it gives."""
+    try:
+        adapted = get_peft_model(model(base, config), lora, adapter_name=name)
+    except ValueError:  # it has no LoRA for such a module, or none of that name is there
+        assume(False)
+    generator = torch.Generator().manual_seed(2)
+    for key, parameter in adapted.named_parameters():
+        if ".lora_" in key and "magnitude" not in key:
+            parameter.data = 0.3 * torch.randn(parameter.shape, generator=generator)
+        elif "magnitude" in key:
+            parameter.data *= 1 + 0.3 * torch.rand(parameter.shape, generator=generator)
+    shutil.rmtree(folder, ignore_errors=True)
+    adapted.save_pretrained(folder)
+    return velocity(base, adapted.base_model.model)
+
+
+def read_back(base, config, shapes, folder) -> torch.Tensor:
+    """The velocity of a new model with what is read from a folder."""
+    file, lora = weights_in(folder)
+    assert lora
+    transformer = model(base, config)
+    add(transformer, read_adapter(base, config, shapes, file))
+    return velocity(base, transformer)
+
+
+@pytest.mark.parametrize("twin", TWINS)
+def test_what_peft_writes_comes_back_through_every_form(bases, twin, tmp_path):
+    base, config, shapes = bases(twin)
+    without = velocity(base, model(base, config))
+
+    @EXAMPLES
+    @given(lora=loras(base, config))
+    def check(lora):
+        with_lora = written_by_peft(base, config, lora, tmp_path / "peft")
+        scale = with_lora.abs().max()
+        assume((with_lora - without).abs().max() > 1e-4 * scale)  # a last block's text goes nowhere, and equality shows nothing
+        close = lambda one: torch.testing.assert_close(one / scale, with_lora / scale, rtol=0, atol=2e-5)
+        close(read_back(base, config, shapes, tmp_path / "peft"))
+        adapter = read_adapter(base, config, shapes, tmp_path / "peft" / PEFT_FILE)
+        # In our words for PEFT, which PEFT reads
+        tensors, about = in_peft_names(adapter, shapes)
+        again = tmp_path / "again"
+        again.mkdir(exist_ok=True)
+        save_file(tensors, again / PEFT_FILE)
+        (again / "adapter_config.json").write_text(json.dumps(about))
+        loaded = PeftModel.from_pretrained(model(base, config), again).base_model.model
+        assert {name for name, module in loaded.named_modules() if hasattr(module, "lora_A")} == adapter.keys()
+        close(velocity(base, loaded))
+        close(read_back(base, config, shapes, again))
+        # For diffusers and ComfyUI
+        lora_file = tmp_path / "lora" / "any.safetensors"
+        lora_file.parent.mkdir(exist_ok=True)
+        save_file(in_diffusers_names(adapter), lora_file)
+        close(read_back(base, config, shapes, lora_file.parent))
+        # For sd-scripts
+        kohya = tmp_path / "kohya" / "any.safetensors"
+        kohya.parent.mkdir(exist_ok=True)
+        if lora.use_dora or lora.lora_bias:
+            with pytest.raises(UserError, match="have none for DoRA or a bias"):
+                in_kohyas_names(base, config, shapes, adapter)
+        else:
+            save_file(in_kohyas_names(base, config, shapes, adapter), kohya)
+            close(read_back(base, config, shapes, kohya.parent))
+
+    check()
+
+
+WRAPPED = {
+    "as it is": lambda name: name,
+    "compiled": lambda name: name.replace("base_model.model.", "base_model.model._orig_mod."),
+    "compiled blocks": lambda name: re.sub(r"(\.\d+)\.", r"\1._orig_mod.", name, count=1),
+    "sharded": lambda name: name.replace("base_model.model.", "base_model.model._fsdp_wrapped_module."),
+    "checkpointed": lambda name: re.sub(r"(\.\d+)\.", r"\1._checkpoint_wrapped_module.", name, count=1),
+    "parallel": lambda name: "module." + name,
+    "of an adapter with a name": lambda name: re.sub(r"(lora_[AB])\.", r"\1.default.", name),
+    "without a prefix": lambda name: name.removeprefix("base_model.model."),
+    "ComfyUI's": lambda name: name.replace("base_model.model.", "diffusion_model."),
+    "diffusers'": lambda name: name.replace("base_model.model.", "transformer."),
+    "down and up": lambda name: name.replace("lora_A", "lora_down").replace("lora_B", "lora_up"),
+    "with points": lambda name: name.replace("lora_A", "lora.down").replace("lora_B", "lora.up"),
+}
+
+
+@pytest.fixture(scope="module")
+def peft_lora(bases, tmp_path_factory):
+    """peft_lora(twin) -> a folder that PEFT wrote, of a LoRA on every linear layer, and the velocity that it gives."""
+    known = {}
+
+    def lora_of(twin):
+        if twin not in known:
+            base, config, _ = bases(twin)
+            names = [name for name, module in model(base, config).named_modules() if isinstance(module, torch.nn.Linear)]
+            lora = LoraConfig(r=2, lora_alpha=3, target_modules="|".join(map(re.escape, names)))
+            folder = tmp_path_factory.mktemp(twin) / "lora"
+            known[twin] = folder, written_by_peft(base, config, lora, folder)
+        return known[twin]
+
+    return lora_of
+
+
+def changed(source, target, change, rename=PEFT_FILE):
+    """A copy of a folder whose tensors went through `change`."""
+    shutil.copytree(source, target)
+    tensors = load_file(target / PEFT_FILE)
+    (target / PEFT_FILE).unlink()
+    save_file(change(tensors), target / rename)
+    return target
+
+
+@pytest.mark.parametrize("twin", TWINS)
+@pytest.mark.parametrize("how", WRAPPED)
+def test_the_names_that_trainers_leave_are_undone(bases, peft_lora, twin, how, tmp_path):
+    folder, expected = peft_lora(twin)
+    wrapped = changed(folder, tmp_path / "w", lambda tensors: {WRAPPED[how](name): value for name, value in tensors.items()})
+    torch.testing.assert_close(read_back(*bases(twin), wrapped), expected)
+
+
+@pytest.mark.parametrize("twin", TWINS)
+def test_every_tensor_is_used_or_named(bases, peft_lora, twin, tmp_path):
+    """Whichever is missing, and whatever is added."""
+    base, config, shapes = bases(twin)
+    folder, _ = peft_lora(twin)
+    tensors = load_file(folder / PEFT_FILE)
+    for number, name in enumerate(sorted(tensors)[:: len(tensors) // 6]):
+        less = changed(
+            folder,
+            tmp_path / f"{number}",
+            lambda tensors, name=name: {key: value for key, value in tensors.items() if key != name},
+        )
+        module = name.removeprefix("base_model.model.").rpartition(".lora_")[0]
+        with pytest.raises(UserError, match=f"lacks the (first|second) .* matrix of {re.escape(module)}"):
+            read_back(base, config, shapes, less)
+    deeper = re.sub(r"\d+", "77", next(name for name in sorted(tensors) if re.search(r"\.\d+\.", name)), count=1)
+    more = {
+        deeper: "have no place in this",
+        "base_model.model.text_encoder.layers.0.lora_A.weight": "have no place in this",
+        "text_encoder.text_model.encoder.layers.0.self_attn.q_proj.lora_A.weight": "1 of its .* tensors are for a text encoder",
+        "lora_te1_text_model_encoder_layers_0_mlp_fc1.lora_down.weight": "for a text encoder",
+        min(tensors).replace(".lora_A.", ".lora_A.second."): "have no place",  # two adapters in a file
+        min(tensors).replace(".lora_A.weight", ".lokr_w1"): "is a LoKr of LyCORIS, and 1 of its",
+        min(tensors).replace(".lora_A.weight", ".dora_scale"): "have no place",
+        min(tensors).replace(".lora_A.weight", ".weight"): "have no place",  # modules_to_save, or a whole model's state
+    }
+    for number, (name, message) in enumerate(more.items()):
+        added = changed(folder, tmp_path / f"more{number}", lambda tensors, name=name: tensors | {name: torch.ones(2, 2)})
+        with pytest.raises(UserError, match=message) as error:
+            read_back(base, config, shapes, added)
+        assert name in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "says, message",
+    [
+        ({"r": 4}, "has rank 2, and its configuration says 4"),
+        ({"use_dora": True}, "lacks the magnitudes of DoRA"),
+        ({"peft_type": "LOHA"}, "is an adapter of kind LOHA, and only LORA is computed here"),
+        ({"init_lora_weights": "pissa_niter_4"}, r"asks for what is not computed here \(init_lora_weights: pissa_niter_4\)"),
+        ({"modules_to_save": ["proj_out"]}, "modules_to_save: "),
+        ({"bias": "all"}, "bias: all"),
+        ({"layer_replication": [[0, 1]]}, "layer_replication"),
+        ({"something_new": {"of": "PEFT"}}, "something_new"),
+    ],
+)
+def test_what_a_configuration_says_is_followed_or_refused(bases, peft_lora, says, message, tmp_path):
+    folder, _ = peft_lora("flux")
+    other = changed(folder, tmp_path / "other", lambda tensors: tensors)
+    about = other / "adapter_config.json"
+    about.write_text(json.dumps(json.loads(about.read_text()) | says))
+    with pytest.raises(UserError, match=message):
+        read_back(*bases("flux"), other)
+    about.unlink()
+    with pytest.raises(UserError, match=r"adapter_config.json: does not exist: .* is a LoRA of PEFT, whose alpha stands there"):
+        read_back(*bases("flux"), other)
+
+
+def test_a_lora_that_changes_nothing_is_said(bases, peft_lora, tmp_path, capsys):
+    folder, _ = peft_lora("flux")
+    zero = changed(
+        folder, tmp_path / "zero", lambda tensors: {name: 0 * value if "_B" in name else value for name, value in tensors.items()}
+    )
+    read_back(*bases("flux"), zero)
+    assert "all its second matrices are zero: it changes nothing" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("twin", TWINS)
+def test_diffusers_reads_what_we_write_as_we_do(bases, peft_lora, twin, tmp_path):
+    base, config, shapes = bases(twin)
+    folder, expected = peft_lora(twin)
+    save_file(in_diffusers_names(read_adapter(base, config, shapes, folder / PEFT_FILE)), tmp_path / "any.safetensors")
+    transformer = model(base, config)
+    weights = base.pipeline.lora_state_dict(tmp_path, weight_name="any.safetensors", local_files_only=True)
+    alphas = {"network_alphas": None} if twin == "flux" else {}
+    base.pipeline.load_lora_into_transformer(weights, transformer=transformer, **alphas)
+    scale = expected.abs().max()
+    torch.testing.assert_close(velocity(base, transformer) / scale, expected / scale, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("twin", ["flux", "flux2", "zimage", "qwen_image"])
+def test_kohyas_names_are_those_that_diffusers_converts(bases, twin, tmp_path):
+    """At FLUX's own width, which diffusers' reader assumes. Of the layers outside the blocks it drops some, and takes scales for shifts."""
+    base = bases(twin)[0]
+    config = base.shallow(next(iter(base.published.values())).transformer)[0]
+    shapes = shapes_of(base, config)
+    inside = {
+        name.removesuffix(".weight"): Matrices(torch.randn(2, shape[1]), torch.randn(shape[0], 2), alpha=3.0)
+        for name, shape in shapes.items()
+        if len(shape) == 2 and re.search(r"\.\d+\.", name) and not name.startswith("all_")
+    }
+    save_file(in_kohyas_names(base, config, shapes, inside), tmp_path / "any.safetensors")
+    weights = base.pipeline.lora_state_dict(tmp_path, weight_name="any.safetensors", local_files_only=True)
+    assert {name.removesuffix(".lora_A.weight") for name in weights if "lora_A" in name} == {
+        f"transformer.{name}" for name in inside
+    }
+    read = read_adapter(base, config, shapes, tmp_path / "any.safetensors")
+    for module, one in inside.items():
+        x = torch.randn(one.down.shape[1])
+        expected = one.merged().up @ (one.down @ x)
+        theirs = (weights[f"transformer.{module}.lora_{side}.weight"] for side in "BA")
+        for up, down in (theirs, (read[module].up, read[module].down)):
+            torch.testing.assert_close(up @ (down @ x), expected, rtol=1e-4, atol=1e-3)
