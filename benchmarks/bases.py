@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ruamel.yaml import YAML
 
-from g2rpo_core.common.model_store import LOCK
+from g2rpo_core.common.model_store import LOCK, QUALITY
 from g2rpo_core.rewards.registry import REWARDS
 
 ROOT = Path(__file__).parents[1]
@@ -65,7 +65,7 @@ def measure(folder: Path, models: Path, profile: str, seed: int, numerics: str) 
     for stage in ("prompts", "embed"):
         run_stage(folder, stage)
     run_stage(folder, "evaluate", "--method", "base", "--seed", "0")
-    losses = {name: values["loss"] for name, values in json.loads((folder / "reports" / "models.json").read_text()).items()}
+    losses = {name: values["loss"] for name, values in json.loads((folder / "models" / NAME / QUALITY).read_text()).items()}
     scores = json.loads((folder / "reports" / "metrics" / "base-0.json").read_text())
     return {"seed": seed, "numerics": numerics, "loss": losses, "scores": scores}
 

@@ -60,7 +60,7 @@ def made(home: Path, profile: str, run: str) -> dict:
     reports = home / "reports" / "others" / profile
     files = {
         "scores": reports / "metrics" / f"{run}.json",
-        "curve": reports / "curves" / f"{run}.json",
+        "curve": home / "runs" / profile / run / "curve.json",
         "timings": reports / "timings" / f"{run}.json",
     }
     return {name: json.loads(file.read_text()) for name, file in files.items() if file.exists()}
@@ -102,7 +102,7 @@ def base(home: Path, size: str, device: str, seed: str) -> dict:
         jobs = {each: pool.submit(stage, home, each, "--profile", name, device=device) for each in ("models", "prompts")}
         seconds = {each: job.result() for each, job in jobs.items()}
     seconds["embed"] = stage(home, "embed", "--profile", name, device=device)
-    return {"seconds": seconds, "quality": json.loads((home / "reports" / "others" / name / "models.json").read_text())}
+    return {"seconds": seconds, "quality": json.loads((home / "models" / name / "quality.json").read_text())}
 
 
 def scores(home: Path, size: str, device: str, seed: str) -> dict:

@@ -21,10 +21,12 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import ArtifactUpdate
 from prefect.logging import get_run_logger
 
+from g2rpo_core.config import load_run
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import complaint, read_json, reading
 from g2rpo_core.foundation.texts import visible
 from g2rpo_core.reporting import charts
+from g2rpo_core.training.metrics import HELDOUT_CURVE
 from pipeline.graph import Stage
 
 GRID_PROMPTS = 6
@@ -44,8 +46,8 @@ def publish(root: Path, stages: dict[str, Stage]) -> None:
             create_table_artifact(table, "results", "mean rewards on the test prompts, from reports/metrics")
         if (page := root / "reports" / "report.html").exists() and "report" in groups:
             create_link_artifact(page.resolve().as_uri(), "report.html", "report", "the report, on the machine that made it")
-        if curve := reward_curve(root):
-            create_image_artifact(curve, "reward-curve", "mean rewards on held-out prompts during training, from reports/curves")
+        if curve := reward_curve(root / "runs" / load_run().profile, runs):
+            create_image_artifact(curve, "reward-curve", "mean rewards on held-out prompts during training")
         if grid := image_grid(root, runs):
             create_image_artifact(grid, "grid", "the first test prompts; a row is a model")
 
@@ -75,9 +77,9 @@ def results(root: Path) -> list[dict]:
     return rows
 
 
-def reward_curve(root: Path) -> str | None:
-    """Draw every held-out reward of every run against its iterations; return the URL of an image, or None without a run."""
-    curves = {file.stem: read_curve(file) for file in sorted((root / "reports" / "curves").glob("*.json"))}
+def reward_curve(folder: Path, runs: list[str]) -> str | None:
+    """Draw every held-out reward of the runs in a folder against its iterations; return the URL of an image, or None without a run."""
+    curves = {run: read_curve(file) for run in runs if (file := folder / run / HELDOUT_CURVE).exists()}
     return curve_image(curves, ("heldout_",))
 
 

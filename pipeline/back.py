@@ -5,7 +5,6 @@ that is not so.
 """
 
 import argparse
-import json
 import subprocess
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from g2rpo_core.foundation.errors import UserError
+from pipeline.cached import is_stored
 from pipeline.graph import explain
 from stages.common import ends_in_one_line
 
@@ -67,14 +67,6 @@ def missing_of_commit(repo: Repo) -> list[str]:
         ]
     except (YAMLError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"g2rpo back: HEAD:dvc.lock is no lock of DVC ({type(error).__name__}: {error})") from None
-
-
-def is_stored(cache: Path, md5: str) -> bool:
-    """Say whether the cache has a file, or a folder with all its files."""
-    file = cache / md5[:2] / md5[2:]
-    return file.exists() and (
-        not md5.endswith(".dir") or all(is_stored(cache, part["md5"]) for part in json.loads(file.read_text()))
-    )
 
 
 def git(*words: str) -> str:

@@ -18,6 +18,7 @@ from tqdm import tqdm
 
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import read_yaml
+from pipeline.cached import check_kept
 from pipeline.graph import Stage
 from pipeline.process import GRACE, Ended, Text, run_group
 
@@ -75,8 +76,9 @@ def repro(
 ) -> Ended:
     """Run `dvc repro --single-item` of a stage in its project, after any other run that is using the same files.
 
-    on_text: gets what is printed; on_busy: called once when it has to wait.
+    on_text: gets what is printed; on_busy: called once when it has to wait. UserError as `check_kept`.
     """
+    check_kept(stage.project, stage.name)
     command = [sys.executable, "-m", "dvc", "--wait-for-lock", "repro", "--single-item", stage.name]
     # A stage's `python` is the one that runs this
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"}

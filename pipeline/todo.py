@@ -4,7 +4,9 @@ Nothing is run or written. Settings are those of the profile as it is now, wheth
 """
 
 import argparse
-from collections.abc import Iterator, Mapping
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import reduce
 from graphlib import TopologicalSorter
@@ -18,6 +20,7 @@ from dvc.repo import Repo, lock_repo
 from g2rpo_core.common.runs import read_lock
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import read_json
+from pipeline.cached import restorable, unstored
 from pipeline.graph import explain
 from stages.common import REPORTS, ends_in_one_line
 
@@ -33,6 +36,12 @@ class Due:
     why: str
     seconds: float | None
     """By the timings of an earlier run; None: not known."""
+    restored: bool
+    """DVC's cache has what it would make, from an earlier run with the same inputs."""
+
+    @property
+    def time(self) -> str:
+        return "from DVC's cache" if self.restored else shown(self.seconds)
 
 
 @ends_in_one_line
@@ -45,6 +54,7 @@ def main() -> None:
 
     run = load_run()
     load_profile(profile_path(run.profile))
+    logging.getLogger("dvc").setLevel(logging.WARNING)  # it says that it restores what is only looked up
     try:
         repo = Repo()
         with lock_repo(repo):
@@ -54,12 +64,14 @@ def main() -> None:
     if not stages:
         print(f"profile {run.profile}: nothing to do, all {total} stages are up to date")
         return
-    known = [stage.seconds for stage in stages if stage.seconds is not None]
+    known = [stage.seconds for stage in stages if stage.seconds is not None and not stage.restored]
     takes = f"; {len(known)} of known time take {shown(sum(known))}, one after the other" if known else ""
-    print(f"profile {run.profile}: {len(stages)} of {total} stages would run{takes}")
-    widths = [max(len(text) for text in column) for column in zip(*((stage.name, shown(stage.seconds)) for stage in stages))]
+    restored = sum(stage.restored for stage in stages)
+    taken = f", {restored} would be taken from DVC's cache" if restored else ""
+    print(f"profile {run.profile}: {len(stages) - restored} of {total} stages would run{taken}{takes}")
+    widths = [max(len(text) for text in column) for column in zip(*((stage.name, stage.time) for stage in stages))]
     for stage in stages:
-        print(f"  {stage.name:{widths[0]}}  {shown(stage.seconds):{widths[1]}}  {stage.why}")
+        print(f"  {stage.name:{widths[0]}}  {stage.time:{widths[1]}}  {stage.why}")
 
 
 def due(repo: Repo) -> Iterator[Due]:
@@ -72,17 +84,30 @@ def due(repo: Repo) -> Iterator[Due]:
     ran_once = read_lock(file) if file.exists() else {}
     data = written_data(resolve(profile_path(load_run().profile)).data)
     graph = repo.index.graph
+    params = lambda dep: at(data, dep.params) if Path(dep.def_path) == SETTINGS else dep.read_params(flatten=False)
+    coming: dict[str, str | None] = {}
     found: set[str] = set()
     for stage in TopologicalSorter({node: set(graph.successors(node)) for node in graph.nodes}).static_order():
         if not stage.cmd:
             continue
+        # Why it would run
         before = [each.name for each in graph.successors(stage) if each.name in found and each.name != "profile"]
-        reasons = ["never run"] if stage.name not in ran_once else list(changes(stage, data))
+        if stage.name not in ran_once:
+            reasons = ["never run"]
+        elif (last := ran_once[stage.name].get("cmd")) != stage.cmd:
+            reasons = [f"last run as {last}"]
+        else:
+            reasons = list(changes(stage, data))
         if not reasons and before:
             reasons = [f"if {some(sorted(before))} makes something else"]
-        if reasons:
-            found.add(stage.name)
-            yield Due(stage.name, "; ".join(reasons), seconds_of(stage.name))
+        if not reasons:
+            continue
+        # What that makes, and what it removes
+        found.add(stage.name)
+        reasons += [f"would remove {out}, which DVC's cache does not have" for out in stage.outs if unstored(out)]
+        restored = restorable(stage, params, coming)
+        coming.update(restored or dict.fromkeys((str(out.def_path) for out in stage.outs), None))
+        yield Due(stage.name, "; ".join(reasons), seconds_of(stage.name), restored is not None)
 
 
 def changes(stage: Any, data: Mapping[str, Any]) -> Iterator[str]:
@@ -98,7 +123,7 @@ def changes(stage: Any, data: Mapping[str, Any]) -> Iterator[str]:
     for dep in stage.deps:
         path = Path(dep.def_path)
         if isinstance(dep, ParamsDependency):
-            now = {key: at(data, key) for key in dep.params} if path == SETTINGS else dep.read_params()
+            now = at(data, dep.params) if path == SETTINGS else dep.read_params()
             old, new = dict(leaves(dep.hash_info.value or {})), dict(leaves(now))
             settings += [key for key in {**old, **new} if old.get(key) != new.get(key)]
         # What another stage makes is that stage's reason
@@ -110,9 +135,13 @@ def changes(stage: Any, data: Mapping[str, Any]) -> Iterator[str]:
         yield f"changed: {some(files)}"
 
 
-def at(data: Mapping[str, Any], key: str) -> Any:
-    """Return the value of a dotted key; None where there is none."""
-    return reduce(lambda inner, part: inner.get(part) if isinstance(inner, Mapping) else None, key.split("."), data)  # type: ignore[return-value, arg-type]
+def at(data: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
+    """Return the values of dotted keys, those that are there."""
+    found = {}
+    for key in keys:
+        with suppress(KeyError, TypeError):  # as DVC leaves out what is missing
+            found[key] = reduce(lambda inner, part: inner[part], key.split("."), data)
+    return found
 
 
 def seconds_of(stage: str) -> float | None:

@@ -130,6 +130,10 @@ def commit(stage: str, args: SimpleNamespace, paths: RunPaths, unchanged: Callab
         print("DVC does not know this run: its settings, code or inputs have changed since it began", file=sys.stderr)
         return False
     done = update_profile(project)
+    if (
+        not done.returncode and stage.startswith("train@") and project == Path(".")
+    ):  # it depends on what it starts from, or on nothing
+        done = _dvc("repro", "--single-item", "published", project=project)
     if not done.returncode:
         done = _dvc("commit", "--force", stage, project=project)
     if done.returncode:

@@ -40,7 +40,7 @@ def main(machine: Machine = REAL) -> None:
     files = {name: Path("prompts", args.profile, f"{name}.parquet") for name in ("train", "test")}
     sets: dict[str, Sequence[Prompt]] = {name: load_prompts(file) for name, file in files.items()}
     decide = [*declared_code("embed"), models / LOCK, *files.values()]
-    if made.reuse(key := made.key_of(settings, decide), embeddings) is not None:
+    if made.reuse(key := made.key_of(settings, decide), embeddings):
         return
     folder = ModelStore(models).folder("pipeline")
     with machine.phase("load"):

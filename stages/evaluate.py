@@ -33,7 +33,7 @@ def main(machine: Machine = REAL) -> None:
 
     # Read what is evaluated, and find the state of an interrupted evaluation
     weights = find_weights(args.profile, args.method, name, paths, evaluation)
-    forget_finished("train", f"{paths.name}/{name}", processes)
+    forget_finished(f"{paths.name}/{name}", paths.runs / name, processes)
     store = EmbeddingStore(embeddings := embeddings / "test")
     with machine.phase("load"):
         scorers = registry.load(evaluation.rewards, models, device, settings.rewards, machine)

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from g2rpo_core.common import made
-from g2rpo_core.common.model_store import LOCK, write_lock
+from g2rpo_core.common.model_store import LOCK, QUALITY, write_lock
 from g2rpo_core.foundation.claims import take
 from g2rpo_core.foundation.files import write_json
 from g2rpo_core.hub.download import REVISIONS, Revisions
@@ -25,18 +25,17 @@ def main() -> None:
             allow_hub()
             from g2rpo_core.hub.download import download_models
 
-            quality: dict = {}
-            write_lock(root, download_models(settings, revisions, root))
-        elif (known := made.reuse(key, root)) is not None:
-            quality = known
-        else:
+            entries = download_models(settings, revisions, root)
+            write_json(root / QUALITY, {})
+            write_lock(root, entries)
+        elif not made.reuse(key, root):
             from g2rpo_core.tiny_models.build import build_models
 
             entries, quality = build_models(root, settings, Path(".cache", "resume", "models", paths.name, key))
+            write_json(root / QUALITY, quality)
             write_lock(root, entries)
     if settings.source != "hub":
-        made.note(key, folder, quality)
-    write_json(paths.reports / "models.json", quality)
+        made.note(key, folder)
 
 
 if __name__ == "__main__":

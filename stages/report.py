@@ -5,9 +5,11 @@ A study also gets its results.parquet. If it has no evaluations, as in a clone, 
 
 from pathlib import Path
 
+from g2rpo_core.common.model_store import QUALITY
 from g2rpo_core.common.processes import describe_machine
 from g2rpo_core.config import COSTS, MainRun, Run, Study, load_run, load_study
 from g2rpo_core.foundation.files import write_json, write_whole
+from g2rpo_core.foundation.profiles import folders_of
 from g2rpo_core.reporting.context import build_context, headline
 from g2rpo_core.reporting.measured import Compared, Sources, measure, measure_bases, read_seconds
 from g2rpo_core.reporting.recorded import read_measured, write_results
@@ -52,19 +54,20 @@ def main() -> None:
 
 
 def sources_of(compared: Compared, own: RunPaths, models: Path, page: Path) -> Sources:
-    """Return where the numbers of runs are; models: the folder of what the stage `models` measured."""
+    """Return where the numbers of runs are; models: the folder of the stage `models`."""
     locks = (Path("dvc.lock"), own.lock)
-    return Sources(own.runs, own.evaluations, Path("prompts", compared.profile), models / "models.json", page, locks)
+    return Sources(own.runs, own.evaluations, Path("prompts", compared.profile), models / QUALITY, page, locks)
 
 
 def write_report(compared: Compared, paths: RunPaths, title: dict[str, str], study: str | None) -> None:
     """Write every file of a report, from evaluations and runs on disk."""
     if bases := compared.bases:
         homes = {base: run_paths(compared.profile, f"{study}/base-{base}") for base in bases}
-        found = {base: sources_of(compared, own, own.reports, paths.reports) for base, own in homes.items()}
+        models = {base: folders_of(compared.profile, f"{study}/base-{base}")[0] for base in bases}
+        found = {base: sources_of(compared, own, models[base], paths.reports) for base, own in homes.items()}
         measured, sources, ran = measure_bases(compared, found), None, list(homes.values())
     else:
-        sources = sources_of(compared, paths, run_paths(compared.profile, None).reports, paths.reports)
+        sources = sources_of(compared, paths, folders_of(compared.profile, None)[0], paths.reports)
         measured, ran = measure(compared, sources), [paths]
     context = build_context(compared, measured, sources)
     for name, text in render(context | title).items():

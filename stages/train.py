@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 from g2rpo_core.architectures.table import check_trainable
 from g2rpo_core.common.model_store import LOCK, ModelStore
-from g2rpo_core.common.runs import run_name
+from g2rpo_core.common.runs import TRAINING_RECORDS, run_name
 from g2rpo_core.config import study_path
 from g2rpo_core.data.embeddings import EmbeddingStore
 from g2rpo_core.distributed.checkpoint import FINISHED, last_iteration, still_decide
@@ -82,8 +82,8 @@ def main(machine: Machine = REAL) -> None:
     # Publish the run; it is kept here until DVC knows it, so that the next start ends at once
     if processes.rank == 0:
         records, out = read_json(folder / FINISHED, list), folder / "out"
-        (out / "records.parquet").unlink(missing_ok=True)  # it may be a link to what DVC has
-        write_records(records, name, out, paths.reports, history(records, training, method.num_updates(sampling.steps)))
+        (out / TRAINING_RECORDS).unlink(missing_ok=True)  # it may be a link to what DVC has
+        write_records(records, name, out, paths.timings, history(records, training, method.num_updates(sampling.steps)))
         machine.publish(out, paths.runs / name)
         if commit(f"train@{name}", args, paths, lambda: still_decide(folder, decides(read(), args), dependencies)):
             machine.release(folder)

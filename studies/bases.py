@@ -13,10 +13,7 @@ from g2rpo_core.config import Study
 from g2rpo_core.foundation.profiles import OF_BASE
 
 MAIN = Path("dvc.yaml")
-BUILDING = {
-    "models": ["models", "reports/models.json"],
-    "embed": ["embeddings"],
-}  # stages of the main project, with their outputs
+BUILDING = {"models": "models", "embed": "embeddings"}  # stages of the main project, with the folder that each makes
 UP = "../../../"  # from a base's folder
 
 
@@ -35,10 +32,10 @@ def base_graph(graph: Path) -> str:
     stages = yaml.load(text)["stages"]
     del stages["report"]
     main = yaml.load(MAIN)["stages"]
-    for name, outs in BUILDING.items():
+    for name, folder in BUILDING.items():
         deps = ["models" if dep == "models/${profile}" else UP + dep for dep in main[name]["deps"]]
         command = f"cd {UP.removesuffix('/')} && {main[name]['cmd']} --study ${{study}}"
-        stages[name] = {"cmd": command, "params": main[name]["params"], "deps": deps, "outs": outs}
+        stages[name] = {"cmd": command, "params": main[name]["params"], "deps": deps, "outs": [folder]}
     return _dumped({"stages": stages})
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from g2rpo_core.common.model_store import write_lock
+from g2rpo_core.common.model_store import QUALITY, write_lock
 from g2rpo_core.config import load_profile
 from g2rpo_core.numerics.portable import use
 from g2rpo_core.tiny_models.settings import BuiltModels, FitSettings
@@ -95,7 +95,8 @@ def models(once) -> Path:
         how = FitSettings(steps=3, batch=8, learning_rate=1e-3)
         fits = dict.fromkeys(("vae", *BUILDERS), how)
         settings = BuiltModels(source="shapes", seed=0, images=64, flux=how, **fits)
-        entries, _ = build_models(folder, settings, folder.with_name("parts"))
+        entries, quality = build_models(folder, settings, folder.with_name("parts"))
+        (folder / QUALITY).write_text(json.dumps(quality))
         write_lock(folder, entries)
 
     return once("models", build)

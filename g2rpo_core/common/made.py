@@ -26,33 +26,33 @@ def key_of(settings: Settings, dependencies: Iterable[Path]) -> str:
     return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def reuse(key: str, output: Path) -> dict | None:
-    """Make the folder `output` of links to what was made under this key, and return what `note` was told.
+def reuse(key: str, output: Path) -> bool:
+    """Make the folder `output` of links to what was made under this key, and return whether there is such a folder.
 
-    None, and `output` stays as it is, if there is no other such folder, or its content has changed since.
+    `output` stays as it is if there is no other, or if its content has changed since.
     """
     try:
         about = read_json(MADE / f"{key}.json", dict)
     except UserError:  # never made, or damaged
-        return None
+        return False
     source, there = Path(about["folder"]), output.resolve()
     if not source.is_dir() or source.resolve() == there:
-        return None
+        return False
     linked = there.with_name(f".{there.name}.linked")
     shutil.rmtree(linked, ignore_errors=True)
     shutil.copytree(source.resolve(), linked, copy_function=link)
     if hash_of_folder(linked) != about["hash"]:
         shutil.rmtree(linked)
-        return None
+        return False
     shutil.rmtree(there, ignore_errors=True)
     linked.rename(there)
     print(f"{output}: the settings, code and inputs of {source}, so its files are used")
-    return about["more"]
+    return True
 
 
-def note(key: str, output: Path, more: dict | None = None) -> None:
-    """Note that `output` is what was made under this key; more: what else came of it, for `reuse`."""
-    write_json(MADE / f"{key}.json", {"folder": str(output), "hash": hash_of_folder(output), "more": more or {}})
+def note(key: str, output: Path) -> None:
+    """Note that `output` is what was made under this key, for `reuse`."""
+    write_json(MADE / f"{key}.json", {"folder": str(output), "hash": hash_of_folder(output)})
 
 
 def files_of(path: Path) -> list[Path]:

@@ -16,6 +16,7 @@ from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import complaint, existing, in_one_line, read_json, reading, write_whole
 
 LOCK = "models.lock.json"
+QUALITY = "quality.json"  # beside it: what the stage `models` measured of the models that it built, by name
 NEEDS_GPU = 2**30  # bytes of a pipeline from which a run on the CPU takes weeks
 ON_CPU = "G2RPO_ON_CPU"  # the environment variable that allows it
 HASHED = 2**26  # bytes; up to this size every load checks a file's hash, not only its size

@@ -7,6 +7,8 @@ from pathlib import Path
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import complaint, parsed_yaml, read_text
 
+TRAINING_RECORDS = "records.parquet"  # in a run's folder: its training, iteration by iteration
+SCRATCH = Path(".cache", "resume")  # what is interrupted, or not yet known to DVC
 BASE = ("base", 0)  # the entry and seed that stand for the untrained model
 
 

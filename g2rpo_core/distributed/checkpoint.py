@@ -5,6 +5,7 @@ outputs, which DVC removes before a run. Everything is written under a temporary
 complete.
 """
 
+import filecmp
 import hashlib
 import json
 import os
@@ -25,6 +26,7 @@ import torch.distributed.checkpoint as dcp
 
 from g2rpo_core.common.made import files_of, link
 from g2rpo_core.common.model_store import sha256
+from g2rpo_core.common.runs import SCRATCH, TRAINING_RECORDS
 from g2rpo_core.distributed.process_group import TIMEOUT, ProcessGroup
 from g2rpo_core.foundation import claims
 from g2rpo_core.foundation.errors import UserError, attempt
@@ -32,7 +34,7 @@ from g2rpo_core.foundation.files import complaint, is_full, read_json, reading, 
 from g2rpo_core.foundation.settings import Settings
 from g2rpo_core.numerics.portable import in_use
 
-ROOT = Path(".cache", "resume")
+ROOT = SCRATCH
 FINISHED = "finished.json"  # in scratch: the records of a run whose outputs are whole in `out`
 HASHES = Path(".cache", "hashes.json")  # of large files: path -> what `_stamp` says of it, and its hash
 LARGE = 2**24  # bytes; smaller files are read at every start
@@ -86,7 +88,8 @@ def scratch(
                 print(f"goes on from {last}: only {end} changed, from {theirs[end]} to {identity[end]}", file=sys.stderr)
                 continue
             more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
-            print(f"{other.parent} is not resumed: {', '.join(changed[:3])}{more} changed; it can be deleted", file=sys.stderr)
+            what = "keeps the finished run of other settings" if (other.parent / FINISHED).exists() else "is not resumed"
+            print(f"{other.parent} {what}: {', '.join(changed[:3])}{more} changed; it can be deleted", file=sys.stderr)
     for left in home.glob("*.gone"):
         shutil.rmtree(left, ignore_errors=True)
     folder.mkdir(parents=True, exist_ok=True)
@@ -370,11 +373,16 @@ def release(folder: Path) -> None:
     discard(folder)
 
 
-def forget_finished(stage: str, name: str, processes: ProcessGroup) -> None:
-    """Remove what a finished run left until DVC knew it, as DVC does once it starts what comes after."""
+def forget_finished(name: str, run: Path, processes: ProcessGroup) -> None:
+    """Remove what a finished training left in scratch until DVC knew it, as DVC does once it starts what comes after.
+
+    run: the folder that DVC knows; what another training left under the same name stays.
+    """
     if "DVC_STAGE" in os.environ and processes.rank == 0:
-        for done in sorted((ROOT / stage / name).glob(f"*/{FINISHED}")):
-            release(done.parent)
+        for done in sorted((ROOT / "train" / name).glob(f"*/{FINISHED}")):
+            records = done.parent / "out" / TRAINING_RECORDS
+            if not records.exists() or filecmp.cmp(records, run / TRAINING_RECORDS, shallow=False):
+                release(done.parent)
 
 
 def publish(folder: Path, output: Path) -> None:

@@ -33,7 +33,6 @@ LONGEST = 300  # characters of a library's own message
 FOLDERS = {  # of the pipeline -> the stage that makes what is in them
     "models": "models", "prompts": "prompts", "embeddings": "embed", "published": "published", "runs": "train", "evaluations": "evaluate",
 }  # fmt: skip
-REPORTS = {"models.json": "models", "metrics": "evaluate", "curves": "train"}  # in reports/ -> its stage
 
 
 def hint_for(path: Path | str) -> str:
@@ -66,8 +65,8 @@ def hint_for(path: Path | str) -> str:
             return "delete it; it is needed for nothing but the report's axis of seconds"
         case ("reports", "report.json" | "machine.json"):
             stage = "report"
-        case ("reports", kind, *rest) if kind in REPORTS:
-            stage = _stage(REPORTS[kind], Path(*rest).stem)
+        case ("reports", "metrics", *rest):
+            stage = _stage("evaluate", Path(*rest).stem)
         case (kind, *rest) if kind in FOLDERS:
             of_a_run = rest if of_a_study else rest[1:]  # a study's folders have no level for the profile
             stage = _stage(FOLDERS[kind], of_a_run[0] if of_a_run else "")

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from g2rpo_core.common.model_store import LOCK, ModelStore
-from g2rpo_core.common.runs import BASE, check_one_kind, hash_of_folder, read_lock
+from g2rpo_core.common.runs import BASE, TRAINING_RECORDS, check_one_kind, hash_of_folder, read_lock
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import read_json, read_yaml
 
@@ -32,7 +32,7 @@ class Place:
 
         By the hash in DVC's lock; for a run that it does not know, by which of the two was written first.
         """
-        results, records = self.evaluation / "results.parquet", self.folder / "records.parquet"
+        results, records = self.evaluation / "results.parquet", self.folder / TRAINING_RECORDS
         if not results.exists():
             return False
         home = Path("studies", self.study) if self.study else Path(".")

@@ -18,7 +18,7 @@ import pandas as pd
 
 from g2rpo_core.algorithm.methods import LABELS
 from g2rpo_core.common.processes import version_of
-from g2rpo_core.common.runs import BASE, read_lock, run_name
+from g2rpo_core.common.runs import BASE, TRAINING_RECORDS, read_lock, run_name
 from g2rpo_core.config.comparisons import Comparison
 from g2rpo_core.config.profile import ResolvedRun
 from g2rpo_core.data.prompts import left_out_of, load_prompts, normalized
@@ -179,7 +179,7 @@ def read_seconds(
 
 def read_training_records(run: Run, folder: Path) -> pd.DataFrame:
     """Read the training records of a run; UserError if they are missing or damaged."""
-    file = existing(folder / "records.parquet")
+    file = existing(folder / TRAINING_RECORDS)
     table = read_table(file)
     columns = {"iteration", "num_forward_evals", "num_transitions"}
     if not len(table) or not columns <= set(table.columns):

@@ -8,6 +8,7 @@ import torch
 
 from g2rpo_core.algorithm.advantage import correlation, standardized
 from g2rpo_core.common.processes import describe_machine
+from g2rpo_core.common.runs import TRAINING_RECORDS
 from g2rpo_core.data.embeddings import EmbeddingStore
 from g2rpo_core.distributed.process_group import ProcessGroup
 from g2rpo_core.foundation.files import write_json
@@ -18,6 +19,7 @@ from g2rpo_core.rewards.spec import Reward
 from g2rpo_core.sampling.schedule import even_sigmas
 from g2rpo_core.sampling.settings import SamplingSettings
 
+HELDOUT_CURVE = "curve.json"  # in a run's folder
 HELDOUT = "heldout_"  # begins the names of what is measured on held-out prompts
 START = {"iteration": 0, "num_forward_evals": 0, "num_transitions": 0, "seconds": 0.0}  # before the first iteration
 
@@ -89,18 +91,18 @@ def heldout_means(
     return {f"{HELDOUT}{name}": float(table.score[table.reward == name].mean()) for name in rewards}
 
 
-def write_records(records: list[dict], name: str, out: Path, reports: Path, warnings: list[tuple[int, str]]) -> None:
-    """Write the records as a table into the run's folder `out`, and the curve of held-out rewards into that of reports.
+def write_records(records: list[dict], name: str, out: Path, timings: Path, warnings: list[tuple[int, str]]) -> None:
+    """Write the records as a table into the run's folder `out`, and the curve of held-out rewards beside it.
 
-    Beside it, in `timings`, which DVC does not hash: seconds, and warnings by iteration.
+    Into `timings`, which DVC does not hash: seconds, and warnings by iteration.
     """
     table = pd.DataFrame(records)
     seconds = table.pop("seconds")
     out.mkdir(parents=True, exist_ok=True)
-    table.to_parquet(out / "records.parquet", index=False)
+    table.to_parquet(out / TRAINING_RECORDS, index=False)
     measured = table[table.filter(like="heldout_").notna().all(axis=1)]
     columns = ["iteration", "num_forward_evals", "num_transitions", *measured.filter(like="heldout_")]
-    write_json(reports / "curves" / f"{name}.json", measured[columns].to_dict("records"))
+    write_json(out / HELDOUT_CURVE, measured[columns].to_dict("records"))
     drifted = {"warnings": [f"iteration {iteration}: {text}" for iteration, text in warnings]} if warnings else {}
     took = {"seconds": dict(zip(table.iteration.tolist(), seconds.round(3)))}
-    write_json(reports / "timings" / f"{name}.json", {**describe_machine(), **drifted, **took})
+    write_json(timings / f"{name}.json", {**describe_machine(), **drifted, **took})

@@ -18,14 +18,14 @@ def key(tmp_path, monkeypatch) -> str:
     Path("code", "a.py").write_text("a = 1")
     Path("first").mkdir()
     Path("first", "weights").write_text("made")
-    made.note(key := made.key_of(SETTINGS, [Path("code")]), Path("first"), {"loss": 0.5})
+    made.note(key := made.key_of(SETTINGS, [Path("code")]), Path("first"))
     return key
 
 
 def test_an_equal_output_is_linked_and_replaces_what_was_there(key):
     Path("second").mkdir()
     Path("second", "older").touch()
-    assert made.reuse(key, Path("second")) == {"loss": 0.5}
+    assert made.reuse(key, Path("second"))
     assert [path.name for path in Path("second").iterdir()] == ["weights"] and Path("second/weights").samefile("first/weights")
 
 
@@ -43,7 +43,7 @@ def test_what_is_not_as_it_was_made_is_not_used(key, change, tmp_path):
             (made.MADE / f"{key}.json").write_text("{")
         case "its own folder":
             output = Path("first")
-    assert made.reuse(key, output) is None and not Path("second").exists() and not list(tmp_path.glob(".*.linked"))
+    assert not made.reuse(key, output) and not Path("second").exists() and not list(tmp_path.glob(".*.linked"))
 
 
 def test_code_settings_and_new_files_decide_the_key(key):

@@ -19,9 +19,12 @@ def pixels(url: str) -> np.ndarray:
 
 @pytest.fixture
 def project(tmp_path):
-    """The committed metrics and curves, and two models' images of one colour each."""
-    for name in ("metrics", "curves"):
-        shutil.copytree(ROOT / "reports" / name, tmp_path / "reports" / name)
+    """The committed metrics, two curves, and two models' images of one colour each."""
+    shutil.copytree(ROOT / "reports" / "metrics", tmp_path / "reports" / "metrics")
+    for seed in (1, 2):
+        rows = [{"iteration": number, "heldout_hps": 0.1 * seed * number} for number in range(3)]
+        (folder := tmp_path / "runs" / f"g2rpo-{seed}").mkdir(parents=True)
+        (folder / "curve.json").write_text(json.dumps(rows))
     for run, colour in (("base-0", "red"), ("g2rpo-1", "blue"), ("left_over-1", "green")):
         folder = tmp_path / "evaluations" / "tiny" / run / "pictures" / "final-10"
         folder.mkdir(parents=True)
@@ -38,9 +41,9 @@ def test_the_table_has_every_model_and_its_measured_means(project):
 
 
 def test_the_curve_draws_every_run(project):
-    all_runs = pixels(reward_curve(project))
-    (project / "reports/curves/g2rpo-1.json").unlink()
-    assert all_runs.std() > 5 and not np.array_equal(all_runs, pixels(reward_curve(project)))
+    all_runs = pixels(reward_curve(project / "runs", ["g2rpo-1", "g2rpo-2"]))
+    (project / "runs/g2rpo-1/curve.json").unlink()
+    assert all_runs.std() > 5 and not np.array_equal(all_runs, pixels(reward_curve(project / "runs", ["g2rpo-1", "g2rpo-2"])))
 
 
 def test_the_grid_has_one_row_a_model_base_first_and_no_run_of_another_graph(project):

@@ -111,7 +111,7 @@ def test_training_records_start_at_the_base_and_count_forward_evaluations(projec
 
 def test_seconds_stand_outside_of_what_dvc_hashes(project):
     assert "seconds" not in pd.read_parquet(project / "runs" / "seconds" / "g2rpo-7" / "records.parquet")
-    assert "seconds" not in (project / "reports" / "curves" / "g2rpo-7.json").read_text()
+    assert "seconds" not in (project / "runs" / "seconds" / "g2rpo-7" / "curve.json").read_text()
     timings = json.loads((project / "reports" / "timings" / "g2rpo-7.json").read_text())
     assert list(timings["seconds"]) == ["0", "1", "2"] and timings["seconds"]["2"] > timings["seconds"]["1"] > 0
     assert "timings" not in (project / "dvc.lock").read_text()

@@ -63,7 +63,6 @@ def project(request, twin_models, tmp_path_factory):
     (folder / "models").mkdir()
     (folder / "models" / "small").symlink_to(twin_models(request.param))
     (folder / "reports").mkdir()
-    (folder / "reports" / "models.json").write_text('{"hps": {"attribute": 0.5}}\n')
     shutil.copy(ROOT / "dvc.lock", folder / "dvc.lock")
     for stage in (prompts, embed):
         done = run_here(stage.main, "--profile", "small", folder=folder)

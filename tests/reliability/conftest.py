@@ -15,6 +15,7 @@ from tests.fixtures.commands import run_here
 STAGES = {  # of the small project: module and words
     "profile": ("profile", "--profile", "small"),
     "prompts": ("prompts", "--profile", "small"),
+    "published": ("published", "--profile", "small"),
     "embed": ("embed", "--profile", "small"),
     "train": ("train", "--profile", "small", "--method", "g2rpo", "--seed", "1"),
     "evaluate_base": ("evaluate", "--profile", "small", "--method", "base", "--seed", "0"),
@@ -58,7 +59,6 @@ def lay_out(folder: Path, models: Path) -> None:
     (folder / "models").mkdir()
     shutil.copytree(models, folder / "models" / "small")
     (folder / "reports").mkdir()
-    (folder / "reports" / "models.json").write_text('{"hps": {"attribute": 0.5}}\n')
     shutil.copy(ROOT / "dvc.lock", folder / "dvc.lock")
 
 

@@ -61,7 +61,7 @@ def test_another_profiles_stage_changes_neither_lock_nor_numbers(known):
         done = by_hand(module, known, "mini")
         assert done.returncode == 0 and "DVC does not know this run: params.yaml does not name its profile" in done.stderr
     others = {path: content for path, content in hashes(known / "reports").items() if path.startswith("others/mini/")}
-    assert sorted(others) == [f"others/mini/{kind}/g2rpo-1.json" for kind in ("curves", "metrics", "timings")]
+    assert sorted(others) == [f"others/mini/{kind}/g2rpo-1.json" for kind in ("metrics", "timings")]
     assert (known / "dvc.lock").read_bytes() == lock and hashes(known / "reports") == reports | others
     assert evaluations.items() <= hashes(known / "evaluations").items()
 
@@ -109,7 +109,7 @@ def test_a_runs_folder_holds_the_weights_of_its_last_training_alone(project):
     profile, run = project / "profiles" / "small.yaml", project / "runs" / "small" / "g2rpo-1"
     change(profile, "training", lora={"rank": 4, "alpha": 4})
     assert stage("train", project).returncode == 0
-    assert sorted(path.name for path in run.iterdir()) == ["lora", "records.parquet"]
+    assert sorted(path.name for path in run.iterdir()) == ["curve.json", "lora", "records.parquet"]
     shutil.copytree(run / "lora", run / "transformer")
     done = stage("evaluate", project)
     assert done.returncode == 1 and done.stderr.splitlines()[-1].startswith("error: runs/small/g2rpo-1: has lora and transformer")

@@ -283,6 +283,6 @@ def test_a_run_trains_on_win_rates(tmp_path, models, embeddings_folder):
     last = records.iloc[-1]
     assert last.reward_pairwise == pytest.approx(0.5) and last.reward_std_pairwise > 0 and last.grad_norm > 0
     assert records.heldout_hps.notna().all() and "heldout_pairwise" not in records
-    curve = json.loads((tmp_path / "reports" / "curves" / "g2rpo-1.json").read_text())
+    curve = json.loads((tmp_path / "runs" / "mine" / "g2rpo-1" / "curve.json").read_text())
     assert curve and not any("pairwise" in row for row in curve)
     assert len(served.requests) >= 3

@@ -100,7 +100,7 @@ def test_profiles_with_equal_settings_share_models_and_embeddings(folder):
             assert (done := start(stage, folder, name)).returncode == 0, done.stderr
     weights = lambda name: folder / "models" / name / "pipeline" / "transformer" / "diffusion_pytorch_model.safetensors"
     shard = lambda name: next((folder / "embeddings" / name / "train").glob("*.parquet"))
-    quality = lambda name: (folder / "reports" / "others" / name / "models.json").read_text()
+    quality = lambda name: (folder / "models" / name / "quality.json").read_text()
     assert weights("second").samefile(weights("first")) and shard("second").samefile(shard("first"))
     assert weights("third").samefile(weights("first")) and not shard("third").samefile(shard("first"))
     assert "hps" in quality("first") and quality("first") == quality("second") == quality("third")

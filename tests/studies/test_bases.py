@@ -139,7 +139,6 @@ def test_a_base_that_another_study_has_built_is_not_built_again(study, monkeypat
         (home / "reports" / "profile.yaml").write_text("{numerics: native, models: {seed: 2}}\n")
     (built / "models").mkdir()
     (built / "models" / "weights").write_text("fitted for minutes")
-    (built / "reports" / "models.json").write_text("{}")
     monkeypatch.chdir(built)
     Repo().commit("models", force=True)
     lend_models(asks, "tiny_marks")
@@ -185,8 +184,8 @@ def test_the_report_infers_over_bases_and_its_table_keeps_every_seed(study, tmp_
                     "heldout_hps": [base, base + shift],
                 }
                 pd.DataFrame(record).to_parquet(home / "runs" / f"{name}-{seed}" / "records.parquet")
-        (home / "reports").mkdir()
-        (home / "reports" / "models.json").write_text('{"vae": {"loss": 0.1}}')
+        (home / "models").mkdir()
+        (home / "models" / "quality.json").write_text('{"vae": {"loss": 0.1}}')
         trained = {
             "cmd": f"python -m stages.train --profile {study.profile} --study several/base-{base} --method first --seed 3",
             "deps": [{"path": "../../../g2rpo_core/training", "md5": "c0de"}],
@@ -211,7 +210,7 @@ def test_the_report_infers_over_bases_and_its_table_keeps_every_seed(study, tmp_
     homes = {base: Path("studies/several", f"base-{base}") for base in study.bases}
     sources = {
         b: Sources(
-            h / "runs", h / "evaluations", Path("prompts"), h / "reports" / "models.json", tmp_path, (main, h / "dvc.lock")
+            h / "runs", h / "evaluations", Path("prompts"), h / "models" / "quality.json", tmp_path, (main, h / "dvc.lock")
         )
         for b, h in homes.items()
     }

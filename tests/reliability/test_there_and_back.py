@@ -1,0 +1,126 @@
+"""Another profile or setting, and back: DVC knows what was made before, so nothing is trained again and no weights are lost."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+import pipeline.todo
+from g2rpo_core.common.runs import SCRATCH
+from g2rpo_core.foundation.errors import UserError
+from pipeline.cached import check_kept
+from pipeline.graph import read_graph
+from pipeline.runner import run_logged
+from tests.conftest import ROOT
+from tests.fixtures.commands import run_here
+from tests.fixtures.killed_stages import hashes
+from tests.reliability.conftest import stage
+
+pytestmark = pytest.mark.pipeline
+TRAIN = "train@g2rpo-1"
+CHEAP = {"profile", "report"}  # seconds; their files are in git, so DVC does not keep them
+RUN = re.compile(r"Running stage '(.+?)'")
+FOLDERS = ("models", "prompts", "embeddings", "published", "runs", "evaluations")
+
+
+@pytest.fixture
+def known(project) -> Path:
+    """The small project as a checkout all of whose outputs DVC knows, with profile `mini` beside it."""
+    for name in ("g2rpo_core", "stages"):
+        shutil.copytree(ROOT / name, project / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("dvc.yaml", ".dvcignore"):
+        shutil.copy(ROOT / name, project / name)
+    (project / ".dvc").mkdir()
+    shutil.copy(ROOT / ".dvc" / "config", project / ".dvc" / "config")
+    (project / "dvc.lock").unlink()
+    (project / "profiles" / "mini.yaml").write_text("extends: small\ntraining: {iterations: 1, monitor: {every: 1}}\n")
+    shutil.copytree(project / "models" / "small", project / "models" / "mini")
+    subprocess.run(["git", "init", "--quiet"], cwd=project, check=True)
+    for profile in ("mini", "small"):
+        name_profile(project, profile)
+        dvc(project, "repro", "--quiet", "profile")
+        dvc(project, "commit", "--force", "models")  # minutes to build
+    return project
+
+
+def name_profile(project: Path, profile: str) -> None:
+    (project / "params.yaml").write_text(f"profile: {profile}\nmethods: [g2rpo]\nseeds: [1]\npublished: []\n")
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+
+
+def dvc(project: Path, *words: str) -> str:
+    command = [sys.executable, "-m", "dvc", *words]
+    done = subprocess.run(command, cwd=project, capture_output=True, text=True, env=environment())
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+def ran(project: Path) -> set[str]:
+    """The stages that `dvc repro` runs, not restores."""
+    return set(RUN.findall(dvc(project, "repro")))
+
+
+def todo(project: Path) -> dict[str, str]:
+    """What `g2rpo todo` says of each stage that is due."""
+    done = run_here(pipeline.todo.main, folder=project)
+    assert done.returncode == 0, done.stderr
+    return {line.split()[0]: line for line in done.stdout.splitlines()[1:]}
+
+
+def made(project: Path, profile: str) -> dict:
+    folders = tuple(f"{name}/{profile}/" for name in FOLDERS)
+    return {path: content for path, content in hashes(project).items() if path.startswith(folders)}
+
+
+def test_another_profile_or_setting_and_back_runs_nothing_again(known):
+    first = ran(known)
+    assert {TRAIN, "evaluate@g2rpo-1"} <= first and "models" not in first and not todo(known)
+    before = made(known, "small")
+    # Another profile, and back to each
+    name_profile(known, "mini")
+    assert TRAIN in ran(known)
+    for profile in ("small", "mini"):
+        name_profile(known, profile)
+        due = todo(known)
+        assert TRAIN in due and all("from DVC's cache" in line for name, line in due.items() if name not in CHEAP)
+        assert ran(known) <= CHEAP
+    assert made(known, "small") == before and before
+    # Another setting, tried and taken back, of the profile that is here
+    profile = known / "profiles" / "mini.yaml"
+    text = profile.read_text()
+    profile.write_text(f"{text}sampling: {{guidance: 2.0}}\n")
+    due = todo(known)
+    assert "settings: sampling" in due[TRAIN] and "cache" not in due[TRAIN] and "evaluate@g2rpo-1" in due
+    before = made(known, "mini")
+    assert TRAIN in ran(known) and made(known, "mini") != before
+    profile.write_text(text)
+    assert ran(known) <= CHEAP and made(known, "mini") == before
+
+
+def test_a_finished_run_that_nothing_else_has_is_not_removed(known, monkeypatch):
+    """It was trained by hand; DVC alone would remove it, and train it again."""
+    monkeypatch.chdir(known)
+    name_profile(known, "mini")
+    assert "DVC does not know this run" in stage("train", known).stderr
+    name_profile(known, "small")
+    run, before = Path("runs/small/g2rpo-1"), hashes(known / "runs")
+    assert f"would remove {run}, which DVC's cache does not have" in todo(known)[TRAIN]
+    check_kept(Path("."), TRAIN)  # the scratch folder has it
+    shutil.rmtree(SCRATCH)
+    for refuses in (lambda: check_kept(Path("."), TRAIN), lambda: run_logged(read_graph()[TRAIN], Path("."), threading.Event())):
+        with pytest.raises(
+            UserError, match=r"runs/small/g2rpo-1: DVC would remove this finished run.*dvc commit -f train@g2rpo-1"
+        ):
+            refuses()
+    assert hashes(known / "runs") == before
+    # Kept as it says
+    dvc(known, "commit", "--force", TRAIN)
+    check_kept(Path("."), TRAIN)
