@@ -58,7 +58,7 @@ def _said(one: Mapping | None) -> str:
 
 def _title(key: Key) -> str:
     of, against, reward, on = key
-    other = "the base" if against in BASE_NAMES else against
+    other = "the base" if against.partition(".")[0] in BASE_NAMES else against
     return f"{of} against {other} in {LABELS.get(reward, reward)}{f', {on}' if on else ''}"
 
 

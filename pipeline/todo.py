@@ -82,7 +82,8 @@ def due(repo: Repo) -> Iterator[Due]:
 
     file = Path("dvc.lock")
     ran_once = read_lock(file) if file.exists() else {}
-    data = written_data(resolve(profile_path(load_run().profile)).data)
+    run = load_run()
+    data = written_data(resolve(profile_path(run.profile)).data, run.methods, run.published)
     graph = repo.index.graph
     params = lambda dep: at(data, dep.params) if Path(dep.def_path) == SETTINGS else dep.read_params(flatten=False)
     coming: dict[str, str | None] = {}

@@ -10,22 +10,27 @@ import sys
 import threading
 import time
 from argparse import ArgumentParser
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import ParamSpec
+from typing import TYPE_CHECKING, ParamSpec
 
 from tqdm import tqdm
 
+from g2rpo_core.common import runs as named
 from g2rpo_core.foundation.errors import STATUS_FOLDER, TRANSIENT_STATUS, TransientError, UserError, attempt
 from g2rpo_core.foundation.files import read_yaml, what_lacks
 from g2rpo_core.foundation.profiles import OF_BASE, folders_of
 from g2rpo_core.foundation.settings import checked_name
 from g2rpo_core.foundation.texts import show_any_text, visible
 
+if TYPE_CHECKING:  # imports torch, which would slow down --help
+    from g2rpo_core.config import Study
+
 P = ParamSpec("P")
+start_of = named.start_of  # of stages that fetch or read what a training starts from
 ROOT = Path(__file__).parents[1]  # of the code; data are in the working directory
 REPORTS = Path("reports")
 OTHERS = REPORTS / "others"  # of profiles that params.yaml does not name, run by hand: git and DVC do not know it
@@ -89,15 +94,26 @@ def declared_code(stage: str) -> list[Path]:
     return [ROOT / path for path in stages[stage]["deps"] if path.startswith(("g2rpo_core/", "stages/"))]
 
 
-def start_of(published: Path, method: str) -> Path:
-    """Return the folder with the lock of the weights that a method starts from, in that of a profile's published weights."""
-    return published / "start" / method
+def evaluated_together(profile: str, study: "Study | None") -> tuple[Sequence[str] | None, Sequence[str]]:
+    """Return the entries and the published weights that are compared with the base: a study's, or those of params.yaml.
+
+    None, for every entry, if params.yaml names another profile: whichever is evaluated by hand then finds its base.
+    """
+    from g2rpo_core.config import load_run
+
+    if study:
+        return study.methods, ()
+    params = Path("params.yaml")
+    if not params.exists() or (run := load_run()).profile != profile:
+        return None, ()
+    return run.methods, run.published
 
 
 def sections(args: SimpleNamespace, *names: str) -> SimpleNamespace:
     """Return the named sections of a profile that was checked as a whole, with the study's changes; a stage sees no others.
 
-    Compute by the profile's numerics from now on. With the section `methods` comes `run`, which resolves one of its entries.
+    Compute by the profile's numerics from now on. With the section `methods` comes `run`, which resolves one of its entries; `drawn` is
+    written into the resolved profile by the stage `profile`.
     """
     # Late, so that --help does not wait for torch
     from g2rpo_core.config import load_profile, load_study, profile_path, study_path
@@ -108,8 +124,10 @@ def sections(args: SimpleNamespace, *names: str) -> SimpleNamespace:
         raise UserError(f"--profile {args.profile}: {study_path(args.study)} names profile {study.profile}: give that one")
     loaded = load_profile(profile_path(args.profile), study)
     use(loaded.numerics)
-    runs = {"run": loaded.run} if "methods" in names else {}
-    return SimpleNamespace(**{name: getattr(loaded, name) for name in names}, **runs)
+    more: dict[str, object] = {"run": loaded.run} if "methods" in names else {}
+    if "drawn" in names:
+        more["drawn"] = loaded.drawn(*evaluated_together(args.profile, study))
+    return SimpleNamespace(**{name: getattr(loaded, name) for name in names if name not in more}, **more)
 
 
 def commit(stage: str, args: SimpleNamespace, paths: RunPaths, unchanged: Callable[[], bool]) -> bool:

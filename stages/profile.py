@@ -1,15 +1,17 @@
 """Stage `profile`: writes the resolved profile, which holds the other stages' parameters."""
 
 import io
+import json
+from collections.abc import Iterable
 from pathlib import Path
 
 from ruamel.yaml import YAML
 from ruamel.yaml.nodes import ScalarNode
 from ruamel.yaml.representer import SafeRepresenter
 
-from g2rpo_core.config import load_profile, load_run, load_study, profile_path, resolve, study_path
+from g2rpo_core.config import Profile, load_profile, load_run, load_study, profile_path, resolve, study_path
 from g2rpo_core.foundation.files import write_whole
-from stages.common import arguments, ends_in_one_line, run_paths
+from stages.common import arguments, ends_in_one_line, evaluated_together, run_paths
 
 
 @ends_in_one_line
@@ -22,17 +24,21 @@ def main() -> None:
     path = profile_path(args.profile)
     load_profile(path, study)
     source = path if study is None else study_path(study.study)
-    write_profile(run_paths(args.profile, args.study).reports / "profile.yaml", resolve(path, study).data, source)
+    together = evaluated_together(args.profile, study)
+    write_profile(run_paths(args.profile, args.study).reports / "profile.yaml", resolve(path, study).data, source, *together)
 
 
-def written_data(data: dict) -> dict:
-    """Return what this stage writes of a resolved profile: also the empty sections that stages depend on."""
-    return {"numerics": "native", **data, **{section: {} for section in ("rewards", "published") if section not in data}}
+def written_data(data: dict, methods: Iterable[str] | None = None, published: Iterable[str] = ()) -> dict:
+    """Return what this stage writes of a resolved profile: also the empty sections that stages depend on, and `Profile.drawn`."""
+    data = {"numerics": "native", **data, **{section: {} for section in ("rewards", "published") if section not in data}}
+    return {**data, "drawn": Profile.model_validate_json(json.dumps(data)).drawn(methods, published)}
 
 
-def write_profile(out: Path, data: dict, source: Path) -> None:
+def write_profile(
+    out: Path, data: dict, source: Path, methods: Iterable[str] | None = None, published: Iterable[str] = ()
+) -> None:
     """Write `written_data` as YAML, in the order of the profile's files."""
-    data = written_data(data)
+    data = written_data(data, methods, published)
     out.parent.mkdir(parents=True, exist_ok=True)
     yaml = YAML(typ="safe", pure=True)
     yaml.default_flow_style, yaml.sort_base_mapping_type_on_output, yaml.allow_unicode, yaml.width = None, False, True, 130

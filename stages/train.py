@@ -50,7 +50,7 @@ def main(machine: Machine = REAL) -> None:
     with machine.phase("load"):
         policy = Policy.load_to_train(
             store.folder("pipeline"), training.lora, int(args.seed), training.parallel, processes,
-            method.objective.needs_base, start, machine, **policy_settings(sampling, device),
+            method.objective.needs_base, start, machine, **policy_settings(sampling.drawn, device, **sampling.size),
         )  # fmt: skip
         prompts, held_out = (EmbeddingStore(embeddings / part) for part in ("train", "test"))
         prompts.load_encoders(store.folder("pipeline"), device)

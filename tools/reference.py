@@ -1,11 +1,13 @@
-"""Writes docs/reference/settings.md, commands.md, calls.md and bases.md from the code: `python -m tools.reference`. A test holds them equal to it."""
+"""Writes docs/reference/settings.md, commands.md, calls.md, bases.md and published_settings.md from the code: `python -m tools.reference`. A test holds them equal to it."""
 
 import argparse
 import importlib
 import inspect
 import re
 import sys
+import textwrap
 from collections.abc import Callable, Iterator
+from functools import reduce
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from unittest.mock import patch
@@ -15,6 +17,7 @@ import typer
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
+from ruamel.yaml import YAML
 from typer.cli import get_docs_for_click
 
 from g2rpo_core.algorithm.methods import SPECS, Method
@@ -31,6 +34,7 @@ from g2rpo_core.rewards.registry import REWARDS, CustomRewardSettings
 from g2rpo_core.rewards.spec import RewardServerSettings
 from g2rpo_core.tiny_models.settings import BASES
 
+PUBLISHED = YAML(typ="safe", pure=True).load(Path(__file__).with_name("published.yaml"))
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "reference"
 WRITTEN = "<!-- Written by `python -m tools.reference`; do not edit. -->"
 PLAIN = {int: "integer", float: "number", str: "text", bool: "true or false", object: "anything", type(None): "null"}
@@ -67,6 +71,13 @@ g, the velocity's weight in the transition's mean in standard deviations, and n 
 [warns](../metrics.md#drift) and goes on. No GPU has measured ε yet.
 """
 
+PUBLISHED_HEAD = f"""# Published settings
+
+{WRITTEN}
+
+What is published of a method on a base model, and what the profiles of that base have instead, with the reason. Where nobody has published
+a method on a base, the page says what was taken in its place. A test holds every profile of published weights to it.
+"""
 BASES_HEAD = f"""{WRITTEN}
 
 # Base models
@@ -413,7 +424,52 @@ def _licence(base: Architecture, repo: str) -> str:
     return about.get("license_name", about["license"])
 
 
+def rows_of(profile: Profile, entry: str) -> list[dict[str, Any]]:
+    """Return the rows of tools/published.yaml for an entry of a profile of published weights."""
+    repo = profile.models.repos["pipeline"].repo if profile.models.source == "hub" else ""
+    found = [row for row in PUBLISHED["rows"] if entry in row["methods"] and repo.startswith(tuple(row["of"]))]
+    # Where somebody has published the method on this base, nothing is taken in its place
+    return [row for row in found if row["source"]] or found
+
+
+def resolved_settings(profile: Profile, entry: str) -> Callable[[str], Any]:
+    """Return a function of a dotted name such as `objective.times`: that setting of a resolved entry, as a JSON value; None: it has none."""
+    run = profile.run(entry)
+    whole = {"sampling": run.sampling, "training": run.training, "evaluation": profile.evaluation}
+    values = {**run.method.model_dump(mode="json"), **{name: each.model_dump(mode="json") for name, each in whole.items()}}
+    return lambda name: reduce(lambda inner, key: (inner or {}).get(key), name.split("."), values)
+
+
+def published_page() -> str:
+    """Return the page of published settings: a table for each row of tools/published.yaml."""
+    profiles = {path.stem: load_profile(path) for path in sorted((FOLDER.parent.parent / "profiles").glob("*.yaml"))}
+    shown = lambda value: f"{value:g}" if isinstance(value, float) else str(value)
+    parts = [PUBLISHED_HEAD]
+    for row in PUBLISHED["rows"]:
+        of = {
+            (name, entry): resolved_settings(each, entry)
+            for name, each in profiles.items()
+            for entry in each.methods
+            if any(one is row for one in rows_of(each, entry))
+        }
+        source = row["source"] or f"not published on this base that we know of; in its place {row['instead']}"
+        bases = " and ".join(repo.partition("/")[2] for repo in row["of"])
+        heading = ", ".join(row["methods"]) if len(row["methods"]) < 4 else "the other methods"
+        text = f"Methods {', '.join(f'`{method}`' for method in row['methods'])}: {source}."
+        parts.append(f"## {bases}: {heading}\n\n{textwrap.fill(text, 150, break_long_words=False, break_on_hyphens=False)}\n")
+        parts.append("| setting | published | here | why |\n|---|---|---|---|")
+        for setting, published in row["published"].items():
+            here = dict.fromkeys(shown(read(setting)) for read in of.values())
+            reason = row["differs"].get(setting, "as published")
+            parts[-1] += (
+                f"\n| `{setting}` | {shown(published)} | {'; '.join(here)} | {PUBLISHED['reasons'].get(reason, reason)} |"
+            )
+        parts[-1] += "\n"
+    return "\n".join(parts)
+
+
 PAGES = {"settings.md": settings_page, "commands.md": commands_page, "calls.md": calls_page, "bases.md": bases_page}
+PAGES["published_settings.md"] = published_page
 
 
 def main() -> None:

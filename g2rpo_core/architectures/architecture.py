@@ -14,6 +14,7 @@ from diffusers.pipelines.flux.pipeline_flux import calculate_shift
 from g2rpo_core.architectures.original import Original, original
 from g2rpo_core.sampling.schedule import even_sigmas
 
+MASK = "mask"  # [P, S] of an encoding: 1 for a token, and 0 for the padding behind the last
 UNSUPPORTED = ("use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas", "invert_sigmas")
 
 
@@ -141,6 +142,8 @@ class Architecture(ABC):
     """Parts of the pipeline."""
     encoding: tuple[str, ...]
     """The names of the tensors of an encoded prompt."""
+    padded: tuple[str, ...] = ()
+    """Those of them [P, S, ...] whose texts are padded to one length, MASK among them; () where the model attends to its padding."""
     lora_targets: tuple[str, ...]
     """Ends of the names of modules that an adapter takes if the profile names none."""
     published: Mapping[str, ModelShape]
@@ -187,6 +190,15 @@ class Architecture(ABC):
         """Return among how many text tokens a call of the transformer attends; encoded: name -> [P, ...]."""
         return encoded["context"].shape[1]
 
+    def lengths(self, encoded: Tensors) -> list[int]:
+        """Return the tokens of each of P texts, up to the last that is not padding; encoded: with MASK."""
+        mask = encoded[MASK] != 0
+        return (mask * torch.arange(1, mask.shape[1] + 1, device=mask.device)).amax(1).tolist()
+
+    def cut(self, encoded: Tensors, length: int) -> dict[str, torch.Tensor]:
+        """Leave out what is padding in all texts of an encoding; length: of the longest."""
+        return {name: tensor[:, :length] if name in self.padded else tensor for name, tensor in encoded.items()}
+
     def pack(self, latents: torch.Tensor) -> torch.Tensor:
         """Bring latents of the VAE [N, channels, rows, columns] into the shape that the transformer takes."""
         return latents
@@ -223,6 +235,10 @@ class Architecture(ABC):
         """Compute what a transformer that was built on the meta device lacks beside its parameters and buffers."""
         return
 
+    def idle(self, transformer: Config) -> tuple[str, ...]:
+        """Return starts of the names of weights that have no part in the velocity, and so no gradient."""
+        return ()
+
     def positions(self, rows: int, columns: int, device: torch.device) -> dict[str, Any]:
         """Return arguments of the transformer that depend only on the size of the latents."""
         return {}
@@ -239,6 +255,7 @@ class Architecture(ABC):
     ) -> torch.Tensor:
         """Call the transformer once: latents [N, ...] at sigma [N], each with its prompt's encoding [N, ...].
 
+        encoded: without MASK where no text has padding.
         Sigma reaches the model in float32, and as it is. guidance: used only where it is an input of the model.
         """
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from diffusers import AutoencoderKLQwenImage, QwenImagePipeline, QwenImageTransformer2DModel
 
-from g2rpo_core.architectures.architecture import Architecture, Config, ModelShape, Tensors, read, sides
+from g2rpo_core.architectures.architecture import MASK, Architecture, Config, ModelShape, Tensors, read, sides
 
 TRANSFORMER: dict[str, Any] = {  # of Qwen/Qwen-Image, as are the other parts
     "patch_size": 2, "in_channels": 64, "out_channels": 16, "num_layers": 60, "attention_head_dim": 128, "num_attention_heads": 24,
@@ -37,7 +37,7 @@ class QwenImage(Architecture):
     pipeline, transformer, vae = QwenImagePipeline, QwenImageTransformer2DModel, AutoencoderKLQwenImage
     tokenizers = {"tokenizer": "qwen"}
     text_encoders = ("text_encoder",)
-    encoding = ("context", "mask")
+    encoding = padded = ("context", MASK)
     forms = ("diffusers", "lora", "peft", "kohya")
     has_negative, negative = True, " "  # as in its model card
     lora_targets = ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")
@@ -87,6 +87,11 @@ class QwenImage(Architecture):
         with torch.device("cpu"):
             transformer.pos_embed = type(rope)(rope.theta, rope.axes_dim, rope.scale_rope)
 
+    def idle(self, transformer: Config) -> tuple[str, ...]:
+        """Return what makes the text of the last block, which nothing reads."""
+        last = f"transformer_blocks.{transformer['num_layers'] - 1}."
+        return (f"{last}attn.to_add_out.", f"{last}txt_mlp.")
+
     def positions(self, rows: int, columns: int, device: torch.device) -> dict[str, Any]:
         return {"img_shapes": [[(1, rows // 2, columns // 2)]]}
 
@@ -106,7 +111,7 @@ class QwenImage(Architecture):
                 hidden_states=latents,
                 timestep=sigma,  # the model multiplies by 1000 itself
                 encoder_hidden_states=encoded["context"],
-                encoder_hidden_states_mask=encoded["mask"].bool(),
+                encoder_hidden_states_mask=encoded[MASK].bool() if MASK in encoded else None,
                 **positions,
                 return_dict=False,
             )[0]

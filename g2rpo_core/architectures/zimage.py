@@ -10,7 +10,18 @@ from typing import Any
 import torch
 from diffusers import ZImagePipeline, ZImageTransformer2DModel
 
-from g2rpo_core.architectures.architecture import QWEN3_4B, VAE_16, Architecture, Config, ModelShape, Tensors, chat, read, sides
+from g2rpo_core.architectures.architecture import (
+    MASK,
+    QWEN3_4B,
+    VAE_16,
+    Architecture,
+    Config,
+    ModelShape,
+    Tensors,
+    chat,
+    read,
+    sides,
+)
 from g2rpo_core.architectures.original import Original, of_blocks
 
 TRANSFORMER: dict[str, Any] = {  # of Tongyi-MAI/Z-Image
@@ -36,7 +47,7 @@ class ZImage(Architecture):
     pipeline, transformer = ZImagePipeline, ZImageTransformer2DModel
     tokenizers = {"tokenizer": "qwen"}
     text_encoders = ("text_encoder",)
-    encoding = ("context", "mask")
+    encoding = padded = ("context", MASK)
     has_negative = True
     forms = ("diffusers", "original", "lora", "peft", "kohya")
     other_names_stay, unused = True, ("norm_final.weight",)
@@ -69,8 +80,9 @@ class ZImage(Architecture):
         guidance: float,
         positions: Tensors,
     ) -> torch.Tensor:
-        padding = (1 - encoded["mask"]).sum(1).tolist()  # 0 in a rehearsal, which has no data
-        texts = [text[: len(text) - int(left_out)] for text, left_out in zip(encoded["context"], padding)]
+        texts = list(encoded["context"])
+        if MASK in encoded:  # a length of 0 is that of a rehearsal, which has no data
+            texts = [text[: length or len(text)] for text, length in zip(texts, self.lengths(encoded))]
         return -torch.stack(transformer(list(latents.unsqueeze(2)), 1 - sigma, texts, return_dict=False)[0]).squeeze(2)
 
     def blocks(self, transformer: ZImageTransformer2DModel) -> list[torch.nn.Module]:

@@ -199,6 +199,10 @@ def _describe(
         f"checkpoints: {plan.checkpoints} in the background, {plan.saving_hours:.1f} hours of writing at {DISK:g} GB/s for each node",
         f"disk: {sum(plan.disk_gib.values()):.0f} GiB: " + ", ".join(f"{key} {gib:.1f}" for key, gib in plan.disk_gib.items()),
     ]
+    if plan.prompt_tokens < plan.most_prompt_tokens:
+        lines.append(
+            f"time is that of prompts of {plan.prompt_tokens} tokens, as padding is left out; memory has room for {plan.most_prompt_tokens}"
+        )
     if plan.not_counted:
         lines.append(f"not counted: the models of {', '.join(plan.not_counted)}, which are small, run elsewhere or are your own")
     if alternatives:

@@ -11,7 +11,7 @@ from g2rpo_core.cli.options import read_profile
 from g2rpo_core.common.runs import BASE
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.profiles import OF_BASE, folders_of
-from g2rpo_core.inference.runs import find_weights
+from g2rpo_core.inference.runs import find_start, find_weights, sampling_of
 
 if TYPE_CHECKING:  # these import torch and diffusers, which would slow down --help
     from g2rpo_core.inference.gradients import Signal
@@ -60,6 +60,7 @@ def probe(
         )
     if study and OF_BASE in study and run != BASE[0]:
         raise UserError(f"probe: --run {run}: with --study {study} only its base, {BASE[0]}, is probed")
+    sampling = sampling_of(run, name, settings)
     title, weights, folders = f"{study or name}, {run}", find_weights(run, name), folders_of(name, study)
     rewards = " + ".join(settings.training.rewards)
     asked = SimpleNamespace(**locals())
@@ -82,7 +83,7 @@ def _measure_gradients(asked: SimpleNamespace) -> "list[Signal]":
     from g2rpo_core.rewards import registry
 
     # Check what is asked
-    profile, sampling = asked.settings, asked.settings.sampling
+    profile, sampling = asked.settings, asked.sampling
     names = [word for word in asked.methods.split(",") if word]
     if unknown := [name for name in names if name not in profile.methods]:
         raise UserError(f"probe: --methods {unknown[0]}: profile {asked.name} has only {', '.join(profile.methods)}")
@@ -109,7 +110,8 @@ def _measure_gradients(asked: SimpleNamespace) -> "list[Signal]":
 
     def gradients_of(entry: ResolvedRun) -> Gradients:
         # one policy after the other: an entry may have its own guidance, size or LoRA
-        policy = load_policy(pipeline, asked.weights, entry, asked.seed, where)
+        start = find_start(entry.training.start, asked.name, profile)
+        policy = load_policy(pipeline, asked.weights, entry, asked.seed, where, start)
         return Gradients(policy, entry, store, rewards, asked.judge, asked.seed, SIZE)
 
     found = probe_steps(gradients_of(of_steps), tqdm(count, desc="steps", disable=None), sets)
@@ -151,10 +153,12 @@ def _measure_steps(asked: SimpleNamespace) -> "tuple[list[Step], int]":
     from g2rpo_core.models.policy import Policy, policy_settings
     from g2rpo_core.rewards import registry
 
-    where, (folder, embeddings), sampling = device_of(asked.device), asked.folders, asked.settings.sampling
+    where, (folder, embeddings), sampling = device_of(asked.device), asked.folders, asked.sampling
     store, weighted = EmbeddingStore(embeddings / "train"), asked.settings.training.rewards
     store.load_encoders(ModelStore(folder).folder("pipeline"), where)
-    policy = Policy.load(ModelStore(folder).folder("pipeline"), asked.weights, **policy_settings(sampling, where))
+    policy = Policy.load(
+        ModelStore(folder).folder("pipeline"), asked.weights, **policy_settings(sampling.drawn, where, **sampling.size)
+    )
     rewards = registry.load(list(weighted), folder, where, asked.settings.rewards)
     count = min(asked.prompts, len(store))
     first = tqdm(range(count), desc="prompts", disable=None)

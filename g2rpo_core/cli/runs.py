@@ -19,7 +19,7 @@ from g2rpo_core.foundation.addresses import on_loopback
 from g2rpo_core.foundation.errors import UserError, require
 from g2rpo_core.foundation.files import writing
 from g2rpo_core.inference.pictures import MOST_STEPS, Pictures
-from g2rpo_core.inference.runs import find_weights, trained_runs
+from g2rpo_core.inference.runs import drawn_as, find_weights, trained_runs
 
 if TYPE_CHECKING:  # imports torch, which would slow down --help
     import torch
@@ -47,7 +47,12 @@ def generate(
         str, typer.Option(help="seeds of the initial noise: 7, 1,2,5 or 1-4; every prompt and run gets the same noise")
     ] = "0",
     steps: Annotated[int | None, typer.Option(help="denoising steps (default: the first of evaluation.steps)")] = None,
-    guidance: Annotated[float | None, typer.Option(help="guidance scale (default: sampling.guidance)")] = None,
+    guidance: Annotated[
+        float | None,
+        typer.Option(
+            help="guidance scale (default: that which each run was trained with, and for the base that of the runs beside it)"
+        ),
+    ] = None,
     trained_share: Annotated[
         float, typer.Option(help="share of the steps, from the noisy end, by the run; the base does the rest")
     ] = 1.0,
@@ -73,20 +78,21 @@ def draw(args: SimpleNamespace) -> None:
     """Check the options, then draw; UserError before any model is loaded if an option does not fit."""
     profile, settings = read_profile(args.profile)
     # Check the options
-    seeds, runs = parse_seeds(args.seeds), {run: find_weights(run, profile) for run in args.run or BASE[:1]}
+    seeds, folders = parse_seeds(args.seeds), {run: find_weights(run, profile) for run in args.run or BASE[:1]}
     steps = settings.evaluation.steps[0] if args.steps is None else args.steps
-    guidance = settings.sampling.guidance if args.guidance is None else args.guidance
     if not 1 <= steps <= MOST_STEPS or not 0 < args.trained_share <= 1:
         raise UserError(
             f"generate: --steps must be at least 1 and at most {MOST_STEPS}, and --trained-share above 0 and at most 1"
         )
-    if not math.isfinite(guidance) or not math.isfinite(args.lora_scale):
+    if not math.isfinite(args.guidance or 0.0) or not math.isfinite(args.lora_scale):
         raise UserError("generate: --guidance and --lora-scale must be finite numbers")
     if args.out.exists() and not args.out.is_dir():
         raise UserError(f"generate: --out {args.out} is not a folder")
     prompts = read_texts(args)
-    sampling = {"steps": steps, "guidance": guidance, "trained_share": args.trained_share, "lora_scale": args.lora_scale}
-    pictures = Pictures(args.out, list(runs), prompts, seeds, {"profile": profile, **sampling}, args.grid)
+    sampling = {"steps": steps, "trained_share": args.trained_share, "lora_scale": args.lora_scale}
+    runs = drawn_as(folders, profile, settings, args.guidance)
+    own = {run: {"guidance": how.guidance} for run, (_, how) in runs.items()}
+    pictures = Pictures(args.out, list(runs), prompts, seeds, {"profile": profile, **sampling}, args.grid, own)
     with writing(args.out):
         args.out.mkdir(parents=True, exist_ok=True)
         pictures.find_room()
@@ -98,11 +104,12 @@ def draw(args: SimpleNamespace) -> None:
     encoded = painter.encode(prompts)
     drawn: dict[str, list[torch.Tensor]] = {run: [] for run in runs}
     with writing(args.out):
-        for run, folder in runs.items():
+        for run, (weights, how) in runs.items():
             painter.forget()
-            pictures.origin["shift"] = painter.find_schedule(painter.policy(folder)).shift_at(sampling["steps"])
+            folder = folders[weights]
+            pictures.origin["shift"] = painter.find_schedule(painter.policy(folder, how)).shift_at(steps)
             for number, conditioning in enumerate(encoded):
-                images = painter.draw(folder, conditioning, seeds, **sampling)
+                images = painter.draw(folder, conditioning, seeds, sampling=how, **sampling)
                 if args.grid:
                     drawn[run].append(images)
                 for path in pictures.write(run, number, images):

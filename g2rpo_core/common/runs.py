@@ -2,7 +2,9 @@
 
 import hashlib
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import complaint, parsed_yaml, read_text
@@ -15,6 +17,56 @@ BASE = ("base", 0)  # the entry and seed that stand for the untrained model
 def run_name(method: str, seed: int | str) -> str:
     """Return the name of one training run, or of its evaluation."""
     return f"{method}-{seed}"
+
+
+def is_base(method: str) -> bool:
+    """Tell whether scores of this name are of the untrained model: `base`, or `base.guidance_1`, as another run draws (`name_bases`)."""
+    return method.partition(".")[0] == BASE[0]
+
+
+def name_bases(settings: Sequence[Mapping[str, object]]) -> list[str]:
+    """Name the base with each of some different settings: `base` with the first, then by what differs from it, as `base.guidance_1`.
+
+    No entry of a profile has a dot in its name.
+    """
+    first = settings[0]
+    differing = [[f"{key}_{_shown(value)}" for key, value in each.items() if value != first[key]] for each in settings]
+    return [".".join([BASE[0], *(["_".join(parts)] if parts else [])]) for parts in differing]
+
+
+def label_bases(settings: Sequence[Mapping[str, object]]) -> list[str]:
+    """Label the base with each of these settings in reports: `base model`, or what differs among them: `base model, guidance 4.5`."""
+    differing = [key for key in settings[0] if any(each[key] != settings[0][key] for each in settings)]
+    return [", ".join(["base model", *(f"{key} {_shown(each[key])}" for key in differing)]) for each in settings]
+
+
+def _shown(value: object) -> str:
+    return "null" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def drawn_of(method: str, drawn: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return how images are drawn (`sampling.settings.DRAWN`), by name: a run's, or, by `name_bases`, the base's for every run.
+
+    drawn: `Profile.drawn`; UserError for a name that it does not have.
+    """
+    if method == BASE[0]:
+        return dict(zip(name_bases(drawn["base"]), drawn["base"]))
+    known = {**drawn["published"], **drawn["methods"]}
+    if method not in known:
+        raise UserError(
+            f"--method {method}: is no entry of the profile's sections methods and published, only {', '.join(known)}"
+        )
+    return {method: known[method]}
+
+
+def start_of(published: Path, method: str) -> Path:
+    """Return the folder with the lock of the weights that a method starts from, in that of a profile's published weights."""
+    return published / "start" / method
+
+
+def evaluation_folder(method: str, seed: int | str) -> Path:
+    """Return the folder of a run's evaluation, within that of all: `g2rpo-1`, or `base-0/guidance_1` for `base.guidance_1`."""
+    return Path(run_name(*BASE), method.partition(".")[2]) if is_base(method) else Path(run_name(method, seed))
 
 
 def check_one_kind(folder: Path) -> None:

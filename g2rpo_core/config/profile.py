@@ -1,7 +1,7 @@
 """A whole profile: all sections, checked against each other. Each section's settings are beside the code that they configure."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Self, TypeVar
@@ -9,7 +9,8 @@ from typing import Annotated, Any, Self, TypeVar
 from pydantic import Field, PrivateAttr, ValidationError, model_validator
 
 from g2rpo_core.algorithm.methods import CLIP_RANGES, METHODS, Method
-from g2rpo_core.common.runs import BASE
+from g2rpo_core.common.runs import BASE, is_base
+from g2rpo_core.config.drawn import bases_for
 from g2rpo_core.data.settings import EmbedSettings, PromptSettings
 from g2rpo_core.evaluation.results import LABELS as IMAGE_STATS
 from g2rpo_core.evaluation.settings import EvaluationSettings
@@ -57,6 +58,18 @@ class ResolvedRun:
     training: TrainingSettings
 
 
+def sampling_of(
+    name: str, own: SamplingSettings, runs: Mapping[str, ResolvedRun], published: Mapping[str, PublishedModel]
+) -> SamplingSettings:
+    """Return the settings that draw the images of an entry of `methods` or `published`; for any other name, the profile's own.
+
+    Published weights have those of the entry of their method, if there is one of its name.
+    """
+    if name in published:
+        name = published[name].method or name
+    return runs[name].sampling if name in runs else own
+
+
 class Profile(Settings):
     """A whole profile, checked across its sections."""
 
@@ -80,6 +93,22 @@ class Profile(Settings):
     def run(self, name: str) -> ResolvedRun:
         """Return an entry of section `methods` with all its settings in place."""
         return self._runs[name]
+
+    def sampling_of(self, name: str) -> SamplingSettings:
+        """Return the settings that draw the images of a name, by the function `sampling_of`."""
+        return sampling_of(name, self.sampling, self._runs, self.published)
+
+    def drawn(self, methods: Iterable[str] | None = None, published: Iterable[str] = ()) -> dict[str, Any]:
+        """Return how evaluations draw, as JSON values: entries of `methods` and `published` by name, and `base` once for each way of these.
+
+        methods, published: that are evaluated together, for `base`; methods None: all entries.
+        """
+        named = [self.sampling_of(name) for name in (*(self.methods if methods is None else methods), *published)]
+        return {
+            "methods": {name: self.sampling_of(name).drawn for name in self.methods},
+            "published": {name: self.sampling_of(name).drawn for name in self.published},
+            "base": [each.drawn for each in bases_for(self.sampling, named).values()],
+        }
 
     def changed(self, **sections: object) -> Self:
         """Return this profile with other sections, checked as a whole; ValidationError if they do not fit."""
@@ -116,7 +145,7 @@ class Profile(Settings):
 
     def _problems_of_published(self, name: str, model: PublishedModel) -> Iterator[str]:
         where = f"published.{name}"
-        if name in self.methods or name == BASE[0]:
+        if name in self.methods or is_base(name):
             yield f"{where}: is the name of a method; choose another name"
         for reward in model.trained_on:
             if reward not in self.evaluation.rewards:

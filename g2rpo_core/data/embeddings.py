@@ -10,7 +10,7 @@ has its texts alone, in one part whose metadata holds the length in tokens.
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
 
@@ -40,15 +40,17 @@ class Conditioning:
     """Name -> [P, ...], such as context [P, S, D] (padding included) and pooled [P, E]."""
     negative: Mapping[str, torch.Tensor] | None = None
     """The encoding of the empty prompt, name -> [1, ...], where the base model needs it."""
+    unpadded: bool = False
+    """Whether no text has padding, so that nothing need be masked."""
+    length: int | None = None
+    """Tokens of a text before padding was left out (`Policy.cut`), for which a call has room; None: those of `tensors`."""
 
     def __len__(self) -> int:
         return len(next(iter(self.tensors.values())))
 
     def repeated(self, count: int) -> "Conditioning":
         """Repeat the encoding of one prompt `count` times."""
-        return Conditioning(
-            {name: tensor.expand(count, *tensor.shape[1:]) for name, tensor in self.tensors.items()}, self.negative
-        )
+        return replace(self, tensors={name: tensor.expand(count, *tensor.shape[1:]) for name, tensor in self.tensors.items()})
 
 
 def over_limit(prompts: Sequence[Prompt], tokenizer, limit: int) -> list[tuple[int, Prompt]]:

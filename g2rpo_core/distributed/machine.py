@@ -38,6 +38,10 @@ class Machine:
         """Call a model through `function`; without gradients, all calls with a first input of equal shape cost the same."""
         return function(*inputs)
 
+    def attempt(self, function: Callable[..., None], *arguments: Any, **how: Any) -> None:
+        """Call a function that tries something on this machine's device with numbers."""
+        function(*arguments, **how)
+
     def passes(self, batches: Sequence[T]) -> Iterable[T]:
         """Return the batches of an update that get a forward and backward pass each, ending with the last."""
         return batches

@@ -42,8 +42,15 @@ def make_campaign(profile: Profile, run: Run, published: tuple[str, ...], machin
         raise UserError(f"params.yaml: methods: {unknown[0]!r} is not in the profile, which has {', '.join(profile.methods)}")
     plans = {name: make_plan(profile, name, machines, rate=rate) for name in run.methods or list(profile.methods)[:1]}
     shared = next(iter(plans.values()))
-    alone = {"evaluation": shared.evaluation_hours / len(profile.evaluation.checkpoints)}  # they have no snapshots
-    entries = [_entry(run_name(*BASE), alone, 0.0, machines, shared.fits)]
+
+    def alone(drawn: dict) -> dict[str, float]:
+        """Return the hours of an evaluation without a run, which has no snapshots, drawn as an entry draws."""
+        name = next((name for name in (*plans, *profile.methods) if profile.sampling_of(name).drawn == drawn), next(iter(plans)))
+        plan = plans[name] if name in plans else make_plan(profile, name, machines, rate=rate)
+        return {"evaluation": plan.evaluation_hours / len(profile.evaluation.checkpoints)}
+
+    of_base = sum(alone(drawn)["evaluation"] for drawn in profile.drawn(run.methods, published)["base"])
+    entries = [_entry(run_name(*BASE), {"evaluation": of_base}, 0.0, machines, shared.fits)]
     for method in run.methods:
         entries += [
             _entry(
@@ -51,7 +58,7 @@ def make_campaign(profile: Profile, run: Run, published: tuple[str, ...], machin
             )
             for seed in run.seeds
         ]
-    entries += [_entry(name, alone, 0.0, machines, shared.fits) for name in published]
+    entries += [_entry(name, alone(profile.sampling_of(name).drawn), 0.0, machines, shared.fits) for name in published]
     disk = {part: shared.disk_gib[part] * (2 if part == "embeddings" else 1) for part in ONCE}
     disk["runs"] = sum(entry.disk_gib for entry in entries)
     disk["checkpoints"] = max(plan.disk_gib["checkpoints"] for plan in plans.values()) if run.methods else 0.0

@@ -46,12 +46,19 @@ from g2rpo_core.sampling.rollout import num_calls
 from g2rpo_core.sampling.settings import SamplingSettings
 
 GIB = 2**30
+# Tokens of the longest prompt of an iteration, where padding is left out: more than the CLIPs among the rewards read of one. Memory is
+# that of embed.max_sequence_length, which a prompt may have
+PROMPT_TOKENS = 77
 
 
 @dataclass(frozen=True)
 class Plan:
     """What a profile and method need on a number of GPUs, as means over the run's iterations."""
 
+    prompt_tokens: int
+    """Text tokens of a latent, for which time is counted."""
+    most_prompt_tokens: int
+    """For which memory has room."""
     evaluations_per_prompt: float
     """Forward evaluations of the transformer (NFE), with those of classifier-free guidance."""
     evaluations_per_iteration: float
@@ -102,7 +109,7 @@ def make_plan(profile: Profile, name: str, machines: Machines, shard: int | None
     phases = {phase: sum(lasting.values()) + sum(parts.values()) for phase, parts in passing.items()}
     largest = max(phases, key=lambda phase: phases[phase])
     # Time: computation and communication, one after the other
-    ms = rate.ms_of(work.cost(1, training=False).flops)
+    ms = rate.ms_of(work.flops(training=False))
     seconds = _seconds(work, ms)
     gigabytes, communication = _communication(work)
     iteration = sum(seconds.values()) + sum(communication.values())
@@ -115,6 +122,8 @@ def make_plan(profile: Profile, name: str, machines: Machines, shard: int | None
     gib = lambda values: {key: round(value / GIB, 3) for key, value in values.items()}
     rounded = lambda values: {key: round(value, 3) for key, value in values.items()}
     return Plan(
+        prompt_tokens=work.usual[1],
+        most_prompt_tokens=work.tokens[1],
         evaluations_per_prompt=_whole(work.evaluations),
         evaluations_per_iteration=_whole(work.evaluations * work.training.prompts_per_iteration),
         compute_per_prompt=round(work.compute, 1),
@@ -173,6 +182,7 @@ class Work:
         self.compute = cost._replace(evaluations=self.evaluations, guided=self.forward_evals).total
         # Latents per call of the transformer
         self.tokens = _tokens(self.base, self.shape, profile, sampling)
+        self.usual = _usual(self.base, self.tokens)
         tokens = sum(self.tokens) * self.forward_evals
         self.at_once = {"rollout": max(1, sampling.batch_tokens // tokens), "update": max(1, training.batch_tokens // tokens)}
         states = max(_states(self.transitions).values())
@@ -194,11 +204,15 @@ class Work:
         """Return whether the text encoders stay on the GPU, and no training prompt's encoding is on the disk."""
         return self.profile.embed.encode == "online"
 
-    def cost(self, rows: int, *, training: bool) -> Cost:
-        """Trace a call of the transformer with that many rows, and the backward if `training`."""
+    def cost(self, rows: int, *, training: bool, tokens: tuple[int, int] | None = None) -> Cost:
+        """Trace a call of the transformer with that many rows, and the backward if `training`; tokens: the most, if they are not given."""
         lora, checkpointing = (self.training.lora, self.training.gradient_checkpointing) if training else (None, False)
-        call = Call(rows, *self.tokens, DTYPES[self.sampling.dtype], training, lora, checkpointing)
+        call = Call(rows, *(tokens or self.tokens), DTYPES[self.sampling.dtype], training, lora, checkpointing)
         return transformer_cost(self.base, self.shape.transformer, call)
+
+    def flops(self, *, training: bool) -> float:
+        """Count the operations of a call of the transformer with one row and a prompt of usual length."""
+        return self.cost(1, training=training, tokens=self.usual).flops
 
     def decoding_cost(self) -> Cost:
         """Trace a call of the VAE's decoder."""
@@ -261,13 +275,13 @@ def _passing_bytes(work: Work) -> dict[str, dict[str, float]]:
 
 def _seconds(work: Work, ms: float) -> dict[str, float]:
     """Return the seconds of computation of an iteration, by phase; ms: milliseconds per forward evaluation."""
-    flops = work.cost(1, training=False).flops
+    flops = work.flops(training=False)
     per_flop = ms / 1e3 / flops
     decoded = work.decoding_cost().flops * -(-work.scored // work.sampling.decode_batch)
     calls = {name: _calls_per_image(work, name) for name in work.training.rewards if name in work.sizes}
     scored = work.scored * sum(times * work.sizes[name].flops_per_image for name, times in calls.items())
     trained = work.trained * work.forward_evals
-    per_state = work.cost(1, training=True).flops + flops * work.method.objective.extra_forwards
+    per_state = work.flops(training=True) + flops * work.method.objective.extra_forwards
     return {
         "rollout": work.evaluations * work.prompts * ms / 1e3,
         "decoding": work.prompts * decoded * per_flop * DECODE_SLOWER,
@@ -309,16 +323,21 @@ def measured_rate(profile: Profile, name: str) -> float:
     """Measure the milliseconds per forward evaluation of method `name`'s calls on this machine's GPU; UserError without one."""
     sampling = profile.run(name).sampling
     base, shape = shape_of(profile)
-    image_tokens, text_tokens = _tokens(base, shape, profile, sampling)
+    image_tokens, text_tokens = _usual(base, _tokens(base, shape, profile, sampling))
     batch = max(1, sampling.batch_tokens // (image_tokens + text_tokens))
     return tracing.measured_rate(base, shape.transformer, batch, image_tokens, text_tokens, quantized=sampling.quantize)
 
 
 def _tokens(base: Architecture, shape: ModelShape, profile: Profile, sampling: SamplingSettings) -> tuple[int, int]:
-    """Return the image and text tokens of one latent."""
+    """Return the image and text tokens of one latent, with padding."""
     factor = 2 * base.vae_factor(shape.vae)
     encoded = encoding_shapes(base, shape, profile.embed.max_sequence_length)
     return (sampling.height // factor) * (sampling.width // factor), encoded["context"][0]
+
+
+def _usual(base: Architecture, tokens: tuple[int, int]) -> tuple[int, int]:
+    """Return the image and text tokens of one latent that are computed for a prompt of usual length."""
+    return tokens[0], min(tokens[1], PROMPT_TOKENS) if base.padded else tokens[1]
 
 
 def _trees(method, steps: int, iterations: int) -> list:
@@ -363,12 +382,11 @@ def _monitor_hours(work: Work, ms: float) -> float:
 
 def _evaluation_hours(work: Work, ms: float) -> float:
     """Return the hours in which all GPUs sample the images of one evaluation; ms: as in `_seconds`, of a training call's tokens."""
-    evaluation, sampling = work.profile.evaluation, work.profile.sampling
+    evaluation, sampling = work.profile.evaluation, work.sampling
     tokens = _tokens(
         work.base, work.shape, work.profile, sampling.model_copy(update={"height": evaluation.height, "width": evaluation.width})
     )
-    call = Call(1, *tokens, DTYPES[sampling.dtype], False, None, False)
-    each = transformer_cost(work.base, work.shape.transformer, call).flops / work.cost(1, training=False).flops * ms
+    each = work.cost(1, training=False, tokens=_usual(work.base, tokens)).flops / work.flops(training=False) * ms
     extra = evaluation.diversity
     images = work.profile.prompts.test_count + (extra.prompts * extra.noises if extra else 0)
     calls = images * sum(evaluation.steps) * len(evaluation.checkpoints)

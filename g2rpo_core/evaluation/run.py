@@ -40,6 +40,13 @@ class Evaluation:
     max_missing: Mapping[str, float]
     """For each reward, the largest share of scores that may be missing."""
     processes: ProcessGroup = ProcessGroup()  # noqa: RUF009
+    within: Path = Path()
+    """Of several evaluations with one folder: the folder of this one, within that and within `out`."""
+
+    @property
+    def out(self) -> Path:
+        """Return the folder of the images."""
+        return self.folder / "out" / self.within
 
     @property
     def variants(self) -> list[Variant]:
@@ -51,7 +58,7 @@ class Evaluation:
 
     def file(self, variant: Variant, number: int) -> Path:
         """Return the file with the scores of a batch."""
-        return self.folder / "{}-{}-{:05d}.parquet".format(*variant, number)
+        return self.folder / self.within / "{}-{}-{:05d}.parquet".format(*variant, number)
 
     def left(self) -> dict[Variant, list[int]]:
         """Return the batches that this process still has to make."""
@@ -71,6 +78,7 @@ class Evaluation:
         name: of the progress bar; load: makes the policy of a checkpoint; pipeline: the base model's folder; trained_share: as in
         `generate_images`. UserError if too many scores of a reward are missing.
         """
+        self.file(self.variants[0], 0).parent.mkdir(parents=True, exist_ok=True)
         left, total, reasons = self.left(), len(self.variants) * len(self.batches), pd.DataFrame()
         done = total - sum(map(len, left.values()))
         bar = tqdm(total=total, initial=done, desc=f"evaluate {name}", unit="batch", disable=self.processes.rank > 0)
@@ -78,7 +86,7 @@ class Evaluation:
             policy = load(kept)
             schedule = read_schedule(policy.architecture, pipeline, policy.image_tokens)
             for steps in self.settings.steps:
-                shown = self.folder / "out" / image_folder(kept, steps)
+                shown = self.out / image_folder(kept, steps)
                 shown.mkdir(parents=True, exist_ok=True)
                 shared = (policy, self.prompts, rewards, self.settings, schedule.sigmas(steps))
                 for number in left[kept, steps]:
@@ -104,6 +112,12 @@ class Evaluation:
         files = [self.file(variant, number) for variant in self.variants for number in self.batches]
         table = pd.concat([read_table(file, PART) for file in files], ignore_index=True)
         self.stop_at_missing(table.dropna(subset="reason"))
+        return table
+
+    def write(self, method: str, seed: int) -> pd.DataFrame:
+        """Write `table` as that of a run beside its images, and return it, with the columns SCORES."""
+        table = self.table().assign(method=method, seed=seed)[SCORES]
+        table.to_parquet(self.out / "results.parquet", index=False)
         return table
 
     def stop_at_missing(self, reasons: pd.DataFrame) -> None:

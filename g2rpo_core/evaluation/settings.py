@@ -40,3 +40,8 @@ class EvaluationSettings(Settings):
         1.0, ge=0, le=1, description="share of the steps, from the noisy end, by the trained weights; the base does the rest"
     )
     processes: Processes = Field(1, description="as training.processes")
+
+    @property
+    def size(self) -> dict[str, int]:
+        """Return height and width in pixels, by name."""
+        return {"height": self.height, "width": self.width}

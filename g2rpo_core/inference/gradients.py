@@ -91,17 +91,20 @@ def signal_to_noise(gradients: torch.Tensor) -> tuple[float, float]:
     return of(every), float(error)
 
 
-def load_policy(pipeline: Path, weights: Path | None, run: ResolvedRun, seed: int, device: torch.device) -> Policy:
-    """Load a policy as an entry computes, whose weights have gradients, those of a run or the base's.
+def load_policy(
+    pipeline: Path, weights: Path | None, run: ResolvedRun, seed: int, device: torch.device, start: Path | None = None
+) -> Policy:
+    """Load a policy as an entry computes, whose weights have gradients: those of a run, or (None) those that its training begins with.
 
-    Only a LoRA's have if the run has one, or the base gets one.
+    Only a LoRA's have if the run has one, or the base gets one. start: the weights of `training.start`.
     """
-    settings = policy_settings(run.sampling, device)
+    settings = policy_settings(run.sampling.drawn, device, **run.sampling.size)
     if weights is None:
-        return Policy.load_to_train(pipeline, run.training.lora, seed, **settings)
+        return Policy.load_to_train(pipeline, run.training.lora, seed, start=start, **settings)
     policy = Policy.load(pipeline, weights, **settings)
     if run.method.objective.needs_base:
-        policy.use_base(pipeline)
+        began = Policy.load_to_train(pipeline, run.training.lora, seed, start=start, **settings) if start else pipeline
+        policy.use_base(began)
     if policy.quantize and not policy.has_lora:
         raise UserError(f"{weights}: whole weights in {policy.quantize} have no gradients: choose a run with a LoRA")
     for name, parameter in policy.transformer.named_parameters():
@@ -134,7 +137,7 @@ class Gradients:
 
     def sample(self, index: int, iteration: int) -> tuple[Conditioning, Rollout, torch.Tensor, list[torch.Tensor] | None]:
         """Sample and score the rollout of one prompt of the store; what is drawn depends on the iteration and the prompt's index."""
-        conditioning, text = self.store.conditioning([index]), self.store.prompts[index].text
+        conditioning, text = self.policy.cut(self.store.conditioning([index])), self.store.prompts[index].text
         sampled = self.trainer.sampler(conditioning, iteration, index)
         score = lambda each: score_rollout(self.policy, self.rewards, each, [text], self.run.sampling.decode_batch, iteration)
         gains = score_gains(sampled, score) if sampled.around is not None else None

@@ -24,6 +24,7 @@ from g2rpo_core.models.policy import Policy, policy_settings
 from g2rpo_core.rewards import registry
 from g2rpo_core.rewards.scoring import score_all
 from g2rpo_core.rewards.spec import Reward
+from g2rpo_core.sampling.settings import SamplingSettings
 
 
 class Painter:
@@ -36,7 +37,7 @@ class Painter:
         self.profile, self.models = profile, models
         self.device = device_of(device)
         self.pipeline = ModelStore(models).folder("pipeline")
-        self._policies: dict[Path | None, Policy] = {}
+        self._policies: dict[tuple, Policy] = {}
         self._rewards: dict[str, Reward] = {}
 
     @cached_property
@@ -52,13 +53,16 @@ class Painter:
         encoded = encode_negative(self.encoders, self.profile.embed.max_sequence_length)
         return encoded and {name: tensor.float() for name, tensor in encoded.items()}
 
-    def policy(self, folder: Path | None) -> Policy:
-        """Return the policy with the weights in a run's folder; None means the base."""
-        if folder not in self._policies:
+    def policy(self, folder: Path | None, sampling: SamplingSettings | None = None) -> Policy:
+        """Return the policy with the weights in a run's folder (None: the base), which draws as the run does (None: as the profile)."""
+        drawn = (sampling or self.profile.sampling).drawn
+        key = (folder, *(value for name, value in drawn.items() if name != "guidance"))
+        if key not in self._policies:
             size = {"height": self.profile.evaluation.height, "width": self.profile.evaluation.width}
-            settings = policy_settings(self.profile.sampling, self.device, **size)
-            self._policies[folder] = Policy.load(self.pipeline, folder, **settings)
-        return self._policies[folder]
+            self._policies[key] = Policy.load(self.pipeline, folder, **policy_settings(drawn, self.device, **size))
+        policy = self._policies[key]
+        policy.guidance = drawn["guidance"]
+        return policy
 
     def forget(self) -> None:
         """Let go of the weights of all runs, so that the next run has the memory."""
@@ -79,20 +83,19 @@ class Painter:
         prompt: Conditioning,
         seeds: Sequence[int],
         steps: int,
-        guidance: float,
+        sampling: SamplingSettings | None = None,
         trained_share: float = 1.0,
         lora_scale: float = 1.0,
     ) -> torch.Tensor:
         """Draw images [N, 3, H, W] in [0, 1] of one encoded prompt, one per seed; a seed gives every prompt and run the same noise.
 
-        trained_share: share of the steps in (0, 1], from the noisy end, by the run; the base does the rest. lora_scale: strength
+        sampling: as in `policy`; trained_share: share of the steps in (0, 1], from the noisy end, by the run; the base does the rest. lora_scale: strength
         of a LoRA run.
         """
-        policy = self.policy(folder)
-        policy.guidance = guidance
+        policy = self.policy(folder, sampling)
         share = trained_share if folder else 1.0
         if share < 1 and not policy.has_lora:
-            policy.use_base(self.policy(None))
+            policy.use_base(self.policy(None, sampling))
         noise = torch.stack([policy.noise(generator("generate", seed)) for seed in seeds])
         sigmas = self.find_schedule(policy).sigmas(steps)
         with scale_lora(policy, lora_scale):

@@ -38,6 +38,8 @@ class Pictures:
     """What is in every picture, beside its run, prompt and seed."""
     grid: bool
     """Whether to write one picture of all at the end."""
+    own: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    """What is in a run's pictures alone, by run."""
     start: int = 0
     """The number of the first prompt in the names of files."""
     index: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -54,12 +56,14 @@ class Pictures:
 
     def about(self, run: str, number: int, seed: int) -> dict[str, object]:
         """Return the settings of a picture."""
-        return {**self.origin, "run": run, "prompt": self.prompts[number].text, "seed": seed}
+        return {**self.origin, **self.own.get(run, {}), "run": run, "prompt": self.prompts[number].text, "seed": seed}
 
     @property
     def about_grid(self) -> dict[str, object]:
         texts = [prompt.text for prompt in self.prompts]
-        return {**self.origin, "runs": list(self.runs), "prompts": texts, "seeds": list(self.seeds)}
+        own = {name: {run: about[name] for run, about in self.own.items()} for name in next(iter(self.own.values()), {})}
+        alike = {name: values if len(set(values.values())) > 1 else next(iter(values.values())) for name, values in own.items()}
+        return {**self.origin, **alike, "runs": list(self.runs), "prompts": texts, "seeds": list(self.seeds)}
 
     def find_room(self) -> None:
         """Choose the first number from 0 with which no other picture is written over, and read INDEX; UserError if it is not one."""

@@ -54,7 +54,7 @@ def probe(
     weight = torch.tensor([float(weights[name]) for name in rewards]).view(-1, 1, 1, 1)
     per_prompt: list[torch.Tensor] = []  # [B, J, G]
     for index in prompts:
-        sampled = sampler(store.conditioning([index]), iteration=0, first=index)
+        sampled = sampler(policy.cut(store.conditioning([index])), iteration=0, first=index)
         scores = score_rollout(policy, rewards, sampled, [store.prompts[index].text], sampling.decode_batch, 0)
         per_prompt.append((weight * scores[:, 0].cpu()).sum(0))
     return _steps(torch.stack(per_prompt), steps, sampling, granularities, policy.forward_evals)

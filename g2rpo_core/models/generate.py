@@ -53,6 +53,7 @@ def draw(
 ) -> torch.Tensor:
     """Sample images [n, 3, H, W] from initial noise [n, ...] (`Policy.noise`), one per encoded prompt; see `generate_images`."""
     steps = len(sigmas) - 1
+    conditioning = policy.cut(conditioning)
     handed_over = max(bool(trained_share), round(trained_share * steps))
     latents = sample(policy.sampling_velocity(conditioning), initial, sigmas[: handed_over + 1], batch)
     if handed_over < steps:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
+from diffusers.models.attention_dispatch import AttentionBackendName, attention_backend, dispatch_attention_fn
 from diffusers.models.modeling_utils import ModelMixin
 from peft import LoraConfig
 from torch.distributed.distributed_c10d import _set_pg_timeout
@@ -96,9 +97,69 @@ def use_attention(transformer: ModelMixin, backend: str | None) -> None:
     if not all(hasattr(processor, "_attention_backend") for processor in attention):
         raise UserError(f"sampling.attention: {type(transformer).__name__} has attention that takes no backend: set it to null")
     try:
-        transformer.set_attention_backend(backend)
+        with attention_backend("native"):  # after which diffusers' default for all models is again what it was
+            transformer.set_attention_backend(backend)
     except (RuntimeError, ImportError, ValueError, OSError) as error:  # a package or a GPU that it needs, or its download
-        raise UserError(f"sampling.attention: {backend} cannot be used here ({' '.join(str(error).split())[:LONGEST]})") from None
+        raise _refused(backend, f"cannot be used here ({' '.join(str(error).split())[:LONGEST]})") from None
+
+
+def check_attention(backend: str, device: torch.device, dtype: torch.dtype, *, masked: bool, trained: bool) -> None:
+    """Try a backend of diffusers in a small call beside the native one; UserError if it computes something else.
+
+    masked: whether the base model masks the padding of its texts; trained: whether the gradients of query, key and value must be the
+    native ones, too. Backends that only infer (`sage`) return what has no gradient, and training would go on without a word.
+    """
+    draw = torch.Generator().manual_seed(0)
+    inputs = [torch.randn(2, 128, 4, 64, generator=draw).to(device, dtype) for _ in range(3)]  # [N, tokens, heads, width]
+    mask = torch.ones(2, 1, 1, 128, dtype=torch.bool, device=device)
+    mask[0, :, :, 40:70] = False
+
+    def call(name: str, attn_mask: torch.Tensor | None) -> list[torch.Tensor | None]:
+        given = [tensor.clone().requires_grad_(trained) for tensor in inputs]
+        made = dispatch_attention_fn(*given, attn_mask=attn_mask, backend=AttentionBackendName(name))
+        gradients = (
+            torch.autograd.grad(made.float().square().sum(), given, allow_unused=True) if made.requires_grad else (None,) * 3
+        )
+        return [made.detach(), *gradients] if trained else [made.detach()]
+
+    for given, what in ((None, ""), (mask, " under the mask of padding")) if masked else ((None, ""),):
+        native = call("native", given)
+        try:
+            found = call(backend, given)
+        except Exception as error:  # noqa: BLE001 - a kernel's own, whichever it is
+            raise _refused(backend, f"cannot be used here{what} ({' '.join(str(error).split())[:LONGEST]})") from None
+        if trained and any(gradient is None for gradient in found[1:]):
+            raise _refused(backend, f"returns no gradients{what}, so that nothing could be trained")
+        for name, ours, theirs in zip(("attention", *["gradients"] * 3), found, native):
+            if not _alike(ours, theirs):
+                raise _refused(backend, f"computes other {name} than the native one{what}")
+
+
+def _alike(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
+    """Tell whether two tensors are equal but for the rounding of 8 bits."""
+    return bool((ours.float() - theirs.float()).norm() < 0.1 * theirs.float().norm())
+
+
+def _refused(backend: str, why: str) -> UserError:
+    return UserError(f"sampling.attention: {backend} {why}: set it to null")
+
+
+def check_gradients(base: Architecture, transformer: ModelMixin, attention: str | None) -> None:
+    """Check after a backward pass that every trained weight got a gradient, but for those of no part (`Architecture.idle`); else UserError."""
+    idle = base.idle(transformer.config)
+    lacking = [
+        name
+        for name, each in transformer.named_parameters()
+        if each.requires_grad and each.grad is None and not name.startswith(idle)
+    ]
+    if lacking:
+        how = (
+            f"sampling.attention ({attention}) has no backward"
+            if attention
+            else "training.lora.target_modules names what has no part"
+        )
+        more = f" and {len(lacking) - 1} others" if len(lacking) > 1 else ""
+        raise UserError(f"{lacking[0]}{more} got no gradient from the first backward pass: {how}")
 
 
 def allocate(transformer: torch.nn.Module, device: torch.device) -> None:

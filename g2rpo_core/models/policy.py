@@ -2,7 +2,7 @@
 
 import copy
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from diffusers.utils.peft_utils import scale_lora_layers, unscale_lora_layers
 from peft import get_peft_model_state_dict
 from torch.distributed.tensor import DTensor
 
-from g2rpo_core.architectures.architecture import Architecture
+from g2rpo_core.architectures.architecture import MASK, Architecture
 from g2rpo_core.architectures.table import read_architecture
 from g2rpo_core.common.cuda import WITHOUT_BACKWARD
 from g2rpo_core.common.pretrained import load_whole
@@ -29,6 +29,7 @@ from g2rpo_core.models.adapter import LORA_FILE, merge, set_values
 from g2rpo_core.models.loading import (
     allocate,
     apply_compile,
+    check_attention,
     draw_lora,
     empty_transformer,
     load_lora,
@@ -44,7 +45,6 @@ from g2rpo_core.models.quantized import Kind
 from g2rpo_core.models.settings import LoraSettings, ParallelSettings
 from g2rpo_core.models.stored import weights_in
 from g2rpo_core.sampling.rollout import Velocity
-from g2rpo_core.sampling.settings import SamplingSettings
 
 SNAPSHOTS = "snapshots"  # the folder, within a run's, with the weights of earlier iterations
 
@@ -82,6 +82,7 @@ class Policy:
         self.height, self.width, self.guidance, self.dtype, self.device = height, width, guidance, dtype, torch.device(device)
         self.machine, self.attention, self.quantize = machine, attention, quantize
         use_attention(transformer, attention)
+        self.check_attention(trained=False)
         self.vae_factor = architecture.vae_factor(vae.config)
         if height % (2 * self.vae_factor) or width % (2 * self.vae_factor):
             raise UserError(f"height and width of images must be divisible by {2 * self.vae_factor}, got {height}x{width}")
@@ -195,6 +196,12 @@ class Policy:
     def has_lora(self) -> bool:
         return bool(getattr(self.transformer, "peft_config", None))
 
+    def check_attention(self, trained: bool) -> None:
+        """Check that the backend that was chosen computes what this base model needs, and gradients if trained (`check_attention`)."""
+        if self.attention is not None:
+            masked = bool(self.architecture.padded)
+            self.machine.attempt(check_attention, self.attention, self.device, self.dtype, masked=masked, trained=trained)
+
     def trained_parameters(self) -> dict[str, torch.nn.Parameter]:
         """Return the parameters that training moves, by name: the LoRA's, or all."""
         return {name: parameter for name, parameter in self.transformer.named_parameters() if parameter.requires_grad}
@@ -240,9 +247,30 @@ class Policy:
         packed = self.architecture.pack(unpacked).to(self.device)
         return packed if count else packed[0]
 
+    def cut(self, conditioning: Conditioning, processes: ProcessGroup = ProcessGroup()) -> Conditioning:  # noqa: B008
+        """Leave out the padding behind the longest of these prompts, and the mask if none is shorter: attention costs less without.
+
+        Collective: of all processes together, so that any number of them computes the same. Cut once for all that must compute alike, as
+        a rollout and its update. Base models that attend to their padding keep it.
+        """
+        padded, negative = self.architecture.padded, conditioning.negative if self.forward_evals > 1 else None
+        if not padded or MASK not in conditioning.tensors:
+            return conditioning
+        own = [length for each in (conditioning.tensors, negative) if each for length in self.architecture.lengths(each)]
+        every = [length for of_process in processes.gather(own) for length in of_process]
+        if not min(every):  # a text has tokens: a rehearsal has no data
+            return conditioning
+        cut = partial(self.architecture.cut, length=max(every))
+        length = conditioning.length or self.architecture.text_tokens(conditioning.tensors)
+        negative = cut(negative) if negative else conditioning.negative
+        return Conditioning(cut(conditioning.tensors), negative, min(every) == max(every), length)
+
     def batch_size(self, tokens: int, conditioning: Conditioning) -> int:
-        """Return how many latents of these prompts fit into a call of `tokens` image and text tokens; at least 1."""
-        of_one = self.image_tokens + self.architecture.text_tokens(conditioning.tensors)
+        """Return how many latents of these prompts fit into a call of `tokens` image and text tokens; at least 1.
+
+        Padding that was left out counts, so that it is the same number for all prompts, and on all processes.
+        """
+        of_one = self.image_tokens + (conditioning.length or self.architecture.text_tokens(conditioning.tensors))
         return max(1, tokens // (of_one * self.forward_evals))
 
     @property
@@ -258,8 +286,10 @@ class Policy:
     def use_base(self, base: "Path | Policy") -> None:
         """Set the base for `base_velocity` if trained weights were loaded: from a pipeline's folder, or a loaded policy.
 
-        Do nothing for a LoRA.
+        A LoRA's is the same weights with it at zero, or as the policy to train that is given here begins.
         """
+        if self.has_lora and isinstance(base, Policy) and base.has_lora:
+            self._start = [parameter.detach().clone() for parameter in base.trained_parameters().values()]
         if not self.has_lora:
             if isinstance(base, Path):
                 folder = base / "transformer"
@@ -330,7 +360,8 @@ class Policy:
         if guided and conditioning.negative is None:
             raise self._not_encoded_for("the empty prompt, for classifier-free guidance")
         # Make the field
-        encoded = {name: conditioning.tensors[name].to(self.device) for name in self.architecture.encoding}
+        names = [name for name in self.architecture.encoding if name != MASK or not conditioning.unpadded]
+        encoded = {name: conditioning.tensors[name].to(self.device) for name in names}
         negative = {name: tensor.to(self.device) for name, tensor in (conditioning.negative or {}).items()}
         guidance, positions = self.guidance, self._positions
 
@@ -365,11 +396,9 @@ class Policy:
             return torch.cat(images).div_(2).add_(0.5).clamp_(0, 1)
 
 
-def policy_settings(sampling: SamplingSettings, device: torch.device, **instead: object) -> dict[str, Any]:
-    """Return the settings of a Policy from the section `sampling`; instead: values that replace these."""
-    size = {"height": sampling.height, "width": sampling.width}
-    how = {"guidance": sampling.guidance, "dtype": DTYPES[sampling.dtype], "attention": sampling.attention}
-    return {**size, **how, "quantize": sampling.quantize, "device": device, **instead}
+def policy_settings(drawn: Mapping[str, Any], device: torch.device, **size: int) -> dict[str, Any]:
+    """Return the settings of a Policy: `SamplingSettings.drawn`, and the size of images in pixels."""
+    return {**drawn, "dtype": DTYPES[drawn["dtype"]], "device": device, **size}
 
 
 def _vae(architecture: Architecture, pipeline: Path) -> ModelMixin:

@@ -1,13 +1,13 @@
 """Lists every comparison of a report with its interval, for programs: `make verify` reads them from report.json."""
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 
 from g2rpo_core.common.runs import BASE, run_name
 from g2rpo_core.config.comparisons import TRAINING
 from g2rpo_core.reporting.statistics import Difference, Spread
 
-BASE_RUN = run_name(*BASE)
-BASE_NAMES = (BASE_RUN, BASE[0])  # of a run, and of a method
+BASE_NAMES = (run_name(*BASE), BASE[0])  # of a run, and of a method; where the base is drawn in several ways, up to the first dot
 
 
 def comparisons(context: Mapping) -> list[dict]:
@@ -22,21 +22,30 @@ def comparisons(context: Mapping) -> list[dict]:
 
 def _of_runs(context: Mapping) -> Iterator[dict]:
     """Yield every run against the base: in every reward and image statistic, by style, and at other steps and checkpoints."""
+    base = partial(_base_of, context)
     for row in context["rows"]:
         if row.trained:
-            yield _entry(run_name(row.method, row.seed), BASE_RUN, TRAINING, row.trained)
+            yield _entry(run_name(row.method, row.seed), run_name(base(row.method), BASE[1]), TRAINING, row.trained)
         for reward, cell in row.cells.items():
             if cell.difference:
-                yield _entry(run_name(row.method, row.seed), BASE_RUN, reward, cell.difference)
+                yield _entry(run_name(row.method, row.seed), run_name(base(row.method), BASE[1]), reward, cell.difference)
     for row, cells, _ in context["image_stats"]:
         for name, cell in cells.items():
-            yield _entry(run_name(row.method, row.seed), BASE_RUN, name, cell.difference)
+            yield _entry(run_name(row.method, row.seed), run_name(base(row.method), BASE[1]), name, cell.difference)
     for row in context["styles"]:
-        yield _entry(run_name(row.method, row.seed), BASE_RUN, TRAINING, row.trained, on=f"style {row.style}")
+        yield _entry(
+            run_name(row.method, row.seed), run_name(base(row.method), BASE[1]), TRAINING, row.trained, on=f"style {row.style}"
+        )
     for checkpoint, steps, rows in context["variants"][1:]:
         for row in rows:
             if row.trained:
-                yield _entry(run_name(row.method, row.seed), BASE_RUN, TRAINING, row.trained, on=_variant(checkpoint, steps))
+                yield _entry(
+                    run_name(row.method, row.seed),
+                    run_name(base(row.method), BASE[1]),
+                    TRAINING,
+                    row.trained,
+                    on=_variant(checkpoint, steps),
+                )
 
 
 def _of_pairs(context: Mapping) -> Iterator[dict]:
@@ -48,10 +57,11 @@ def _of_pairs(context: Mapping) -> Iterator[dict]:
 
 def _over_seeds(context: Mapping) -> Iterator[dict]:
     """Yield every method against the base and against others, over at least three seeds."""
+    base = partial(_base_of, context)
     for method, gained in context["by_method"]:
         for reward, gain in gained.items():
             if gain.over_seeds:
-                yield _entry(method, BASE[0], reward or TRAINING, gain.over_seeds)
+                yield _entry(method, base(method), reward or TRAINING, gain.over_seeds)
     for _, standings in context["standings"]:
         for one in standings:
             for other, gained in one.above.items():
@@ -59,7 +69,12 @@ def _over_seeds(context: Mapping) -> Iterator[dict]:
     for _, by_variant in context["variant_gains"]:
         for (checkpoint, steps, _), gains in list(zip(context["variants"], by_variant))[1:]:
             for method, gained in gains.items():
-                yield _entry(method, BASE[0], TRAINING, gained, on=_variant(checkpoint, steps))
+                yield _entry(method, base(method), TRAINING, gained, on=_variant(checkpoint, steps))
+
+
+def _base_of(context: Mapping, method: str) -> str:
+    """Return the name of the base that a method is compared with."""
+    return context.get("bases_of", {}).get(method, BASE[0])
 
 
 def _named_beforehand(context: Mapping) -> Iterator[dict]:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pandas as pd
 
-from g2rpo_core.common.runs import BASE, run_name
+from g2rpo_core.common.runs import BASE, is_base, run_name
 from g2rpo_core.common.seeding import seed_of
 from g2rpo_core.config.costs import cost_of
 from g2rpo_core.config.profile import ResolvedRun
@@ -52,6 +52,9 @@ def build_context(compared: Compared, measured: Measured, sources: Sources | Non
         "rewards": settings.evaluation.rewards,
         "trained_on": compared.trained_on or {name: on for name, on in compared.weights.items() if on},
         "mixed": len(compared.groups) > 1,
+        "bases_of": compared.bases_of,
+        "drawn": {name: each.drawn for name, each in compared.drawn.items()} if len(compared.drawn) > 1 else {},
+        "compared_with": compared_with(compared),
         "models": measured.about["models"],
         "unit": compared.unit,
         "equal": "",
@@ -87,11 +90,22 @@ def what_intervals_are_over(compared: Compared) -> str:
     )
 
 
+def compared_with(compared: Compared) -> str:
+    """Return a sentence on which methods are compared with which base; empty where the base is drawn in one way."""
+    if len(compared.drawn) == 1:
+        return ""
+    named = {base: [name for name in compared.sampling if compared.base_of((name, 0))[0] == base] for base in compared.drawn}
+    listed = "; ".join(
+        f"{compared.labels[base]}: {', '.join(compared.labels[name] for name in names)}" for base, names in named.items()
+    )
+    return f"Every run is drawn as it was trained, and compared with the base drawn alike. {listed[0].upper()}{listed[1:]}."
+
+
 def made_before(measured: Measured) -> str:
     """Return a sentence on results that were made before numerics were recorded; empty for all others."""
     if "numerics" in measured.about["versions"]:
         return ""
-    base = next((row.cells for row in measured.rows if row.method == BASE[0]), {})
+    base = next((row.cells for row in measured.rows if is_base(row.method)), {})
     verifier = f", with a base whose exact verifier is {base['verifier'].mean:.3f}" if "verifier" in base else ""
     return f" These results were made with native numerics on one processor, which was not recorded{verifier}: a rerun has another base."
 
@@ -229,7 +243,7 @@ def best_seeds(gained: Sequence[Gain]) -> dict[str, int]:
 def image_grids(sources: Sources, compared: Compared, measured: Measured, best: Mapping[str, int]) -> dict:
     """Show test prompts with the images of the base and of every method's best seed: a seeded draw, and the worst cases."""
     settings, labels, results = compared.settings, compared.labels, measured.scores
-    evaluated = sources.folders([BASE, *compared.runs, *compared.others])
+    evaluated = sources.folders([*compared.base_runs, *compared.runs, *compared.others])
     prompts = {prompt.id: prompt.text for prompt in load_prompts(sources.prompts / "test.parquet")}
     if strange := set(results.prompt_id) - prompts.keys():
         reason = f"lacks the prompt {min(strange)} that was evaluated"
@@ -250,12 +264,12 @@ def image_grids(sources: Sources, compared: Compared, measured: Measured, best: 
     # The prompts: a draw that every reader gets, and the worst cases of the first run
     ids = sorted(set(results.prompt_id))
     drawn = random.Random(seed_of("report")).sample(ids, min(IMAGES, len(ids)))
-    first = next(run for run in evaluated if run != BASE)
+    first = next(run for run in evaluated if not is_base(run[0]))
     weights = next(iter(compared.weights.values())) or measured_by(settings.training.rewards, settings.rewards)
-    worst = most_changed(results, first, BASE, weights, WORST)
+    worst = most_changed(results, first, compared.base_of(first), weights, WORST)
     # The models: the best few on the first screen, all below
     label = lambda run: labels[run[0]] + (f", seed {run[1]}" if run[0] in settings.methods else "")
-    few = [BASE, *[(method, seed) for method, seed in best.items() if (method, seed) in columns][:SHOWN]]
+    few = [*compared.base_runs, *[(method, seed) for method, seed in best.items() if (method, seed) in columns][:SHOWN]]
     everyone = list(columns)
     return {
         "first_columns": [label(run) for run in few],
@@ -307,7 +321,10 @@ def provenance(compared: Compared, measured: Measured) -> list[tuple[str, str]]:
 
 
 def headline(context: Mapping) -> dict:
-    """Return the numbers of the first table (every mean, and the gain in the training reward), and every comparison."""
+    """Return the numbers of the first table (every mean, and the gain in the training reward), and every comparison.
+
+    Where the base is drawn in several ways, also these, in `drawn`.
+    """
     means = {
         run_name(row.method, row.seed): {reward: cell.mean for reward, cell in row.cells.items()}
         | (
@@ -317,4 +334,5 @@ def headline(context: Mapping) -> dict:
         )
         for row in context["rows"]
     }
-    return means | {"comparisons": comparisons(context)}
+    drawn = {run_name(name, BASE[1]): how for name, how in context.get("drawn", {}).items()}
+    return means | ({"drawn": drawn} if drawn else {}) | {"comparisons": comparisons(context)}

@@ -18,9 +18,10 @@ import pandas as pd
 
 from g2rpo_core.algorithm.methods import LABELS
 from g2rpo_core.common.processes import version_of
-from g2rpo_core.common.runs import BASE, TRAINING_RECORDS, read_lock, run_name
+from g2rpo_core.common.runs import BASE, TRAINING_RECORDS, evaluation_folder, is_base, label_bases, read_lock, run_name
 from g2rpo_core.config.comparisons import Comparison
-from g2rpo_core.config.profile import ResolvedRun
+from g2rpo_core.config.drawn import base_for, bases_for
+from g2rpo_core.config.profile import ResolvedRun, sampling_of
 from g2rpo_core.data.prompts import left_out_of, load_prompts, normalized
 from g2rpo_core.evaluation.results import LABELS as IMAGE_STATS
 from g2rpo_core.evaluation.results import SCORES, chosen, reported
@@ -29,8 +30,9 @@ from g2rpo_core.foundation.files import complaint, existing, read_json, read_tab
 from g2rpo_core.numerics.probe import describe_numerics
 from g2rpo_core.reporting import tables
 from g2rpo_core.reporting.statistics import Difference
-from g2rpo_core.reporting.tables import Cell, Pair, Row, Run, StyleRow, Weights
+from g2rpo_core.reporting.tables import Cell, Pair, Row, Run, StyleRow, Weights, main_table
 from g2rpo_core.rewards.registry import measured_by
+from g2rpo_core.sampling.settings import SamplingSettings
 from g2rpo_core.training.drift import history
 
 PACKAGES = ("torch", "diffusers", "transformers", "open_clip_torch", "dvc", "pyarrow", "numpy")
@@ -77,8 +79,35 @@ class Compared:
     @cached_property
     def labels(self) -> dict[str, str]:
         """Return the label of the base, of every entry and of published weights."""
-        labels = {BASE[0]: "base model"} | {name: self.entries[name].label or LABELS.get(name, name) for name in self.names}
+        labels = dict(zip(self.drawn, label_bases([each.drawn for each in self.drawn.values()])))
+        labels |= {name: self.entries[name].label or LABELS.get(name, name) for name in self.names}
         return labels | {name: self.settings.published[name].label or name for name in self.published}
+
+    @cached_property
+    def sampling(self) -> dict[str, SamplingSettings]:
+        """Return how the images of every entry, and of published weights, are drawn."""
+        given = (self.settings.sampling, self.entries, self.settings.published)
+        return {name: sampling_of(name, *given) for name in (*self.names, *self.published)}
+
+    @cached_property
+    def drawn(self) -> dict[str, SamplingSettings]:
+        """Return how the base is drawn, by name: as every run is."""
+        return bases_for(self.settings.sampling, self.sampling.values())
+
+    @property
+    def base_runs(self) -> list[Run]:
+        """Return the base, once for each way in which runs are drawn."""
+        return [(name, BASE[1]) for name in self.drawn]
+
+    @cached_property
+    def bases_of(self) -> dict[str, str]:
+        """Return the base that an entry is compared with, where this is not the first of `drawn`."""
+        found = {name: base_for(self.drawn, sampling) for name, sampling in self.sampling.items()}
+        return {name: base for name, base in found.items() if base != BASE[0]}
+
+    def base_of(self, run: Run) -> Run:
+        """Return the base as it is drawn in the way of a run."""
+        return tables.base_of(run[0], BASE, self.bases_of)
 
     @cached_property
     def trained_on(self) -> dict[str, Mapping[str, float]]:
@@ -126,7 +155,7 @@ class Sources:
 
     def folders(self, runs: Iterable[Run]) -> dict[Run, Path]:
         """Return the folders of evaluations."""
-        return {run: self.evaluations / run_name(*run) for run in runs}
+        return {run: self.evaluations / evaluation_folder(*run) for run in runs}
 
 
 def read_scores(run: Run, folder: Path) -> pd.DataFrame:
@@ -145,7 +174,7 @@ def check_whole(
     evaluation = settings.evaluation
     for (method, seed), folder in evaluated.items():
         table = results[(results.method == method) & (results.seed == seed)]
-        checkpoints = ("final",) if (method, seed) == BASE or method in published else evaluation.checkpoints
+        checkpoints = ("final",) if is_base(method) or method in published else evaluation.checkpoints
         wanted = {
             (str(kept), steps, reward) for kept in checkpoints for steps in evaluation.steps for reward in evaluation.rewards
         }
@@ -293,7 +322,7 @@ def measure_bases(compared: Compared, sources: Mapping[int, Sources]) -> Measure
         # The mean over seeds, of every prompt's scores and of every record
         within = [name for name in SCORES if name not in ("seed", "score", "reason")]
         averaged = everything.groupby(within, sort=False, dropna=False).score.mean().reset_index().assign(reason=None)
-        averaged["seed"] = averaged.method.map(lambda method, base=base: BASE[1] if method == BASE[0] else base)
+        averaged["seed"] = averaged.method.map(lambda method, base=base: BASE[1] if is_base(method) else base)
         of_name = {name: pd.concat([records[name, seed] for seed in compared.seeds]) for name in compared.names}
         curves = {(name, base): table.groupby("iteration", as_index=False).mean() for name, table in of_name.items()}
         warned = [((run[0], base), *warning) for run in apart.runs for warning in drift_warnings(compared, run, records[run])]
@@ -308,16 +337,17 @@ def _joined(compared: Compared, parts: Mapping[int, Measured], by_seed: list[dic
     first, every = next(iter(parts.values())), list(parts.values())
     variants = []
     for number, (checkpoint, steps, _) in enumerate(first.variants):
-        tables_of_bases = [part.variants[number][2] for part in every]
-        starts = [rows[0].cells for rows in tables_of_bases]
-        cells = {
-            reward: Cell(mean(each[reward].mean for each in starts), sum(each[reward].missing for each in starts), None)
-            for reward in starts[0]
-        }
-        trained = [row for rows in tables_of_bases for row in rows[1:]]
-        variants.append(
-            (checkpoint, steps, [Row(*BASE, cells, None), *sorted(trained, key=lambda row: compared.names.index(row.method))])
-        )
+        every_row = [row for part in every for row in part.variants[number][2]]
+        rows = []
+        for name in compared.drawn:
+            starts = [row.cells for row in every_row if row.method == name]
+            cells = {
+                reward: Cell(mean(each[reward].mean for each in starts), sum(each[reward].missing for each in starts), None)
+                for reward in starts[0]
+            }
+            rows.append(Row(name, BASE[1], cells, None))
+        trained = [row for row in every_row if not is_base(row.method)]
+        variants.append((checkpoint, steps, [*rows, *sorted(trained, key=lambda row: compared.names.index(row.method))]))
     hashes = [(f"base {base}, {name}", text) for base, part in parts.items() for name, text in part.about["hashes"]]
     models = [(f"base {base}, {name}", text) for base, part in parts.items() for name, text in part.about["models"]]
     return Measured(
@@ -337,7 +367,7 @@ def _joined(compared: Compared, parts: Mapping[int, Measured], by_seed: list[dic
 
 def _read(compared: Compared, sources: Sources) -> tuple[pd.DataFrame, dict[Run, pd.DataFrame], list[tuple[str, str]]]:
     """Return the scores of every run and of the base, the runs' training records, and DVC's hashes; UserError as `measure`."""
-    folders = sources.folders([BASE, *compared.runs, *compared.others])
+    folders = sources.folders([*compared.base_runs, *compared.runs, *compared.others])
     everything = pd.concat([read_scores(run, folder) for run, folder in folders.items()], ignore_index=True)
     check_whole(everything, folders, compared.settings, compared.published)
     records = {run: read_training_records(run, sources.runs / run_name(*run)) for run in compared.runs}
@@ -358,7 +388,7 @@ def _compare(
     results = reported(everything, evaluation)
     every, rewards, weights = [*runs, *others], evaluation.rewards, compared.weights
     variants = [
-        (checkpoint, steps, tables.main_table(chosen(everything, checkpoint, steps), BASE, every, rewards, weights))
+        (checkpoint, steps, main_table(chosen(everything, checkpoint, steps), BASE, every, rewards, weights, compared.bases_of))
         for checkpoint in evaluation.checkpoints
         for steps in evaluation.steps
     ]
@@ -368,8 +398,8 @@ def _compare(
     groups = [] if compared.crowded else [[run for run in runs if run[0] in group] for group in compared.groups]
     return Measured(
         variants,
-        {run: tables.cells(results, BASE, run, names) for run in trained},
-        tables.style_table(results, BASE, [run for run in every if weights[run[0]]], weights),
+        {run: tables.cells(results, compared.base_of(run), run, names) for run in trained},
+        tables.style_table(results, BASE, [run for run in every if weights[run[0]]], weights, compared.bases_of),
         []
         if compared.crowded
         else tables.method_pairs(results, runs, list(rewards) if compared.few else [], compared.trained_on),

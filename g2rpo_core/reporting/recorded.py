@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from g2rpo_core.common.runs import BASE, run_name
+from g2rpo_core.common.runs import is_base, run_name
 from g2rpo_core.config.comparisons import TRAINING
 from g2rpo_core.evaluation.results import LABELS as IMAGE_STATS
 from g2rpo_core.evaluation.results import SCORES
@@ -98,7 +98,7 @@ def scores_in(table: pd.DataFrame) -> pd.DataFrame:
 
 def gains_in(table: pd.DataFrame, reward: str = TRAINING) -> dict[Run, float]:
     """Return the gain over the base of every run in one reward, at the checkpoint and number of steps that come first."""
-    runs = table[(table.part == "run") & (table.reward == reward) & (table.method != BASE[0])]
+    runs = table[(table.part == "run") & (table.reward == reward) & ~table.method.map(is_base)]
     runs = runs.drop_duplicates(["method", "seed"])
     return dict(zip(zip(runs.method, runs.seed), runs.difference))
 
@@ -136,10 +136,10 @@ def _variants(compared: Compared, runs: dict[tuple, dict]) -> list:
 
     def row(run: Run, checkpoint: str | int, steps: int) -> Row:
         cells = {name: _cell(runs[*run, str(checkpoint), steps, name]) for name in compared.settings.evaluation.rewards}
-        return Row(*run, cells, None if run == BASE else _difference(runs[*run, str(checkpoint), steps, TRAINING]))
+        return Row(*run, cells, None if is_base(run[0]) else _difference(runs[*run, str(checkpoint), steps, TRAINING]))
 
     return [
-        (checkpoint, steps, [row(run, checkpoint, steps) for run in [BASE, *compared.runs]])
+        (checkpoint, steps, [row(run, checkpoint, steps) for run in [*compared.base_runs, *compared.runs]])
         for checkpoint in compared.settings.evaluation.checkpoints
         for steps in compared.settings.evaluation.steps
     ]

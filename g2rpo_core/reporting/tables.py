@@ -4,10 +4,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations
+from types import MappingProxyType
 
 import numpy as np
 import pandas as pd
 
+from g2rpo_core.common.runs import is_base
 from g2rpo_core.config.comparisons import TRAINING, Comparison
 from g2rpo_core.reporting.statistics import (
     CONFIDENCE,
@@ -141,20 +143,34 @@ def _weighted(results: pd.DataFrame, run: Run, weights: Mapping[str, float]) -> 
     return sum(others, first)
 
 
-def main_table(results: pd.DataFrame, base: Run, runs: list[Run], rewards: list[str], trained_on: Weights) -> list[Row]:
+def main_table(
+    results: pd.DataFrame,
+    base: Run,
+    runs: list[Run],
+    rewards: list[str],
+    trained_on: Weights,
+    bases: Mapping[str, str] = MappingProxyType({}),
+) -> list[Row]:
     """Return the paper's Table 1: the base and every run against every reward, with differences from the base paired by prompt.
 
     results: columns method, seed, prompt_id, reward, score, as the stage `evaluate` writes them; trained_on: empty for the base, and
-    for published weights whose training rewards are unknown.
+    for published weights whose training rewards are unknown; bases: entry -> the name of the base as it is drawn, where that is
+    another than `base`; these follow it as rows of their own.
     """
+    of = lambda method: base_of(method, base, bases)
     return [
         Row(
             *run,
-            cells(results, base, run, rewards),
-            difference(results, run, base, trained_on[run[0]]) if trained_on.get(run[0]) else None,
+            cells(results, of(run[0]), run, rewards),
+            difference(results, run, of(run[0]), trained_on[run[0]]) if trained_on.get(run[0]) else None,
         )
-        for run in [base, *runs]
+        for run in [*dict.fromkeys([base, *map(of, bases)]), *runs]
     ]
+
+
+def base_of(method: str, base: Run, bases: Mapping[str, str]) -> Run:
+    """Return the base that an entry's runs are compared with; bases: as in `main_table`."""
+    return (method if is_base(method) else bases.get(method, base[0]), base[1])
 
 
 def cells(results: pd.DataFrame, base: Run, run: Run, rewards: list[str]) -> dict[str, Cell]:
@@ -320,14 +336,19 @@ def win_rates(results: pd.DataFrame, runs: list[Run], weights: Mapping[str, floa
     return [[None if one == other else difference(results, one, other, weights) for other in runs] for one in runs]
 
 
-def style_table(results: pd.DataFrame, base: Run, runs: list[Run], trained_on: Weights) -> list[StyleRow]:
-    """Compare runs with the base in the training reward, style by style; where fewer than two prompts have scores of both, not."""
+def style_table(
+    results: pd.DataFrame, base: Run, runs: list[Run], trained_on: Weights, bases: Mapping[str, str] = MappingProxyType({})
+) -> list[StyleRow]:
+    """Compare runs with the base in the training reward, style by style; where fewer than two prompts have scores of both, not.
+
+    bases: as in `main_table`.
+    """
     rows = []
     for style, part in results.groupby("style", sort=True):
         for run in runs:
-            on = trained_on[run[0]]
-            if (_weighted(part, run, on) - _weighted(part, base, on)).notna().sum() > 1:
-                rows.append(StyleRow(*run, style, part.prompt_id.nunique(), difference(part, run, base, on)))
+            on, its_base = trained_on[run[0]], base_of(run[0], base, bases)
+            if (_weighted(part, run, on) - _weighted(part, its_base, on)).notna().sum() > 1:
+                rows.append(StyleRow(*run, style, part.prompt_id.nunique(), difference(part, run, its_base, on)))
     return rows
 
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 from ruamel.yaml import YAML
 
-from g2rpo_core.common.runs import BASE
+from g2rpo_core.common.runs import is_base
 from g2rpo_core.reporting.tables import Gain, Pair, Row, Standing, Weights, tone
 
 PAPER = YAML(typ="safe", pure=True).load(Path(__file__).with_name("paper.yaml").read_text())
@@ -135,7 +135,7 @@ def paper_rows(
             if key in table["rows"] and set(table["trained_on"]) == set(trained_on.get(row.method, {})):
                 values = dict(zip(PAPER["rewards"], table["rows"][key]))
                 pairs = [(row.cells[reward].mean, values.get(reward)) for reward in settings.evaluation.rewards]
-                differing = unlike(settings, entries.get(row.method) if row.method != BASE[0] else None)
+                differing = unlike(settings, entries.get(row.method) if not is_base(row.method) else None)
                 if table["steps"] != steps:
                     differing.append(f"evaluation.steps {steps} (the paper's {table['steps']})")
                 lines.append(

@@ -1,14 +1,17 @@
 """The section `sampling` of a profile."""
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
 from g2rpo_core.foundation.settings import Count, Pixels, Settings
 
+# What a later stage draws a run's images with; steps and size are those of the section `evaluation`, the sigmas the scheduler's own
+DRAWN = ("guidance", "dtype", "attention", "quantize")
+
 
 class SamplingSettings(Settings):
-    """How images are sampled in training: T steps, shift of the sigmas, pixels, guidance scale."""
+    """How images are sampled in training: T steps, shift of the sigmas, pixels, guidance scale. DRAWN also hold for every later image of a run."""
 
     steps: int = Field(ge=2, le=1000, description="T, steps of a rollout")
     shift: float = Field(gt=0, le=1000, description="of the sigmas towards noise: 1 is even, the paper's is 3")
@@ -39,3 +42,13 @@ class SamplingSettings(Settings):
             if value not in (known := [backend.value for backend in AttentionBackendName]):
                 raise ValueError(f"must be one of {', '.join(known)}, or null")
         return value
+
+    @property
+    def size(self) -> dict[str, int]:
+        """Return height and width in pixels, by name."""
+        return {"height": self.height, "width": self.width}
+
+    @property
+    def drawn(self) -> dict[str, Any]:
+        """Return what every later stage takes over of these: DRAWN, by name."""
+        return {name: getattr(self, name) for name in DRAWN}

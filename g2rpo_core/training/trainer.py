@@ -26,7 +26,7 @@ from g2rpo_core.data.embeddings import Conditioning, EmbeddingStore
 from g2rpo_core.data.prompts import prompt_order
 from g2rpo_core.distributed.launcher import Terminated, Termination
 from g2rpo_core.distributed.process_group import ProcessGroup
-from g2rpo_core.models.loading import apply_gradient_checkpointing, reduce_gradients, reshard
+from g2rpo_core.models.loading import apply_gradient_checkpointing, check_gradients, reduce_gradients, reshard
 from g2rpo_core.models.policy import Policy
 from g2rpo_core.rewards.spec import Reward
 from g2rpo_core.sampling.rollout import Rollout, velocity_in_batches
@@ -79,6 +79,8 @@ class Trainer:
         )
         self.parameters = list(policy.trained_parameters().values())
         self.optimizer = torch.optim.AdamW(self.parameters, training.learning_rate, weight_decay=training.weight_decay)
+        self.has_gradients = False  # seen after the first backward pass
+        policy.check_attention(trained=True)
         policy.transformer.train()
         if training.gradient_checkpointing:
             apply_gradient_checkpointing(policy.transformer)
@@ -115,7 +117,8 @@ class Trainer:
         order = prompt_order(iteration, training.prompts_per_iteration, len(self.prompts), self.seed)
         indices = [order[index] for index in mine]
         texts = [self.prompts.prompts[index].text for index in indices]
-        conditioning = self.prompts.conditioning(indices)
+        # in one length for all that the iteration computes, or its ratios would not begin at 1
+        conditioning = self.policy.cut(self.prompts.conditioning(indices), processes)
 
         # Rollout and rewards
         old = self.method.objective.old
@@ -196,6 +199,9 @@ class Trainer:
             (losses.total.sum() / total).backward()
             sums.append(torch.stack(list(losses.sums.values())))
             worst += [] if losses.ratio_error is None else [losses.ratio_error]
+        if parts and not self.has_gradients:
+            check_gradients(self.policy.architecture, self.policy.transformer, self.policy.attention)
+            self.has_gradients = True
         # Figures over all processes, and the optimizer's step
         figures = dict(zip(losses.sums, self.processes.mean(torch.stack(sums).sum(0).div(total).tolist())))
         if worst:

@@ -88,6 +88,8 @@ class Rehearsed(Machine):
 
     def start(self, *_: Any) -> None: ...  # values alone: shapes are those of the base model
 
+    def attempt(self, *_: Any, **__: Any) -> None: ...  # there are no numbers
+
     def check_device(self, *_: Any) -> None: ...
 
     def claim(self, *_: Any) -> None: ...

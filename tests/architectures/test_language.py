@@ -18,6 +18,7 @@ from g2rpo_core.common.model_store import write_lock
 from g2rpo_core.config import load_profile
 from g2rpo_core.data.embeddings import EmbeddingStore, check_lengths
 from g2rpo_core.data.prompts import Prompt
+from g2rpo_core.distributed.process_group import ProcessGroup
 from g2rpo_core.estimate.tracing import shape_of
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.models.policy import Policy
@@ -237,3 +238,104 @@ def test_a_model_distilled_to_a_few_steps_is_not_trained(repo, instead, tmp_path
     done = run_here(train.main, "--profile", "mine", "--method", "g2rpo", "--seed", 1, folder=tmp_path)
     assert done.returncode == 1 and re.search(match, done.stderr), done.stderr
     assert known_shape(instead) and not known_shape(repo)
+
+
+def masks_of(policy: Policy) -> list:
+    """The attention masks of the blocks' calls, None among them, as they come."""
+    seen = []
+    for block in policy.architecture.blocks(policy.transformer):
+        block.register_forward_pre_hook(
+            lambda _, args, kwargs: seen.append(kwargs.get("encoder_hidden_states_mask", args[1] if len(args) > 1 else None)),
+            with_kwargs=True,
+        )
+    return seen
+
+
+@pytest.mark.parametrize("guided", [True, False])
+def test_padding_that_a_model_does_not_attend_to_is_left_out_and_changes_nothing(randomized, guided):
+    """Velocities and gradients are those with the padding; models that attend to it keep it."""
+    _, twin = randomized
+    policy = twin.policy(4.0 if guided else twin.about.alone, load=Policy.load_to_train)
+    whole = twin.store.conditioning(range(4))
+    cut = policy.cut(whole)
+    if not twin.base.padded:
+        assert cut is whole
+        return
+    lengths = [*twin.base.lengths(whole.tensors), *(twin.base.lengths(whole.negative) if guided else ())]
+    assert min(lengths) < max(lengths) < 32 and cut.tensors["context"].shape[1] == max(lengths) and not cut.unpadded
+    assert policy.cut(cut).tensors["context"].shape == cut.tensors["context"].shape and policy.cut(cut).length == 32
+    # As many latents in a call, whatever the prompts: processes make equally many calls
+    assert policy.batch_size(999, cut) == policy.batch_size(999, whole)
+    latents, sigma, prompt = (
+        policy.noise(torch.Generator().manual_seed(1), 4),
+        torch.tensor([1.0, 0.7, 0.3, 0.9]),
+        torch.arange(4),
+    )
+    found = []
+    for conditioning in (whole, cut):
+        policy.transformer.zero_grad()
+        velocity = policy.velocity(conditioning)(latents, sigma, prompt)
+        velocity.square().mean().backward()
+        gradients = [parameter.grad.flatten() for parameter in policy.trained_parameters().values() if parameter.grad is not None]
+        found.append((velocity.detach(), torch.cat(gradients)))
+    torch.testing.assert_close(found[1][0], found[0][0], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(found[1][1], found[0][1], rtol=1e-3, atol=1e-6)
+    assert found[0][1].abs().max() > 1e-4
+
+
+def test_prompts_of_one_length_need_no_mask_and_those_of_two_do(randomized):
+    _, twin = randomized
+    if not twin.base.padded:
+        pytest.skip("attends to its padding")
+    policy = twin.policy(twin.about.alone)
+    lengths = twin.base.lengths(twin.store.conditioning(range(12)).tensors)
+    alike = [number for number in range(12) if lengths[number] == lengths[0]]
+    other = next(number for number in range(12) if lengths[number] != lengths[0])
+    seen, x = masks_of(policy), policy.noise(torch.Generator(), 1)
+    for chosen in (alike[:2], [0, other]):
+        policy.velocity(policy.cut(twin.store.conditioning(chosen)))(x, torch.ones(1), torch.zeros(1, dtype=torch.int64))
+    half = len(seen) // 2
+    assert policy.cut(twin.store.conditioning(alike[:2])).unpadded
+    if twin.base.label == "Qwen-Image":
+        assert all(mask is None for mask in seen[:half]) and all(mask is not None for mask in seen[half:])
+
+
+def test_the_ratio_begins_at_exactly_one_and_fewer_operations_are_made(randomized, tiny):
+    """A state a call in rollout and update alike, with prompts of several lengths and guidance."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    _, twin = randomized
+    changes = {"iterations": 1, "prompts_per_iteration": 3, "num_generations": 2, "rewards": {"redness": 1.0}, "batch_tokens": 1}
+    training = tiny.training.model_copy(update=changes)
+    sampling = tiny.sampling.model_copy(update={"steps": 6, "guidance": 4.0, "batch_tokens": 1})
+    flops, records = [], []
+    for keeps in (False, True):
+        policy = twin.policy(load=Policy.load_to_train)
+        if keeps:
+            policy.cut = lambda conditioning, processes=None: conditioning
+        with FlopCounterMode(display=False) as counter:
+            trainer = Trainer(policy, small_method("g2rpo"), sampling, training, twin.store, {"redness": redness}, seed=1)
+            records += trainer.run()
+        flops.append(counter.get_total_flops())
+    assert records[0]["old_policy_ratio_error"] == 0.0 and records[0]["grad_norm"] == pytest.approx(
+        records[1]["grad_norm"], rel=1e-3
+    )
+    assert flops[0] < flops[1] if twin.base.label == "Qwen-Image" else flops[0] <= flops[1]
+
+
+def test_processes_cut_to_the_longest_prompt_of_all(twin):
+    """Each process has its share of the prompts; one length for all, as if one process had them."""
+    policy, store = twin.policy(twin.about.alone), twin.store
+    if not twin.base.padded:
+        pytest.skip("attends to its padding")
+    together = policy.cut(store.conditioning(range(4)))
+
+    class Two(ProcessGroup):
+        def gather(self, value):
+            return [twin.base.lengths(store.conditioning(part).tensors) for part in ([0, 1], [2, 3])]
+
+    for part in ([0, 1], [2, 3]):
+        apart = policy.cut(store.conditioning(part), Two(0, 2))
+        for name in twin.base.padded:
+            assert torch.equal(apart.tensors[name], together.tensors[name][part])
+        assert apart.unpadded == together.unpadded

@@ -390,3 +390,41 @@ def test_a_campaign_of_methods_that_a_profile_lacks_is_refused(tmp_path):
     (tmp_path / "params.yaml").write_text("profile: tiny\nmethods: [nft_shared]\nseeds: [1]\n")
     done = run_here(main, "plan", "--profile", "flux_hps_clip", "--campaign", folder=tmp_path)
     assert done.returncode == 1 and "methods: 'nft_shared' is not in the profile" in done.stderr
+
+
+@pytest.mark.pipeline
+def test_a_campaign_counts_the_base_once_for_each_guidance_of_its_runs(tmp_path):
+    """Without guidance an evaluation takes half the forward evaluations; the base is measured in both ways."""
+    (tmp_path / "profiles").symlink_to(ROOT / "profiles")
+    words = ["plan", "--campaign", "--gpus", "8", "--memory", "79", "--json"]
+
+    def hours(*methods: str) -> dict[str, float]:
+        named = f"profile: sd35_medium_hps_clip\nmethods: [{', '.join(methods)}]\nseeds: [1]\npublished: []\n"
+        (tmp_path / "params.yaml").write_text(named)
+        done = run_here(main, *words, folder=tmp_path)
+        return {entry["name"]: entry["hours"]["evaluation"] for entry in json.loads(done.stdout)["entries"]}
+
+    both = hours("g2rpo", "diffusion_nft", "awm")
+    assert both["diffusion_nft-1"] == both["awm-1"] == pytest.approx(both["g2rpo-1"] / 2, abs=0.01)
+    assert both["base-0"] == pytest.approx(both["g2rpo-1"] + both["awm-1"], abs=0.01)
+    assert hours("g2rpo")["base-0"] == both["g2rpo-1"] and hours("awm")["base-0"] == both["awm-1"]
+
+
+@pytest.mark.pipeline
+@pytest.mark.parametrize(
+    "name, less", [("qwen_image_lora_1gpu", True), ("zimage_lora_1gpu", True), ("flux2_klein_4b_lora_1gpu", False)]
+)
+def test_time_is_that_of_prompts_of_usual_length_where_padding_is_left_out(name, less):
+    """Memory is still that of the longest prompt which the profile lets in."""
+    from g2rpo_core.estimate.plan import PROMPT_TOKENS, Work
+
+    profile, machines = load_profile(ROOT / "profiles" / f"{name}.yaml"), Machines(1, 79)
+    made, work = make_plan(profile, "g2rpo", machines), Work(profile, "g2rpo", machines, None)
+    assert made.most_prompt_tokens == 512 and made.prompt_tokens == (PROMPT_TOKENS if less else 512)
+    share = work.flops(training=False) / work.cost(1, training=False).flops
+    assert 0.6 < share < 0.8 if less else share == 1
+    short = make_plan(
+        profile.changed(embed=profile.embed.model_copy(update={"max_sequence_length": PROMPT_TOKENS})), "g2rpo", machines
+    )
+    assert short.seconds_per_iteration == pytest.approx(made.seconds_per_iteration, rel=0.01) or not less
+    assert short.memory_total_gib <= made.memory_total_gib

@@ -91,7 +91,7 @@ def checkout(tmp_path_factory) -> Path:
 def dependencies(project: Path) -> dict[str, dict[str, object]]:
     """What DVC compares of every stage: the hashes of its code and profiles, and its parameters, as they are now."""
     source = project / "profiles" / "tiny_verdict.yaml"
-    write_profile(project / "reports" / "profile.yaml", resolve(source).data, source)
+    write_profile(project / "reports" / "profile.yaml", resolve(source).data, source, ["g2rpo", "mix_grpo"])
     repo = Repo(str(project))
     with lock_repo(repo):
         return {stage.name: {str(dep): dep.get_hash().value for dep in stage.deps if dep.exists} for stage in repo.index.stages}
@@ -115,7 +115,17 @@ EVALUATE = {"evaluate_base", "evaluate@g2rpo-1", "evaluate@mix_grpo-1"}
         ("g2rpo_core/reporting/templates/report.md.j2", "## Provenance", "## Where it comes from", {"report"}),
         # values in the profile that is extended, in the one that extends it, and one that is overridden
         ("profiles/tiny.yaml", "seed: 1223627", "seed: 5", {"profile", "report"} | EVALUATE),
-        ("profiles/tiny.yaml", "shift: 3.0", "shift: 2.0", {"profile", "report"} | TRAIN | EVALUATE),
+        ("profiles/tiny.yaml", "shift: 3.0", "shift: 2.0", {"profile", "report"} | TRAIN),
+        ("profiles/tiny.yaml", "guidance: 3.5", "guidance: 2.5", {"profile", "report"} | TRAIN | EVALUATE),
+        # an entry's own guidance: the base is also drawn with it; that of an entry without runs is nobody's
+        (
+            "profiles/tiny.yaml",
+            "mix_grpo: {}",
+            "mix_grpo: {sampling: {guidance: 1.0}}",
+            {"profile", "published", "report", "train@mix_grpo-1", "evaluate@mix_grpo-1", "evaluate_base"},
+        ),
+        ("profiles/tiny.yaml", "flow_grpo: {}", "flow_grpo: {sampling: {guidance: 1.0}}", {"profile", "published", "report"}),
+        ("profiles/tiny.yaml", "mix_grpo: {}", "mix_grpo: {sampling: {steps: 9}}", {"profile", "published", "report", "train@mix_grpo-1"}),
         ("profiles/tiny.yaml", "images: 8192", "images: 64", {"profile", "models", "report"}),
         ("profiles/tiny_verdict.yaml", "test_count: 512", "test_count: 7", {"profile", "prompts", "report"}),
         ("profiles/tiny.yaml", "dance_grpo: # as", "dance_grpo: # with", {"profile"}),

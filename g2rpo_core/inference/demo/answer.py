@@ -17,7 +17,7 @@ from g2rpo_core.foundation.files import in_one_line
 from g2rpo_core.foundation.settings import Settings, problems_of
 from g2rpo_core.inference.painter import Painter
 from g2rpo_core.inference.pictures import MOST_STEPS, png
-from g2rpo_core.inference.runs import find_weights
+from g2rpo_core.inference.runs import drawn_as, find_weights
 from g2rpo_core.rewards.registry import compares
 
 MANY = ("runs", "rewards")  # fields that a link may repeat
@@ -29,7 +29,7 @@ class ImageRequest(Settings):
     prompt: str = Field(max_length=5000)
     seed: int = Field(ge=0, lt=2**32, description="of the initial noise, as `g2rpo generate --seeds`")
     steps: int = Field(ge=1, le=MOST_STEPS)
-    guidance: float = Field(ge=0, le=20)
+    guidance: float | None = Field(ge=0, le=20, description="null: that which each run was trained with, and the base beside it")
     lora_scale: float = Field(ge=0, le=2)
     trained_share: float = Field(gt=0, le=1)
     runs: tuple[str, ...] = Field(description="trained runs, drawn in addition to the base")
@@ -63,7 +63,7 @@ def defaults(profile: Profile, runs: Sequence[str]) -> dict[str, Any]:
         "prompt": "",
         "seed": 0,
         "steps": profile.evaluation.steps[0],
-        "guidance": profile.sampling.guidance,
+        "guidance": None,
         "lora_scale": 1.0,
         "trained_share": 1.0,
         "runs": tuple(runs[:1]),
@@ -86,7 +86,7 @@ def checked(values: Mapping[str, object]) -> ImageRequest:
 
 def link(asked: ImageRequest) -> str:
     """Return the query string of an address that asks the same; an empty list of runs or rewards appears as an empty value."""
-    values = asked.model_dump()
+    values = {name: value for name, value in asked.model_dump().items() if value is not None}
     return "?" + urlencode({name: value if name not in MANY or value else [""] for name, value in values.items()}, doseq=True)
 
 
@@ -107,16 +107,23 @@ def answer(painter: Painter, profile: str, offered: Sequence[str], asked: ImageR
             raise UserError(f"there is no {kind} {unknown[0]!r} here, only {', '.join(known) or 'none'}")
     # The same prompt and noise for the base and each run
     (conditioning,) = painter.encode([Prompt("of the page", asked.prompt, "")])
-    sampling: dict[str, Any] = asked.model_dump(include={"steps", "guidance", "trained_share", "lora_scale"})
+    sampling: dict[str, Any] = asked.model_dump(include={"steps", "trained_share", "lora_scale"})
     drawn = []
-    for run in (BASE[0], *asked.runs):
-        folder = find_weights(run, profile)
+    for run, (weights, how) in drawn_as((BASE[0], *asked.runs), profile, painter.profile, asked.guidance).items():
+        folder = find_weights(weights, profile)
         # loading is not timed
-        painter.policy(folder)
+        painter.policy(folder, how)
         start = time.perf_counter()
-        images = painter.draw(folder, conditioning, [asked.seed], **sampling)
+        images = painter.draw(folder, conditioning, [asked.seed], sampling=how, **sampling)
         seconds = time.perf_counter() - start
         (scores,) = painter.score(images, asked.prompt, asked.rewards)
-        origin = {"profile": profile, "run": run, "prompt": asked.prompt, "seed": asked.seed, **sampling}
+        origin = {
+            "profile": profile,
+            "run": run,
+            "prompt": asked.prompt,
+            "seed": asked.seed,
+            "guidance": how.guidance,
+            **sampling,
+        }
         drawn.append(DrawnImage(run, png(to_pil_image(images[0]), origin), scores, seconds))
     return drawn

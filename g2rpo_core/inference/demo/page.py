@@ -223,11 +223,12 @@ def _inputs(actions: Actions) -> tuple[dict, gr.Button]:
     strength = "strength of LoRA runs" + ("" if any_lora else "; there are none here")
     sliders = {
         "steps": (1, MOST_STEPS, 1, "Steps", None),
-        "guidance": (0, 20, 0.1, "Guidance", None),
         "lora_scale": (0, 2, 0.05, "LoRA scale", strength),
         "trained_share": (0.05, 1, 0.05, "Trained share", "share of the steps, from the noisy end, that the run does"),
     }
     with gr.Accordion("Sampling", open=False):
+        own = "empty: that which each run was trained with"
+        made["guidance"] = gr.Number(usual["guidance"], label="Guidance", info=own, elem_id="guidance", minimum=0, maximum=20)
         for name, (low, high, step, label, info) in sliders.items():
             usable = None if any_lora or name != "lora_scale" else False
             made[name] = gr.Slider(low, high, usual[name], step=step, label=label, info=info, interactive=usable, elem_id=name)

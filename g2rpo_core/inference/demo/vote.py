@@ -15,7 +15,7 @@ from g2rpo_core.data.prompts import captions, given_prompts, load_prompts, norma
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.inference.painter import Painter
 from g2rpo_core.inference.pictures import png
-from g2rpo_core.inference.runs import find_weights
+from g2rpo_core.inference.runs import drawn_as, find_weights
 from g2rpo_core.inference.votes import add_vote
 from g2rpo_core.rewards.votes import SIDES
 from g2rpo_core.tasks import TASK_NAMES
@@ -84,13 +84,13 @@ def draw_pair(
     seeds = (seed, seed if first != second else (seed + 1 + chance.randrange(2**32 - 1)) % 2**32)
     prompt, settings = given_prompts([chance.choice(lines)])[0], painter.profile
     (conditioning,) = painter.encode([prompt])
-    sampling: dict[str, Any] = {"steps": settings.evaluation.steps[0], "guidance": settings.sampling.guidance}
+    steps, drawn = settings.evaluation.steps[0], drawn_as(dict.fromkeys((first, second)), profile, settings)
 
     def candidate(run: str, seed: int) -> Candidate:
-        (image,) = painter.draw(find_weights(run, profile), conditioning, [seed], **sampling)
-        return Candidate(
-            run, seed, to_pil_image(image), {"profile": profile, "run": run, "prompt": prompt.text, "seed": seed, **sampling}
-        )
+        _, how = drawn[run]
+        (image,) = painter.draw(find_weights(run, profile), conditioning, [seed], steps, how)
+        about: dict[str, Any] = {"profile": profile, "run": run, "prompt": prompt.text, "seed": seed, "steps": steps}
+        return Candidate(run, seed, to_pil_image(image), about | {"guidance": how.guidance})
 
     return Pair(prompt.text, candidate(first, seeds[0]), candidate(second, seeds[1]))
 

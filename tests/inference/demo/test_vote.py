@@ -65,7 +65,7 @@ def test_two_runs_draw_one_prompt_from_one_noise_in_an_order_by_chance(painter):
     assert len({pair.id for pair in pairs}) == 12
     (conditioning,) = painter.encode([Prompt("", pairs[0].prompt, "")])
     for side in (pairs[0].left, pairs[0].right):
-        (image,) = painter.draw(find_weights(side.run, "tiny"), conditioning, [side.seed], 10, 3.5)
+        (image,) = painter.draw(find_weights(side.run, "tiny"), conditioning, [side.seed], 10)
         assert same(side.image, to_pil_image(image))
     assert not same(pairs[0].left.image, pairs[0].right.image)
 

@@ -1,0 +1,85 @@
+"""What training, the monitor, evaluation and generation use of an entry's sampling, over every profile: the same, or listed with a reason."""
+
+import re
+
+import pytest
+
+from g2rpo_core.common.runs import drawn_of
+from g2rpo_core.config import load_profile
+from g2rpo_core.config.drawn import base_for
+from g2rpo_core.inference.runs import drawn_as
+from g2rpo_core.reporting.measured import Compared
+from g2rpo_core.sampling.settings import DRAWN, SamplingSettings
+from tests.conftest import ROOT
+
+PROFILES = sorted(path.stem for path in (ROOT / "profiles").glob("*.yaml"))
+# What a later stage does not take over from an entry, and why
+NOT_TAKEN_OVER = {
+    "steps": "evaluation.steps: many numbers of steps are compared, the same ones for the base and for every run",
+    "shift": "evaluation and generation take the scheduler's own sigmas, as whoever uses the weights does, for the base and for every run",
+    "height": "evaluation.height: published tables have the model's own size, and some trainings a smaller one",
+    "width": "as height",
+    "batch_tokens": "how much is computed at once: evaluation.batch",
+    "decode_batch": "how much is computed at once: evaluation.batch",
+}
+# Modules that read one of DRAWN from settings, and whose they are
+READS = {
+    "g2rpo_core/estimate/calls.py": "work.sampling, the entry's",
+    "g2rpo_core/estimate/plan.py": "work.sampling, the entry's",
+    "g2rpo_core/estimate/tracing.py": "whether a built profile has the base's published shape: no image is drawn",
+    "g2rpo_core/config/profile.py": "whether an entry's settings fit together",
+    "g2rpo_core/inference/painter.py": "those that it is given, the run's",
+    "g2rpo_core/models/loading.py": "a message names the setting",
+    "g2rpo_core/cli/runs.py": "those of `drawn_as`, for a picture's metadata",
+    "g2rpo_core/inference/demo/answer.py": "as cli/runs.py",
+    "g2rpo_core/inference/demo/vote.py": "as cli/runs.py",
+}
+
+
+def test_every_setting_is_taken_over_or_listed():
+    assert {*DRAWN, *NOT_TAKEN_OVER} == set(SamplingSettings.model_fields)
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_every_entry_is_drawn_alike_in_training_monitor_evaluation_and_generation(name):
+    profile = load_profile(ROOT / "profiles" / f"{name}.yaml")
+    drawn, entries = profile.drawn(), {entry: profile.run(entry) for entry in profile.methods}
+    compared = Compared(name, profile, entries, [(entry, 1) for entry in entries])
+    assert list(drawn_of("base", drawn)) == list(compared.drawn)  # what the report reads was evaluated
+    for entry, run in entries.items():
+        training = {key: getattr(run.sampling, key) for key in DRAWN}
+        assert drawn_of(entry, drawn) == {entry: training}
+        shown = drawn_as(["base", f"{entry}-1"], name, profile)
+        assert shown[f"{entry}-1"][1].drawn == shown["base"][1].drawn == training and len(shown) == 2
+        # The base that its gain is over
+        base = compared.base_of((entry, 1))[0]
+        assert drawn_of("base", drawn)[base] == training and base == base_for(compared.drawn, run.sampling)
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_published_weights_are_drawn_as_the_entry_of_their_method_or_as_the_profile(name):
+    profile = load_profile(ROOT / "profiles" / f"{name}.yaml")
+    for model, published in profile.published.items():
+        run = profile.run(published.method) if published.method in profile.methods else profile
+        assert drawn_of(model, profile.drawn()) == {model: run.sampling.drawn}
+
+
+def test_methods_that_train_without_guidance_are_measured_without():
+    """The runs for which this matters: they were once evaluated with a guidance that they had never seen."""
+    profile = load_profile(ROOT / "profiles" / "sd35_medium_hps_clip.yaml")
+    drawn = profile.drawn(["g2rpo", "diffusion_nft", "awm", "advantage_flow"])
+    assert {name: drawn_of(name, drawn)[name]["guidance"] for name in ("g2rpo", "diffusion_nft", "awm", "advantage_flow")} == {
+        "g2rpo": 4.5, "diffusion_nft": 1.0, "awm": 1.0, "advantage_flow": 1.0,
+    }  # fmt: skip
+    assert {name: how["guidance"] for name, how in drawn_of("base", drawn).items()} == {"base": 4.5, "base.guidance_1": 1.0}
+
+
+def test_no_module_reads_these_settings_but_those_that_say_whose():
+    pattern = re.compile(rf"\b(sampling|how|run)\.({'|'.join(DRAWN)})\b(?!:)")
+    found = {
+        path.relative_to(ROOT).as_posix()
+        for folder in ("g2rpo_core", "stages", "pipeline", "flows")
+        for path in (ROOT / folder).rglob("*.py")
+        if pattern.search(path.read_text())
+    }
+    assert found <= set(READS), found - set(READS)
