@@ -164,10 +164,12 @@ def sample(model: Model, settings: Settings, prompt: dict, initial: torch.Tensor
 
 def advantages_of(settings: Settings, scores: torch.Tensor, weights: list[float]) -> torch.Tensor:
     """Return the advantages [K, G] of scores [R, K, J, G]: standardized in each group, summed over granularities and rewards."""
+    scores = scores.double()
     away = scores - scores.mean(-1, keepdim=True)
     standardized = away / (scores.std(-1, keepdim=True) + 1e-8)  # Eq. 4 and 8
-    standardized = standardized.where(~(scores == scores[..., :1]).all(-1, keepdim=True), 0.0)  # equal scores teach nothing
-    summed = standardized.sum(2)  # Eq. 11: multi-granularity advantage integration
+    spread = scores.amax(-1, keepdim=True) - scores.amin(-1, keepdim=True)
+    equal = spread <= 8 * torch.finfo(torch.float32).eps * scores.abs().amax(-1, keepdim=True)  # but for a scorer's last bits
+    summed = standardized.where(~equal, 0.0).float().sum(2)  # Eq. 11: multi-granularity advantage integration
     return torch.einsum("r,rkg->kg", torch.tensor(weights), summed).clamp(-settings.advantage_clip, settings.advantage_clip)
 
 

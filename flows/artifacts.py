@@ -9,7 +9,7 @@ import json
 import math
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,7 @@ from prefect.logging import get_run_logger
 from g2rpo_core.config import load_run
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import complaint, read_json, reading
-from g2rpo_core.foundation.texts import visible
+from g2rpo_core.foundation.texts import natural, visible
 from g2rpo_core.reporting import charts
 from g2rpo_core.training.metrics import HELDOUT_CURVE
 from pipeline.graph import Stage
@@ -40,7 +40,7 @@ LAST_ROWS = 12
 def publish(root: Path, stages: dict[str, Stage]) -> None:
     """Add the artifacts to the calling flow run; leave out what no stage has made yet and what `stages` do not make."""
     groups = {stage.group for stage in stages.values()}
-    runs = sorted(stage.name.split("@")[1] for stage in stages.values() if "@" in stage.name)
+    runs = sorted((stage.name.split("@")[1] for stage in stages.values() if "@" in stage.name), key=natural)
     with at_most_a_warning("an artifact could not be made or sent", set()):
         if table := results(root):
             create_table_artifact(table, "results", "mean rewards on the test prompts, from reports/metrics")
@@ -66,9 +66,14 @@ def at_most_a_warning(what: str, said: set[type]) -> Iterator[None]:
             get_run_logger().warning("%s: %s", what, visible(f"{type(error).__name__}: {error}")[:300])
 
 
+def by_name(paths: Iterable[Path]) -> list[Path]:
+    """Return paths by their names in natural order."""
+    return sorted(paths, key=lambda path: natural(path.name))
+
+
 def results(root: Path) -> list[dict]:
     """Return one row per model: its name and its mean rewards."""
-    files = sorted((root / "reports" / "metrics").glob("*.json"))
+    files = by_name((root / "reports" / "metrics").glob("*.json"))
     rows = []
     for file in files:
         means = read_json(file, dict)
@@ -122,8 +127,8 @@ def image_grid(root: Path, runs: list[str]) -> str | None:
     If several checkpoints or numbers of steps were evaluated, it shows the first by name.
     """
     models = [path for path in root.glob("evaluations/*/*/pictures") if path.parent.name in ("base-0", *runs)]
-    models.sort(key=lambda path: (path.parent.name != "base-0", path.parent.name))
-    rows = [min(path.glob("final-*"), default=path) for path in models]
+    models.sort(key=lambda path: (path.parent.name != "base-0", natural(path.parent.name)))
+    rows = [(by_name(path.glob("final-*")) or [path])[0] for path in models]
     names = sorted({file.name for folder in rows for file in folder.glob("*.png")})[:GRID_PROMPTS]
     if not names:
         return None

@@ -16,6 +16,7 @@ from g2rpo_core.data.embeddings import (
     check_lengths,
     encode,
     encode_negative,
+    note_short_encoders,
     without_long,
     write,
     write_negative,
@@ -54,6 +55,7 @@ def main(machine: Machine = REAL) -> None:
         sets[name] = without_long(prompts, base.tokenizer(pipeline), limit)
         if count := len(prompts) - len(sets[name]):
             print(f"{count} of {len(prompts)} {name} prompts were left out: over embed.max_sequence_length = {limit}")
+    note_short_encoders([prompt for prompts in sets.values() for prompt in prompts], pipeline)
     config = base.transformer.load_config(folder / "transformer")
     # Find what an interrupted run has written, and check the room for the rest
     shapes = base.encoding_shapes(config, limit, pipeline.tokenizer.model_max_length)

@@ -64,9 +64,12 @@ CreditSettings = Annotated[Annotated[ImageCredit, Tag("image")] | Annotated[Gain
 
 
 def batch_deviation(rewards: torch.Tensor, processes: ProcessGroup) -> torch.Tensor:
-    """Return the standard deviation (ddof 0) of an iteration's rewards of all processes: [R, P, B, J, W] -> [R, J, 1, 1]. Collective."""
+    """Return the standard deviation (ddof 0) of an iteration's rewards of all processes: [R, P, B, J, W] -> [R, J, 1, 1].
+
+    It is float64. Collective.
+    """
     every = torch.cat(processes.gather(rewards.transpose(1, 3).flatten(2).cpu()), -1)  # [R, J, P * B * W of all]
-    return every.std(-1, correction=0)[..., None, None].to(rewards.device)
+    return every.double().std(-1, correction=0)[..., None, None].to(rewards.device)
 
 
 DEVIATIONS: dict[str, Callable[[torch.Tensor, ProcessGroup], torch.Tensor | None]] = {
@@ -78,6 +81,16 @@ DEVIATIONS: dict[str, Callable[[torch.Tensor, ProcessGroup], torch.Tensor | None
 def weighted_sum(values: torch.Tensor, weights: Sequence[float]) -> torch.Tensor:
     """Return the weighted sum of R rewards as one: [R, ...] -> [1, ...]."""
     return torch.einsum("r,r...->...", values.new_tensor(weights), values)[None]
+
+
+def _aggregated(
+    values: torch.Tensor, size: torch.Tensor, credit: ImageCredit | GainCredit, weights: Sequence[float]
+) -> tuple[torch.Tensor, torch.Tensor, Sequence[float]]:
+    """Return values and size [R, ...] with their weights; as their weighted sum [1, ...] with weight 1 if `credit` says so."""
+    if credit.reward_aggr == "advantages":
+        return values, size, weights
+    # Rounding does not cancel: of a difference, sizes add up
+    return weighted_sum(values, weights), weighted_sum(size, [abs(weight) for weight in weights]), [1.0]
 
 
 def transition_advantages(
@@ -95,28 +108,33 @@ def transition_advantages(
     rewards: [R, P, B, J, G] of the images; gains: of every transition [R, P, W] for `GainCredit`; groups: into which a prompt's members are
     divided (`Method.groups`); weights: of the R rewards; clip: the largest advantage.
     """
-    if credit.reward_aggr == "rewards":
-        rewards, gains = weighted_sum(rewards, weights), gains and [weighted_sum(gain, weights) for gain in gains]
-        weights = [1.0]
-
-    def advantages(values: torch.Tensor) -> torch.Tensor:
-        return branch_advantages(values, weights, clip, groups, DEVIATIONS[credit.deviation](values, processes))
-
+    # What is compared, and the size of what it was computed from, in proportion to which it is rounded
+    values, size = rewards, rewards.abs()
     if gains is not None:
         # All gains of a group together: the steps' own spreads stay, so that a step that changes little has small advantages
         of_group = [gain.unflatten(-1, (groups, -1)) for gain in gains]  # [R, P, groups, W / groups]
-        together = advantages(torch.cat(of_group, -1).flatten(2)[:, :, None, None])[:, 0].unflatten(-1, (groups, -1))
-        return [part.flatten(1) for part in together.split([each.shape[-1] for each in of_group], -1)]
-    of_members = advantages(rewards)  # [P, B, G]
+        values = torch.cat(of_group, -1).flatten(2)[:, :, None, None]  # [R, P, 1, 1, W of all]
+        # of the scores whose differences gains are, as far as they are known: those of the images, and the gains
+        size = torch.cat([size.flatten(2), values.flatten(2).abs()], -1).amax(-1)[:, :, None, None, None].expand_as(values)
+    values, size, weights = _aggregated(values, size, credit, weights)
+
+    def advantages(values: torch.Tensor, size: torch.Tensor) -> torch.Tensor:
+        return branch_advantages(values, weights, clip, groups, DEVIATIONS[credit.deviation](values, processes), size)
+
+    of_members = advantages(values, size)  # [P, B, G], or [P, 1, W of all] of gains
+    if gains is not None:
+        parts = of_members[:, 0].unflatten(-1, (groups, -1)).split([each.shape[-1] for each in of_group], -1)
+        return [part.flatten(1) for part in parts]
     found = []
     for transition in transitions:
         branch, width = transition.sde_step.branch, transition.log_prob.shape[1]
-        if width == rewards.shape[-1]:
+        if width == values.shape[-1]:
             found.append(of_members[:, branch])
         elif isinstance(credit, ImageCredit) and credit.node_advantages == "mean":
             found.append(mean_of_shared_states(of_members[:, branch], width))
         else:
-            found.append(advantages(mean_of_shared_states(rewards[:, :, [branch]], width))[:, 0])
+            shared = (mean_of_shared_states(each[:, :, [branch]], width) for each in (values, size))
+            found.append(advantages(*shared)[:, 0])
     return found
 
 
@@ -129,7 +147,6 @@ def image_advantages(
     processes: ProcessGroup = ProcessGroup(),  # noqa: B008
 ) -> torch.Tensor:
     """Return the advantages [P, B * J, G] of images, each compared with those of its branch and granularity; arguments as above."""
-    if credit.reward_aggr == "rewards":
-        rewards, weights = weighted_sum(rewards, weights), [1.0]
-    apart = rewards.flatten(2, 3).unsqueeze(3)  # [R, P, B * J, 1, G]
-    return branch_advantages(apart, weights, clip, groups, DEVIATIONS[credit.deviation](apart, processes))
+    values = rewards.flatten(2, 3).unsqueeze(3)  # [R, P, B * J, 1, G]
+    values, size, weights = _aggregated(values, values.abs(), credit, weights)
+    return branch_advantages(values, weights, clip, groups, DEVIATIONS[credit.deviation](values, processes), size)

@@ -16,8 +16,7 @@ from g2rpo_core.foundation.addresses import names_of, on_loopback
 from g2rpo_core.foundation.errors import UserError, require
 from g2rpo_core.foundation.files import read_text, write_whole, writing
 from g2rpo_core.foundation.texts import visible
-from g2rpo_core.inference.folder import Parts, pair, score_images
-from g2rpo_core.inference.pictures import INDEX
+from g2rpo_core.inference.folder import LISTS, Parts, pair, score_images
 from g2rpo_core.inference.runs import tiny_rewards
 
 if TYPE_CHECKING:  # these import torch, which would slow down --help
@@ -41,8 +40,9 @@ def score(
     prompts: Annotated[
         Path | None,
         typer.Option(
-            help="text file with line n for the n-th image by name, or csv, jsonl or Parquet with columns file,prompt (default: "
-            "DIR/prompts.csv, or what the pictures of `g2rpo generate` say)"
+            help="text file with line n for the n-th image in natural order (2.png before 10.png), or csv, jsonl or Parquet with columns "
+            "file,prompt (default: DIR's prompts.csv, metadata.csv or metadata.jsonl, a .txt beside each image, or what the pictures of "
+            "`g2rpo generate` say)"
         ),
     ] = None,
     out: Annotated[Path, typer.Option(help=".csv or .parquet")] = Path("scores.csv"),
@@ -68,6 +68,7 @@ def write_scores(args: SimpleNamespace) -> None:
     from g2rpo_core.common.processes import device_of
     from g2rpo_core.rewards.registry import REWARDS, SPECS, code_of, compares, load, refuse_comparing, settings_of
     from g2rpo_core.rewards.remote import RemoteReward
+    from g2rpo_core.rewards.scoring import note_cut
 
     # Check the options, before any model is loaded
     section, models = read_rewards(args.profile, args.models)
@@ -82,14 +83,15 @@ def write_scores(args: SimpleNamespace) -> None:
             raise UserError(f"--reward {given}: unknown; there are {', '.join([*any_image, *aliases])}")
     if args.out.suffix not in (".csv", ".parquet"):
         raise UserError(f"--out {args.out}: must end in .csv or .parquet")
-    read = args.prompts or args.folder / INDEX
-    if args.out.exists() and read.exists() and args.out.samefile(read):
+    read = [args.prompts] if args.prompts else [args.folder / name for name in LISTS]
+    if args.out.exists() and any(file.exists() and args.out.samefile(file) for file in read):
         raise UserError(f"--out {args.out}: is the file of prompts: give another")
     table = pair(args.folder, args.prompts)
     with writing(args.out):
         args.out.parent.mkdir(parents=True, exist_ok=True)
     # Find what was scored by the same rewards, of the same code
     scorers = load(names, models, device_of(None), section)
+    note_cut(scorers, table.prompt)
     lock = models / LOCK
     code = [scorer.health.version if isinstance(scorer, RemoteReward) else code_of(scorer) for scorer in scorers.values()]
     decides = [names, {name: section.get(name) for name in names}, read_text(lock) if lock.exists() else None, code]

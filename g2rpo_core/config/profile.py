@@ -20,7 +20,7 @@ from g2rpo_core.hub.settings import HubModels, HubPrompts, PublishedModel
 from g2rpo_core.numerics.pins import Numerics
 from g2rpo_core.rewards.registry import ALIASES, REWARDS, compares, measured_by, models_of, refuse_comparing, settings_of
 from g2rpo_core.sampling.settings import SamplingSettings
-from g2rpo_core.tasks import TASK_NAMES
+from g2rpo_core.tasks import SIZES, TASK_NAMES
 from g2rpo_core.tiny_models.settings import TOKEN, BuiltModels
 from g2rpo_core.training.settings import TrainingSettings
 
@@ -140,6 +140,7 @@ class Profile(Settings):
         yield from self._problems_of_comparing("evaluation.rewards", self.evaluation.rewards)
         yield from self._problems_of_size("evaluation", self.evaluation)
         yield from self._problems_of_size("sampling", self.sampling)
+        yield from self._problems_of_task("evaluation", self.evaluation, self.evaluation.rewards)
         for name, model in self.published.items():
             yield from self._problems_of_published(name, model)
 
@@ -182,6 +183,7 @@ class Profile(Settings):
         if sampling and sampling.quantize and training and (training.lora is None or training.processes != 1):
             yield "sampling.quantize: is for a LoRA on one GPU: set training.lora and training.processes: 1, or sampling.quantize: null"
         if method and sampling and training:
+            yield from self._problems_of_task(f"{where}: sampling", sampling, (*training.rewards, *training.monitor.rewards))
             self._runs[name] = ResolvedRun(name, entry.label, published, method, sampling, training)
 
     def _problems_of_training(self, where: str, training: TrainingSettings) -> Iterator[str]:
@@ -213,6 +215,19 @@ class Profile(Settings):
         token = PUBLISHED_TOKEN if self.models.source == "hub" else TOKEN
         if wrong := [f"{key} {getattr(settings, key)}" for key in ("height", "width") if getattr(settings, key) % token]:
             yield f"{where}: height and width must be divisible by {token} (got {', '.join(wrong)})"
+
+    def _problems_of_task(
+        self, where: str, settings: SamplingSettings | EvaluationSettings, rewards: Iterable[str]
+    ) -> Iterator[str]:
+        """Yield which reward of a tiny task cannot score images of this size."""
+        exact = [name for name in rewards if name in REWARDS and REWARDS[name].tasks_only]
+        sides = {SIZES[task] for task in (self.prompts.train, self.prompts.test) if task in TASK_NAMES}
+        if exact and sides and sides != {settings.height, settings.width}:
+            side = " or ".join(map(str, sorted(sides)))
+            yield (
+                f"{where}: the {exact[0]} only knows images of {side} x {side} pixels (got {settings.height} x {settings.width}): "
+                "set height and width to it, or remove the reward"
+            )
 
     def _problems_of_comparing(self, where: str, rewards) -> Iterator[str]:
         for reward in rewards:

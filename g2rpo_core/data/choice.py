@@ -3,9 +3,11 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from g2rpo_core.data.prompts import Prompt, captions, choose, distinct, held_out, normalized, read_all, read_prompts, read_rows
+from g2rpo_core.data.prompts import Prompt, captions, choose, distinct, held_out, read_all, read_prompts
+from g2rpo_core.data.rows import read_rows
 from g2rpo_core.data.settings import PromptSettings
 from g2rpo_core.foundation.errors import UserError
+from g2rpo_core.foundation.texts import comparable
 from g2rpo_core.hub.download import REVISIONS, Revisions, download
 from g2rpo_core.hub.settings import HubFiles, HubPrompts, HubStyles
 from g2rpo_core.tasks import TASK_NAMES
@@ -61,18 +63,22 @@ def chosen_prompts(settings: PromptSettings) -> Chosen:
 def fetch_prompts(where: str, settings: HubPrompts, revisions: Revisions) -> list[Prompt]:
     """Download the distinct prompts of the data set's files, in order.
 
-    UserError as in `read_prompts` and `download`, or for another count. where: the setting's name, with which messages begin. The
-    count is that of the published texts, before `normalized`.
+    Those that no encoder takes, with a control character or nothing that is seen, are left out, and a line says how many. UserError as in
+    `read_prompts` and `download`, or for another count. where: the setting's name, with which messages begin. The count is that of the
+    published texts, before `normalized`.
     """
     what = f"{where}: {settings.repo}"
     folder, revision, files = download(what, settings, revisions, "dataset")
     paths = [folder / file for file in files]
     if len({path.stem for path in paths}) < len(paths):
         raise UserError(f"{what}: two of the files have the same name, {', '.join(files)}: prompts are named by their file")
-    prompts = distinct([prompt for path in paths for prompt in read_all(path)])
+    unusable: list[str] = []
+    prompts = distinct([prompt for path in paths for prompt in read_all(path, unusable)])
+    if unusable:
+        print(f"{where}: {len(unusable)} prompts were left out: with a control character, or no character that is seen")
     if settings.distinct is not None:
-        texts = (row["prompt"] for path in paths for row in read_rows(path).values())
-        count = len({text for text in texts if isinstance(text, str) and text.strip()})
+        texts = [row["prompt"] for path in paths for row in read_rows(path, []).values()]
+        count = len({text for text in (*texts, *unusable) if isinstance(text, str) and text.strip()})
         if count != settings.distinct:
             raise UserError(
                 f"{what} has {count} different prompts at {revision}, but {where}.distinct says {settings.distinct}: "
@@ -85,9 +91,9 @@ def _with_styles(where: str, prompts: list[Prompt], settings: HubStyles, revisio
     wanted = HubFiles(repo=settings.repo, revision=settings.revision, files=tuple(settings.files.values()))
     folder, _, _ = download(f"{where}.styles: {settings.repo}", wanted, revisions, "dataset")
     styles = {
-        normalized(prompt.text): style for style, file in settings.files.items() for prompt in read_prompts(Path(folder, file))
+        comparable(prompt.text): style for style, file in settings.files.items() for prompt in read_prompts(Path(folder, file))
     }
-    styled = [replace(prompt, style=styles.get(prompt.text, prompt.style)) for prompt in prompts]
-    if unknown := sum(prompt.text not in styles for prompt in prompts):
+    styled = [replace(prompt, style=styles.get(comparable(prompt.text), prompt.style)) for prompt in prompts]
+    if unknown := sum(comparable(prompt.text) not in styles for prompt in prompts):
         print(f"{where}: {unknown} of {len(prompts)} prompts are in none of the style lists; reports show them without a style")
     return styled

@@ -8,6 +8,7 @@ has its texts alone, in one part whose metadata holds the length in tokens.
 """
 
 import json
+import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,10 +22,10 @@ from diffusers import DiffusionPipeline
 
 from g2rpo_core.architectures.table import ARCHITECTURES, text_encoders
 from g2rpo_core.data import LONGEST
-from g2rpo_core.data.prompts import Prompt
+from g2rpo_core.data.prompts import Prompt, note_longer
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import complaint, existing, in_one_line, reading, whole
-from g2rpo_core.foundation.texts import visible
+from g2rpo_core.foundation.texts import natural, visible
 
 ROW_GROUP = 4
 COLUMNS = ("id", "prompt", "style")
@@ -77,6 +78,20 @@ def check_lengths(prompts: Sequence[Prompt], tokenizer, limit: int) -> None:
     )
 
 
+def note_short_encoders(prompts: Sequence[Prompt], pipeline: DiffusionPipeline) -> None:
+    """Print a line for each text encoder that reads the beginning of some prompts alone, as CLIP's beside T5: how many, and the longest."""
+    base = ARCHITECTURES[type(pipeline).__name__]
+    lengths: dict[int, list[tuple[str, int]]] = {}
+    for part, kind in base.tokenizers.items():
+        tokenizer = getattr(pipeline, part)
+        if part == base.long_tokenizer or tokenizer.model_max_length in lengths:
+            continue  # `check_lengths` is its own; and several of one length say the same
+        texts = [prompt.text for prompt in prompts]
+        counts = [len(ids) for ids in tokenizer(texts, verbose=False).input_ids]
+        lengths[tokenizer.model_max_length] = list(zip(texts, counts))
+        note_longer(f"the base model's {kind} text encoder", lengths[tokenizer.model_max_length], tokenizer.model_max_length)
+
+
 def without_long(prompts: Sequence[Prompt], tokenizer, limit: int) -> Sequence[Prompt]:
     """Leave out the prompts that encoding would cut, which nobody can shorten in a data set; UserError if none is left."""
     long = {prompt.id for _, prompt in over_limit(prompts, tokenizer, limit)}
@@ -89,7 +104,11 @@ def without_long(prompts: Sequence[Prompt], tokenizer, limit: int) -> Sequence[P
 def encode(
     pipeline: DiffusionPipeline, prompts: Sequence[Prompt], max_length: int, batch: int
 ) -> Iterator[tuple[Prompt, Conditioning]]:
-    """Encode prompts by the pipeline's own `encode_prompt`; yield each with its encoding, such as context [S, D] and pooled [E]."""
+    """Encode prompts by the pipeline's own `encode_prompt`; yield each with its encoding, such as context [S, D] and pooled [E].
+
+    Its warnings of single prompts that are cut are left out: `note_short_encoders` counts them.
+    """
+    logging.getLogger("diffusers.pipelines").setLevel(logging.ERROR)
     base = ARCHITECTURES[type(pipeline).__name__]
     for start in range(0, len(prompts), batch):
         part = prompts[start : start + batch]
@@ -182,7 +201,11 @@ class EmbeddingStore:
     def __init__(self, folder: Path):
         # Open every part, each of the same dtype, shapes and number of prompts
         existing(folder / "part-00000.parquet")
-        self._paths, self._files, self._places = sorted(folder.glob("part-*.parquet")), [], []
+        self._paths, self._files, self._places = (
+            sorted(folder.glob("part-*.parquet"), key=lambda path: natural(path.name)),
+            [],
+            [],
+        )
         self.prompts: list[Prompt] = []
         self._meta: dict = {}
         for number, path in enumerate(self._paths):

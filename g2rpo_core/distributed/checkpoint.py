@@ -32,6 +32,7 @@ from g2rpo_core.foundation import claims
 from g2rpo_core.foundation.errors import UserError, attempt
 from g2rpo_core.foundation.files import complaint, is_full, read_json, reading, sync_folder, write_whole
 from g2rpo_core.foundation.settings import Settings
+from g2rpo_core.foundation.texts import natural
 from g2rpo_core.numerics.portable import in_use
 
 ROOT = SCRATCH
@@ -269,7 +270,8 @@ def _hash_part(writing: Future, folder: Path, rank: int) -> dict[str, dict]:
 
 def checkpoints(folder: Path) -> list[Path]:
     """Return the complete checkpoints of a folder, oldest first."""
-    return sorted(path for path in folder.glob("iteration-*") if re.fullmatch(r"iteration-\d+", path.name))
+    found = (path for path in folder.glob("iteration-*") if re.fullmatch(r"iteration-\d+", path.name))
+    return sorted(found, key=lambda path: natural(path.name))  # as numbers: the millionth is after the 999,999th
 
 
 def check_room(needed: float, what: str, processes: ProcessGroup = ProcessGroup()) -> None:  # noqa: B008

@@ -20,7 +20,7 @@ from g2rpo_core.evaluation.settings import EvaluationSettings
 from g2rpo_core.foundation.files import read_table, sync_folder, write_whole
 from g2rpo_core.models.generate import generate_images
 from g2rpo_core.models.policy import Policy
-from g2rpo_core.rewards.scoring import check_missing, score_table
+from g2rpo_core.rewards.scoring import check_missing, note_cut, score_table
 from g2rpo_core.rewards.spec import Reward
 
 PART = [column for column in SCORES if column not in ("method", "seed")]  # of a batch's scores
@@ -79,6 +79,8 @@ class Evaluation:
         `generate_images`. UserError if too many scores of a reward are missing.
         """
         self.file(self.variants[0], 0).parent.mkdir(parents=True, exist_ok=True)
+        if self.processes.rank == 0:
+            note_cut(rewards, (prompt.text for prompt in self.prompts.prompts))
         left, total, reasons = self.left(), len(self.variants) * len(self.batches), pd.DataFrame()
         done = total - sum(map(len, left.values()))
         bar = tqdm(total=total, initial=done, desc=f"evaluate {name}", unit="batch", disable=self.processes.rank > 0)

@@ -32,6 +32,38 @@ def unprintable(text: str) -> str | None:
     return next((char for char in text if unicodedata.category(char) in ("Cc", "Cs")), None)
 
 
+def normalized(text: str) -> str:
+    """Return a prompt's text as it is encoded: Unicode's NFC, single spaces, none at its ends."""
+    return " ".join(unicodedata.normalize("NFC", text).split())
+
+
+# Unicode's property Default_Ignorable_Code_Point, and the blank of Braille: zero-width characters, soft hyphens, marks of direction, byte
+# order marks, fillers, variation selectors, tags
+IGNORABLE = re.compile(
+    "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u2800\u3164\ufe00-\ufe0f\ufeff"
+    "\uffa0\ufff0-\ufff8\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
+)
+
+
+def comparable(text: str) -> str:
+    """Return a text as texts are compared: two that look alike are equal.
+
+    Unicode's NFKC with case folded, as UAX #31 has it, without what is not seen, with single spaces and none at its ends.
+    """
+    folded = unicodedata.normalize("NFKC", IGNORABLE.sub("", text)).casefold()
+    return " ".join(IGNORABLE.sub("", unicodedata.normalize("NFKC", folded)).split())
+
+
+def unseen(text: str) -> bool:
+    """Say whether no character of a text is seen: it is empty, or of spaces, controls and what `comparable` leaves out."""
+    return not any(unicodedata.category(char) not in ("Cc", "Zs", "Zl", "Zp") for char in IGNORABLE.sub("", text))
+
+
+def natural(name: str) -> tuple[list[str | int], str]:
+    """Return the key by which names are sorted as people count: 2.png before 10.png; of equal numbers (1, 01), the name decides."""
+    return [int(part) if place % 2 else part for place, part in enumerate(re.split("([0-9]+)", name))], name
+
+
 def visible(text: object) -> str:
     """Return `text` in one line for a terminal, with controlling characters as their code (that of escape is x1b after a backslash)."""
     return "".join(ascii(char)[1:-1] if _steers(char) or char in "\n\t" else char for char in str(text))

@@ -4,84 +4,150 @@ import hashlib
 import json
 import shutil
 import sys
-import warnings
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from g2rpo_core.foundation.errors import UserError
-from g2rpo_core.foundation.files import complaint, in_one_line, reading, whole, write_whole
-from g2rpo_core.foundation.texts import unprintable, visible
+from g2rpo_core.foundation.files import in_one_line, reading, write_whole
+from g2rpo_core.foundation.texts import comparable, natural, normalized, unprintable, unseen, visible
 from g2rpo_core.inference.pictures import INDEX, settings_of
 
 if TYPE_CHECKING:  # these import torch, which would slow down --help
     import pandas as pd
-    from PIL import Image
 
     from g2rpo_core.rewards.spec import Reward
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".gif")
 BATCH = 64  # images open at a time, if they are small
-OPEN = 2**26  # pixels of the images that are open at a time; one with more is refused
+LISTS = (INDEX, "metadata.csv", "metadata.jsonl")  # of images with prompts, in a folder: ours, and imagefolder's of `datasets`
+SIDECARS = (".txt", ".caption")  # a text beside an image, of its name
 
 
 def pair(folder: Path, prompts: Path | None) -> "pd.DataFrame":
-    """Return one row per image with `file` (its name in the folder) and `prompt`.
+    """Return one row per image with `file` (its path in the folder) and `prompt`.
 
-    prompts: a file with columns file,prompt, or a file of prompts whose n-th row is for the n-th image by name; None: the prompts.csv in
-    the folder, or what stands in each PNG of `g2rpo generate`. UserError if folder and prompts do not fit together, or if an image
-    says that it is of another prompt.
+    prompts: a file that names its images, or one whose n-th row is for the n-th image in natural order; None: what is in the folder, the
+    first of: a list (LISTS), a text beside each image (SIDECARS), what stands in each PNG of `g2rpo generate`. UserError if folder and
+    prompts do not fit together, or if an image says that it is of another prompt.
     """
     import pandas as pd
-
-    from g2rpo_core.data.prompts import normalized
 
     # Images
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder")
-    files = sorted(path.name for path in folder.iterdir() if path.suffix.lower() in SUFFIXES)
-    if not files:
-        raise UserError(f"{folder}: holds no image ({', '.join(SUFFIXES)})")
+    files = images_in(folder)
     if bad := [visible(file) for file in files if unprintable(file)]:
         raise UserError(f"{folder}: {in_one_line(bad)}: the name is not UTF-8: rename it")
     # One prompt per image
-    said = {file: own for file in files if (own := _own_prompt(folder / file)) is not None}
-    if prompts is None and (folder / INDEX).exists():
-        prompts = folder / INDEX
-    if prompts is None:
-        if missing := [file for file in files if file not in said]:
-            raise UserError(f"{folder}: {missing[0]} does not say its prompt: give --prompts")
-        return pd.DataFrame({"file": files, "prompt": [said[file] for file in files]})
-    table = pd.DataFrame(list(_rows(folder, prompts, files)), columns=["file", "prompt"])
-    if (table.prompt == "").any():
-        raise UserError(f"{prompts}: the prompt of {table.file[table.prompt == ''].iloc[0]} is empty")
-    other = [file for file, prompt in zip(table.file, table.prompt) if normalized(said.get(file, prompt)) != prompt]
-    if other:
+    if lists := {folder: prompts} if prompts else lists_in(folder, files):
+        rows = [row for home, path in lists.items() for row in _rows(folder, home, path, files)]
+        source = str(next(iter(lists.values())))
+    else:
+        rows, source = _rows_beside(folder, files), str(folder)
+    if empty := [file for file, prompt in rows if unseen(prompt)]:
+        raise UserError(f"{source}: the prompt of {empty[0]} is empty")
+    said = {file: own for file, _ in rows if (own := _own_prompt(folder / file)) is not None}
+    if other := [file for file, prompt in rows if comparable(said.get(file, prompt)) != comparable(prompt)]:
+        away = "leave --prompts away" if prompts else "correct it"
         raise UserError(
-            f"{prompts}: gives {in_one_line(other)} another prompt than the one that the picture says it is of: leave --prompts away"
+            f"{source}: gives {in_one_line(other)} another prompt than the one that the picture says it is of: {away}"
         )
-    return table
+    return pd.DataFrame(rows, columns=["file", "prompt"])
 
 
-def _rows(folder: Path, prompts: Path, files: list[str]) -> Iterator[tuple[str, str]]:
-    """Yield each image with its prompt, from a file of prompts; UserError if it does not fit."""
-    from g2rpo_core.data.prompts import normalized, read_rows
+def images_in(folder: Path) -> list[str]:
+    """Return the images of a folder, or if it has none those of its subfolders, as paths in it, in natural order.
+
+    Hidden files are none of them: `.x`, and what macOS puts beside files (`._x`, `__MACOSX`). UserError if there is no image.
+    """
+    of = lambda paths: [
+        path.relative_to(folder).as_posix() for path in paths if path.suffix.lower() in SUFFIXES and path.is_file()
+    ]
+    seen = lambda names: [name for name in names if not _is_hidden(name)]
+    if not (files := seen(of(folder.iterdir())) or seen(of(folder.rglob("*")))):
+        raise UserError(f"{folder}: holds no image ({', '.join(SUFFIXES)})")
+    return sorted(files, key=natural)
+
+
+def _is_hidden(name: str) -> bool:
+    return any(part.startswith(".") or part == "__MACOSX" for part in name.split("/"))
+
+
+def lists_in(folder: Path, files: Sequence[str]) -> dict[Path, Path]:
+    """Return the list of prompts in a folder, by the folder to which its names are relative; without one there, those of subfolders.
+
+    The one that `g2rpo generate` writes wins. UserError for two others, and for a subfolder without one beside others with one.
+    """
+    found: dict[Path, Path] = {}
+    homes = dict.fromkeys((folder / file).parent for file in files)
+    for home in dict.fromkeys([folder, *homes]):
+        there = [home / name for name in LISTS if (home / name).exists()]
+        if len(there) > 1 and there[0].name != INDEX:
+            raise UserError(f"{home}: has {there[0].name} and {there[1].name}: give one of them by --prompts")
+        if there:
+            found[home] = there[0]
+        if folder in found:
+            return found
+    if found and (without := [home for home in homes if home not in found]):
+        raise UserError(f"{without[0]}: has no {' or '.join(LISTS)}, which other subfolders have: give one list by --prompts")
+    return found
+
+
+def _rows(folder: Path, home: Path, prompts: Path, files: list[str]) -> list[tuple[str, str]]:
+    """Return each image with its prompt, from a file of prompts whose names are relative to `home`; UserError if it does not fit."""
+    from g2rpo_core.data.rows import COLUMNS, read_rows
 
     rows = read_rows(prompts)
     texts = [normalized(row["prompt"] if isinstance(row["prompt"], str) else "") for row in rows.values()]
     named = [row["file"] for row in rows.values() if isinstance(row.get("file"), str)]
-    if not named and prompts.suffix != ".csv":
+    if not named and (prompts.suffix == ".csv" or prompts.name in LISTS):
+        has = ",".join(map(str, rows[1])) if rows else "no row"
+        raise UserError(f"{prompts}: needs columns file,prompt; has {has} (file may be {' or '.join(COLUMNS['file'][1:])})")
+    if not named:
         if len(rows) != len(files):
             raise UserError(f"{prompts}: {len(rows)} lines for the {len(files)} images in {folder}; need one line per image")
-        yield from zip(files, texts)
-        return
-    if not named:
-        raise UserError(f"{prompts}: needs columns file,prompt; has {','.join(rows[1]) if rows else 'no row'}")
+        ends = [f"{visible(files[place])} is {visible(texts[place])!r}" for place in dict.fromkeys((0, len(files) - 1))]
+        print(f"note: line n is for the n-th image in natural order: {', …, '.join(ends)}", file=sys.stderr)
+        return list(zip(files, texts))
     if len(named) < len(rows):
         raise UserError(f"{prompts}: {len(named)} of {len(rows)} rows have a file: name one in every row, or in none")
-    if unknown := sorted(set(named) - set(files)):
-        raise UserError(f"{prompts}: {unknown[0]} is not an image in {folder}")
-    yield from zip(named, texts)
+    paths = [(home.relative_to(folder) / name).as_posix() for name in named]
+    if unknown := sorted({name for path, name in zip(paths, named) if not _is_image(folder, path)}, key=natural):
+        raise UserError(f"{prompts}: {visible(unknown[0])} is not an image in {home}")
+    return list(zip(paths, texts))
+
+
+def _is_image(folder: Path, file: str) -> bool:
+    """Say whether a path that somebody wrote is an image in the folder."""
+    path = PurePosixPath(file)
+    inside = not path.is_absolute() and ".." not in path.parts and not _is_hidden(file)
+    return inside and path.suffix.lower() in SUFFIXES and (folder / file).is_file()
+
+
+def _rows_beside(folder: Path, files: Sequence[str]) -> list[tuple[str, str]]:
+    """Return each image with the prompt in the text beside it, or else in itself; UserError for one without, or with two texts."""
+    rows = []
+    for file in files:
+        beside = [path for suffix in SIDECARS if (path := (folder / file).with_suffix(suffix)).is_file()]
+        if len(beside) > 1:
+            raise UserError(f"{folder}: {file} has {beside[0].name} and {beside[1].name}: remove one, or give --prompts")
+        prompt = _read_beside(beside[0]) if beside else _own_prompt(folder / file)
+        if prompt is None:
+            raise UserError(f"{folder}: {file} does not say its prompt: give --prompts, or write it into {Path(file).stem}.txt")
+        rows.append((file, prompt))
+    return rows
+
+
+def _read_beside(path: Path) -> str:
+    """Return the prompt of a whole text file; UserError if it has a character that no encoder takes."""
+    from g2rpo_core.data.rows import read_marked
+
+    with reading(path):
+        prompt = normalized(read_marked(path))
+    if control := unprintable(prompt):
+        raise UserError(f"{path}: has the control character {control!a}")
+    return prompt
 
 
 def _own_prompt(path: Path) -> str | None:
@@ -90,33 +156,14 @@ def _own_prompt(path: Path) -> str | None:
     return prompt if isinstance(prompt, str) else None
 
 
-def read_image(path: Path) -> "Image.Image":
-    """Read a whole image file, 16 bits a value as 8; UserError if it is no image, damaged, too large, or of a range that is not known."""
-    from PIL import Image
-
-    from g2rpo_core.rewards.preprocess import in_eight_bits
-
-    with warnings.catch_warnings(), reading(whole(path)):
-        warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # our own limit is below
-        image = Image.open(path)
-    with image, reading(path):
-        frames = getattr(image, "n_frames", 1)
-        if (pixels := image.width * image.height) > OPEN:
-            raise UserError(complaint(path, f"has {pixels / 1e6:.0f} megapixels, more than {OPEN / 1e6:.0f}"))
-        image.load()
-        image.info["frames"] = frames
-        try:
-            return in_eight_bits(image)
-        except ValueError as error:
-            raise UserError(complaint(path, str(error))) from None
-
-
 def check_images(folder: Path, files: list[str]) -> list[int]:
     """Read every image once, and return the pixels of each; UserError naming all that cannot be scored.
 
     Print which have more than a first frame.
     """
     from tqdm import tqdm
+
+    from g2rpo_core.rewards.preprocess import read_image
 
     pixels, wrong, moving = [], [], []
     for file in tqdm(files, desc="check", unit="image"):
@@ -137,6 +184,8 @@ def check_images(folder: Path, files: list[str]) -> list[int]:
 
 def batches(pixels: list[int]) -> list[slice]:
     """Return the parts in which images are scored: up to BATCH, and OPEN pixels."""
+    from g2rpo_core.rewards.preprocess import OPEN
+
     parts, start = [], 0
     for end in range(1, len(pixels) + 1):
         if end == len(pixels) or end - start == BATCH or sum(pixels[start : end + 1]) > OPEN:
@@ -193,6 +242,7 @@ def score_images(folder: Path, table: "pd.DataFrame", scorers: "Mapping[str, Rew
     import pandas as pd
     from tqdm import tqdm
 
+    from g2rpo_core.rewards.preprocess import read_image
     from g2rpo_core.rewards.scoring import score_one
     from g2rpo_core.rewards.spec import RewardWithReasons
 

@@ -17,7 +17,7 @@ from g2rpo_core.common.model_store import ModelStore
 from g2rpo_core.common.processes import device_of
 from g2rpo_core.common.seeding import generator
 from g2rpo_core.config import Profile
-from g2rpo_core.data.embeddings import DTYPES, Conditioning, check_lengths, encode, encode_negative
+from g2rpo_core.data.embeddings import DTYPES, Conditioning, check_lengths, encode, encode_negative, note_short_encoders
 from g2rpo_core.data.prompts import Prompt
 from g2rpo_core.models.generate import draw
 from g2rpo_core.models.policy import Policy, policy_settings
@@ -72,6 +72,7 @@ class Painter:
         """Encode each prompt, float32 [1, ...]; UserError for one that the text encoders would cut."""
         embed = self.profile.embed
         check_lengths(prompts, read_architecture(self.pipeline).tokenizer(self.encoders), embed.max_sequence_length)
+        note_short_encoders(prompts, self.encoders)
         rows = encode(self.encoders, prompts, embed.max_sequence_length, embed.batch)
         return [
             Conditioning({name: tensor.float()[None] for name, tensor in row.tensors.items()}, self.negative) for _, row in rows

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from g2rpo_core.foundation.files import read_text, reading, write_whole
+from g2rpo_core.foundation.texts import natural
 
 if TYPE_CHECKING:  # imports torch, which would slow down --help
     import torch
@@ -93,7 +94,7 @@ class Pictures:
         text = io.StringIO()
         writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
         writer.writeheader()
-        writer.writerows(self.index[name] for name in sorted(self.index))
+        writer.writerows(self.index[name] for name in sorted(self.index, key=natural))
         write_whole(self.folder / INDEX, text.getvalue())
 
     def write_last(self, drawn: "Mapping[str, Sequence[torch.Tensor]]") -> Iterator[Path]:

@@ -9,6 +9,7 @@ from g2rpo_core.common.model_store import LOCK, ModelStore
 from g2rpo_core.common.runs import BASE, TRAINING_RECORDS, check_one_kind, hash_of_folder, is_base, read_lock, start_of
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import read_json, read_yaml
+from g2rpo_core.foundation.texts import natural
 from g2rpo_core.sampling.settings import SamplingSettings
 
 if TYPE_CHECKING:  # imports torch, which would slow down --help
@@ -67,8 +68,9 @@ def find_kind(folder: Path) -> Kind | None:
 
 
 def trained_runs(profile: str) -> list[str]:
-    """List the names of the profile's runs that have weights, sorted."""
-    return sorted(path.name for path in (RUNS / profile).glob("*") if any((path / kind).is_dir() for kind in get_args(Kind)))
+    """List the names of the profile's runs that have weights, in natural order."""
+    found = (path.name for path in (RUNS / profile).glob("*") if any((path / kind).is_dir() for kind in get_args(Kind)))
+    return sorted(found, key=natural)
 
 
 def find_weights(run: str, profile: str) -> Path | None:

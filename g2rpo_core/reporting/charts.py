@@ -39,7 +39,9 @@ def forest(gains: Sequence[Gain], labels: Mapping[str, str], columns: Mapping[st
     for gain in gains:
         place = {"method": labels[gain.method], "column": columns[gain.reward]}
         for seed, one in gain.seeds.items():
-            seeds.append({**place, "seed": str(seed), "gain": one.mean, "low": one.low, "high": one.high})
+            seeds.append(
+                {**place, "seed": str(seed), "gain": one.mean} | ({"low": one.low, "high": one.high} if one.known else {})
+            )
         if gain.over_seeds:
             means.append({**place, "gain": gain.over_seeds.mean, "low": gain.over_seeds.low, "high": gain.over_seeds.high})
     if not seeds:
@@ -57,7 +59,7 @@ def forest(gains: Sequence[Gain], labels: Mapping[str, str], columns: Mapping[st
         each = [*shown, alt.Tooltip("seed:N")]
         zero = alt.Chart(alt.Data(values=[{"gain": 0}])).mark_rule(strokeDash=[3, 3], color=INK).encode(x="gain:Q")
         bars = (
-            alt.Chart(rows(intervals))
+            alt.Chart(rows([row for row in intervals if "low" in row]))
             .mark_rule(strokeWidth=2)
             .encode(x=alt.X("low:Q", title=None), x2="high:Q", y=y, color=color, tooltip=shown)
         )

@@ -2,14 +2,13 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from math import nan
 
 import numpy as np
 import pandas as pd
 
 from g2rpo_core.common.runs import BASE, run_name
 from g2rpo_core.foundation.errors import UserError
-from g2rpo_core.reporting.statistics import Difference, paired_difference
+from g2rpo_core.reporting.statistics import compared
 from g2rpo_core.reporting.tables import OverSeeds, Run, by_prompt
 
 SAME = 1e-9  # how far two means of the same scores may be apart
@@ -84,7 +83,7 @@ def changes(before: Side, after: Side) -> list[Change]:
                 first, second = (by_prompt(side, run, reward) for side in sides)
                 if len(first) and len(second):
                     name = "/".join(map(str, ("compare", *run, reward)))
-                    seeds[run[1]] = _difference(second.reindex(first.index).to_numpy(), first.to_numpy(), name)
+                    seeds[run[1]] = compared(second.reindex(first.index).to_numpy(), first.to_numpy(), name)
                     means.append((float(first.mean()), float(second.mean())))
             if seeds:
                 was, now = (sum(column) / len(means) for column in zip(*means))
@@ -109,17 +108,10 @@ def _alike(before: Side, after: Side) -> list[pd.DataFrame]:
     else:
         prompts = set(sides[0].prompt_id) & set(sides[1].prompt_id)
         sides = [side[side.prompt_id.isin(prompts)] for side in sides]
-        same = len(prompts) > 1
+        same = bool(prompts)
     if not same:
         raise UserError(f"compare: {before.name} and {after.name} were evaluated on different prompts, so nothing can be paired")
     return sides
-
-
-def _difference(treated: np.ndarray, control: np.ndarray, name: str) -> Difference:
-    """Compare scores as `paired_difference` does; two single means, without an interval."""
-    if len(treated) == 1:
-        return Difference(float(treated[0] - control[0]), nan, nan, nan, nan, 1)
-    return paired_difference(treated, control, name)
 
 
 def _named(runs: list[Run]) -> str:

@@ -1,5 +1,6 @@
 """Lists every comparison of a report with its interval, for programs: `make verify` reads them from report.json."""
 
+import math
 from collections.abc import Iterator, Mapping
 from functools import partial
 
@@ -17,7 +18,8 @@ def comparisons(context: Mapping) -> list[dict]:
     `training`, the training reward; `on` tells the style, or the steps and checkpoint, where these are not the page's first; a
     comparison that was named beforehand has the `margin` by which it may be below.
     """
-    return [*_of_runs(context), *_of_pairs(context), *_over_seeds(context), *_named_beforehand(context)]
+    every = (*_of_runs(context), *_of_pairs(context), *_over_seeds(context), *_named_beforehand(context))
+    return [one for one in every if not math.isnan(one["low"])]
 
 
 def _of_runs(context: Mapping) -> Iterator[dict]:

@@ -42,6 +42,7 @@ def build_context(compared: Compared, measured: Measured, sources: Sources | Non
     gained = gains(measured.rows, list(settings.evaluation.rewards))
     shared = {
         "profile": compared.profile,
+        "no_interval": without_interval(measured),
         "notice": NOTICE["hub" if settings.models.source == "hub" else "built"].format(compared.profile) + made_before(measured),
         "prompts": measured.about["prompts"],
         "prompt_counts": measured.about["prompt_counts"],
@@ -99,6 +100,15 @@ def compared_with(compared: Compared) -> str:
         f"{compared.labels[base]}: {', '.join(compared.labels[name] for name in names)}" for base, names in named.items()
     )
     return f"Every run is drawn as it was trained, and compared with the base drawn alike. {listed[0].upper()}{listed[1:]}."
+
+
+def without_interval(measured: Measured) -> str:
+    """Return a sentence on differences without an interval; empty if there are none."""
+    every = [cell.difference for row in measured.rows for cell in row.cells.values()]
+    every += [cell.difference for cells in measured.stats.values() for cell in cells.values()]
+    if all(difference is None or difference.known for difference in every):
+        return ""
+    return "An interval over prompts needs at least two test prompts with scores: [–] stands where there are fewer."
 
 
 def made_before(measured: Measured) -> str:
@@ -328,7 +338,10 @@ def headline(context: Mapping) -> dict:
     means = {
         run_name(row.method, row.seed): {reward: cell.mean for reward, cell in row.cells.items()}
         | (
-            {"training_reward_gain": row.trained.mean, "training_reward_gain_standard_errors": row.trained.standard_errors}
+            {
+                "training_reward_gain": row.trained.mean,
+                "training_reward_gain_standard_errors": row.trained.standard_errors if row.trained.known else None,
+            }
             if row.trained
             else {}
         )

@@ -22,11 +22,12 @@ from g2rpo_core.common.runs import BASE, TRAINING_RECORDS, evaluation_folder, is
 from g2rpo_core.config.comparisons import Comparison
 from g2rpo_core.config.drawn import base_for, bases_for
 from g2rpo_core.config.profile import ResolvedRun, sampling_of
-from g2rpo_core.data.prompts import left_out_of, load_prompts, normalized
+from g2rpo_core.data.prompts import left_out_of, load_prompts
 from g2rpo_core.evaluation.results import LABELS as IMAGE_STATS
 from g2rpo_core.evaluation.results import SCORES, chosen, reported
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import complaint, existing, read_json, read_table
+from g2rpo_core.foundation.texts import comparable
 from g2rpo_core.numerics.probe import describe_numerics
 from g2rpo_core.reporting import tables
 from g2rpo_core.reporting.statistics import Difference
@@ -223,7 +224,7 @@ def prompt_counts(folder: Path) -> str:
     """
     files = {name: folder / f"{name}.parquet" for name in ("train", "test")}
     sets = {name: load_prompts(file) for name, file in files.items()}
-    texts = {name: {normalized(prompt.text).casefold() for prompt in prompts} for name, prompts in sets.items()}
+    texts = {name: {comparable(prompt.text) for prompt in prompts} for name, prompts in sets.items()}
     if both := texts["train"] & texts["test"]:
         reason = f"has {len(both)} prompts that are also test prompts: nothing would be held out"
         raise UserError(complaint(files["train"], reason))

@@ -1,7 +1,9 @@
 """Computes differences with intervals, by scipy: paired over prompts (bootstrap), and over seeds (Student's t, sign flips)."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from scipy import stats
@@ -14,7 +16,7 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class Difference:
-    """The mean of paired differences with its 95 % bootstrap interval, from `low` to `high`."""
+    """The mean of paired differences with its 95 % bootstrap interval, from `low` to `high`: NaN where there are fewer than two pairs."""
 
     mean: float
     low: float
@@ -25,8 +27,13 @@ class Difference:
     pairs: int
 
     @property
+    def known(self) -> bool:
+        """Say whether there is an interval, which two pairs need."""
+        return not math.isnan(self.low)
+
+    @property
     def standard_errors(self) -> float:
-        """Return the mean in units of its standard error; 0 if every pair is equal."""
+        """Return the mean in units of its standard error; 0 if every pair is equal, NaN if there is no interval."""
         return self.mean / self.standard_error if self.standard_error else 0.0
 
 
@@ -56,6 +63,16 @@ def paired_difference(treated: np.ndarray, control: np.ndarray, name: str = "") 
     )
 
 
+def compared(treated: np.ndarray, control: np.ndarray, name: str = "") -> Difference:
+    """Compute what `paired_difference` does; of fewer than two pairs, the mean alone (NaN of none), with NaN for its interval."""
+    difference = np.asarray(treated, float) - np.asarray(control, float)
+    difference = difference[~np.isnan(difference)]
+    if len(difference) > 1:
+        return paired_difference(treated, control, name)
+    nan = math.nan
+    return Difference(float(difference[0]) if len(difference) else nan, nan, nan, nan, nan, len(difference))
+
+
 @dataclass(frozen=True)
 class Spread:
     """The mean over seeds with its interval by Student's t, from `low` to `high`; of 95 % unless `spread` is called otherwise."""
@@ -65,6 +82,8 @@ class Spread:
     mean: float
     low: float
     high: float
+    known: ClassVar[bool] = True
+    """There is an interval, as of a `Difference` there may not be."""
 
 
 def sign_flip(values: Sequence[float], beyond: float = 0.0) -> float:

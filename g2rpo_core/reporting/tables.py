@@ -15,8 +15,8 @@ from g2rpo_core.reporting.statistics import (
     CONFIDENCE,
     Difference,
     Spread,
+    compared,
     holm,
-    paired_difference,
     pooled_half_width,
     sign_flip,
     spread,
@@ -134,7 +134,7 @@ def difference(results: pd.DataFrame, treated: Run, control: Run, weights: Mappi
     """Compute treated - control in the weighted sum of rewards, paired by prompt."""
     first, second = (_weighted(results, run, weights) for run in (treated, control))
     name = "/".join(map(str, (*treated, *control, *weights)))
-    return paired_difference(first.to_numpy(), second.reindex(first.index).to_numpy(), name)
+    return compared(first.to_numpy(), second.reindex(first.index).to_numpy(), name)
 
 
 def _weighted(results: pd.DataFrame, run: Run, weights: Mapping[str, float]) -> pd.Series:

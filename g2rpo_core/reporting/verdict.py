@@ -110,7 +110,8 @@ def summary(rows: list[Row], pairs: list[Pair], labels: Mapping[str, str], unit:
             "": f"not significantly different from {second}",
         }
         verdict = ", ".join(f"{words[each]} with {tones.count(each)} of {len(tones)} {unit}s" for each in words if each in tones)
-        values = ", ".join(f"{each.mean:+.3f} [{each.low:+.3f}, {each.high:+.3f}]" for each in seeds)
+        interval = lambda each: f"[{each.low:+.3f}, {each.high:+.3f}]" if each.known else "[–]"
+        values = ", ".join(f"{each.mean:+.3f} {interval(each)}" for each in seeds)
         sentences.append(f"{first} is {verdict}: {values}.")
     return sentences
 

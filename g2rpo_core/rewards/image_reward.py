@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 from g2rpo_core.common.model_store import ModelStore
 from g2rpo_core.rewards import packages
 from g2rpo_core.rewards.preprocess import Images, Preprocess, check_pairs
-from g2rpo_core.rewards.spec import BackendSettings, ModelSize, Reward, RewardSpec, ScorerSettings
+from g2rpo_core.rewards.spec import BackendSettings, ModelSize, Reward, RewardSpec, ScorerSettings, Tokens
 
 MEAN, STD = 0.16717362830052426, 1.0333394966054072  # of the raw scores, in the published code
 TEXT_LENGTH = 35  # tokens; longer prompts are cut
@@ -122,6 +122,7 @@ class ImageReward:
         self.model = model.eval().requires_grad_(False).to(device, self.dtype)
         self.model.head.float()
         self.tokenizer, self.device, self.micro_batch = tokenizer, device, settings.micro_batch
+        self.tokens = Tokens(TEXT_LENGTH, lambda texts: [len(ids) for ids in tokenizer(list(texts), verbose=False).input_ids])
         size = model.vision.config.image_size
         self.preprocess = Preprocess(size, "crop", OPENAI_DATASET_MEAN, OPENAI_DATASET_STD, rgb="last")
 

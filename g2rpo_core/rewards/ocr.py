@@ -1,4 +1,6 @@
-"""Score whether an image shows the text that its prompt has in double quotes, as Flow-GRPO does (flow_grpo/ocr.py).
+"""Score whether an image shows the text that its prompt has in quotation marks, as Flow-GRPO does (flow_grpo/ocr.py) with "".
+
+Marks of other languages count as well (`QUOTES`). A single straight mark does not: it is an apostrophe.
 
 The text is read by RapidOCR, whose models come with the package, so nothing is downloaded; Flow-GRPO reads with PaddleOCR. Spaces and
 case do not count. The score is 1 - min(D, L) / L: D is the edit distance between what is read and the text of L characters, and 0 if
@@ -19,7 +21,17 @@ from g2rpo_core.foundation.settings import Count
 from g2rpo_core.rewards.preprocess import Images, check_pairs, eight_bit
 from g2rpo_core.rewards.spec import RewardSettings, RewardSpec
 
-QUOTED = re.compile('"([^"]*)"|“([^”]*)”')
+# Opening marks -> those that may close them; ‘ ’ and ‚ ‘ count where ’ is no apostrophe, followed by a letter
+QUOTES = {
+    '"': '"', "“": "”“", "”": "”", "„": "“”\"", "‟": "”", "«": "»", "»": "«", "‹": "›", "›": "‹", "「": "」", "『": "』", "〝": "〞〟", "＂": "＂",
+    "｢": "｣", "《": "》", "‘": "’", "‚": "‘’",
+}  # fmt: skip
+QUOTED = re.compile(
+    "|".join(
+        f"{mark}([^{mark}{closing}]*?)[{closing}]" if mark not in "‘‚" else rf"{mark}(.*?)[{closing}](?!\w)"
+        for mark, closing in QUOTES.items()
+    )
+)
 Read = Callable[[torch.Tensor], str]
 
 
@@ -38,9 +50,9 @@ def without_spaces(text: str) -> str:
 
 
 def text_asked(prompt: str) -> str:
-    """Return the first text in double quotes, straight or curly, in lower case without spaces; ValueError if there is none."""
+    """Return the first text in quotation marks (`QUOTES`), in lower case without spaces; ValueError if there is none."""
     match = QUOTED.search(prompt)
-    if match is None or not (text := without_spaces(match[1] or match[2] or "")):
+    if match is None or not (text := without_spaces(match[match.lastindex or 0])):
         raise ValueError("the prompt has no text in double quotes")
     return text
 

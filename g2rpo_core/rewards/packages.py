@@ -25,7 +25,7 @@ import torch
 from PIL import Image
 
 from g2rpo_core.foundation.errors import UserError
-from g2rpo_core.rewards.preprocess import Images, check_pairs, eight_bit
+from g2rpo_core.rewards.preprocess import Images, check_pairs, eight_bit, opaque
 
 VERSIONS = {
     "hpsv2": "1.2.0",
@@ -49,6 +49,7 @@ class PackageReward:
         check_pairs(images, prompts)
         if isinstance(images, torch.Tensor):
             images = [TF.to_pil_image(image) for image in eight_bit(images)]
+        images = [opaque(image) for image in images]
         if self.rgb_first:
             images = [image.convert("RGB") for image in images]
         scores: list[float] = []

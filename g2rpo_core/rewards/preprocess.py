@@ -1,10 +1,13 @@
-"""Turn images into a model's input: each published scorer has its own way, and the score depends on it.
+"""Read images, and turn them into a model's input: each published scorer has its own way, and the score depends on it.
+
+What is transparent is laid on white first, for every reward (`opaque`). Of the published scorers PickScore does so; the others drop the alpha
+channel, and score what nobody sees.
 
 | reward | fits by | resamples | converts to RGB |
 |---|---|---|---|
 | HPS-v2.1 | longest side, padded with black | the float tensor, nothing clamped | first |
 | CLIP Score | both sides, aspect lost | PIL, rounded to 8 bits | last |
-| PickScore | shortest side, centre cropped | PIL, rounded to 8 bits | first, transparency on white |
+| PickScore | shortest side, centre cropped | PIL, rounded to 8 bits | first |
 | ImageReward | shortest side, centre cropped | PIL, rounded to 8 bits | last |
 
 A tensor is resampled as a tensor (bicubic with antialiasing, as PIL's), so it differs from a PIL image by PIL's rounding alone.
@@ -12,8 +15,10 @@ A tensor is resampled as a tensor (bicubic with antialiasing, as PIL's), so it d
 torchvision takes 1.5 seconds to import, so it is imported only when an image is scored.
 """
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -21,6 +26,10 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
+from g2rpo_core.foundation.errors import UserError
+from g2rpo_core.foundation.files import complaint, reading, whole
+
+OPEN = 2**26  # pixels of the images that are open at a time; one with more is refused
 Images: TypeAlias = torch.Tensor | Sequence[Image.Image]
 
 
@@ -33,7 +42,7 @@ class Preprocess:
     """How an image is fitted into the square; see the table above."""
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    rgb: Literal["first", "last", "first, on white"]
+    rgb: Literal["first", "last"]
     """When an image of another mode becomes RGB: before or after resampling."""
     crop_floor: bool = False
     """Of an odd margin, crop the smaller half at the top left (transformers), instead of the even one of the two (torchvision)."""
@@ -49,9 +58,7 @@ class Preprocess:
         return TF.normalize(fitted, list(self.mean), list(self.std))
 
     def _image(self, image: Image.Image) -> torch.Tensor:
-        if self.rgb == "first, on white" and image.has_transparency_data:
-            image = image.convert("RGBA")
-            image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+        image = opaque(image)
         if self.rgb != "last":
             image = image.convert("RGB")
         if self.fit == "pad":
@@ -106,14 +113,43 @@ def in_eight_bits(image: Image.Image) -> Image.Image:
     return image
 
 
+def opaque(image: Image.Image) -> Image.Image:
+    """Return an image as it is seen on white: one with transparency as RGB, any other unchanged."""
+    if not image.has_transparency_data:
+        return image
+    image = image.convert("RGBA")
+    return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
+
+
+def read_image(path: Path) -> Image.Image:
+    """Read a whole image file as rewards take it: 16 bits a value as 8, what is transparent on white.
+
+    UserError if it is no image, damaged, too large, or of a range that is not known.
+    """
+    with warnings.catch_warnings(), reading(whole(path)):
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # our own limit is below
+        image = Image.open(path)
+    with image, reading(path):
+        frames = getattr(image, "n_frames", 1)
+        if (pixels := image.width * image.height) > OPEN:
+            raise UserError(complaint(path, f"has {pixels / 1e6:.0f} megapixels, more than {OPEN / 1e6:.0f}"))
+        image.load()
+        try:
+            found = opaque(in_eight_bits(image))
+        except ValueError as error:
+            raise UserError(complaint(path, str(error))) from None
+        found.info["frames"] = frames
+        return found
+
+
 def eight_bit(images: Images) -> list[torch.Tensor]:
-    """Convert each image to [3, H, W] uint8 on the CPU, as files hold them; transparency is dropped, as `convert("RGB")` does."""
+    """Convert each image to [3, H, W] uint8 on the CPU, as files hold them; what is transparent is laid on white."""
     from torchvision.transforms.v2 import functional as TF
 
     if isinstance(images, torch.Tensor):
         # one at a time, so that each stays in the processor's cache
         return [image.float().clamp(0, 1).mul_(255).round_().byte().cpu() for image in images]
-    return [TF.pil_to_tensor(image.convert("RGB")) for image in images]
+    return [TF.pil_to_tensor(opaque(image).convert("RGB")) for image in images]
 
 
 def check_pairs(images: Images, prompts: Sequence[str]) -> None:

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
 
-from g2rpo_core.rewards.preprocess import Images, eight_bit, in_eight_bits
+from g2rpo_core.rewards.preprocess import Images, eight_bit, in_eight_bits, opaque
 
 PNG, NPY = "image/png", "application/x-npy"
 PNG_MODES = {"1", "L", "LA", "P", "RGB", "RGBA", "I;16"}
@@ -53,12 +53,12 @@ class ScoreRequest(BaseModel):
 def encode(images: Images, form: Literal["float32", "png"]) -> list[str]:
     """Encode N images as data URLs: tensors [N, 3, H, W] in [0, 1] in that form, PIL images losslessly as PNG of their own mode.
 
-    Modes that PNG does not have, such as CMYK, are sent as RGB.
+    What is transparent is laid on white, as servers would each do in their way. Modes that PNG does not have, such as CMYK, are sent as RGB.
     """
     from torchvision.transforms.v2 import functional as TF
 
     if not isinstance(images, torch.Tensor):
-        return [as_png(image if image.mode in PNG_MODES else image.convert("RGB")) for image in images]
+        return [as_png(image if image.mode in PNG_MODES else image.convert("RGB")) for image in map(opaque, images)]
     if form == "png":
         return [as_png(TF.to_pil_image(image)) for image in eight_bit(images)]
     return [_as_npy(image) for image in images.detach().to("cpu", torch.float32)]

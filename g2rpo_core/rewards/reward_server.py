@@ -26,6 +26,7 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect
 
 from g2rpo_core.foundation.errors import UserError
+from g2rpo_core.rewards.preprocess import opaque
 from g2rpo_core.rewards.reward_protocol import NPY, PNG, Health, Scored, ScoreRequest, answer, decode
 from g2rpo_core.rewards.scoring import score_one
 from g2rpo_core.rewards.spec import Reward
@@ -185,7 +186,7 @@ def score_images(served: Served, images: Sequence[torch.Tensor | Image.Image], p
     from torchvision.transforms.v2 import functional as TF
 
     if served.tensors:
-        to_tensor = lambda image: TF.to_dtype(TF.pil_to_tensor(image.convert("RGB")), torch.float32, scale=True)
+        to_tensor = lambda image: TF.to_dtype(TF.pil_to_tensor(opaque(image).convert("RGB")), torch.float32, scale=True)
         images = [image if isinstance(image, torch.Tensor) else to_tensor(image) for image in images]
     alike = defaultdict(list)
     for number, image in enumerate(images):

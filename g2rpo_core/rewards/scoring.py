@@ -1,13 +1,13 @@
 """Score images with several rewards, with a reason for each missing score."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import pandas as pd
 import torch
 
-from g2rpo_core.data.prompts import Prompt
+from g2rpo_core.data.prompts import Prompt, note_longer
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.rewards.preprocess import Images
 from g2rpo_core.rewards.spec import GroupReward, Reward, RewardWithReasons
@@ -53,6 +53,14 @@ def score_table(rewards: Mapping[str, Reward], prompts: list[Prompt], images: to
         for prompt, value, reason in zip(prompts, values, why)
     ]
     return pd.DataFrame(rows).astype({"reason": "string"})
+
+
+def note_cut(rewards: Mapping[str, Reward], prompts: Iterable[str]) -> None:
+    """Print a line for each reward that reads the beginning of some prompts alone: how many, and the longest; once for a run's prompts."""
+    texts = list(dict.fromkeys(prompts))
+    for name, reward in rewards.items():
+        if tokens := getattr(reward, "tokens", None):
+            note_longer(name, list(zip(texts, tokens.counts(texts))), tokens.limit)
 
 
 def check_missing(name: str, missing: int, total: int, largest: float, reason: str = "") -> None:

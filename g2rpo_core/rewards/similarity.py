@@ -17,7 +17,7 @@ from g2rpo_core.common.pretrained import load_whole
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.rewards import packages
 from g2rpo_core.rewards.preprocess import Images, Preprocess, check_pairs
-from g2rpo_core.rewards.spec import VIT_H_14, BackendSettings, Reward, RewardSpec, ScorerSettings
+from g2rpo_core.rewards.spec import VIT_H_14, BackendSettings, Reward, RewardSpec, ScorerSettings, Tokens
 
 DEFAULT = ScorerSettings()
 MOST_TEXTS = 2**14  # encoded prompts that are kept; 64 MiB with a ViT-H-14
@@ -38,10 +38,11 @@ class CosineScore:
         device: torch.device,
         settings: ScorerSettings,
         scale: float = 1.0,
+        tokens: Tokens | None = None,
     ):
         self.encode_images, self.encode_texts, self.preprocess = encode_images, encode_texts, preprocess
         self.device, self.scale, self.micro_batch = device, scale, settings.micro_batch
-        self.dtype = getattr(torch, settings.dtype)
+        self.dtype, self.tokens = getattr(torch, settings.dtype), tokens
         self._texts: dict[str, torch.Tensor] = {}
 
     def __call__(self, images: Images, prompts: Sequence[str]) -> torch.Tensor:
@@ -74,7 +75,15 @@ def make_open_clip_score(
     """Make the cosine score of an open_clip model, which is moved to the device and dtype."""
     model = model.eval().requires_grad_(False).to(device, getattr(torch, settings.dtype))
     encode_texts = lambda texts: model.encode_text(tokenize(texts).to(device))
-    return CosineScore(model.encode_image, encode_texts, preprocess, device, settings)
+    tokens = Tokens(tokenize.context_length, lambda texts: _count_tokens(tokenize, texts))
+    return CosineScore(model.encode_image, encode_texts, preprocess, device, settings, tokens=tokens)
+
+
+def _count_tokens(tokenize, texts: Sequence[str]) -> list[int]:
+    """Return how many tokens open_clip's tokenizer makes of each text before it cuts: its own, or one of transformers in it."""
+    if hasattr(tokenize, "encode"):
+        return [len(tokenize.encode(text)) + 2 for text in texts]  # its start and end
+    return [len(ids) for ids in tokenize.tokenizer(list(texts), verbose=False).input_ids]
 
 
 class HPSSettings(BackendSettings):
@@ -161,11 +170,12 @@ def pickscore(folder: Path, processor: Path, device: torch.device, settings: Sco
         encode_texts,
         Preprocess(
             model.config.vision_config.image_size, "crop", tuple(config["image_mean"]), tuple(config["image_std"]),
-            rgb="first, on white", crop_floor=True,
+            rgb="first", crop_floor=True,
         ),
         device,
         settings,
         scale,
+        Tokens(length, lambda texts: [len(ids) for ids in tokenizer(list(texts), verbose=False).input_ids]),
     )  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from pydantic import BeforeValidator, Field, model_validator
@@ -25,6 +25,15 @@ class Reward(Protocol):
     """
 
     def __call__(self, images: "Images", prompts: Sequence[str]) -> torch.Tensor: ...
+
+
+class Tokens(NamedTuple):
+    """How much of a prompt a reward reads, in its attribute `tokens`; one without it reads all, or it is not known here."""
+
+    limit: int
+    """Tokens, those of beginning and end included; what follows is cut."""
+    counts: Callable[[Sequence[str]], Sequence[int]]
+    """The tokens of each prompt, uncut."""
 
 
 @runtime_checkable

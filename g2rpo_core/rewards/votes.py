@@ -25,7 +25,7 @@ from g2rpo_core.foundation.claims import one_at_a_time
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import complaint, existing, read_table, reading, whole, write_whole
 from g2rpo_core.foundation.settings import Scale
-from g2rpo_core.rewards.preprocess import Images
+from g2rpo_core.rewards.preprocess import Images, read_image
 from g2rpo_core.rewards.similarity import CosineScore, clip_score
 from g2rpo_core.rewards.spec import VIT_H_14, Reward, RewardSpec, ScorerSettings
 
@@ -90,8 +90,7 @@ def read_images(file: Path, table: pd.DataFrame, side: str) -> list[Image.Image]
         path = whole(file.parent / name)
         if sha256(path) != expected:
             raise UserError(complaint(path, f"is not the image of the vote in {file}: restore it"))
-        with reading(path), Image.open(path) as image:
-            images.append(image.convert("RGB"))
+        images.append(read_image(path).convert("RGB"))
     return images
 
 
@@ -164,7 +163,7 @@ class VotesReward:
     """w . phi(image, prompt), [N] float32: higher is better; weights: [2 D] float32 on the scorer's device."""
 
     def __init__(self, scorer: CosineScore, weights: torch.Tensor):
-        self.scorer, self.weights = scorer, weights
+        self.scorer, self.weights, self.tokens = scorer, weights, scorer.tokens
 
     def __call__(self, images: Images, prompts: Sequence[str]) -> torch.Tensor:
         return (features(self.scorer, images, prompts) * self.weights).sum(1)

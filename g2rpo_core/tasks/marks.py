@@ -15,10 +15,11 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from g2rpo_core.tasks import SIZES
 from g2rpo_core.tasks.drawing import BACKGROUND, COLORS, SHAPES, canvas, nearest_color, paint, stencil
 from g2rpo_core.tasks.task import Task
 
-SIZE = 64
+SIZE = SIZES["marks"]
 QUARTER = SIZE // 2  # pixels: each object has one to itself
 COUNTS = ("one", "two", "three", "four")
 RADII = {"small": 7.0, "large": 11.0}  # half the side of the bounding box, in pixels

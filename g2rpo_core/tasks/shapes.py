@@ -13,10 +13,11 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from g2rpo_core.tasks import SIZES
 from g2rpo_core.tasks.drawing import BACKGROUND, COLORS, SHAPES, canvas, nearest_color, paint, stencil
 from g2rpo_core.tasks.task import Task
 
-SIZE = 32
+SIZE = SIZES["shapes"]
 RADII = {"small": 4.0, "large": 6.0}  # half the side of the bounding box, in pixels
 PLACES = {
     "in the middle": (16, 16),

@@ -6,6 +6,7 @@ Warnings are a pure function of the records, so that a resumed run warns the sam
 |---|---|
 | `held_out` | a held-out reward fell from measurement to measurement, while the same reward in training, or the training reward, rose |
 | `spread` | the members of a group score nearly alike: nothing is left to learn from |
+| `no_spread` | the members of every group score alike, from the start or since long: nothing can be learned |
 | `clipped` | nearly every ratio that can leave the clip range is outside it: updates do nothing |
 | `ratio` | the ratio leaves the clip range before anything is learned: rollout and update compute different numbers |
 """
@@ -58,15 +59,28 @@ def _warnings(records: Sequence[Mapping], training: TrainingSettings, updates: i
     if iterations and (error := iterations[-1].get("old_policy_ratio_error", 0.0)) > training.clip_range:
         other = "calls of other sizes round otherwise; give sampling.batch_tokens and training.batch_tokens the same value"
         yield "ratio", f"|ratio - 1| was {error:.2g} before the first update, over clip_range {training.clip_range:g}: {other}"
-    # Spread: the last iterations against the first
+    # Spread: none at all, in a run of fewer iterations in all of them; then the last iterations against the first
+    flat = []
+    count = min(patience, training.iterations)
+    for reward in training.rewards:
+        if len(last) == count and all(record.get(f"no_spread_{reward}") == 1.0 for record in last):
+            flat.append(reward)
+            yield f"no_spread_{reward}", _no_spread(reward, count, training)
     if len(iterations) < 2 * patience:
         return
-    for reward in training.rewards:
+    for reward in (each for each in training.rewards if each not in flat):
         column = f"reward_std_{reward}"
         first, now = _mean(iterations[:patience], column), _mean(last, column)
         if now < COLLAPSED * first:
             fell = f"{column} fell from {first:.2g} to {now:.2g}: a group's images score alike, and nothing is left to learn from"
             yield f"spread_{reward}", f"{fell}; try more noise (eta), other SDE steps or a higher kl_coef"
+
+
+def _no_spread(reward: str, iterations: int, training: TrainingSettings) -> str:
+    """Say that a reward teaches nothing, and what to look at."""
+    learns = "nothing is learned" if len(training.rewards) == 1 else "nothing is learned from it"
+    found = f"reward {reward} gave all images of a group the same score, in every group of {iterations} iterations: {learns}"
+    return f"{found}; see what it says of other images (g2rpo score), take another reward, or more noise (eta) and larger groups"
 
 
 def _held_out(records: Sequence[Mapping], training: TrainingSettings) -> Iterator[tuple[str, str]]:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pandas as pd
 import torch
 
-from g2rpo_core.algorithm.advantage import correlation, standardized
+from g2rpo_core.algorithm.advantage import correlation, standardized, without_spread
 from g2rpo_core.common.processes import describe_machine
 from g2rpo_core.common.runs import TRAINING_RECORDS
 from g2rpo_core.data.embeddings import EmbeddingStore
@@ -21,16 +21,27 @@ from g2rpo_core.sampling.settings import SamplingSettings
 
 HELDOUT_CURVE = "curve.json"  # in a run's folder
 HELDOUT = "heldout_"  # begins the names of what is measured on held-out prompts
+NO_SPREAD = "no_spread_"  # begins the names of the shares of groups whose rewards are all equal
 START = {"iteration": 0, "num_forward_evals": 0, "num_transitions": 0, "seconds": 0.0}  # before the first iteration
 
 
 def reward_metrics(
-    names: Sequence[str], rewards: torch.Tensor, advantages: torch.Tensor, granularities: tuple[int, ...], adv_clip_max: float
+    names: Sequence[str],
+    rewards: torch.Tensor,
+    advantages: torch.Tensor,
+    granularities: tuple[int, ...],
+    adv_clip_max: float,
+    groups: int = 1,
 ) -> dict[str, float]:
-    """Average this process's rewards [R, P, B, J, G], their spread in a group, and the share of clipped advantages, of any shape."""
+    """Average this process's rewards [R, P, B, J, G], their spread in a group, and the share of clipped advantages, of any shape.
+
+    groups: into which the G members are divided whose rewards are compared (`Method.groups`).
+    """
+    alike = without_spread(rewards.unflatten(-1, (groups, -1))).float()
     return {
         **{f"reward_{name}": score.mean().item() for name, score in zip(names, rewards)},
         **{f"reward_std_{name}": score.std(-1).mean().item() for name, score in zip(names, rewards)},
+        **{f"{NO_SPREAD}{name}": share.mean().item() for name, share in zip(names, alike)},
         **granularity_correlation(rewards, names, granularities),
         "adv_clip_share": (advantages.abs() >= adv_clip_max).float().mean().item(),
     }

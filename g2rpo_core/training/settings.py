@@ -79,7 +79,7 @@ class DriftSettings(Settings):
     """When a run warns of drift (`training/drift.py`), and whether that stops the run."""
 
     patience: Annotated[int, Field(ge=2, le=10**6)] = Field(
-        20, description="iterations in a row that are clipped, or over which groups' spread is averaged"
+        20, description="iterations in a row that are clipped or have no spread, or over which groups' spread is averaged"
     )
     measurements: Annotated[int, Field(ge=2, le=1000)] = Field(5, description="how many times in a row a held-out reward falls")
     stop: bool = Field(False, description="end the run, with a checkpoint, at the first warning")

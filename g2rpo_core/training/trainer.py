@@ -152,7 +152,9 @@ class Trainer:
 
         # The record
         every = torch.cat([each.flatten() for each in advantages])
-        means = reward_metrics(list(self.rewards), rewards, every, sampled.granularities, training.adv_clip_max)
+        means = reward_metrics(
+            list(self.rewards), rewards, every, sampled.granularities, training.adv_clip_max, self.method.groups
+        )
         return {
             "num_forward_evals": sampled.num_forward_evals * self.policy.forward_evals * processes.size,
             "num_transitions": sum(update["num_transitions"] for update in updates) * processes.size,

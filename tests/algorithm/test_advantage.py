@@ -1,9 +1,12 @@
 import json
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from g2rpo_core.algorithm.advantage import group_advantages, standardized
+from g2rpo_core.algorithm.advantage import group_advantages, standardized, without_spread
 from tests.conftest import GOLDENS
 
 GOLDEN = json.loads((GOLDENS / "advantages.json").read_text())
@@ -34,6 +37,40 @@ def test_a_group_of_equals_says_nothing(value):
     advantages = group_advantages(rewards)
     assert (advantages[0] == 0).all()
     assert advantages[1, 3] > 0
+
+
+ONE_BIT = [0.3, 0.3, 0.3, 0.30000004, *[0.3] * 8]
+THREE_BITS = [*[0.3] * 11, 0.3000001]
+
+
+@pytest.mark.parametrize("rewards", [ONE_BIT, THREE_BITS, [-value for value in ONE_BIT], [1e6 * value for value in THREE_BITS]])
+def test_equal_images_in_two_calls_of_a_scorer_have_no_advantage(rewards):
+    """Nor have several granularities together, whose roundings would all have one sign."""
+    group = torch.tensor(rewards).expand(1, 3, 2, 12)
+    assert without_spread(group).all() and (group_advantages(group) == 0).all()
+    assert (group_advantages(group, deviation=torch.tensor(1e-9)) == 0).all()
+
+
+@given(
+    base=st.floats(2.0**-100, 2.0**100, width=32),
+    sign=st.sampled_from([-1, 1]),
+    ulps=st.lists(st.integers(-2, 2), min_size=2, max_size=24),
+)
+def test_a_few_last_bits_are_no_spread(base, sign, ulps):
+    rewards = np.full(len(ulps), base, np.float32)
+    for place, steps in enumerate(ulps):
+        for _ in range(abs(steps)):
+            rewards[place] = np.nextafter(rewards[place], np.float32(np.inf if steps > 0 else -np.inf))
+    assert (standardized(sign * torch.from_numpy(rewards)) == 0).all()
+
+
+@given(base=st.floats(0.125, 2.0**60, width=32), share=st.floats(1e-4, 1), members=st.integers(2, 24), better=st.integers(0, 23))
+def test_what_a_scorer_can_tell_apart_has_an_advantage(base, share, members, better):
+    """Also of large rewards that lie close together, whose mean in float32 would be none of theirs."""
+    rewards = torch.full((members,), base)
+    rewards[better % members] += share * base
+    away = torch.where(torch.arange(members) == better % members, members - 1, -1) / members**0.5
+    torch.testing.assert_close(standardized(rewards), away, rtol=5e-3, atol=0)
 
 
 def test_weights_scale_their_reward():

@@ -8,7 +8,7 @@ import torch
 
 from g2rpo_core.algorithm.advantage import branch_advantages
 from g2rpo_core.algorithm.batch import Draws, TrainedTransition, transition_batches
-from g2rpo_core.algorithm.credit import batch_deviation, transition_advantages
+from g2rpo_core.algorithm.credit import batch_deviation, image_advantages, transition_advantages
 from g2rpo_core.algorithm.methods import METHODS, Method
 from g2rpo_core.algorithm.objective import draw_by_member, noise_weights
 from g2rpo_core.distributed.process_group import ProcessGroup
@@ -116,6 +116,32 @@ def test_of_several_rewards_the_sum_is_standardized_or_each_by_itself():
     of_sum = {name for name, method in METHODS.items() if method.credit.reward_aggr == "rewards"}
     noised = {"diffusion_nft", "awm", "nft_shared", "nft_leaves"}
     assert of_sum - noised == {"flow_grpo", "flow_grpo_fast", "grpo_guard", "tempflow_grpo", "flow_dppo", "stepwise_flow_grpo"}
+
+
+def last_bits(rewards: torch.Tensor) -> torch.Tensor:
+    """Move every value by up to two units in its last place, as another call of a scorer would."""
+    found = rewards.clone().float()
+    steps = torch.randint(-2, 3, rewards.shape, generator=torch.Generator().manual_seed(0))
+    for count in (1, 2):
+        found = torch.where(steps >= count, torch.nextafter(found, torch.tensor(torch.inf)), found)
+        found = torch.where(steps <= -count, torch.nextafter(found, torch.tensor(-torch.inf)), found)
+    return found
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_equal_images_have_no_advantage_by_any_method(name):
+    """Whatever is compared with what: members, shared states, noised images; each reward, or their sum in which they cancel."""
+    method = METHODS[name]
+    equal = last_bits(torch.tensor([0.3, 0.2, 21.7]).view(3, 1, 1, 1, 1).expand(3, 2, 3, 2, 12))
+    how = (method.credit, method.groups, [1.0, -1.5, 0.5], 5.0, ProcessGroup())
+    gains = None
+    if method.credit.needs_predictions:  # a gain of .001, far below the scores that it is a difference of
+        gains = [last_bits(equal[:, :, 0, 0] + 0.001) - equal[:, :, 0, 0] for _ in range(2)]
+    assert not any(part.any() for part in transition_advantages(sampled((1, 12), (12, 12), prompts=2), equal, gains, *how))
+    assert not image_advantages(equal, *how).any()
+    if gains is None:
+        shared = transition_advantages(sampled((1, 3 * method.groups), prompts=2), equal, None, *how)
+        assert not any(part.any() for part in shared)
 
 
 def test_groups_are_standardized_by_themselves_whatever_their_number():

@@ -1,13 +1,18 @@
 import json
+import unicodedata
 from pathlib import Path
 
 import pandas as pd
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from g2rpo_core.data.prompts import (
     Prompt,
     captions,
     choose,
+    distinct,
+    given_prompts,
     held_out,
     load_prompts,
     prompt_order,
@@ -15,6 +20,7 @@ from g2rpo_core.data.prompts import (
     write_prompts,
 )
 from g2rpo_core.foundation.errors import UserError
+from g2rpo_core.foundation.texts import comparable, unprintable, unseen
 
 ROWS = [{"prompt": "a cat, sitting", "style": "photo"}, {"prompt": " ", "style": ""}, {"prompt": "ein Hund 🐕", "style": "anime"}]
 
@@ -47,7 +53,26 @@ def test_every_format_gives_the_same_prompts(tmp_path, suffix):
         ("none.txt", None, "no such prompt file"),
         ("empty.txt", "\n \n", "holds no prompt"),
         ("empty.csv", "prompt,style\n", "holds no prompt"),
-        ("x.csv", "text,style\na,b\n", "no column `prompt`, only text, style"),
+        ("x.csv", "words,style\na,b\n", "no column `prompt` (or prompts, caption, captions, text, texts), only words, style"),
+        (
+            "x.csv",
+            "a red circle; and a cat\na dog\n",
+            "no column `prompt` (or prompts, caption, captions, text, texts), only a red circle; and",
+        ),
+        (
+            "two.csv",
+            "caption;text\na;b\n",
+            "the columns `caption` and `text` could both be the prompt: name the right one `prompt`",
+        ),
+        ("two.jsonl", '{"Prompt": "a", "PROMPTS": "b"}\n', "the columns `Prompt` and `PROMPTS` could both be the prompt"),
+        ("twice.csv", "prompt,style,style\na,b,c\n", "has two columns `style`: name one of them otherwise"),
+        ("unseen.txt", "a\n\u200b \u00ad\n", "row 2 has no character that is seen ('\\u200b \\xad"),
+        ("unseen.jsonl", '{"prompt": "\\u2060"}\n', "row 1 has no character that is seen ('\\u2060')"),
+        (
+            "utf16.txt",
+            "a cat\n".encode("utf-16-le"),
+            "row 1 has a NUL character (text without a byte order mark is read as UTF-8: is this",
+        ),
         ("x.jsonl", '{"prompt": "a"}\n{oops\n', "row 2 cannot be read (not JSON: Expecting property name"),
         ("x.parquet", "not parquet", "is not a Parquet file, or its beginning is damaged"),
         ("x.docx", "a", "not from .docx"),
@@ -77,6 +102,30 @@ def test_bad_files_are_named_with_what_is_wrong(tmp_path, name, content, message
     assert message in str(error.value) and name in str(error.value) and "\n" not in str(error.value)
 
 
+A, B = "a cat, sitting", "ein Hund; groß"
+
+
+@pytest.mark.parametrize(
+    "name, content",
+    [
+        ("semicolon.csv", f'prompt;style\n"{A}";x\n"{B}";y\n'),
+        ("tabs.csv", f"style\tprompt\nx\t{A}\ny\t{B}\n"),
+        ("excel.csv", f'sep=;\r\nprompt;style\r\n{A};x\r\n"{B}";y\r\n'),
+        ("blank_first.csv", f'\n \n,,\nprompt\n"{A}"\n{B}\n'),
+        ("upper.csv", f'Prompts,Category\n"{A}",x\n{B},y\n'),
+        ("caption.jsonl", f'{{"caption": "{A}"}}\n{{"caption": "{B}"}}\n'),
+        ("text.json", json.dumps([{"text": A}, {"text": B}])),
+        ("ours_wins.csv", f'caption,prompt\nno,"{A}"\nno,{B}\n'),
+        ("windows.txt", f"{A}\r\n{B}\r\n"),
+        ("mac.txt", f"{A}\r{B}\r"),
+    ],
+)
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32"])
+def test_what_others_write_is_read_as_they_mean_it(tmp_path, name, content, encoding):
+    (tmp_path / name).write_bytes(content.encode(encoding))
+    assert [prompt.text for prompt in read_prompts(tmp_path / name)] == [A, B]
+
+
 def test_a_long_field_of_a_csv_is_a_prompt(tmp_path):
     (tmp_path / "long.csv").write_text("style,prompt\nphoto," + "a " * 100_000 + "\n,b\n")
     assert [len(prompt.text) for prompt in read_prompts(tmp_path / "long.csv")] == [199_999, 1]
@@ -93,6 +142,34 @@ def test_what_is_tested_is_not_trained_on():
     assert ([prompt.id for prompt in kept], left_out) == (["1"], 1)
     with pytest.raises(UserError, match="all 2 training prompts are also test prompts"):
         held_out(train, train)
+
+
+ALIKE = ["a red circle", "a r\u00aded circle", "\ufeffA RED\u2003circle", "a \uff52ed circ\u200dle", "a re\u2060d circle\ufe0f"]
+
+
+@pytest.mark.parametrize("text", ALIKE)
+def test_what_looks_like_a_test_prompt_is_not_trained_on_nor_kept_twice(tmp_path, text):
+    kept, left_out = held_out([Prompt("0", text, ""), Prompt("1", "a dog", "")], [Prompt("2", ALIKE[0], "")])
+    assert ([prompt.id for prompt in kept], left_out) == (["1"], 1)
+    assert [prompt.id for prompt in distinct([Prompt("0", ALIKE[0], ""), Prompt("1", text, ""), Prompt("2", "a dog", "")])] == [
+        "0",
+        "2",
+    ]
+
+
+@given(st.text())
+def test_texts_compare_as_they_look_whatever_they_are_written_with(text):
+    once = comparable(text)
+    assert comparable(once) == once and (unseen(text) or once or unprintable(text))
+    assert comparable(f"\ufeff {unicodedata.normalize('NFD', text)}\u200b\u00ad") == comparable(f" {text} ")
+    assert unseen("".join(char for char in text if char.isspace()) + "\u200b\u2060\ufeff\u00ad\u3164")
+
+
+def test_a_prompt_that_is_typed_has_to_be_seen():
+    for text in ("", " ", "\u200b", "\u3164\u00ad"):
+        with pytest.raises(UserError, match="prompt 0001 has no character that is seen"):
+            given_prompts(["a cat", text])
+    assert [prompt.text for prompt in given_prompts(["\u200ba cat", "👨\u200d👧"])] == ["\u200ba cat", "👨\u200d👧"]
 
 
 def test_prompts_survive_the_file(tmp_path, monkeypatch):

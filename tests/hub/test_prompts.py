@@ -42,6 +42,17 @@ def test_each_prompt_comes_once_at_the_revision_of_the_lock(prompts, hub, tmp_pa
     assert [file for file, _ in hub.ranges] == ["train.json"]
 
 
+def test_prompts_that_no_encoder_takes_are_left_out_and_counted(prompts, capsys, tmp_path):
+    """A control character, half a surrogate pair, or nothing that is seen: one of 103,700 ends nothing. They are of the published count."""
+    file = tmp_path / "annotations" / "train.json"
+    rows = json.loads(file.read_text())
+    texts = ["a \x1b[31mcat", "a\0cat", "\ud800", "\u200b"]
+    file.write_text(json.dumps([*rows, *({"prompt": text} for text in texts), {"prompt": "a dog"}]))
+    assert [one.text for one in prompts(distinct=9)] == ["a cat, 0", "a cat, 1", "a cat, 2", "a dog"]
+    said = "prompts.train: 4 prompts were left out: with a control character, or no character that is seen\n"
+    assert said in capsys.readouterr().out
+
+
 def test_styles_come_from_the_lists_that_have_the_prompts(prompts, capsys):
     files = {"anime": "benchmark/anime.json", "photo": "benchmark/photo.json"}
     styled = prompts(styles={"repo": "somebody/lists", "revision": REVISION, "files": files})

@@ -2,12 +2,17 @@
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image
 
 from g2rpo_core.foundation.errors import UserError
-from g2rpo_core.inference.folder import OPEN, batches, check_images, pair, read_image
+from g2rpo_core.foundation.texts import natural
+from g2rpo_core.inference.folder import batches, check_images, pair
 from g2rpo_core.inference.pictures import png
-from g2rpo_core.rewards.preprocess import check_pairs, in_eight_bits
+from g2rpo_core.rewards import registry
+from g2rpo_core.rewards.preprocess import OPEN, check_pairs, in_eight_bits, read_image
+from tests.fixtures.images import photograph
 
 
 @pytest.fixture
@@ -21,15 +26,178 @@ def folder(tmp_path):
 
 
 def test_pictures_have_the_prompts_that_stand_in_them(folder, tmp_path):
-    """The n-th line for the n-th file would give two of three the wrong one; another one is refused by name."""
+    """Another one is refused by name."""
     assert dict(pair(folder, None).to_numpy()) == {
         "base-0001-0.png": "first",
         "base-1001-0.png": "second",
         "base-10000-0.png": "third",
     }
-    (tmp_path / "lines.txt").write_text("first\nsecond\nthird\n")
-    with pytest.raises(UserError, match="lines.txt: gives base-10000-0.png; base-1001-0.png another prompt than the one that"):
+    (tmp_path / "lines.txt").write_text("first\nthird\nsecond\n")
+    with pytest.raises(UserError, match="lines.txt: gives base-1001-0.png; base-10000-0.png another prompt than the one that"):
         pair(folder, tmp_path / "lines.txt")
+
+
+def images(folder, *names: str):
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (4, 4)).save(folder / name)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        [f"{n}.png" for n in range(12)],
+        [f"image ({n}).png" for n in (1, 2, 10, 11, 100)],
+        ["a1b2.png", "a1b10.png", "a2b1.png", "a10b1.png"],
+        [f"{n:02d}.png" for n in range(12)],
+        ["01.png", "1.png", "2.png"],
+    ],
+)
+def test_line_n_is_for_the_nth_image_as_people_count_and_both_ends_are_said(tmp_path, capsys, names):
+    (tmp_path / "p.txt").write_text("".join(f"a drawing of {name}\n" for name in names))
+    table = pair(images(tmp_path / "images", *names), tmp_path / "p.txt")
+    assert table.file.tolist() == names and table.prompt.tolist() == [f"a drawing of {name}" for name in names]
+    said = f"{names[0]} is 'a drawing of {names[0]}', …, {names[-1]} is 'a drawing of {names[-1]}'"
+    assert capsys.readouterr().err == f"note: line n is for the n-th image in natural order: {said}\n"
+
+
+@given(st.lists(st.integers(0, 10**20), unique=True, min_size=1))
+def test_numbered_names_sort_as_their_numbers(numbers):
+    assert sorted((f"img_{n}.png" for n in numbers), key=natural) == [f"img_{n}.png" for n in sorted(numbers)]
+
+
+def test_hidden_files_are_no_images(tmp_path):
+    """Those of macOS beside each file and in its archives, caches, and lists of Windows."""
+    folder = images(tmp_path / "images", "a.png", ".hidden.png", "__MACOSX/a.png", ".cache/b.png")
+    for name in ("._a.png", "Thumbs.db", ".DS_Store"):
+        (folder / name).write_bytes(b"Mac OS X")
+    (tmp_path / "p.txt").write_text("a cat\n")
+    assert pair(folder, tmp_path / "p.txt").to_dict("list") == {"file": ["a.png"], "prompt": ["a cat"]}
+    (folder / "a.png").unlink()
+    with pytest.raises(UserError, match="images: holds no image"):
+        pair(folder, tmp_path / "p.txt")
+
+
+@pytest.mark.parametrize(
+    "name, text",
+    [
+        ("metadata.csv", "file_name,text\nb.png,a cat\na.png,a dog\n"),
+        ("metadata.csv", "filename;Caption\nb.png;a cat\na.png;a dog\n"),
+        ("metadata.jsonl", '{"file_name": "b.png", "caption": "a cat"}\n{"file_name": "a.png", "caption": "a dog"}\n'),
+        ("prompts.csv", "file,prompt,seed\nb.png,a cat,0\na.png,a dog,0\n"),
+    ],
+)
+def test_lists_of_others_are_read_from_the_folder_and_by_name(tmp_path, name, text):
+    folder = images(tmp_path / "images", "a.png", "b.png")
+    (folder / name).write_text(text)
+    expected = {"file": ["b.png", "a.png"], "prompt": ["a cat", "a dog"]}
+    assert pair(folder, None).to_dict("list") == expected == pair(folder, folder / name).to_dict("list")
+
+
+def test_an_imagefolder_has_its_images_in_subfolders_with_one_list_or_one_in_each(tmp_path):
+    folder = images(tmp_path / "images", "train/2.png", "train/10.png", "test/1.png")
+    (folder / "metadata.csv").write_text("file_name,prompt\ntrain/10.png,ten\ntest/1.png,one\n")
+    assert dict(pair(folder, None).to_numpy()) == {"train/10.png": "ten", "test/1.png": "one"}
+    (folder / "metadata.csv").unlink()
+    (folder / "train" / "metadata.csv").write_text("file_name,text\n10.png,ten\n2.png,two\n")
+    with pytest.raises(
+        UserError, match="images/test: has no prompts.csv or metadata.csv or metadata.jsonl, which other subfolders"
+    ):
+        pair(folder, None)
+    (folder / "test" / "metadata.jsonl").write_text('{"file_name": "1.png", "text": "one"}\n')
+    assert dict(pair(folder, None).to_numpy()) == {"train/10.png": "ten", "train/2.png": "two", "test/1.png": "one"}
+    (tmp_path / "lines.txt").write_text("one\ntwo\nten\n")
+    assert dict(pair(folder, tmp_path / "lines.txt").to_numpy()) == {
+        "test/1.png": "one",
+        "train/2.png": "two",
+        "train/10.png": "ten",
+    }
+
+
+def test_a_text_beside_an_image_is_its_prompt(tmp_path, folder):
+    images(tmp_path / "mine", "1.png", "2.jpg")
+    for name, text in (("1.txt", "\ufeffa  cat,\nsitting\n"), ("2.caption", "a dog")):
+        (tmp_path / "mine" / name).write_text(text)
+    assert dict(pair(tmp_path / "mine", None).to_numpy()) == {"1.png": "a cat, sitting", "2.jpg": "a dog"}
+    (tmp_path / "mine" / "2.txt").write_text("a hound")
+    with pytest.raises(UserError, match="mine: 2.jpg has 2.txt and 2.caption: remove one, or give --prompts"):
+        pair(tmp_path / "mine", None)
+    (tmp_path / "mine" / "2.txt").unlink()
+    (tmp_path / "mine" / "2.caption").write_text("\u200b\n")
+    with pytest.raises(UserError, match="mine: the prompt of 2.jpg is empty"):
+        pair(tmp_path / "mine", None)
+    (folder / "base-0001-0.txt").write_text("another")  # beside a picture that says what it is of
+    with pytest.raises(
+        UserError, match="gives base-0001-0.png another prompt than the one that the picture says it is of: correct it"
+    ):
+        pair(folder, None)
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        (
+            "file_name,caption,text\na.png,x,y\n",
+            "the columns `caption` and `text` could both be the prompt: name the right one `prompt`",
+        ),
+        ("file_name,filename,prompt\na.png,b.png,x\n", "the columns `file_name` and `filename` could both be the file"),
+        ("file,prompt,prompt\na.png,x,y\n", "has two columns `prompt`: name one of them otherwise"),
+        (
+            "file_name,label\na.png,1\n",
+            "has no column `prompt` (or prompts, caption, captions, text, texts), only file_name, label",
+        ),
+        ("caption\nx\n", "needs columns file,prompt; has prompt (file may be file_name or filename)"),
+        ("file,prompt\n../a.png,x\n", "../a.png is not an image in "),
+        ("file,prompt\n.a.png,x\n", ".a.png is not an image in "),
+    ],
+)
+def test_a_list_that_may_mean_two_things_is_refused_by_name(tmp_path, text, message):
+    folder = images(tmp_path / "images", "a.png", "b.png", ".a.png", "../a.png")
+    (folder / "metadata.csv").write_text(text)
+    with pytest.raises(UserError) as error:
+        pair(folder, None)
+    assert message in str(error.value) and "metadata.csv" in str(error.value) and "\n" not in str(error.value)
+
+
+def test_two_lists_in_a_folder_are_refused_and_ours_wins(tmp_path):
+    folder = images(tmp_path / "images", "a.png")
+    (folder / "metadata.csv").write_text("file_name,text\na.png,one\n")
+    (folder / "metadata.jsonl").write_text('{"file_name": "a.png", "text": "two"}\n')
+    with pytest.raises(UserError, match="images: has metadata.csv and metadata.jsonl: give one of them by --prompts"):
+        pair(folder, None)
+    (folder / "prompts.csv").write_text("file,prompt\na.png,ours\n")
+    assert pair(folder, None).prompt.tolist() == ["ours"]
+
+
+def test_what_is_transparent_is_seen_on_white_however_the_file_says_so(tmp_path):
+    """By hand: black of half opacity is grey, what lies under full transparency is not seen; palettes, grey and a colour as alpha too."""
+    rgba = np.zeros((1, 3, 4), np.uint8)
+    rgba[0] = (255, 0, 0, 0), (0, 0, 0, 128), (0, 0, 255, 255)
+    Image.fromarray(rgba, "RGBA").save(tmp_path / "rgba.png")
+    assert np.asarray(read_image(tmp_path / "rgba.png")).tolist() == [[[255, 255, 255], [127, 127, 127], [0, 0, 255]]]
+    Image.fromarray(rgba[..., [0, 3]], "LA").save(tmp_path / "la.png")
+    assert np.asarray(read_image(tmp_path / "la.png")).tolist() == [[[255] * 3, [127] * 3, [0] * 3]]
+    palette = Image.new("P", (2, 1))
+    palette.putpalette([255, 0, 0, 0, 255, 0])
+    palette.putpixel((1, 0), 1)
+    palette.save(tmp_path / "p.png", transparency=0)
+    assert np.asarray(read_image(tmp_path / "p.png")).tolist() == [[[255, 255, 255], [0, 255, 0]]]
+    Image.new("RGB", (1, 1), (9, 8, 7)).save(tmp_path / "key.png", transparency=(9, 8, 7))
+    assert np.asarray(read_image(tmp_path / "key.png")).tolist() == [[[255, 255, 255]]]
+    Image.new("L", (1, 1), 9).save(tmp_path / "grey.png")
+    assert read_image(tmp_path / "grey.png").mode == "L"  # what has no transparency stays as it is
+
+
+@pytest.mark.pipeline
+@pytest.mark.parametrize("name", ["hps", "clip_score", "pickscore", "image_reward"])
+def test_every_reward_scores_what_is_seen_and_not_what_lies_under_alpha(models, name):
+    scorer = registry.load([name], models)[name]
+    seen = photograph(40, 40)
+    under = [Image.merge("RGBA", (*photograph(40, 40, seed).split(), Image.new("L", (40, 40), 0))) for seed in (1, 2)]
+    white = Image.new("RGB", (40, 40), "white")
+    scores = scorer([*under, white, seen], ["a red circle"] * 4).tolist()
+    assert scores[0] == scores[1] == scores[2] != scores[3]
 
 
 def test_without_prompts_the_folders_own_list_is_read_or_asked_for(folder):

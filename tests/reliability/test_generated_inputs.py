@@ -363,7 +363,7 @@ class TestReports:
 class TestPictures:
     @draws(damages, st.sampled_from(["PNG", "JPEG", "GIF", "BMP", "WEBP", "TIFF"]))
     def test_damaged_pictures(self, folder, how, form):
-        from g2rpo_core.inference.folder import read_image
+        from g2rpo_core.rewards.preprocess import read_image
 
         whole = folder / f"whole.{form.lower()}"
         if not whole.exists():

@@ -231,7 +231,7 @@ def test_a_servers_note_steers_no_terminal(tmp_path):
 
 
 def test_a_picture_that_would_fill_the_memory_is_refused(tmp_path):
-    from g2rpo_core.inference.folder import read_image
+    from g2rpo_core.rewards.preprocess import read_image
 
     data = io.BytesIO()
     from PIL import Image

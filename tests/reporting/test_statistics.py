@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from g2rpo_core.reporting.statistics import holm, paired_difference, pooled_half_width, sign_flip, spread, student
+from g2rpo_core.reporting.statistics import compared, holm, paired_difference, pooled_half_width, sign_flip, spread, student
 
 
 def test_a_constant_difference_has_no_interval():
@@ -36,6 +36,14 @@ def test_missing_scores_leave_their_pair_out():
     assert (difference.pairs, difference.mean) == (2, 1.5)
     with pytest.raises(ValueError, match="two pairs"):
         paired_difference(np.array([1.0, math.nan]), np.zeros(2))
+
+
+def test_one_pair_has_a_difference_and_no_interval():
+    one = compared(np.array([1.0, math.nan]), np.array([0.25, 0.0]))
+    assert (one.mean, one.pairs, one.known) == (0.75, 1, False) and math.isnan(one.low) and math.isnan(one.standard_errors)
+    assert compared(np.full(3, math.nan), np.zeros(3)).pairs == 0
+    two = np.array([1.0, 2.0])
+    assert compared(two, np.zeros(2), "a") == paired_difference(two, np.zeros(2), "a") and compared(two, np.zeros(2)).known
 
 
 def test_ties_count_half():

@@ -21,7 +21,7 @@ from g2rpo_core.tiny_models.build import build_scorer
 from g2rpo_core.tiny_models.hpsv3 import config_of, tokenizer, train_hpsv3
 from g2rpo_core.tiny_models.settings import BuiltModels, FitSettings
 from g2rpo_core.tiny_models.unified_reward import CHAT
-from tests.fixtures.images import IMAGES, PROMPTS
+from tests.fixtures.images import IMAGES, PROMPTS, SEEN
 
 CPU = torch.device("cpu")
 SHAPES = TASKS["shapes"]
@@ -64,7 +64,7 @@ def their_scores(model, base: Path) -> torch.Tensor:
     spec.loader.exec_module(utils)
     processor, _ = read_processor(base)
     scores = []
-    for image, prompt in zip(IMAGES.values(), PROMPTS):
+    for image, prompt in zip(SEEN.values(), PROMPTS):
         area = 256 * 28 * 28
         resized = utils.fetch_image({"image": image, "min_pixels": area, "max_pixels": area})
         chat = conversation(question(TEMPLATE, prompt))

@@ -41,6 +41,18 @@ def tensor(image: Image.Image) -> torch.Tensor:
         ('a card with "" and then "Ten"', None),
         ("it's a sign without one", None),
         ('an "open quote', None),
+        ("ein Schild „SALE“", "sale"),
+        ("ein Schild »Bitte klingeln«, daneben «Nein»", "bitteklingeln"),
+        ("un panneau « VENTE »", "vente"),
+        ("znak „Wyjście”", "wyjście"),
+        ("en skylt ”Öppet”", "öppet"),
+        ("看板「営業中」", "営業中"),
+        ("本『猫』", "猫"),
+        ("a mug that says ‘Don’t panic’", "don’tpanic"),
+        ("ein Becher ‚Morgen‘", "morgen"),
+        ("it’s a dog’s bowl, no text", None),
+        ("it's 'quoted' by apostrophes", None),
+        ("a sign „open", None),
     ],
 )
 def test_the_first_text_in_double_quotes_is_asked_for(prompt, text):

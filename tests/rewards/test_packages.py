@@ -17,7 +17,7 @@ from g2rpo_core.rewards import registry as rewards
 from g2rpo_core.rewards.image_reward import image_reward
 from tests.conftest import ROOT
 from tests.fixtures.commands import run_here
-from tests.fixtures.images import IMAGES, PROMPTS, folder_to_score, photograph
+from tests.fixtures.images import IMAGES, PROMPTS, SEEN, folder_to_score, photograph
 
 BACKENDS = {"hps": "hpsv2", "image_reward": "image-reward"}
 CPU = torch.device("cpu")
@@ -94,12 +94,11 @@ def test_g2rpo_score_by_the_packages(models, tmp_path):
 def test_hps_equals_hpsv2(models):
     store = ModelStore(models)
     published = packages.hpsv2(store.folder("hps"), store.entry("hps")["architecture"], CPU)
-    images = IMAGES | {"transparent": IMAGES["transparent"].convert("RGB")}
-    theirs = torch.tensor([published(prompt, [image])[0] for image, prompt in zip(images.values(), PROMPTS)])
+    theirs = torch.tensor([published(prompt, [image])[0] for image, prompt in zip(SEEN.values(), PROMPTS)])
     ours = rewards.load(["hps"], models)["hps"](list(IMAGES.values()), PROMPTS)
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
     assert theirs.std() > 1e-3
-    with pytest.raises(RuntimeError, match="4 channels"):  # what hpsv2 cannot score, we do as RGB
+    with pytest.raises(RuntimeError, match="4 channels"):  # what hpsv2 cannot score, we do on white
         published(PROMPTS[0], [IMAGES["transparent"]])
 
 
@@ -116,7 +115,7 @@ def test_image_reward_equals_image_reward(models, tmp_path):
     (tmp_path / "med_config.json").write_text(med_config.read_text())
 
     published = packages.image_reward(tmp_path, tokenizer, CPU)
-    theirs = torch.tensor([published(prompt, [image])[0] for image, prompt in zip(IMAGES.values(), PROMPTS)])
+    theirs = torch.tensor([published(prompt, [image])[0] for image, prompt in zip(SEEN.values(), PROMPTS)])
     ours = image_reward(tmp_path, tokenizer, CPU)
     scores = ours(list(IMAGES.values()), PROMPTS)
     torch.testing.assert_close(scores, theirs, rtol=1e-5, atol=1e-5)

@@ -20,7 +20,7 @@ from g2rpo_core.rewards.remote import MOST_BYTES
 from g2rpo_core.rewards.reward_protocol import answer, decode, encode, read_answer
 from g2rpo_core.rewards.scoring import score_all
 from tests.conftest import ROOT
-from tests.fixtures.images import IMAGES, photograph
+from tests.fixtures.images import IMAGES, SEEN, photograph
 from tests.fixtures.loopback import Handler, loopback
 from tests.fixtures.score_server import HEALTH, answering
 
@@ -56,10 +56,12 @@ def test_every_image_gets_its_own_score_and_arrives_as_it_was(form, media):
                 assert sent.tobytes() == (original * 255).round().byte().permute(1, 2, 0).numpy().tobytes()
 
 
-def test_files_are_sent_as_they_are_with_palette_and_transparency():
-    for image in IMAGES.values():
+def test_files_are_sent_as_they_are_with_their_palette_and_on_white():
+    for image in SEEN.values():
         sent = decode(encode([image], "float32")[0], MOST)[0]
-        assert sent.mode == image.mode and sent.convert("RGBA").tobytes() == image.convert("RGBA").tobytes()
+        assert sent.mode == image.mode and sent.convert("RGB").tobytes() == image.convert("RGB").tobytes()
+    sent = decode(encode([IMAGES["transparent"]], "float32")[0], MOST)[0]
+    assert sent.mode == "RGB" and sent.tobytes() == SEEN["transparent"].tobytes()
     printed = photograph(9, 7).convert("CMYK")
     assert decode(encode([printed], "png")[0], MOST)[0].tobytes() == printed.convert("RGB").tobytes()
 

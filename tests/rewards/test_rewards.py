@@ -15,8 +15,9 @@ from benchmarks import rewards as published_rewards
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.rewards import registry as rewards
 from g2rpo_core.rewards import similarity
+from g2rpo_core.rewards.scoring import note_cut
 from g2rpo_core.rewards.similarity import clip_score
-from tests.fixtures.images import IMAGES, PROMPTS, photograph
+from tests.fixtures.images import IMAGES, PROMPTS, SEEN, photograph
 
 NAMES = ["hps", "clip_score", "pickscore", "image_reward"]
 
@@ -132,7 +133,7 @@ def test_clip_score_equals_open_clip(models, tmp_path, mode):
         config["preprocess_cfg"]["resize_mode"] = mode
     (folder / "open_clip_config.json").write_text(json.dumps(config))
     published, ours = published_rewards.clip_score(folder, cpu), clip_score(folder, cpu)
-    theirs = torch.tensor([published(prompt, [image])[0] for image, prompt in zip(IMAGES.values(), PROMPTS)])
+    theirs = torch.tensor([published(prompt, [image])[0] for image, prompt in zip(SEEN.values(), PROMPTS)])
     torch.testing.assert_close(ours(list(IMAGES.values()), PROMPTS), theirs, rtol=0, atol=1e-5)
     assert theirs.std() > 1e-3
 
@@ -168,3 +169,16 @@ def test_pickscore_equals_transformers_over_100(models, scorers):
 def test_a_text_over_pickscores_length_is_cut(scorers):
     long = "a red circle " * 60
     assert scorers["pickscore"]([IMAGES["square"]], [long]).isfinite().all()
+
+
+def test_prompts_that_a_reward_cuts_are_counted_and_the_longest_are_named_once(scorers, capsys):
+    """The tiny CLIP reads 16 tokens, start and end included, and what follows changes no score."""
+    long = "a large red circle at the left " * 4
+    note_cut(scorers, [PROMPTS[0], long, long])
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("note: clip_score ")]
+    tokens = scorers["clip_score"].tokens
+    assert tokens.limit == 16 and list(tokens.counts([PROMPTS[0], long])) == [len(PROMPTS[0].split()) + 2, 30]
+    cut = f"cuts the rest of 1 of 2 prompts: {long[:60]!r} has 30"
+    assert lines == [f"note: clip_score reads 16 tokens of a prompt and {cut}"]
+    note_cut(scorers, PROMPTS[:1])
+    assert "note: clip_score" not in capsys.readouterr().err

@@ -92,7 +92,9 @@ def test_records_are_means_by_hand():
     rewards = torch.tensor([1.0, 3.0, 5.0, 9.0]).view(1, 1, 2, 1, 2)
     advantages = torch.tensor([[[-5.0, 5.0], [0.5, -0.5]]])
     measured = reward_metrics(["red"], rewards, advantages, (1,), 5.0)
-    assert measured == pytest.approx({"reward_red": 4.5, "reward_std_red": (2**0.5 + 4 / 2**0.5) / 2, "adv_clip_share": 0.5})
+    assert measured == pytest.approx(
+        {"reward_red": 4.5, "reward_std_red": (2**0.5 + 4 / 2**0.5) / 2, "no_spread_red": 0, "adv_clip_share": 0.5}
+    )
     steps = [
         {"old_policy_ratio_error": ratio, "loss": n, "kl": 2 * n, "grad_norm": 3 * n, "clip_ratio": n / 10}
         for n, ratio in ((1.0, 0.1), (3.0, 9.0))
@@ -100,6 +102,13 @@ def test_records_are_means_by_hand():
     assert update_metrics(steps) == pytest.approx(
         {"old_policy_ratio_error": 0.1, "loss": 2, "kl": 4, "grad_norm": 6, "clip_ratio": 0.2}
     )
+
+
+def test_groups_without_spread_are_counted_among_those_that_are_compared():
+    """Four members of two noises: 1 1 2 2 has a spread among all, and none within the halves; one last bit is none."""
+    rewards = torch.tensor([[1.0, 1.0, 2.0, 2.0], [0.3, 0.3, 0.3, 0.30000004]]).view(1, 2, 1, 1, 4)
+    share = lambda groups: reward_metrics(["red"], rewards, torch.zeros(1), (1,), 5.0, groups)["no_spread_red"]
+    assert share(1) == 0.5 and share(2) == 1.0
 
 
 def test_the_old_policy_ratio_may_be_off_by_as_much_as_is_allowed_and_no_more(make_trainer):

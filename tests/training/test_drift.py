@@ -24,14 +24,20 @@ def training(tiny) -> TrainingSettings:
 
 
 def records(
-    count: int, heldout=lambda n: 0.5, other=lambda n: 0.5, reward=lambda n: 0.5, std=lambda n: 1.0, clip=lambda n: 0.0
+    count: int,
+    heldout=lambda n: 0.5,
+    other=lambda n: 0.5,
+    reward=lambda n: 0.5,
+    std=lambda n: 1.0,
+    clip=lambda n: 0.0,
+    flat=lambda n: 0.0,
 ) -> list[dict]:
     """Row 0 and `count` iterations, with held-out rewards in every second."""
     rows = []
     for n in range(count + 1):
         row = {"iteration": n}
         if n:
-            row |= {"reward_hps": reward(n), "reward_std_hps": std(n), "clip_ratio": clip(n)}
+            row |= {"reward_hps": reward(n), "reward_std_hps": std(n), "clip_ratio": clip(n), "no_spread_hps": flat(n)}
         if n % 2 == 0:
             row |= {"heldout_hps": heldout(n), "heldout_verifier": other(n)}
         rows.append(row)
@@ -79,6 +85,34 @@ def test_a_spread_that_collapses(training):
     told = history(records(12, std=lambda n: 1.0 if n < 7 else 0.01), training)
     assert [iteration for iteration, _ in told] == [9] and "reward_std_hps fell from 1 to 0.01" in told[0][1]
     assert not history(records(12, std=lambda n: 1.0 if n < 7 else 0.06), training)
+
+
+def test_a_reward_that_never_tells_a_group_apart_is_named_with_what_to_do(training):
+    told = history(records(12, std=lambda n: 0.0, flat=lambda n: 1.0), training)
+    assert [iteration for iteration, _ in told] == [3]  # once, after as many iterations as `patience` says
+    assert "reward hps gave all images of a group the same score" in told[0][1] and "nothing is learned" in told[0][1]
+    assert not history(records(12, flat=lambda n: 0.99), training)
+    assert not history(records(12, flat=lambda n: float(n % 3 > 0)), training)  # never three in a row
+    late = history(records(12, std=lambda n: float(n < 7), flat=lambda n: float(n >= 7)), training)
+    assert [iteration for iteration, _ in late] == [9] and "no_spread" not in late[0][1] and "same score" in late[0][1]
+
+
+def test_a_run_shorter_than_the_patience_is_told_at_its_end(training):
+    short = training.model_copy(update={"iterations": 2})
+    assert [iteration for iteration, _ in history(records(2, flat=lambda n: 1.0), short)] == [2]
+
+
+def test_a_constant_reward_warns_while_the_run_goes_on_and_changes_no_weight(make_trainer, tmp_path):
+    constant = lambda images, prompts: torch.full((len(prompts),), 0.3)
+    trainer = make_trainer(
+        small_method("g2rpo"), reward=constant, iterations=3, drift=DriftSettings(patience=2), weight_decay=0.0
+    )
+    before = {name: value.detach().clone() for name, value in trainer.policy.trained_parameters().items()}
+    warned: list[tuple[int, str]] = []
+    rows = train(trainer, tmp_path, dict, lambda record: None, lambda *told: warned.append(told))
+    assert [iteration for iteration, _ in warned] == [2] and "reward redness" in warned[0][1]
+    assert all(row["no_spread_redness"] == 1.0 for row in rows[1:])
+    assert all(torch.equal(value, before[name]) for name, value in trainer.policy.trained_parameters().items())
 
 
 def test_updates_that_are_clipped_for_long(training):

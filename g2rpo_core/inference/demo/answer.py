@@ -11,10 +11,11 @@ from torchvision.transforms.functional import to_pil_image
 
 from g2rpo_core.common.runs import BASE
 from g2rpo_core.config import Profile
-from g2rpo_core.data.prompts import Prompt, normalized
+from g2rpo_core.data.prompts import Prompt
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import in_one_line
 from g2rpo_core.foundation.settings import Settings, problems_of
+from g2rpo_core.foundation.texts import normalized, unseen
 from g2rpo_core.inference.painter import Painter
 from g2rpo_core.inference.pictures import MOST_STEPS, png
 from g2rpo_core.inference.runs import drawn_as, find_weights
@@ -38,7 +39,7 @@ class ImageRequest(Settings):
     @field_validator("prompt")
     @classmethod
     def _some_text(cls, value: str) -> str:
-        if not normalized(value):
+        if unseen(value):
             raise ValueError("write what to draw")
         return normalized(value)
 

@@ -11,8 +11,9 @@ from uuid import uuid4
 from PIL.Image import Image
 from torchvision.transforms.functional import to_pil_image
 
-from g2rpo_core.data.prompts import captions, given_prompts, load_prompts, normalized
+from g2rpo_core.data.prompts import captions, given_prompts, load_prompts
 from g2rpo_core.foundation.errors import UserError
+from g2rpo_core.foundation.texts import normalized, unseen
 from g2rpo_core.inference.painter import Painter
 from g2rpo_core.inference.pictures import png
 from g2rpo_core.inference.runs import drawn_as, find_weights
@@ -72,7 +73,7 @@ def draw_pair(
 
     prompts: a line each; offered: the allowed runs. UserError for no prompt or run, for another run, and for a prompt that is too long.
     """
-    lines = [line for line in prompts.splitlines() if normalized(line)]
+    lines = [line for line in prompts.splitlines() if not unseen(line)]
     if not lines:
         raise UserError("write prompts to vote on, one on each line")
     if not runs:

@@ -1,0 +1,104 @@
+"""The least value of every setting: taken by every stage, or refused in one line before any work, never by the last stage alone."""
+
+import re
+import shutil
+from collections.abc import Iterator
+
+import pytest
+from ruamel.yaml import YAML
+
+from g2rpo_core.config import load_profile
+from pipeline import check
+from stages import embed, evaluate, prompts, report, train
+from tests.conftest import ROOT
+from tests.fixtures.commands import run_here
+
+PROFILE = load_profile(ROOT / "profiles" / "tiny.yaml")
+SECTIONS = ("prompts", "embed", "sampling", "training", "evaluation")
+# every stage runs with these
+LEAST = {
+    "prompts": {"train_count": 1, "test_count": 1},
+    "embed": {"batch": 1, "shard_rows": 1},
+    "sampling": {"batch_tokens": 1, "decode_batch": 1},
+    "training": {
+        "iterations": 1,
+        "num_generations": 2,
+        "batch_tokens": 1,
+        "rewards": {"hps": 1.0, "clip_score": None},
+        "monitor": {"every": 1, "prompts": 1, "rewards": ["verifier"]},
+        "drift": {"patience": 2, "measurements": 2},
+        "tracking": {"samples": {"every": 1, "prompts": 1}},
+    },
+    "evaluation": {"steps": [1], "rewards": ["hps", "verifier"], "batch": 1, "diversity": {"prompts": 1, "noises": 2}},
+}
+
+
+def project(folder, name: str, sections: dict, runs: str = "methods: [g2rpo]\nseeds: [1]\n"):
+    (folder / "profiles").mkdir(exist_ok=True)
+    shutil.copy(ROOT / "profiles" / "tiny.yaml", folder / "profiles" / "tiny.yaml")
+    YAML().dump({"extends": "tiny", **sections}, folder / "profiles" / f"{name}.yaml")
+    (folder / "params.yaml").write_text(f"profile: {name}\n{runs}")
+    return folder
+
+
+def numbers(settings: dict, *path: str) -> Iterator[tuple[str, ...]]:
+    """The paths of all numbers in settings, those of defaults included."""
+    for key, value in settings.items():
+        if isinstance(value, dict):
+            yield from numbers(value, *path, key)
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            yield (*path, key)
+
+
+EVERY = [(name, *path) for name in SECTIONS for path in numbers(getattr(PROFILE, name).model_dump(mode="json"))]
+
+
+@pytest.mark.parametrize("value", [0, 1])
+@pytest.mark.parametrize("path", EVERY, ids=".".join)
+def test_a_small_value_passes_the_check_or_is_refused_in_one_line(tmp_path, path, value):
+    section, *keys = path
+    changed: object = value
+    for key in reversed(keys):
+        changed = {key: changed}
+    done = run_here(check.main, folder=project(tmp_path, "small", {section: changed}))
+    lines = done.stderr.splitlines()
+    assert done.returncode == bool(lines) and all(line.startswith("error: ") for line in lines)
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"evaluation": {"height": 8, "width": 8}},
+        {"sampling": {"height": 8}},
+        {"methods": {"nft_shared": {"sampling": {"width": 64}}}},
+    ],
+)
+def test_the_exact_reward_knows_the_size_of_its_images_before_any_work(tmp_path, sections):
+    done = run_here(check.main, folder=project(tmp_path, "small", sections))
+    assert done.returncode == 1 and "the verifier only knows images of 32 x 32 pixels" in done.stderr, done.stderr
+
+
+@pytest.mark.pipeline
+def test_every_stage_takes_the_least_and_the_report_says_what_an_interval_needs(models, tmp_path):
+    runs = "methods: [g2rpo, nft_shared]\nseeds: [1]\n"
+    folder = project(tmp_path, "least", LEAST, runs)
+    (folder / "models").mkdir()
+    (folder / "models" / "least").symlink_to(models)
+    (folder / "reports").mkdir()
+    (folder / "reports" / "models.json").write_text('{"hps": {"attribute": 0.5}}\n')
+    of = lambda method, seed: ("--method", method, "--seed", seed)
+    for stage, *words in (
+        (check,),
+        (prompts, "--profile", "least"),
+        (embed, "--profile", "least"),
+        *((train, "--profile", "least", *of(method, 1)) for method in ("g2rpo", "nft_shared")),
+        *((evaluate, "--profile", "least", *of(*run)) for run in (("base", 0), ("g2rpo", 1), ("nft_shared", 1))),
+        (report, "--profile", "least"),
+    ):
+        done = run_here(stage.main, *words, folder=folder)
+        assert done.returncode == 0, (stage, done.stderr)
+    for name in ("report.md", "report.html"):
+        page = (folder / "reports" / name).read_text()
+        assert "An interval over prompts needs at least two test prompts with scores: [–] stands where there are fewer." in page
+        assert not re.search(r"[>+-]nan|\bnan[ <]", page)  # as Python writes it
+    assert "NaN" not in (folder / "reports" / "report.json").read_text()
