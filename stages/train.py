@@ -1,11 +1,8 @@
 """Stage `train`: trains one method with one seed and keeps the weights and the records of its iterations."""
 
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
-
-import torch
 
 from g2rpo_core.architectures.table import check_trainable
 from g2rpo_core.common.model_store import LOCK, ModelStore
@@ -15,17 +12,14 @@ from g2rpo_core.data.embeddings import EmbeddingStore
 from g2rpo_core.distributed.checkpoint import FINISHED, last_iteration, still_decide
 from g2rpo_core.distributed.launcher import STATUS, Terminated, Termination
 from g2rpo_core.distributed.machine import REAL, Machine
-from g2rpo_core.distributed.process_group import ProcessGroup
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import read_json
 from g2rpo_core.models.policy import Policy, policy_settings
 from g2rpo_core.rewards import registry
-from g2rpo_core.rewards.scoring import note_cut
-from g2rpo_core.rewards.spec import Reward, Section
 from g2rpo_core.training.drift import history
 from g2rpo_core.training.loop import bytes_needed, finish, train
 from g2rpo_core.training.metrics import heldout_means, write_records
-from g2rpo_core.training.settings import TrainingSettings
+from g2rpo_core.training.rewards import load_rewards, say_what_is_cut
 from g2rpo_core.training.tracking import Display
 from g2rpo_core.training.trainer import Trainer
 from stages.common import arguments, commit, declared_code, ends_in_one_line, model_folders, run_paths, say, sections, start_of
@@ -93,23 +87,6 @@ def main(machine: Machine = REAL) -> None:
         machine.publish(out, paths.runs / name)
         if commit(f"train@{name}", args, paths, lambda: still_decide(folder, decides(read(), args), dependencies)):
             machine.release(folder)
-
-
-def load_rewards(
-    training: TrainingSettings, models: Path, device: torch.device, section: Section, machine: Machine
-) -> tuple[dict[str, Reward], dict[str, Reward]]:
-    """Load the rewards that are trained on, and those that held-out images are scored by: both, but for those that compare images."""
-    loaded = registry.load(dict.fromkeys([*training.rewards, *training.monitor.rewards]), models, device, section, machine)
-    monitored = {reward: loaded[reward] for reward in loaded if not registry.compares(reward)}
-    return {reward: loaded[reward] for reward in training.rewards}, monitored
-
-
-def say_what_is_cut(
-    rewards: Mapping[str, Reward], prompts: EmbeddingStore, held_out: EmbeddingStore, measured: int, processes: ProcessGroup
-) -> None:
-    """Say once which prompts a reward cuts, of those that are trained on and of the first `measured` held-out ones."""
-    if processes.rank == 0:
-        note_cut(rewards, (prompt.text for prompt in (*prompts.prompts, *held_out.prompts[:measured])))
 
 
 def decides(settings: SimpleNamespace, args: SimpleNamespace) -> dict[str, object]:

@@ -16,9 +16,10 @@ from safetensors.torch import save_file
 from g2rpo_core.architectures.architecture import Architecture, Config
 from g2rpo_core.architectures.table import read_architecture
 from g2rpo_core.common.model_store import ModelStore
-from g2rpo_core.common.runs import BASE, run_name
+from g2rpo_core.common.runs import BASE, evaluation_folder
 from g2rpo_core.common.seeding import seed_of
-from g2rpo_core.config import Profile, load_profile, load_study, profile_path
+from g2rpo_core.config import MainRun, Profile, load_profile, load_run, load_study, profile_path
+from g2rpo_core.config.drawn import bases_for
 from g2rpo_core.data.prompts import load_prompts
 from g2rpo_core.evaluation.results import SCORES, image_folder, reported
 from g2rpo_core.evaluation.settings import EvaluationSettings
@@ -134,8 +135,10 @@ def write_card(out: Path, profile: str, architecture: Architecture, run: Path, f
     method = run.name.rsplit("-", 1)[0]
     trained = settings.run(method) if place and method in settings.methods else None
     evaluation = place.evaluation if place and place.was_evaluated() else None
+    beside = base_beside(settings, profile, method, study) if trained and evaluation else None
     repos = getattr(settings.models, "repos", {})
     base = repos["pipeline"].repo if repos else None
+    terms = licence(architecture, base) if repos else {}
     lora = form in ("lora", "peft", "kohya")
     # Metadata of the hub
     data = ModelCardData(
@@ -144,7 +147,7 @@ def write_card(out: Path, profile: str, architecture: Architecture, run: Path, f
         library_name="diffusers",
         pipeline_tag="text-to-image",
         tags=["g2rpo", architecture.tag, "reinforcement-learning", "grpo", *(["lora"] if lora else [])],
-        **licence(architecture, base),
+        **terms,
     )
     # Text
     shown = {
@@ -154,9 +157,10 @@ def write_card(out: Path, profile: str, architecture: Architecture, run: Path, f
         "transformer_class": architecture.transformer.__name__,
         "label": architecture.label,
         "study": study,
+        "built": not repos,
         "base": base,
         "revision": repos["pipeline"].revision if repos else None,
-        "licence": licence(architecture, base),
+        "licence": terms,
         "form": form,
         "file": file.name,
         "repo": repo or "path/to/this/folder",
@@ -166,43 +170,54 @@ def write_card(out: Path, profile: str, architecture: Architecture, run: Path, f
         "sampling": trained.sampling if trained else None,
         "evaluation": settings.evaluation,
         "labels": labels(settings.rewards),
-        "scores": read_means(evaluation, settings.evaluation) if evaluation else [],
-        "images": copy_images(out, settings, profile, evaluation) if evaluation else [],
+        "scores": read_means(evaluation, beside, settings.evaluation) if evaluation and beside else [],
+        "images": copy_images(out, settings, profile, evaluation, beside) if evaluation and beside else [],
     }
     text = TEMPLATES.get_template("card.md.j2").render(shown)
     ModelCard(f"---\n{data.to_yaml()}\n---\n\n{text}").save(out / "README.md")
     return out / "README.md"
 
 
+def base_beside(settings: Profile, profile: str, method: str, study: str | None) -> Path | None:
+    """Return the folder, within that of all evaluations, of the base drawn as a method's images are; None if it is not evaluated with them."""
+    run = load_study(study) if study else load_run()
+    if study or run.profile == profile:
+        together = (*run.methods, *(run.published if isinstance(run, MainRun) else ()))
+    else:
+        together = tuple(settings.methods)
+    bases = bases_for(settings.sampling, map(settings.sampling_of, together))
+    alike = [name for name, how in bases.items() if how.drawn == settings.sampling_of(method).drawn]
+    return evaluation_folder(alike[0], BASE[1]) if alike else None
+
+
 def licence(architecture: Architecture, base: str | None) -> dict[str, Any]:
-    """Return the card's licence metadata for weights made from a base model; empty for the project's tiny models."""
+    """Return the card's licence metadata for weights made from a base model; None: from one in a folder."""
     if base is None:
-        return {}
+        return {"license": "other", "license_name": "that-of-the-base-model"}
     for start, licence in architecture.licences.items():
         if base.startswith(start):
             return dict(licence)
     return {"license": "other", "license_name": "that-of-the-base-model", "license_link": f"https://huggingface.co/{base}"}
 
 
-def read_means(evaluation: Path, settings: EvaluationSettings) -> list[tuple[str, float, float]]:
-    """Return every reward with the base's and the run's means over the test prompts; empty if the base was not evaluated."""
-    files = [evaluation.with_name(run_name(*BASE)) / "results.parquet", evaluation / "results.parquet"]
+def read_means(evaluated: Path, beside: Path, settings: EvaluationSettings) -> list[tuple[str, float, float]]:
+    """Return every reward with the base's and the run's means over the test prompts; empty if the base was not evaluated alike."""
+    files = [evaluated.parent / beside / "results.parquet", evaluated / "results.parquet"]
     if not files[0].exists():
         return []
     base, run = (reported(read_table(file, SCORES), settings).groupby("reward").score.mean() for file in files)
     return [(reward, float(base[reward]), float(run[reward])) for reward in settings.rewards if reward in base and reward in run]
 
 
-def copy_images(out: Path, settings: Profile, profile: str, evaluated: Path) -> list[dict[str, str]]:
-    """Copy the images of the report's first prompts.
+def copy_images(out: Path, settings: Profile, profile: str, evaluated: Path, base: Path) -> list[dict[str, str]]:
+    """Copy the images of the report's first prompts; evaluated, base: the folders of the run's evaluation and, beside it, the base's.
 
     Return each prompt with the files of base and run, relative to `out`.
     """
     evaluation, prompts_file = settings.evaluation, Path("prompts", profile, "test.parquet")
-    checkpoints = {run_name(*BASE): "final", evaluated.name: evaluation.checkpoints[0]}
     folders = {
-        name: evaluated.with_name(name) / image_folder(checkpoint, evaluation.steps[0])
-        for name, checkpoint in checkpoints.items()
+        "base": evaluated.parent / base / image_folder("final", evaluation.steps[0]),
+        "run": evaluated / image_folder(evaluation.checkpoints[0], evaluation.steps[0]),
     }
     if not prompts_file.exists() or not all(folder.is_dir() for folder in folders.values()):
         return []
@@ -216,8 +231,8 @@ def copy_images(out: Path, settings: Profile, profile: str, evaluated: Path) -> 
         for name, folder in folders.items():
             if not (source := folder / f"{key}.png").exists():
                 break
-            line["base" if name == run_name(*BASE) else "run"] = f"pictures/{key}-{name}.png"
-            shutil.copyfile(source, out / "pictures" / f"{key}-{name}.png")
+            line[name] = f"pictures/{key}-{name}.png"
+            shutil.copyfile(source, out / line[name])
         else:
             lines.append(line)
     return lines

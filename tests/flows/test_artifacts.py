@@ -53,7 +53,7 @@ def test_the_grid_has_one_row_a_model_base_first_and_no_run_of_another_graph(pro
 
 
 def test_what_is_not_there_is_left_out(tmp_path):
-    assert (results(tmp_path), reward_curve(tmp_path), image_grid(tmp_path, ["g2rpo-1"])) == ([], None, None)
+    assert (results(tmp_path), reward_curve(tmp_path, ["g2rpo-1"]), image_grid(tmp_path, ["g2rpo-1"])) == ([], None, None)
 
 
 def test_the_live_view_looks_where_training_writes():

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,15 +11,18 @@ from diffusers import FluxPipeline, FluxTransformer2DModel
 from diffusers.loaders.single_file_utils import convert_flux_transformer_checkpoint_to_diffusers
 from huggingface_hub import ModelCard, constants, snapshot_download
 from peft import PeftModel
+from ruamel.yaml import YAML
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from g2rpo_core.architectures.flux import Flux
 from g2rpo_core.cli.main import main
+from g2rpo_core.config import load_profile
 from g2rpo_core.foundation.errors import TRANSIENT_STATUS, UserError
-from g2rpo_core.inference.export import check_written
+from g2rpo_core.inference.export import base_beside, check_written, write_card
 from g2rpo_core.models.adapter import Matrices, in_kohyas_names
 from g2rpo_core.models.policy import Policy
+from tests.conftest import ROOT
 from tests.fixtures.commands import run_here
 from tests.fixtures.projects import ALPHA, RANK, small_project
 from tests.fixtures.small_hub import small_hub
@@ -129,6 +133,7 @@ def test_pefts_form_is_what_peft_reads(project, models, embeddings):
     file = export(project, "g2rpo-2", "peft")
     about = json.loads((file.parent / "adapter_config.json").read_text())
     assert (about["peft_type"], about["r"], about["lora_alpha"]) == ("LORA", RANK, ALPHA)
+    assert 'PeftModel.from_pretrained(transformer, "path/to/this/folder")' in (file.parent / "README.md").read_text()
     base, ours = (
         Policy.load(models / "pipeline", run, height=32, width=32, guidance=3.5)
         for run in (None, project / "runs" / "tiny" / "g2rpo-2")
@@ -139,6 +144,36 @@ def test_pefts_form_is_what_peft_reads(project, models, embeddings):
     base.transformer = PeftModel.from_pretrained(base.transformer, file.parent).base_model.model
     torch.testing.assert_close(velocity(base, embeddings), velocity(ours, embeddings), rtol=1e-5, atol=1e-6)
     assert (without - velocity(ours, embeddings)).abs().max() > 0.01
+
+
+@pytest.mark.parametrize(
+    "named, method, folder",
+    [
+        (["g2rpo", "diffusion_nft"], "g2rpo", "base-0"),
+        (["g2rpo", "diffusion_nft"], "diffusion_nft", "base-0/guidance_1"),
+        (["diffusion_nft"], "diffusion_nft", "base-0"),
+        (["diffusion_nft"], "g2rpo", None),
+    ],
+)
+def test_a_card_compares_with_the_base_drawn_alike(named, method, folder, tmp_path, monkeypatch):
+    """DiffusionNFT trains Stable Diffusion 3.5 without guidance, G²RPO with one of 4.5."""
+    name = "sd35_medium_hps_clip"
+    settings = load_profile(ROOT / "profiles" / f"{name}.yaml")
+    (tmp_path / "params.yaml").write_text(f"profile: {name}\nmethods: [{', '.join(named)}]\nseeds: [1]\n")
+    shutil.copytree(ROOT / "profiles", tmp_path / "profiles")
+    monkeypatch.chdir(tmp_path)
+    assert base_beside(settings, name, method, None) == (folder and Path(folder))
+
+
+def test_a_base_in_a_folder_is_not_called_a_small_model(tmp_path, monkeypatch):
+    """Its licence is its own, and no address of this machine stands in the card."""
+    shutil.copytree(ROOT / "profiles", tmp_path / "profiles")
+    monkeypatch.chdir(tmp_path)
+    place = {"repo": None, "revision": None, "sha256": None, "folder": "/data/secret/tuned"}
+    YAML().dump({"extends": "flux_hps_clip", "models": {"repos": {"pipeline": place}}}, Path("profiles/own.yaml"))
+    text = write_card(tmp_path, "own", Flux(), tmp_path / "run", "peft", tmp_path / "file", None).read_text()
+    assert "A FLUX.1 of our own, from a folder" in text and "license: other" in text and "small model" not in text
+    assert "secret" not in text and "None" not in text
 
 
 def test_kohyas_form_merges_to_the_same_weights(project, models):

@@ -78,7 +78,7 @@ def test_a_new_seed_makes_new_tasks(project):
 def test_targets_bring_what_they_need():
     stages = read_graph()
     run = f"{RUN['methods'][0]}-{RUN['seeds'][0]}"
-    assert set(chosen(stages, [f"train@{run}"])) == {"profile", "models", "prompts", "embed", f"train@{run}"}
+    assert set(chosen(stages, [f"train@{run}"])) == {"profile", "models", "prompts", "embed", "published", f"train@{run}"}
     assert set(chosen(stages, [])) == set(stages)
     with pytest.raises(UserError, match="no stage 'trian'; there are .*train, evaluate"):
         chosen(stages, ["trian"])

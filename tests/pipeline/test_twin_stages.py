@@ -115,11 +115,14 @@ def test_runs_are_evaluated_and_reported_beside_the_base(trained):
 
 
 def test_weights_are_exported_in_the_forms_that_the_base_has(trained):
-    """In plain diffusers, the LoRA has the strength that it was trained at; Black Forest Labs' names are FLUX's alone."""
+    """In plain diffusers, the LoRA has the strength that it was trained at; Stable Diffusion 3 has no original names here."""
     words = ["export", "g2rpo-1", "--out", "whole", "--form"]
     done = run_here(main, *words, "original", folder=trained)
     base = base_of(trained)
-    assert (done.returncode, done.stderr) == (1, f"error: export: {base.label} has no form original, only diffusers, lora\n")
+    assert (done.returncode, done.stderr) == (
+        1,
+        f"error: export: {base.label} has no form original, only diffusers, lora, peft\n",
+    )
     assert run_here(main, *words, "diffusers", folder=trained).returncode == 0
     whole = base.transformer.from_pretrained(trained / "whole" / "transformer").state_dict()
     ours = base.transformer.from_pretrained(trained / "runs" / "small" / "g2rpo-1" / "transformer").state_dict()

@@ -40,4 +40,5 @@ def test_stages_killed_at_any_moment_end_with_the_same_bits(project, processes, 
         print(name, Counter((event, path.split("/")[-1]) for _, _, event, path in about["moments"]))
         assert len(about["moments"]) == count and not any(about["last"])
         assert all(end == about["whole"] for end in about["ends"]), name
-        assert not about["left"]  # the scratch of a finished run is gone
+        # The scratch of a finished run is gone, but for what a longer run goes on from
+        assert not [path for path in about["left"] if ".kept/" not in path]
