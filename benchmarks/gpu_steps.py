@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu_hour import ROOT, environment, last_line
+from g2rpo_core.common.model_store import QUALITY
 
 PROFILES = {"flux": "small_gpu", "tiny": "small_gpu_check"}  # size -> the profile that is built
 SEED = "1"  # of every run
@@ -102,7 +103,7 @@ def base(home: Path, size: str, device: str, seed: str) -> dict:
         jobs = {each: pool.submit(stage, home, each, "--profile", name, device=device) for each in ("models", "prompts")}
         seconds = {each: job.result() for each, job in jobs.items()}
     seconds["embed"] = stage(home, "embed", "--profile", name, device=device)
-    return {"seconds": seconds, "quality": json.loads((home / "models" / name / "quality.json").read_text())}
+    return {"seconds": seconds, "quality": json.loads((home / "models" / name / QUALITY).read_text())}
 
 
 def scores(home: Path, size: str, device: str, seed: str) -> dict:

@@ -21,6 +21,7 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import ArtifactUpdate
 from prefect.logging import get_run_logger
 
+from g2rpo_core.common.runs import SCRATCH
 from g2rpo_core.config import load_run
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import complaint, read_json, reading
@@ -33,7 +34,7 @@ GRID_PROMPTS = 6
 GRID_PIXELS = 128  # of one image's side
 RECORDS = "*/{run}/*/records.jsonl"  # training/loop.py's CURVE in the scratch folder of distributed/checkpoint.py, by profile
 # the last of training/tracking.py
-RESUME, LIVE = Path(".cache", "resume", "train"), Path(".cache", "live")
+RESUME, LIVE = SCRATCH / "train", Path(".cache", "live")
 LAST_ROWS = 12
 
 

@@ -16,6 +16,7 @@ from dvc_data.hashfile.meta import Meta
 from g2rpo_core.common.runs import SCRATCH, TRAINING_RECORDS
 from g2rpo_core.foundation.errors import UserError
 
+Params = Callable[[ParamsDependency], dict[str, Any]]
 Coming = Mapping[str, str | None]  # an output of a stage that is due -> its hash after that; None: not known before
 
 
@@ -32,7 +33,7 @@ def unstored(out: Any) -> bool:
     return out.use_cache and out.exists and not is_stored(Path(out.repo.cache.local.path), out.get_hash().value)
 
 
-def restorable(stage: Any, params: Callable[[ParamsDependency], dict[str, Any]], coming: Coming) -> dict[str, str] | None:
+def restorable(stage: Any, params: Params, coming: Coming) -> dict[str, str] | None:
     """Return the hashes of the outputs that DVC would restore instead of running a stage; None if it would run it, or if nobody knows.
 
     params: the values of a parameter file as they will be then. The stage in memory is changed, nothing on disk is.
@@ -66,7 +67,7 @@ def check_kept(project: Path, stage: str) -> None:
     repo = Repo(str(project))
     for out in repo.stage.load_one(name=stage).outs:
         run = Path(out.fs_path)
-        if (run / TRAINING_RECORDS).exists() and unstored(out) and not in_scratch(run):
+        if (run / TRAINING_RECORDS).exists() and not in_scratch(run) and unstored(out):
             raise UserError(
                 f"{out}: DVC would remove this finished run, and its cache does not have it: keep it by `dvc commit -f {stage}`, or move it away"
             )

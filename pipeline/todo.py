@@ -20,7 +20,7 @@ from dvc.repo import Repo, lock_repo
 from g2rpo_core.common.runs import read_lock
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import read_json
-from pipeline.cached import restorable, unstored
+from pipeline.cached import Params, restorable, unstored
 from pipeline.graph import explain
 from stages.common import REPORTS, ends_in_one_line
 
@@ -98,7 +98,7 @@ def due(repo: Repo) -> Iterator[Due]:
         elif (last := ran_once[stage.name].get("cmd")) != stage.cmd:
             reasons = [f"last run as {last}"]
         else:
-            reasons = list(changes(stage, data))
+            reasons = list(changes(stage, params))
         if not reasons and before:
             reasons = [f"if {some(sorted(before))} makes something else"]
         if not reasons:
@@ -111,8 +111,8 @@ def due(repo: Repo) -> Iterator[Due]:
         yield Due(stage.name, "; ".join(reasons), seconds_of(stage.name), restored is not None)
 
 
-def changes(stage: Any, data: Mapping[str, Any]) -> Iterator[str]:
-    """Yield why a stage of DVC's that has run would run again; data: what the stage `profile` would write."""
+def changes(stage: Any, params: Params) -> Iterator[str]:
+    """Yield why a stage of DVC's that has run would run again; params: the values of a parameter file as they will be then."""
     from pipeline.differences import leaves, some
 
     made = [Path(out.def_path) for other in stage.repo.index.stages for out in other.outs]
@@ -124,8 +124,7 @@ def changes(stage: Any, data: Mapping[str, Any]) -> Iterator[str]:
     for dep in stage.deps:
         path = Path(dep.def_path)
         if isinstance(dep, ParamsDependency):
-            now = at(data, dep.params) if path == SETTINGS else dep.read_params()
-            old, new = dict(leaves(dep.hash_info.value or {})), dict(leaves(now))
+            old, new = dict(leaves(dep.hash_info.value or {})), dict(leaves(params(dep)))
             settings += [key for key in {**old, **new} if old.get(key) != new.get(key)]
         # What another stage makes is that stage's reason
         elif not any(path.is_relative_to(out) or out.is_relative_to(path) for out in made) and dep.status():

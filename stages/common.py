@@ -10,27 +10,22 @@ import sys
 import threading
 import time
 from argparse import ArgumentParser
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, ParamSpec
+from typing import ParamSpec
 
 from tqdm import tqdm
 
-from g2rpo_core.common import runs as named
 from g2rpo_core.foundation.errors import STATUS_FOLDER, TRANSIENT_STATUS, TransientError, UserError, attempt
 from g2rpo_core.foundation.files import read_yaml, what_lacks
 from g2rpo_core.foundation.profiles import OF_BASE, folders_of
 from g2rpo_core.foundation.settings import checked_name
 from g2rpo_core.foundation.texts import show_any_text, visible
 
-if TYPE_CHECKING:  # imports torch, which would slow down --help
-    from g2rpo_core.config import Study
-
 P = ParamSpec("P")
-start_of = named.start_of  # of stages that fetch or read what a training starts from
 ROOT = Path(__file__).parents[1]  # of the code; data are in the working directory
 REPORTS = Path("reports")
 OTHERS = REPORTS / "others"  # of profiles that params.yaml does not name, run by hand: git and DVC do not know it
@@ -94,21 +89,6 @@ def declared_code(stage: str) -> list[Path]:
     return [ROOT / path for path in stages[stage]["deps"] if path.startswith(("g2rpo_core/", "stages/"))]
 
 
-def evaluated_together(profile: str, study: "Study | None") -> tuple[Sequence[str] | None, Sequence[str]]:
-    """Return the entries and the published weights that are compared with the base: a study's, or those of params.yaml.
-
-    None, for every entry, if params.yaml names another profile: whichever is evaluated by hand then finds its base.
-    """
-    from g2rpo_core.config import load_run
-
-    if study:
-        return study.methods, ()
-    params = Path("params.yaml")
-    if not params.exists() or (run := load_run()).profile != profile:
-        return None, ()
-    return run.methods, run.published
-
-
 def sections(args: SimpleNamespace, *names: str) -> SimpleNamespace:
     """Return the named sections of a profile that was checked as a whole, with the study's changes; a stage sees no others.
 
@@ -116,7 +96,7 @@ def sections(args: SimpleNamespace, *names: str) -> SimpleNamespace:
     written into the resolved profile by the stage `profile`.
     """
     # Late, so that --help does not wait for torch
-    from g2rpo_core.config import load_profile, load_study, profile_path, study_path
+    from g2rpo_core.config import evaluated_together, load_profile, load_study, profile_path, study_path
     from g2rpo_core.numerics.portable import use
 
     study = load_study(args.study) if args.study else None

@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 
 from g2rpo_core.common.model_store import LOCK, ModelStore
-from g2rpo_core.common.runs import BASE, drawn_of, evaluation_folder, run_name
+from g2rpo_core.common.runs import BASE, TRAINING_RECORDS, drawn_of, evaluation_folder, run_name
 from g2rpo_core.data.embeddings import EmbeddingStore
 from g2rpo_core.distributed.checkpoint import forget_finished, still_decide
 from g2rpo_core.distributed.machine import REAL, Machine
@@ -92,7 +92,7 @@ def find_weights(profile: str, method: str, name: str, paths: RunPaths, evaluati
     if (published / LOCK).exists():
         place = ModelStore(published, "published").weights(method)
         return Weights(place, ("final",), (published / LOCK,), f"evaluate_published@{method}")
-    run = existing(paths.runs / name / "records.parquet").parent
+    run = existing(paths.runs / name / TRAINING_RECORDS).parent
     return Weights(run, evaluation.checkpoints, (run / "transformer", run / "lora", run / SNAPSHOTS), f"evaluate@{name}")
 
 

@@ -9,9 +9,9 @@ from ruamel.yaml import YAML
 from ruamel.yaml.nodes import ScalarNode
 from ruamel.yaml.representer import SafeRepresenter
 
-from g2rpo_core.config import Profile, load_profile, load_run, load_study, profile_path, resolve, study_path
+from g2rpo_core.config import Profile, evaluated_together, load_profile, load_run, load_study, profile_path, resolve, study_path
 from g2rpo_core.foundation.files import write_whole
-from stages.common import arguments, ends_in_one_line, evaluated_together, run_paths
+from stages.common import arguments, ends_in_one_line, run_paths
 
 
 @ends_in_one_line

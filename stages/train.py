@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 from g2rpo_core.architectures.table import check_trainable
 from g2rpo_core.common.model_store import LOCK, ModelStore
-from g2rpo_core.common.runs import TRAINING_RECORDS, run_name
+from g2rpo_core.common.runs import TRAINING_RECORDS, run_name, start_of
 from g2rpo_core.config import study_path
 from g2rpo_core.data.embeddings import EmbeddingStore
 from g2rpo_core.distributed.checkpoint import FINISHED, last_iteration, still_decide
@@ -22,7 +22,7 @@ from g2rpo_core.training.metrics import heldout_means, write_records
 from g2rpo_core.training.rewards import load_rewards, say_what_is_cut
 from g2rpo_core.training.tracking import Display
 from g2rpo_core.training.trainer import Trainer
-from stages.common import arguments, commit, declared_code, ends_in_one_line, model_folders, run_paths, say, sections, start_of
+from stages.common import arguments, commit, declared_code, ends_in_one_line, model_folders, run_paths, say, sections
 
 SECTIONS = ("numerics", "sampling", "rewards", "training", "methods")
 

@@ -13,7 +13,7 @@ import torch
 from diffusers import FluxPipeline, FluxTransformer2DModel
 
 from g2rpo_core.architectures.architecture import CLIP_L, T5_XXL, VAE_16, Architecture, Config, ModelShape, Tensors
-from g2rpo_core.architectures.original import SHIFT_FIRST, Original, of_blocks
+from g2rpo_core.architectures.original import ATTENTION, SHIFT_FIRST, Original, of_two_kinds
 
 TRANSFORMER: dict[str, Any] = {  # FLUX.1-dev's, as are the other parts, at 3de623fc3c33
     "patch_size": 1, "in_channels": 64, "num_layers": 19, "num_single_layers": 38, "attention_head_dim": 128, "num_attention_heads": 24,
@@ -41,14 +41,7 @@ OUTSIDE_BLOCKS = {
 DOUBLE = {
     "img_mod.lin": ["norm1.linear"],
     "txt_mod.lin": ["norm1_context.linear"],
-    "img_attn.qkv": ["attn.to_q", "attn.to_k", "attn.to_v"],
-    "txt_attn.qkv": ["attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj"],
-    "img_attn.norm.query_norm": ["attn.norm_q"],
-    "img_attn.norm.key_norm": ["attn.norm_k"],
-    "txt_attn.norm.query_norm": ["attn.norm_added_q"],
-    "txt_attn.norm.key_norm": ["attn.norm_added_k"],
-    "img_attn.proj": ["attn.to_out.0"],
-    "txt_attn.proj": ["attn.to_add_out"],
+    **ATTENTION,
     "img_mlp.0": ["ff.net.0.proj"],
     "img_mlp.2": ["ff.net.2"],
     "txt_mlp.0": ["ff_context.net.0.proj"],
@@ -161,7 +154,4 @@ class Flux(Architecture):
         return shallow, [(shallow | {kind: 2}, config[kind] - 1) for kind in kinds]
 
     def original_modules(self, config: Config) -> Iterator[Original]:
-        for name, part in OUTSIDE_BLOCKS.items():
-            yield Original(name, (part,), shift_first=name == SHIFT_FIRST)
-        yield from of_blocks("double_blocks", "transformer_blocks", config["num_layers"], DOUBLE, norm="scale")
-        yield from of_blocks("single_blocks", "single_transformer_blocks", config["num_single_layers"], SINGLE, norm="scale")
+        return of_two_kinds(OUTSIDE_BLOCKS, DOUBLE, SINGLE, config)

@@ -14,7 +14,7 @@ from diffusers import AutoencoderKLFlux2, Flux2KleinPipeline, Flux2Transformer2D
 from diffusers.pipelines.flux2.pipeline_flux2_klein import compute_empirical_mu
 
 from g2rpo_core.architectures.architecture import QWEN3_4B, Architecture, Config, ModelShape, Schedule, Tensors, chat
-from g2rpo_core.architectures.original import SHIFT_FIRST, Original, of_blocks
+from g2rpo_core.architectures.original import ATTENTION, SHIFT_FIRST, Original, of_two_kinds
 
 TRANSFORMER: dict[str, Any] = {  # of black-forest-labs/FLUX.2-klein-base-4B
     "patch_size": 1, "in_channels": 128, "num_layers": 5, "num_single_layers": 20, "attention_head_dim": 128, "num_attention_heads": 24,
@@ -41,14 +41,7 @@ OUTSIDE_BLOCKS = {
     SHIFT_FIRST: "norm_out.linear",
 }
 DOUBLE = {
-    "img_attn.qkv": ["attn.to_q", "attn.to_k", "attn.to_v"],
-    "txt_attn.qkv": ["attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj"],
-    "img_attn.norm.query_norm": ["attn.norm_q"],
-    "img_attn.norm.key_norm": ["attn.norm_k"],
-    "txt_attn.norm.query_norm": ["attn.norm_added_q"],
-    "txt_attn.norm.key_norm": ["attn.norm_added_k"],
-    "img_attn.proj": ["attn.to_out.0"],
-    "txt_attn.proj": ["attn.to_add_out"],
+    **ATTENTION,
     "img_mlp.0": ["ff.linear_in"],
     "img_mlp.2": ["ff.linear_out"],
     "txt_mlp.0": ["ff_context.linear_in"],
@@ -164,7 +157,4 @@ class Flux2Klein(Architecture):
         return shallow, [(shallow | {kind: 2}, config[kind] - 1) for kind in kinds]
 
     def original_modules(self, config: Config) -> Iterator[Original]:
-        for name, part in OUTSIDE_BLOCKS.items():
-            yield Original(name, (part,), shift_first=name == SHIFT_FIRST)
-        yield from of_blocks("double_blocks", "transformer_blocks", config["num_layers"], DOUBLE, norm="scale")
-        yield from of_blocks("single_blocks", "single_transformer_blocks", config["num_single_layers"], SINGLE, norm="scale")
+        return of_two_kinds(OUTSIDE_BLOCKS, DOUBLE, SINGLE, config)

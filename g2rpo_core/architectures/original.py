@@ -5,11 +5,22 @@ An original module may stack several of diffusers' modules along its outputs, as
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 Tensors = Mapping[str, torch.Tensor]
 SHIFT_FIRST = "final_layer.adaLN_modulation.1"  # of Black Forest Labs' models
+ATTENTION = {  # of their blocks with two streams
+    "img_attn.qkv": ["attn.to_q", "attn.to_k", "attn.to_v"],
+    "txt_attn.qkv": ["attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj"],
+    "img_attn.norm.query_norm": ["attn.norm_q"],
+    "img_attn.norm.key_norm": ["attn.norm_k"],
+    "txt_attn.norm.query_norm": ["attn.norm_added_q"],
+    "txt_attn.norm.key_norm": ["attn.norm_added_k"],
+    "img_attn.proj": ["attn.to_out.0"],
+    "txt_attn.proj": ["attn.to_add_out"],
+}
 
 
 @dataclass(frozen=True)
@@ -30,6 +41,19 @@ def of_blocks(kind: str, ours: str, count: int, table: Mapping[str, Iterable[str
         for name, parts in table.items():
             weight = norm if name.endswith("_norm") else "weight"
             yield Original(f"{kind}.{index}.{name}", tuple(f"{ours}.{index}.{part}" for part in parts), weight=weight)
+
+
+def of_two_kinds(
+    outside: Mapping[str, str],
+    double: Mapping[str, Iterable[str]],
+    single: Mapping[str, Iterable[str]],
+    config: Mapping[str, Any],
+) -> Iterator[Original]:
+    """Yield the original modules of Black Forest Labs' models: those outside the blocks, then blocks with two streams and with one."""
+    for name, part in outside.items():
+        yield Original(name, (part,), shift_first=name == SHIFT_FIRST)
+    yield from of_blocks("double_blocks", "transformer_blocks", config["num_layers"], double, norm="scale")
+    yield from of_blocks("single_blocks", "single_transformer_blocks", config["num_single_layers"], single, norm="scale")
 
 
 def swapped(value: torch.Tensor) -> torch.Tensor:

@@ -4,7 +4,7 @@ The stage `profile` writes the resolved profile to `reports/profile.yaml`; the o
 """
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
@@ -206,3 +206,15 @@ def load_study(name: str) -> Study:
             path, f"comparisons.{number}.reward", (comparison.reward,), (TRAINING, *profile.evaluation.rewards), "rewards"
         )
     return study
+
+
+def evaluated_together(profile: str, study: Study | None) -> tuple[Sequence[str] | None, Sequence[str]]:
+    """Return the entries and the published weights that are compared with the base: a study's, or those of params.yaml.
+
+    None, for every entry, if params.yaml names another profile: whichever is evaluated by hand then finds its base.
+    """
+    if study:
+        return study.methods, ()
+    if not Path("params.yaml").exists() or (run := load_run()).profile != profile:
+        return None, ()
+    return run.methods, run.published

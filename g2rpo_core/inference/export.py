@@ -18,7 +18,7 @@ from g2rpo_core.architectures.table import read_architecture
 from g2rpo_core.common.model_store import ModelStore
 from g2rpo_core.common.runs import BASE, evaluation_folder
 from g2rpo_core.common.seeding import seed_of
-from g2rpo_core.config import MainRun, Profile, load_profile, load_run, load_study, profile_path
+from g2rpo_core.config import Profile, evaluated_together, load_profile, load_study, profile_path
 from g2rpo_core.config.drawn import bases_for
 from g2rpo_core.data.prompts import load_prompts
 from g2rpo_core.evaluation.results import SCORES, image_folder, reported
@@ -180,11 +180,8 @@ def write_card(out: Path, profile: str, architecture: Architecture, run: Path, f
 
 def base_beside(settings: Profile, profile: str, method: str, study: str | None) -> Path | None:
     """Return the folder, within that of all evaluations, of the base drawn as a method's images are; None if it is not evaluated with them."""
-    run = load_study(study) if study else load_run()
-    if study or run.profile == profile:
-        together = (*run.methods, *(run.published if isinstance(run, MainRun) else ()))
-    else:
-        together = tuple(settings.methods)
+    methods, published = evaluated_together(profile, load_study(study) if study else None)
+    together = (*(settings.methods if methods is None else methods), *published)
     bases = bases_for(settings.sampling, map(settings.sampling_of, together))
     alike = [name for name, how in bases.items() if how.drawn == settings.sampling_of(method).drawn]
     return evaluation_folder(alike[0], BASE[1]) if alike else None

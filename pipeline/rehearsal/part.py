@@ -21,6 +21,7 @@ from peft import LoraConfig
 import stages.embed
 import stages.evaluate
 import stages.train
+from g2rpo_core.common.runs import TRAINING_RECORDS
 from g2rpo_core.config import load_profile
 from g2rpo_core.distributed.checkpoint import FINISHED
 from g2rpo_core.estimate.tracing import shape_of
@@ -116,6 +117,6 @@ def prepare(args: argparse.Namespace) -> LoraConfig | None:
     run = Path("runs", args.profile, f"{args.method}-0")
     weights = run / ("lora" if lora else "transformer")
     weights.mkdir(parents=True, exist_ok=True)
-    (run / "records.parquet").touch()
+    (run / TRAINING_RECORDS).touch()
     shutil.copy(Path("models", args.profile, "pipeline", "transformer", "config.json"), weights)
     return lora_config(shape_of(profile)[0], lora) if lora else None

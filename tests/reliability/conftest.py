@@ -79,3 +79,15 @@ def finished(models, once) -> Path:
 def project(finished, tmp_path) -> Path:
     """A copy of it."""
     return Path(shutil.copytree(finished, tmp_path / "project"))
+
+
+def make_checkout(project: Path) -> None:
+    """Make the project a repository of git and DVC with the code of all stages, of which DVC knows no run."""
+    for name in ("g2rpo_core", "stages"):
+        shutil.copytree(ROOT / name, project / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("dvc.yaml", ".dvcignore"):
+        shutil.copy(ROOT / name, project / name)
+    (project / ".dvc").mkdir()
+    shutil.copy(ROOT / ".dvc" / "config", project / ".dvc" / "config")
+    (project / "dvc.lock").unlink()
+    subprocess.run(["git", "init", "--quiet"], cwd=project, check=True)

@@ -12,10 +12,9 @@ from ruamel.yaml import YAML
 
 from g2rpo_core.common.runs import read_lock
 from g2rpo_core.distributed.machine import Machine
-from tests.conftest import ROOT
 from tests.fixtures.commands import run_here
 from tests.fixtures.killed_stages import hashes
-from tests.reliability.conftest import stage
+from tests.reliability.conftest import make_checkout, stage
 
 pytestmark = pytest.mark.pipeline
 EVALUATE, TRAIN = "evaluate@g2rpo-1", "train@g2rpo-1"
@@ -24,15 +23,8 @@ EVALUATE, TRAIN = "evaluate@g2rpo-1", "train@g2rpo-1"
 @pytest.fixture
 def known(project) -> Path:
     """The small project as a checkout whose run and evaluation DVC knows."""
-    for name in ("g2rpo_core", "stages"):
-        shutil.copytree(ROOT / name, project / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("dvc.yaml", ".dvcignore"):
-        shutil.copy(ROOT / name, project / name)
-    (project / ".dvc").mkdir()
-    shutil.copy(ROOT / ".dvc" / "config", project / ".dvc" / "config")
-    (project / "dvc.lock").unlink()
+    make_checkout(project)
     (project / "params.yaml").write_text("profile: small\nmethods: [g2rpo]\nseeds: [1]\npublished: []\n")
-    subprocess.run(["git", "init", "--quiet"], cwd=project, check=True)
     subprocess.run([sys.executable, "-m", "dvc", "commit", "--force", TRAIN, EVALUATE], cwd=project, check=True)
     return project
 

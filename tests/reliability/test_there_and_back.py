@@ -16,10 +16,9 @@ from g2rpo_core.foundation.errors import UserError
 from pipeline.cached import check_kept
 from pipeline.graph import read_graph
 from pipeline.runner import run_logged
-from tests.conftest import ROOT
 from tests.fixtures.commands import run_here
 from tests.fixtures.killed_stages import hashes
-from tests.reliability.conftest import stage
+from tests.reliability.conftest import make_checkout, stage
 
 pytestmark = pytest.mark.pipeline
 TRAIN = "train@g2rpo-1"
@@ -31,16 +30,9 @@ FOLDERS = ("models", "prompts", "embeddings", "published", "runs", "evaluations"
 @pytest.fixture
 def known(project) -> Path:
     """The small project as a checkout all of whose outputs DVC knows, with profile `mini` beside it."""
-    for name in ("g2rpo_core", "stages"):
-        shutil.copytree(ROOT / name, project / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("dvc.yaml", ".dvcignore"):
-        shutil.copy(ROOT / name, project / name)
-    (project / ".dvc").mkdir()
-    shutil.copy(ROOT / ".dvc" / "config", project / ".dvc" / "config")
-    (project / "dvc.lock").unlink()
+    make_checkout(project)
     (project / "profiles" / "mini.yaml").write_text("extends: small\ntraining: {iterations: 1, monitor: {every: 1}}\n")
     shutil.copytree(project / "models" / "small", project / "models" / "mini")
-    subprocess.run(["git", "init", "--quiet"], cwd=project, check=True)
     for profile in ("mini", "small"):
         name_profile(project, profile)
         dvc(project, "repro", "--quiet", "profile")
