@@ -65,11 +65,13 @@ def check_kept(project: Path, stage: str) -> None:
     if not stage.startswith("train@"):
         return
     repo = Repo(str(project))
-    for out in repo.stage.load_one(name=stage).outs:
+    keep = f"dvc commit -f {stage}"
+    for out in repo.stage.load_one(path=str(project / "dvc.yaml"), name=stage).outs:
         run = Path(out.fs_path)
         if (run / TRAINING_RECORDS).exists() and not in_scratch(run) and unstored(out):
             raise UserError(
-                f"{out}: DVC would remove this finished run, and its cache does not have it: keep it by `dvc commit -f {stage}`, or move it away"
+                f"{out}: DVC would remove this finished run, and its cache does not have it: keep it by "
+                f"`{keep if project == Path('.') else f'cd {project} && {keep}'}`, or move it away"
             )
 
 

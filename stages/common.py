@@ -150,9 +150,10 @@ def options_of(stage: str, project: Path) -> dict[str, str]:
     except ImportError:
         return {}
     try:
-        words = shlex.split(str(Repo(str(project)).stage.load_one(name=stage).cmd))
+        loaded = Repo(str(project)).stage.load_one(path=str(project / "dvc.yaml"), name=stage)  # alone, a name is looked up here
     except (DvcException, OSError):
         return {}
+    words = shlex.split(str(loaded.cmd))
     return {word.removeprefix("--"): value for word, value in zip(words, words[1:]) if word.startswith("--")}
 
 

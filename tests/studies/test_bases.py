@@ -15,6 +15,7 @@ from dvc.repo import Repo
 from ruamel.yaml import YAML
 from scipy import stats
 
+from g2rpo_core.common.runs import SCRATCH, TRAINING_RECORDS
 from g2rpo_core.config import load_profile, load_study, profile_path, resolve
 from g2rpo_core.config.costs import cost_of_prompt
 from g2rpo_core.foundation.errors import UserError
@@ -23,6 +24,8 @@ from g2rpo_core.reporting.context import build_context
 from g2rpo_core.reporting.measured import Sources, measure_bases
 from g2rpo_core.reporting.recorded import read_measured, write_results
 from g2rpo_core.reporting.tables import standings
+from pipeline.cached import check_kept
+from stages.common import options_of
 from stages.profile import write_profile
 from studies import __main__ as studies
 from studies.bases import base_graph, base_params, lend_models, of_base
@@ -127,6 +130,27 @@ def test_a_bases_graph_is_one_that_dvc_reads_with_models_of_its_own(study):
     assert {"embeddings"} < reads["train@first-3"] & reads["evaluate_base"]
     settings = {dep.def_path: dep for dep in stages["train@first-3"].deps}["reports/profile.yaml"].read_params(flatten=False)
     assert settings["rewards"]["noise"]["class"] == "studies.dose.reward:Noise"
+
+
+def test_a_stage_of_a_study_is_looked_up_in_its_own_graph(study):
+    """From the main project's folder, whose graph has no such stage: what its command is, and that no finished run is removed."""
+    home = Path("studies/several/base-2")
+    files = {"dvc.yaml": base_graph(studies.GRAPH), "params.yaml": base_params(of_base(study, 2))}
+    studies.write_project(home, "../../../", files)
+    source = profile_path("tiny")
+    write_profile(home / "reports" / "profile.yaml", resolve(source, load_study("several/base-2")).data, source)
+    options = {"profile": "tiny", "study": "several/base-2", "method": "first", "seed": "3"}
+    assert options_of("train@first-3", home) == options and options_of("train@first-9", home) == {}
+    finished = home / "runs" / "first-3" / TRAINING_RECORDS
+    finished.parent.mkdir(parents=True)
+    check_kept(home, "train@first-3")
+    finished.write_text("trained by hand")
+    with pytest.raises(UserError, match=rf"first-3: DVC would remove.*`cd {home} && dvc commit -f train@first-3`"):
+        check_kept(home, "train@first-3")
+    kept = SCRATCH / "train" / "several" / "first-3" / "of_these_settings" / "out" / TRAINING_RECORDS
+    kept.parent.mkdir(parents=True)
+    shutil.copy(finished, kept)
+    check_kept(home, "train@first-3")
 
 
 def test_a_base_that_another_study_has_built_is_not_built_again(study, monkeypatch):
@@ -316,5 +340,6 @@ def test_a_study_over_bases_builds_trains_and_reports(tmp_path):
         "hps",
         "models.lock.json",
         "pipeline",
+        "quality.json",
     ]
     assert not (tmp_path / "models").exists()
