@@ -25,6 +25,7 @@ from g2rpo_core.common.runs import TRAINING_RECORDS
 from g2rpo_core.config import load_profile
 from g2rpo_core.distributed.checkpoint import FINISHED
 from g2rpo_core.estimate.tracing import shape_of
+from g2rpo_core.models.adapter import LORA_FILE
 from g2rpo_core.models.loading import lora_config
 from pipeline.rehearsal import simulate
 from pipeline.rehearsal.machine import Rehearsed
@@ -119,4 +120,6 @@ def prepare(args: argparse.Namespace) -> LoraConfig | None:
     weights.mkdir(parents=True, exist_ok=True)
     (run / TRAINING_RECORDS).touch()
     shutil.copy(Path("models", args.profile, "pipeline", "transformer", "config.json"), weights)
+    if lora:
+        (weights / LORA_FILE).touch()  # it is looked for, and not read
     return lora_config(shape_of(profile)[0], lora) if lora else None

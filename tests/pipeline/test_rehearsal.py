@@ -120,7 +120,7 @@ def test_a_compiler_that_is_missing_or_too_old_is_named(compiler, said, tmp_path
 @pytest.mark.parametrize(
     "name, method, phases",
     [
-        (REHEARSED[0], "g2rpo_coarse", ["rollout", "update"]),
+        (REHEARSED[0], "g2rpo_coarse", ["rollout", "update", "evaluate"]),
         *(pytest.param(name, "g2rpo", PHASES, marks=pytest.mark.engines) for name in REHEARSED),
     ],
 )
