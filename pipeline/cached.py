@@ -8,13 +8,13 @@ from typing import Any
 
 from dvc.dependency.param import ParamsDependency
 from dvc.exceptions import DvcException
-from dvc.repo import Repo
 from dvc.stage.cache import RunCacheNotFoundError
 from dvc_data.hashfile.hash_info import HashInfo
 from dvc_data.hashfile.meta import Meta
 
 from g2rpo_core.common.runs import SCRATCH, TRAINING_RECORDS
 from g2rpo_core.foundation.errors import UserError
+from stages.common import commit_command, load_stage
 
 Params = Callable[[ParamsDependency], dict[str, Any]]
 Coming = Mapping[str, str | None]  # an output of a stage that is due -> its hash after that; None: not known before
@@ -64,14 +64,12 @@ def check_kept(project: Path, stage: str) -> None:
     """
     if not stage.startswith("train@"):
         return
-    repo = Repo(str(project))
-    keep = f"dvc commit -f {stage}"
-    for out in repo.stage.load_one(path=str(project / "dvc.yaml"), name=stage).outs:
+    for out in load_stage(stage, project).outs:
         run = Path(out.fs_path)
         if (run / TRAINING_RECORDS).exists() and not in_scratch(run) and unstored(out):
             raise UserError(
                 f"{out}: DVC would remove this finished run, and its cache does not have it: keep it by "
-                f"`{keep if project == Path('.') else f'cd {project} && {keep}'}`, or move it away"
+                f"`{commit_command(stage, project)}`, or move it away"
             )
 
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import ParamSpec
+from typing import TYPE_CHECKING, ParamSpec
 
 from tqdm import tqdm
 
@@ -24,6 +24,9 @@ from g2rpo_core.foundation.files import read_yaml, what_lacks
 from g2rpo_core.foundation.profiles import OF_BASE, folders_of
 from g2rpo_core.foundation.settings import checked_name
 from g2rpo_core.foundation.texts import show_any_text, visible
+
+if TYPE_CHECKING:  # DVC is an extra
+    from dvc.stage import Stage
 
 P = ParamSpec("P")
 ROOT = Path(__file__).parents[1]  # of the code; data are in the working directory
@@ -136,7 +139,8 @@ def commit(stage: str, args: SimpleNamespace, paths: RunPaths, unchanged: Callab
         done = _dvc("commit", "--force", stage, project=project)
     if done.returncode:
         why = done.stderr.strip().split("\n")[-1]
-        print(f"DVC does not know this run yet ({why}); before the next dvc repro, run: dvc commit -f {stage}", file=sys.stderr)
+        keep = commit_command(stage, project)
+        print(f"DVC does not know this run yet ({why}); before the next dvc repro, run: {keep}", file=sys.stderr)
         return False
     print(f"dvc status knows this run as {stage}")
     return True
@@ -146,15 +150,25 @@ def options_of(stage: str, project: Path) -> dict[str, str]:
     """Return the options of the command by which DVC would run a stage (`train@g2rpo-1`); empty if it has no such stage."""
     try:
         from dvc.exceptions import DvcException
-        from dvc.repo import Repo
     except ImportError:
         return {}
     try:
-        loaded = Repo(str(project)).stage.load_one(path=str(project / "dvc.yaml"), name=stage)  # alone, a name is looked up here
+        words = shlex.split(str(load_stage(stage, project).cmd))
     except (DvcException, OSError):
         return {}
-    words = shlex.split(str(loaded.cmd))
     return {word.removeprefix("--"): value for word, value in zip(words, words[1:]) if word.startswith("--")}
+
+
+def load_stage(stage: str, project: Path) -> "Stage":
+    """Load a stage (`train@g2rpo-1`) of the DVC project in a folder; given a name alone, DVC reads the dvc.yaml of the working folder."""
+    from dvc.repo import Repo
+
+    return Repo(str(project)).stage.load_one(path=str(project / "dvc.yaml"), name=stage)
+
+
+def commit_command(stage: str, project: Path) -> str:
+    """Return what to type, in the main project's folder, so that DVC keeps the outputs of a stage as they are."""
+    return f"{'' if project == Path('.') else f'cd {project} && '}dvc commit -f {stage}"
 
 
 def update_profile(project: Path = Path(".")) -> subprocess.CompletedProcess[str]:
