@@ -20,6 +20,7 @@ from benchmarks.flux import timed
 from benchmarks.published_loops import PublishedNoisedIteration
 from benchmarks.rollout import SIZES, gradients, largest_differences, make_models, make_policy, make_store
 from g2rpo_core.algorithm.batch import Draws
+from g2rpo_core.algorithm.matching import NoisedBatch
 from g2rpo_core.algorithm.methods import LABELS, METHODS
 from g2rpo_core.common.seeding import generator
 from g2rpo_core.config import load_profile
@@ -27,6 +28,7 @@ from g2rpo_core.data.embeddings import EmbeddingStore
 from g2rpo_core.models.policy import Policy
 from g2rpo_core.rewards import registry
 from g2rpo_core.training.experience import score_rollout
+from g2rpo_core.training.settings import RunSettings
 from g2rpo_core.training.trainer import Trainer
 
 NAMES = (
@@ -54,7 +56,7 @@ class Iteration:
         still = {"learning_rate": 0.0, "max_grad_norm": 1e9, "batch_tokens": self.sampling.batch_tokens}
         training = profile.training.model_copy(update=still)
         self.rewards = registry.load(list(training.rewards), models, policy.device)
-        self.trainer = Trainer(policy, METHODS[name], self.sampling, training, store, self.rewards, seed=0)
+        self.trainer = Trainer(RunSettings(METHODS[name], self.sampling, training), policy, store, self.rewards, seed=0)
         self.conditioning, self.text = store.conditioning([0]), store.prompts[0].text
 
     def run_ours(self) -> tuple[dict, tuple, object]:
@@ -63,17 +65,12 @@ class Iteration:
         sampled, sampling = timed(device, lambda: trainer.sampler(self.conditioning, 0))
         score = partial(score_rollout, self.policy, self.rewards, sampled, [self.text], self.sampling.decode_batch, 0)
         scores, scoring = timed(device, score)
-        weights = [trainer.training.rewards[name] for name in self.rewards]
-        credit = trainer.method.credit
-        advantages = trainer.objective.advantages(
-            sampled, scores, None, credit, trainer.method.groups, weights, trainer.training.adv_clip_max
-        )
+        advantages = trainer.objective.advantages(sampled, scores, None)
 
-        def train() -> object:
-            trained = trainer._trained(self.conditioning, sampled, advantages, Draws(0, 0, range(1)))
-            for part in trainer.objective.updates(trained):
-                trainer.update(self.conditioning, part)
-            return trained
+        def train() -> NoisedBatch:
+            (update,) = trainer.updates(self.conditioning, sampled, advantages, Draws(0, 0, range(1)))
+            trainer.update(self.conditioning, update)
+            return update.batches[0]
 
         trained, training = timed(device, train)
         costs = {"evaluations": sampled.num_forward_evals, "images": scores[0].numel()}

@@ -12,6 +12,7 @@ import argparse
 import json
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import open_clip
@@ -102,7 +103,13 @@ def make_trainer(
     prompts = [Prompt(str(number), f"a photo of {number} cats", "") for number in range(training.prompts_per_iteration)]
     one = Conditioning({name: tensor[0].cpu() for name, tensor in conditioning.tensors.items()})
     write(folder, prompts, lambda part: ((prompt, one) for prompt in part), "bfloat16", len(prompts))
-    return Trainer(policy, run.method, sampling, training, EmbeddingStore(folder), dict.fromkeys(training.rewards, scorer), 0)
+    return Trainer(
+        replace(run, sampling=sampling, training=training),
+        policy,
+        EmbeddingStore(folder),
+        dict.fromkeys(training.rewards, scorer),
+        0,
+    )
 
 
 def iterations(trainer: Trainer, profile: Profile, size: str) -> Iterator[Row]:

@@ -22,8 +22,8 @@ import torch
 from benchmarks.flux import matrix_peak, timed
 from benchmarks.published_loops import PublishedIteration
 from g2rpo_core.algorithm.batch import TrainedTransition
-from g2rpo_core.algorithm.credit import transition_advantages
 from g2rpo_core.algorithm.methods import METHODS
+from g2rpo_core.algorithm.objective import PolicyGradient
 from g2rpo_core.architectures.table import text_encoders
 from g2rpo_core.common.cuda import prepare
 from g2rpo_core.common.model_store import write_lock
@@ -39,6 +39,7 @@ from g2rpo_core.sampling.rollout import velocity_in_batches
 from g2rpo_core.sampling.settings import SamplingSettings
 from g2rpo_core.tiny_models.build import build_models
 from g2rpo_core.training.experience import score_rollout
+from g2rpo_core.training.settings import RunSettings
 from g2rpo_core.training.trainer import Trainer
 
 # side of the images in pixels, latents in a call of the transformer, images in one of the VAE (each what is fastest on a
@@ -130,7 +131,7 @@ class Comparison:
             update={"learning_rate": 0.0, "max_grad_norm": 1e9, "batch_tokens": sampling.batch_tokens}
         )
         self.rewards = registry.load(list(self.training.rewards), models, policy.device)
-        self.trainer = Trainer(policy, self.method, sampling, self.training, store, self.rewards, seed=0)
+        self.trainer = Trainer(RunSettings(self.method, sampling, self.training), policy, store, self.rewards, seed=0)
         self.conditioning, self.text = store.conditioning([0]), store.prompts[0].text
         tree = self.method.tree.build(STEPS)
         self.chosen = self.method.objective.draw_steps(len(tree.sde_steps), random.Random(0))
@@ -145,13 +146,12 @@ class Comparison:
         sampled, sampling_seconds = timed(policy.device, lambda: trainer.sampler(self.conditioning, 0))
         score = partial(score_rollout, policy, self.rewards, sampled, [self.text], self.sampling.decode_batch, 0)
         scores, scoring_seconds = timed(policy.device, score)
-        weights = [self.training.rewards[reward] for reward in self.rewards]
-        advantages = transition_advantages(
-            sampled.transitions, scores, None, self.method.credit, self.method.groups, weights, self.training.adv_clip_max
-        )
+        objective = trainer.objective
+        assert isinstance(objective, PolicyGradient)
+        advantages = objective.advantages(sampled, scores, None)
         pairs = [(sampled.transitions[index], advantages[index]) for index in self.chosen]
         transitions = [TrainedTransition(transition, own, torch.ones_like(own)) for transition, own in pairs]
-        _, training_seconds = timed(policy.device, lambda: trainer.update(self.conditioning, transitions))
+        _, training_seconds = timed(policy.device, lambda: trainer.update(self.conditioning, objective.update(transitions)))
         parts = {"sampling": sampling_seconds, "scoring": scoring_seconds, "training": training_seconds}
         return sampled.num_forward_evals, (sampled.clean[0], scores, gradients(trainer)), parts
 

@@ -57,7 +57,7 @@ def main(machine: Machine = REAL) -> None:
         prompts.load_encoders(store.folder("pipeline"), device)
         rewards, monitored = load_rewards(training, models, device, settings.rewards, machine)
     say_what_is_cut(rewards | monitored, prompts, held_out, monitor.prompts, processes)
-    trainer = Trainer(policy, method, sampling, training, prompts, rewards, int(args.seed), processes, termination)
+    trainer = Trainer(run, policy, prompts, rewards, int(args.seed), processes, termination)
 
     # Train from the last checkpoint on, unless DVC alone has not taken the finished run
     dependencies = [*declared_code("train"), models / LOCK, embeddings, *([started / LOCK] if start else [])]

@@ -214,6 +214,7 @@ def settings(tiny):
 @pytest.fixture
 def make_trainer(policy, embeddings, settings):
     """make_trainer(method, ...) -> a Trainer with these settings; changes: in the section `training`."""
+    from g2rpo_core.training.settings import RunSettings
     from g2rpo_core.training.trainer import Trainer
     from tests.fixtures.rollouts import redness
 
@@ -221,6 +222,6 @@ def make_trainer(policy, embeddings, settings):
 
     def make(method, *, policy=policy, prompts=embeddings, reward=redness, seed=0, **changes):
         changed = training.model_copy(update=changes)
-        return Trainer(policy, method, sampling, changed, prompts, {"redness": reward}, seed)
+        return Trainer(RunSettings(method, sampling, changed), policy, prompts, {"redness": reward}, seed)
 
     return make

@@ -1,13 +1,13 @@
-"""What is trained on: sampled transitions with their advantages, the batches of states that they become, and what a loss says of them.
+"""Training data: sampled transitions with advantages, the batches made from them, and per-sample losses.
 
 Axes: R rewards, P prompts, B branches, J granularities, G members of a group; a transition has V states and W next states of a
 prompt (see `SampledTransition`); a batch has N states with M sampled next states each.
 """
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple, Protocol, Self
+from typing import Generic, Literal, NamedTuple, Protocol, Self, TypeVar
 
 import torch
 
@@ -80,34 +80,35 @@ class Batch:
         return replace(batches[0], **{name: torch.cat([vars(batch)[name] for batch in batches]) for name in batches[0]._parts()})
 
 
-class Objective(Protocol):
-    """What a trainer asks of an objective; `trained` and its parts are the objective's own."""
+B = TypeVar("B", bound=Batch)
 
-    def advantages(self, sampled: Rollout, rewards: torch.Tensor, gains: Any, credit: Any, /, *how: Any) -> list[torch.Tensor]:
-        """Return the advantages of whatever is trained on; arguments as `credit.transition_advantages`."""
+
+@dataclass(frozen=True)
+class Update(Generic[B]):
+    """What one optimizer step trains on."""
+
+    batches: Sequence[B]
+    """Not yet split to fit into memory."""
+    num_samples: int
+    """Over which the loss is a mean."""
+    description: str
+    """For error messages."""
+
+
+class Objective(Protocol[B]):
+    """What a trainer asks of a run's objective; B: the objective's own batches, which `losses` gets back."""
+
+    def advantages(self, sampled: Rollout, rewards: torch.Tensor, gains: Sequence[torch.Tensor] | None, /) -> list[torch.Tensor]:
+        """Return the advantages of whatever is trained on; arguments as `credit.CreditAssignment`. Collective."""
         ...
 
-    def trained(self, sampled: Rollout, advantages: list[torch.Tensor], draws: Draws, velocity: Velocity, /) -> Any:
-        """Return what an iteration trains on; velocity: of the policy that sampled, without gradient."""
+    def updates(
+        self, sampled: Rollout, advantages: Sequence[torch.Tensor], draws: Draws, velocity: Velocity, /
+    ) -> Iterable[Update[B]]:
+        """Return the optimizer steps of an iteration; velocity: of the policy that sampled, without gradient. Collective."""
         ...
 
-    def updates(self, trained: Any, /) -> list[Any]:
-        """Return the part of each optimizer step."""
-        ...
-
-    def batches(self, trained: Any, processes: ProcessGroup, /) -> Sequence[Batch]:
-        """Return a part as batches; collective where processes must agree on their size."""
-        ...
-
-    def num_samples(self, batch: Any, /) -> int:
-        """Count the samples of a batch over which the loss is a mean."""
-        ...
-
-    def describe(self, trained: Any, /) -> str:
-        """Say in an error message what a part is."""
-        ...
-
-    def losses(self, velocity: Velocity, reference: Velocity | None, batch: Any, /) -> Losses:
+    def losses(self, velocity: Velocity, reference: Velocity | None, batch: B, /) -> Losses:
         """Compute the losses of a batch; reference: of the model before training, if it is needed."""
         ...
 

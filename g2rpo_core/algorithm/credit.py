@@ -1,16 +1,17 @@
-"""Gives every sampled transition its advantages: which reward belongs to it, and with which others that is compared.
+"""Credit assignment: maps rewards to transitions and normalizes them within their comparison group.
 
 Axes: R rewards, P prompts, B branches, J granularities, G members of a group; W next states of a transition.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import torch
 from pydantic import Discriminator, Field, Tag
 
 from g2rpo_core.algorithm.advantage import branch_advantages, mean_of_shared_states
-from g2rpo_core.distributed.process_group import ProcessGroup
+from g2rpo_core.distributed.process_group import ALONE, ProcessGroup
 from g2rpo_core.foundation.settings import Settings
 from g2rpo_core.sampling.rollout import SampledTransition
 
@@ -72,81 +73,75 @@ def batch_deviation(rewards: torch.Tensor, processes: ProcessGroup) -> torch.Ten
     return every.double().std(-1, correction=0)[..., None, None].to(rewards.device)
 
 
-DEVIATIONS: dict[str, Callable[[torch.Tensor, ProcessGroup], torch.Tensor | None]] = {
-    "group": lambda rewards, processes: None,  # each group's own
-    "batch": batch_deviation,
-}
-
-
 def weighted_sum(values: torch.Tensor, weights: Sequence[float]) -> torch.Tensor:
     """Return the weighted sum of R rewards as one: [R, ...] -> [1, ...]."""
     return torch.einsum("r,r...->...", values.new_tensor(weights), values)[None]
 
 
-def _aggregated(
-    values: torch.Tensor, size: torch.Tensor, credit: ImageCredit | GainCredit, weights: Sequence[float]
-) -> tuple[torch.Tensor, torch.Tensor, Sequence[float]]:
-    """Return values and size [R, ...] with their weights; as their weighted sum [1, ...] with weight 1 if `credit` says so."""
-    if credit.reward_aggr == "advantages":
-        return values, size, weights
-    # Rounding does not cancel: of a difference, sizes add up
-    return weighted_sum(values, weights), weighted_sum(size, [abs(weight) for weight in weights]), [1.0]
+@dataclass(frozen=True)
+class CreditAssignment:
+    """How a run's rewards become advantages; the same in every iteration."""
 
+    credit: ImageCredit | GainCredit
+    """Of the method."""
+    groups: int
+    """Into which a prompt's members are divided (`Method.groups`)."""
+    weights: Sequence[float]
+    """Of the R rewards."""
+    clip: float
+    """The largest advantage."""
+    processes: ProcessGroup = ALONE
 
-def transition_advantages(
-    transitions: Sequence[SampledTransition],
-    rewards: torch.Tensor,
-    gains: Sequence[torch.Tensor] | None,
-    credit: ImageCredit | GainCredit,
-    groups: int,
-    weights: Sequence[float],
-    clip: float,
-    processes: ProcessGroup = ProcessGroup(),  # noqa: B008
-) -> list[torch.Tensor]:
-    """Return the advantages [P, W] of every transition's next states; collective where the deviation is the batch's.
+    def of_transitions(
+        self, transitions: Sequence[SampledTransition], rewards: torch.Tensor, gains: Sequence[torch.Tensor] | None
+    ) -> list[torch.Tensor]:
+        """Return the advantages [P, W] of every transition's next states; collective where the deviation is the batch's.
 
-    rewards: [R, P, B, J, G] of the images; gains: of every transition [R, P, W] for `GainCredit`; groups: into which a prompt's members are
-    divided (`Method.groups`); weights: of the R rewards; clip: the largest advantage.
-    """
-    # What is compared, and the size of what it was computed from, in proportion to which it is rounded
-    values, size = rewards, rewards.abs()
-    if gains is not None:
-        # All gains of a group together: the steps' own spreads stay, so that a step that changes little has small advantages
-        of_group = [gain.unflatten(-1, (groups, -1)) for gain in gains]  # [R, P, groups, W / groups]
+        rewards: [R, P, B, J, G] of the images; gains: of every transition [R, P, W], for `GainCredit`.
+        """
+        if gains is not None:
+            return self._of_gains(rewards, gains)
+        values, size, weights = self._aggregated(rewards, rewards.abs())
+        of_members = self._standardized(values, size, weights)  # [P, B, G]
+        advantages = []
+        for transition in transitions:
+            branch, states = transition.sde_step.branch, transition.log_prob.shape[1]
+            if states == values.shape[-1]:
+                advantages.append(of_members[:, branch])
+            elif isinstance(self.credit, ImageCredit) and self.credit.node_advantages == "mean":
+                advantages.append(mean_of_shared_states(of_members[:, branch], states))
+            else:
+                means, sizes = (mean_of_shared_states(each[:, :, [branch]], states) for each in (values, size))
+                advantages.append(self._standardized(means, sizes, weights)[:, 0])
+        return advantages
+
+    def of_images(self, rewards: torch.Tensor) -> torch.Tensor:
+        """Return the advantages [P, B * J, G] of images, each compared with those of its branch and granularity; collective as above."""
+        values = rewards.flatten(2, 3).unsqueeze(3)  # [R, P, B * J, 1, G]
+        return self._standardized(*self._aggregated(values, values.abs()))
+
+    def _of_gains(self, rewards: torch.Tensor, gains: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Compare all gains of a group together: a step that changes little keeps small advantages."""
+        of_group = [gain.unflatten(-1, (self.groups, -1)) for gain in gains]  # [R, P, groups, W / groups]
         values = torch.cat(of_group, -1).flatten(2)[:, :, None, None]  # [R, P, 1, 1, W of all]
-        # of the scores whose differences gains are, as far as they are known: those of the images, and the gains
-        size = torch.cat([size.flatten(2), values.flatten(2).abs()], -1).amax(-1)[:, :, None, None, None].expand_as(values)
-    values, size, weights = _aggregated(values, size, credit, weights)
-
-    def advantages(values: torch.Tensor, size: torch.Tensor) -> torch.Tensor:
-        return branch_advantages(values, weights, clip, groups, DEVIATIONS[credit.deviation](values, processes), size)
-
-    of_members = advantages(values, size)  # [P, B, G], or [P, 1, W of all] of gains
-    if gains is not None:
-        parts = of_members[:, 0].unflatten(-1, (groups, -1)).split([each.shape[-1] for each in of_group], -1)
+        # A gain is rounded in proportion to the scores it is the difference of: those of images and the gains are known
+        largest = torch.cat([rewards.flatten(2), values.flatten(2)], -1).abs().amax(-1)  # [R, P]
+        size = largest[:, :, None, None, None].expand_as(values)
+        of_members = self._standardized(*self._aggregated(values, size))[:, 0]
+        parts = of_members.unflatten(-1, (self.groups, -1)).split([each.shape[-1] for each in of_group], -1)
         return [part.flatten(1) for part in parts]
-    found = []
-    for transition in transitions:
-        branch, width = transition.sde_step.branch, transition.log_prob.shape[1]
-        if width == values.shape[-1]:
-            found.append(of_members[:, branch])
-        elif isinstance(credit, ImageCredit) and credit.node_advantages == "mean":
-            found.append(mean_of_shared_states(of_members[:, branch], width))
-        else:
-            shared = (mean_of_shared_states(each[:, :, [branch]], width) for each in (values, size))
-            found.append(advantages(*shared)[:, 0])
-    return found
 
+    def _aggregated(self, values: torch.Tensor, size: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, Sequence[float]]:
+        """Return values and size [R, ...] with their weights; as their weighted sum [1, ...] if that is standardized.
 
-def image_advantages(
-    rewards: torch.Tensor,
-    credit: ImageCredit | GainCredit,
-    groups: int,
-    weights: Sequence[float],
-    clip: float,
-    processes: ProcessGroup = ProcessGroup(),  # noqa: B008
-) -> torch.Tensor:
-    """Return the advantages [P, B * J, G] of images, each compared with those of its branch and granularity; arguments as above."""
-    values = rewards.flatten(2, 3).unsqueeze(3)  # [R, P, B * J, 1, G]
-    values, size, weights = _aggregated(values, values.abs(), credit, weights)
-    return branch_advantages(values, weights, clip, groups, DEVIATIONS[credit.deviation](values, processes), size)
+        size: of what values were computed from, in proportion to which they are rounded.
+        """
+        if self.credit.reward_aggr == "advantages":
+            return values, size, self.weights
+        # Rounding does not cancel: the sizes of a difference add up
+        return weighted_sum(values, self.weights), weighted_sum(size, [abs(weight) for weight in self.weights]), [1.0]
+
+    def _standardized(self, values: torch.Tensor, size: torch.Tensor, weights: Sequence[float]) -> torch.Tensor:
+        """Return the advantages [P, B, W] of values [R, P, B, J, W]."""
+        deviation = batch_deviation(values, self.processes) if self.credit.deviation == "batch" else None
+        return branch_advantages(values, weights, self.clip, self.groups, deviation, size)

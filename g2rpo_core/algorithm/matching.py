@@ -20,14 +20,13 @@ is every loss of the family up to constants; only DiffusionNFT's own two branche
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field, model_validator
 
-from g2rpo_core.algorithm.batch import Batch, Draws, Losses
-from g2rpo_core.algorithm.credit import CreditSettings, image_advantages
-from g2rpo_core.distributed.process_group import ProcessGroup
+from g2rpo_core.algorithm.batch import Batch, Draws, Losses, Update, parts_of_group
+from g2rpo_core.algorithm.credit import CreditAssignment
 from g2rpo_core.foundation.settings import Count, Settings
 from g2rpo_core.sampling.rollout import Rollout, Velocity
 from g2rpo_core.sampling.tree import Tree
@@ -120,10 +119,6 @@ class MatchingSettings(Settings):
         rows = self.times * len(tree.leaves) * len(tree.leaves[0]) * group_size
         return [(rows, rows)]
 
-    def build(self, transition: object, sigmas: torch.Tensor, clip_range: float, spans: object) -> "VelocityMatching":
-        """Make the objective on the sampler's sigmas [T+1]."""
-        return VelocityMatching(self, sigmas)
-
 
 @dataclass(frozen=True, kw_only=True)
 class NoisedBatch(Batch):
@@ -204,16 +199,25 @@ class VelocityMatching:
     sigmas: [T+1] of the sampler.
     """
 
-    def __init__(self, settings: MatchingSettings, sigmas: torch.Tensor):
-        self.settings, self.sigmas = settings, sigmas
+    def __init__(self, settings: MatchingSettings, credit: CreditAssignment, sigmas: torch.Tensor):
+        self.settings, self.credit, self.sigmas = settings, credit, sigmas
 
-    def advantages(
-        self, sampled: Rollout, rewards: torch.Tensor, gains: object, credit: CreditSettings, *how: Any
-    ) -> list[torch.Tensor]:
+    def advantages(self, sampled: Rollout, rewards: torch.Tensor, gains: Sequence[torch.Tensor] | None) -> list[torch.Tensor]:
         """Return the advantages [P, G] of the images of every branch and granularity; collective where the deviation is the batch's."""
-        return list(image_advantages(rewards, credit, *how).unbind(1))
+        return list(self.credit.of_images(rewards).unbind(1))
 
-    def trained(self, sampled: Rollout, advantages: Sequence[torch.Tensor], draws: Draws, velocity: Velocity) -> NoisedBatch:
+    def updates(
+        self, sampled: Rollout, advantages: Sequence[torch.Tensor], draws: Draws, velocity: Velocity
+    ) -> list[Update[NoisedBatch]]:
+        """Return the optimizer steps of an iteration, each on its part of every group; velocity: as of `noised`."""
+        noised = self.noised(sampled, advantages, draws, velocity)
+        parts = [noised]
+        if self.settings.updates_per_rollout > 1:
+            members = parts_of_group(int(noised.member.max()) + 1, self.settings.updates_per_rollout)
+            parts = [noised.rows((noised.member >= part.start) & (noised.member < part.stop)) for part in members]
+        return [Update([part], len(part), f"{len(part)} noised images") for part in parts]
+
+    def noised(self, sampled: Rollout, advantages: Sequence[torch.Tensor], draws: Draws, velocity: Velocity) -> NoisedBatch:
         """Noise the images K times, from a generator of each prompt; velocity: of the old policy, called if its velocities are kept."""
         settings, of_images = self.settings, torch.stack(list(advantages), 1)  # [P, S, G]
         clean = sampled.clean.flatten(1, 2)  # [P, S, G, ...]
@@ -264,27 +268,6 @@ class VelocityMatching:
             found = torch.stack([part[torch.randint(len(part), (), generator=generator)] for part in parts])
             found = found.repeat(-(-count // len(found)))[:count]
         return self.sigmas.cpu()[found]
-
-    def updates(self, trained: NoisedBatch) -> list[NoisedBatch]:
-        """Return the noised images of each optimizer step of an iteration: parts of every group."""
-        if self.settings.updates_per_rollout == 1:
-            return [trained]
-        parts = torch.arange(int(trained.member.max()) + 1, device=trained.member.device).tensor_split(
-            self.settings.updates_per_rollout
-        )
-        return [trained.rows(torch.isin(trained.member, part)) for part in parts if len(part)]
-
-    def batches(self, trained: NoisedBatch, processes: ProcessGroup) -> list[NoisedBatch]:
-        """Return the images to train on."""
-        return [trained]
-
-    def num_samples(self, batch: NoisedBatch) -> int:
-        """Count the samples of a batch over which the loss is a mean."""
-        return len(batch)
-
-    def describe(self, trained: NoisedBatch) -> str:
-        """Say what an optimizer step was trained on."""
-        return f"{len(trained)} noised images"
 
     def losses(self, velocity: Velocity, reference: Velocity | None, batch: NoisedBatch) -> Losses:
         """Compute the losses of a batch: one forward under `velocity`, and one under that of the model before training if it is given."""

@@ -6,13 +6,15 @@ result. A new method is one line in SPECS.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
+import torch
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from g2rpo_core.algorithm.credit import CreditSettings, GainCredit, ImageCredit
-from g2rpo_core.algorithm.matching import MatchingSettings, OldPolicy
-from g2rpo_core.algorithm.objective import ObjectiveSettings
+from g2rpo_core.algorithm.batch import Objective
+from g2rpo_core.algorithm.credit import CreditAssignment, CreditSettings, GainCredit, ImageCredit
+from g2rpo_core.algorithm.matching import MatchingSettings, OldPolicy, VelocityMatching
+from g2rpo_core.algorithm.objective import ObjectiveSettings, PolicyGradient
 from g2rpo_core.algorithm.tree import BranchPerStep, NoBranch, OneBranch, SplittingBranch, TreeSettings, Window
 from g2rpo_core.foundation.settings import Settings
 
@@ -79,26 +81,36 @@ class Method(Settings):
         """Return the optimizer steps of an iteration, for T = steps."""
         return self.objective.num_updates(sum(map(len, self.tree.branches(steps))))
 
-    def changes(self, **parts: Mapping[str, Any]) -> dict[str, Any]:
+    def changes(self, **parts: Mapping[str, object]) -> dict[str, object]:
         """Return this method's settings with others in their place, as JSON values that are not checked yet.
 
         Where a part becomes of another kind, settings that the new kind does not have are left out.
         """
-        found: dict[str, Any] = self.model_dump(mode="json", exclude_unset=True)
+        found: dict = self.model_dump(mode="json", exclude_unset=True)
         for name, new in parts.items():
             if not isinstance(new, Mapping):
                 return {**found, name: new}
             old = found.get(name, {})
             if name in KINDS:
                 key, kinds = KINDS[name]
-                kind = kinds.get(new.get(key, getattr(getattr(self, name), key)))
+                kind = kinds.get(str(new.get(key, getattr(getattr(self, name), key))))
                 old = {each: value for each, value in old.items() if kind is None or each in kind.model_fields}
             found[name] = {**old, **new}
         return found
 
-    def changed(self, **parts: Mapping[str, Any]) -> "Method":
+    def changed(self, **parts: Mapping[str, object]) -> "Method":
         """Return this method with other settings in some parts, such as `tree={"eta": 0.5}`; ValidationError if they do not fit."""
         return type(self).model_validate(self.changes(**parts), strict=False)
+
+
+def build_objective(method: Method, credit: CreditAssignment, sigmas: torch.Tensor, clip_range: float) -> Objective:
+    """Build the objective of a run on the sampler's sigmas [T+1]."""
+    if isinstance(method.objective, MatchingSettings):
+        return VelocityMatching(method.objective, credit, sigmas)
+    transition, spans = method.tree.transition(sigmas), method.tree.spans_at(len(sigmas) - 1)
+    if transition is None:  # Method refuses it
+        raise ValueError("a tree without SDE steps has no transitions to train on")
+    return PolicyGradient(method.objective, credit, transition, sigmas, clip_range, spans)
 
 
 @dataclass(frozen=True)

@@ -5,20 +5,27 @@ table of functions, as `sampling.transitions.SDES`; a new one is an entry with i
 """
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from pydantic import Field, model_validator
 
-from g2rpo_core.algorithm.batch import Draws, Losses, TrainedTransition, TransitionBatch, split_updates, transition_batches
-from g2rpo_core.algorithm.credit import CreditSettings, transition_advantages
+from g2rpo_core.algorithm.batch import (
+    Draws,
+    Losses,
+    TrainedTransition,
+    TransitionBatch,
+    Update,
+    split_updates,
+    transition_batches,
+)
+from g2rpo_core.algorithm.credit import CreditAssignment
 from g2rpo_core.algorithm.loss import clipped_loss, masked_loss, normalized_ratio, ratio
-from g2rpo_core.distributed.process_group import ProcessGroup
 from g2rpo_core.foundation.settings import Count, Settings
-from g2rpo_core.sampling.rollout import Rollout, Velocity
+from g2rpo_core.sampling.rollout import Rollout, SampledTransition, Velocity
 from g2rpo_core.sampling.transitions import Stochastic, Transition
 from g2rpo_core.sampling.tree import Tree
 
@@ -58,7 +65,7 @@ class ObjectiveSettings(Settings):
         return self
 
     def num_trained(self, num_sde_steps: int) -> int:
-        """Return how many of so many SDE steps are trained on in an iteration: rounded down, as DanceGRPO does."""
+        """Return floor(timestep_fraction * num_sde_steps), at least 1 (rounded down as in DanceGRPO)."""
         return max(1, int(self.timestep_fraction * num_sde_steps))
 
     @property
@@ -80,13 +87,6 @@ class ObjectiveSettings(Settings):
         """Return states and next states of a prompt's trained transitions, for the estimate; of a share that is drawn, the first ones."""
         widths, trained = tree.widths(group_size), self.num_trained(len(tree.sde_steps))
         return [(widths[before], widths[after]) for before, after in tree.transitions()[:trained]]
-
-    def build(
-        self, transition: Stochastic | None, sigmas: torch.Tensor, clip_range: float, spans: Mapping[int, int]
-    ) -> "PolicyGradient":
-        """Make the objective on the sampler's sigmas [T+1], for the tree's stochastic step and its spans."""
-        assert transition is not None  # as Method checks
-        return PolicyGradient(self, transition, sigmas, clip_range, spans)
 
     def draw_steps(self, num_sde_steps: int, rng: random.Random) -> list[int]:
         """Return the sorted indices of the SDE steps, of all branches, that are trained on in an iteration."""
@@ -174,19 +174,21 @@ def draw_by_member(settings: ObjectiveSettings, num_steps: int, members: int, rn
 class PolicyGradient:
     """The objective of a run (Eq. 6-9, 12): draws what is trained from the sampled transitions, and computes its loss.
 
-    transition: the tree's stochastic step on the sigmas [T+1]; clip_range: eps of the clipped ratio; spans: of every step that may be an
+    credit: of the run; transition: the tree's stochastic step on the sigmas [T+1]; clip_range: eps of the clipped ratio; spans: of every step that may be an
     SDE step, whether or not an iteration has noise there (`tree.spans_at`).
     """
 
     def __init__(
         self,
         settings: ObjectiveSettings,
+        credit: CreditAssignment,
         transition: Stochastic,
         sigmas: torch.Tensor,
         clip_range: float,
         spans: Mapping[int, int],
     ):
-        self.settings, self.transition, self.sigmas, self.clip_range = settings, transition, sigmas, clip_range
+        self.settings, self.credit, self.transition = settings, credit, transition
+        self.sigmas, self.clip_range = sigmas, clip_range
         self.step_weights = STEP_WEIGHTS[settings.step_weights](self.std, spans)
 
     @property
@@ -194,20 +196,30 @@ class PolicyGradient:
         """Say whether each member of a group trains on SDE steps of its own."""
         return self.settings.timesteps_of == "member"
 
-    def advantages(
-        self, sampled: Rollout, rewards: torch.Tensor, gains: Sequence[torch.Tensor] | None, credit: CreditSettings, *how: Any
-    ) -> list[torch.Tensor]:
-        """Return the advantages [P, W] of every transition; arguments as `transition_advantages`."""
-        return transition_advantages(sampled.transitions, rewards, gains, credit, *how)
+    def advantages(self, sampled: Rollout, rewards: torch.Tensor, gains: Sequence[torch.Tensor] | None) -> list[torch.Tensor]:
+        """Return the advantages [P, W] of every transition; rewards [R, P, B, J, G] and gains as of `CreditAssignment`."""
+        return self.credit.of_transitions(sampled.transitions, rewards, gains)
 
-    def trained(
-        self, rollout: Rollout, advantages: Sequence[torch.Tensor], draws: Draws, velocity: Velocity | None = None
+    def updates(
+        self, sampled: Rollout, advantages: Sequence[torch.Tensor], draws: Draws, velocity: Velocity
+    ) -> Iterator[Update[TransitionBatch]]:
+        """Yield the optimizer steps of an iteration; transitions know what sampled them, so `velocity` is not called."""
+        trained = self.draw(sampled.transitions, advantages, draws)
+        for transitions in split_updates(trained, self.settings.updates_per_rollout):
+            yield self.update(transitions)  # one at a time: batches are copies of the states
+
+    def update(self, transitions: list[TrainedTransition]) -> Update[TransitionBatch]:
+        """Return an optimizer step on these transitions; collective if each member has SDE steps of its own."""
+        batches = transition_batches(transitions, self.credit.processes if self.by_member else None)
+        weights = [batch.weights for batch in batches]
+        count = sum(int(each.count_nonzero()) if self.by_member else each.numel() for each in weights)
+        steps = [transition.sampled.sde_step.step for transition in transitions]
+        return Update(batches, count, f"the SDE steps {steps}")
+
+    def draw(
+        self, sampled: Sequence[SampledTransition], advantages: Sequence[torch.Tensor], draws: Draws
     ) -> list[TrainedTransition]:
-        """Draw the transitions that an iteration trains on, with the weights of their next states; no velocity is needed.
-
-        advantages: of each transition [P, W].
-        """
-        sampled = rollout.transitions
+        """Draw the transitions that an iteration trains on, with their advantages [P, W] and the weights of their next states."""
         count = len(sampled)
         if self.by_member:
             drawn = draw_by_member(self.settings, count, advantages[0].shape[1], [draws.rng(index) for index in draws.prompts])
@@ -222,22 +234,6 @@ class PolicyGradient:
         """Return the standard deviation of the noise of an SDE step, which is the same for all latents."""
         one = torch.zeros(1, 1, device=self.sigmas.device)
         return float(self.transition(one, one, step=step, span=span).std)
-
-    def updates(self, transitions: list[TrainedTransition]) -> list[list[TrainedTransition]]:
-        """Return the transitions of each optimizer step of an iteration."""
-        return split_updates(transitions, self.settings.updates_per_rollout)
-
-    def batches(self, transitions: list[TrainedTransition], processes: ProcessGroup) -> list[TransitionBatch]:
-        """Return the states to train on; collective if each member has SDE steps of its own."""
-        return transition_batches(transitions, processes if self.by_member else None)
-
-    def num_samples(self, batch: TransitionBatch) -> int:
-        """Count the samples of a batch over which the loss is a mean."""
-        return int(batch.weights.count_nonzero()) if self.by_member else batch.weights.numel()
-
-    def describe(self, transitions: list[TrainedTransition]) -> str:
-        """Say what an optimizer step was trained on."""
-        return f"the SDE steps {[transition.sampled.sde_step.step for transition in transitions]}"
 
     def losses(self, velocity: Velocity, reference: Velocity | None, batch: TransitionBatch) -> Losses:
         """Compute the losses of a batch: one forward under `velocity`, and one under that of the model before training if it is given."""

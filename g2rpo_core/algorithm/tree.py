@@ -38,8 +38,48 @@ class Window(Settings):
         return candidates[start : start + self.size]
 
 
-class _Branching(Settings):
-    """What all trees have in common; the part `tree` of a method is one of the three below."""
+class _Tree(Settings):
+    """What every tree answers, here as one without noise on the way; the part `tree` of a method is one of the four below."""
+
+    def candidates(self, steps: int) -> tuple[int, ...]:
+        """Return every step index that may be an SDE step for T = steps."""
+        return ()
+
+    def branches(self, steps: int, iteration: int = 0, seed: int = 0) -> tuple[tuple[int, ...], ...]:
+        """Return the SDE steps of every branch of an iteration's tree: one tuple per branch."""
+        return (self.candidates(steps),)
+
+    def spans_at(self, steps: int) -> dict[int, int]:
+        """Return how many steps of the grid each candidate takes at once."""
+        return dict.fromkeys(self.candidates(steps), 1)
+
+    def split_steps(self) -> tuple[int, ...] | None:
+        """Return the SDE steps at which states split; None for the first of every branch."""
+        return None
+
+    def scaled(self, noise: torch.Tensor, step: int) -> torch.Tensor:
+        """Return the noise of an SDE step with this tree's factor, which its density does not have."""
+        return noise
+
+    def build(self, steps: int, iteration: int = 0, seed: int = 0) -> Tree:
+        """Build the tree of an iteration's rollout, for T = steps; ValueError as `sampling.tree.build`."""
+        return build(self.branches(steps, iteration, seed), (1,), steps, initial_noises=None)
+
+    def last_step(self, steps: int) -> int:
+        """Return the latest step index at which a tail starts; the tree needs it to be at most T-1."""
+        return max((step + span for step, span in self.spans_at(steps).items()), default=0)
+
+    def transition(self, sigmas: torch.Tensor) -> Stochastic | None:
+        """Return the stochastic step on the given sigmas; None for a tree without SDE steps."""
+        return None
+
+    def group_problem(self, group_size: int, fewest: int) -> str | None:
+        """Say why a group of this size cannot be sampled; None if it can. fewest: members that an initial noise needs."""
+        return None
+
+
+class _Branching(_Tree):
+    """What the trees with SDE steps have in common."""
 
     branching: str
     sde_steps: tuple[int, ...] | Literal["all"] = Field(description="step indices from the noisy end; all: 0...T-2")
@@ -84,41 +124,18 @@ class _Branching(Settings):
         return self
 
     def candidates(self, steps: int) -> tuple[int, ...]:
-        """Return every step index that may be an SDE step for T = steps; the last step, T-1, is always deterministic."""
+        """Return every step index that may be an SDE step; the last one, T-1, is always deterministic."""
         return tuple(range(steps - 1)) if self.sde_steps == "all" else self.sde_steps
 
-    def branches(self, steps: int, iteration: int = 0, seed: int = 0) -> tuple[tuple[int, ...], ...]:
-        """Return the SDE steps of every branch of an iteration's tree: one tuple per branch."""
-        return (self.candidates(steps),)
-
-    def spans_at(self, steps: int) -> dict[int, int]:
-        """Return how many steps of the grid each candidate takes at once."""
-        return dict.fromkeys(self.candidates(steps), 1)
-
-    def split_steps(self) -> tuple[int, ...] | None:
-        """Return the SDE steps at which states split; None for the first of every branch."""
-        return None
-
-    def scaled(self, noise: torch.Tensor, step: int) -> torch.Tensor:
-        """Return the noise of an SDE step with this tree's factor, which its density does not have."""
-        return noise
-
     def build(self, steps: int, iteration: int = 0, seed: int = 0) -> Tree:
-        """Build the tree of an iteration's rollout, for T = steps; ValueError as `sampling.tree.build`."""
         noises = None if self.initial_noises == "each" else self.initial_noises
         branches, spans = self.branches(steps, iteration, seed), self.spans_at(steps)
         return build(branches, self.granularities, steps, self.grid, spans, self.split_steps(), noises)
 
-    def last_step(self, steps: int) -> int:
-        """Return the latest step index at which a tail starts; the tree needs it to be at most T-1."""
-        return max(step + span for step, span in self.spans_at(steps).items())
-
     def transition(self, sigmas: torch.Tensor) -> Stochastic:
-        """Return the stochastic step on the given sigmas."""
         return partial(SDES[self.sde], sigmas=sigmas, eta=self.eta)
 
     def group_problem(self, group_size: int, fewest: int) -> str | None:
-        """Say why a group of this size cannot be sampled; None if it can. fewest: members that an initial noise needs."""
         if self.initial_noises == "each":
             return None
         per_noise, rest = divmod(group_size, self.initial_noises)
@@ -194,7 +211,7 @@ class SplittingBranch(_Branching):
         return noise * self.split_noise if step in self.splits else noise
 
 
-class NoBranch(Settings):
+class NoBranch(_Tree):
     """No noise on the way: every member is sampled from its own initial noise by a solver alone (DiffusionNFT, AWM)."""
 
     branching: Literal["none"] = Field(description="none: no SDE step, every member has its own initial noise")
@@ -202,33 +219,6 @@ class NoBranch(Settings):
     solver: Literal["euler", "dpm2"] = Field("euler", description="first order, or the second-order DPM-Solver++(2M)")
 
     granularities: ClassVar[tuple[int, ...]] = (1,)
-
-    def candidates(self, steps: int) -> tuple[int, ...]:
-        return ()
-
-    def branches(self, steps: int, iteration: int = 0, seed: int = 0) -> tuple[tuple[int, ...], ...]:
-        return ((),)
-
-    def spans_at(self, steps: int) -> dict[int, int]:
-        return {}
-
-    def split_steps(self) -> None:
-        return None
-
-    def build(self, steps: int, iteration: int = 0, seed: int = 0) -> Tree:
-        return build(((),), self.granularities, steps, initial_noises=None)
-
-    def last_step(self, steps: int) -> int:
-        return 0
-
-    def scaled(self, noise: torch.Tensor, step: int) -> torch.Tensor:
-        return noise
-
-    def transition(self, sigmas: torch.Tensor) -> None:
-        return None
-
-    def group_problem(self, group_size: int, fewest: int) -> str | None:
-        return None
 
 
 TreeSettings = Annotated[BranchPerStep | OneBranch | SplittingBranch | NoBranch, Field(discriminator="branching")]

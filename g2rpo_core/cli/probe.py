@@ -96,7 +96,7 @@ def _measure_gradients(asked: SimpleNamespace) -> "list[Signal]":
     sets = list(dict.fromkeys([*((each,) for each in asked.tails), asked.tails]))
     training = profile.training.model_copy(update={"num_generations": asked.members})
     method = METHODS["g2rpo"].changed(tree={"sde_steps": chosen, "granularities": asked.tails})
-    of_steps = ResolvedRun("g2rpo", None, "g2rpo", method, sampling, training)
+    of_steps = ResolvedRun(method, sampling, training, "g2rpo", None, "g2rpo")
     size = {"num_generations": asked.group} if asked.group else {}
     runs = [profile.run(name) for name in names]
     entries = [replace(run, training=run.training.model_copy(update=size)) for run in runs]

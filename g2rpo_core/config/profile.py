@@ -22,7 +22,7 @@ from g2rpo_core.rewards.registry import ALIASES, REWARDS, compares, measured_by,
 from g2rpo_core.sampling.settings import SamplingSettings
 from g2rpo_core.tasks import SIZES, TASK_NAMES
 from g2rpo_core.tiny_models.settings import TOKEN, BuiltModels
-from g2rpo_core.training.settings import TrainingSettings
+from g2rpo_core.training.settings import RunSettings, TrainingSettings
 
 S = TypeVar("S", bound=Settings)
 PUBLISHED_TOKEN = 16  # pixels: the side of an image token of published models
@@ -44,8 +44,8 @@ class MethodRun(Settings):
 
 
 @dataclass(frozen=True)
-class ResolvedRun:
-    """One entry of section `methods` with all its settings in place: what a run is trained with."""
+class ResolvedRun(RunSettings):
+    """One entry of section `methods` with all its settings in place."""
 
     name: str
     """Of the entry, and of its runs before the seed."""
@@ -53,9 +53,6 @@ class ResolvedRun:
     """In reports; None: that of the published method."""
     published: str
     """The published method that it changes."""
-    method: Method
-    sampling: SamplingSettings
-    training: TrainingSettings
 
 
 def sampling_of(
@@ -184,7 +181,7 @@ class Profile(Settings):
             yield "sampling.quantize: is for a LoRA on one GPU: set training.lora and training.processes: 1, or sampling.quantize: null"
         if method and sampling and training:
             yield from self._problems_of_task(f"{where}: sampling", sampling, (*training.rewards, *training.monitor.rewards))
-            self._runs[name] = ResolvedRun(name, entry.label, published, method, sampling, training)
+            self._runs[name] = ResolvedRun(method, sampling, training, name, entry.label, published)
 
     def _problems_of_training(self, where: str, training: TrainingSettings) -> Iterator[str]:
         """Yield problems of the section, or of the section with a method's changes; the section's own problems are reported once."""

@@ -27,7 +27,7 @@ import torch.distributed.checkpoint as dcp
 from g2rpo_core.common.made import files_of, link
 from g2rpo_core.common.model_store import sha256
 from g2rpo_core.common.runs import SCRATCH, TRAINING_RECORDS
-from g2rpo_core.distributed.process_group import TIMEOUT, ProcessGroup
+from g2rpo_core.distributed.process_group import ALONE, TIMEOUT, ProcessGroup
 from g2rpo_core.foundation import claims
 from g2rpo_core.foundation.errors import UserError, attempt
 from g2rpo_core.foundation.files import complaint, is_full, read_json, reading, sync_folder, write_whole
@@ -63,7 +63,7 @@ def scratch(
     name: str,
     settings: Mapping[str, object],
     dependencies: Iterable[Path],
-    processes: ProcessGroup = ProcessGroup(),  # noqa: B008
+    processes: ProcessGroup = ALONE,
     end: str | None = None,
 ) -> Path:
     """Return the scratch folder of a run, for all processes; print which leftovers of the run are not resumed, and why.
@@ -103,7 +103,7 @@ def still_decide(folder: Path, settings: Mapping[str, object], dependencies: Ite
     return folder.name == _digest(_identity(settings, dependencies))
 
 
-def claim(stage: str, name: str, processes: ProcessGroup = ProcessGroup()) -> None:  # noqa: B008
+def claim(stage: str, name: str, processes: ProcessGroup = ALONE) -> None:
     """Reserve a run for this group until its last process has ended, however it ends; UserError if another group has it.
 
     Collective. This is a system lock on a file: the first process takes it exclusively, then
@@ -190,7 +190,7 @@ class Checkpoints:
     Every method is collective.
     """
 
-    def __init__(self, folder: Path, keep: int, processes: ProcessGroup = ProcessGroup()):  # noqa: B008
+    def __init__(self, folder: Path, keep: int, processes: ProcessGroup = ALONE):
         self.folder, self.keep, self.processes = folder, keep, processes
         # A separate group: collectives in the background would mix with those of training
         self._group = dist.new_group(backend="gloo", timeout=TIMEOUT) if processes.size > 1 else None
@@ -274,7 +274,7 @@ def checkpoints(folder: Path) -> list[Path]:
     return sorted(found, key=lambda path: natural(path.name))  # as numbers: the millionth is after the 999,999th
 
 
-def check_room(needed: float, what: str, processes: ProcessGroup = ProcessGroup()) -> None:  # noqa: B008
+def check_room(needed: float, what: str, processes: ProcessGroup = ALONE) -> None:
     """Check that the current folder's disk has `needed` bytes free, before the work and not hours into it.
 
     Collective. UserError if it has less.
@@ -296,7 +296,7 @@ def last_iteration(folder: Path) -> int:
     return max((int(path.name.split("-")[1]) for path in checkpoints(folder)), default=0)
 
 
-def load_records(path: Path, processes: ProcessGroup = ProcessGroup()) -> list[dict]:  # noqa: B008
+def load_records(path: Path, processes: ProcessGroup = ALONE) -> list[dict]:
     """Return the records of a checkpoint, after checking all its files against the manifest; UserError if it is damaged. Collective."""
     # Check the files, each process some of them
     problem = None
@@ -332,7 +332,7 @@ def _damage(file: Path, about: dict) -> str | None:
     return None if sha256(file) == about["sha256"] else "has changed since it was written"
 
 
-def load_state(path: Path, state: dict, processes: ProcessGroup = ProcessGroup()) -> None:  # noqa: B008
+def load_state(path: Path, state: dict, processes: ProcessGroup = ALONE) -> None:
     """Fill the tensors of `state` in place, each process its part; any number of processes may have written them. Collective.
 
     UserError if the checkpoint's index is a pickle of anything else than an index, which torch would run.

@@ -55,6 +55,9 @@ class ProcessGroup:
         self.gather(None)
 
 
+ALONE = ProcessGroup()
+
+
 def num_processes(processes: Processes, items: int | None = None) -> int:
     """Return the number of processes in a setting.
 
@@ -86,7 +89,7 @@ def join(processes: Processes, items: int | None = None) -> tuple[ProcessGroup, 
         raise UserError(f"processes: {local + 1} on this machine, which has {torch.cuda.device_count()} GPUs: ask for fewer")
     device = prepare(torch.device("cuda", local) if cuda else torch.device("cpu"))
     if size == 1:
-        return ProcessGroup(), device
+        return ALONE, device
     restarts = int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0"))
     if restarts and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         # The launcher's store outlives the processes: restarted ones would read the addresses of dead ones in it, and wait

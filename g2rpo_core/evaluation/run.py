@@ -14,7 +14,7 @@ from g2rpo_core.architectures.table import read_schedule
 from g2rpo_core.common.seeding import seed_of
 from g2rpo_core.data.embeddings import EmbeddingStore
 from g2rpo_core.data.prompts import Prompt
-from g2rpo_core.distributed.process_group import ProcessGroup
+from g2rpo_core.distributed.process_group import ALONE, ProcessGroup
 from g2rpo_core.evaluation.results import MEASURES, SCORES, image_folder, measure_diversity
 from g2rpo_core.evaluation.settings import EvaluationSettings
 from g2rpo_core.foundation.files import read_table, sync_folder, write_whole
@@ -39,7 +39,7 @@ class Evaluation:
     prompts: EmbeddingStore
     max_missing: Mapping[str, float]
     """For each reward, the largest share of scores that may be missing."""
-    processes: ProcessGroup = ProcessGroup()  # noqa: RUF009
+    processes: ProcessGroup = ALONE
     within: Path = Path()
     """Of several evaluations with one folder: the folder of this one, within that and within `out`."""
 

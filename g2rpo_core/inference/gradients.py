@@ -3,12 +3,14 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch.nn.functional import pad
 
-from g2rpo_core.algorithm.batch import Draws
+from g2rpo_core.algorithm.batch import Draws, Objective, Update
+from g2rpo_core.algorithm.credit import CreditAssignment
+from g2rpo_core.algorithm.methods import build_objective
+from g2rpo_core.algorithm.objective import PolicyGradient
 from g2rpo_core.common.seeding import seed_of
 from g2rpo_core.config.costs import Cost, cost_of_prompt
 from g2rpo_core.config.profile import ResolvedRun
@@ -128,12 +130,23 @@ class Gradients:
         seed: int,
         size: int | None,
     ):
-        training = run.training.model_copy(update={"max_grad_norm": 1e12, "max_old_policy_ratio_error": None, "ema": None})
+        training = run.training.model_copy(
+            update={
+                "max_grad_norm": 1e12, "max_old_policy_ratio_error": None, "ema": None,
+                "rewards": {name: run.training.rewards.get(name, 0.0) for name in rewards},
+            }
+        )  # fmt: skip
         self.policy, self.run, self.store, self.rewards, self.seed, self.size = policy, run, store, rewards, seed, size
-        self.trainer = Trainer(policy, run.method, run.sampling, training, store, rewards, seed)
+        self.trainer = Trainer(replace(run, training=training), policy, store, rewards, seed)
         self.trainer.optimizer = torch.optim.SGD(self.trainer.parameters, lr=0.0)  # type: ignore[assignment]  # moves nothing, keeps nothing
-        self.weights = [run.training.rewards.get(name, 0.0) for name in rewards]
-        self.judging = [float(name == judge) for name in rewards] if judge else None
+        self.own = self._objective(training.rewards)
+        self.judging = self._objective({name: float(name == judge) for name in rewards}) if judge else None
+
+    def _objective(self, weights: Mapping[str, float]) -> Objective:
+        """Build the entry's objective with these weights of rewards."""
+        method, training = self.run.method, self.run.training
+        credit = CreditAssignment(method.credit, method.groups, list(weights.values()), training.adv_clip_max)
+        return build_objective(method, credit, self.trainer.sampler.sigmas, training.clip_range)
 
     def sample(self, index: int, iteration: int) -> tuple[Conditioning, Rollout, torch.Tensor, list[torch.Tensor] | None]:
         """Sample and score the rollout of one prompt of the store; what is drawn depends on the iteration and the prompt's index."""
@@ -143,27 +156,11 @@ class Gradients:
         gains = score_gains(sampled, score) if sampled.around is not None else None
         return conditioning, sampled, score(sampled), gains
 
-    def trained(
-        self,
-        conditioning: Conditioning,
-        sampled: Rollout,
-        scores: torch.Tensor,
-        gains: list[torch.Tensor] | None,
-        weights: Sequence[float],
-        draws: Draws,
-    ) -> Any:
-        """Return what an iteration with these scores [R, 1, B, J, G] and weights of rewards trains on."""
-        trainer, method = self.trainer, self.run.method
-        advantages = trainer.objective.advantages(
-            sampled, scores, gains, method.credit, method.groups, weights, self.run.training.adv_clip_max
-        )
-        return trainer._trained(conditioning, sampled, advantages, draws)
-
-    def of(self, conditioning: Conditioning, trained: Any) -> torch.Tensor:
+    def of(self, conditioning: Conditioning, updates: Iterable[Update]) -> torch.Tensor:
         """Return the gradient [D] of the loss, projected; of several optimizer steps, their sum at these weights."""
         total: torch.Tensor | None = None
-        for part in self.trainer.objective.updates(trained):
-            self.trainer.update(conditioning, part)
+        for update in updates:
+            self.trainer.update(conditioning, update)
             found = [each.grad if each.grad is not None else torch.zeros_like(each) for each in self.trainer.parameters]
             vector = project(found, self.size, self.seed) if self.size else torch.cat([each.flatten() for each in found]).cpu()
             total = vector if total is None else total + vector
@@ -182,14 +179,16 @@ def probe_steps(gradients: Gradients, prompts: Sequence[int], sets: Sequence[tup
     names = run.method.tree.granularities
     for index in prompts:
         conditioning, sampled, scores, gains = gradients.sample(index, 0)
-        for weights, kind in [(gradients.weights, "own"), *([(gradients.judging, "judge")] if gradients.judging else [])]:
+        draws = Draws(gradients.seed, 0, range(index, index + 1))
+        for objective, kind in ((gradients.own, "own"), (gradients.judging, "judge")):
+            if not isinstance(objective, PolicyGradient):  # no judge
+                continue
             for tails in sets if kind == "own" else sets[:1]:
                 chosen = scores[:, :, :, [names.index(each) for each in tails]]
-                for each in gradients.trained(
-                    conditioning, sampled, chosen, gains, weights, Draws(gradients.seed, 0, range(index, index + 1))
-                ):
+                advantages = objective.advantages(sampled, chosen, gains)
+                for each in objective.draw(sampled.transitions, advantages, draws):
                     key = (kind, each.sampled.sde_step.step, tails if kind == "own" else ())
-                    found.setdefault(key, []).append(gradients.of(conditioning, [each]))
+                    found.setdefault(key, []).append(gradients.of(conditioning, [objective.update([each])]))
     signals = []
     for step in run.method.tree.candidates(run.sampling.steps):
         for tails in sets:
@@ -210,17 +209,18 @@ def probe_steps(gradients: Gradients, prompts: Sequence[int], sets: Sequence[tup
 
 def probe_method(gradients: Gradients, prompts: Sequence[int]) -> Signal:
     """Measure the gradient of a whole iteration of an entry on each prompt; iterations are spread over the training, so that windows move."""
-    run, own, judged, evaluations = gradients.run, [], [], 0
+    run, evaluations = gradients.run, 0
+    own: list[torch.Tensor] = []
+    judged: list[torch.Tensor] = []
     for number, index in enumerate(prompts):
         iteration = number * run.training.iterations // len(prompts)
         conditioning, sampled, scores, gains = gradients.sample(index, iteration)
         evaluations += sampled.num_forward_evals
         draws = Draws(gradients.seed, iteration, range(index, index + 1))
-        own.append(gradients.of(conditioning, gradients.trained(conditioning, sampled, scores, gains, gradients.weights, draws)))
-        if gradients.judging:
-            judged.append(
-                gradients.of(conditioning, gradients.trained(conditioning, sampled, scores, gains, gradients.judging, draws))
-            )
+        for objective, found in ((gradients.own, own), (gradients.judging, judged)):
+            if objective:
+                advantages = objective.advantages(sampled, scores, gains)
+                found.append(gradients.of(conditioning, gradients.trainer.updates(conditioning, sampled, advantages, draws)))
     cost = cost_of_prompt(run)._replace(evaluations=evaluations / len(own))
     return _signal(run, None, run.method.tree.granularities, own, judged or None, cost, gradients.policy)
 

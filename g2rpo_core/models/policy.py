@@ -22,7 +22,7 @@ from g2rpo_core.common.pretrained import load_whole
 from g2rpo_core.common.seeding import generator
 from g2rpo_core.data.embeddings import DTYPES, Conditioning
 from g2rpo_core.distributed.machine import REAL, Machine
-from g2rpo_core.distributed.process_group import ProcessGroup
+from g2rpo_core.distributed.process_group import ALONE, ProcessGroup
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import hint_for
 from g2rpo_core.models.adapter import LORA_FILE, merge, set_values
@@ -126,7 +126,7 @@ class Policy:
         lora: LoraSettings | None = None,
         seed: int = 0,
         parallel: ParallelSettings = ParallelSettings(),  # noqa: B008
-        processes: ProcessGroup = ProcessGroup(),  # noqa: B008
+        processes: ProcessGroup = ALONE,
         base: bool = False,
         start: Path | None = None,
         machine: Machine = REAL,
@@ -247,7 +247,7 @@ class Policy:
         packed = self.architecture.pack(unpacked).to(self.device)
         return packed if count else packed[0]
 
-    def cut(self, conditioning: Conditioning, processes: ProcessGroup = ProcessGroup()) -> Conditioning:  # noqa: B008
+    def cut(self, conditioning: Conditioning, processes: ProcessGroup = ALONE) -> Conditioning:
         """Leave out the padding behind the longest of these prompts, and the mask if none is shorter: attention costs less without.
 
         Collective: of all processes together, so that any number of them computes the same. Cut once for all that must compute alike, as

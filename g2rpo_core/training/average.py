@@ -23,17 +23,23 @@ class Schedule(Protocol):
 class Average:
     """An average of the policy's trained parameters, float32, spread over the processes as they are.
 
-    `values`: name -> average, at first the weights themselves.
+    `values`: name -> average, at first the weights themselves; `num_updates`: how often `update` was called, int64.
     """
 
     def __init__(self, policy: Policy, schedule: Schedule):
         self.policy, self.schedule = policy, schedule
         reshard(policy.transformer)
         self.values = {name: parameter.detach().clone() for name, parameter in policy.trained_parameters().items()}
+        self.num_updates = torch.tensor(0)
 
-    def update(self, step: int) -> None:
-        """Add the weights after `step`, from 0, if the schedule says so."""
-        decay = self.schedule.decay_at(step)
+    def state(self) -> dict[str, torch.Tensor]:
+        """Return all that a resumed run restores, in place."""
+        return {**self.values, "num_updates": self.num_updates}
+
+    def update(self) -> None:
+        """Add the weights after the next step, if the schedule says so."""
+        decay = self.schedule.decay_at(int(self.num_updates))
+        self.num_updates += 1
         if decay is not None:
             averages, weights = self._parts()
             get_ema_multi_avg_fn(decay)(averages, weights, None)

@@ -10,7 +10,7 @@ import torch
 from g2rpo_core.algorithm.methods import Method
 from g2rpo_core.common.seeding import generator
 from g2rpo_core.data.embeddings import Conditioning
-from g2rpo_core.distributed.process_group import ProcessGroup
+from g2rpo_core.distributed.process_group import ALONE, ProcessGroup
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.models.policy import Policy
 from g2rpo_core.rewards.scoring import score_all
@@ -70,7 +70,7 @@ def score_rollout(
     texts: list[str],
     decode_batch: int,
     iteration: int,
-    processes: ProcessGroup = ProcessGroup(),  # noqa: B008
+    processes: ProcessGroup = ALONE,
     before_call: Callable[[], None] = lambda: None,
     watch: Callable[[torch.Tensor, torch.Tensor], None] | None = None,
 ) -> torch.Tensor:

@@ -10,7 +10,7 @@ from g2rpo_core.algorithm.advantage import correlation, standardized, without_sp
 from g2rpo_core.common.processes import describe_machine
 from g2rpo_core.common.runs import TRAINING_RECORDS
 from g2rpo_core.data.embeddings import EmbeddingStore
-from g2rpo_core.distributed.process_group import ProcessGroup
+from g2rpo_core.distributed.process_group import ALONE, ProcessGroup
 from g2rpo_core.foundation.files import write_json
 from g2rpo_core.models.generate import generate_images
 from g2rpo_core.models.policy import Policy
@@ -77,7 +77,7 @@ def heldout_means(
     rewards: Mapping[str, Reward],
     count: int,
     sampling: SamplingSettings,
-    processes: ProcessGroup = ProcessGroup(),  # noqa: B008
+    processes: ProcessGroup = ALONE,
     max_missing: Mapping[str, float] | None = None,
 ) -> dict[str, float]:
     """Return `heldout_<reward>`: its mean over the first `count` test prompts with noise that training never sees; collective.

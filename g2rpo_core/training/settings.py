@@ -1,12 +1,15 @@
 """The section `training` of a profile."""
 
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
+from g2rpo_core.algorithm.methods import Method
 from g2rpo_core.distributed.process_group import Processes
 from g2rpo_core.foundation.settings import Count, Different, Name, Rate, Scale, Settings
 from g2rpo_core.models.settings import LoraSettings, ParallelSettings
+from g2rpo_core.sampling.settings import SamplingSettings
 
 SMALL = 4 * 2**30  # bytes of a checkpoint that stays
 
@@ -136,3 +139,12 @@ class TrainingSettings(Settings):
         if not any(value.values()):
             raise ValueError("every weight is 0: nothing would be learned")
         return value
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """What a run is trained with: its method, and the two sections with the changes of its entry."""
+
+    method: Method
+    sampling: SamplingSettings
+    training: TrainingSettings

@@ -11,30 +11,29 @@ R rewards, P prompts of this process, B branches of the rollout's tree, J granul
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from types import MappingProxyType
-from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
 
-from g2rpo_core.algorithm.batch import Draws, Objective
-from g2rpo_core.algorithm.methods import Method
+from g2rpo_core.algorithm.batch import Draws, Update
+from g2rpo_core.algorithm.credit import CreditAssignment
+from g2rpo_core.algorithm.methods import build_objective
 from g2rpo_core.data.embeddings import Conditioning, EmbeddingStore
 from g2rpo_core.data.prompts import prompt_order
 from g2rpo_core.distributed.launcher import Terminated, Termination
-from g2rpo_core.distributed.process_group import ProcessGroup
+from g2rpo_core.distributed.process_group import ALONE, ProcessGroup
 from g2rpo_core.models.loading import apply_gradient_checkpointing, check_gradients, reduce_gradients, reshard
 from g2rpo_core.models.policy import Policy
 from g2rpo_core.rewards.spec import Reward
 from g2rpo_core.sampling.rollout import Rollout, velocity_in_batches
-from g2rpo_core.sampling.settings import SamplingSettings
 from g2rpo_core.training.average import Average
 from g2rpo_core.training.experience import NonFiniteError, RolloutSampler, score_gains, score_rollout
 from g2rpo_core.training.metrics import START, reward_metrics, update_metrics
-from g2rpo_core.training.settings import TrainingSettings
+from g2rpo_core.training.settings import RunSettings, TrainingSettings
 
 
 def learning_rate_at(iteration: int, training: TrainingSettings) -> float:
@@ -54,29 +53,27 @@ class Trainer:
 
     def __init__(
         self,
+        run: RunSettings,
         policy: Policy,
-        method: Method,
-        sampling: SamplingSettings,
-        training: TrainingSettings,
         prompts: EmbeddingStore,
         rewards: Mapping[str, Reward],
         seed: int,
-        processes: ProcessGroup = ProcessGroup(),  # noqa: B008
+        processes: ProcessGroup = ALONE,
         termination: Termination | None = None,
     ):
-        self.policy, self.method, self.sampling, self.training = policy, method, sampling, training
+        self.policy, self.method, self.sampling, self.training = policy, run.method, run.sampling, run.training
         self.prompts, self.rewards, self.seed = prompts, rewards, seed
         self.machine, self.processes, self.termination = policy.machine, processes, termination or Termination()
-        self.sampler = RolloutSampler(policy, method, sampling, training.num_generations, seed)
+        method, training = run.method, run.training
+        self.sampler = RolloutSampler(policy, method, run.sampling, training.num_generations, seed)
         # Called with an iteration, a prompt, and the images and scores of the iteration's first group
         self.watch: Callable[[int, str, torch.Tensor, torch.Tensor], None] | None = None
         self.num_images = 0  # that the last iteration sampled, of all processes
         # Whether the weights are those with which the iteration began
         self.weights_unchanged = True
-        spans = method.tree.spans_at(sampling.steps)
-        self.objective: Objective = method.objective.build(
-            self.sampler.transition, self.sampler.sigmas, training.clip_range, spans
-        )
+        weights = [training.rewards[name] for name in rewards]
+        credit = CreditAssignment(method.credit, method.groups, weights, training.adv_clip_max, processes)
+        self.objective = build_objective(method, credit, self.sampler.sigmas, training.clip_range)
         self.parameters = list(policy.trained_parameters().values())
         self.optimizer = torch.optim.AdamW(self.parameters, training.learning_rate, weight_decay=training.weight_decay)
         self.has_gradients = False  # seen after the first backward pass
@@ -132,22 +129,19 @@ class Trainer:
         self.num_images = rewards[0].numel() * processes.size
         # Advantages, and what is trained on
         gains = score_gains(sampled, score) if sampled.around is not None else None
-        weights = [training.rewards[name] for name in self.rewards]
-        advantages = self.objective.advantages(
-            sampled, rewards, gains, self.method.credit, self.method.groups, weights, training.adv_clip_max, processes
-        )
-        trained = self._trained(conditioning, sampled, advantages, Draws(self.seed, iteration, mine))
+        advantages = self.objective.advantages(sampled, rewards, gains)
+        coming = self.updates(conditioning, sampled, advantages, Draws(self.seed, iteration, mine))
         self._stop_if_asked()
         # Updates
         try:
             with self.machine.phase("update"):
-                updates = [self.update(conditioning, part) for part in self.objective.updates(trained)]
+                updates = [self.update(conditioning, each) for each in coming]
         except NonFiniteError as error:
             prompts = ", ".join(map(repr, texts))
             raise NonFiniteError(f"iteration {iteration + 1}: {error}; the prompts are {prompts}") from None
         self.optimizer.zero_grad()  # frees their memory for the next rollout
         if self.old:
-            self.old.update(iteration)
+            self.old.update()
         self.policy.refresh()
 
         # The record
@@ -162,8 +156,10 @@ class Trainer:
             **update_metrics(updates),
         }
 
-    def _trained(self, conditioning: Conditioning, sampled: Rollout, advantages: list[torch.Tensor], draws: Draws) -> Any:
-        """Return what an iteration trains on; old velocities are those of the old policy, if there is one."""
+    def updates(
+        self, conditioning: Conditioning, sampled: Rollout, advantages: list[torch.Tensor], draws: Draws
+    ) -> Iterable[Update]:
+        """Return the optimizer steps of an iteration; old velocities are those of the old policy, if there is one."""
         size, field = self.policy.batch_size(self.training.batch_tokens, conditioning), self.policy.velocity(conditioning)
 
         def one_call(*arguments: torch.Tensor) -> torch.Tensor:
@@ -171,23 +167,21 @@ class Trainer:
             return field(*arguments)
 
         with self._by_old(True):
-            return self.objective.trained(sampled, advantages, draws, partial(velocity_in_batches, one_call, max_batch=size))
+            return self.objective.updates(sampled, advantages, draws, partial(velocity_in_batches, one_call, max_batch=size))
 
     def _by_old(self, wanted: bool) -> AbstractContextManager:
         """Within the block, the policy has the weights of the old policy, if they are wanted and there is one. Collective."""
         return self.old.in_place() if wanted and self.old else nullcontext()
 
-    def update(self, conditioning: Conditioning, trained: Any) -> dict:
-        """Make one optimizer step on the mean weighted loss over a part of `objective.updates`, in as many batches as it takes (Eq. 12).
+    def update(self, conditioning: Conditioning, update: Update) -> dict:
+        """Make one optimizer step on the mean weighted loss, in as many batches as it takes (Eq. 12).
 
         Return the step's metrics; NonFiniteError before the step if a number is not finite, or the old policy's ratio is not 1.
         """
         objective = self.objective
-        # Batches of states, and what the loss is a mean over
-        batches = objective.batches(trained, self.processes)
-        total = sum(map(objective.num_samples, batches))
+        # Batches that fit into memory
         size = self.policy.batch_size(self.training.batch_tokens, conditioning)
-        parts = [part for whole in batches for part in whole.split(size)]
+        parts = [part for whole in update.batches for part in whole.split(size)]
         velocity = self.policy.velocity(conditioning)
         reference = self.policy.base_velocity(conditioning) if self.method.objective.needs_base else None
         # Gradients of the weighted loss, batch after batch
@@ -198,28 +192,28 @@ class Trainer:
             self._stop_if_asked()
             reduce_gradients(self.policy.transformer, self.training.parallel.reduce == "call" or batch is parts[-1])
             losses = objective.losses(velocity, reference, batch)
-            (losses.total.sum() / total).backward()
+            (losses.total.sum() / update.num_samples).backward()
             sums.append(torch.stack(list(losses.sums.values())))
             worst += [] if losses.ratio_error is None else [losses.ratio_error]
         if parts and not self.has_gradients:
             check_gradients(self.policy.architecture, self.policy.transformer, self.policy.attention)
             self.has_gradients = True
         # Figures over all processes, and the optimizer's step
-        figures = dict(zip(losses.sums, self.processes.mean(torch.stack(sums).sum(0).div(total).tolist())))
+        figures = dict(zip(losses.sums, self.processes.mean(torch.stack(sums).sum(0).div(update.num_samples).tolist())))
         if worst:
             figures["old_policy_ratio_error"] = max(self.processes.gather(torch.stack(worst).max().item()))
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.training.max_grad_norm)
         norm = (norm.full_tensor() if isinstance(norm, DTensor) else norm).item()
-        self._check_update(figures, norm, objective.describe(trained))
+        self._check_update(figures, norm, update.description)
         self.weights_unchanged = False
         with self.machine.phase("optimizer"):
             self.optimizer.step()
         if self.ema:
-            self.ema.update(int(next(iter(self.optimizer.state.values()))["step"]) - 1)
+            self.ema.update()
         return {
             **figures,
             "grad_norm": norm,
-            "num_transitions": sum(map(len, batches)),
+            "num_transitions": sum(map(len, update.batches)),
         }
 
     def _check_update(self, figures: dict[str, float], norm: float, where: str) -> None:
@@ -236,7 +230,7 @@ class Trainer:
     def state(self) -> dict[str, dict]:
         """Return what the iterations change, by name: trained weights, the optimizer's moments once it has any, EMA, old policy."""
         reshard(self.policy.transformer)
-        averages = {name: average.values for name, average in (("ema", self.ema), ("old", self.old)) if average}
+        averages = {name: average.state() for name, average in (("ema", self.ema), ("old", self.old)) if average}
         parameters = self.policy.trained_parameters()
         if self.optimizer.state:
             self._lay_out_moments()

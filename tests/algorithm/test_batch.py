@@ -7,6 +7,7 @@ import torch
 
 from g2rpo_core.algorithm.advantage import branch_advantages
 from g2rpo_core.algorithm.batch import split_updates, transition_batches
+from g2rpo_core.training.settings import RunSettings
 from g2rpo_core.training.trainer import Trainer
 from tests.fixtures.rollouts import small_method, with_advantages
 
@@ -22,7 +23,7 @@ def test_advantages_stay_with_their_prompt_and_branch():
 
 
 def test_updates_on_parts_of_the_group_cover_every_transition_once(policy, embeddings, settings):
-    trainer = Trainer(policy, small_method("mix_grpo"), *settings, embeddings, {}, seed=0)
+    trainer = Trainer(RunSettings(small_method("mix_grpo"), *settings), policy, embeddings, {}, seed=0)
     sampled = trainer.sampler(embeddings.conditioning([0, 1]), 0).transitions
     advantages = torch.randn(2, 1, 3)
     transitions = [with_advantages(each, advantages) for each in sampled]
@@ -39,7 +40,7 @@ def test_updates_on_parts_of_the_group_cover_every_transition_once(policy, embed
 @pytest.mark.parametrize("name, states", [("g2rpo", [(3 * 2, 3)]), ("mix_grpo", [(2, 3), (3 * 2 * 3, 1)])])
 def test_rows_keep_what_belongs_together(policy, embeddings, settings, name, states):
     """A state that the group departs from is one row with all members; a state of one member is a row of its own."""
-    trainer = Trainer(policy, small_method(name), *settings, embeddings, {}, seed=0)
+    trainer = Trainer(RunSettings(small_method(name), *settings), policy, embeddings, {}, seed=0)
     transitions = trainer.sampler(embeddings.conditioning([0, 1]), 0).transitions
     branches = 1 + max(transition.sde_step.branch for transition in transitions)
     advantages = torch.randn(2, branches, 3, generator=torch.Generator().manual_seed(0))

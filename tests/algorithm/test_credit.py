@@ -8,10 +8,10 @@ import torch
 
 from g2rpo_core.algorithm.advantage import branch_advantages
 from g2rpo_core.algorithm.batch import Draws, TrainedTransition, transition_batches
-from g2rpo_core.algorithm.credit import batch_deviation, image_advantages, transition_advantages
+from g2rpo_core.algorithm.credit import CreditAssignment, batch_deviation
 from g2rpo_core.algorithm.methods import METHODS, Method
 from g2rpo_core.algorithm.objective import draw_by_member, noise_weights
-from g2rpo_core.distributed.process_group import ProcessGroup
+from g2rpo_core.distributed.process_group import ALONE, ProcessGroup
 from g2rpo_core.sampling.rollout import SampledTransition
 from g2rpo_core.sampling.schedule import shifted_sigmas
 from g2rpo_core.sampling.tree import SDEStep
@@ -24,9 +24,10 @@ def scorer(policy):
     return partial(score_rollout, policy, {"redness": redness}, texts=["a", "b"], decode_batch=16, iteration=0)
 
 
-def advantages_by(method, transitions, rewards, gains=None, weights=(1.0,), processes=ProcessGroup()):  # noqa: B008
-    """`transition_advantages` as the trainer calls it, hardly clipped."""
-    return transition_advantages(transitions, rewards, gains, method.credit, method.groups, weights, 100.0, processes)
+def advantages_by(method, transitions, rewards, gains=None, weights=(1.0,), processes=ALONE):
+    """The advantages of transitions as the trainer's objective computes them, hardly clipped."""
+    credit = CreditAssignment(method.credit, method.groups, weights, 100.0, processes)
+    return credit.of_transitions(transitions, rewards, gains)
 
 
 PLAIN = Method(tree={"branching": "all", "sde_steps": "all", "sde": "flow", "eta": 0.7})
@@ -95,7 +96,7 @@ def test_the_deviation_may_be_that_of_all_rewards_of_all_processes(monkeypatch):
     for rank, half in enumerate(halves):
         (part,) = advantages_by(method, sampled((1, 3), prompts=2), half, None, [1.0, 0.5], ProcessGroup(rank, 2))
         torch.testing.assert_close(part, whole[2 * rank : 2 * rank + 2])
-    assert batch_deviation(rewards, ProcessGroup()).shape == (2, 1, 1, 1)
+    assert batch_deviation(rewards, ALONE).shape == (2, 1, 1, 1)
 
 
 def test_of_several_rewards_the_sum_is_standardized_or_each_by_itself():
@@ -133,14 +134,14 @@ def test_equal_images_have_no_advantage_by_any_method(name):
     """Whatever is compared with what: members, shared states, noised images; each reward, or their sum in which they cancel."""
     method = METHODS[name]
     equal = last_bits(torch.tensor([0.3, 0.2, 21.7]).view(3, 1, 1, 1, 1).expand(3, 2, 3, 2, 12))
-    how = (method.credit, method.groups, [1.0, -1.5, 0.5], 5.0, ProcessGroup())
+    credit = CreditAssignment(method.credit, method.groups, [1.0, -1.5, 0.5], 5.0)
     gains = None
     if method.credit.needs_predictions:  # a gain of .001, far below the scores that it is a difference of
         gains = [last_bits(equal[:, :, 0, 0] + 0.001) - equal[:, :, 0, 0] for _ in range(2)]
-    assert not any(part.any() for part in transition_advantages(sampled((1, 12), (12, 12), prompts=2), equal, gains, *how))
-    assert not image_advantages(equal, *how).any()
+    assert not any(part.any() for part in credit.of_transitions(sampled((1, 12), (12, 12), prompts=2), equal, gains))
+    assert not credit.of_images(equal).any()
     if gains is None:
-        shared = transition_advantages(sampled((1, 3 * method.groups), prompts=2), equal, None, *how)
+        shared = credit.of_transitions(sampled((1, 3 * method.groups), prompts=2), equal, None)
         assert not any(part.any() for part in shared)
 
 
@@ -228,7 +229,7 @@ def test_a_step_may_weigh_as_its_noise_does(make_trainer, embeddings):
     expected, seen = noise_weights({step: noise(step).item() ** 0.5 for step in (0, 2, 3)}), {}
     for iteration in range(12):
         rollout = trainer.sampler(embeddings.conditioning([0, 1]), iteration)
-        (trained,) = trainer.objective.trained(rollout, [torch.zeros(2, 3)], Draws(1, 0, range(2)))
+        (trained,) = trainer.objective.draw(rollout.transitions, [torch.zeros(2, 3)], Draws(1, 0, range(2)))
         seen[trained.sampled.sde_step.step] = trained.weights.unique().item()
     assert seen == pytest.approx(expected) and expected[0] > expected[2] > expected[3]
 
@@ -244,9 +245,9 @@ def test_the_weights_of_steps_leave_the_divergence_alone(make_trainer, embedding
         conditioning = embeddings.conditioning([0, 1])
         rollout = trainer.sampler(conditioning, 0)
         none = [torch.zeros(2, 3)] * len(rollout.transitions)
-        trained = trainer.objective.trained(rollout, none, Draws(1, 0, range(2)))
+        (update, *_) = trainer.updates(conditioning, rollout, none, Draws(1, 0, range(2)))
         trainer.optimizer.step = lambda: None
-        norms[weights] = trainer.update(conditioning, trained)["grad_norm"]
+        norms[weights] = trainer.update(conditioning, update)["grad_norm"]
         with torch.no_grad():
             policy.transformer.proj_out.bias.sub_(0.1)
     assert norms["noise"] == pytest.approx(norms["equal"], rel=1e-4) and norms["equal"] > 0
@@ -261,7 +262,7 @@ def test_the_share_of_steps_is_drawn_for_the_group_or_for_each_member(make_train
     for timesteps_of in ("group", "member"):
         trainer = make_trainer(small_method("dance_grpo", objective={"timesteps_of": timesteps_of}))
         rollout = trainer.sampler(embeddings.conditioning([0, 1]), 0)
-        trained = trainer.objective.trained(rollout, [torch.zeros(2, 3)] * 5, Draws(1, 0, range(2)))
+        trained = trainer.objective.draw(rollout.transitions, [torch.zeros(2, 3)] * 5, Draws(1, 0, range(2)))
         counts[timesteps_of] = torch.stack([each.weights for each in trained])
     assert (counts["group"] == 1).all() and len(counts["group"]) == 3
     assert len(counts["member"]) == 5 and (counts["member"].sum(0) == 3).all()
@@ -271,7 +272,7 @@ def test_states_of_weight_zero_are_left_out_unless_another_process_needs_them(mo
     one, other = sampled((3, 3), (1, 3))
     weights = torch.tensor([[1.0, 0.0, 1.0]])
     transitions = [TrainedTransition(one, torch.arange(3.0)[None], weights), TrainedTransition(other, torch.zeros(1, 3), weights)]
-    shared, apart = transition_batches(transitions, ProcessGroup())
+    shared, apart = transition_batches(transitions, ALONE)
     assert [len(batch.latents) for batch in transition_batches(transitions)] == [1, 3]  # all, where nothing is drawn by members
     assert shared.weights.tolist() == weights.tolist()  # the state that all depart from has one row
     assert torch.equal(apart.latents, one.latents[0, [0, 2]]) and apart.weights.tolist() == [[1.0], [1.0]]
@@ -296,7 +297,7 @@ def test_a_weight_of_zero_leaves_a_transition_out_of_loss_and_gradient(make_trai
             for each in (first, second)
         ],
     ):
-        measured = trainer.update(conditioning, transitions)
+        measured = trainer.update(conditioning, trainer.objective.update(transitions))
         results.append((measured["loss"], policy.transformer.proj_out.weight.grad.clone()))
     assert results[0][0] == pytest.approx(results[1][0], rel=1e-4)
     torch.testing.assert_close(results[0][1], results[1][1], rtol=1e-3, atol=1e-6)

@@ -5,9 +5,19 @@ import torch
 from pydantic import ValidationError
 
 from g2rpo_core.algorithm.batch import Draws
-from g2rpo_core.algorithm.matching import HUBER, WEIGHTS, MatchingSettings, NoisedBatch, OldPolicy, branches, mean, quadratic
+from g2rpo_core.algorithm.credit import CreditAssignment, ImageCredit
+from g2rpo_core.algorithm.matching import (
+    HUBER,
+    WEIGHTS,
+    MatchingSettings,
+    NoisedBatch,
+    OldPolicy,
+    VelocityMatching,
+    branches,
+    mean,
+    quadratic,
+)
 from g2rpo_core.algorithm.methods import METHODS
-from g2rpo_core.distributed.process_group import ProcessGroup
 from g2rpo_core.sampling.rollout import Rollout
 from g2rpo_core.sampling.schedule import shifted_sigmas
 
@@ -36,7 +46,7 @@ def gradient(name: str, v: torch.Tensor, old: torch.Tensor | None, advantages: t
     """Of a method's loss, by its own objective, with respect to the velocity."""
     leaf, settings = v.clone().requires_grad_(), METHODS[name].objective
     base = (lambda *arguments: BASE) if settings.needs_base else None
-    losses = settings.build(None, SIGMAS, 1e-4, {}).losses(lambda *arguments: leaf, base, noised(advantages, old))
+    losses = of_run(settings).losses(lambda *arguments: leaf, base, noised(advantages, old))
     losses.total.sum().backward()
     return leaf.grad
 
@@ -140,11 +150,15 @@ def images(advantages: torch.Tensor, shape: tuple[int, ...] = (2, 2, 1, 3)) -> t
     return Rollout(random(*shape, *SHAPE).float(), [], 0, (1,)), list(advantages.unbind(1))
 
 
+def of_run(settings: MatchingSettings) -> VelocityMatching:
+    return VelocityMatching(settings, CreditAssignment(ImageCredit(), 1, [1.0], 5.0), SIGMAS)
+
+
 def trained(advantages: torch.Tensor | None = None, **settings: object) -> NoisedBatch:
     objective = MatchingSettings.model_validate({"trains": "noised", "trust": 1.0, **settings}, strict=False)
     advantages = random(2, 2, 3, seed=6).float() if advantages is None else advantages
     velocity = lambda latents, sigma, prompt: latents * sigma.view(-1, 1, 1)
-    return objective.build(None, SIGMAS, 1e-4, {}).trained(*images(advantages), Draws(0, 4, range(3, 5)), velocity)
+    return of_run(objective).noised(*images(advantages), Draws(0, 4, range(3, 5)), velocity)
 
 
 def test_every_image_is_noised_as_often_as_asked_with_its_own_advantage():
@@ -174,8 +188,8 @@ def test_what_sharing_members_have_in_common_cancels():
     sums = {}
     for shared in (True, False):
         settings = METHODS["nft_shared"].changed(objective={"shared": shared}).objective
-        objective = settings.build(None, SIGMAS, 1e-4, {})
-        batch = objective.trained(alike, list(advantages.unbind(1)), Draws(0, 0, range(2)), lambda *arguments: None)
+        objective = of_run(settings)
+        batch = objective.noised(alike, list(advantages.unbind(1)), Draws(0, 0, range(2)), lambda *arguments: None)
         weight = torch.ones(SHAPE, requires_grad=True)
         velocity = lambda latents, sigma, prompt, weight=weight: latents * weight
         objective.losses(velocity, None, batch).total.sum().backward()
@@ -184,11 +198,11 @@ def test_what_sharing_members_have_in_common_cancels():
 
 
 def test_an_image_is_noised_the_same_way_whichever_process_has_it():
-    objective = MatchingSettings(trains="noised", trust=1.0, times=2).build(None, SIGMAS, 1e-4, {})
+    objective = of_run(MatchingSettings(trains="noised", trust=1.0, times=2))
     rollout, advantages = images(random(2, 2, 3, seed=6).float())
-    both = objective.trained(rollout, advantages, Draws(0, 4, range(3, 5)), lambda *arguments: None)
+    both = objective.noised(rollout, advantages, Draws(0, 4, range(3, 5)), lambda *arguments: None)
     second = Rollout(rollout.clean[1:], [], 0, (1,))
-    alone = objective.trained(second, [each[1:] for each in advantages], Draws(0, 4, range(4, 5)), lambda *arguments: None)
+    alone = objective.noised(second, [each[1:] for each in advantages], Draws(0, 4, range(4, 5)), lambda *arguments: None)
     assert torch.equal(both.noise[len(alone) :], alone.noise) and torch.equal(both.sigma[len(alone) :], alone.sigma)
 
 
@@ -225,15 +239,16 @@ def test_times_may_have_another_density():
 
 
 def test_updates_on_parts_of_the_group_cover_every_image_once_with_old_velocities():
-    objective = MatchingSettings(trains="noised", trust=1.0, updates_per_rollout=2).build(None, SIGMAS, 1e-4, {})
+    objective = of_run(MatchingSettings(trains="noised", trust=1.0, updates_per_rollout=2))
     batch = trained(updates_per_rollout=2)
     torch.testing.assert_close(batch.old, batch.latents * batch.sigma.view(-1, 1, 1))
-    parts = objective.updates(batch)
-    assert [len(part) for part in parts] == [8, 4] and sum(map(objective.num_samples, parts)) == len(batch)
+    velocity = lambda latents, sigma, prompt: latents * sigma.view(-1, 1, 1)
+    updates = objective.updates(*images(random(2, 2, 3, seed=6).float()), Draws(0, 4, range(3, 5)), velocity)
+    parts = [part for update in updates for part in update.batches]
+    assert [len(part) for part in parts] == [8, 4] == [update.num_samples for update in updates] and len(batch) == 12
     assert sorted(torch.cat([part.clean.flatten(1)[:, 0] for part in parts]).tolist()) == sorted(
         batch.clean.flatten(1)[:, 0].tolist()
     )
-    assert objective.batches(parts[0], ProcessGroup()) == [parts[0]]
     assert [len(part) for part in batch.split(5)] == [5, 5, 2] and trained().old is None
 
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from ruamel.yaml import YAML
 
-from g2rpo_core.algorithm.methods import CLIP_RANGES, METHODS, Method, Window
-from g2rpo_core.algorithm.objective import PolicyGradient
+from g2rpo_core.algorithm.credit import CreditAssignment
+from g2rpo_core.algorithm.methods import CLIP_RANGES, METHODS, Method, Window, build_objective
 from g2rpo_core.sampling.schedule import shifted_sigmas
 from tests.conftest import ROOT
 
@@ -101,7 +101,7 @@ def test_e_grpo_merges_steps_until_their_entropy_is_over_its_threshold():
 def test_tempflow_grpos_weights_are_its_codes_constant_times_the_noise():
     """scripts/train_flux_pr.py multiplies by 1.73 times the deviation: T = 10, shift 3.158 at 1024 x 1024, eta 0.9."""
     method, sigmas = METHODS["tempflow_grpo"], shifted_sigmas(10, math.exp(1.15))
-    objective = PolicyGradient(method.objective, method.tree.transition(sigmas), sigmas, 1e-4, method.tree.spans_at(10))
+    objective = build_objective(method, CreditAssignment(method.credit, method.groups, [1.0], 5.0), sigmas, 1e-4)
     assert len(objective.step_weights) == 9
     for step, weight in objective.step_weights.items():
         assert weight == pytest.approx(1.73 * objective.std(step, 1), rel=0.003)

@@ -25,6 +25,7 @@ from g2rpo_core.models.policy import Policy
 from g2rpo_core.models.settings import LoraSettings
 from g2rpo_core.sampling.rollout import sample
 from g2rpo_core.tiny_models.settings import BASES
+from g2rpo_core.training.settings import RunSettings
 from g2rpo_core.training.trainer import Trainer
 from pipeline.check import complaints
 from stages import train
@@ -196,7 +197,7 @@ def test_every_forward_evaluation_is_counted_and_an_update_moves_the_weights(ran
 
     policy.transformer.register_forward_pre_hook(count, with_kwargs=True)
     before = {name: parameter.clone() for name, parameter in policy.trained_parameters().items()}
-    (record,) = Trainer(policy, method, sampling, training, twin.store, {"redness": redness}, seed=1).run()
+    (record,) = Trainer(RunSettings(method, sampling, training), policy, twin.store, {"redness": redness}, seed=1).run()
     expected = 2 * method.tree.build(6, 0, 1).num_forward_evals(4) * training.prompts_per_iteration
     assert sum(rows) == record["num_forward_evals"] == expected and max(rows) <= 6
     assert record["old_policy_ratio_error"] < 1e-5 and record["grad_norm"] > 0
@@ -314,7 +315,9 @@ def test_the_ratio_begins_at_exactly_one_and_fewer_operations_are_made(randomize
         if keeps:
             policy.cut = lambda conditioning, processes=None: conditioning
         with FlopCounterMode(display=False) as counter:
-            trainer = Trainer(policy, small_method("g2rpo"), sampling, training, twin.store, {"redness": redness}, seed=1)
+            trainer = Trainer(
+                RunSettings(small_method("g2rpo"), sampling, training), policy, twin.store, {"redness": redness}, seed=1
+            )
             records += trainer.run()
         flops.append(counter.get_total_flops())
     assert records[0]["old_policy_ratio_error"] == 0.0 and records[0]["grad_norm"] == pytest.approx(

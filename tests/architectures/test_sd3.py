@@ -16,7 +16,7 @@ from g2rpo_core.models.policy import Policy
 from g2rpo_core.models.settings import LoraSettings
 from g2rpo_core.sampling.rollout import sample
 from g2rpo_core.training.loop import train
-from g2rpo_core.training.settings import CheckpointSettings
+from g2rpo_core.training.settings import CheckpointSettings, RunSettings
 from g2rpo_core.training.trainer import Trainer
 from tests.fixtures.rollouts import redness, small_method
 from tests.fixtures.weights import randomize
@@ -107,7 +107,7 @@ def test_every_forward_evaluation_of_guidance_is_counted(sd3_models, sd3_embeddi
         largest[0] = max(largest[0], len(kwargs["hidden_states"]))
 
     policy.transformer.register_forward_pre_hook(count, with_kwargs=True)
-    trainer = Trainer(policy, method, sampling, training, sd3_embeddings, {"redness": redness}, seed=1)
+    trainer = Trainer(RunSettings(method, sampling, training), policy, sd3_embeddings, {"redness": redness}, seed=1)
     (record,) = trainer.run()
     expected = each * method.tree.build(6, 0, 1).num_forward_evals(4) * training.prompts_per_iteration
     assert policy.forward_evals == each and rows[0] == record["num_forward_evals"] == expected
@@ -122,7 +122,9 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(sd3_models, sd3_embeddings, 
     def run(folder, reward) -> dict[str, torch.Tensor]:
         policy = Policy.load_to_train(sd3_models / "pipeline", **HOW)
         randomize(policy.transformer)
-        trainer = Trainer(policy, small_method("g2rpo"), sampling, training, sd3_embeddings, {"redness": reward}, seed=1)
+        trainer = Trainer(
+            RunSettings(small_method("g2rpo"), sampling, training), policy, sd3_embeddings, {"redness": reward}, seed=1
+        )
         folder.mkdir(exist_ok=True)
         train(trainer, folder, dict, lambda record: None)
         return policy.transformer.state_dict()

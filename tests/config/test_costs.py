@@ -57,7 +57,7 @@ def test_the_trained_states_of_a_prompt_are_those_that_the_trainer_counts(make_t
     method = small_method(name, tree={"initial_noises": noises}, objective={"updates_per_rollout": updates})
     sampling, training = settings
     trainer = make_trainer(method, num_generations=group)
-    run = ResolvedRun("mine", None, name, method, sampling, trainer.training)
+    run = ResolvedRun(method, sampling, trainer.training, "mine", None, name)
     record = trainer.iterate(0)
     assert record["num_transitions"] == training.prompts_per_iteration * cost_of_prompt(run).trained
     assert record["num_forward_evals"] == training.prompts_per_iteration * cost_of_prompt(run).evaluations

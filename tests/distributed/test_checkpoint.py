@@ -17,7 +17,7 @@ import torch
 from g2rpo_core.common.model_store import sha256
 from g2rpo_core.distributed import checkpoint
 from g2rpo_core.distributed.launcher import join_processes
-from g2rpo_core.distributed.process_group import ProcessGroup, join, num_processes
+from g2rpo_core.distributed.process_group import ALONE, ProcessGroup, join, num_processes
 from g2rpo_core.foundation.errors import UserError
 from tests.conftest import ROOT
 from tests.fixtures.waiting import HUNG
@@ -184,7 +184,7 @@ import atexit, os, sys
 from datetime import timedelta
 import torch.distributed as dist
 from g2rpo_core.distributed import checkpoint
-from g2rpo_core.distributed.process_group import ProcessGroup
+from g2rpo_core.distributed.process_group import ALONE, ProcessGroup
 from stages.common import ends_in_one_line
 
 rank, meet, checkpoint.VISIBLE_WITHIN = int(sys.argv[1]), sys.argv[2], 1.0
@@ -416,4 +416,4 @@ def test_a_launcher_that_kills_before_the_grace_is_over_is_refused(monkeypatch):
         join_processes(1, None, 120.0)
     monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "135")
     monkeypatch.setattr("g2rpo_core.distributed.process_group.die_with_parent", lambda *launcher: None)
-    assert join_processes(1, None, 120.0)[0] == ProcessGroup()
+    assert join_processes(1, None, 120.0)[0] == ALONE

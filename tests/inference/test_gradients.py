@@ -28,7 +28,7 @@ def entry(settings, method=None, **rewards) -> ResolvedRun:
         update={"num_generations": 4, "prompts_per_iteration": 1, "rewards": rewards or {"redness": 1.0}}
     )
     method = method or METHODS["g2rpo"].changed(tree={"sde_steps": STEPS, "granularities": TAILS})
-    return ResolvedRun("mine", None, "g2rpo", method, sampling, training)
+    return ResolvedRun(method, sampling, training, "mine", None, "g2rpo")
 
 
 @pytest.fixture
@@ -58,8 +58,9 @@ def test_a_gradient_is_that_of_trainings_first_iteration(make, make_trainer):
     trainer.iterate(0)
     gradients = make(method, size=None, seed=seed)
     conditioning, sampled, scores, gains = gradients.sample(0, 0)
-    trained = gradients.trained(conditioning, sampled, scores, gains, gradients.weights, Draws(seed, 0, range(1)))
-    assert torch.equal(gradients.of(conditioning, trained), kept[0]) and kept[0].norm() > 0
+    advantages = gradients.own.advantages(sampled, scores, gains)
+    updates = gradients.trainer.updates(conditioning, sampled, advantages, Draws(seed, 0, range(1)))
+    assert torch.equal(gradients.of(conditioning, updates), kept[0]) and kept[0].norm() > 0
 
 
 def test_projected_gradients_say_what_whole_ones_say(make, policy):

@@ -54,6 +54,7 @@ from g2rpo_core.data.embeddings import EmbeddingStore
 from g2rpo_core.models.policy import Policy
 from g2rpo_core.rewards import registry
 from g2rpo_core.training.loop import train
+from g2rpo_core.training.settings import RunSettings
 from g2rpo_core.training.trainer import Trainer
 
 profile = load_profile(Path("profiles/tiny.yaml"))
@@ -65,7 +66,7 @@ settings = profile.training.model_copy(update={"iterations": 1, "prompts_per_ite
 rewards = registry.load(list(settings.rewards), models)
 method = METHODS["g2rpo"].changed(tree={"sde_steps": (0,), "granularities": (1,)})
 Path("state").mkdir()
-train(Trainer(policy, method, sampling, settings, embeddings, rewards, 0), Path("state"), dict, lambda record: None)
+train(Trainer(RunSettings(method, sampling, settings), policy, embeddings, rewards, 0), Path("state"), dict, lambda record: None)
 print(sum(not torch.equal(weight, before[name]) for name, weight in policy.transformer.state_dict().items()), "moved")
 """
 TRACK = """

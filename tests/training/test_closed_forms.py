@@ -59,7 +59,8 @@ def test_the_loss_is_minus_the_mean_advantage_while_nothing_was_learned(make_tra
     conditioning = embeddings.conditioning([0, 1])
     sampled = trainer.sampler(conditioning, 0)
     advantages = torch.arange(18.0).view(2, 3, 3)
-    measured = trainer.update(conditioning, [with_advantages(each, advantages) for each in sampled.transitions])
+    transitions = [with_advantages(each, advantages) for each in sampled.transitions]
+    measured = trainer.update(conditioning, trainer.objective.update(transitions))
     assert measured["loss"] == pytest.approx(-advantages.mean().item(), rel=1e-4)
     assert measured["num_transitions"] == 6 and measured["clip_ratio"] == 0
 

@@ -1,5 +1,7 @@
 """The average of the weights: its closed form, that it is what is measured and kept, and that the weights come back to the bit."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from diffusers import FluxTransformer2DModel
@@ -20,7 +22,7 @@ def test_the_average_is_flow_grpos_sum(policy):
     for step in range(7):
         with torch.no_grad():
             weight.copy_(torch.randn(weight.shape, generator=generator))
-        ema.update(step)
+        ema.update()
         if step in (1, 3, 5):
             decay = {1: 2 / 11, 3: 0.3, 5: 0.3}[step]  # of step 3 the warm-up would be 4 / 13, more than 0.3
             expected = decay * expected + (1 - decay) * weight.detach().double()
@@ -78,3 +80,19 @@ def test_the_monitor_snapshots_and_the_result_are_the_averages(make_trainer, mod
         else:
             loaded = FluxTransformer2DModel.from_pretrained(folder / "transformer").state_dict()
         assert torch.equal(loaded[last], average)
+
+
+def test_a_resumed_average_goes_on_counting_whatever_moments_count(make_trainer):
+    """A parameter without gradient has moments of step 0, so the optimizer's steps are no count of updates."""
+    ema, method = EmaSettings(decay=0.9, every=1), small_method("g2rpo", objective={"updates_per_rollout": 2})
+    stopped, resumed = (make_trainer(method, learning_rate=1e-3, ema=ema) for _ in range(2))
+    stopped.iterate(0)
+    kept = stopped.state()
+    resumed.restore(
+        lambda into: [into[part][name].copy_(kept[part][name]) for part in kept if part != "moments" for name in kept[part]], True
+    )
+    steps = []
+    resumed.ema.schedule = SimpleNamespace(decay_at=lambda step: steps.append(step))
+    assert {int(each["step"]) for each in resumed.optimizer.state.values()} == {0}
+    resumed.iterate(1)
+    assert steps == [2, 3]

@@ -13,6 +13,7 @@ from g2rpo_core.sampling.rollout import rollout
 from g2rpo_core.sampling.schedule import even_sigmas, shifted_sigmas
 from g2rpo_core.sampling.transitions import SDES
 from g2rpo_core.training.experience import NonFiniteError
+from g2rpo_core.training.settings import RunSettings
 from g2rpo_core.training.trainer import Trainer
 from tests.fixtures.rollouts import noise, redness, sigma_of, small_method, with_advantages
 
@@ -84,7 +85,8 @@ def test_gradient_is_that_of_the_written_objective(make_trainer, policy, embeddi
         terms.append(-advantage * transition.log_prob(sampled.next_latents[prompt, member][None]))
     expected = torch.autograd.grad(torch.cat(terms).mean(), parameters, allow_unused=True)
 
-    make_trainer(method, max_grad_norm=1e9).update(conditioning, [with_advantages(each, advantages) for each in transitions])
+    trainer = make_trainer(method, max_grad_norm=1e9)
+    trainer.update(conditioning, trainer.objective.update([with_advantages(each, advantages) for each in transitions]))
     for parameter, gradient in zip(parameters, expected):
         if gradient is not None:
             torch.testing.assert_close(parameter.grad, gradient, rtol=1e-3, atol=1e-6)
@@ -143,7 +145,7 @@ def test_each_reward_keeps_its_own_scores(policy, embeddings, settings):
     sampling, training = settings
     training = training.model_copy(update={"rewards": {"redness": 1.0, "twice": 0.5}})
     rewards = {"redness": redness, "twice": lambda images, prompts: 2 * redness(images, prompts) + 1}
-    record = next(Trainer(policy, small_method("g2rpo"), sampling, training, embeddings, rewards, 0).run())
+    record = next(Trainer(RunSettings(small_method("g2rpo"), sampling, training), policy, embeddings, rewards, 0).run())
     assert record["reward_twice"] == pytest.approx(2 * record["reward_redness"] + 1, rel=1e-4)
     assert record["reward_std_twice"] == pytest.approx(2 * record["reward_std_redness"], rel=1e-3)
 
@@ -174,7 +176,7 @@ def test_the_normalized_ratio_starts_at_one_and_weighs_steps_by_noise_over_lengt
         conditioning = embeddings.conditioning([0, 1])
         advantages = torch.randn(2, 3, 3, generator=torch.Generator().manual_seed(0))
         for sampled in trainer.sampler(conditioning, 0).transitions:
-            record = trainer.update(conditioning, [with_advantages(sampled, advantages)])
+            record = trainer.update(conditioning, trainer.objective.update([with_advantages(sampled, advantages)]))
             assert record["old_policy_ratio_error"] < 2e-5
             step = sampled.sde_step.step
             sigma, following = trainer.sampler.sigmas[step : step + 2]
@@ -192,7 +194,9 @@ def test_recomputing_activations_changes_no_gradient(make_trainer, policy, embed
         trainer.optimizer.step = lambda: None
         conditioning = embeddings.conditioning([0, 1])
         transitions = trainer.sampler(conditioning, 0).transitions
-        trainer.update(conditioning, [with_advantages(each, torch.ones(2, 3, 3)) for each in transitions])
+        trainer.update(
+            conditioning, trainer.objective.update([with_advantages(each, torch.ones(2, 3, 3)) for each in transitions])
+        )
         gradients.append(torch.cat([parameter.grad.flatten() for parameter in trainer.parameters if parameter.grad is not None]))
         assert policy.transformer.is_gradient_checkpointing == checkpointing
     torch.testing.assert_close(*gradients)
