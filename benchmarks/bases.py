@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ruamel.yaml import YAML
 
-from g2rpo_core.common.model_store import LOCK, QUALITY
+from g2rpo_core.hub.model_store import LOCK, QUALITY
 from g2rpo_core.rewards.registry import REWARDS
 
 ROOT = Path(__file__).parents[1]

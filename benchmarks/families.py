@@ -22,11 +22,11 @@ from benchmarks.rollout import SIZES, gradients, largest_differences, make_model
 from g2rpo_core.algorithm.batch import Draws
 from g2rpo_core.algorithm.matching import NoisedBatch
 from g2rpo_core.algorithm.methods import LABELS, METHODS
-from g2rpo_core.common.seeding import generator
 from g2rpo_core.config import load_profile
 from g2rpo_core.data.embeddings import EmbeddingStore
 from g2rpo_core.models.policy import Policy
 from g2rpo_core.rewards import registry
+from g2rpo_core.sampling.seeding import generator
 from g2rpo_core.training.experience import score_rollout
 from g2rpo_core.training.settings import RunSettings
 from g2rpo_core.training.trainer import Trainer

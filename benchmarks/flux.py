@@ -26,7 +26,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from g2rpo_core.algorithm.methods import METHODS
 from g2rpo_core.architectures.flux import TRANSFORMER, VAE, Flux
-from g2rpo_core.common.cuda import describe, peak_bytes, prepare, reset_peak, wait, why_none
 from g2rpo_core.data.embeddings import Conditioning
 from g2rpo_core.estimate.drawn import drawn_transformer
 from g2rpo_core.estimate.tracing import median_seconds
@@ -34,6 +33,7 @@ from g2rpo_core.models.cost import Call, Measured, transformer_cost
 from g2rpo_core.models.policy import Policy
 from g2rpo_core.models.quantized import Kind
 from g2rpo_core.models.settings import LoraSettings
+from g2rpo_core.numerics.cuda import describe, peak_bytes, prepare, reset_peak, wait, why_none
 from g2rpo_core.sampling.rollout import Velocity, rollout, sample
 from g2rpo_core.sampling.schedule import shifted_sigmas, sigma_at
 

@@ -20,7 +20,6 @@ import torch
 from open_clip.constants import OPENAI_DATASET_MEAN, OPENAI_DATASET_STD
 
 from benchmarks.flux import SIZES, found_device, inputs, make_policy, timed
-from g2rpo_core.common.cuda import describe, peak_bytes, reset_peak
 from g2rpo_core.config import load_profile, profile_path
 from g2rpo_core.config.profile import Profile
 from g2rpo_core.data.embeddings import Conditioning, EmbeddingStore, write
@@ -29,6 +28,7 @@ from g2rpo_core.estimate.machines import RESERVE_GIB, Machines
 from g2rpo_core.estimate.plan import make_plan
 from g2rpo_core.estimate.tracing import median_seconds
 from g2rpo_core.models.policy import Policy
+from g2rpo_core.numerics.cuda import describe, peak_bytes, reset_peak
 from g2rpo_core.numerics.portable import use_deterministic
 from g2rpo_core.rewards.preprocess import Preprocess
 from g2rpo_core.rewards.similarity import CosineScore

@@ -18,11 +18,11 @@ from benchmarks.flux import BACKENDS as FUSED
 from benchmarks.flux import SIZES
 from benchmarks.gpu_first import make_scorer
 from g2rpo_core.architectures.flux import Flux
-from g2rpo_core.common.cuda import peak_bytes, prepare, reset_peak
 from g2rpo_core.estimate.drawn import drawn_transformer
 from g2rpo_core.estimate.tracing import median_seconds
 from g2rpo_core.models.quantized import quantize
 from g2rpo_core.models.settings import LoraSettings
+from g2rpo_core.numerics.cuda import peak_bytes, prepare, reset_peak
 
 BACKENDS = {"math": SDPBackend.MATH, **FUSED}
 LORA = LoraSettings(rank=32, alpha=32.0)

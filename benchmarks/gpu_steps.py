@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu_hour import ROOT, environment, last_line
-from g2rpo_core.common.model_store import QUALITY
+from g2rpo_core.hub.model_store import QUALITY
 
 PROFILES = {"flux": "small_gpu", "tiny": "small_gpu_check"}  # size -> the profile that is built
 SEED = "1"  # of every run

@@ -25,8 +25,8 @@ from transformers import AutoModelForImageTextToText, AutoProcessor, AutoTokeniz
 
 from benchmarks.flux import timed
 from benchmarks.rollout import make_models
-from g2rpo_core.common.model_store import ModelStore
 from g2rpo_core.config import load_profile
+from g2rpo_core.hub.model_store import ModelStore
 from g2rpo_core.rewards import packages, registry
 from g2rpo_core.rewards.packages import Score
 from g2rpo_core.rewards.preprocess import Images

@@ -25,17 +25,17 @@ from g2rpo_core.algorithm.batch import TrainedTransition
 from g2rpo_core.algorithm.methods import METHODS
 from g2rpo_core.algorithm.objective import PolicyGradient
 from g2rpo_core.architectures.table import text_encoders
-from g2rpo_core.common.cuda import prepare
-from g2rpo_core.common.model_store import write_lock
-from g2rpo_core.common.seeding import generator
 from g2rpo_core.config import load_profile
 from g2rpo_core.data.embeddings import EmbeddingStore, encode, write
 from g2rpo_core.data.prompts import captions
+from g2rpo_core.hub.model_store import write_lock
 from g2rpo_core.models.cost import Measured
 from g2rpo_core.models.policy import Policy
 from g2rpo_core.models.settings import ParallelSettings
+from g2rpo_core.numerics.cuda import prepare
 from g2rpo_core.rewards import registry
 from g2rpo_core.sampling.rollout import velocity_in_batches
+from g2rpo_core.sampling.seeding import generator
 from g2rpo_core.sampling.settings import SamplingSettings
 from g2rpo_core.tiny_models.build import build_models
 from g2rpo_core.training.experience import score_rollout

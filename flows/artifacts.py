@@ -21,10 +21,10 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import ArtifactUpdate
 from prefect.logging import get_run_logger
 
-from g2rpo_core.common.runs import SCRATCH
 from g2rpo_core.config import load_run
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import complaint, read_json, reading
+from g2rpo_core.foundation.runs import SCRATCH
 from g2rpo_core.foundation.texts import natural, visible
 from g2rpo_core.reporting import charts
 from g2rpo_core.training.metrics import HELDOUT_CURVE

@@ -16,7 +16,7 @@ from ruamel.yaml.error import YAMLError
 from g2rpo_core.foundation.errors import UserError
 from pipeline.cached import is_stored
 from pipeline.graph import explain
-from stages.common import ends_in_one_line
+from stages.entry import ends_in_one_line
 
 KEEP = "git add dvc.lock reports && git commit"
 

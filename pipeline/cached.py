@@ -12,9 +12,9 @@ from dvc.stage.cache import RunCacheNotFoundError
 from dvc_data.hashfile.hash_info import HashInfo
 from dvc_data.hashfile.meta import Meta
 
-from g2rpo_core.common.runs import SCRATCH, TRAINING_RECORDS
 from g2rpo_core.foundation.errors import UserError
-from stages.common import commit_command, load_stage
+from g2rpo_core.foundation.runs import SCRATCH, TRAINING_RECORDS
+from stages.dvc import commit_command, load_stage
 
 Params = Callable[[ParamsDependency], dict[str, Any]]
 Coming = Mapping[str, str | None]  # an output of a stage that is due -> its hash after that; None: not known before

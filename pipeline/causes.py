@@ -5,12 +5,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from g2rpo_core.common.processes import INSTRUCTIONS, PACKAGES, describe_machine
-from g2rpo_core.common.runs import read_lock
 from g2rpo_core.foundation.files import read_json
+from g2rpo_core.foundation.runs import read_lock
+from g2rpo_core.numerics.processes import INSTRUCTIONS, PACKAGES, describe_machine
 from pipeline.committed import Outputs, committed_json
 from pipeline.graph import Stage
-from stages.common import REPORTS
+from stages.paths import REPORTS
 
 MACHINE = REPORTS / "machine.json"
 NAMED = 6  # files of one cause

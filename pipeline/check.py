@@ -9,19 +9,27 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from g2rpo_core.architectures.table import check_trainable, read_shape
+from transformers import AutoTokenizer
+
+from g2rpo_core.architectures.table import ARCHITECTURES, check_trainable, read_architecture, read_shape
 from g2rpo_core.config import Profile, load_profile, load_run, profile_path, resolve, section_of
 from g2rpo_core.data.choice import Chosen, all_prompts, chosen_prompts
 from g2rpo_core.data.embeddings import check_lengths
 from g2rpo_core.data.prompts import load_prompts
 from g2rpo_core.data.settings import EmbedSettings, PromptSettings
+from g2rpo_core.estimate.machines import Machines
+from g2rpo_core.estimate.plan import make_plan
 from g2rpo_core.foundation.errors import UserError, attempt
 from g2rpo_core.foundation.files import read_yaml
 from g2rpo_core.foundation.settings import name_problem
+from g2rpo_core.hub.model_store import LOCK, ModelStore
 from g2rpo_core.rewards import registry
-from g2rpo_core.tasks import TASK_NAMES
+from g2rpo_core.tasks import TASK_NAMES, table
+from g2rpo_core.tiny_models.settings import BASES, BuiltModels
+from g2rpo_core.tiny_models.tokenizers import TOKENIZERS
 from g2rpo_core.training.tracking import not_installed
-from stages.common import REPORTS, arguments, ends_in_one_line
+from stages.entry import arguments, ends_in_one_line
+from stages.paths import REPORTS
 
 TINY_GIB = 2.0  # models, runs, evaluations and checkpoints of profile tiny, and room for DVC's cache of them
 
@@ -148,14 +156,6 @@ def _reward_problems(path: Path) -> Iterator[str]:
 
 def _tokenizer(name: str):
     """Return what counts a prompt's tokens: built here, or read from the profile's models; None if they are missing or damaged."""
-    from transformers import AutoTokenizer
-
-    from g2rpo_core.architectures.table import ARCHITECTURES, read_architecture
-    from g2rpo_core.common.model_store import LOCK, ModelStore
-    from g2rpo_core.tasks import table
-    from g2rpo_core.tiny_models.settings import BASES, BuiltModels
-    from g2rpo_core.tiny_models.tokenizers import TOKENIZERS
-
     try:
         if settings := section_of(profile_path(name), "models", BuiltModels):
             base = ARCHITECTURES[BASES[settings.base]]
@@ -188,8 +188,6 @@ def disk_gib(profile: Profile) -> float:
     """Return the GiB that the profile writes in this folder while one run of its first method trains, by `g2rpo plan`."""
     if profile.models.source != "hub":
         return TINY_GIB
-    from g2rpo_core.estimate.machines import Machines
-    from g2rpo_core.estimate.plan import make_plan
 
     plan = make_plan(profile, next(iter(profile.methods)), Machines(1, 80.0))
     # models are in the Hugging Face cache

@@ -16,9 +16,9 @@ from typing import Any
 from dvc.exceptions import DvcException
 from dvc.repo import Repo, lock_repo
 
-from g2rpo_core.common.runs import stages_in
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import read_json, reading
+from g2rpo_core.foundation.runs import stages_in
 from pipeline.graph import explain
 
 

@@ -19,18 +19,19 @@ from dvc.scm import SCMError
 from dvc_data.index import DataIndexDirError
 from ruamel.yaml import YAML
 
-from g2rpo_core.common.runs import BASE, run_name
 from g2rpo_core.config import load_profile, load_study, profile_path, resolve
 from g2rpo_core.evaluation.results import SCORES, reported
 from g2rpo_core.evaluation.settings import EvaluationSettings
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import read_table
+from g2rpo_core.foundation.runs import BASE, run_name
 from g2rpo_core.foundation.settings import name_problem
 from g2rpo_core.reporting.comparison import SAME, Change, Side, changed_settings, changes
 from g2rpo_core.reporting.recorded import read_results, scores_in
 from g2rpo_core.reporting.statistics import Difference, Spread
 from g2rpo_core.rewards.registry import labels
-from stages.common import REPORTS, ends_in_one_line
+from stages.entry import ends_in_one_line
+from stages.paths import REPORTS
 
 NOW = "now"
 METRICS = REPORTS / "metrics"

@@ -11,7 +11,8 @@ from dvc.repo import Repo, lock_repo
 from pydantic import Field, ValidationError
 
 from g2rpo_core.foundation.errors import UserError
-from g2rpo_core.foundation.files import hint_for, in_one_line, what_lacks
+from g2rpo_core.foundation.files import in_one_line, what_lacks
+from g2rpo_core.foundation.layout import hint_for
 from g2rpo_core.foundation.settings import Settings, problems_of
 
 

@@ -16,12 +16,13 @@ from pathlib import Path
 
 from jinja2 import Environment, StrictUndefined
 
-from g2rpo_core.common.runs import BASE, run_name
 from g2rpo_core.estimate.machines import GPUS_OF_A_NODE
 from g2rpo_core.foundation.errors import STATUS_FOLDER, UserError
 from g2rpo_core.foundation.files import write_json
+from g2rpo_core.foundation.runs import BASE, run_name
 from pipeline.jobs import JOBS, SUBMITTED, queued, submitted
-from stages.common import ends_in_one_line, update_profile
+from stages.dvc import update_profile
+from stages.entry import ends_in_one_line
 
 TEMPLATE = Path(__file__).with_name("job.sbatch.j2")
 CPUS, MEMORY = 8, 64  # for each GPU of a part of a node: cores, GiB

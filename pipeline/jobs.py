@@ -7,7 +7,7 @@ from pathlib import Path
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import read_json
 from g2rpo_core.foundation.texts import visible
-from stages.common import ends_in_one_line
+from stages.entry import ends_in_one_line
 
 JOBS = Path(".cache", "jobs")
 SUBMITTED = JOBS / "submitted.json"  # job -> the number that Slurm gave it

@@ -32,7 +32,7 @@ from g2rpo_core.estimate.machines import (
     checked_machines,
 )
 from g2rpo_core.foundation.errors import UserError
-from stages.common import ends_in_one_line
+from stages.entry import ends_in_one_line
 
 # imports torch and diffusers, which would slow down --help
 if TYPE_CHECKING:

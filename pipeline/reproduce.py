@@ -11,7 +11,7 @@ from pathlib import Path
 from g2rpo_core.foundation.claims import take
 from pipeline.graph import read_graph
 from pipeline.runner import SIDE_BY_SIDE, run_with_bar, stop_on_signals
-from stages.common import arguments, ends_in_one_line
+from stages.entry import arguments, ends_in_one_line
 
 
 @ends_in_one_line

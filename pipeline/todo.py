@@ -17,12 +17,13 @@ from dvc.dependency.param import ParamsDependency
 from dvc.exceptions import DvcException
 from dvc.repo import Repo, lock_repo
 
-from g2rpo_core.common.runs import read_lock
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import read_json
+from g2rpo_core.foundation.runs import read_lock
 from pipeline.cached import Params, restorable, unstored
 from pipeline.graph import explain
-from stages.common import REPORTS, ends_in_one_line
+from stages.entry import ends_in_one_line
+from stages.paths import REPORTS
 
 SETTINGS = REPORTS / "profile.yaml"
 TIMINGS = REPORTS / "timings"

@@ -16,7 +16,8 @@ from pipeline.committed import committed_file, committed_json, committed_stages,
 from pipeline.conclusions import changed, comparisons_in
 from pipeline.differences import bytes_apart, difference, some
 from pipeline.graph import read_graph
-from stages.common import REPORTS, ends_in_one_line
+from stages.entry import ends_in_one_line
+from stages.paths import REPORTS
 
 REPORT = REPORTS / "report.json"
 NOT_AT_HAND = "of the committed one only its hash is known here"

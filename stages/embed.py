@@ -8,9 +8,6 @@ from pathlib import Path
 from tqdm import tqdm
 
 from g2rpo_core.architectures.table import read_architecture, text_encoders
-from g2rpo_core.common import made
-from g2rpo_core.common.model_store import LOCK, ModelStore
-from g2rpo_core.common.processes import device_of
 from g2rpo_core.data.embeddings import (
     DTYPES,
     check_lengths,
@@ -23,28 +20,33 @@ from g2rpo_core.data.embeddings import (
     write_online,
 )
 from g2rpo_core.data.prompts import Prompt, load_prompts, of_data_set
-from g2rpo_core.distributed.machine import REAL, Machine
-from stages.common import arguments, declared_code, ends_in_one_line, model_folders, run_paths, sections
+from g2rpo_core.distributed.runtime import REAL, Runtime
+from g2rpo_core.hub import made
+from g2rpo_core.hub.model_store import LOCK, ModelStore
+from g2rpo_core.numerics.portable import in_use
+from g2rpo_core.numerics.processes import device_of
+from stages.entry import arguments, ends_in_one_line, sections
+from stages.paths import declared_code, model_folders, run_paths
 
 SECTIONS = ("numerics", "embed")
 
 
 @ends_in_one_line
-def main(machine: Machine = REAL) -> None:
+def main(runtime: Runtime = REAL) -> None:
     args = arguments(__doc__, "profile", "study")
     settings = sections(args, *SECTIONS).embed
     (models, embeddings), home = model_folders(args), run_paths(args.profile, args.study).name
-    machine.check_device(ModelStore(models))
-    machine.claim("embed", home)
+    runtime.check_device(ModelStore(models))
+    runtime.claim("embed", home)
 
     # Read prompts and text encoders, and check that every prompt fits
     files = {name: Path("prompts", args.profile, f"{name}.parquet") for name in ("train", "test")}
     sets: dict[str, Sequence[Prompt]] = {name: load_prompts(file) for name, file in files.items()}
     decide = [*declared_code("embed"), models / LOCK, *files.values()]
-    if made.reuse(key := made.key_of(settings, decide), embeddings):
+    if made.reuse(key := made.key_of(settings, decide, in_use()), embeddings):
         return
     folder = ModelStore(models).folder("pipeline")
-    with machine.phase("load"):
+    with runtime.phase("load"):
         base, pipeline = read_architecture(folder), text_encoders(folder, dtype=DTYPES[settings.dtype])
         pipeline.to(device_of(None))
     limit = settings.max_sequence_length
@@ -59,16 +61,16 @@ def main(machine: Machine = REAL) -> None:
     config = base.transformer.load_config(folder / "transformer")
     # Find what an interrupted run has written, and check the room for the rest
     shapes = base.encoding_shapes(config, limit, pipeline.tokenizer.model_max_length)
-    folder = machine.scratch("embed", home, {"embed": settings}, decide)
+    folder = runtime.scratch("embed", home, {"embed": settings}, decide)
     width = sum(math.prod(shape) for shape in shapes.values())
     written = sum(file.stat().st_size for file in folder.rglob("*.parquet"))
     online = ["train"] if settings.encode == "online" else []
     stored = sum(len(prompts) for name, prompts in sets.items() if name not in online)
     needed = width * DTYPES[settings.dtype].itemsize * stored - written
-    machine.check_room(needed, "encoding the prompts")
+    runtime.check_room(needed, "encoding the prompts")
     # Encode, and write the outputs
     encoded = partial(encode, pipeline, max_length=limit, batch=settings.batch)
-    with machine.phase("embed"):
+    with runtime.phase("embed"):
         negative = encode_negative(pipeline, limit)
         for name, prompts in sets.items():
             if name in online:
@@ -77,9 +79,9 @@ def main(machine: Machine = REAL) -> None:
                 with tqdm(desc=f"embed {name}", total=len(prompts), unit="prompt", mininterval=2) as bar:
                     write(folder / "out" / name, prompts, encoded, settings.dtype, settings.shard_rows, bar.update)
             write_negative(folder / "out" / name, negative, settings.dtype)
-    machine.publish(folder / "out", embeddings)
+    runtime.publish(folder / "out", embeddings)
     made.note(key, embeddings)
-    machine.discard(folder)
+    runtime.discard(folder)
 
 
 if __name__ == "__main__":

@@ -4,55 +4,57 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from g2rpo_core.common.model_store import LOCK, ModelStore
-from g2rpo_core.common.runs import BASE, TRAINING_RECORDS, drawn_of, evaluation_folder, run_name
 from g2rpo_core.data.embeddings import EmbeddingStore
 from g2rpo_core.distributed.checkpoint import forget_finished, still_decide
-from g2rpo_core.distributed.machine import REAL, Machine
+from g2rpo_core.distributed.runtime import REAL, Runtime
 from g2rpo_core.evaluation.results import reported_means
 from g2rpo_core.evaluation.run import Evaluation
 from g2rpo_core.evaluation.settings import EvaluationSettings
 from g2rpo_core.foundation.files import existing, write_json
+from g2rpo_core.foundation.runs import BASE, TRAINING_RECORDS, drawn_of, evaluation_folder, run_name
+from g2rpo_core.hub.model_store import LOCK, ModelStore
 from g2rpo_core.models.policy import SNAPSHOTS, Policy, policy_settings, snapshot
 from g2rpo_core.rewards import registry
-from stages.common import RunPaths, arguments, commit, declared_code, ends_in_one_line, model_folders, run_paths, sections
+from stages.dvc import commit
+from stages.entry import arguments, ends_in_one_line, sections
+from stages.paths import RunPaths, declared_code, model_folders, run_paths
 
 SECTIONS = ("numerics", "evaluation", "rewards", "drawn")
 
 
 @ends_in_one_line
-def main(machine: Machine = REAL) -> None:
+def main(runtime: Runtime = REAL) -> None:
     args = arguments(__doc__, "profile", "method", "seed", "study")
     read = lambda: sections(args, *SECTIONS)
     paths, settings = run_paths(args.profile, args.study), read()
     evaluation, (models, embeddings) = settings.evaluation, model_folders(args)
-    machine.check_device(ModelStore(models))
-    (processes, device), name = machine.join(evaluation.processes), run_name(args.method, args.seed)
-    machine.claim("evaluate", f"{paths.name}/{name}", processes)
+    runtime.check_device(ModelStore(models))
+    (processes, device), name = runtime.join(evaluation.processes), run_name(args.method, args.seed)
+    runtime.claim("evaluate", f"{paths.name}/{name}", processes)
 
     # Read what is evaluated, and find the state of an interrupted evaluation
     weights = find_weights(args.profile, args.method, name, paths, evaluation)
     drawn = drawn_of(args.method, settings.drawn)
     forget_finished(f"{paths.name}/{name}", paths.runs / name, processes)
     store = EmbeddingStore(embeddings := embeddings / "test")
-    with machine.phase("load"):
-        scorers = registry.load(evaluation.rewards, models, device, settings.rewards, machine)
+    with runtime.phase("load"):
+        scorers = registry.load(evaluation.rewards, models, device, settings.rewards, runtime)
     pipeline = ModelStore(models).folder("pipeline")
     decides = lambda now: {"evaluation": now.evaluation, "rewards": now.rewards, "drawn": drawn_of(args.method, now.drawn)}
     dependencies = [*declared_code("evaluate"), models / LOCK, embeddings, *weights.files]
-    folder = machine.scratch("evaluate", f"{paths.name}/{name}", decides(settings), dependencies, processes)
+    folder = runtime.scratch("evaluate", f"{paths.name}/{name}", decides(settings), dependencies, processes)
     may_lack = registry.max_missing(evaluation.rewards, settings.rewards)
     whole = partial(Evaluation, folder, evaluation, weights.checkpoints, store, may_lack, processes)
     parts = {method: whole(evaluation_folder(method, args.seed).relative_to(name)) for method in drawn}
-    machine.check_room(sum(each.bytes_left() for each in parts.values()), f"evaluating {name}", processes)
+    runtime.check_room(sum(each.bytes_left() for each in parts.values()), f"evaluating {name}", processes)
 
     # Sample and score what is left, as the run draws; the base as each of the runs does
     share = evaluation.trained_share if weights.folder else 1.0
 
     def load(how: dict[str, object], kept: int | str) -> Policy:
         trained = snapshot(weights.folder, kept) if weights.folder else None
-        with machine.phase("load"):
-            policy = Policy.load(pipeline, trained, machine, **policy_settings(how, device, **evaluation.size))
+        with runtime.phase("load"):
+            policy = Policy.load(pipeline, trained, runtime, **policy_settings(how, device, **evaluation.size))
         if share < 1:
             policy.use_base(pipeline)
         return policy
@@ -65,8 +67,8 @@ def main(machine: Machine = REAL) -> None:
     # Write the outputs
     tables = {method: part.write(method, int(args.seed)) for method, part in parts.items()}
     write_json(paths.reports / "metrics" / f"{name}.json", reported_means(tables[args.method], evaluation))
-    machine.publish(folder / "out", paths.evaluations / name)
-    machine.discard(folder)
+    runtime.publish(folder / "out", paths.evaluations / name)
+    runtime.discard(folder)
     commit(weights.stage, args, paths, lambda: still_decide(folder, decides(read()), dependencies))
 
 

@@ -2,24 +2,27 @@
 
 from pathlib import Path
 
-from g2rpo_core.common import made
-from g2rpo_core.common.model_store import LOCK, QUALITY, write_lock
 from g2rpo_core.foundation.claims import take
 from g2rpo_core.foundation.files import write_json
+from g2rpo_core.hub import made
 from g2rpo_core.hub.download import REVISIONS, Revisions
+from g2rpo_core.hub.model_store import LOCK, QUALITY, write_lock
 from stages import allow_hub
-from stages.common import arguments, declared_code, ends_in_one_line, model_folders, renewed, run_paths, sections
+from stages.entry import arguments, ends_in_one_line, sections
+from stages.paths import declared_code, model_folders, renewed, run_paths
 
 SECTIONS = ("numerics", "models")
 
 
 @ends_in_one_line
 def main() -> None:
+    from g2rpo_core.numerics.portable import in_use  # late, so that --help does not wait for torch
+
     args = arguments(__doc__, "profile", "study")
     settings, paths = sections(args, *SECTIONS).models, run_paths(args.profile, args.study)
     take("models", paths.name)
     revisions = Revisions(REVISIONS / "models.json")
-    folder, key = model_folders(args)[0], made.key_of(settings, declared_code("models"))
+    folder, key = model_folders(args)[0], made.key_of(settings, declared_code("models"), in_use())
     with renewed(folder, LOCK) as root:
         if settings.source == "hub":
             allow_hub()

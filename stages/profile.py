@@ -11,7 +11,8 @@ from ruamel.yaml.representer import SafeRepresenter
 
 from g2rpo_core.config import Profile, evaluated_together, load_profile, load_run, load_study, profile_path, resolve, study_path
 from g2rpo_core.foundation.files import write_whole
-from stages.common import arguments, ends_in_one_line, run_paths
+from stages.entry import arguments, ends_in_one_line
+from stages.paths import run_paths
 
 
 @ends_in_one_line

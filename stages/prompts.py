@@ -7,7 +7,7 @@ from g2rpo_core.data.prompts import write_prompts
 from g2rpo_core.foundation.claims import take
 from g2rpo_core.hub.download import REVISIONS, Revisions
 from stages import allow_hub
-from stages.common import arguments, ends_in_one_line, sections
+from stages.entry import arguments, ends_in_one_line, sections
 
 SECTIONS = ("prompts",)
 

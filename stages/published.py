@@ -5,14 +5,15 @@ Also of those that a method starts from (`training.start`), in `start`: empty fo
 
 from pathlib import Path
 
-from g2rpo_core.common.model_store import ModelStore, write_lock
-from g2rpo_core.common.runs import start_of
 from g2rpo_core.config import load_run
 from g2rpo_core.foundation.claims import take
 from g2rpo_core.foundation.files import write_json
+from g2rpo_core.foundation.runs import start_of
 from g2rpo_core.hub.download import REVISIONS, Revisions, fetch_published
+from g2rpo_core.hub.model_store import ModelStore, write_lock
 from stages import allow_hub
-from stages.common import arguments, ends_in_one_line, renewed, sections
+from stages.entry import arguments, ends_in_one_line, sections
+from stages.paths import renewed
 
 SECTIONS = ("published", "training", "methods")
 INDEX = "index.json"  # DVC warns of an empty folder

@@ -5,16 +5,17 @@ A study also gets its results.parquet. If it has no evaluations, as in a clone, 
 
 from pathlib import Path
 
-from g2rpo_core.common.model_store import QUALITY
-from g2rpo_core.common.processes import describe_machine
 from g2rpo_core.config import COSTS, MainRun, Run, Study, load_run, load_study
 from g2rpo_core.foundation.files import write_json, write_whole
 from g2rpo_core.foundation.profiles import folders_of
+from g2rpo_core.hub.model_store import QUALITY
+from g2rpo_core.numerics.processes import describe_machine
 from g2rpo_core.reporting.context import build_context, headline
 from g2rpo_core.reporting.measured import Compared, Sources, measure, measure_bases, read_seconds
 from g2rpo_core.reporting.recorded import read_measured, write_results
 from g2rpo_core.reporting.render import in_script, render, small
-from stages.common import RunPaths, arguments, ends_in_one_line, run_paths, sections
+from stages.entry import arguments, ends_in_one_line, sections
+from stages.paths import RunPaths, run_paths
 
 SECTIONS = ("numerics", "models", "prompts", "sampling", "rewards", "training", "methods", "evaluation", "published")
 

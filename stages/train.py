@@ -5,15 +5,15 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from g2rpo_core.architectures.table import check_trainable
-from g2rpo_core.common.model_store import LOCK, ModelStore
-from g2rpo_core.common.runs import TRAINING_RECORDS, run_name, start_of
 from g2rpo_core.config import study_path
 from g2rpo_core.data.embeddings import EmbeddingStore
 from g2rpo_core.distributed.checkpoint import FINISHED, last_iteration, still_decide
 from g2rpo_core.distributed.launcher import STATUS, Terminated, Termination
-from g2rpo_core.distributed.machine import REAL, Machine
+from g2rpo_core.distributed.runtime import REAL, Runtime
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import read_json
+from g2rpo_core.foundation.runs import TRAINING_RECORDS, run_name, start_of
+from g2rpo_core.hub.model_store import LOCK, ModelStore
 from g2rpo_core.models.policy import Policy, policy_settings
 from g2rpo_core.rewards import registry
 from g2rpo_core.training.drift import history
@@ -22,13 +22,15 @@ from g2rpo_core.training.metrics import heldout_means, write_records
 from g2rpo_core.training.rewards import load_rewards, say_what_is_cut
 from g2rpo_core.training.tracking import Display
 from g2rpo_core.training.trainer import Trainer
-from stages.common import arguments, commit, declared_code, ends_in_one_line, model_folders, run_paths, say, sections
+from stages.dvc import commit
+from stages.entry import arguments, ends_in_one_line, say, sections
+from stages.paths import declared_code, model_folders, run_paths
 
 SECTIONS = ("numerics", "sampling", "rewards", "training", "methods")
 
 
 @ends_in_one_line
-def main(machine: Machine = REAL) -> None:
+def main(runtime: Runtime = REAL) -> None:
     args = arguments(__doc__, "profile", "method", "seed", "study")
     read = lambda: sections(args, *SECTIONS)
     paths, settings = run_paths(args.profile, args.study), read()
@@ -37,33 +39,33 @@ def main(machine: Machine = REAL) -> None:
         raise UserError(f"{file}: there is no {args.method!r}, only {', '.join(settings.methods)}")
     run, name = settings.run(args.method), run_name(args.method, args.seed)
     method, sampling, training, monitor = run.method, run.sampling, run.training, run.training.monitor
-    processes, device = machine.join(training.processes, training.prompts_per_iteration, training.checkpoints.grace)
+    processes, device = runtime.join(training.processes, training.prompts_per_iteration, training.checkpoints.grace)
     processes.share(training.prompts_per_iteration)  # refused before anything loads
     models, embeddings = model_folders(args)
-    machine.check_device(store := ModelStore(models))
+    runtime.check_device(store := ModelStore(models))
     check_trainable(store.source("pipeline"))
     started = start_of(Path("published", args.profile), args.method)
-    start = machine.start(ModelStore(started, "published"), training.start)
-    machine.claim("train", f"{paths.name}/{name}", processes)
+    start = runtime.start(ModelStore(started, "published"), training.start)
+    runtime.claim("train", f"{paths.name}/{name}", processes)
     termination = Termination(training.checkpoints.grace).watch()
 
     # Load what is trained, on which prompts and by which rewards
-    with machine.phase("load"):
+    with runtime.phase("load"):
         policy = Policy.load_to_train(
             store.folder("pipeline"), training.lora, int(args.seed), training.parallel, processes,
-            method.objective.needs_base, start, machine, **policy_settings(sampling.drawn, device, **sampling.size),
+            method.objective.needs_base, start, runtime, **policy_settings(sampling.drawn, device, **sampling.size),
         )  # fmt: skip
         prompts, held_out = (EmbeddingStore(embeddings / part) for part in ("train", "test"))
         prompts.load_encoders(store.folder("pipeline"), device)
-        rewards, monitored = load_rewards(training, models, device, settings.rewards, machine)
+        rewards, monitored = load_rewards(training, models, device, settings.rewards, runtime)
     say_what_is_cut(rewards | monitored, prompts, held_out, monitor.prompts, processes)
     trainer = Trainer(run, policy, prompts, rewards, int(args.seed), processes, termination)
 
     # Train from the last checkpoint on, unless DVC alone has not taken the finished run
     dependencies = [*declared_code("train"), models / LOCK, embeddings, *([started / LOCK] if start else [])]
     end = "training.iterations" if training.lr_scheduler == "constant" else None
-    folder = machine.scratch("train", f"{paths.name}/{name}", decides(settings, args), dependencies, processes, end)
-    machine.check_room(bytes_needed(trainer, folder), f"training {name}", processes)
+    folder = runtime.scratch("train", f"{paths.name}/{name}", decides(settings, args), dependencies, processes, end)
+    runtime.check_room(bytes_needed(trainer, folder), f"training {name}", processes)
     display = Display(f"{paths.name}/{name}", trainer, held_out, last_iteration(folder))
     trainer.watch = display.group
     missing = registry.max_missing(list(monitored), settings.rewards)
@@ -84,9 +86,9 @@ def main(machine: Machine = REAL) -> None:
         records, out = read_json(folder / FINISHED, list), folder / "out"
         (out / TRAINING_RECORDS).unlink(missing_ok=True)  # it may be a link to what DVC has
         write_records(records, name, out, paths.timings, history(records, training, method.num_updates(sampling.steps)))
-        machine.publish(out, paths.runs / name)
+        runtime.publish(out, paths.runs / name)
         if commit(f"train@{name}", args, paths, lambda: still_decide(folder, decides(read(), args), dependencies)):
-            machine.release(folder)
+            runtime.release(folder)
 
 
 def decides(settings: SimpleNamespace, args: SimpleNamespace) -> dict[str, object]:

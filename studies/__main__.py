@@ -18,13 +18,13 @@ from pathlib import Path
 
 import pandas as pd
 
-from g2rpo_core.common.runs import run_name
 from g2rpo_core.config import Study, load_run, load_study
 from g2rpo_core.foundation.claims import take
 from g2rpo_core.foundation.errors import UserError
+from g2rpo_core.foundation.runs import run_name
 from pipeline.graph import chosen, read_graph
 from pipeline.runner import SIDE_BY_SIDE, run_with_bar, stop_on_signals
-from stages.common import ends_in_one_line
+from stages.entry import ends_in_one_line
 from studies.bases import base_graph, base_params, lend_models, of_base
 from studies.committed import hashes_in, read_committed, states, write_seconds
 

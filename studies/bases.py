@@ -8,9 +8,9 @@ from pathlib import Path
 
 from ruamel.yaml import YAML
 
-from g2rpo_core.common.runs import read_lock
 from g2rpo_core.config import Study
 from g2rpo_core.foundation.profiles import OF_BASE
+from g2rpo_core.foundation.runs import read_lock
 
 MAIN = Path("dvc.yaml")
 BUILDING = {"models": "models", "embed": "embeddings"}  # stages of the main project, with the folder that each makes

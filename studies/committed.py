@@ -10,10 +10,10 @@ from statistics import median
 
 import pandas as pd
 
-from g2rpo_core.common.runs import read_lock, run_name
 from g2rpo_core.config import Study
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import read_json
+from g2rpo_core.foundation.runs import read_lock, run_name
 
 INPUTS = ("../../models/", "../../embeddings/", "models", "embeddings")  # of the main project, or a base's own
 

@@ -20,8 +20,8 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from g2rpo_core.common.model_store import QUALITY, write_lock
 from g2rpo_core.config import load_profile
+from g2rpo_core.hub.model_store import QUALITY, write_lock
 from g2rpo_core.numerics.portable import use
 from g2rpo_core.tiny_models.settings import BuiltModels, FitSettings
 
@@ -121,7 +121,7 @@ def twin_models(models, twin_pipeline, once) -> Callable[[str], Path]:
     """twin_models(base) -> as `models`, with that twin for the pipeline."""
 
     def build(folder: Path, base: str) -> None:
-        from g2rpo_core.common.model_store import LOCK, describe_files
+        from g2rpo_core.hub.model_store import LOCK, describe_files
 
         shutil.copytree(models, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("pipeline"))
         shutil.copytree(twin_pipeline(base), folder, dirs_exist_ok=True)

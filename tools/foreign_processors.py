@@ -19,9 +19,16 @@ from pathlib import Path
 
 from ruamel.yaml import YAML
 
+from g2rpo_core.config import load_profile
 from g2rpo_core.foundation.errors import UserError
+from g2rpo_core.hub.model_store import sha256, write_lock
+from g2rpo_core.numerics import portable
 from g2rpo_core.numerics.pins import PINS, are_set, read_processor
-from stages.common import ROOT, ends_in_one_line
+from g2rpo_core.numerics.probe import SMALL, TRUE, hash_operations
+from g2rpo_core.tiny_models import clip, image_reward, unified_reward
+from g2rpo_core.tiny_models.build import BUILDERS, build_pipeline, build_scorer, describe_models
+from stages.entry import ends_in_one_line
+from stages.paths import ROOT
 
 QEMU = Path(".cache", "qemu")
 # QEMU 7.2 has no AVX-512. Of these two, one is of another vendor than Intel, and each has caches of other sizes
@@ -104,9 +111,6 @@ def compare(name: str, here: dict[str, str], there: dict[str, str], seconds: flo
 
 def probe(out: Path, short: bool) -> None:
     """Compute here, in this process, and write the hash of every result."""
-    from g2rpo_core.numerics import portable
-    from g2rpo_core.numerics.probe import SMALL, TRUE, hash_operations
-
     if are_set():
         portable.use("portable")
     found = hash_operations(SMALL if short else TRUE)
@@ -122,11 +126,6 @@ def run_stages() -> dict[str, str]:
 
     All in this process: what an emulated one starts would run on the real processor.
     """
-    from g2rpo_core.common.model_store import sha256, write_lock
-    from g2rpo_core.config import load_profile
-    from g2rpo_core.tiny_models import clip, image_reward, unified_reward
-    from g2rpo_core.tiny_models.build import BUILDERS, build_pipeline, build_scorer, describe_models
-
     settings = load_profile(write_profile()).models
     Path("params.yaml").write_text("profile: probe\nmethods: [g2rpo]\nseeds: [1]\n")
     # The models: drawing the scorers' thousands of scenes would take most of the time

@@ -24,7 +24,7 @@ from g2rpo_core.algorithm.methods import SPECS, Method
 from g2rpo_core.architectures.architecture import Architecture
 from g2rpo_core.architectures.table import ARCHITECTURES
 from g2rpo_core.cli.checkout import COMMANDS
-from g2rpo_core.cli.main import app
+from g2rpo_core.cli.commands import app
 from g2rpo_core.config import load_profile
 from g2rpo_core.config.load import MainRun, Study
 from g2rpo_core.config.profile import MethodRun, Profile

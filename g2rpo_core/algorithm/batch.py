@@ -11,9 +11,9 @@ from typing import Generic, Literal, NamedTuple, Protocol, Self, TypeVar
 
 import torch
 
-from g2rpo_core.common.seeding import generator, seed_of
 from g2rpo_core.distributed.process_group import ProcessGroup
 from g2rpo_core.sampling.rollout import Rollout, SampledTransition, Velocity, prompt_of_rows
+from g2rpo_core.sampling.seeding import generator, seed_of
 
 
 class Draws(NamedTuple):

@@ -10,9 +10,9 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from pydantic import Field, field_validator, model_validator
 
-from g2rpo_core.common.seeding import seed_of
 from g2rpo_core.foundation.settings import Count, Settings
 from g2rpo_core.sampling.schedule import Grid
+from g2rpo_core.sampling.seeding import seed_of
 from g2rpo_core.sampling.transitions import SDES, Stochastic
 from g2rpo_core.sampling.tree import Tree, build, children_of_split
 

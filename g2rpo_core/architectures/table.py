@@ -11,9 +11,9 @@ from g2rpo_core.architectures.flux2 import Flux2Klein
 from g2rpo_core.architectures.qwen_image import QwenImage
 from g2rpo_core.architectures.sd3 import StableDiffusion3
 from g2rpo_core.architectures.zimage import ZImage
-from g2rpo_core.common.pretrained import load_whole
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import complaint, read_json, reading, whole
+from g2rpo_core.hub.pretrained import load_whole
 
 BASES = (Flux(), StableDiffusion3(), Flux2Klein(), ZImage(), QwenImage())
 ARCHITECTURES: dict[str, Architecture] = {base.pipeline.__name__: base for base in BASES}

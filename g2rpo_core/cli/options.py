@@ -1,40 +1,21 @@
-"""Share options, and the checks of their values, among commands."""
+"""Check values of options that several commands share."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from g2rpo_core.config import Profile, load_profile, load_run, load_study, profile_path
 from g2rpo_core.foundation.errors import UserError
-from g2rpo_core.foundation.profiles import read_chain, study_path
-from g2rpo_core.numerics.pins import pin_profile
-
-if TYPE_CHECKING:  # imports torch, which would slow down --help
-    from g2rpo_core.config import Profile
-    from g2rpo_core.rewards.spec import Section
-
-OfRewards = Annotated[
-    str | None, typer.Option(help="profile whose models and section `rewards` are used (default: the one in params.yaml)")
-]
-ModelsOfRewards = Annotated[
-    Path | None,
-    typer.Option(help="another folder made by the stage `models`; without --profile, rewards then have their default settings"),
-]
+from g2rpo_core.numerics.portable import use
+from g2rpo_core.rewards.registry import ALIASES
+from g2rpo_core.rewards.spec import Section
 
 
-def read_profile(name: str | None, study: str | None = None) -> "tuple[str, Profile]":
+def read_profile(name: str | None, study: str | None = None) -> tuple[str, Profile]:
     """Read the profile of that name, or of a study with its changes, or the one that params.yaml names; return its name, too.
 
     Compute by its numerics from now on. UserError if both a profile and a study are given.
     """
     if name and study:
         raise UserError(f"--profile {name}, --study {study}: a study names its profile: give one of the two")
-    # Before these imports bring numpy and torch
-    file = study_path(study) if study else None
-    pin_profile(read_chain(file).data.get("profile") if file and file.exists() else name)
-    from g2rpo_core.config import load_profile, load_run, load_study, profile_path
-    from g2rpo_core.numerics.portable import use
-
     changes = load_study(study) if study else None
     name = changes.profile if changes else name or load_run().profile
     profile = load_profile(profile_path(name), changes)
@@ -42,7 +23,7 @@ def read_profile(name: str | None, study: str | None = None) -> "tuple[str, Prof
     return name, profile
 
 
-def read_rewards(profile: str | None, models: Path | None) -> "tuple[Section, Path]":
+def read_rewards(profile: str | None, models: Path | None) -> tuple[Section, Path]:
     """Return the section `rewards` and the models' folder that the options --profile and --models name."""
     if models is not None and profile is None:
         return {}, models
@@ -52,6 +33,4 @@ def read_rewards(profile: str | None, models: Path | None) -> "tuple[Section, Pa
 
 def resolve_alias(name: str) -> str:
     """Return the name of a reward that may be given by an alias, such as hps_v2_1."""
-    from g2rpo_core.rewards.registry import ALIASES
-
     return ALIASES.get(name, name)

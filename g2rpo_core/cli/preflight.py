@@ -12,13 +12,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import psutil
+import torch
+from httpx2 import HTTPError
+from huggingface_hub import HfApi, constants, get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
+
+from g2rpo_core.config import Profile
+from g2rpo_core.distributed.process_group import num_processes
+from g2rpo_core.estimate.machines import Machines
+from g2rpo_core.estimate.plan import Plan, make_plan
 from g2rpo_core.foundation.texts import visible
-
-if TYPE_CHECKING:  # these import torch and diffusers, which would slow down --help
-    from g2rpo_core.config import Profile
-    from g2rpo_core.estimate.plan import Plan
+from g2rpo_core.hub.download import explain_error
+from g2rpo_core.numerics.cuda import why_none
 
 GIB = 2**30
 CONNECTS_WITHIN = 120  # seconds
@@ -36,14 +42,8 @@ class Check:
         return f"{'ok' if self.good else 'RED':4} {visible(self.text)}"
 
 
-def checks(name: str, profile: "Profile") -> Iterator[Check]:
+def checks(name: str, profile: Profile) -> Iterator[Check]:
     """Yield every check of a profile of published weights, for the first of its methods on all GPUs here."""
-    import torch
-
-    from g2rpo_core.distributed.process_group import num_processes
-    from g2rpo_core.estimate.machines import Machines
-    from g2rpo_core.estimate.plan import make_plan
-
     method = next(iter(profile.methods))
     gpus = num_processes("auto", profile.run(method).training.prompts_per_iteration)
     found = [torch.cuda.get_device_properties(index).total_memory / GIB for index in range(torch.cuda.device_count())]
@@ -57,12 +57,8 @@ def checks(name: str, profile: "Profile") -> Iterator[Check]:
     yield _address()
 
 
-def _gpus(name: str, method: str, gpus: int, found: list[float], plan: "Plan") -> Iterator[Check]:
+def _gpus(name: str, method: str, gpus: int, found: list[float], plan: Plan) -> Iterator[Check]:
     """Say whether torch finds GPUs, and whether a method fits them."""
-    import torch
-
-    from g2rpo_core.common.cuda import why_none
-
     if not found:
         yield Check(False, f"GPUs: torch finds none here: {why_none()}; else go to a node with GPUs")
         return
@@ -89,13 +85,8 @@ def _network(processes: int) -> Check:
     return Check(True, f"all-reduce: {said}")
 
 
-def _hub(profile: "Profile") -> Iterator[Check]:
+def _hub(profile: Profile) -> Iterator[Check]:
     """Ask for one file of each repository, without its content."""
-    from httpx2 import HTTPError
-    from huggingface_hub import HfApi, get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
-
-    from g2rpo_core.hub.download import explain_error
-
     for name, model in getattr(profile.models, "repos", {}).items():
         what = f"models.repos.{name}: {model.place}"
         if model.folder is not None:
@@ -119,10 +110,8 @@ def _hub(profile: "Profile") -> Iterator[Check]:
         yield Check(True, f"hub: {model.repo}: may be downloaded")
 
 
-def _disk(plan: "Plan") -> Iterator[Check]:
+def _disk(plan: Plan) -> Iterator[Check]:
     """Compare what the plan writes with what is free, by disk."""
-    from huggingface_hub import constants
-
     size = plan.disk_gib
     asked = [sys.executable, "-m", "dvc", "cache", "dir"]
     cache = subprocess.run(asked, capture_output=True, text=True).stdout.strip() or ".dvc/cache"
@@ -144,8 +133,7 @@ def _disk(plan: "Plan") -> Iterator[Check]:
         )
 
 
-def _host(gpus: int, plan: "Plan") -> Check:
-    import psutil
+def _host(gpus: int, plan: Plan) -> Check:
 
     total = psutil.virtual_memory().total / GIB
     needed = gpus * OF_A_PROCESS + plan.disk_gib["checkpoints"] / 2  # of which there are two on the disk

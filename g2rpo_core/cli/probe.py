@@ -1,56 +1,71 @@
-"""Define `g2rpo probe`: what a training can learn from, how the reward spreads by step, or how much gradients of prompts agree."""
+"""Measure, before training, what it can learn from, for `g2rpo probe`: by step, or with gradients of prompts."""
 
 import json
-from dataclasses import asdict, replace
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
-import typer
+import torch
+from tqdm import tqdm
 
+from g2rpo_core.algorithm.methods import METHODS
 from g2rpo_core.cli.options import read_profile
-from g2rpo_core.common.runs import BASE
+from g2rpo_core.config import Profile
+from g2rpo_core.config.profile import ResolvedRun
+from g2rpo_core.data.embeddings import EmbeddingStore
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.profiles import OF_BASE, folders_of
+from g2rpo_core.foundation.runs import BASE
+from g2rpo_core.hub.model_store import ModelStore
+from g2rpo_core.inference.gradients import SIZE, Gradients, Signal, load_policy, probe_method, probe_steps
+from g2rpo_core.inference.probe import Step
+from g2rpo_core.inference.probe import probe as probe_noise
 from g2rpo_core.inference.runs import find_start, find_weights, sampling_of
+from g2rpo_core.models.policy import Policy, policy_settings
+from g2rpo_core.numerics.processes import device_of
+from g2rpo_core.rewards import registry
+from g2rpo_core.sampling.settings import SamplingSettings
 
-if TYPE_CHECKING:  # these import torch and diffusers, which would slow down --help
-    from g2rpo_core.inference.gradients import Signal
-    from g2rpo_core.inference.probe import Step
+
+@dataclass(frozen=True)
+class Asked:
+    """What is probed, on what."""
+
+    profile: str
+    title: str
+    settings: Profile
+    sampling: SamplingSettings
+    weights: Path | None
+    models: Path
+    """The folder, as are embeddings."""
+    embeddings: Path
+    prompts: int
+    members: int
+    """Of a group."""
+    tails: tuple[int, ...]
+    seed: int
+    device: torch.device
+
+    @property
+    def rewards(self) -> str:
+        return " + ".join(self.settings.training.rewards)
 
 
 def probe(
-    profile: Annotated[str | None, typer.Option(help="default: the one in params.yaml")] = None,
-    study: Annotated[
-        str | None,
-        typer.Option(help="instead of --profile: a study's entries and changes, or one of its bases, as my_study/base-2"),
-    ] = None,
-    run: Annotated[str, typer.Option(help="`base`, a run such as g2rpo-1, or a folder with `transformer` or `lora`")] = BASE[0],
-    prompts: Annotated[int, typer.Option(help="how many training prompts, the first ones")] = 16,
-    group: Annotated[int | None, typer.Option(help="members of a group (default: training.num_generations)")] = None,
-    granularities: Annotated[str, typer.Option(help="step sizes of the tails, rising, the finest first")] = "1,2,3",
-    seed: Annotated[int, typer.Option(help="of the noise")] = 0,
-    device: Annotated[str | None, typer.Option(help="cuda or cpu (default: a GPU if there is one)")] = None,
-    gradients: Annotated[
-        bool, typer.Option("--gradients", help="measure how much the policy gradients of prompts agree, for what they cost")
-    ] = False,
-    steps: Annotated[str, typer.Option(help="with --gradients: SDE steps, rising, as 2,3,4 (default: all)")] = "",
-    methods: Annotated[
-        str, typer.Option(help="with --gradients: also whole iterations of these entries, as mix_grpo,dance_grpo")
-    ] = "",
-    judge: Annotated[
-        str | None, typer.Option(help="with --gradients: a reward to whose gradient the angle is measured, such as verifier")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="print a JSON list instead of the table")] = False,
+    profile: str | None,
+    study: str | None,
+    run: str,
+    prompts: int,
+    group: int | None,
+    granularities: str,
+    seed: int,
+    device: str | None,
+    gradients: bool,
+    steps: str,
+    methods: str,
+    judge: str | None,
+    as_json: bool,
 ) -> None:
-    """Measure, before training, how the reward spreads when noise is added at each step, and whether coarse tails rank as fine ones do.
-
-    It needs the stages models and embed. Noise that changes no score teaches nothing: choose sde_steps where the spread is large for its
-    evaluations, and coarser tails where their correlation with the finest is near 1. With --gradients it measures instead how much the
-    gradients of different prompts agree, by step, by tail alone and all together, and of whole methods: what teaches most for its
-    evaluations.
-
-    Example: g2rpo probe --prompts 32 --granularities 1,3
-    """
+    """Check the options, then measure and print; UserError before any model is loaded if an option does not fit."""
     name, settings = read_profile(profile, study)
     members = group or settings.training.num_generations
     tails = _parse_rising(granularities, 1)
@@ -60,36 +75,36 @@ def probe(
         )
     if study and OF_BASE in study and run != BASE[0]:
         raise UserError(f"probe: --run {run}: with --study {study} only its base, {BASE[0]}, is probed")
-    sampling = sampling_of(run, name, settings)
-    title, weights, folders = f"{study or name}, {run}", find_weights(run, name), folders_of(name, study)
-    rewards = " + ".join(settings.training.rewards)
-    asked = SimpleNamespace(**locals())
+    sampling, weights = sampling_of(run, name, settings), find_weights(run, name)
+    asked = Asked(
+        name,
+        f"{study or name}, {run}",
+        settings,
+        sampling,
+        weights,
+        *folders_of(name, study),
+        prompts,
+        members,
+        tails,
+        seed,
+        device_of(device),
+    )
     if gradients:
-        _print_gradients(asked, _measure_gradients(asked))
+        signals = _measure_gradients(asked, steps, [word for word in methods.split(",") if word], group, judge)
+        _print_gradients(asked, signals, judge, as_json)
     else:
-        _print_steps(asked, *_measure_steps(asked))
+        _print_steps(asked, *_measure_steps(asked), as_json)
 
 
-def _measure_gradients(asked: SimpleNamespace) -> "list[Signal]":
+def _measure_gradients(asked: Asked, steps: str, names: list[str], group: int | None, judge: str | None) -> list[Signal]:
     """Load policy, rewards and prompts, and probe the gradients of every step and of the named entries."""
-    from tqdm import tqdm
-
-    from g2rpo_core.algorithm.methods import METHODS
-    from g2rpo_core.common.model_store import ModelStore
-    from g2rpo_core.common.processes import device_of
-    from g2rpo_core.config.profile import ResolvedRun
-    from g2rpo_core.data.embeddings import EmbeddingStore
-    from g2rpo_core.inference.gradients import SIZE, Gradients, load_policy, probe_method, probe_steps
-    from g2rpo_core.rewards import registry
-
     # Check what is asked
     profile, sampling = asked.settings, asked.sampling
-    names = [word for word in asked.methods.split(",") if word]
     if unknown := [name for name in names if name not in profile.methods]:
-        raise UserError(f"probe: --methods {unknown[0]}: profile {asked.name} has only {', '.join(profile.methods)}")
-    chosen = _parse_rising(asked.steps, 0) if asked.steps else tuple(range(sampling.steps - 1))
+        raise UserError(f"probe: --methods {unknown[0]}: profile {asked.profile} has only {', '.join(profile.methods)}")
+    chosen = _parse_rising(steps, 0) if steps else tuple(range(sampling.steps - 1))
     if not chosen or chosen[-1] > sampling.steps - 2:
-        raise UserError(f"probe: --steps are rising whole numbers from 0 to {sampling.steps - 2}, as 2,3,4 (got {asked.steps!r})")
+        raise UserError(f"probe: --steps are rising whole numbers from 0 to {sampling.steps - 2}, as 2,3,4 (got {steps!r})")
     if asked.prompts < 3:
         raise UserError(f"probe: --prompts {asked.prompts}: --gradients compares prompts: give at least 3")
     # Every step with each tail alone and all together, and whole iterations
@@ -97,39 +112,38 @@ def _measure_gradients(asked: SimpleNamespace) -> "list[Signal]":
     training = profile.training.model_copy(update={"num_generations": asked.members})
     method = METHODS["g2rpo"].changed(tree={"sde_steps": chosen, "granularities": asked.tails})
     of_steps = ResolvedRun(method, sampling, training, "g2rpo", None, "g2rpo")
-    size = {"num_generations": asked.group} if asked.group else {}
+    size = {"num_generations": group} if group else {}
     runs = [profile.run(name) for name in names]
     entries = [replace(run, training=run.training.model_copy(update=size)) for run in runs]
     # Load
-    where, (folder, embeddings) = device_of(asked.device), asked.folders
-    store, pipeline = EmbeddingStore(embeddings / "train"), ModelStore(folder).folder("pipeline")
-    store.load_encoders(pipeline, where)
-    wanted = [*(name for each in (of_steps, *entries) for name in each.training.rewards), *([asked.judge] if asked.judge else [])]
-    rewards = registry.load(list(dict.fromkeys(wanted)), folder, where, profile.rewards)
+    store, pipeline = EmbeddingStore(asked.embeddings / "train"), ModelStore(asked.models).folder("pipeline")
+    store.load_encoders(pipeline, asked.device)
+    wanted = [*(name for each in (of_steps, *entries) for name in each.training.rewards), *([judge] if judge else [])]
+    rewards = registry.load(list(dict.fromkeys(wanted)), asked.models, asked.device, profile.rewards)
     count = range(min(asked.prompts, len(store)))
 
     def gradients_of(entry: ResolvedRun) -> Gradients:
         # one policy after the other: an entry may have its own guidance, size or LoRA
-        start = find_start(entry.training.start, asked.name, profile)
-        policy = load_policy(pipeline, asked.weights, entry, asked.seed, where, start)
-        return Gradients(policy, entry, store, rewards, asked.judge, asked.seed, SIZE)
+        start = find_start(entry.training.start, asked.profile, profile)
+        policy = load_policy(pipeline, asked.weights, entry, asked.seed, asked.device, start)
+        return Gradients(policy, entry, store, rewards, judge, asked.seed, SIZE)
 
     found = probe_steps(gradients_of(of_steps), tqdm(count, desc="steps", disable=None), sets)
     return found + [probe_method(gradients_of(entry), tqdm(count, desc=entry.name, disable=None)) for entry in entries]
 
 
-def _print_gradients(asked: SimpleNamespace, signals: "list[Signal]") -> None:
+def _print_gradients(asked: Asked, signals: list[Signal], judge: str | None, as_json: bool) -> None:
     """Print a line for every signal, or the JSON list."""
-    if asked.as_json:
+    if as_json:
         rows = [asdict(each) | {"per_evaluation": each.per_evaluation, "per_compute": each.per_compute} for each in signals]
         print(json.dumps(rows))
         return
     print(f"{asked.title}: gradient of {asked.rewards} over {signals[0].prompts} prompts, groups of {asked.members}")
-    print("what         tails    SNR²      ±     NFE  per 1,000  compute  per 1,000" + ("  cosine" if asked.judge else ""))
+    print("what         tails    SNR²      ±     NFE  per 1,000  compute  per 1,000" + ("  cosine" if judge else ""))
     for each in signals:
         what, tails = each.method if each.step is None else f"step {each.step}", ",".join(map(str, each.granularities))
         numbers = f"{each.snr2:7.3f} {each.error:6.3f} {each.evaluations:7,.0f} {1000 * each.per_evaluation:10.4f}"
-        cosine = f" {each.cosine:7.2f}" if each.cosine is not None else "       -" if asked.judge else ""
+        cosine = f" {each.cosine:7.2f}" if each.cosine is not None else "       -" if judge else ""
         print(f"{what:12} {tails:6} {numbers} {each.compute:8,.0f} {1000 * each.per_compute:10.4f}{cosine}")
 
 
@@ -142,32 +156,21 @@ def _parse_rising(text: str, least: int) -> tuple[int, ...]:
     return numbers if list(numbers) == sorted(set(numbers)) and numbers[0] >= least else ()
 
 
-def _measure_steps(asked: SimpleNamespace) -> "tuple[list[Step], int]":
+def _measure_steps(asked: Asked) -> tuple[list[Step], int]:
     """Load policy, rewards and prompts, and probe every step; return the steps, and how many prompts were used."""
-    from tqdm import tqdm
-
-    from g2rpo_core.common.model_store import ModelStore
-    from g2rpo_core.common.processes import device_of
-    from g2rpo_core.data.embeddings import EmbeddingStore
-    from g2rpo_core.inference.probe import probe
-    from g2rpo_core.models.policy import Policy, policy_settings
-    from g2rpo_core.rewards import registry
-
-    where, (folder, embeddings), sampling = device_of(asked.device), asked.folders, asked.sampling
-    store, weighted = EmbeddingStore(embeddings / "train"), asked.settings.training.rewards
-    store.load_encoders(ModelStore(folder).folder("pipeline"), where)
-    policy = Policy.load(
-        ModelStore(folder).folder("pipeline"), asked.weights, **policy_settings(sampling.drawn, where, **sampling.size)
-    )
-    rewards = registry.load(list(weighted), folder, where, asked.settings.rewards)
+    sampling, weighted = asked.sampling, asked.settings.training.rewards
+    store, pipeline = EmbeddingStore(asked.embeddings / "train"), ModelStore(asked.models).folder("pipeline")
+    store.load_encoders(pipeline, asked.device)
+    policy = Policy.load(pipeline, asked.weights, **policy_settings(sampling.drawn, asked.device, **sampling.size))
+    rewards = registry.load(list(weighted), asked.models, asked.device, asked.settings.rewards)
     count = min(asked.prompts, len(store))
     first = tqdm(range(count), desc="prompts", disable=None)
-    return probe(policy, rewards, weighted, store, first, sampling, asked.tails, asked.members, asked.seed), count
+    return probe_noise(policy, rewards, weighted, store, first, sampling, asked.tails, asked.members, asked.seed), count
 
 
-def _print_steps(asked: SimpleNamespace, steps: "list[Step]", count: int) -> None:
+def _print_steps(asked: Asked, steps: list[Step], count: int, as_json: bool) -> None:
     """Print a line for every step, or the JSON list."""
-    if asked.as_json:
+    if as_json:
         print(json.dumps([asdict(step) for step in steps]))
         return
     coarse = asked.tails[1:]

@@ -1,65 +1,39 @@
-"""Define `g2rpo votes`: what people voted in the demo, and which rewards agree with them."""
+"""Print what people voted in the demo, and which rewards agree with them, for `g2rpo votes`."""
 
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Annotated
 
-import typer
+import pandas as pd
+import torch
 
 from g2rpo_core.cli.options import read_profile, resolve_alias
 from g2rpo_core.foundation.errors import UserError, attempt
 from g2rpo_core.foundation.files import existing
-
-if TYPE_CHECKING:  # these import torch, which would slow down --help
-    import pandas as pd
-    import torch
-
-    from g2rpo_core.rewards.spec import Section
-
-
-def votes(
-    profile: Annotated[
-        str | None, typer.Option(help="profile whose models, rewards and votes are used (default: the one in params.yaml)")
-    ] = None,
-    file: Annotated[Path | None, typer.Option(help="file of votes (default: votes/PROFILE.parquet)")] = None,
-    reward: Annotated[
-        list[str] | None,
-        typer.Option(help="score the images by this reward; may be repeated (default: those of training and evaluation)"),
-    ] = None,
-) -> None:
-    """Count the votes of `g2rpo demo`: which run wins how often, and how often each reward agrees with people.
-
-    Shares have Wilson's 95 % intervals. The last lines say how well a reward that is fitted to the votes predicts votes on prompts that
-    it has not seen, and what to write into a profile to use it.
-
-    Example: g2rpo votes --profile tiny --reward hps
-    """
-    count(SimpleNamespace(**locals()))
+from g2rpo_core.hub.model_store import ModelStore, sha256
+from g2rpo_core.inference.runs import tiny_rewards
+from g2rpo_core.inference.votes import about, agreement, file_of, share, win_rates
+from g2rpo_core.numerics.processes import device_of
+from g2rpo_core.rewards.registry import compares, labels, load, refuse_comparing, settings_of
+from g2rpo_core.rewards.similarity import clip_score
+from g2rpo_core.rewards.spec import Section
+from g2rpo_core.rewards.votes import VotesSettings, cross_validate, differences, enough, read_votes
 
 
-def count(args: SimpleNamespace) -> None:
+def votes(profile: str | None, file: Path | None, reward: list[str] | None) -> None:
     """Check the options, then print; UserError before any model is loaded if a reward is unknown or the votes cannot be read."""
-    profile, settings = read_profile(args.profile)
-
-    from g2rpo_core.common.processes import device_of
-    from g2rpo_core.inference.runs import tiny_rewards
-    from g2rpo_core.inference.votes import about, agreement, file_of, win_rates
-    from g2rpo_core.rewards.registry import compares, labels, load, refuse_comparing
-    from g2rpo_core.rewards.votes import read_votes
-
+    profile, settings = read_profile(profile)
     # Check the options
     named = labels(settings.rewards)
     usual = dict.fromkeys([*settings.training.rewards, *settings.evaluation.rewards])
-    names = [resolve_alias(name) for name in args.reward or ()]
+    names = [resolve_alias(name) for name in reward or ()]
     for name in filter(compares, names):
         raise UserError(refuse_comparing(f"--reward {name}", name, settings.rewards))
     if "votes" in names:
-        raise UserError("--reward votes: was fitted to votes, so its agreement with them says nothing: leave it away")
+        raise UserError("--reward votes: was fitted to votes, so its agreement with them says nothing: omit it")
     names = names or [name for name in usual if name != "votes" and not compares(name)]
     if unknown := [name for name in names if name not in named]:
         raise UserError(f"--reward {unknown[0]}: unknown; there are {', '.join(named)}")
-    file, models = args.file or file_of(profile), Path("models", profile)
+    file, models = file or file_of(profile), Path("models", profile)
     table = read_votes(existing(file))
     print(about(file, table))
     for line in win_rates(table):
@@ -77,14 +51,8 @@ def count(args: SimpleNamespace) -> None:
         print(line)
 
 
-def describe_head(file: Path, table: "pd.DataFrame", models: Path, device: "torch.device", section: "Section") -> list[str]:
+def describe_head(file: Path, table: pd.DataFrame, models: Path, device: torch.device, section: Section) -> list[str]:
     """Say how well a head predicts votes on prompts it has not seen, and how to use it; UserError if there are too few votes."""
-    from g2rpo_core.common.model_store import ModelStore, sha256
-    from g2rpo_core.inference.votes import share
-    from g2rpo_core.rewards.registry import settings_of
-    from g2rpo_core.rewards.similarity import clip_score
-    from g2rpo_core.rewards.votes import VotesSettings, cross_validate, differences, enough
-
     enough(file, table)
     settings = settings_of({"votes": {key: value for key, value in section.get("votes", {}).items() if key != "server"}}, "votes")
     assert isinstance(settings, VotesSettings)

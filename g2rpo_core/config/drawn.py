@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from g2rpo_core.common.runs import name_bases
+from g2rpo_core.foundation.runs import name_bases
 from g2rpo_core.sampling.settings import SamplingSettings
 
 

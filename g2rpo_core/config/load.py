@@ -5,6 +5,7 @@ The stage `profile` writes the resolved profile to `reports/profile.yaml`; the o
 
 import json
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
@@ -27,7 +28,10 @@ COSTS: dict[str, str] = {
     "nothing": "nothing",
 }  # in reports
 
+KEEPS_NULL = {"muon_rate", "samples", "shortest_edge"}  # settings whose null means none, not their default
+
 S = TypeVar("S", bound=Settings)
+_override = partial(override, keeps_null=KEEPS_NULL)
 
 
 class Run(Settings):
@@ -121,22 +125,22 @@ def resolve(path: Path, study: Study | None = None) -> Resolved:
 
     Of one of a study's bases, `models` has its seed, and builds no scorer that the study does not use.
     """
-    resolved = read_chain(path)
+    resolved = read_chain(path, KEEPS_NULL)
     if study is None:
         return resolved
     where = str(study_path(study.study))
     entries = {name: entry.model_dump(mode="json", exclude_defaults=True) for name, entry in study.entries.items()}
-    resolved = override(resolved, _of(study.changes, f"{where} changes"))
+    resolved = _override(resolved, _of(study.changes, f"{where} changes"))
     without = Resolved(
         {**resolved.data, "methods": {}}, {k: v for k, v in resolved.origin.items() if k.split(".")[0] != "methods"}
     )
-    changed = override(without, _of({"methods": entries}, f"{where} entries"))
+    changed = _override(without, _of({"methods": entries}, f"{where} entries"))
     base = base_of(study.study)
     if base is None:
         return changed
     profile: Profile = _checked(changed.data, Profile, f"{path} with {where}", changed.origin)
     unused = {name: None for name in _scorers(profile) if name in changed.data["models"]}
-    return override(changed, _of({"models": {"seed": base, **unused}}, f"{where} bases"))
+    return _override(changed, _of({"models": {"seed": base, **unused}}, f"{where} bases"))
 
 
 def _scorers(profile: Profile) -> list[str]:

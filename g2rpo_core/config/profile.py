@@ -9,12 +9,12 @@ from typing import Annotated, Any, Self, TypeVar
 from pydantic import Field, PrivateAttr, ValidationError, model_validator
 
 from g2rpo_core.algorithm.methods import CLIP_RANGES, METHODS, Method
-from g2rpo_core.common.runs import BASE, is_base
 from g2rpo_core.config.drawn import bases_for
 from g2rpo_core.data.settings import EmbedSettings, PromptSettings
 from g2rpo_core.evaluation.results import LABELS as IMAGE_STATS
 from g2rpo_core.evaluation.settings import EvaluationSettings
 from g2rpo_core.foundation.errors import attempt
+from g2rpo_core.foundation.runs import BASE, is_base
 from g2rpo_core.foundation.settings import EntryName, Name, Settings, do_not_fit, problems_of
 from g2rpo_core.hub.settings import HubModels, HubPrompts, PublishedModel
 from g2rpo_core.numerics.pins import Numerics

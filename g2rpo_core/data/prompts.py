@@ -14,11 +14,11 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from g2rpo_core.common.seeding import seed_of
 from g2rpo_core.data.rows import read_rows
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import complaint, existing, read_table, reading, write_whole
 from g2rpo_core.foundation.texts import comparable, normalized, unprintable, unseen, visible
+from g2rpo_core.sampling.seeding import seed_of
 from g2rpo_core.tasks.table import TASKS
 
 NAMED = 3  # prompts in a line on those that are cut

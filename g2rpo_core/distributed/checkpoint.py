@@ -24,15 +24,15 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
-from g2rpo_core.common.made import files_of, link
-from g2rpo_core.common.model_store import sha256
-from g2rpo_core.common.runs import SCRATCH, TRAINING_RECORDS
 from g2rpo_core.distributed.process_group import ALONE, TIMEOUT, ProcessGroup
 from g2rpo_core.foundation import claims
 from g2rpo_core.foundation.errors import UserError, attempt
 from g2rpo_core.foundation.files import complaint, is_full, read_json, reading, sync_folder, write_whole
+from g2rpo_core.foundation.runs import SCRATCH, TRAINING_RECORDS
 from g2rpo_core.foundation.settings import Settings
 from g2rpo_core.foundation.texts import natural
+from g2rpo_core.hub.made import files_of, link
+from g2rpo_core.hub.model_store import sha256
 from g2rpo_core.numerics.portable import in_use
 
 ROOT = SCRATCH

@@ -12,9 +12,9 @@ import torch.distributed as dist
 from accelerate import PartialState
 from pydantic import Field
 
-from g2rpo_core.common.cuda import prepare
-from g2rpo_core.common.processes import LAUNCHER, die_with_parent
 from g2rpo_core.foundation.errors import UserError
+from g2rpo_core.numerics.cuda import prepare
+from g2rpo_core.numerics.processes import LAUNCHER, die_with_parent
 
 Processes = Annotated[int, Field(gt=0, le=10**6)] | Literal["auto"]  # as a setting: how many, or one for each GPU
 TIMEOUT = timedelta(hours=1)  # of a collective: the first process may write a large file while the others wait

@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 
-from g2rpo_core.common.runs import BASE, run_name
 from g2rpo_core.config import Profile
 from g2rpo_core.config.load import Run
 from g2rpo_core.estimate.machines import ASSUMED, Machines, Rate
 from g2rpo_core.estimate.plan import Plan, make_plan
 from g2rpo_core.foundation.errors import UserError
+from g2rpo_core.foundation.runs import BASE, run_name
 
 ONCE = ("pipeline", "rewards", "embeddings")  # parts of the disk that all runs share
 

@@ -14,16 +14,19 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from g2rpo_core.architectures.architecture import Architecture, Config, ModelShape
 from g2rpo_core.architectures.table import ARCHITECTURES, check_trainable, known_repos, known_shape, read_shape
-from g2rpo_core.common.cuda import prepare, wait, why_none
 from g2rpo_core.config import Profile
 from g2rpo_core.estimate.drawn import drawn_transformer
 from g2rpo_core.foundation.errors import UserError
-from g2rpo_core.foundation.kept import kept
 from g2rpo_core.models.cost import Cost, Measured, make_transformer
+from g2rpo_core.models.kept import CODE, kept
 from g2rpo_core.models.quantized import Kind, frozen_layers
 from g2rpo_core.models.settings import LoraSettings
+from g2rpo_core.numerics.cuda import prepare, wait, why_none
+from g2rpo_core.tiny_models.pipeline import flux_config, vae_config
+from g2rpo_core.tiny_models.settings import BASES
 
 CLIP_TOKENS = 77
+TRACED_BY = (*CODE, "estimate")
 
 
 def shape_of(profile: Profile) -> tuple[Architecture, ModelShape]:
@@ -33,9 +36,6 @@ def shape_of(profile: Profile) -> tuple[Architecture, ModelShape]:
     and for a repository of unknown shape or one that is not to be trained.
     """
     if profile.models.source != "hub":
-        from g2rpo_core.tiny_models.pipeline import flux_config, vae_config
-        from g2rpo_core.tiny_models.settings import BASES
-
         if profile.models.base != "flux" or profile.sampling.dtype == "float32":
             raise UserError(
                 "the profile builds its own small models, for a CPU: choose one that downloads published ones, or small_gpu"
@@ -94,7 +94,7 @@ def _count(module: torch.nn.Module) -> int:
 
 def count_kept(kind: str, config: Config, make: Callable[[], torch.nn.Module]) -> int:
     """Return `count_parameters` of a class of model and its configuration, which decide what `make` builds."""
-    return kept(kind, config, lambda: {"parameters": count_parameters(make)})["parameters"]
+    return kept(kind, config, lambda: {"parameters": count_parameters(make)}, TRACED_BY)["parameters"]
 
 
 def count_parameters(make: Callable[[], torch.nn.Module]) -> int:
@@ -106,7 +106,7 @@ def count_parameters(make: Callable[[], torch.nn.Module]) -> int:
 def transformer_parameters(base: Architecture, config: Config, lora: LoraSettings | None) -> Parameters:
     """Count the parameters of a base model's transformer, with the LoRA's if there is one."""
     return Parameters(
-        **kept("transformer", (base.label, config, lora), lambda: asdict(_transformer_parameters(base, config, lora)))
+        **kept("transformer", (base.label, config, lora), lambda: asdict(_transformer_parameters(base, config, lora)), TRACED_BY)
     )
 
 
@@ -125,7 +125,7 @@ def _transformer_parameters(base: Architecture, config: Config, lora: LoraSettin
 def vae_cost(base: Architecture, config: tuple[tuple[str, Any], ...], batch: int, height: int, width: int) -> Cost:
     """Return the cost of decoding a batch of images of height x width pixels in float32; config: items of the VAE's configuration."""
     decides = (config, batch, height, width)
-    return Cost(**kept(f"decoder of {base.label}", decides, lambda: asdict(_vae_cost(base, *decides))))
+    return Cost(**kept(f"decoder of {base.label}", decides, lambda: asdict(_vae_cost(base, *decides)), TRACED_BY))
 
 
 def _vae_cost(base: Architecture, config: tuple[tuple[str, Any], ...], batch: int, height: int, width: int) -> Cost:

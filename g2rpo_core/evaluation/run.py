@@ -11,7 +11,6 @@ from torchvision.utils import save_image
 from tqdm import tqdm
 
 from g2rpo_core.architectures.table import read_schedule
-from g2rpo_core.common.seeding import seed_of
 from g2rpo_core.data.embeddings import EmbeddingStore
 from g2rpo_core.data.prompts import Prompt
 from g2rpo_core.distributed.process_group import ALONE, ProcessGroup
@@ -22,6 +21,7 @@ from g2rpo_core.models.generate import generate_images
 from g2rpo_core.models.policy import Policy
 from g2rpo_core.rewards.scoring import check_missing, note_cut, score_table
 from g2rpo_core.rewards.spec import Reward
+from g2rpo_core.sampling.seeding import seed_of
 
 PART = [column for column in SCORES if column not in ("method", "seed")]  # of a batch's scores
 Variant = tuple[int | str, int]  # a checkpoint, and a number of steps
@@ -92,7 +92,7 @@ class Evaluation:
                 shown.mkdir(parents=True, exist_ok=True)
                 shared = (policy, self.prompts, rewards, self.settings, schedule.sigmas(steps))
                 for number in left[kept, steps]:
-                    with policy.machine.phase("evaluate"):
+                    with policy.runtime.phase("evaluate"):
                         prompts, images, part = evaluate_batch(*shared, number, trained_share)
                     for prompt, image in zip(prompts, images):
                         with (shown / f"{prompt.id}.png").open("wb") as file:

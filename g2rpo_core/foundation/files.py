@@ -19,6 +19,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from g2rpo_core.foundation.errors import UserError
+from g2rpo_core.foundation.layout import hint_for
 from g2rpo_core.foundation.texts import steering, visible
 
 if TYPE_CHECKING:
@@ -29,62 +30,6 @@ MOST_VALUES = 100_000  # in a YAML file; repeats by anchors count each time
 DEEPEST = 50  # nested mappings and lists
 LARGEST = 2**64  # whole numbers are less, as seeds are
 LONGEST = 300  # characters of a library's own message
-
-FOLDERS = {  # of the pipeline -> the stage that makes what is in them
-    "models": "models", "prompts": "prompts", "embeddings": "embed", "published": "published", "runs": "train", "evaluations": "evaluate",
-}  # fmt: skip
-
-
-def hint_for(path: Path | str) -> str:
-    """Return what makes a file again, by where it lies; empty for a file that no command of ours makes.
-
-    path: relative to the working directory or below it, which is a checkout; or below the Hugging Face cache.
-    """
-    path = Path(path)
-    if path.is_absolute():
-        cache = Path(os.environ.get("HF_HOME", Path.home() / ".cache" / "huggingface"))
-        if path.is_relative_to(cache):
-            return "delete it, then dvc repro --force --single-item models (or published) fetches it"
-        if not path.is_relative_to(Path.cwd()):
-            return ""
-        path = path.relative_to(Path.cwd())
-    parts, repro = path.parts, "dvc repro"
-    of_a_study = parts[:1] == ("studies",) and len(parts) > 2
-    if of_a_study:
-        repro, parts = f"cd {Path(*parts[:2])} && dvc repro", parts[2:]
-    match parts:
-        case ("dvc.lock",):
-            return f"restore it with git checkout, or delete it: {repro} writes it again"
-        case ("results.parquet" | "runs.txt" | "seconds.json",) if of_a_study:
-            return "restore it with git checkout, or run the study again"
-        case (".cache", "resume", *_):
-            return f"delete {path}, and the same command resumes from what is left"
-        case ("reports", "revisions", _):
-            return f"restore it with `git checkout {path}`, or delete it to look its commits up again"
-        case ("reports", "timings", _):
-            return "delete it; it is needed for nothing but the report's axis of seconds"
-        case ("reports", "report.json" | "machine.json"):
-            stage = "report"
-        case ("reports", "metrics", *rest):
-            stage = _stage("evaluate", Path(*rest).stem)
-        case (kind, *rest) if kind in FOLDERS:
-            of_a_run = rest if of_a_study else rest[1:]  # a study's folders have no level for the profile
-            stage = _stage(FOLDERS[kind], of_a_run[0] if of_a_run else "")
-        case _:
-            return ""
-    return f"the stage `{stage}` makes it: {repro} {stage}"
-
-
-def _stage(stage: str, run: str) -> str:
-    """Return a stage with its entry of the matrix; run: the name of a run, or empty."""
-    if stage not in ("train", "evaluate") or not run:
-        return stage
-    if run == "base-0":
-        return "evaluate_base"
-    method = run.rpartition("-")[0]
-    if stage == "evaluate" and any(Path("published").glob(f"*/{method}")):
-        return f"evaluate_published@{method}"
-    return f"{stage}@{run}"
 
 
 def existing(path: Path) -> Path:

@@ -4,6 +4,7 @@ A profile is `profiles/<name>.yaml`, read as YAML 1.2 (as DVC does; YAML 1.1 tak
 from another profile and overrides it key by key; null removes an inherited key.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +12,6 @@ from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import read_yaml_with_lines
 from g2rpo_core.foundation.settings import checked_name
 
-NONE = {"muon_rate", "samples", "shortest_edge"}  # settings whose null is none, while their default is something
 OF_BASE = "/base-"  # between a study's name and one of its bases: `my_study/base-2`
 
 
@@ -50,8 +50,11 @@ def folders_of(profile: str, study: str | None) -> tuple[Path, Path]:
     return Path("models", profile), Path("embeddings", profile)
 
 
-def read_chain(path: Path) -> Resolved:
-    """Return a profile with everything that it extends; UserError in one line if a file is missing, damaged or extends itself."""
+def read_chain(path: Path, keeps_null: Collection[str] = ()) -> Resolved:
+    """Return a profile with everything that it extends; UserError in one line if a file is missing, damaged or extends itself.
+
+    keeps_null: as of `override`.
+    """
     chain = [path]
     layers: list[tuple[Path, Resolved]] = []
     while chain:
@@ -67,17 +70,20 @@ def read_chain(path: Path) -> Resolved:
             chain.append(file.with_name(f"{checked_name(parent, f'{file}: extends')}.yaml"))
     resolved = Resolved({}, {})
     for _, layer in reversed(layers):
-        resolved = override(resolved, layer)
+        resolved = override(resolved, layer, keeps_null)
     return resolved
 
 
-def override(under: Resolved, over: Resolved) -> Resolved:
-    """Return `under`, overridden by `over` mapping by mapping; a null takes away what `under` says, so that the default counts."""
+def override(under: Resolved, over: Resolved, keeps_null: Collection[str] = ()) -> Resolved:
+    """Return `under`, overridden by `over` mapping by mapping; a null takes away what `under` says, so that the default counts.
+
+    keeps_null: keys whose null is a value.
+    """
 
     def merged(old: dict, new: dict) -> dict:
         result = dict(old)
         for key, value in new.items():
-            if value is None and old.get(key) is not None and key not in NONE:
+            if value is None and old.get(key) is not None and key not in keeps_null:
                 del result[key]
             elif isinstance(value, dict) and isinstance(old.get(key), dict):
                 result[key] = merged(old[key], value)

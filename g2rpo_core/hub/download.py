@@ -17,9 +17,9 @@ from typing import Literal
 import torch
 from safetensors.torch import save_file
 
-from g2rpo_core.common.model_store import LOCK, describe_files, safe_folder, write_lock
 from g2rpo_core.foundation.errors import TransientError, UserError
 from g2rpo_core.foundation.files import is_full, read_json, write_whole
+from g2rpo_core.hub.model_store import LOCK, describe_files, safe_folder, write_lock
 from g2rpo_core.hub.settings import HubFiles, HubModel, HubModels, PublishedModel
 
 INSTEAD = "or use profile tiny"

@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from huggingface_hub import ModelCard, ModelCardData
+from httpx2 import HTTPError
+from huggingface_hub import HfApi, ModelCard, ModelCardData, constants, get_token
+from huggingface_hub.errors import HfHubHTTPError
+from huggingface_hub.utils import HFValidationError, validate_repo_id
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from safetensors import safe_open
 from safetensors.torch import save_file
 
 from g2rpo_core.architectures.architecture import Architecture, Config
 from g2rpo_core.architectures.table import read_architecture
-from g2rpo_core.common.model_store import ModelStore
-from g2rpo_core.common.runs import BASE, evaluation_folder
-from g2rpo_core.common.seeding import seed_of
 from g2rpo_core.config import Profile, evaluated_together, load_profile, load_study, profile_path
 from g2rpo_core.config.drawn import bases_for
 from g2rpo_core.data.prompts import load_prompts
@@ -25,7 +25,9 @@ from g2rpo_core.evaluation.results import SCORES, image_folder, reported
 from g2rpo_core.evaluation.settings import EvaluationSettings
 from g2rpo_core.foundation.errors import TransientError, UserError
 from g2rpo_core.foundation.files import read_table, reading, write_json
+from g2rpo_core.foundation.runs import BASE, evaluation_folder
 from g2rpo_core.foundation.texts import markdown
+from g2rpo_core.hub.model_store import ModelStore
 from g2rpo_core.inference.runs import find_place
 from g2rpo_core.models.adapter import (
     LORA_FILE,
@@ -39,6 +41,7 @@ from g2rpo_core.models.adapter import (
 from g2rpo_core.models.loading import load_transformer
 from g2rpo_core.models.stored import shapes_of
 from g2rpo_core.rewards.registry import labels
+from g2rpo_core.sampling.seeding import seed_of
 
 TEMPLATES = Environment(
     loader=PackageLoader("g2rpo_core.inference"),
@@ -237,9 +240,6 @@ def copy_images(out: Path, settings: Profile, profile: str, evaluated: Path, bas
 
 def check_repo(repo: str) -> None:
     """Check, before any work, that the hub accepts the name and that there is a login; UserError otherwise."""
-    from huggingface_hub import constants, get_token
-    from huggingface_hub.utils import HFValidationError, validate_repo_id
-
     try:
         validate_repo_id(repo)
     except HFValidationError:
@@ -258,10 +258,6 @@ def push(folder: Path, repo: str, public: bool) -> str:
     The hub is that of HF_ENDPOINT. UserError if it refuses, or if the repository is there already and not as `public` says;
     TransientError if it cannot be reached.
     """
-    from httpx2 import HTTPError
-    from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError
-
     api = HfApi()
     try:
         created = api.create_repo(repo, private=not public, exist_ok=True)

@@ -6,17 +6,18 @@ import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
 
+import pandas as pd
+from tqdm import tqdm
+
+from g2rpo_core.data.rows import COLUMNS, read_marked, read_rows
 from g2rpo_core.foundation.errors import UserError
-from g2rpo_core.foundation.files import in_one_line, reading, write_whole
+from g2rpo_core.foundation.files import in_one_line, read_table, reading, write_whole
 from g2rpo_core.foundation.texts import comparable, natural, normalized, unprintable, unseen, visible
 from g2rpo_core.inference.pictures import INDEX, settings_of
-
-if TYPE_CHECKING:  # these import torch, which would slow down --help
-    import pandas as pd
-
-    from g2rpo_core.rewards.spec import Reward
+from g2rpo_core.rewards.preprocess import OPEN, read_image
+from g2rpo_core.rewards.scoring import score_one
+from g2rpo_core.rewards.spec import Reward, RewardWithReasons
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".gif")
 BATCH = 64  # images open at a time, if they are small
@@ -24,15 +25,13 @@ LISTS = (INDEX, "metadata.csv", "metadata.jsonl")  # of images with prompts, in 
 SIDECARS = (".txt", ".caption")  # a text beside an image, of its name
 
 
-def pair(folder: Path, prompts: Path | None) -> "pd.DataFrame":
+def pair(folder: Path, prompts: Path | None) -> pd.DataFrame:
     """Return one row per image with `file` (its path in the folder) and `prompt`.
 
     prompts: a file that names its images, or one whose n-th row is for the n-th image in natural order; None: what is in the folder, the
     first of: a list (LISTS), a text beside each image (SIDECARS), what stands in each PNG of `g2rpo generate`. UserError if folder and
     prompts do not fit together, or if an image says that it is of another prompt.
     """
-    import pandas as pd
-
     # Images
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder")
@@ -96,8 +95,6 @@ def lists_in(folder: Path, files: Sequence[str]) -> dict[Path, Path]:
 
 def _rows(folder: Path, home: Path, prompts: Path, files: list[str]) -> list[tuple[str, str]]:
     """Return each image with its prompt, from a file of prompts whose names are relative to `home`; UserError if it does not fit."""
-    from g2rpo_core.data.rows import COLUMNS, read_rows
-
     rows = read_rows(prompts)
     texts = [normalized(row["prompt"] if isinstance(row["prompt"], str) else "") for row in rows.values()]
     named = [row["file"] for row in rows.values() if isinstance(row.get("file"), str)]
@@ -141,8 +138,6 @@ def _rows_beside(folder: Path, files: Sequence[str]) -> list[tuple[str, str]]:
 
 def _read_beside(path: Path) -> str:
     """Return the prompt of a whole text file; UserError if it has a character that no encoder takes."""
-    from g2rpo_core.data.rows import read_marked
-
     with reading(path):
         prompt = normalized(read_marked(path))
     if control := unprintable(prompt):
@@ -161,10 +156,6 @@ def check_images(folder: Path, files: list[str]) -> list[int]:
 
     Print which have more than a first frame.
     """
-    from tqdm import tqdm
-
-    from g2rpo_core.rewards.preprocess import read_image
-
     pixels, wrong, moving = [], [], []
     for file in tqdm(files, desc="check", unit="image"):
         try:
@@ -184,8 +175,6 @@ def check_images(folder: Path, files: list[str]) -> list[int]:
 
 def batches(pixels: list[int]) -> list[slice]:
     """Return the parts in which images are scored: up to BATCH, and OPEN pixels."""
-    from g2rpo_core.rewards.preprocess import OPEN
-
     parts, start = [], 0
     for end in range(1, len(pixels) + 1):
         if end == len(pixels) or end - start == BATCH or sum(pixels[start : end + 1]) > OPEN:
@@ -200,16 +189,14 @@ class Parts:
     Its name depends on all that decides the scores, such as the files' sizes and times.
     """
 
-    def __init__(self, out: Path, folder: Path, table: "pd.DataFrame", decides: object):
+    def __init__(self, out: Path, folder: Path, table: pd.DataFrame, decides: object):
         files = [(file, *_state(folder / file)) for file in table.file]
         text = json.dumps([decides, table.to_dict("list"), files], sort_keys=True, default=str)
         self.folder = out.with_name(f".{out.name}.{hashlib.sha256(text.encode()).hexdigest()[:16]}.parts")
         self.folder.mkdir(parents=True, exist_ok=True)
 
-    def get(self, part: slice) -> "pd.DataFrame | None":
+    def get(self, part: slice) -> pd.DataFrame | None:
         """Return the scores of a part; None if they are missing or one could not be had."""
-        from g2rpo_core.foundation.files import read_table
-
         file = self._file(part)
         if not file.exists():
             return None
@@ -217,7 +204,7 @@ class Parts:
         reasons = scores.filter(regex="_reason$")
         return scores if reasons.isna().all(axis=None) else None
 
-    def put(self, part: slice, scores: "pd.DataFrame") -> None:
+    def put(self, part: slice, scores: pd.DataFrame) -> None:
         """Keep the scores of a part."""
         write_whole(self._file(part), scores.to_parquet(index=False))
 
@@ -234,18 +221,11 @@ def _state(path: Path) -> tuple[int, int]:
     return stat.st_size, stat.st_mtime_ns
 
 
-def score_images(folder: Path, table: "pd.DataFrame", scorers: "Mapping[str, Reward]", kept: Parts) -> "pd.DataFrame":
+def score_images(folder: Path, table: pd.DataFrame, scorers: Mapping[str, Reward], kept: Parts) -> pd.DataFrame:
     """Return new columns for the table: the scores of each reward, and the reasons for missing ones.
 
     UserError naming all images that cannot be read, before any is scored.
     """
-    import pandas as pd
-    from tqdm import tqdm
-
-    from g2rpo_core.rewards.preprocess import read_image
-    from g2rpo_core.rewards.scoring import score_one
-    from g2rpo_core.rewards.spec import RewardWithReasons
-
     done = []
     for part in tqdm(batches(check_images(folder, list(table.file))), desc="score", unit="part"):
         scores = kept.get(part)

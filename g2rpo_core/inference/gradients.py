@@ -11,7 +11,6 @@ from g2rpo_core.algorithm.batch import Draws, Objective, Update
 from g2rpo_core.algorithm.credit import CreditAssignment
 from g2rpo_core.algorithm.methods import build_objective
 from g2rpo_core.algorithm.objective import PolicyGradient
-from g2rpo_core.common.seeding import seed_of
 from g2rpo_core.config.costs import Cost, cost_of_prompt
 from g2rpo_core.config.profile import ResolvedRun
 from g2rpo_core.data.embeddings import Conditioning, EmbeddingStore
@@ -19,6 +18,7 @@ from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.models.policy import Policy, policy_settings
 from g2rpo_core.rewards.spec import Reward
 from g2rpo_core.sampling.rollout import Rollout
+from g2rpo_core.sampling.seeding import seed_of
 from g2rpo_core.training.experience import score_gains, score_rollout
 from g2rpo_core.training.trainer import Trainer
 

@@ -13,17 +13,17 @@ from transformers.utils.logging import disable_progress_bar as disable_progress_
 
 from g2rpo_core.architectures.architecture import Schedule
 from g2rpo_core.architectures.table import read_architecture, read_schedule, text_encoders
-from g2rpo_core.common.model_store import ModelStore
-from g2rpo_core.common.processes import device_of
-from g2rpo_core.common.seeding import generator
 from g2rpo_core.config import Profile
 from g2rpo_core.data.embeddings import DTYPES, Conditioning, check_lengths, encode, encode_negative, note_short_encoders
 from g2rpo_core.data.prompts import Prompt
+from g2rpo_core.hub.model_store import ModelStore
 from g2rpo_core.models.generate import draw
 from g2rpo_core.models.policy import Policy, policy_settings
+from g2rpo_core.numerics.processes import device_of
 from g2rpo_core.rewards import registry
 from g2rpo_core.rewards.scoring import score_all
 from g2rpo_core.rewards.spec import Reward
+from g2rpo_core.sampling.seeding import generator
 from g2rpo_core.sampling.settings import SamplingSettings
 
 

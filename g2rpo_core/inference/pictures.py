@@ -8,16 +8,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import torch
+from PIL import Image, ImageDraw, ImageFont
+from PIL.PngImagePlugin import PngInfo
+from torchvision.transforms.functional import to_pil_image
+
+from g2rpo_core.data.prompts import Prompt
 from g2rpo_core.foundation.files import read_text, reading, write_whole
 from g2rpo_core.foundation.texts import natural
-
-if TYPE_CHECKING:  # imports torch, which would slow down --help
-    import torch
-    from PIL.Image import Image
-
-    from g2rpo_core.data.prompts import Prompt
 
 TEXT = "g2rpo"  # the text field of a PNG with its settings as JSON
 MOST_STEPS = 100  # of denoising, in a picture for a person to look at
@@ -82,10 +81,8 @@ class Pictures:
         if self.grid:
             yield self.path_of_grid, self.about_grid
 
-    def write(self, run: str, number: int, images: "torch.Tensor") -> Iterator[Path]:
+    def write(self, run: str, number: int, images: torch.Tensor) -> Iterator[Path]:
         """Write a run's pictures [seeds, 3, H, W] of a prompt, and INDEX; yield their files."""
-        from torchvision.transforms.functional import to_pil_image
-
         for seed, image in zip(self.seeds, images):
             path = self.path(run, number, seed)
             write_whole(path, png(to_pil_image(image), self.about(run, number, seed)))
@@ -97,7 +94,7 @@ class Pictures:
         writer.writerows(self.index[name] for name in sorted(self.index, key=natural))
         write_whole(self.folder / INDEX, text.getvalue())
 
-    def write_last(self, drawn: "Mapping[str, Sequence[torch.Tensor]]") -> Iterator[Path]:
+    def write_last(self, drawn: Mapping[str, Sequence[torch.Tensor]]) -> Iterator[Path]:
         """Write the picture of all, if it is wanted; yield its file. drawn: of every run the images [seeds, 3, H, W] of each prompt."""
         if self.grid:
             texts = [prompt.text for prompt in self.prompts]
@@ -105,14 +102,11 @@ class Pictures:
             yield self.path_of_grid
 
 
-def side_by_side(drawn: "Mapping[str, Sequence[torch.Tensor]]", prompts: Sequence[str], seeds: Sequence[int]) -> "Image":
+def side_by_side(drawn: Mapping[str, Sequence[torch.Tensor]], prompts: Sequence[str], seeds: Sequence[int]) -> Image.Image:
     """Draw one picture: each prompt above its row, each run above its columns, in the order given, a column for each seed.
 
     drawn: of every run the images [seeds, 3, H, W] in [0, 1] of each prompt. Images of fewer than SEEN pixels are enlarged.
     """
-    from PIL import Image, ImageDraw, ImageFont
-    from torchvision.transforms.functional import to_pil_image
-
     # Sizes in pixels
     height, width = next(iter(drawn.values()))[0].shape[2:]
     scale = -(-SEEN // min(height, width))
@@ -153,8 +147,6 @@ def _is_free(path: Path, about: dict[str, object]) -> bool:
 
 def settings_of(path: Path) -> dict | None:
     """Return the settings in a PNG that this module wrote; None for any other file."""
-    from PIL import Image
-
     try:
         with Image.open(path) as image:
             found = json.loads(image.info.get(TEXT, "null"))
@@ -163,10 +155,8 @@ def settings_of(path: Path) -> dict | None:
     return found if isinstance(found, dict) else None
 
 
-def png(image: "Image", origin: Mapping[str, object]) -> bytes:
+def png(image: Image.Image, origin: Mapping[str, object]) -> bytes:
     """Encode an image as PNG, with its settings as JSON in the text field `g2rpo`."""
-    from PIL.PngImagePlugin import PngInfo
-
     text, file = PngInfo(), io.BytesIO()
     text.add_text(TEXT, json.dumps(origin, allow_nan=False))
     image.save(file, "PNG", pnginfo=text)

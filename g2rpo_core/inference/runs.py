@@ -3,17 +3,17 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Literal, get_args
 
-from g2rpo_core.common.model_store import LOCK, ModelStore
-from g2rpo_core.common.runs import BASE, TRAINING_RECORDS, check_one_kind, hash_of_folder, is_base, read_lock, start_of
+from g2rpo_core.config import Profile, load_profile, load_study, profile_path
+from g2rpo_core.config.drawn import bases_for
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import read_json, read_yaml
+from g2rpo_core.foundation.runs import BASE, TRAINING_RECORDS, check_one_kind, hash_of_folder, is_base, read_lock, start_of
 from g2rpo_core.foundation.texts import natural
+from g2rpo_core.hub.model_store import LOCK, ModelStore
+from g2rpo_core.rewards.registry import REWARDS
 from g2rpo_core.sampling.settings import SamplingSettings
-
-if TYPE_CHECKING:  # imports torch, which would slow down --help
-    from g2rpo_core.config import Profile
 
 RUNS = Path("runs")
 Kind = Literal["transformer", "lora"]
@@ -96,14 +96,12 @@ def find_weights(run: str, profile: str) -> Path | None:
     raise UserError(f"{run}: no trained weights; profile {profile} has {', '.join([BASE[0], *trained_runs(profile)])}")
 
 
-def sampling_of(run: str, name: str, profile: "Profile") -> SamplingSettings:
+def sampling_of(run: str, name: str, profile: Profile) -> SamplingSettings:
     """Return the settings that draw a run's images: those that it was trained with.
 
     run: as in `find_weights`; name, profile: the profile that is used, whose own settings draw the base and the weights of others. A run
     of another profile, or of a study, has those of its own.
     """
-    from g2rpo_core.config import load_profile, load_study, profile_path
-
     entry, marked, seed = run.rpartition("-")
     if marked and seed.isdecimal() and entry in profile.methods or run in profile.published:
         return profile.sampling_of(entry if entry in profile.methods else run)
@@ -118,7 +116,7 @@ def sampling_of(run: str, name: str, profile: "Profile") -> SamplingSettings:
     return profile.sampling_of(place.folder.name.rpartition("-")[0])
 
 
-def find_start(start: str | None, name: str, profile: "Profile") -> Path | None:
+def find_start(start: str | None, name: str, profile: Profile) -> Path | None:
     """Return the weights that the entries with this `training.start` begin with; None for those of the base model.
 
     name, profile: the profile that is used; UserError, with the stage that fetches them, if they are not here.
@@ -130,14 +128,12 @@ def find_start(start: str | None, name: str, profile: "Profile") -> Path | None:
 
 
 def drawn_as(
-    runs: Iterable[str], name: str, profile: "Profile", guidance: float | None = None
+    runs: Iterable[str], name: str, profile: Profile, guidance: float | None = None
 ) -> dict[str, tuple[str, SamplingSettings]]:
     """Return how to draw runs side by side: name of the images -> run, and the settings of `sampling_of`.
 
     The base is drawn as the runs beside it are, once for each way (`name_bases`). guidance: in place of every run's own.
     """
-    from g2rpo_core.config.drawn import bases_for
-
     runs, given = list(runs), {} if guidance is None else {"guidance": guidance}
     own = {run: sampling_of(run, name, profile).model_copy(update=given) for run in runs if run != BASE[0]}
     bases = bases_for(profile.sampling.model_copy(update=given), own.values())
@@ -150,8 +146,6 @@ def tiny_rewards(names: list[str], models: Path) -> str | None:
 
     models: the folder of the stage `models`.
     """
-    from g2rpo_core.rewards.registry import REWARDS
-
     if not (models / LOCK).exists():  # rewards computed by a server need none
         return None
     entries = read_json(models / LOCK, dict)

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 from g2rpo_core.architectures.architecture import Architecture, Config
-from g2rpo_core.foundation.kept import kept
+from g2rpo_core.models.kept import kept
 from g2rpo_core.models.loading import add_adapter, lora_config
 from g2rpo_core.models.settings import LoraSettings
 

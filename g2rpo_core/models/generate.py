@@ -4,11 +4,11 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
-from g2rpo_core.common.seeding import generator
 from g2rpo_core.data.embeddings import Conditioning, EmbeddingStore
 from g2rpo_core.data.prompts import Prompt
 from g2rpo_core.models.policy import Policy
 from g2rpo_core.sampling.rollout import sample
+from g2rpo_core.sampling.seeding import generator
 
 
 @torch.no_grad()

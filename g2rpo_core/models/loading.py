@@ -16,8 +16,8 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from g2rpo_core.architectures.architecture import Architecture
-from g2rpo_core.distributed.machine import REAL, Machine
 from g2rpo_core.distributed.process_group import TIMEOUT, ProcessGroup
+from g2rpo_core.distributed.runtime import REAL, Runtime
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import LONGEST, reading, whole
 from g2rpo_core.models.adapter import Matrices, add, fill, read_adapter
@@ -37,7 +37,7 @@ def load_transformer(
     lora: LoraConfig | None = None,
     spread: Spread | None = None,
     config: Path | None = None,
-    machine: Machine = REAL,
+    runtime: Runtime = REAL,
     quantized: Kind | None = None,
 ) -> ModelMixin:
     """Read a transformer from a folder or a file onto `device`; UserError if they do not hold exactly the model's weights.
@@ -51,7 +51,7 @@ def load_transformer(
         spread(transformer)
     # What is quantized is first read whole, where there is room for it
     allocate(transformer, torch.device("cpu") if quantized else device)
-    machine.read(read_weights, base, transformer, place)
+    runtime.read(read_weights, base, transformer, place)
     if quantized:
         quantize(transformer, base.blocks(transformer), quantized, device)
     return transformer

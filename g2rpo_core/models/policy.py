@@ -17,14 +17,12 @@ from torch.distributed.tensor import DTensor
 
 from g2rpo_core.architectures.architecture import MASK, Architecture
 from g2rpo_core.architectures.table import read_architecture
-from g2rpo_core.common.cuda import WITHOUT_BACKWARD
-from g2rpo_core.common.pretrained import load_whole
-from g2rpo_core.common.seeding import generator
 from g2rpo_core.data.embeddings import DTYPES, Conditioning
-from g2rpo_core.distributed.machine import REAL, Machine
 from g2rpo_core.distributed.process_group import ALONE, ProcessGroup
+from g2rpo_core.distributed.runtime import REAL, Runtime
 from g2rpo_core.foundation.errors import UserError
-from g2rpo_core.foundation.files import hint_for
+from g2rpo_core.foundation.layout import hint_for
+from g2rpo_core.hub.pretrained import load_whole
 from g2rpo_core.models.adapter import LORA_FILE, merge, set_values
 from g2rpo_core.models.loading import (
     allocate,
@@ -44,7 +42,9 @@ from g2rpo_core.models.loading import (
 from g2rpo_core.models.quantized import Kind
 from g2rpo_core.models.settings import LoraSettings, ParallelSettings
 from g2rpo_core.models.stored import weights_in
+from g2rpo_core.numerics.cuda import WITHOUT_BACKWARD
 from g2rpo_core.sampling.rollout import Velocity
+from g2rpo_core.sampling.seeding import generator
 
 SNAPSHOTS = "snapshots"  # the folder, within a run's, with the weights of earlier iterations
 
@@ -59,7 +59,7 @@ class Policy:
 
     height, width: pixels, divisible by twice the VAE's factor (UserError otherwise); guidance: the scale, an input of the model or
     that of classifier-free guidance; dtype: of the transformer's computation (autocast), while weights, latents and velocities stay
-    float32; machine: reads the weights and makes the calls; attention: the backend of diffusers that all calls take (`use_attention`);
+    float32; runtime: reads the weights and makes the calls; attention: the backend of diffusers that all calls take (`use_attention`);
     quantize: how frozen weights are kept (`models/quantized.py`); None: in the computation's dtype.
     """
 
@@ -73,14 +73,14 @@ class Policy:
         guidance: float,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
-        machine: Machine = REAL,
+        runtime: Runtime = REAL,
         attention: str | None = None,
         quantize: Kind | None = None,
     ):
         self.architecture = architecture
         self.transformer, self.vae = transformer, vae.to(device).eval().requires_grad_(False)
         self.height, self.width, self.guidance, self.dtype, self.device = height, width, guidance, dtype, torch.device(device)
-        self.machine, self.attention, self.quantize = machine, attention, quantize
+        self.runtime, self.attention, self.quantize = runtime, attention, quantize
         use_attention(transformer, attention)
         self.check_attention(trained=False)
         self.vae_factor = architecture.vae_factor(vae.config)
@@ -100,7 +100,7 @@ class Policy:
         self._positions = architecture.positions(self.rows, self.columns, self.device)
 
     @classmethod
-    def load(cls, pipeline: Path, run: Path | None = None, machine: Machine = REAL, **settings) -> "Policy":
+    def load(cls, pipeline: Path, run: Path | None = None, runtime: Runtime = REAL, **settings) -> "Policy":
         """Load a policy to sample from: weights without gradients, in the dtype of the computation.
 
         pipeline: the folder of a base model's pipeline; run: a folder for `weights_in`, whose weights replace the base's or whose
@@ -113,11 +113,11 @@ class Policy:
         home = weights if weights.is_dir() else weights.parent
         config = home if (home / "config.json").exists() else base
         transformer = load_transformer(
-            architecture, weights, device, dtype, trained=False, config=config, machine=machine, quantized=quantized
+            architecture, weights, device, dtype, trained=False, config=config, runtime=runtime, quantized=quantized
         )
         if lora:
-            machine.read(load_lora, architecture, transformer, place)
-        return cls(architecture, transformer, _vae(architecture, pipeline), machine=machine, **settings)
+            runtime.read(load_lora, architecture, transformer, place)
+        return cls(architecture, transformer, _vae(architecture, pipeline), runtime=runtime, **settings)
 
     @classmethod
     def load_to_train(
@@ -129,7 +129,7 @@ class Policy:
         processes: ProcessGroup = ALONE,
         base: bool = False,
         start: Path | None = None,
-        machine: Machine = REAL,
+        runtime: Runtime = REAL,
         **settings,
     ) -> "Policy":
         """Load a policy to train, spread over the processes as `parallel` says; collective.
@@ -141,7 +141,7 @@ class Policy:
         """
         if (backend := settings.get("attention")) in WITHOUT_BACKWARD:
             raise UserError(
-                f"sampling.attention: nothing is trained with {backend}, whose gradients are not numbers (common/cuda.py): set it to null"
+                f"sampling.attention: nothing is trained with {backend}, whose gradients are not numbers (numerics/cuda.py): set it to null"
             )
         # The trained weights, or a new LoRA on frozen ones
         device, dtype = torch.device(settings.get("device", "cpu")), settings.get("dtype", torch.float32)
@@ -155,7 +155,7 @@ class Policy:
             transformer, architecture.blocks(transformer), parallel, dtype, processes, device
         )
         load = partial(
-            load_transformer, architecture, folder if of_lora else place, device, spread=spread, config=folder, machine=machine
+            load_transformer, architecture, folder if of_lora else place, device, spread=spread, config=folder, runtime=runtime
         )
         adapter = lora and lora_config(architecture, lora)
         transformer = load(dtype=dtype if lora else torch.float32, trained=True, lora=adapter, quantized=settings.get("quantize"))
@@ -166,7 +166,7 @@ class Policy:
             draw_lora(transformer, lora.rank, generator("adapter", seed))
         elif started:
             merge(transformer, started)
-        policy = cls(architecture, transformer, _vae(architecture, pipeline), machine=machine, **settings)
+        policy = cls(architecture, transformer, _vae(architecture, pipeline), runtime=runtime, **settings)
         # The model before training; a new LoRA at zero is that already
         if base and not lora:
             reference = load(dtype=dtype, trained=False)
@@ -200,7 +200,7 @@ class Policy:
         """Check that the backend that was chosen computes what this base model needs, and gradients if trained (`check_attention`)."""
         if self.attention is not None:
             masked = bool(self.architecture.padded)
-            self.machine.attempt(check_attention, self.attention, self.device, self.dtype, masked=masked, trained=trained)
+            self.runtime.attempt(check_attention, self.attention, self.device, self.dtype, masked=masked, trained=trained)
 
     def trained_parameters(self) -> dict[str, torch.nn.Parameter]:
         """Return the parameters that training moves, by name: the LoRA's, or all."""
@@ -299,7 +299,7 @@ class Policy:
                     self.device,
                     self.dtype,
                     trained=False,
-                    machine=self.machine,
+                    runtime=self.runtime,
                     quantized=self.quantize,
                 )
                 self._base = loaded.eval()
@@ -377,7 +377,7 @@ class Policy:
             without, with_prompt = output.float().chunk(2)
             return self.architecture.guided(without, with_prompt, guidance)
 
-        return partial(self.machine.call, transformer, velocity)
+        return partial(self.runtime.call, transformer, velocity)
 
     def _not_encoded_for(self, lacking: str) -> UserError:
         label = self.architecture.label
@@ -389,9 +389,9 @@ class Policy:
     def decode(self, latents: torch.Tensor, max_batch: int) -> torch.Tensor:
         """Decode clean latents [N, ...] as the transformer takes them to images [N, 3, height, width], float32 in [0, 1]."""
         decode = partial(self.architecture.decode, self.vae)
-        with self.machine.phase("decode"):
+        with self.runtime.phase("decode"):
             latents = self.architecture.unpack(latents, self.rows, self.columns)
-            images = [self.machine.call(self.vae, decode, part) for part in latents.split(max_batch)]
+            images = [self.runtime.call(self.vae, decode, part) for part in latents.split(max_batch)]
             # in place: a prompt's images are 1.7 GiB at 720 x 720
             return torch.cat(images).div_(2).add_(0.5).clamp_(0, 1)
 

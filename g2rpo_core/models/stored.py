@@ -16,9 +16,9 @@ from torch.distributed.checkpoint import HuggingFaceStorageReader
 from g2rpo_core.architectures.architecture import Architecture, Config
 from g2rpo_core.architectures.original import Rows, places
 from g2rpo_core.architectures.table import read_architecture
-from g2rpo_core.common.runs import check_one_kind
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import complaint, in_one_line, read_json, reading, whole
+from g2rpo_core.foundation.runs import check_one_kind
 from g2rpo_core.models.adapter import LORA_FILE, PEFT_FILE, WRAPPERS, Shapes, fill, is_adapter, read_adapter, stripped
 
 NAMES = (SAFETENSORS_WEIGHTS_NAME, LORA_FILE, PEFT_FILE)  # that others give their files, of which a folder has one

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from g2rpo_core.common.runs import BASE, run_name
 from g2rpo_core.foundation.errors import UserError
+from g2rpo_core.foundation.runs import BASE, run_name
 from g2rpo_core.reporting.statistics import compared
 from g2rpo_core.reporting.tables import OverSeeds, Run, by_prompt
 

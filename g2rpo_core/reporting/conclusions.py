@@ -4,8 +4,8 @@ import math
 from collections.abc import Iterator, Mapping
 from functools import partial
 
-from g2rpo_core.common.runs import BASE, run_name
 from g2rpo_core.config.comparisons import TRAINING
+from g2rpo_core.foundation.runs import BASE, run_name
 from g2rpo_core.reporting.statistics import Difference, Spread
 
 BASE_NAMES = (run_name(*BASE), BASE[0])  # of a run, and of a method; where the base is drawn in several ways, up to the first dot

@@ -7,8 +7,6 @@ from types import SimpleNamespace
 
 import pandas as pd
 
-from g2rpo_core.common.runs import BASE, is_base, run_name
-from g2rpo_core.common.seeding import seed_of
 from g2rpo_core.config.costs import cost_of
 from g2rpo_core.config.profile import ResolvedRun
 from g2rpo_core.data.prompts import load_prompts
@@ -16,6 +14,7 @@ from g2rpo_core.evaluation.results import LABELS as IMAGE_STATS
 from g2rpo_core.evaluation.results import image_folder
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import complaint
+from g2rpo_core.foundation.runs import BASE, is_base, run_name
 from g2rpo_core.reporting import charts
 from g2rpo_core.reporting.conclusions import comparisons
 from g2rpo_core.reporting.measured import Compared, Measured, Sources
@@ -24,6 +23,7 @@ from g2rpo_core.reporting.tables import Gain, Run, compare_preregistered, gains,
 from g2rpo_core.reporting.verdict import paper_rows, summary, verdict
 from g2rpo_core.rewards.registry import labels as reward_labels
 from g2rpo_core.rewards.registry import measured_by
+from g2rpo_core.sampling.seeding import seed_of
 
 # prompts drawn for the page, those of them on its first screen, and those that fell most
 IMAGES, FIRST, WORST = 12, 6, 6

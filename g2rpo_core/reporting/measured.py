@@ -17,8 +17,6 @@ from typing import Literal
 import pandas as pd
 
 from g2rpo_core.algorithm.methods import LABELS
-from g2rpo_core.common.processes import version_of
-from g2rpo_core.common.runs import BASE, TRAINING_RECORDS, evaluation_folder, is_base, label_bases, read_lock, run_name
 from g2rpo_core.config.comparisons import Comparison
 from g2rpo_core.config.drawn import base_for, bases_for
 from g2rpo_core.config.profile import ResolvedRun, sampling_of
@@ -27,8 +25,10 @@ from g2rpo_core.evaluation.results import LABELS as IMAGE_STATS
 from g2rpo_core.evaluation.results import SCORES, chosen, reported
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import complaint, existing, read_json, read_table
+from g2rpo_core.foundation.runs import BASE, TRAINING_RECORDS, evaluation_folder, is_base, label_bases, read_lock, run_name
 from g2rpo_core.foundation.texts import comparable
 from g2rpo_core.numerics.probe import describe_numerics
+from g2rpo_core.numerics.processes import version_of
 from g2rpo_core.reporting import tables
 from g2rpo_core.reporting.statistics import Difference
 from g2rpo_core.reporting.tables import Cell, Pair, Row, Run, StyleRow, Weights, main_table

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pandas as pd
 
-from g2rpo_core.common.runs import is_base, run_name
 from g2rpo_core.config.comparisons import TRAINING
 from g2rpo_core.evaluation.results import LABELS as IMAGE_STATS
 from g2rpo_core.evaluation.results import SCORES
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import complaint, read_table, read_text, reading
+from g2rpo_core.foundation.runs import is_base, run_name
 from g2rpo_core.reporting.measured import Compared, Measured
 from g2rpo_core.reporting.statistics import Difference
 from g2rpo_core.reporting.tables import Cell, Pair, Row, Run, StyleRow

@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 from scipy import stats
 
-from g2rpo_core.common.seeding import seed_of
+from g2rpo_core.sampling.seeding import seed_of
 
 RESAMPLES = 10_000
 CONFIDENCE = 0.95

@@ -9,8 +9,8 @@ from types import MappingProxyType
 import numpy as np
 import pandas as pd
 
-from g2rpo_core.common.runs import is_base
 from g2rpo_core.config.comparisons import TRAINING, Comparison
+from g2rpo_core.foundation.runs import is_base
 from g2rpo_core.reporting.statistics import (
     CONFIDENCE,
     Difference,

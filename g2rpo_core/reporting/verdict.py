@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 from ruamel.yaml import YAML
 
-from g2rpo_core.common.runs import is_base
+from g2rpo_core.foundation.runs import is_base
 from g2rpo_core.reporting.tables import Gain, Pair, Row, Standing, Weights, tone
 
 PAPER = YAML(typ="safe", pure=True).load(Path(__file__).with_name("paper.yaml").read_text())

@@ -17,9 +17,9 @@ import torch.nn.functional as F
 from PIL import Image
 from pydantic import Field
 
-from g2rpo_core.common.pretrained import load_whole
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.settings import Count
+from g2rpo_core.hub.pretrained import load_whole
 from g2rpo_core.rewards import geneval_rule as rule
 from g2rpo_core.rewards.preprocess import Images, Preprocess, check_pairs, eight_bit
 from g2rpo_core.rewards.spec import ModelSize, RewardSettings, RewardSpec

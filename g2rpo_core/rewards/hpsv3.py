@@ -16,9 +16,9 @@ from torch import nn
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-from g2rpo_core.common.model_store import ModelStore
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.settings import Count
+from g2rpo_core.hub.model_store import ModelStore
 from g2rpo_core.rewards import packages
 from g2rpo_core.rewards.preprocess import Images, check_pairs, eight_bit
 from g2rpo_core.rewards.spec import ModelSize, RewardSettings, RewardSpec

@@ -16,7 +16,7 @@ from torch import nn
 if TYPE_CHECKING:
     from transformers import BlipTextConfig, BlipVisionConfig
 
-from g2rpo_core.common.model_store import ModelStore
+from g2rpo_core.hub.model_store import ModelStore
 from g2rpo_core.rewards import packages
 from g2rpo_core.rewards.preprocess import Images, Preprocess, check_pairs
 from g2rpo_core.rewards.spec import BackendSettings, ModelSize, Reward, RewardSpec, ScorerSettings, Tokens

@@ -16,8 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from pydantic import Field
 
-from g2rpo_core.common.model_store import ModelStore
 from g2rpo_core.foundation.settings import Count
+from g2rpo_core.hub.model_store import ModelStore
 from g2rpo_core.rewards.preprocess import Images, check_pairs, eight_bit
 from g2rpo_core.rewards.spec import RewardSettings, RewardSpec
 

@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from pydantic import Field, ValidationError
 
-from g2rpo_core.common.model_store import ModelStore, sha256
-from g2rpo_core.distributed.machine import REAL, Machine
+from g2rpo_core.distributed.runtime import REAL, Runtime
 from g2rpo_core.foundation.errors import UserError, require
 from g2rpo_core.foundation.files import reading
 from g2rpo_core.foundation.settings import problems_of
+from g2rpo_core.hub.model_store import ModelStore, sha256
 from g2rpo_core.rewards import geneval, hpsv3, image_reward, ocr, pairwise, similarity, unified_reward, votes
 from g2rpo_core.rewards.preprocess import Images, eight_bit
 from g2rpo_core.rewards.remote import RemoteReward, check_key
@@ -201,11 +201,11 @@ def load(
     models: Path,
     device: torch.device | str = "cpu",
     section: Section | None = None,
-    machine: Machine = REAL,
+    runtime: Runtime = REAL,
 ) -> dict[str, Reward]:
     """Load the named rewards, in order, from the folder of the stage `models`; section: the profile's section `rewards`."""
     store = ModelStore(models)
-    return {name: machine.read(build, name, store, torch.device(device), section or {}) for name in names}
+    return {name: runtime.read(build, name, store, torch.device(device), section or {}) for name in names}
 
 
 def check(name: str, section: Section) -> None:

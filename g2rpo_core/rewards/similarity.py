@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field
 
-from g2rpo_core.common.model_store import ModelStore
-from g2rpo_core.common.pretrained import load_whole
 from g2rpo_core.foundation.errors import UserError
+from g2rpo_core.hub.model_store import ModelStore
+from g2rpo_core.hub.pretrained import load_whole
 from g2rpo_core.rewards import packages
 from g2rpo_core.rewards.preprocess import Images, Preprocess, check_pairs
 from g2rpo_core.rewards.spec import VIT_H_14, BackendSettings, Reward, RewardSpec, ScorerSettings, Tokens

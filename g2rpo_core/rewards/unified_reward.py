@@ -15,9 +15,9 @@ from typing import Literal
 import torch
 from pydantic import Field, model_validator
 
-from g2rpo_core.common.pretrained import load_whole
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.settings import Count
+from g2rpo_core.hub.pretrained import load_whole
 from g2rpo_core.rewards.preprocess import Images, check_pairs, eight_bit
 from g2rpo_core.rewards.remote import HttpClient, Unanswered
 from g2rpo_core.rewards.reward_protocol import as_png

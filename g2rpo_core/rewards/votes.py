@@ -18,16 +18,18 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 from pydantic import Field
+from safetensors import safe_open
+from safetensors.torch import save
 
-from g2rpo_core.common.model_store import ModelStore, sha256
-from g2rpo_core.common.seeding import seed_of
 from g2rpo_core.foundation.claims import one_at_a_time
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import complaint, existing, read_table, reading, whole, write_whole
 from g2rpo_core.foundation.settings import Scale
+from g2rpo_core.hub.model_store import ModelStore, sha256
 from g2rpo_core.rewards.preprocess import Images, read_image
 from g2rpo_core.rewards.similarity import CosineScore, clip_score
 from g2rpo_core.rewards.spec import VIT_H_14, Reward, RewardSpec, ScorerSettings
+from g2rpo_core.sampling.seeding import seed_of
 
 SIDES = ("left", "right")
 EQUAL = "equal"
@@ -186,9 +188,6 @@ def kept_head(models: ModelStore, scorer: CosineScore, settings: VotesSettings) 
 
     The processes of a run wait for the one that fits, so that all have the same weights.
     """
-    from safetensors import safe_open
-    from safetensors.torch import save
-
     model = hashlib.sha256(json.dumps(models.entry("clip_score")["files"], sort_keys=True).encode()).hexdigest()
     decides = {"votes": settings.sha256, "clip_score": model, "l2": settings.l2, "dtype": settings.dtype, "form": FORM}
     about = {"fitted_from": json.dumps(decides)}  # one text: safetensors writes several in any order

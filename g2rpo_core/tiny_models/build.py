@@ -14,18 +14,37 @@ from typing import NamedTuple
 
 import torch
 
-from g2rpo_core.common.cuda import prepare, why_none
-from g2rpo_core.common.model_store import describe_files
-from g2rpo_core.common.processes import die_with_parent
-from g2rpo_core.common.runs import hash_of_folder
-from g2rpo_core.common.seeding import seed_of
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import read_json, write_json
+from g2rpo_core.foundation.runs import hash_of_folder
+from g2rpo_core.hub.model_store import describe_files
+from g2rpo_core.numerics.cuda import prepare, why_none
 from g2rpo_core.numerics.pins import Numerics
 from g2rpo_core.numerics.portable import in_use, use
+from g2rpo_core.numerics.processes import die_with_parent
+from g2rpo_core.rewards.hpsv3 import HPSv3Settings, hpsv3
+from g2rpo_core.rewards.image_reward import image_reward
+from g2rpo_core.rewards.similarity import clip_score, hps, pickscore
+from g2rpo_core.rewards.unified_reward import UnifiedRewardSettings, unified_reward
+from g2rpo_core.sampling.seeding import seed_of
 from g2rpo_core.tasks.table import TASKS
 from g2rpo_core.tasks.task import Task
+from g2rpo_core.tiny_models.clip import (
+    HPS_ARCHITECTURE,
+    open_clip_towers,
+    save_clip_score,
+    save_hps,
+    save_pickscore_processor,
+    scorer_quality,
+    train_towers,
+    transformers_towers,
+)
+from g2rpo_core.tiny_models.hpsv3 import save_hpsv3, train_hpsv3
+from g2rpo_core.tiny_models.image_reward import save_image_reward, train_image_reward
+from g2rpo_core.tiny_models.language import TinyFlux2, TinyQwenImage, TinyZImage
+from g2rpo_core.tiny_models.pipeline import TinyBase, TinyFlux, TinyStableDiffusion3, train_pipeline, train_vae
 from g2rpo_core.tiny_models.settings import BuiltModels, FitSettings, TowerSize
+from g2rpo_core.tiny_models.unified_reward import TEMPLATE, train_vlm
 
 CPU = torch.device("cpu")
 PIPELINE = "pipeline"  # the base model, among the names of scorers
@@ -94,8 +113,6 @@ def _build(part: Path, settings: BuiltModels, name: str) -> dict:
 
 def describe_models(root: Path) -> dict[str, dict]:
     """Return the lock entries of the models that were built below `root`."""
-    from g2rpo_core.tiny_models.clip import HPS_ARCHITECTURE
-
     entries: dict[str, dict] = {
         folder.name: {"folder": folder.name, "files": describe_files(folder)} for folder in sorted(root.iterdir())
     }
@@ -114,9 +131,6 @@ def _start(numerics: Numerics) -> None:
 
 def build_pipeline(root: Path, settings: BuiltModels) -> dict:
     """Train the base model into the folder `pipeline` below `root`; return its losses."""
-    from g2rpo_core.tiny_models.language import TinyFlux2, TinyQwenImage, TinyZImage
-    from g2rpo_core.tiny_models.pipeline import TinyBase, TinyFlux, TinyStableDiffusion3, train_pipeline, train_vae
-
     task = TASKS[settings.source]
     scenes, drawn = task.sample(settings.images, seed_of("pictures", settings.seed), testing=False)
     images = torch.from_numpy(drawn).to(fit_device(settings)) * 2 - 1
@@ -139,8 +153,6 @@ def build_pipeline(root: Path, settings: BuiltModels) -> dict:
 
 def build_scorer(root: Path, settings: BuiltModels, name: str) -> dict:
     """Train one scorer of BUILDERS into its folders; return its loss and its accuracy, with the weights read back from the files."""
-    from g2rpo_core.tiny_models.clip import scorer_quality
-
     task, fit = TASKS[settings.source], settings.fit_of(name)
     assert fit is not None  # `build_models` asks for no other
     how = Scorer(task, fit, seed_of(name, settings.seed) % 2**32, settings.sizes.scorers, fit_device(settings))
@@ -149,27 +161,18 @@ def build_scorer(root: Path, settings: BuiltModels, name: str) -> dict:
 
 
 def _hps(root: Path, how: Scorer) -> tuple[Callable, dict]:
-    from g2rpo_core.rewards.similarity import hps
-    from g2rpo_core.tiny_models.clip import HPS_ARCHITECTURE, open_clip_towers, save_hps, train_towers
-
     model, quality = train_towers(open_clip_towers, *how[:3], "hps", how.size, how.device, preferences=True)
     save_hps(model, how.task, how.size, root / "hps")
     return hps(root / "hps", CPU, HPS_ARCHITECTURE), quality
 
 
 def _clip_score(root: Path, how: Scorer) -> tuple[Callable, dict]:
-    from g2rpo_core.rewards.similarity import clip_score
-    from g2rpo_core.tiny_models.clip import open_clip_towers, save_clip_score, train_towers
-
     model, quality = train_towers(open_clip_towers, *how[:3], "clip score", how.size, how.device, preferences=False)
     save_clip_score(model, how.task, how.size, root / "clip_score")
     return clip_score(root / "clip_score", CPU), quality
 
 
 def _pickscore(root: Path, how: Scorer) -> tuple[Callable, dict]:
-    from g2rpo_core.rewards.similarity import pickscore
-    from g2rpo_core.tiny_models.clip import save_pickscore_processor, train_towers, transformers_towers
-
     model, quality = train_towers(transformers_towers, *how[:3], "pickscore", how.size, how.device, preferences=True)
     model.save_pretrained(root / "pickscore")
     save_pickscore_processor(how.task, root / "pickscore_processor")
@@ -177,18 +180,12 @@ def _pickscore(root: Path, how: Scorer) -> tuple[Callable, dict]:
 
 
 def _image_reward(root: Path, how: Scorer) -> tuple[Callable, dict]:
-    from g2rpo_core.rewards.image_reward import image_reward
-    from g2rpo_core.tiny_models.image_reward import save_image_reward, train_image_reward
-
     model, quality = train_image_reward(*how[:3])
     save_image_reward(model, how.task, root / "image_reward", root / "image_reward_tokenizer")
     return image_reward(root / "image_reward", root / "image_reward_tokenizer", CPU), quality
 
 
 def _unified_reward(root: Path, how: Scorer) -> tuple[Callable, dict]:
-    from g2rpo_core.rewards.unified_reward import UnifiedRewardSettings, unified_reward
-    from g2rpo_core.tiny_models.unified_reward import TEMPLATE, train_vlm
-
     vlm, processor, quality = train_vlm(*how[:3])
     for part in (vlm, processor):
         part.save_pretrained(root / "unified_reward")
@@ -197,9 +194,6 @@ def _unified_reward(root: Path, how: Scorer) -> tuple[Callable, dict]:
 
 
 def _hpsv3(root: Path, how: Scorer) -> tuple[Callable, dict]:
-    from g2rpo_core.rewards.hpsv3 import HPSv3Settings, hpsv3
-    from g2rpo_core.tiny_models.hpsv3 import save_hpsv3, train_hpsv3
-
     model, quality = train_hpsv3(*how[:3])
     save_hpsv3(model, how.task, root / "hpsv3", root / "hpsv3_processor")
     small = HPSv3Settings(pixels=how.task.size**2, micro_batch=128)

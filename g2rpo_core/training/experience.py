@@ -8,7 +8,6 @@ from functools import partial
 import torch
 
 from g2rpo_core.algorithm.methods import Method
-from g2rpo_core.common.seeding import generator
 from g2rpo_core.data.embeddings import Conditioning
 from g2rpo_core.distributed.process_group import ALONE, ProcessGroup
 from g2rpo_core.foundation.errors import UserError
@@ -17,6 +16,7 @@ from g2rpo_core.rewards.scoring import score_all
 from g2rpo_core.rewards.spec import Reward
 from g2rpo_core.sampling.rollout import Rollout, rollout
 from g2rpo_core.sampling.schedule import shifted_sigmas, sigma_at
+from g2rpo_core.sampling.seeding import generator
 from g2rpo_core.sampling.settings import SamplingSettings
 
 
@@ -88,7 +88,7 @@ def score_rollout(
         before_call()
         images = policy.decode(clean.flatten(0, 2), decode_batch)
         before_call()
-        with policy.machine.phase("score"):
+        with policy.runtime.phase("score"):
             scored.append(score_all(rewards, images, [text] * images_per_prompt, shape[3]))
         if watch and len(scored) == 1:
             watch(images[: shape[3]], scored[0].values[:, : shape[3]])

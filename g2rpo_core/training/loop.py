@@ -35,12 +35,12 @@ def train(
     and raises Terminated; after a number that stops the run, also writes one, from which the error can be reproduced. However
     often a run is stopped, its final weights and records (except their seconds) are the same.
     """
-    settings, processes, machine = trainer.training, trainer.processes, trainer.machine
-    kept, due = machine.checkpoints(folder, settings.checkpoints.keep, processes), _Due(trainer)
+    settings, processes, runtime = trainer.training, trainer.processes, trainer.runtime
+    kept, due = runtime.checkpoints(folder, settings.checkpoints.keep, processes), _Due(trainer)
 
     def save() -> None:
         state = trainer.state()
-        with machine.phase("save"):
+        with runtime.phase("save"):
             kept.save(records[-1]["iteration"], state, records)
             due.saved()
 
@@ -91,7 +91,7 @@ def _begin(trainer: Trainer, kept: checkpoint.Checkpoints, folder: Path, heldout
     last = records[-1]["iteration"]
     if last % trainer.training.monitor.every and last < trainer.training.iterations:  # measured because a shorter run ended there
         records[-1] = {name: value for name, value in records[-1].items() if not name.startswith(HELDOUT)}
-    with trainer.machine.phase("resume"):
+    with trainer.runtime.phase("resume"):
         trainer.restore(partial(kept.load_state, written[-1]), updated=records[-1]["iteration"] > 0)
     return records
 
@@ -133,19 +133,19 @@ class _Drift:
 
 def finish(trainer: Trainer, folder: Path, records: list[dict]) -> None:
     """Write weights and snapshots aside, into `out` in scratch, then FINISHED; only a longer run needs the last checkpoint. Collective."""
-    out, machine, training = folder / "out", trainer.machine, trainer.training
+    out, runtime, training = folder / "out", trainer.runtime, trainer.training
     if trainer.processes.rank == 0:
         shutil.rmtree(out, ignore_errors=True)
-    with trainer.result(), machine.phase("save"):
+    with trainer.result(), runtime.phase("save"):
         trainer.policy.save(out, DTYPES[training.save_dtype])
     if trainer.processes.rank == 0:
         if training.snapshots:
-            machine.publish(folder / SNAPSHOTS, out / SNAPSHOTS)
+            runtime.publish(folder / SNAPSHOTS, out / SNAPSHOTS)
         write_whole(folder / checkpoint.FINISHED, json.dumps(records))
         keep = training.checkpoints.finished
         keep = _bytes_of_checkpoint(trainer) < SMALL if keep is None else keep
         for old in checkpoint.checkpoints(folder)[: -1 if keep else None]:
-            machine.discard(old)
+            runtime.discard(old)
 
 
 def _bytes_of_checkpoint(trainer: Trainer) -> int:
@@ -173,7 +173,7 @@ def keep_snapshot(trainer: Trainer, folder: Path, iteration: int) -> None:
     """Save the current weights next to the checkpoints, first under a temporary name; collective."""
     final = snapshot(folder, iteration)
     temporary = final.with_suffix(".tmp")
-    with trainer.result(), trainer.machine.phase("save"):
+    with trainer.result(), trainer.runtime.phase("save"):
         trainer.policy.save(temporary, DTYPES[trainer.training.save_dtype])
     if trainer.processes.rank == 0:
         checkpoint.replace(temporary, final)

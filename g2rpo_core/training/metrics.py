@@ -7,13 +7,13 @@ import pandas as pd
 import torch
 
 from g2rpo_core.algorithm.advantage import correlation, standardized, without_spread
-from g2rpo_core.common.processes import describe_machine
-from g2rpo_core.common.runs import TRAINING_RECORDS
 from g2rpo_core.data.embeddings import EmbeddingStore
 from g2rpo_core.distributed.process_group import ALONE, ProcessGroup
 from g2rpo_core.foundation.files import write_json
+from g2rpo_core.foundation.runs import TRAINING_RECORDS
 from g2rpo_core.models.generate import generate_images
 from g2rpo_core.models.policy import Policy
+from g2rpo_core.numerics.processes import describe_machine
 from g2rpo_core.rewards.scoring import check_missing, score_table
 from g2rpo_core.rewards.spec import Reward
 from g2rpo_core.sampling.schedule import even_sigmas
@@ -91,7 +91,7 @@ def heldout_means(
     last = -(-min(count, len(prompts)) // batch) - 1
     mine = [min(turn + processes.rank, last) for turn in range(0, last + 1, processes.size)]
     batches = generate_images(policy, prompts, count, even_sigmas(sampling.steps, sampling.shift), 0, batch, mine)
-    with policy.machine.phase("monitor"):
+    with policy.runtime.phase("monitor"):
         scored = {number: score_table(rewards, part, images) for number, (part, images) in zip(mine, batches)}
     # Put the scores of all processes in the order of prompts
     everyone = {number: table for of_process in processes.gather(scored) for number, table in of_process.items()}

@@ -6,8 +6,8 @@ from pathlib import Path
 import torch
 
 from g2rpo_core.data.embeddings import EmbeddingStore
-from g2rpo_core.distributed.machine import Machine
 from g2rpo_core.distributed.process_group import ProcessGroup
+from g2rpo_core.distributed.runtime import Runtime
 from g2rpo_core.rewards import registry
 from g2rpo_core.rewards.scoring import note_cut
 from g2rpo_core.rewards.spec import Reward, Section
@@ -15,10 +15,10 @@ from g2rpo_core.training.settings import TrainingSettings
 
 
 def load_rewards(
-    training: TrainingSettings, models: Path, device: torch.device, section: Section, machine: Machine
+    training: TrainingSettings, models: Path, device: torch.device, section: Section, runtime: Runtime
 ) -> tuple[dict[str, Reward], dict[str, Reward]]:
     """Load the rewards that are trained on, and those that held-out images are scored by: both, but for those that compare images."""
-    loaded = registry.load(dict.fromkeys([*training.rewards, *training.monitor.rewards]), models, device, section, machine)
+    loaded = registry.load(dict.fromkeys([*training.rewards, *training.monitor.rewards]), models, device, section, runtime)
     monitored = {reward: loaded[reward] for reward in loaded if not registry.compares(reward)}
     return {reward: loaded[reward] for reward in training.rewards}, monitored
 

@@ -23,12 +23,12 @@ from torchvision.transforms.functional import to_pil_image, to_tensor
 from torchvision.utils import make_grid
 from tqdm import tqdm
 
-from g2rpo_core.common.cuda import peak_bytes
-from g2rpo_core.common.processes import device_of
 from g2rpo_core.data.embeddings import EmbeddingStore
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.texts import visible
 from g2rpo_core.models.generate import generate_images
+from g2rpo_core.numerics.cuda import peak_bytes
+from g2rpo_core.numerics.processes import device_of
 from g2rpo_core.sampling.schedule import even_sigmas
 from g2rpo_core.training.settings import TrackingSettings
 from g2rpo_core.training.trainer import Trainer

@@ -63,7 +63,7 @@ class Trainer:
     ):
         self.policy, self.method, self.sampling, self.training = policy, run.method, run.sampling, run.training
         self.prompts, self.rewards, self.seed = prompts, rewards, seed
-        self.machine, self.processes, self.termination = policy.machine, processes, termination or Termination()
+        self.runtime, self.processes, self.termination = policy.runtime, processes, termination or Termination()
         method, training = run.method, run.training
         self.sampler = RolloutSampler(policy, method, run.sampling, training.num_generations, seed)
         # Called with an iteration, a prompt, and the images and scores of the iteration's first group
@@ -119,7 +119,7 @@ class Trainer:
 
         # Rollout and rewards
         old = self.method.objective.old
-        with self._by_old(old is not None and old.samples), self.machine.phase("rollout"):
+        with self._by_old(old is not None and old.samples), self.runtime.phase("rollout"):
             sampled = self.sampler(conditioning, iteration, mine.start, before_call=self._stop_if_asked)
         score = partial(
             score_rollout, self.policy, self.rewards, texts=texts, decode_batch=self.sampling.decode_batch, iteration=iteration,
@@ -134,7 +134,7 @@ class Trainer:
         self._stop_if_asked()
         # Updates
         try:
-            with self.machine.phase("update"):
+            with self.runtime.phase("update"):
                 updates = [self.update(conditioning, each) for each in coming]
         except NonFiniteError as error:
             prompts = ", ".join(map(repr, texts))
@@ -188,7 +188,7 @@ class Trainer:
         sums: list[torch.Tensor] = []
         worst: list[torch.Tensor] = []
         self.optimizer.zero_grad()
-        for batch in self.machine.passes(parts):
+        for batch in self.runtime.passes(parts):
             self._stop_if_asked()
             reduce_gradients(self.policy.transformer, self.training.parallel.reduce == "call" or batch is parts[-1])
             losses = objective.losses(velocity, reference, batch)
@@ -206,7 +206,7 @@ class Trainer:
         norm = (norm.full_tensor() if isinstance(norm, DTensor) else norm).item()
         self._check_update(figures, norm, update.description)
         self.weights_unchanged = False
-        with self.machine.phase("optimizer"):
+        with self.runtime.phase("optimizer"):
             self.optimizer.step()
         if self.ema:
             self.ema.update()

@@ -11,11 +11,11 @@ import torch
 import transformers
 from diffusers import FlowMatchEulerDiscreteScheduler
 
-from g2rpo_core.common.model_store import LOCK
 from g2rpo_core.config.profile import Profile
 from g2rpo_core.data.embeddings import Conditioning, write, write_negative, write_online
 from g2rpo_core.data.prompts import Prompt, write_prompts
 from g2rpo_core.estimate.tracing import CLIP_TOKENS, encoding_shapes, shape_of
+from g2rpo_core.hub.model_store import LOCK
 from g2rpo_core.tasks.table import TASKS
 from g2rpo_core.tiny_models.tokenizers import TOKENIZERS, bert_tokenizer, clip_tokenizer
 

@@ -1,6 +1,6 @@
 """Runs one stage as one of many processes, at true size and without data, in its own process (`pipeline.rehearsal.__main__`).
 
-The stage's own `main` runs, from its command line to its last file, on a machine that only counts (`machine`), with tensors that
+The stage's own `main` runs, from its command line to its last file, in a runtime that only counts (`runtime`), with tensors that
 have no data (`simulate`). Prints one JSON line.
 """
 
@@ -21,15 +21,15 @@ from peft import LoraConfig
 import stages.embed
 import stages.evaluate
 import stages.train
-from g2rpo_core.common.runs import TRAINING_RECORDS
 from g2rpo_core.config import load_profile
 from g2rpo_core.distributed.checkpoint import FINISHED
 from g2rpo_core.estimate.tracing import shape_of
+from g2rpo_core.foundation.runs import TRAINING_RECORDS
 from g2rpo_core.models.adapter import LORA_FILE
 from g2rpo_core.models.loading import lora_config
 from pipeline.rehearsal import simulate
-from pipeline.rehearsal.machine import Rehearsed
 from pipeline.rehearsal.meter import GIB, Meter
+from pipeline.rehearsal.runtime import Rehearsed
 
 STAGES = {"embed": stages.embed, "train": stages.train, "resume": stages.train, "evaluate": stages.evaluate}
 
@@ -41,15 +41,15 @@ def main() -> None:
     for name, kind in options.items():
         parser.add_argument(f"--{name}", type=kind, required=True)
     args = parser.parse_args()
-    # Replace the machine
+    # Replace the runtime
     warnings.filterwarnings("ignore")
     per_node = args.gpus // args.nodes
     local = args.rank % per_node
     meter = Meter(args.memory * GIB, per_node)
-    machine = Rehearsed(meter, args.rank, args.gpus, local, prepare(args))
+    runtime = Rehearsed(meter, args.rank, args.gpus, local, prepare(args))
     simulate.gpus(per_node, local, args.memory)
     simulate.storages(meter.resized, meter.pause)
-    simulate.files(machine.count_weights)
+    simulate.files(runtime.count_weights)
     # Run the stage as its command does
     words = ["--profile", args.profile]
     if args.stage != "embed":
@@ -58,21 +58,21 @@ def main() -> None:
     ended = None
     try:
         with simulate.WithoutData(), meter:
-            STAGES[args.stage].main(machine)
+            STAGES[args.stage].main(runtime)
     except BaseException as error:  # noqa: BLE001 - whatever ends a stage is reported
         if not isinstance(error, SystemExit) or error.code:
             # Stages turn what a machine lacks into one line and an exit
             cause = error.__context__ if isinstance(error, SystemExit) and error.__context__ else error
             ended = f"{type(cause).__name__}: {cause}"
             traceback.print_exc()
-    print(json.dumps(report(args, machine, ended)))
+    print(json.dumps(report(args, runtime, ended)))
     sys.stdout.flush()
     os._exit(0 if ended is None else 1)
 
 
-def report(args: argparse.Namespace, machine: Rehearsed, ended: str | None) -> dict:
-    """Return the figures of a stage that ran on this machine; ended: the error that ended it, if any."""
-    meter = machine.meter
+def report(args: argparse.Namespace, runtime: Rehearsed, ended: str | None) -> dict:
+    """Return the figures of a stage that ran; ended: the error that ended it, if any."""
+    meter = runtime.meter
     # Equal collectives are one entry with a count
     kinds: dict[tuple, Counter] = defaultdict(Counter)
     for call in meter.collectives:
@@ -87,7 +87,7 @@ def report(args: argparse.Namespace, machine: Rehearsed, ended: str | None) -> d
     order = [(call.phase, call.name, call.group, call.bytes) for call in meter.collectives]
     return {
         "stage": args.stage, "rank": args.rank, "ended": ended, "phases": phases, "collectives": collectives,
-        "order": hashlib.sha256(repr(order).encode()).hexdigest(), "written": dict(machine.written), "updates": machine.updates,
+        "order": hashlib.sha256(repr(order).encode()).hexdigest(), "written": dict(runtime.written), "updates": runtime.updates,
     }  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 The device `cuda` then works without a GPU and its driver, on every build of torch, with autograd, autocast, FSDP2 and AdamW. This
 patches other libraries, all of them here; what a rehearsal replaces of this project's own code goes through
-`g2rpo_core.distributed.machine.Machine`:
+`g2rpo_core.distributed.runtime.Runtime`:
 
 - CUDA's hooks and device guard: a stub that does nothing (`stub.py`, which the process has loaded before torch);
 - `torch.cuda`'s streams, events and queries; a number that is read from a tensor without data is 0, 1 or true;

@@ -14,13 +14,13 @@ from ruamel.yaml import YAML
 
 from g2rpo_core.architectures.architecture import Architecture
 from g2rpo_core.architectures.table import ARCHITECTURES, known_shape, read_schedule, text_encoders
-from g2rpo_core.common.model_store import write_lock
 from g2rpo_core.config import load_profile
 from g2rpo_core.data.embeddings import EmbeddingStore, check_lengths
 from g2rpo_core.data.prompts import Prompt
 from g2rpo_core.distributed.process_group import ProcessGroup
 from g2rpo_core.estimate.tracing import shape_of
 from g2rpo_core.foundation.errors import UserError
+from g2rpo_core.hub.model_store import write_lock
 from g2rpo_core.models.policy import Policy
 from g2rpo_core.models.settings import LoraSettings
 from g2rpo_core.sampling.rollout import sample

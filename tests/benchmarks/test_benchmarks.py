@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from g2rpo_core.common.cuda import why_none
+from g2rpo_core.numerics.cuda import why_none
 from g2rpo_core.numerics.pins import PINS
 from tests.conftest import ROOT
 from tests.fixtures.projects import small_project

@@ -1,10 +1,15 @@
 """The commands that ask nothing of the pipeline but its models, as a user runs them."""
 
+import ast
+import inspect
 import json
 import re
 import shutil
 import subprocess
 import sys
+from importlib import import_module
+from pathlib import Path
+from typing import get_type_hints
 
 import numpy as np
 import pandas as pd
@@ -13,7 +18,9 @@ import typer
 from PIL import Image
 from ruamel.yaml import YAML
 
-from g2rpo_core.cli.main import app, main
+from g2rpo_core.cli import commands
+from g2rpo_core.cli.commands import app
+from g2rpo_core.cli.main import main
 from g2rpo_core.config import load_profile
 from g2rpo_core.data.prompts import Prompt
 from g2rpo_core.inference.pictures import Pictures
@@ -72,9 +79,23 @@ def test_help_says_of_every_list_that_its_option_may_be_repeated():
     assert [(name, each.name) for name, each in lists if "may be repeated" not in each.help] == []
 
 
+def test_what_runs_takes_the_options_of_its_command():
+    """Their names, order and types: only help and defaults are the command's own."""
+    compared = 0
+    for node in ast.walk(ast.parse(Path(commands.__file__).read_text())):
+        for each in getattr(node, "decorator_list", ()):
+            if isinstance(each, ast.Call) and getattr(each.func, "id", "") == "lazy":
+                asked = getattr(commands, node.name)
+                runs = getattr(import_module(f"g2rpo_core.cli.{each.args[0].value}"), node.name)
+                assert get_type_hints(runs) == get_type_hints(asked), node.name
+                assert list(inspect.signature(runs).parameters) == list(inspect.signature(asked).parameters), node.name
+                compared += 1
+    assert compared == 12
+
+
 def test_help_waits_for_no_torch():
     script = (
-        "import sys; from importlib import import_module; from typer.testing import CliRunner; from g2rpo_core.cli.main import app\n"
+        "import sys; from importlib import import_module; from typer.testing import CliRunner; from g2rpo_core.cli.commands import app\n"
         f"for command in {COMMANDS}: assert CliRunner().invoke(app, [*command.split(), '--help']).exit_code == 0, command\n"
         f"for module in {MODULES}: import_module(module)\n"
         "print(sorted({'torch', 'diffusers', 'transformers', 'gradio'} & set(sys.modules)))"

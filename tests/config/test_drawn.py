@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-from g2rpo_core.common.runs import drawn_of
 from g2rpo_core.config import load_profile
 from g2rpo_core.config.drawn import base_for
+from g2rpo_core.foundation.runs import drawn_of
 from g2rpo_core.inference.runs import drawn_as
 from g2rpo_core.reporting.measured import Compared
 from g2rpo_core.sampling.settings import DRAWN, SamplingSettings
@@ -30,9 +30,9 @@ READS = {
     "g2rpo_core/config/profile.py": "whether an entry's settings fit together",
     "g2rpo_core/inference/painter.py": "those that it is given, the run's",
     "g2rpo_core/models/loading.py": "a message names the setting",
-    "g2rpo_core/cli/runs.py": "those of `drawn_as`, for a picture's metadata",
-    "g2rpo_core/inference/demo/answer.py": "as cli/runs.py",
-    "g2rpo_core/inference/demo/vote.py": "as cli/runs.py",
+    "g2rpo_core/cli/generate.py": "those of `drawn_as`, for a picture's metadata",
+    "g2rpo_core/inference/demo/answer.py": "as cli/generate.py",
+    "g2rpo_core/inference/demo/vote.py": "as cli/generate.py",
 }
 
 

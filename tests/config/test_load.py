@@ -7,8 +7,8 @@ from pydantic import BaseModel
 
 from g2rpo_core.algorithm.methods import METHODS
 from g2rpo_core.config import Profile, load_profile, resolve
+from g2rpo_core.config.load import KEEPS_NULL
 from g2rpo_core.foundation.errors import UserError
-from g2rpo_core.foundation.profiles import NONE
 from g2rpo_core.rewards.registry import SPECS
 from tests.conftest import ROOT
 
@@ -72,7 +72,7 @@ def test_all_settings_whose_null_is_no_default_are_known():
                 and field.get_default(call_default_factory=True) is not None
             ):
                 found.add(field.alias or name)
-    assert found == NONE and len(seen) > 30
+    assert found == KEEPS_NULL and len(seen) > 30
 
 
 def every_kind(annotation: object) -> list[object]:

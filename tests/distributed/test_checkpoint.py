@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from g2rpo_core.common.model_store import sha256
 from g2rpo_core.distributed import checkpoint
 from g2rpo_core.distributed.launcher import join_processes
 from g2rpo_core.distributed.process_group import ALONE, ProcessGroup, join, num_processes
 from g2rpo_core.foundation.errors import UserError
+from g2rpo_core.hub.model_store import sha256
 from tests.conftest import ROOT
 from tests.fixtures.waiting import HUNG
 
@@ -185,7 +185,7 @@ from datetime import timedelta
 import torch.distributed as dist
 from g2rpo_core.distributed import checkpoint
 from g2rpo_core.distributed.process_group import ALONE, ProcessGroup
-from stages.common import ends_in_one_line
+from stages.entry import ends_in_one_line
 
 rank, meet, checkpoint.VISIBLE_WITHIN = int(sys.argv[1]), sys.argv[2], 1.0
 dist.init_process_group("gloo", init_method=f"file://{meet}", rank=rank, world_size=2, timeout=timedelta(minutes=10))

@@ -15,7 +15,7 @@ import torch
 from diffusers import FluxTransformer2DModel
 from ruamel.yaml import YAML
 
-from g2rpo_core.common.runs import hash_of_folder
+from g2rpo_core.foundation.runs import hash_of_folder
 from tests.fixtures.waiting import HUNG, until
 from tests.stages.closure import ROOT
 

@@ -68,7 +68,7 @@ def check(command: str) -> None:
         assert named <= {name for each in known for name in each}, f"make has no target and no variable of {named}"
     elif program == "g2rpo":
         from g2rpo_core.cli.checkout import COMMANDS
-        from g2rpo_core.cli.main import app
+        from g2rpo_core.cli.commands import app
 
         if words[0] in COMMANDS and words[1:]:
             by_argparse(COMMANDS[words[0]][0], words[1:])

@@ -5,9 +5,9 @@ import torch
 from diffusers import FluxPipeline
 
 from examples.g2rpo_in_one_file import Model, Settings, iterate, load_pickscore
-from g2rpo_core.common.seeding import generator
 from g2rpo_core.data.prompts import prompt_order
 from g2rpo_core.rewards import registry
+from g2rpo_core.sampling.seeding import generator
 from tests.fixtures.rollouts import redness, small_method
 
 

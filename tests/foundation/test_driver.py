@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from g2rpo_core.common.cuda import why_none
 from g2rpo_core.foundation import driver
+from g2rpo_core.numerics.cuda import why_none
 from tests.conftest import ROOT
 
 SAID = {  # /proc/driver/nvidia/version

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from g2rpo_core.foundation.errors import UserError
-from g2rpo_core.foundation.files import existing, hint_for, is_full, read_json, what_lacks, write_whole, writing
+from g2rpo_core.foundation.files import existing, is_full, read_json, what_lacks, write_whole, writing
+from g2rpo_core.foundation.layout import hint_for
 
 MAKES = "the stage `{0}` makes it: dvc repro {0}"
 

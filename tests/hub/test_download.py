@@ -12,10 +12,10 @@ import torch
 from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
 
-from g2rpo_core.common.model_store import ModelStore, safe_folder, write_lock
 from g2rpo_core.foundation.errors import TransientError, UserError
 from g2rpo_core.hub import download as hub_module
 from g2rpo_core.hub.download import Revisions, download_models
+from g2rpo_core.hub.model_store import ModelStore, safe_folder, write_lock
 from g2rpo_core.hub.settings import HubModels
 
 REVISION = "0123456789abcdef0123456789abcdef01234567"

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from scipy import stats
 
-from g2rpo_core.common.model_store import sha256
+from g2rpo_core.hub.model_store import sha256
 from g2rpo_core.inference.votes import about, add_vote, agreement, share, wilson, win_rates
 from g2rpo_core.rewards.votes import SCHEMA, read_images, read_votes
 from g2rpo_core.tasks.table import verify

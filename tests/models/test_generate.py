@@ -9,12 +9,12 @@ from diffusers.pipelines.flux.pipeline_flux import calculate_shift, retrieve_tim
 
 from g2rpo_core.architectures.flux import Flux
 from g2rpo_core.architectures.table import read_schedule
-from g2rpo_core.common.seeding import generator
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.models.generate import generate_images
 from g2rpo_core.models.policy import Policy
 from g2rpo_core.sampling.rollout import sample
 from g2rpo_core.sampling.schedule import even_sigmas, shifted_sigmas
+from g2rpo_core.sampling.seeding import generator
 
 FLUX = Flux()
 

@@ -15,7 +15,7 @@ from dvc.repo import Repo
 from PIL import Image
 from safetensors.torch import save_file
 
-from g2rpo_core.common.processes import describe_machine
+from g2rpo_core.numerics.processes import describe_machine
 from pipeline import verify
 from pipeline.causes import MACHINE
 from tests.conftest import ROOT

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from g2rpo_core.common.runs import read_lock
-from g2rpo_core.distributed.machine import Machine
+from g2rpo_core.distributed.runtime import Runtime
+from g2rpo_core.foundation.runs import read_lock
 from tests.fixtures.commands import run_here
 from tests.fixtures.killed_stages import hashes
 from tests.reliability.conftest import make_checkout, stage
@@ -36,10 +36,10 @@ def change(profile: Path, section: str, **values: object) -> None:
         YAML().dump(data, file)
 
 
-def by_hand(module: str, folder: Path, profile: str, machine: Machine | None = None, seed: int = 1):
+def by_hand(module: str, folder: Path, profile: str, runtime: Runtime | None = None, seed: int = 1):
     words = ("--profile", profile, "--method", "g2rpo", "--seed", seed)
     main = importlib.import_module(f"stages.{module}").main
-    return run_here(partial(main, machine) if machine else main, *words, folder=folder)
+    return run_here(partial(main, runtime) if runtime else main, *words, folder=folder)
 
 
 def test_another_profiles_stage_changes_neither_lock_nor_numbers(known):
@@ -69,11 +69,11 @@ def test_a_run_that_params_yaml_names_is_known_unless_it_changed_meanwhile(known
 
     def edited(source: Path, output: Path) -> None:
         change(Path("profiles", "small.yaml"), "evaluation", seed=6)
-        Machine.publish(source, output)
+        Runtime.publish(source, output)
 
-    machine = Machine()
-    machine.publish = edited
-    done = by_hand("evaluate", known, "small", machine)
+    runtime = Runtime()
+    runtime.publish = edited
+    done = by_hand("evaluate", known, "small", runtime)
     assert done.returncode == 0 and "its settings, code or inputs have changed since it began" in done.stderr
     assert read_lock(known / "dvc.lock")[EVALUATE] == after
 

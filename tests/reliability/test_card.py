@@ -6,8 +6,8 @@ import shutil
 import pytest
 
 from g2rpo_core.cli.main import main
-from g2rpo_core.common.runs import hash_of_folder
 from g2rpo_core.data.prompts import Prompt, load_prompts, write_prompts
+from g2rpo_core.foundation.runs import hash_of_folder
 from tests.fixtures.commands import run_here
 
 pytestmark = pytest.mark.pipeline

@@ -24,15 +24,15 @@ from PIL import Image
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from g2rpo_core.common.model_store import LOCK, ModelStore, write_lock
-from g2rpo_core.common.runs import read_lock
 from g2rpo_core.config import Profile, load_profile, load_run
 from g2rpo_core.data.embeddings import Conditioning, EmbeddingStore, write
 from g2rpo_core.data.prompts import Prompt, load_prompts, normalized, read_prompts, write_prompts
 from g2rpo_core.distributed import checkpoint
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import complaints, read_json, read_yaml
+from g2rpo_core.foundation.runs import read_lock
 from g2rpo_core.foundation.texts import markdown, steering, visible
+from g2rpo_core.hub.model_store import LOCK, ModelStore, write_lock
 from g2rpo_core.inference.folder import pair
 from g2rpo_core.reporting.measured import model_lines, read_scores, read_training_records
 from g2rpo_core.rewards.remote import Unanswered
@@ -290,7 +290,7 @@ class TestStores:
             (root / "one").mkdir(parents=True)
             (root / "one" / "config.json").write_text('{"a": 1}')
             (root / "one" / "weights.bin").write_bytes(random.Random(0).randbytes(999))
-            from g2rpo_core.common.model_store import describe_files
+            from g2rpo_core.hub.model_store import describe_files
 
             write_lock(root, {"one": {"folder": "one", "files": describe_files(root / "one")}})
             shutil.copytree(root, folder / "whole")

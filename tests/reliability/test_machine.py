@@ -22,7 +22,7 @@ FEW = """\
 import resource
 from pathlib import Path
 from g2rpo_core.foundation.files import reading
-from stages.common import ends_in_one_line
+from stages.entry import ends_in_one_line
 @ends_in_one_line
 def main():
     resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))

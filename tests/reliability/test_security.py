@@ -15,13 +15,13 @@ import torch
 from jinja2 import Environment
 
 from g2rpo_core.cli.main import main
-from g2rpo_core.common.model_store import LOCK, ModelStore, sha256
 from g2rpo_core.config import profile_path, study_path
 from g2rpo_core.data.prompts import read_prompts
 from g2rpo_core.distributed import checkpoint
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.texts import markdown, steering, visible
 from g2rpo_core.hub.download import read_pickled
+from g2rpo_core.hub.model_store import LOCK, ModelStore, sha256
 from g2rpo_core.reporting import render as render_module
 from g2rpo_core.rewards import registry
 from g2rpo_core.rewards.spec import ServerSettings

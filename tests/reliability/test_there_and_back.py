@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import pipeline.todo
-from g2rpo_core.common.runs import SCRATCH
 from g2rpo_core.foundation.errors import UserError
+from g2rpo_core.foundation.runs import SCRATCH
 from pipeline.cached import check_kept
 from pipeline.graph import read_graph
 from pipeline.runner import run_logged

@@ -10,8 +10,8 @@ import torch
 from torchvision.transforms.v2 import functional as TF
 
 from g2rpo_core.cli.main import main
-from g2rpo_core.common.model_store import ModelStore
 from g2rpo_core.foundation.errors import UserError
+from g2rpo_core.hub.model_store import ModelStore
 from g2rpo_core.rewards import packages
 from g2rpo_core.rewards import registry as rewards
 from g2rpo_core.rewards.image_reward import image_reward

@@ -13,8 +13,8 @@ from PIL import Image
 from ruamel.yaml import YAML
 from torchvision.transforms.v2 import functional as TF
 
-from g2rpo_core.common.model_store import ModelStore
 from g2rpo_core.foundation.errors import UserError
+from g2rpo_core.hub.model_store import ModelStore
 from g2rpo_core.rewards import registry as rewards
 from g2rpo_core.rewards.registry import REWARDS, SPECS, compares, labels, max_missing, models_of, settings_of
 from g2rpo_core.rewards.scoring import score_all

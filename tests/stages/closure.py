@@ -15,7 +15,9 @@ NOT_FOLLOWED = {
     "g2rpo_core/__init__.py",
     "g2rpo_core/foundation",
     "stages/__init__.py",
-    "stages/common.py",
+    "stages/dvc.py",
+    "stages/entry.py",
+    "stages/paths.py",
 }
 
 

@@ -10,8 +10,8 @@ import pytest
 from ruamel.yaml import YAML
 from safetensors.torch import load_file, save_file
 
-from g2rpo_core.common.model_store import LOCK, ModelStore
-from stages.common import renewed, run_paths
+from g2rpo_core.hub.model_store import LOCK, ModelStore
+from stages.paths import renewed, run_paths
 from tests.conftest import ROOT
 from tests.fixtures.commands import run_here
 from tests.fixtures.projects import FIT

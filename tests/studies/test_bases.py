@@ -15,17 +15,17 @@ from dvc.repo import Repo
 from ruamel.yaml import YAML
 from scipy import stats
 
-from g2rpo_core.common.runs import SCRATCH, TRAINING_RECORDS
 from g2rpo_core.config import load_profile, load_study, profile_path, resolve
 from g2rpo_core.config.costs import cost_of_prompt
 from g2rpo_core.foundation.errors import UserError
+from g2rpo_core.foundation.runs import SCRATCH, TRAINING_RECORDS
 from g2rpo_core.inference.runs import find_weights
 from g2rpo_core.reporting.context import build_context
 from g2rpo_core.reporting.measured import Sources, measure_bases
 from g2rpo_core.reporting.recorded import read_measured, write_results
 from g2rpo_core.reporting.tables import standings
 from pipeline.cached import check_kept
-from stages.common import options_of
+from stages.dvc import options_of
 from stages.profile import write_profile
 from studies import __main__ as studies
 from studies.bases import base_graph, base_params, lend_models, of_base

@@ -5,7 +5,7 @@ import sys
 import psutil
 import pytest
 
-from g2rpo_core.common.runs import hash_of_folder
+from g2rpo_core.foundation.runs import hash_of_folder
 from tests.fixtures.waiting import HUNG, until
 
 BUILD = """

@@ -9,11 +9,11 @@ from urllib.parse import parse_qs, urlencode
 from pydantic import Field, ValidationError, field_validator
 from torchvision.transforms.functional import to_pil_image
 
-from g2rpo_core.common.runs import BASE
 from g2rpo_core.config import Profile
 from g2rpo_core.data.prompts import Prompt
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import in_one_line
+from g2rpo_core.foundation.runs import BASE
 from g2rpo_core.foundation.settings import Settings, problems_of
 from g2rpo_core.foundation.texts import normalized, unseen
 from g2rpo_core.inference.painter import Painter

@@ -14,9 +14,9 @@ import torch
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
-from g2rpo_core.common.runs import BASE
 from g2rpo_core.foundation.addresses import names_of
 from g2rpo_core.foundation.errors import UserError
+from g2rpo_core.foundation.runs import BASE
 from g2rpo_core.inference.demo import views
 from g2rpo_core.inference.demo.answer import (
     MANY,

@@ -8,8 +8,8 @@ from diffusers import AutoencoderKL
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForObjectDetection, CLIPTextConfig, CLIPTextModel, DetrConfig, T5Config, T5EncoderModel
 
-from g2rpo_core.common.pretrained import load_whole
 from g2rpo_core.foundation.errors import UserError
+from g2rpo_core.hub.pretrained import load_whole
 
 SMALL = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 16}
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from g2rpo_core.common import made
+from g2rpo_core.hub import made
 from g2rpo_core.tiny_models.settings import FitSettings
 
 SETTINGS = FitSettings(steps=4, batch=8, learning_rate=1e-3)
@@ -18,7 +18,7 @@ def key(tmp_path, monkeypatch) -> str:
     Path("code", "a.py").write_text("a = 1")
     Path("first").mkdir()
     Path("first", "weights").write_text("made")
-    made.note(key := made.key_of(SETTINGS, [Path("code")]), Path("first"))
+    made.note(key := made.key_of(SETTINGS, [Path("code")], "native"), Path("first"))
     return key
 
 
@@ -47,10 +47,10 @@ def test_what_is_not_as_it_was_made_is_not_used(key, change, tmp_path):
 
 
 def test_code_settings_and_new_files_decide_the_key(key):
-    assert made.key_of(SETTINGS, [Path("code")]) == key
-    assert made.key_of(SETTINGS.model_copy(update={"steps": 5}), [Path("code")]) != key
+    assert made.key_of(SETTINGS, [Path("code")], "native") == key
+    assert made.key_of(SETTINGS.model_copy(update={"steps": 5}), [Path("code")], "native") != key
     Path("code", "b.py").touch()
-    assert made.key_of(SETTINGS, [Path("code")]) != key
+    assert made.key_of(SETTINGS, [Path("code")], "native") != key
     Path("code", "b.py").unlink()
     Path("code", "a.py").write_text("a = 2")
-    assert made.key_of(SETTINGS, [Path("code")]) != key
+    assert made.key_of(SETTINGS, [Path("code")], "native") != key

@@ -8,21 +8,19 @@ from collections.abc import Iterable
 from importlib.metadata import version
 from pathlib import Path
 
-from g2rpo_core.common.model_store import sha256
-from g2rpo_core.common.runs import hash_of_folder
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import read_json, write_json
+from g2rpo_core.foundation.runs import hash_of_folder
 from g2rpo_core.foundation.settings import Settings
+from g2rpo_core.hub.model_store import sha256
 
 MADE = Path(".cache", "made")  # by key: the folder that was made, its hash, and what else came of it
 
 
-def key_of(settings: Settings, dependencies: Iterable[Path]) -> str:
-    """Return a hash of all that decides an output: settings, PyTorch's version, numerics, and the content of files and folders."""
-    from g2rpo_core.numerics.portable import in_use  # late, so that --help does not wait for torch
-
+def key_of(settings: Settings, dependencies: Iterable[Path], numerics: str) -> str:
+    """Return a hash of all that decides an output: settings, PyTorch's version, numerics in use, and the content of files and folders."""
     contents = [(str(file.relative_to(path)), sha256(file)) for path in dependencies for file in files_of(path)]
-    decides = [settings.deciding(), contents, version("torch"), in_use()]
+    decides = [settings.deciding(), contents, version("torch"), numerics]
     return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:16]
 
 

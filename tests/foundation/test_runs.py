@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from g2rpo_core.common.runs import read_lock
 from g2rpo_core.foundation.errors import UserError
+from g2rpo_core.foundation.runs import read_lock
 from tests.conftest import ROOT
 
 

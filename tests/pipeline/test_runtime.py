@@ -1,4 +1,4 @@
-"""The seams between product and rehearsal: all are declared in `Machine`, used by the product and replaced by the rehearsal."""
+"""The seams between product and rehearsal: all are declared in `Runtime`, used by the product and replaced by the rehearsal."""
 
 import ast
 from collections.abc import Iterator
@@ -8,10 +8,10 @@ import pytest
 
 from tests.conftest import ROOT
 
-MACHINE = ROOT / "g2rpo_core" / "distributed" / "machine.py"
+RUNTIME = ROOT / "g2rpo_core" / "distributed" / "runtime.py"
 REHEARSAL = sorted((ROOT / "pipeline" / "rehearsal").glob("*.py"))
 OURS = ("g2rpo_core", "stages", "pipeline")
-PRODUCT = [file for room in ("g2rpo_core", "stages") for file in (ROOT / room).rglob("*.py") if file != MACHINE]
+PRODUCT = [file for room in ("g2rpo_core", "stages") for file in (ROOT / room).rglob("*.py") if file != RUNTIME]
 
 
 def seams_of(file: Path, name: str) -> set[str]:
@@ -28,20 +28,20 @@ def product() -> Iterator[ast.AST]:
 
 
 def is_seam(node: ast.AST) -> bool:
-    """Whether this is an attribute of `machine`, or of something's machine."""
-    return isinstance(node, ast.Attribute) and ast.unparse(node.value).split(".")[-1] == "machine"
+    """Whether this is an attribute of `runtime`, or of something's runtime."""
+    return isinstance(node, ast.Attribute) and ast.unparse(node.value).split(".")[-1] == "runtime"
 
 
 def test_the_product_uses_every_seam_and_the_rehearsal_replaces_it():
-    seams = seams_of(MACHINE, "Machine")
+    seams = seams_of(RUNTIME, "Runtime")
     assert {node.attr for node in product() if is_seam(node)} == seams
-    assert seams_of(ROOT / "pipeline" / "rehearsal" / "machine.py", "Rehearsed") >= seams
+    assert seams_of(ROOT / "pipeline" / "rehearsal" / "runtime.py", "Rehearsed") >= seams
 
 
 def test_every_function_that_reads_weights_has_a_stand_in():
     calls = [node for node in product() if isinstance(node, ast.Call) and is_seam(node.func)]
     read = {ast.unparse(call.args[0]) for call in calls if call.func.attr == "read"}
-    source = ast.parse((ROOT / "pipeline" / "rehearsal" / "machine.py").read_text())
+    source = ast.parse((ROOT / "pipeline" / "rehearsal" / "runtime.py").read_text())
     assigned = [node for node in ast.walk(source) if isinstance(node, ast.AnnAssign)]
     (stand_ins,) = (node.value for node in assigned if ast.unparse(node.target) == "self._stand_ins")
     assert {key.attr for key in stand_ins.keys} == read

@@ -2,7 +2,7 @@
 
 import torch
 
-from g2rpo_core.common.seeding import generator, seed_of
+from g2rpo_core.sampling.seeding import generator, seed_of
 
 SEED = 6230882969046613121  # of rollout/3/noise, by hashlib alone
 

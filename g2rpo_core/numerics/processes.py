@@ -10,8 +10,8 @@ from importlib.metadata import version
 
 import torch
 
-from g2rpo_core.common.cuda import prepare, why_none
 from g2rpo_core.foundation.errors import UserError
+from g2rpo_core.numerics.cuda import prepare, why_none
 from g2rpo_core.numerics.pins import read_processor
 from g2rpo_core.numerics.portable import in_use
 

@@ -1,4 +1,4 @@
-"""The machine of a rehearsal: it simulates GPUs and processes, reads no weights, and meters what runs on it."""
+"""The runtime of a rehearsal: it simulates GPUs and processes, reads no weights, and meters what runs on it."""
 
 import json
 from collections import Counter
@@ -14,10 +14,10 @@ from peft import LoraConfig
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves
 
-from g2rpo_core.common.model_store import ModelStore
 from g2rpo_core.distributed import checkpoint
-from g2rpo_core.distributed.machine import Machine
 from g2rpo_core.distributed.process_group import Processes, ProcessGroup
+from g2rpo_core.distributed.runtime import Runtime
+from g2rpo_core.hub.model_store import ModelStore
 from g2rpo_core.models import loading, stored
 from g2rpo_core.rewards import image_reward, registry
 from g2rpo_core.rewards.spec import ModelSize, Reward, Section
@@ -37,7 +37,7 @@ class SimulatedGroup(ProcessGroup):
         return [value] * self.size
 
 
-class Rehearsed(Machine):
+class Rehearsed(Runtime):
     """Process `rank` of `size` with the GPU number `local` of its node; lora: the adapter in a run's weights, if any."""
 
     def __init__(self, meter: Meter, rank: int, size: int, local: int, lora: LoraConfig | None):

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from importlib.metadata import version
@@ -11,16 +11,16 @@ from pathlib import Path
 from g2rpo_core.foundation.files import write_whole
 
 FOLDER = Path(".cache", "traced")
-CODE = ("architectures", "estimate", "models")  # packages of the core that trace
+CODE = ("architectures", "models")  # packages of the core that trace
 PACKAGES = ("diffusers", "peft", "torch", "transformers")
 
 
-def kept(what: str, decides: object, make: Callable[[], Mapping[str, int]]) -> Mapping[str, int]:
+def kept(what: str, decides: object, make: Callable[[], Mapping[str, int]], code: Sequence[str] = CODE) -> Mapping[str, int]:
     """Return what `make` returned for the same `what` and `decides`, or call it; a file that cannot be read is made again.
 
-    decides: data of which `repr` tells all.
+    decides: data of which `repr` tells all; code: packages of the core that `make` runs.
     """
-    key = hashlib.sha256(repr((what, decides, _identity())).encode()).hexdigest()[:32]
+    key = hashlib.sha256(repr((what, decides, _identity(*code))).encode()).hexdigest()[:32]
     file = FOLDER / f"{key}.json"
     with suppress(OSError, ValueError):
         return json.loads(file.read_text())
@@ -32,9 +32,9 @@ def kept(what: str, decides: object, make: Callable[[], Mapping[str, int]]) -> M
 
 
 @cache
-def _identity() -> tuple[str, ...]:
+def _identity(*packages: str) -> tuple[str, ...]:
     """Return the hash of the code that traces, and the versions of what it traces."""
     core = Path(__file__).resolve().parent.parent
-    files = sorted(file for name in CODE for file in (core / name).rglob("*.py"))
+    files = sorted(file for name in packages for file in (core / name).rglob("*.py"))
     code = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
     return code, *(version(package) for package in PACKAGES)

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from g2rpo_core.common.processes import describe_machine, describe_processor, device_of
 from g2rpo_core.distributed.process_group import ProcessGroup, join
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.numerics.pins import read_processor
+from g2rpo_core.numerics.processes import describe_machine, describe_processor, device_of
 from tests.fixtures.waiting import until
 
-CHILD = "import time; from g2rpo_core.common.processes import die_with_parent; die_with_parent(); print('on', flush=True); time.sleep(600)"
+CHILD = "import time; from g2rpo_core.numerics.processes import die_with_parent; die_with_parent(); print('on', flush=True); time.sleep(600)"
 PARENT = "import subprocess, sys; child = subprocess.Popen([sys.executable, '-c', sys.argv[1]]); print(child.pid, flush=True); child.wait()"
 
 
@@ -31,16 +31,14 @@ def test_a_process_ends_with_its_parent_however_that_ends():
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process of its parent's end")
 def test_a_process_that_any_program_started_goes_on():
     """A shell that exports WORLD_SIZE, srun, mpirun: no name of a parent is needed."""
-    shell = (
-        f'"{sys.executable}" -c "from g2rpo_core.common.processes import die_with_parent; die_with_parent(); print(\'on\')"; true'
-    )
+    shell = f'"{sys.executable}" -c "from g2rpo_core.numerics.processes import die_with_parent; die_with_parent(); print(\'on\')"; true'
     ended = subprocess.run(["sh", "-c", shell], capture_output=True, text=True)
     assert (ended.stdout, ended.stderr) == ("on\n", "")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process of its parent's end")
 def test_a_process_whose_launcher_has_ended_says_so_and_ends():
-    code = "from g2rpo_core.common.processes import die_with_parent; die_with_parent(99999999); print('on')"
+    code = "from g2rpo_core.numerics.processes import die_with_parent; die_with_parent(99999999); print('on')"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert ended.returncode == 1 and not ended.stdout
     assert re.fullmatch("error: process [0-9]+ ends, because its launcher, process 99999999, has ended\n", ended.stderr)

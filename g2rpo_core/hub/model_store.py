@@ -7,7 +7,6 @@ safetensors).
 
 import hashlib
 import json
-import os
 from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path, PurePosixPath
@@ -17,8 +16,6 @@ from g2rpo_core.foundation.files import complaint, existing, in_one_line, read_j
 
 LOCK = "models.lock.json"
 QUALITY = "quality.json"  # beside it: what the stage `models` measured of the models that it built, by name
-NEEDS_GPU = 2**30  # bytes of a pipeline from which a run on the CPU takes weeks
-ON_CPU = "G2RPO_ON_CPU"  # the environment variable that allows it
 HASHED = 2**26  # bytes; up to this size every load checks a file's hash, not only its size
 
 
@@ -83,24 +80,6 @@ class ModelStore:
             raise UserError(
                 f"{entry['repo']} at {entry['revision']} is gone from the Hugging Face cache: fetch it again with `{self.fetch}`"
             ) from None
-
-
-def check_device(models: ModelStore) -> None:
-    """Check that models of a published size have a GPU; UserError naming why torch finds none. Models that are missing are said later."""
-    if not (models.root / LOCK).exists():
-        return
-    size = sum(about["size"] for about in models.entry("pipeline")["files"].values())
-    if size < NEEDS_GPU or os.environ.get(ON_CPU) == "1":
-        return
-    import torch
-
-    if not torch.cuda.is_available():
-        from g2rpo_core.common.cuda import why_none
-
-        raise UserError(
-            f"{models.root}: the pipeline has {size / 2**30:.0f} GiB, and torch finds no GPU here: {why_none()}; else go to a machine "
-            f"with one, or set {ON_CPU}=1 to compute on the CPU for weeks"
-        )
 
 
 def check_files(folder: Path, files: dict[str, dict]) -> None:

@@ -1,5 +1,6 @@
-"""Defines what a run needs of its machine: other processes, calls of models, files of weights, and a place for its state."""
+"""Runtime interface of a stage: process group, model calls, weight loading, run state. The rehearsal overrides it."""
 
+import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -7,19 +8,35 @@ from typing import Any, TypeVar
 
 import torch
 
-from g2rpo_core.common.model_store import ModelStore, check_device
 from g2rpo_core.distributed import checkpoint
 from g2rpo_core.distributed.launcher import join_processes
 from g2rpo_core.distributed.process_group import Processes, ProcessGroup
+from g2rpo_core.foundation.errors import UserError
+from g2rpo_core.hub.model_store import LOCK, ModelStore
+from g2rpo_core.numerics.cuda import why_none
 
 T = TypeVar("T")
+NEEDS_GPU = 2**30  # bytes of a pipeline from which a run on the CPU takes weeks
+ON_CPU = "G2RPO_ON_CPU"  # the environment variable that allows it
 
 
-class Machine:
-    """The machine that a stage runs on; each `main` takes one, and `Policy` hands it on to what it trains and samples.
+def check_device(models: ModelStore) -> None:
+    """Check that models of a published size have a GPU; UserError naming why torch finds none. Models that are missing are said later."""
+    if not (models.root / LOCK).exists():
+        return
+    size = sum(about["size"] for about in models.entry("pipeline")["files"].values())
+    if size >= NEEDS_GPU and os.environ.get(ON_CPU) != "1" and not torch.cuda.is_available():
+        raise UserError(
+            f"{models.root}: the pipeline has {size / 2**30:.0f} GiB, and torch finds no GPU here: {why_none()}; else go to a machine "
+            f"with one, or set {ON_CPU}=1 to compute on the CPU for weeks"
+        )
 
-    Every method does the real thing. A rehearsal overrides all of them to run the same stage without GPUs, weights and time:
-    whatever it replaces of this project's code is a method here.
+
+class Runtime:
+    """The runtime of a stage: each `main` takes one, and `Policy` hands it to the code that trains and samples.
+
+    Every method here does the real thing; there is nothing to know about it to change a method. The rehearsal overrides all of them to run
+    the same stage without GPUs, weights and time: whatever it replaces of this project's code is a method here.
     """
 
     def join(self, asked: Processes, items: int | None = None, grace: float = 0.0) -> tuple[ProcessGroup, torch.device]:
@@ -64,4 +81,4 @@ class Machine:
     release = staticmethod(checkpoint.release)
 
 
-REAL = Machine()
+REAL = Runtime()

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from g2rpo_core.common.cuda import WITHOUT_BACKWARD, describe, peak_bytes, prepare, reset_peak, wait
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.models.policy import Policy
+from g2rpo_core.numerics.cuda import WITHOUT_BACKWARD, describe, peak_bytes, prepare, reset_peak, wait
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 

@@ -1,0 +1,121 @@
+"""Look at this machine, for `g2rpo doctor`: one block for a bug report."""
+
+import importlib.metadata
+import os
+import platform
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import torch
+from huggingface_hub import get_token
+
+from g2rpo_core.cli.preflight import checks
+from g2rpo_core.config import Profile, load_profile, profile_path
+from g2rpo_core.foundation import driver
+from g2rpo_core.foundation.errors import UserError
+from g2rpo_core.numerics import probe
+from g2rpo_core.numerics.cuda import why_none
+from g2rpo_core.numerics.processes import version_of
+from g2rpo_core.tasks import TASK_NAMES
+
+PACKAGES = (
+    "torch", "diffusers", "transformers", "accelerate", "peft", "dvc", "prefect", "open_clip_torch", "pyarrow", "tensorboard", "gradio",
+)  # fmt: skip
+TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "WANDB_API_KEY", "OPENAI_API_KEY")
+GIB = 2**30
+
+
+def doctor(profile: str | None) -> None:
+    """Print what this machine has and what each profile lacks; with a profile of published weights, check the machine against it."""
+    for line in [*machine(), *tokens(), *profiles(profile)]:
+        print(line)
+    if profile:
+        preflight(profile)
+
+
+def preflight(name: str) -> None:
+    """Print every check of a profile of published weights as it is made; exit status 1 if one is red."""
+    loaded = load_profile(profile_path(name))
+    if loaded.models.source != "hub":
+        return
+    red = 0
+    for check in checks(name, loaded):
+        print(check, flush=True)
+        red += not check.good
+    if red:
+        raise UserError(f"doctor: {red} checks of profile {name} are red")
+
+
+def machine() -> Iterator[str]:
+    """Describe the versions, processors, memory and disk."""
+    yield f"python {platform.python_version()}, {platform.system()} {platform.machine()}"
+    yield "packages: " + ", ".join(f"{name} {find_version(name)}" for name in PACKAGES)
+    yield f"g2rpo: {commit() or 'no git checkout here'}"
+    memory, disk = psutil.virtual_memory(), shutil.disk_usage(Path.cwd())
+    yield f"{os.cpu_count()} CPUs, {memory.available / GIB:.0f} of {memory.total / GIB:.0f} GiB memory free, {disk.free / GIB:.0f} GiB disk free here"
+    yield probe.check_machine()
+    needs = driver.needs(torch.__version__, torch.version.cuda)
+    yield f"NVIDIA driver: {driver.find_version() or 'none found'}; {needs or f'torch {torch.__version__} uses none'}"
+    if not torch.cuda.is_available():
+        yield f"GPU: torch finds none: {why_none()}; profile tiny works, flux_* would take weeks"
+    for index in range(torch.cuda.device_count()):
+        name = torch.cuda.get_device_properties(index).name
+        free, total = torch.cuda.mem_get_info(index)
+        yield f"GPU {index}: {name}, {free / GIB:.0f} of {total / GIB:.0f} GiB free, CUDA {torch.version.cuda}"
+
+
+def tokens() -> Iterator[str]:
+    """Say which tokens are set, never their values."""
+    names = [name for name in TOKENS if os.environ.get(name)]
+    logged_in = "logged in to the Hugging Face hub" if get_token() else "not logged in to the Hugging Face hub (hf auth login)"
+    yield f"tokens: {', '.join(names) or 'none in the environment'}; {logged_in}"
+
+
+def profiles(only: str | None) -> Iterator[str]:
+    """Say what each profile still needs."""
+    names = [only] if only else sorted(path.stem for path in Path("profiles").glob("*.yaml"))
+    if not names:
+        yield "no folder `profiles` here: run it in the project's checkout"
+    for name in names:
+        try:
+            loaded = load_profile(profile_path(name))
+        except UserError as error:
+            if only:
+                raise
+            yield f"profile {name}: {error}"
+            continue
+        yield f"profile {name}: {'; '.join(missing(name, loaded)) or 'nothing is missing'}"
+
+
+def missing(name: str, profile: Profile) -> Iterator[str]:
+    """Yield what `dvc repro` of a profile needs, or makes first."""
+
+    if profile.models.source == "hub" and not get_token():
+        yield "a token for its gated weights (hf auth login)"
+    for part, named in (("train", "training"), ("test", "test")):
+        source = getattr(profile.prompts, part)
+        if isinstance(source, str) and source not in TASK_NAMES and not Path(source).exists():
+            yield f"the {named} prompts {source}"
+        if not isinstance(source, str) and not Path("prompts", name, f"{part}.parquet").exists():
+            yield f"the {named} prompts of {source.repo}, which dvc repro fetches"
+    if not Path("models", name, "models.lock.json").exists():
+        yield "its models, which dvc repro makes or fetches"
+
+
+def find_version(package: str) -> str:
+    """Return a package's version, or `missing`."""
+    try:
+        return version_of(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "missing"
+
+
+def commit() -> str | None:
+    """Return the checkout's commit, with `+` if files differ from it; None outside a checkout."""
+    git = lambda *words: subprocess.run(["git", *words], capture_output=True, text=True)
+    if not shutil.which("git") or (head := git("rev-parse", "--short", "HEAD")).returncode:
+        return None
+    return head.stdout.strip() + ("+" if git("status", "--porcelain", "--untracked-files=no").stdout.strip() else "")

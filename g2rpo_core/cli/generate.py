@@ -1,0 +1,96 @@
+"""Draw prompts as pictures, for `g2rpo generate`."""
+
+import math
+from pathlib import Path
+
+import torch
+
+from g2rpo_core.cli.options import read_profile
+from g2rpo_core.data.prompts import Prompt, given_prompts, read_prompts
+from g2rpo_core.foundation.errors import UserError
+from g2rpo_core.foundation.files import writing
+from g2rpo_core.foundation.runs import BASE
+from g2rpo_core.inference.painter import Painter
+from g2rpo_core.inference.pictures import MOST_STEPS, Pictures
+from g2rpo_core.inference.runs import drawn_as, find_weights
+
+MOST_SEEDS = 1000
+
+
+def generate(
+    prompts: list[str] | None,
+    file: Path | None,
+    run: list[str] | None,
+    profile: str | None,
+    seeds: str,
+    steps: int | None,
+    guidance: float | None,
+    trained_share: float,
+    lora_scale: float,
+    out: Path,
+    grid: bool,
+    device: str | None,
+) -> None:
+    """Check the options, then draw; UserError before any model is loaded if an option does not fit."""
+    name, settings = read_profile(profile)
+    # Check the options
+    numbers, folders = parse_seeds(seeds), {each: find_weights(each, name) for each in run or BASE[:1]}
+    steps = settings.evaluation.steps[0] if steps is None else steps
+    if not 1 <= steps <= MOST_STEPS or not 0 < trained_share <= 1:
+        raise UserError(
+            f"generate: --steps must be at least 1 and at most {MOST_STEPS}, and --trained-share above 0 and at most 1"
+        )
+    if not math.isfinite(guidance or 0.0) or not math.isfinite(lora_scale):
+        raise UserError("generate: --guidance and --lora-scale must be finite numbers")
+    if out.exists() and not out.is_dir():
+        raise UserError(f"generate: --out {out} is not a folder")
+    texts = read_texts(prompts, file)
+    origin = {"profile": name, "steps": steps, "trained_share": trained_share, "lora_scale": lora_scale}
+    runs = drawn_as(folders, name, settings, guidance)
+    own = {drawn: {"guidance": how.guidance} for drawn, (_, how) in runs.items()}
+    pictures = Pictures(out, list(runs), texts, numbers, origin, grid, own)
+    with writing(out):
+        out.mkdir(parents=True, exist_ok=True)
+        pictures.find_room()
+
+    # Draw every prompt with every seed, by one run after the other
+    painter = Painter(settings, Path("models", name), device)
+    encoded = painter.encode(texts)
+    kept: dict[str, list[torch.Tensor]] = {drawn: [] for drawn in runs}
+    with writing(out):
+        for drawn, (weights, how) in runs.items():
+            painter.forget()
+            folder = folders[weights]
+            pictures.origin["shift"] = painter.find_schedule(painter.policy(folder, how)).shift_at(steps)
+            for number, conditioning in enumerate(encoded):
+                images = painter.draw(folder, conditioning, numbers, steps, how, trained_share, lora_scale)
+                if grid:
+                    kept[drawn].append(images)
+                for path in pictures.write(drawn, number, images):
+                    print(path)
+        for path in pictures.write_last(kept):
+            print(path)
+
+
+def parse_seeds(text: str) -> list[int]:
+    """Parse `1,4-6` as 1, 4, 5, 6; UserError for anything else, and for more than 1,000."""
+    seeds: dict[int, None] = {}
+    try:
+        for part in text.split(","):
+            first, _, last = part.partition("-")
+            span = range(int(first), int(last or first) + 1)
+            if len(span[: MOST_SEEDS + 1]) > MOST_SEEDS or int(last or first) >= 2**63:
+                raise ValueError
+            seeds |= dict.fromkeys(span)
+    except ValueError:
+        seeds = {}
+    if not 0 < len(seeds) <= MOST_SEEDS:
+        raise UserError(f"generate: --seeds {text}: give whole numbers from 0, as 7, 1,2,5 or 1-4, at most 1,000")
+    return list(seeds)
+
+
+def read_texts(prompts: list[str] | None, file: Path | None) -> list[Prompt]:
+    """Return the prompts from the arguments or the file."""
+    if bool(prompts) == bool(file):
+        raise UserError("generate: give prompts, or a file of them with --file")
+    return read_prompts(file) if file else given_prompts(prompts or [])

@@ -1,0 +1,74 @@
+"""Score a folder of images with any of the rewards, for `g2rpo score`."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pandas as pd
+
+from g2rpo_core.cli.options import read_rewards, resolve_alias
+from g2rpo_core.foundation.errors import UserError
+from g2rpo_core.foundation.files import read_text, write_whole, writing
+from g2rpo_core.foundation.texts import visible
+from g2rpo_core.hub.model_store import LOCK
+from g2rpo_core.inference.folder import LISTS, Parts, pair, score_images
+from g2rpo_core.inference.runs import tiny_rewards
+from g2rpo_core.numerics.processes import device_of
+from g2rpo_core.rewards.registry import REWARDS, SPECS, code_of, compares, load, max_missing, refuse_comparing, settings_of
+from g2rpo_core.rewards.remote import RemoteReward
+from g2rpo_core.rewards.scoring import check_missing, note_cut
+
+
+def score(folder: Path, reward: list[str], prompts: Path | None, out: Path, profile: str | None, models: Path | None) -> None:
+    """Score the folder and write the table.
+
+    UserError before scoring if an input is missing or damaged, and after it if more scores are missing than `max_missing` allows. What
+    was scored before an error is kept beside `out`: the same command goes on from it.
+    """
+    # Check the options, before any model is loaded
+    section, models = read_rewards(profile, models)
+    any_image = [spec.name for spec in SPECS if not spec.tasks_only and not compares(spec.name)]
+    any_image += [name for name in section if name not in REWARDS]
+    names = [resolve_alias(name) for name in reward]
+    for given, name in zip(reward, names):
+        if compares(name):
+            raise UserError(refuse_comparing(f"--reward {given}", name, section))
+        if name not in any_image:
+            aliases = [alias for spec in SPECS for alias in spec.aliases]
+            raise UserError(f"--reward {given}: unknown; there are {', '.join([*any_image, *aliases])}")
+    if out.suffix not in (".csv", ".parquet"):
+        raise UserError(f"--out {out}: must end in .csv or .parquet")
+    read = [prompts] if prompts else [folder / name for name in LISTS]
+    if out.exists() and any(file.exists() and out.samefile(file) for file in read):
+        raise UserError(f"--out {out}: is the file of prompts: give another")
+    table = pair(folder, prompts)
+    with writing(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+    # Find what was scored by the same rewards, of the same code
+    scorers = load(names, models, device_of(None), section)
+    note_cut(scorers, table.prompt)
+    lock = models / LOCK
+    code = [scorer.health.version if isinstance(scorer, RemoteReward) else code_of(scorer) for scorer in scorers.values()]
+    decides = [names, {name: section.get(name) for name in names}, read_text(lock) if lock.exists() else None, code]
+    with writing(out):
+        kept = Parts(out, folder, table, decides)
+    # Score, and note which rewards are small models
+    scored = score_images(folder, table, scorers, kept)
+    for name in scored:
+        table[name] = scored[name]
+    here = tiny_rewards([name for name in names if not settings_of(section, name).remote], models)
+    there = [scorer.health.note for scorer in scorers.values() if isinstance(scorer, RemoteReward)]
+    if note := "; ".join(filter(None, [here, *there])):
+        table["models"] = note
+    with writing(out):
+        write_whole(out, table.to_csv(index=False) if out.suffix == ".csv" else table.to_parquet(index=False))
+    means = ", ".join(f"{name} {table[name].mean():.4f}" for name in names)
+    print(f"{out}: {len(table)} images, mean {means}{' (' + visible(note) + ')' if note else ''}")
+    _check_missing(table, names, section)
+    kept.discard()
+
+
+def _check_missing(table: pd.DataFrame, names: list[str], section: Mapping) -> None:
+    for name, largest in max_missing(names, section).items():
+        missing = table[table[name].isna()]
+        reasons = missing.get(f"{name}_reason", missing[name].astype(str))
+        check_missing(name, len(missing), len(table), largest, *reasons[:1])

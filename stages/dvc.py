@@ -1,0 +1,94 @@
+"""Tells DVC of a stage that it did not start."""
+
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+from g2rpo_core.foundation.errors import attempt
+from stages.paths import RunPaths
+
+if TYPE_CHECKING:  # DVC is an extra
+    from dvc.stage import Stage
+
+BUSY_TRIES, BUSY_WAIT = 120, 5.0  # seconds between two tries of DVC while another of its runs has the same files
+
+
+def commit(stage: str, args: SimpleNamespace, paths: RunPaths, unchanged: Callable[[], bool]) -> bool:
+    """Commit to DVC the outputs of a stage that DVC did not start: the next `dvc repro` would delete them and run it again.
+
+    Only if DVC's own command of that stage is this one, and `unchanged`: settings and dependencies are those that it began with.
+    Return whether DVC knows them now, or there is no DVC here; False of a stage that DVC started, as it looks at them later.
+    """
+    project = paths.lock.parent
+    if "DVC_STAGE" in os.environ or not (project / ".dvc").exists():
+        return "DVC_STAGE" not in os.environ
+    if options_of(stage, project) != {name: value for name, value in vars(args).items() if value is not None}:
+        print(
+            f"DVC does not know this run: {project / 'params.yaml'} does not name its profile, method and seed", file=sys.stderr
+        )
+        return False
+    if not attempt(unchanged)[0]:  # or no longer readable
+        print("DVC does not know this run: its settings, code or inputs have changed since it began", file=sys.stderr)
+        return False
+    done = update_profile(project)
+    if (
+        not done.returncode and stage.startswith("train@") and project == Path(".")
+    ):  # it depends on what it starts from, or on nothing
+        done = _dvc("repro", "--single-item", "published", project=project)
+    if not done.returncode:
+        done = _dvc("commit", "--force", stage, project=project)
+    if done.returncode:
+        why = done.stderr.strip().split("\n")[-1]
+        keep = commit_command(stage, project)
+        print(f"DVC does not know this run yet ({why}); before the next dvc repro, run: {keep}", file=sys.stderr)
+        return False
+    print(f"dvc status knows this run as {stage}")
+    return True
+
+
+def options_of(stage: str, project: Path) -> dict[str, str]:
+    """Return the options of the command by which DVC would run a stage (`train@g2rpo-1`); empty if it has no such stage."""
+    try:
+        from dvc.exceptions import DvcException
+    except ImportError:
+        return {}
+    try:
+        words = shlex.split(str(load_stage(stage, project).cmd))
+    except (DvcException, OSError):
+        return {}
+    return {word.removeprefix("--"): value for word, value in zip(words, words[1:]) if word.startswith("--")}
+
+
+def load_stage(stage: str, project: Path) -> "Stage":
+    """Load a stage (`train@g2rpo-1`) of the DVC project in a folder; given a name alone, DVC reads the dvc.yaml of the working folder."""
+    from dvc.repo import Repo
+
+    return Repo(str(project)).stage.load_one(path=str(project / "dvc.yaml"), name=stage)
+
+
+def commit_command(stage: str, project: Path) -> str:
+    """Return what to type, in the main project's folder, so that DVC keeps the outputs of a stage as they are."""
+    return f"{'' if project == Path('.') else f'cd {project} && '}dvc commit -f {stage}"
+
+
+def update_profile(project: Path = Path(".")) -> subprocess.CompletedProcess[str]:
+    """Run DVC's stage `profile`, unless it is up to date: stages that run read its output, and would block it."""
+    checked = _dvc("status", "--quiet", "profile", project=project)
+    return _dvc("repro", "profile", project=project) if checked.returncode else checked
+
+
+def _dvc(*words: str, project: Path) -> subprocess.CompletedProcess[str]:
+    """Run DVC, which waits for its lock; also wait for another of its runs that has the same files, for ten minutes."""
+    for _ in range(BUSY_TRIES):
+        command = [sys.executable, "-m", "dvc", "--wait-for-lock", *words]
+        done = subprocess.run(command, cwd=project, capture_output=True, text=True)
+        if "is busy, it is being blocked by" not in done.stderr:
+            break
+        time.sleep(BUSY_WAIT)
+    return done

@@ -1,0 +1,85 @@
+"""Names the folders of a stage, and makes one anew."""
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+
+from g2rpo_core.foundation.files import read_yaml
+from g2rpo_core.foundation.profiles import folders_of
+
+ROOT = Path(__file__).parents[1]  # of the code; data are in the working directory
+REPORTS = Path("reports")
+OTHERS = REPORTS / "others"  # of profiles that params.yaml does not name, run by hand: git and DVC do not know it
+
+
+@dataclass(frozen=True)
+class RunPaths:
+    """The folders of runs, evaluations and reports: those of params.yaml, or of a study."""
+
+    name: str
+    """The profile's, or `studies/NAME`."""
+    runs: Path
+    evaluations: Path
+    reports: Path
+    lock: Path
+    """DVC's."""
+
+    @property
+    def timings(self) -> Path:
+        """Return the folder of seconds, which differ from run to run, so that DVC does not hash them."""
+        return self.reports / "timings"
+
+
+def run_paths(profile: str, study: str | None) -> RunPaths:
+    """Return the paths of the profile's own runs, or of a study or one of its bases with it.
+
+    What has no profile in its path is of the profile that params.yaml names; that of another one is in OTHERS.
+    """
+    if study is None:
+        params = Path("params.yaml")
+        named = read_yaml(params) if params.exists() else {}
+        reports = REPORTS if not isinstance(named, dict) or named.get("profile", profile) == profile else OTHERS / profile
+        return RunPaths(profile, Path("runs", profile), Path("evaluations", profile), reports, Path("dvc.lock"))
+    home = Path("studies", study)
+    return RunPaths(str(home), home / "runs", home / "evaluations", home / "reports", home / "dvc.lock")
+
+
+def model_folders(args: SimpleNamespace) -> tuple[Path, Path]:
+    """Return the folders of models and embeddings: the profile's, or those of one of a study's bases (`--study my_study/base-2`)."""
+    return folders_of(args.profile, args.study)
+
+
+def declared_code(stage: str) -> list[Path]:
+    """Return the packages and files of code that a stage declares to DVC; a run can resume while they stay the same."""
+    stages = read_yaml(ROOT / "dvc.yaml")["stages"]
+    return [ROOT / path for path in stages[stage]["deps"] if path.startswith(("g2rpo_core/", "stages/"))]
+
+
+@contextmanager
+def renewed(folder: Path, last: str) -> Iterator[Path]:
+    """Make a folder anew in the block, as DVC removes outputs before a run; if that fails, the old one is there as it was.
+
+    It may be a symlink, which stays. After a kill in the block, the next start puts the old one back first; last: the file that
+    is written last, so that with it the new one is whole.
+    """
+    there = folder.resolve()
+    old = there.with_name(f".{there.name}.old")
+    if (there / last).exists():
+        shutil.rmtree(old, ignore_errors=True)
+    elif old.exists():
+        shutil.rmtree(there, ignore_errors=True)
+        old.rename(there)
+    if there.exists():
+        there.rename(old)
+    try:
+        there.mkdir(parents=True)
+        yield folder
+    except BaseException:
+        shutil.rmtree(there, ignore_errors=True)
+        if old.exists():
+            old.rename(there)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
