@@ -6,7 +6,7 @@ All of them read both files whole, and raise a UserError on a damaged one.
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,8 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from g2rpo_core.foundation.files import read_json, read_table, read_text, reading, whole
-from g2rpo_core.foundation.texts import visible
+from g2rpo_core.foundation.texts import FEW, leaves, some, visible
 
-FEW = 3  # columns, numbers or words that a line names
 SHORT = 32  # characters of a text that a line shows
 SHARED = 8  # of them, that both texts have
 MOST_WORDS = 200_000  # that are compared one by one; difflib takes minutes for more
@@ -157,7 +156,8 @@ def _unlike(one: object, other: object) -> bool:
 
 def json_apart(old: Path, new: Path) -> str:
     """Name the numbers that differ most, relative to their size, and then other values."""
-    before, after = (dict(leaves(read_json(path))) for path in (old, new))
+    before: dict[str, Any] = dict(leaves(read_json(old)))
+    after: dict[str, Any] = dict(leaves(read_json(new)))
     shared = [key for key in before if key in after and before[key] != after[key]]
     numbers = [key for key in shared if _is_number(before[key]) and _is_number(after[key])]
     numbers.sort(key=lambda key: -abs(after[key] - before[key]) / max(abs(before[key]), abs(after[key])))
@@ -178,15 +178,6 @@ def json_apart(old: Path, new: Path) -> str:
     return f"JSON: {'; '.join(said) or 'the same values, written otherwise'}"
 
 
-def leaves(data: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield every value that is no mapping or list, with its dotted key."""
-    if not isinstance(data, Mapping | list | tuple):
-        yield key, data
-        return
-    for part, value in data.items() if isinstance(data, Mapping) else enumerate(data):
-        yield from leaves(value, f"{key}.{part}" if key else str(part))
-
-
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
@@ -199,11 +190,6 @@ def _short(value: object) -> str:
     """Return a value or word for a message: numbers with four digits, texts up to SHORT characters."""
     text = f"{value:.4g}" if isinstance(value, float) else str(value)
     return text if len(text) <= SHORT else f"{text[:SHORT]}…"
-
-
-def some(names: Sequence[str]) -> str:
-    """Name the first few, and give the number of the others."""
-    return ", ".join(names[:FEW]) + (f" and {len(names) - FEW} others" if len(names) > FEW else "")
 
 
 def texts_apart(old: Path, new: Path) -> str:

@@ -20,6 +20,7 @@ from dvc.repo import Repo, lock_repo
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import read_json
 from g2rpo_core.foundation.runs import read_lock
+from g2rpo_core.foundation.texts import leaves, some
 from pipeline.cached import Params, restorable, unstored
 from pipeline.graph import explain
 from stages.entry import ends_in_one_line
@@ -78,7 +79,6 @@ def main() -> None:
 def due(repo: Repo) -> Iterator[Due]:
     """Yield the stages that would run, each after those that it needs."""
     from g2rpo_core.config import load_run, profile_path, resolve
-    from pipeline.differences import some
     from stages.profile import written_data
 
     file = Path("dvc.lock")
@@ -114,8 +114,6 @@ def due(repo: Repo) -> Iterator[Due]:
 
 def changes(stage: Any, params: Params) -> Iterator[str]:
     """Yield why a stage of DVC's that has run would run again; params: the values of a parameter file as they will be then."""
-    from pipeline.differences import leaves, some
-
     made = [Path(out.def_path) for other in stage.repo.index.stages for out in other.outs]
     if missing := [str(out.def_path) for out in stage.outs if not out.exists]:
         yield f"not here: {some(missing)}"

@@ -11,10 +11,11 @@ from pathlib import Path
 
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import read_json
+from g2rpo_core.foundation.texts import some
 from pipeline.causes import causes, first_to_differ
 from pipeline.committed import committed_file, committed_json, committed_stages, content, files_in, md5_of, read_outputs
 from pipeline.conclusions import changed, comparisons_in
-from pipeline.differences import bytes_apart, difference, some
+from pipeline.differences import bytes_apart, difference
 from pipeline.graph import read_graph
 from stages.entry import ends_in_one_line
 from stages.paths import REPORTS

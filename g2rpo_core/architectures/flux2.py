@@ -158,3 +158,6 @@ class Flux2Klein(Architecture):
 
     def original_modules(self, config: Config) -> Iterator[Original]:
         return of_two_kinds(OUTSIDE_BLOCKS, DOUBLE, SINGLE, config)
+
+
+ARCHITECTURE = Flux2Klein()

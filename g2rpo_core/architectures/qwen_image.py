@@ -132,3 +132,6 @@ class QwenImage(Architecture):
     def shallow(self, config: Config) -> tuple[dict[str, Any], list[tuple[dict[str, Any], int]]]:
         """Return shallow configurations of two blocks: with checkpointing, the peak comes while one is computed again, after another."""
         return {**config, "num_layers": 2}, [({**config, "num_layers": 3}, config["num_layers"] - 2)]
+
+
+ARCHITECTURE = QwenImage()

@@ -7,15 +7,18 @@ from diffusers import DiffusionPipeline, FlowMatchEulerDiscreteScheduler
 
 from g2rpo_core.architectures.architecture import Architecture, ModelShape, Schedule
 from g2rpo_core.architectures.flux import Flux
-from g2rpo_core.architectures.flux2 import Flux2Klein
-from g2rpo_core.architectures.qwen_image import QwenImage
 from g2rpo_core.architectures.sd3 import StableDiffusion3
-from g2rpo_core.architectures.zimage import ZImage
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import complaint, read_json, reading, whole
+from g2rpo_core.foundation.rooms import experimental
 from g2rpo_core.hub.pretrained import load_whole
 
-BASES = (Flux(), StableDiffusion3(), Flux2Klein(), ZImage(), QwenImage())
+EXPERIMENTAL = ("flux2", "zimage", "qwen_image")  # modules of this package, each with an ARCHITECTURE
+BASES: tuple[Architecture, ...] = (
+    Flux(),
+    StableDiffusion3(),
+    *(module.ARCHITECTURE for name in EXPERIMENTAL if (module := experimental(f"{__package__}.{name}"))),
+)
 ARCHITECTURES: dict[str, Architecture] = {base.pipeline.__name__: base for base in BASES}
 
 

@@ -113,3 +113,6 @@ class ZImage(Architecture):
             ("layers", "n_layers"),
         ):
             yield from of_blocks(kind, kind, config[count], ATTENTION, norm="weight")
+
+
+ARCHITECTURE = ZImage()

@@ -1,12 +1,17 @@
-"""Makes texts from outside (prompts, file names, servers' answers) safe to show: none of them controls a terminal or a page."""
+"""Makes texts from outside (prompts, file names, servers' answers) safe to show: none of them controls a terminal or a page.
+
+And shortens what would not fit into a line.
+"""
 
 import io
 import re
 import sys
 import unicodedata
+from collections.abc import Iterator, Mapping, Sequence
 
 # Unicode's classes of characters that change the direction of a line
 BIDI = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
+FEW = 3  # names, numbers or words that a line shows
 MARKDOWN = re.compile(r"([\\`*_{}\[\]<>|~$])")
 
 
@@ -83,3 +88,17 @@ def unsteered(text: str) -> str:
 def markdown(text: object) -> str:
     """Return `text` as Markdown shows it literally, in one line, in a cell of a table too."""
     return MARKDOWN.sub(r"\\\1", visible(str(text).replace("\n", " ").replace("\t", " ")))
+
+
+def some(names: Sequence[str]) -> str:
+    """Name the first few, and give the number of the others."""
+    return ", ".join(names[:FEW]) + (f" and {len(names) - FEW} others" if len(names) > FEW else "")
+
+
+def leaves(data: object, key: str = "") -> Iterator[tuple[str, object]]:
+    """Yield every value that is no mapping or list, with its dotted key."""
+    if not isinstance(data, Mapping | list | tuple):
+        yield key, data
+        return
+    for part, value in data.items() if isinstance(data, Mapping) else enumerate(data):
+        yield from leaves(value, f"{key}.{part}" if key else str(part))

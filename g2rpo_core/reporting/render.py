@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from jinja2 import Environment, FunctionLoader, PackageLoader, StrictUndefined, select_autoescape
+from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup
 from PIL import Image
 
@@ -28,10 +28,8 @@ QUALITY = 80  # of WebP
 
 def render(context: dict) -> dict[str, str]:
     """Return the report's files by name, from a context of `build_context`: report.html, report.md, and each chart as an image."""
-    templates = PackageLoader("g2rpo_core.reporting")
-    loader = FunctionLoader(lambda name: _in_units(templates.get_source(environment, name)[0], context["unit"]))
     environment = Environment(
-        loader=loader,
+        loader=PackageLoader("g2rpo_core.reporting"),
         autoescape=select_autoescape(["html.j2"]),
         undefined=StrictUndefined,
         keep_trailing_newline=True,
@@ -45,11 +43,6 @@ def render(context: dict) -> dict[str, str]:
     shown = context | {"images": {name: Markup(image) for name, image in images.items()}}
     texts = {name: environment.get_template(f"{name}.j2").render(shown) for name in ("report.html", "report.md")}
     return texts | {f"{name}.svg": image for name, image in images.items()}
-
-
-def _in_units(template: str, unit: str) -> str:
-    """Return a template that speaks of another unit than seeds in all its own words, which are outside of Jinja's tags."""
-    return re.sub(r"(\{\{.*?\}\}|\{%.*?%\})|\bseed(?=s?\b)", lambda found: found[1] or unit, template)
 
 
 def _without_steering(value: object) -> object:

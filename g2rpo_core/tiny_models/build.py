@@ -22,7 +22,6 @@ from g2rpo_core.numerics.cuda import prepare, why_none
 from g2rpo_core.numerics.pins import Numerics
 from g2rpo_core.numerics.portable import in_use, use
 from g2rpo_core.numerics.processes import die_with_parent
-from g2rpo_core.rewards.hpsv3 import HPSv3Settings, hpsv3
 from g2rpo_core.rewards.image_reward import image_reward
 from g2rpo_core.rewards.similarity import clip_score, hps, pickscore
 from g2rpo_core.rewards.unified_reward import UnifiedRewardSettings, unified_reward
@@ -39,7 +38,6 @@ from g2rpo_core.tiny_models.clip import (
     train_towers,
     transformers_towers,
 )
-from g2rpo_core.tiny_models.hpsv3 import save_hpsv3, train_hpsv3
 from g2rpo_core.tiny_models.image_reward import save_image_reward, train_image_reward
 from g2rpo_core.tiny_models.language import TinyFlux2, TinyQwenImage, TinyZImage
 from g2rpo_core.tiny_models.pipeline import TinyBase, TinyFlux, TinyStableDiffusion3, train_pipeline, train_vae
@@ -194,6 +192,10 @@ def _unified_reward(root: Path, how: Scorer) -> tuple[Callable, dict]:
 
 
 def _hpsv3(root: Path, how: Scorer) -> tuple[Callable, dict]:
+    # Experimental: this file must load without them
+    from g2rpo_core.rewards.hpsv3 import HPSv3Settings, hpsv3
+    from g2rpo_core.tiny_models.hpsv3 import save_hpsv3, train_hpsv3
+
     model, quality = train_hpsv3(*how[:3])
     save_hpsv3(model, how.task, root / "hpsv3", root / "hpsv3_processor")
     small = HPSv3Settings(pixels=how.task.size**2, micro_batch=128)

@@ -35,8 +35,14 @@ WIDTH = 32  # of language models
 class WithLanguageModel(TinyBase):
     """A tiny base model that encodes its prompts and calls its transformer by its `Architecture`."""
 
-    architecture: Architecture
+    pipeline_class: str
+    """Diffusers' class."""
     encoder: PreTrainedModel
+
+    @property
+    def architecture(self) -> Architecture:
+        """Return the base model, which is experimental: KeyError if it was deleted."""
+        return ARCHITECTURES[self.pipeline_class]
 
     def __init__(self, task: Task, captions: list[str]):
         self.tokenizer = qwen_tokenizer(task)
@@ -112,7 +118,7 @@ class Flux2Vae(TinyVae):
 class TinyFlux2(WithLanguageModel):
     """A small FLUX.2 klein, as its base variants."""
 
-    architecture, vae = ARCHITECTURES["Flux2KleinPipeline"], Flux2Vae
+    pipeline_class, vae = "Flux2KleinPipeline", Flux2Vae
 
     def make_encoder(self, vocabulary):
         return qwen3(Qwen3ForCausalLM, vocabulary, 28)  # the pipeline takes the states of layers 9, 18 and 27
@@ -127,7 +133,7 @@ class TinyFlux2(WithLanguageModel):
 class TinyZImage(WithLanguageModel):
     """A small Z-Image."""
 
-    architecture = ARCHITECTURES["ZImagePipeline"]
+    pipeline_class = "ZImagePipeline"
 
     def make_encoder(self, vocabulary):
         return qwen3(Qwen3Model, vocabulary, 3)
@@ -176,7 +182,7 @@ class QwenImageVae(TinyVae):
 class TinyQwenImage(WithLanguageModel):
     """A small Qwen-Image."""
 
-    architecture, vae = ARCHITECTURES["QwenImagePipeline"], QwenImageVae
+    pipeline_class, vae = "QwenImagePipeline", QwenImageVae
 
     def make_encoder(self, vocabulary):
         text = {

@@ -5,6 +5,9 @@ import re
 import tomllib
 from collections.abc import Iterator
 
+import pytest
+from ruamel.yaml import YAML
+
 from tests.conftest import ROOT
 
 NAME = 80  # characters; a test's name is shorter
@@ -62,3 +65,25 @@ def test_every_package_that_pyproject_asks_for_is_pinned():
 def plain(name: str) -> str:
     """A package's name as registries compare it."""
     return re.sub(r"[-_.]+", "-", name).lower()
+
+
+@pytest.mark.parametrize(
+    "message, good",
+    [
+        ("Let DVC restore trainings\n", True),
+        ("Let DVC restore trainings\n\nIt ran them again, for hours.\n", True),
+        ("Let DVC restore trainings\n# Please enter the commit message\n", True),
+        (f"Say {'it ' * 30}at length\n", False),
+        ("Let DVC restore trainings.\n", False),
+        ("let DVC restore trainings\n", False),
+        ("Let DVC restore trainings\nat once\n", False),
+        ("Pass the device on\n", True),
+        ("Need a token for gated weights\n", True),
+        ("Fixed what was reported\n", False),
+        ("Lock after that: every output has the hash that it had\n", False),
+    ],
+)
+def test_the_hook_takes_a_short_imperative_subject(message, good):
+    hooks = YAML(typ="safe").load(ROOT / ".pre-commit-config.yaml")["repos"][0]["hooks"]
+    (pattern,) = (each["entry"] for each in hooks if each["id"] == "subject")
+    assert bool(re.search(pattern, message, re.MULTILINE)) == good

@@ -3,20 +3,16 @@
 The page downloads nothing and reports nothing: it uses system fonts, and Gradio's analytics are off.
 """
 
-import random
-import traceback
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 
 import gradio as gr
-import torch
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from g2rpo_core.foundation.addresses import names_of
 from g2rpo_core.foundation.errors import UserError
-from g2rpo_core.foundation.runs import BASE
+from g2rpo_core.foundation.rooms import experimental
 from g2rpo_core.inference.demo import views
 from g2rpo_core.inference.demo.answer import (
     MANY,
@@ -29,26 +25,20 @@ from g2rpo_core.inference.demo.answer import (
     link,
     list_rewards,
 )
-from g2rpo_core.inference.demo.vote import Pair, draw_pair, keep, offered_prompts
+from g2rpo_core.inference.demo.views import ALONE, HIDDEN
 from g2rpo_core.inference.painter import Painter
 from g2rpo_core.inference.pictures import MOST_STEPS
 from g2rpo_core.inference.runs import find_weights, tiny_rewards
-from g2rpo_core.inference.votes import file_of
 from g2rpo_core.models.stored import weights_in
 from g2rpo_core.rewards.registry import labels
-from g2rpo_core.rewards.votes import EQUAL
 from g2rpo_core.tasks import TASK_NAMES
 from g2rpo_core.tasks.table import TASKS
 
 KEPT = 30  # in the history
-SKIP = "skip"
-CHOICES = {"left": "Left is better", EQUAL: "Both are equal", "right": "Right is better", SKIP: "Skip"}
 FIELDS = tuple(ImageRequest.model_fields)
 THEME = gr.themes.Base(font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"]).set(
     body_text_color_subdued="*neutral_500", body_text_color_subdued_dark="*neutral_400"
 )
-HIDDEN = {"api_visibility": "private"}
-ALONE = {**HIDDEN, "concurrency_limit": 1, "concurrency_id": "draw"}  # one request at a time
 REMEMBER = "link => { if (link) history.replaceState(null, '', link) }"  # the page's address brings its images back
 
 
@@ -69,38 +59,13 @@ class Actions:
             asked = checked(dict(zip(FIELDS, values)))
             drawn = answer(self.painter, self.profile, self.list_runs(), asked)
         except Exception as error:  # noqa: BLE001 - the page shows one sentence, whatever happened
-            return views.message(_explain(error)), gr.skip(), gr.skip(), gr.skip(), ""
+            return views.failure(error), gr.skip(), gr.skip(), gr.skip(), ""
         kept = [link(asked), *(each for each in saved if each != link(asked))][:KEPT]
         return "", self._images(asked, drawn), kept, views.history(kept, self.usual), link(asked)
 
     def _images(self, asked: ImageRequest, drawn: Sequence[DrawnImage]) -> str:
         note = tiny_rewards(list(asked.rewards), self.painter.models)
         return views.images(asked, drawn, self.labels, self.painter.profile.evaluation, note)
-
-    def next_pair(self, pair: Pair | None, prompts: str, runs: list[str]) -> tuple:
-        """Return the message, the images, the next pair and its id; nothing changes while there is a pair without a vote."""
-        if pair is not None:
-            return (gr.skip(),) * 4
-        try:
-            pair = draw_pair(self.painter, self.profile, self.list_with_base(), prompts, runs, random.SystemRandom())
-        except Exception as error:  # noqa: BLE001 - the page shows one sentence, whatever happened
-            return views.message(_explain(error)), "", None, ""
-        return gr.skip(), views.pair(pair, self.painter.profile.evaluation), pair, pair.id
-
-    def vote(self, choice: str, pair: Pair | None, shown: str, voter: str) -> tuple:
-        """Keep a choice, and return what was what, and that there is no pair now; a choice of another pair than the one shown is none."""
-        if pair is None or pair.id != shown:
-            return gr.skip(), gr.skip()
-        try:
-            if choice != SKIP:
-                keep(file_of(self.profile), pair, choice, voter)
-        except Exception as error:  # noqa: BLE001 - the page shows one sentence, whatever happened
-            return views.message(_explain(error)), gr.skip()
-        return views.voted(pair, choice), None
-
-    def list_with_base(self) -> list[str]:
-        """List the runs to vote on."""
-        return [BASE[0], *self.list_runs()]
 
     def example(self) -> str:
         """Return the images of an example, so that the page begins with some; nothing for models that take long to draw."""
@@ -146,7 +111,8 @@ def make_page(painter: Painter, profile: str, list_runs: Callable[[], list[str]]
                 images = gr.HTML(actions.example(), elem_id="pictures", apply_default_css=False)
                 gr.Markdown("### History")
                 past = gr.HTML(views.history([], actions.usual), elem_id="history", apply_default_css=False)
-        _vote_tab(actions, page)
+        if vote_tab := experimental("g2rpo_core.inference.demo.vote_tab"):
+            vote_tab.add(painter, profile, list_runs, page)
         _report_tab()
         # What the browser keeps: the history, and the link as the page's address
         saved = gr.BrowserState([], storage_key=f"g2rpo-{profile}", secret="not-a-secret")
@@ -161,40 +127,6 @@ def make_page(painter: Painter, profile: str, list_runs: Callable[[], list[str]]
             actions.draw_if_linked, [linked, *given], shown, show_progress_on=[images], **ALONE
         )
     return page
-
-
-def _vote_tab(actions: Actions, page: gr.Blocks) -> None:
-    """Add the tab where a person picks the better of two images."""
-    with gr.Tab("Vote"), gr.Row():
-        # Inputs at the left, the pair and what to say of it at the right
-        with gr.Column(scale=2, min_width=280):
-            prompts = gr.Textbox(
-                offered_prompts(actions.painter, actions.profile),
-                label="Prompts, one a line",
-                lines=6,
-                max_lines=12,
-                elem_id="vote-prompts",
-            )
-            there = actions.list_with_base()
-            runs = gr.CheckboxGroup(there, value=there, label="Compare", info="of one alone, two seeds", elem_id="vote-runs")
-            voter = gr.Textbox(label="Your name", info="need not be given; it is kept with your votes", elem_id="voter")
-            start = gr.Button("Draw a pair", variant="primary", elem_id="vote-start")
-        with gr.Column(scale=5, min_width=280):
-            images = gr.HTML(elem_id="pair", apply_default_css=False)
-            with gr.Row():
-                buttons = {choice: gr.Button(label, elem_id=f"vote-{choice}") for choice, label in CHOICES.items()}
-            message = gr.HTML(elem_id="voted", apply_default_css=False)
-    # The pair stays with the server, so that the browser cannot tell whose the images are; `shown` says which pair a press is about
-    pair, shown = gr.State(None), gr.Textbox(visible=False)
-    given, after = [pair, prompts, runs], [message, images, pair, shown]
-    start.click(lambda: ("", None), None, [message, pair], **HIDDEN).then(
-        actions.next_pair, given, after, show_progress_on=[images], **ALONE
-    )
-    for choice, button in buttons.items():
-        button.click(partial(actions.vote, choice), [pair, shown, voter], [message, pair], **HIDDEN).then(
-            actions.next_pair, given, after, show_progress_on=[images], **ALONE
-        )
-    page.load(lambda: gr.CheckboxGroup(choices=actions.list_with_base()), None, runs, **HIDDEN)
 
 
 def _report_tab() -> None:
@@ -238,16 +170,6 @@ def _inputs(actions: Actions) -> tuple[dict, gr.Button]:
 def _is_lora(run: str, profile: str) -> bool:
     folder = find_weights(run, profile)
     return folder is not None and weights_in(folder)[1]
-
-
-def _explain(error: Exception) -> str:
-    """Explain an error in one sentence for the page; one that no user can cause also goes to the console."""
-    if isinstance(error, UserError):
-        return str(error)
-    if isinstance(error, torch.OutOfMemoryError):
-        return "the device has too little memory for so many models: choose fewer runs or rewards, and restart the demo"
-    traceback.print_exception(error)
-    return f"this failed because of a bug in the program ({type(error).__name__}); see the console of `g2rpo demo`"
 
 
 def serve(page: gr.Blocks, host: str, port: int, browser: bool) -> str:

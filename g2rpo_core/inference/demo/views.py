@@ -2,19 +2,23 @@
 
 import base64
 import re
+import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import torch
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from g2rpo_core.evaluation.settings import EvaluationSettings
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.inference.demo.answer import DrawnImage, ImageRequest, from_link, link
-from g2rpo_core.inference.demo.vote import Pair
 
 OPEN_TO_ALL = "Anyone who can reach this address can use the page: there is no password."
 # the tables of images in reporting/templates/report.html.j2
 PAIRS = re.compile(r'<div class="scroll"><table class="pictures.*?</table></div>', re.DOTALL)
+
+HIDDEN = {"api_visibility": "private"}  # of an event
+ALONE = {**HIDDEN, "concurrency_limit": 1, "concurrency_id": "draw"}  # one request at a time
 
 environment = Environment(
     loader=PackageLoader("g2rpo_core.inference.demo"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
@@ -30,6 +34,16 @@ def message(text: str) -> str:
     return environment.from_string('<p class="g2-error" role="alert">{{ text }}</p>').render(text=text)
 
 
+def failure(error: Exception) -> str:
+    """Render an error in one sentence; one that no user can cause also goes to the console."""
+    if isinstance(error, UserError):
+        return message(str(error))
+    if isinstance(error, torch.OutOfMemoryError):
+        return message("the device has too little memory for so many models: choose fewer runs or rewards, and restart the demo")
+    traceback.print_exception(error)
+    return message(f"this failed because of a bug in the program ({type(error).__name__}); see the console of `g2rpo demo`")
+
+
 def images(
     asked: ImageRequest, drawn: Sequence[DrawnImage], labels: Mapping[str, str], size: EvaluationSettings, note: str | None
 ) -> str:
@@ -38,25 +52,6 @@ def images(
     return environment.get_template("pictures.html.j2").render(
         shown, width=size.width, height=size.height, pixelated=size.height < 128
     )
-
-
-def pair(two: Pair, size: EvaluationSettings) -> str:
-    """Render two images side by side, without a word of what drew them."""
-    return environment.get_template("pair.html.j2").render(
-        pair=two, width=size.width, height=size.height, pixelated=size.height < 128
-    )
-
-
-def voted(two: Pair, choice: str) -> str:
-    """Render what was what, after the vote."""
-    said = {
-        "left": "you chose the left one",
-        "right": "you chose the right one",
-        "equal": "both are equal to you",
-        "skip": "skipped",
-    }
-    text = '<p class="g2-soft">The last pair: left {{ l.run }}, seed {{ l.seed }}; right {{ r.run }}, seed {{ r.seed }}: {{ said }}.</p>'
-    return environment.from_string(text).render(l=two.left, r=two.right, said=said[choice])
 
 
 def history(saved: object, usual: Mapping[str, object]) -> str:

@@ -13,9 +13,8 @@ from torchvision.transforms.functional import to_pil_image
 from g2rpo_core.config import load_profile
 from g2rpo_core.data.prompts import Prompt, write_prompts
 from g2rpo_core.foundation.errors import UserError
-from g2rpo_core.inference.demo import views
-from g2rpo_core.inference.demo.page import Actions
 from g2rpo_core.inference.demo.vote import draw_pair, keep, offered_prompts
+from g2rpo_core.inference.demo.vote_tab import Actions, render_pair
 from g2rpo_core.inference.runs import find_weights
 from g2rpo_core.inference.votes import file_of
 from g2rpo_core.rewards.votes import read_images, read_votes
@@ -78,7 +77,7 @@ def test_one_run_alone_is_compared_by_two_seeds(painter):
 
 def test_the_page_shows_nothing_that_tells_whose_an_image_is_and_the_file_all(painter):
     pair = draw(painter, ["g2rpo-1", "g2rpo-2"])
-    html = views.pair(pair, painter.profile.evaluation)
+    html = render_pair(pair, painter.profile.evaluation)
     for side in (pair.left, pair.right):
         assert side.run not in html and str(side.seed) not in html
         assert Image.open(io.BytesIO(side.shown)).info == {} and b"g2rpo" not in side.shown
@@ -95,18 +94,18 @@ def test_the_page_shows_nothing_that_tells_whose_an_image_is_and_the_file_all(pa
 
 
 def test_a_press_counts_once_and_only_for_the_pair_that_was_shown(painter):
-    actions = Actions(painter, "tiny", lambda: RUNS[1:])
+    actions = Actions(painter, "tiny", lambda: RUNS)
     _, html, pair, shown = actions.next_pair(None, PROMPTS, RUNS)
     assert "<img" in html and shown == pair.id
     assert actions.next_pair(pair, PROMPTS, RUNS) == (gr.skip(),) * 4  # before the vote nothing changes
-    actions.vote("left", pair, "another", "")
-    actions.vote("left", None, shown, "")
+    actions.keep("left", pair, "another", "")
+    actions.keep("left", None, shown, "")
     assert not file_of("tiny").exists()
-    said, gone = actions.vote("left", pair, shown, "")
+    said, gone = actions.keep("left", pair, shown, "")
     assert gone is None and f"left {pair.left.run}, seed {pair.left.seed}" in said and "you chose the left one" in said
-    actions.vote("skip", pair, shown, "")
+    actions.keep("skip", pair, shown, "")
     assert len(read_votes(file_of("tiny"))) == 1
-    said, kept = actions.vote("left", pair, shown, "x" * 101)
+    said, kept = actions.keep("left", pair, shown, "x" * 101)
     assert "a voter&#39;s name has at most 100 characters" in said and kept is not None
     assert len(read_votes(file_of("tiny"))) == 1
 
