@@ -33,9 +33,9 @@ from g2rpo_core.numerics.portable import use_deterministic
 from g2rpo_core.rewards.preprocess import Preprocess
 from g2rpo_core.rewards.similarity import CosineScore
 from g2rpo_core.rewards.spec import ScorerSettings
+from g2rpo_core.tracking.utilization import share_of_peak
 from g2rpo_core.training.metrics import START
 from g2rpo_core.training.trainer import Trainer
-from g2rpo_core.training.utilization import share_of_peak
 
 OUT = Path(".cache", "gpu_first.md")
 PROFILES = ("flux_smoke", "flux_lora_24gb")  # for 80 GB, and for 24

@@ -33,7 +33,7 @@ from pipeline.graph import Stage
 GRID_PROMPTS = 6
 GRID_PIXELS = 128  # of one image's side
 RECORDS = "*/{run}/*/records.jsonl"  # training/loop.py's CURVE in the scratch folder of distributed/checkpoint.py, by profile
-# the last of training/tracking.py
+# the last of tracking/display.py
 RESUME, LIVE = SCRATCH / "train", Path(".cache", "live")
 LAST_ROWS = 12
 

@@ -27,7 +27,7 @@ from g2rpo_core.rewards import registry
 from g2rpo_core.tasks import TASK_NAMES, table
 from g2rpo_core.tiny_models.settings import BASES, BuiltModels
 from g2rpo_core.tiny_models.tokenizers import TOKENIZERS
-from g2rpo_core.training.tracking import not_installed
+from g2rpo_core.tracking.display import not_installed
 from stages.entry import arguments, ends_in_one_line
 from stages.paths import REPORTS
 

@@ -8,7 +8,7 @@ import signal
 import sys
 
 _SET_BY_USER = os.environ.get("HF_HUB_OFFLINE")
-# huggingface_hub reads it once, at its import
+# huggingface_hub reads it at its import
 os.environ["HF_HUB_OFFLINE"] = "1"
 # `python -m stages.train` imports for seconds, in which Ctrl-C has to end it without a traceback (see `ends_in_one_line`)
 if sys.argv[0] == "-m":
@@ -21,6 +21,9 @@ if sys.argv[0] == "-m":
 
 
 def allow_hub() -> None:
-    """Let this stage use the hub, unless the user has set HF_HUB_OFFLINE=1; to be called before huggingface_hub is imported."""
+    """Let this stage use the hub, unless the user has set HF_HUB_OFFLINE=1."""
     if _SET_BY_USER is None:
+        from huggingface_hub import constants  # late, so that --help does not wait for it
+
         os.environ["HF_HUB_OFFLINE"] = "0"
+        constants.HF_HUB_OFFLINE = False  # which it read when it was imported, and looks at in each request

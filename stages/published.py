@@ -11,6 +11,7 @@ from g2rpo_core.foundation.files import write_json
 from g2rpo_core.foundation.runs import start_of
 from g2rpo_core.hub.download import REVISIONS, Revisions, fetch_published
 from g2rpo_core.hub.model_store import ModelStore, write_lock
+from g2rpo_core.weights.stored import check_fits, choose
 from stages import allow_hub
 from stages.entry import arguments, ends_in_one_line, sections
 from stages.paths import renewed
@@ -26,9 +27,6 @@ def main() -> None:
     take("published", args.profile)
     revisions = Revisions(REVISIONS / "published.json")
     allow_hub()
-    # Only now: it imports the hub's client, which reads once whether it may ask
-    from g2rpo_core.models.stored import check_fits, choose
-
     pipeline = ModelStore(Path("models", args.profile)).folder("pipeline")
     starts = {method: settings.run(method).training.start for method in run.methods}
     with renewed(Path("published", args.profile), INDEX) as root:

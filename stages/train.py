@@ -16,11 +16,11 @@ from g2rpo_core.foundation.runs import TRAINING_RECORDS, run_name, start_of
 from g2rpo_core.hub.model_store import LOCK, ModelStore
 from g2rpo_core.models.policy import Policy, policy_settings
 from g2rpo_core.rewards import registry
+from g2rpo_core.tracking.display import Display
 from g2rpo_core.training.drift import history
 from g2rpo_core.training.loop import bytes_needed, finish, train
 from g2rpo_core.training.metrics import heldout_means, write_records
 from g2rpo_core.training.rewards import load_rewards, say_what_is_cut
-from g2rpo_core.training.tracking import Display
 from g2rpo_core.training.trainer import Trainer
 from stages.dvc import commit
 from stages.entry import arguments, ends_in_one_line, say, sections

@@ -26,7 +26,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from g2rpo_core.foundation import driver
+from g2rpo_core.numerics import driver
 
 ROOT = Path(__file__).resolve().parent.parent
 LINK = ROOT / ".venv"

@@ -412,15 +412,15 @@ def _smallest(profiles: dict[str, Profile]) -> str:
     return f"`{name}`: {machines[name].gpus} × {machines[name].memory:g} GiB"
 
 
-def _guidance(base: Architecture, repo: str) -> str:
-    least = next((least for least in (0, 1) if base.forward_evals(least + 0.5) > 1), None)
+def _guidance(architecture: Architecture, repo: str) -> str:
+    least = next((least for least in (0, 1) if architecture.forward_evals(least + 0.5) > 1), None)
     if least is not None:
         return f"classifier-free above {least}"
-    return "an input of the model" if base.published[repo].transformer.get("guidance_embeds") else "none"
+    return "an input of the model" if architecture.published[repo].transformer.get("guidance_embeds") else "none"
 
 
-def _licence(base: Architecture, repo: str) -> str:
-    about = next(about for start, about in base.licences.items() if repo.startswith(start))
+def _licence(architecture: Architecture, repo: str) -> str:
+    about = next(about for start, about in architecture.licences.items() if repo.startswith(start))
     return about.get("license_name", about["license"])
 
 

@@ -27,6 +27,7 @@ def standardized(rewards: torch.Tensor, deviation: torch.Tensor | None = None, s
     A group `without_spread` carries no signal: it gets 0, not its rounding over a deviation that is rounding as well.
     deviation: of all rewards together, in place of each group's own; broadcasts against the rewards. size: as of `without_spread`.
     """
+    # float64: the mean of equal rewards is not that reward in float32, and 0 / 0 becomes a signal
     values = rewards.double()
     divisor = values.std(-1, keepdim=True) + 1e-8 if deviation is None else deviation.double() + OF_BATCH
     scaled = (values - values.mean(-1, keepdim=True)) / divisor
@@ -60,6 +61,7 @@ def group_advantages(
     weight = torch.ones(len(rewards)) if weights is None else torch.tensor(weights, dtype=torch.float32)
     if weight.shape != rewards.shape[:1]:
         raise ValueError(f"{len(rewards)} rewards need as many weights, got {len(weight)}")
+    # A sum, not a mean, over granularities (Eq. 11): the clamp below is on what they add up to
     mixed = torch.einsum("r,rjkg->kg", weight.to(rewards.device), standardized(rewards, deviation, size))
     return mixed.clamp(-clip, clip)
 
@@ -83,6 +85,7 @@ def branch_advantages(
     deviation: [R, J, 1, 1], and size: shape of rewards, as of `standardized`. A group of one has an advantage of 0.
     """
     _, prompts, branches, _, width = rewards.shape
+    # Standardizing one value would divide rounding by rounding
     if width <= groups:
         return rewards.new_zeros(prompts, branches, width)
 

@@ -72,6 +72,7 @@ class Batch:
 
     def rows(self, chosen: torch.Tensor) -> Self:
         """Return some of the rows, by index."""
+        # replace, not a constructor: subclasses have more tensors
         return replace(self, **{name: value[chosen] for name, value in self._parts().items()})
 
     @classmethod
@@ -161,6 +162,7 @@ def split_updates(
 
 def parts_of_group(members: int, updates: int) -> list[slice]:
     """Return the members that each of several optimizer steps trains on: neighbours, as equally many as can be."""
+    # Neighbours, not a random part: members of one initial noise stay together
     parts = torch.arange(members).tensor_split(updates)
     return [slice(int(part[0]), int(part[-1]) + 1) for part in parts if len(part)]
 
@@ -172,10 +174,12 @@ def transition_batches(transitions: list[TrainedTransition], processes: ProcessG
     equally many states; collective then.
     """
     rows = [_rows(transition) for transition in transitions]
+    # One batch for each number of members: padding would cost forwards for nothing
     batches = []
     for members in sorted({row.old_log_prob.shape[1] for row in rows}, reverse=True):
         batch = TransitionBatch.concatenated([row for row in rows if row.old_log_prob.shape[1] == members])
         if processes:
+            # Sharded weights need every process in every call, so all must have equally many states
             needed = batch.weights.any(1)
             count = max(processes.gather(int(needed.sum())))
             batch = batch.rows(needed.logical_not().sort(stable=True).indices[:count].sort().values)

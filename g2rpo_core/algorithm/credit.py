@@ -69,6 +69,7 @@ def batch_deviation(rewards: torch.Tensor, processes: ProcessGroup) -> torch.Ten
 
     It is float64. Collective.
     """
+    # Gathered as values, not as moments: the sum over processes would depend on how prompts are shared
     every = torch.cat(processes.gather(rewards.transpose(1, 3).flatten(2).cpu()), -1)  # [R, J, P * B * W of all]
     return every.double().std(-1, correction=0)[..., None, None].to(rewards.device)
 
@@ -103,6 +104,7 @@ class CreditAssignment:
             return self._of_gains(rewards, gains)
         values, size, weights = self._aggregated(rewards, rewards.abs())
         of_members = self._standardized(values, size, weights)  # [P, B, G]
+        # A shared state is one transition of several images, so their rewards must become one number first
         advantages = []
         for transition in transitions:
             branch, states = transition.sde_step.branch, transition.log_prob.shape[1]
@@ -139,6 +141,7 @@ class CreditAssignment:
         if self.credit.reward_aggr == "advantages":
             return values, size, self.weights
         # Rounding does not cancel: the sizes of a difference add up
+        # Standardized as one: a reward with a larger spread then has more to say, whatever its weight
         return weighted_sum(values, self.weights), weighted_sum(size, [abs(weight) for weight in self.weights]), [1.0]
 
     def _standardized(self, values: torch.Tensor, size: torch.Tensor, weights: Sequence[float]) -> torch.Tensor:

@@ -22,6 +22,8 @@ def clipped_loss(ratio: torch.Tensor, advantages: torch.Tensor, clip_range: floa
 
     ratio, advantages: float32 of one shape; clip_range: eps > 0, about 1e-4 because log-probabilities are averages.
     """
+    # The minimum keeps the gradient of a ratio that left the range against its advantage, and drops it where
+    # the policy already went as far as it may
     return -torch.minimum(ratio * advantages, ratio.clamp(1 - clip_range, 1 + clip_range) * advantages)
 
 
@@ -33,6 +35,7 @@ def masked_loss(
     divergence: exact KL divergence of the current transition to the sampling one, a mean over elements; threshold: up to which
     nothing is masked. Beyond it a transition counts that leads back: r > 1 with A < 0, or r < 1 with A > 0. All of one shape.
     """
+    # On its way back a transition keeps its gradient: a mask by distance alone would trap the policy outside
     onwards = ((ratio > 1) & (advantages > 0)) | ((ratio < 1) & (advantages < 0))
     masked = (divergence >= threshold) & onwards
     return torch.where(masked, 0.0, -ratio * advantages), masked

@@ -225,6 +225,7 @@ class VelocityMatching:
         sigmas, noises = [], []
         for index in draws.prompts:
             generator = draws.generator(index)
+            # With one draw for the group, what equal images share cancels in the sum of their advantages
             images = 1 if settings.shared else groups * members
             times = torch.stack([self._times(generator) for _ in range(images)])  # [images, K]
             noise = torch.randn(images, settings.times, *latent, generator=generator)
@@ -243,6 +244,7 @@ class VelocityMatching:
             prompt=every(torch.arange(len(clean), device=device)[:, None, None].expand(clean.shape[:3])),
             member=every(torch.arange(members, device=device).expand(clean.shape[:3])),
         )
+        # At the first and only update the current velocity, detached, is the old one: no second forward
         if not settings.keeps_old:
             return batch
         with torch.no_grad():
@@ -253,6 +255,7 @@ class VelocityMatching:
         (first, last), count = self.settings.share, self.settings.times
         if self.settings.draw in ("uniform", "linear"):
             # a density that rises with t has a distribution function that rises with t^2
+            # Inverse transform sampling on the part that is left of the interval
             power = 2 if self.settings.draw == "linear" else 1
             high, low = (1 - first) ** power, (1 - last) ** power
             return (high - (high - low) * torch.rand(count, generator=generator)) ** (1 / power)
@@ -280,6 +283,7 @@ class VelocityMatching:
             with torch.no_grad():
                 before = reference(*arguments)
         # The loss, and the distances to the slow copy and to the model before training
+        # The weight is a constant of the loss: with a gradient it would reward a large error
         weight = WEIGHTS[settings.weight](v.detach() - target, t)
         if settings.loss == "branches":
             loss = branches(v, old, target, t, a, settings.trust)

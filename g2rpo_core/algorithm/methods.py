@@ -86,6 +86,7 @@ class Method(Settings):
 
         Where a part becomes of another kind, settings that the new kind does not have are left out.
         """
+        # exclude_unset: a default that the profile does not name may become another one
         found: dict = self.model_dump(mode="json", exclude_unset=True)
         for name, new in parts.items():
             if not isinstance(new, Mapping):
@@ -107,6 +108,7 @@ def build_objective(method: Method, credit: CreditAssignment, sigmas: torch.Tens
     """Build the objective of a run on the sampler's sigmas [T+1]."""
     if isinstance(method.objective, MatchingSettings):
         return VelocityMatching(method.objective, credit, sigmas)
+    # All steps that may be drawn, not those of one iteration: weights by noise are means over them
     transition, spans = method.tree.transition(sigmas), method.tree.spans_at(len(sigmas) - 1)
     if transition is None:  # Method refuses it
         raise ValueError("a tree without SDE steps has no transitions to train on")

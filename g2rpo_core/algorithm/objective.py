@@ -164,6 +164,7 @@ STEP_WEIGHTS: dict[str, Callable[[Callable[[int, int], float], Mapping[int, int]
 
 def draw_by_member(settings: ObjectiveSettings, num_steps: int, members: int, rngs: Sequence[random.Random]) -> torch.Tensor:
     """Draw which transitions each member of each prompt trains on: 0 or 1 [K, P, G], float32 on the CPU; rngs: one per prompt."""
+    # On the CPU and one generator a prompt: the draw must not depend on the device or the number of processes
     drawn = torch.zeros(num_steps, len(rngs), members)
     for prompt, rng in enumerate(rngs):
         for member in range(members):
@@ -227,11 +228,13 @@ class PolicyGradient:
         else:
             chosen = self.settings.draw_steps(count, draws.rng())
             weights = [torch.ones_like(advantages[index]) for index in chosen]
+        # 0 stays 0: a member that is left out by its draw is not brought back by the noise of its step
         weights = [weight * self.step_weights[sampled[index].sde_step.step] for index, weight in zip(chosen, weights)]
         return [TrainedTransition(sampled[index], advantages[index], weight) for index, weight in zip(chosen, weights)]
 
     def std(self, step: int, span: int) -> float:
         """Return the standard deviation of the noise of an SDE step, which is the same for all latents."""
+        # Computed by the transition itself, so that the formula of the deviation stands once
         one = torch.zeros(1, 1, device=self.sigmas.device)
         return float(self.transition(one, one, step=step, span=span).std)
 
@@ -246,14 +249,17 @@ class PolicyGradient:
             loss, outside = clipped_loss(r, batch.advantages, self.clip_range), (r.detach() - 1).abs() > self.clip_range
         else:
             loss, outside = masked_loss(r, batch.advantages, now.divergence.detach().expand_as(r), settings.kl_mask)
+        # Steps differ in length by an order of magnitude; so do their gradients without this
         loss = loss / kind.length(now)
         # The divergence from the model before training
+        # Not weighted by the noise of steps: beta belongs to the divergence, which every step has alike
         kl = torch.zeros_like(loss)
         if reference:
             with torch.no_grad():
                 before = self._step(reference, batch)
             kl = now.current.kl(before)[:, None].expand_as(loss)
         # Figures of the samples that count, in which no step's divergence weighs more than another's
+        # Figures are of what is trained on, whatever its weight
         used = batch.weights > 0
         sums = {
             "loss": (batch.weights * loss.detach()).sum(),

@@ -30,7 +30,9 @@ class Window(Settings):
     def choose(self, candidates: tuple[int, ...], iteration: int, seed: int) -> tuple[int, ...]:
         """Return `size` of the candidates (all, if there are fewer), in rising order; iteration counts from 0."""
         position = iteration // self.every
+        # Not the state of a generator: a resumed run must choose the same window
         rng = random.Random(seed_of("window", seed, position))
+        # A window at the end does not wrap around: its steps stay neighbours
         starts = max(1, len(candidates) - self.size + 1)
         if self.order == "scattered":
             return tuple(sorted(rng.sample(candidates, min(self.size, len(candidates)))))
@@ -125,9 +127,11 @@ class _Branching(_Tree):
 
     def candidates(self, steps: int) -> tuple[int, ...]:
         """Return every step index that may be an SDE step; the last one, T-1, is always deterministic."""
+        # At the last step noise would stay in the image
         return tuple(range(steps - 1)) if self.sde_steps == "all" else self.sde_steps
 
     def build(self, steps: int, iteration: int = 0, seed: int = 0) -> Tree:
+        # None: one a member, which the tree of sampling builds without splitting its root
         noises = None if self.initial_noises == "each" else self.initial_noises
         branches, spans = self.branches(steps, iteration, seed), self.spans_at(steps)
         return build(branches, self.granularities, steps, self.grid, spans, self.split_steps(), noises)

@@ -10,11 +10,13 @@ import torch
 from diffusers import AutoencoderKL, DiffusionPipeline
 from diffusers.models.modeling_utils import ModelMixin
 from diffusers.pipelines.flux.pipeline_flux import calculate_shift
+from transformers import BatchEncoding, PreTrainedTokenizerBase
 
-from g2rpo_core.architectures.original import Original, original
+from g2rpo_core.architectures.original import Config, Original, Tensors, original
 from g2rpo_core.sampling.schedule import even_sigmas
 
 MASK = "mask"  # [P, S] of an encoding: 1 for a token, and 0 for the padding behind the last
+Arguments = dict[str, Any]  # of a transformer's forward, by name
 UNSUPPORTED = ("use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas", "invert_sigmas")
 
 
@@ -50,7 +52,7 @@ class Schedule:
         return [*sigmas, 0.0]
 
     @classmethod
-    def published(cls, config: Mapping[str, Any], image_tokens: int) -> "Schedule":
+    def published(cls, config: Config, image_tokens: int) -> "Schedule":
         """Make the schedule of a FlowMatchEulerDiscreteScheduler's configuration: its own shift or, if that depends on the resolution, exp(mu).
 
         That is 3.158 for FLUX.1-dev at 1024². ValueError for a scheduler whose sigmas are not `sigma_at` of any shift.
@@ -66,27 +68,24 @@ class Schedule:
         return cls(exp(calculate_shift(image_tokens, *lengths, config["base_shift"], config["max_shift"])), terminal=terminal)
 
 
-Tensors = Mapping[str, torch.Tensor]
-Config = Mapping[str, Any]  # of a model, as in its config.json
-
 # Parts that published base models share: config.json of text encoders and VAEs
-CLIP_L: dict[str, Any] = {  # openai/clip-vit-large-patch14's text encoder
+CLIP_L: Config = {  # openai/clip-vit-large-patch14's text encoder
     "vocab_size": 49408, "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12,
     "projection_dim": 768, "max_position_embeddings": 77,
 }  # fmt: skip
-CLIP_G: dict[str, Any] = {  # laion/CLIP-ViT-bigG-14-laion2B-39B-b160k's
+CLIP_G: Config = {  # laion/CLIP-ViT-bigG-14-laion2B-39B-b160k's
     "vocab_size": 49408, "hidden_size": 1280, "intermediate_size": 5120, "num_hidden_layers": 32, "num_attention_heads": 20,
     "projection_dim": 1280, "max_position_embeddings": 77, "hidden_act": "gelu",
 }  # fmt: skip
-T5_XXL: dict[str, Any] = {  # the encoder of google/t5-v1_1-xxl
+T5_XXL: Config = {  # the encoder of google/t5-v1_1-xxl
     "vocab_size": 32128, "d_model": 4096, "d_ff": 10240, "d_kv": 64, "num_layers": 24, "num_heads": 64, "feed_forward_proj": "gated-gelu",
 }  # fmt: skip
-QWEN3_4B: dict[str, Any] = {  # Qwen/Qwen3-4B
+QWEN3_4B: Config = {  # Qwen/Qwen3-4B
     "vocab_size": 151936, "hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36, "num_attention_heads": 32,
     "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 40960, "tie_word_embeddings": True,
     "rope_parameters": {"rope_type": "default", "rope_theta": 1_000_000},
 }  # fmt: skip
-VAE_16: dict[str, Any] = {  # of 16 channels, at an eighth of the size; the latents' mean and deviation differ from model to model
+VAE_16: Config = {  # of 16 channels, at an eighth of the size; the latents' mean and deviation differ from model to model
     "block_out_channels": (128, 256, 512, 512), "layers_per_block": 2, "latent_channels": 16, "norm_num_groups": 32,
     "down_block_types": ("DownEncoderBlock2D",) * 4, "up_block_types": ("UpDecoderBlock2D",) * 4,
     "use_quant_conv": False, "use_post_quant_conv": False,
@@ -109,15 +108,15 @@ class ModelShape:
 class Counter:
     """A tokenizer that gets texts as the model does, to count their tokens."""
 
-    tokenizer: Any
-    wrapped: Callable[[Any, str], str]
+    tokenizer: PreTrainedTokenizerBase
+    wrapped: Callable[[PreTrainedTokenizerBase, str], str]
 
     @property
     def model_max_length(self) -> int:
         """Return how many tokens the text encoder was trained with."""
         return self.tokenizer.model_max_length
 
-    def __call__(self, texts: Sequence[str], **options: Any) -> Any:
+    def __call__(self, texts: Sequence[str], **options: object) -> BatchEncoding:
         return self.tokenizer([self.wrapped(self.tokenizer, text) for text in texts], **options)
 
 
@@ -178,11 +177,11 @@ class Architecture(ABC):
         """Return the `counter` of a pipeline's `long_tokenizer`."""
         return self.counter(getattr(pipeline, self.long_tokenizer))
 
-    def counter(self, tokenizer: Any) -> "Counter":
+    def counter(self, tokenizer: PreTrainedTokenizerBase) -> "Counter":
         """Return the `long_tokenizer` as one that gets texts as the model does, to count their tokens."""
         return Counter(tokenizer, self.wrapped)
 
-    def wrapped(self, tokenizer: Any, text: str) -> str:
+    def wrapped(self, tokenizer: PreTrainedTokenizerBase, text: str) -> str:
         """Return a text as the `long_tokenizer` gets it: within a chat's template, if the model has one."""
         return text
 
@@ -239,7 +238,7 @@ class Architecture(ABC):
         """Return starts of the names of weights that have no part in the velocity, and so no gradient."""
         return ()
 
-    def positions(self, rows: int, columns: int, device: torch.device) -> dict[str, Any]:
+    def positions(self, rows: int, columns: int, device: torch.device) -> Arguments:
         """Return arguments of the transformer that depend only on the size of the latents."""
         return {}
 
@@ -268,11 +267,11 @@ class Architecture(ABC):
         return list(transformer.transformer_blocks)
 
     @abstractmethod
-    def inputs(self, config: Config, batch: int, image_tokens: int, text_tokens: int, device: str) -> dict[str, Any]:
+    def inputs(self, config: Config, batch: int, image_tokens: int, text_tokens: int, device: str) -> Arguments:
         """Make arguments of a call of the transformer: `batch` latents with a prompt each, all zeros."""
 
     @abstractmethod
-    def shallow(self, config: Config) -> tuple[dict[str, Any], list[tuple[dict[str, Any], int]]]:
+    def shallow(self, config: Config) -> tuple[Config, list[tuple[Config, int]]]:
         """Return small configurations that give the cost of the whole model, which grows by the same amount with each block of a kind.
 
         A shallow one, and for every kind of block one with a block more, and how many more the whole model has than the shallow.
@@ -290,13 +289,13 @@ class Architecture(ABC):
         return renamed | {name: weights[name] for name in left}
 
 
-def chat(tokenizer: Any, text: str, thinking: bool) -> str:
+def chat(tokenizer: PreTrainedTokenizerBase, text: str, thinking: bool) -> str:
     """Return a text as the user's turn in a tokenizer's chat template, and the start of the answer; thinking: whether that may think."""
     turn = [{"role": "user", "content": text}]
     return tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True, enable_thinking=thinking)
 
 
-def read(pipeline: Any, texts: Sequence[str], length: int, layer: int, dropped: int = 0) -> dict[str, torch.Tensor]:
+def read(pipeline: DiffusionPipeline, texts: Sequence[str], length: int, layer: int, dropped: int = 0) -> dict[str, torch.Tensor]:
     """Read texts by a language model: `context`, a layer's states [P, length, D] with zeros for padding, and its `mask` [P, length].
 
     dropped: tokens of a template before every text, whose states are left out.

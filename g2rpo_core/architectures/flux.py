@@ -7,19 +7,18 @@ It can be written under the original names, those of Black Forest Labs' checkpoi
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
 
 import torch
 from diffusers import FluxPipeline, FluxTransformer2DModel
 
-from g2rpo_core.architectures.architecture import CLIP_L, T5_XXL, VAE_16, Architecture, Config, ModelShape, Tensors
+from g2rpo_core.architectures.architecture import CLIP_L, T5_XXL, VAE_16, Architecture, Arguments, Config, ModelShape, Tensors
 from g2rpo_core.architectures.original import ATTENTION, SHIFT_FIRST, Original, of_two_kinds
 
-TRANSFORMER: dict[str, Any] = {  # FLUX.1-dev's, as are the other parts, at 3de623fc3c33
+TRANSFORMER: Config = {  # FLUX.1-dev's, as are the other parts, at 3de623fc3c33
     "patch_size": 1, "in_channels": 64, "num_layers": 19, "num_single_layers": 38, "attention_head_dim": 128, "num_attention_heads": 24,
     "joint_attention_dim": 4096, "pooled_projection_dim": 768, "guidance_embeds": True, "axes_dims_rope": (16, 56, 56),
 }  # fmt: skip
-VAE: dict[str, Any] = {**VAE_16, "scaling_factor": 0.3611, "shift_factor": 0.1159}
+VAE: Config = {**VAE_16, "scaling_factor": 0.3611, "shift_factor": 0.1159}
 ENCODERS = {"text_encoder": ("CLIPTextModel", CLIP_L), "text_encoder_2": ("T5EncoderModel", T5_XXL)}
 DEVS = ("black-forest-labs/FLUX.1-dev", "black-forest-labs/FLUX.1-Krea-dev")
 DEV_LICENCE = {"license": "other", "license_name": "flux-1-dev-non-commercial-license"}
@@ -135,7 +134,7 @@ class Flux(Architecture):
     def blocks(self, transformer: FluxTransformer2DModel) -> list[torch.nn.Module]:
         return [*transformer.transformer_blocks, *transformer.single_transformer_blocks]
 
-    def inputs(self, config: Config, batch: int, image_tokens: int, text_tokens: int, device: str) -> dict[str, Any]:
+    def inputs(self, config: Config, batch: int, image_tokens: int, text_tokens: int, device: str) -> Arguments:
         zeros = partial(torch.zeros, device=device)
         return {
             "hidden_states": zeros(batch, image_tokens, config["in_channels"]),
@@ -148,7 +147,7 @@ class Flux(Architecture):
             "return_dict": False,
         }
 
-    def shallow(self, config: Config) -> tuple[dict[str, Any], list[tuple[dict[str, Any], int]]]:
+    def shallow(self, config: Config) -> tuple[Config, list[tuple[Config, int]]]:
         kinds = ("num_layers", "num_single_layers")
         shallow = {**config, **dict.fromkeys(kinds, 1)}
         return shallow, [(shallow | {kind: 2}, config[kind] - 1) for kind in kinds]

@@ -6,23 +6,23 @@ The base variants are trained; those that are distilled to four steps only gener
 from collections.abc import Iterator, Sequence
 from functools import partial
 from math import exp
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from diffusers import AutoencoderKLFlux2, Flux2KleinPipeline, Flux2Transformer2DModel
 from diffusers.pipelines.flux2.pipeline_flux2_klein import compute_empirical_mu
+from transformers import PreTrainedTokenizerBase
 
-from g2rpo_core.architectures.architecture import QWEN3_4B, Architecture, Config, ModelShape, Schedule, Tensors, chat
+from g2rpo_core.architectures.architecture import QWEN3_4B, Architecture, Arguments, Config, ModelShape, Schedule, Tensors, chat
 from g2rpo_core.architectures.original import ATTENTION, SHIFT_FIRST, Original, of_two_kinds
 
-TRANSFORMER: dict[str, Any] = {  # of black-forest-labs/FLUX.2-klein-base-4B
+TRANSFORMER: Config = {  # of black-forest-labs/FLUX.2-klein-base-4B
     "patch_size": 1, "in_channels": 128, "num_layers": 5, "num_single_layers": 20, "attention_head_dim": 128, "num_attention_heads": 24,
     "joint_attention_dim": 7680, "guidance_embeds": False, "axes_dims_rope": (32, 32, 32, 32),
 }  # fmt: skip
-LARGE = TRANSFORMER | {"num_layers": 8, "num_single_layers": 24, "num_attention_heads": 32, "joint_attention_dim": 12288}
-QWEN3_8B = QWEN3_4B | {"hidden_size": 4096, "intermediate_size": 12288, "tie_word_embeddings": False}
-VAE: dict[str, Any] = {"block_out_channels": (128, 256, 512, 512), "latent_channels": 32}
+LARGE = {**TRANSFORMER, "num_layers": 8, "num_single_layers": 24, "num_attention_heads": 32, "joint_attention_dim": 12288}
+QWEN3_8B = {**QWEN3_4B, "hidden_size": 4096, "intermediate_size": 12288, "tie_word_embeddings": False}
+VAE: Config = {"block_out_channels": (128, 256, 512, 512), "latent_channels": 32}
 SCHEDULER = {"shift": 3.0, "use_dynamic_shifting": True}
 OWNER = "black-forest-labs/FLUX.2-klein"
 # Original names (github.com/black-forest-labs/flux2, `src/flux2/model.py`)
@@ -86,7 +86,7 @@ class Flux2Klein(Architecture):
     def encode(self, pipeline: Flux2KleinPipeline, texts: Sequence[str], max_length: int) -> dict[str, torch.Tensor]:
         return {"context": pipeline.encode_prompt(list(texts), max_sequence_length=max_length)[0]}
 
-    def wrapped(self, tokenizer: Any, text: str) -> str:
+    def wrapped(self, tokenizer: PreTrainedTokenizerBase, text: str) -> str:
         return chat(tokenizer, text, thinking=False)
 
     def encoding_shapes(self, transformer: Config, max_length: int, clip_length: int) -> dict[str, tuple[int, ...]]:
@@ -140,7 +140,7 @@ class Flux2Klein(Architecture):
     def blocks(self, transformer: Flux2Transformer2DModel) -> list[torch.nn.Module]:
         return [*transformer.transformer_blocks, *transformer.single_transformer_blocks]
 
-    def inputs(self, config: Config, batch: int, image_tokens: int, text_tokens: int, device: str) -> dict[str, Any]:
+    def inputs(self, config: Config, batch: int, image_tokens: int, text_tokens: int, device: str) -> Arguments:
         zeros = partial(torch.zeros, device=device)
         return {
             "hidden_states": zeros(batch, image_tokens, config["in_channels"]),
@@ -151,7 +151,7 @@ class Flux2Klein(Architecture):
             "return_dict": False,
         }
 
-    def shallow(self, config: Config) -> tuple[dict[str, Any], list[tuple[dict[str, Any], int]]]:
+    def shallow(self, config: Config) -> tuple[Config, list[tuple[Config, int]]]:
         kinds = ("num_layers", "num_single_layers")
         shallow = {**config, **dict.fromkeys(kinds, 1)}
         return shallow, [(shallow | {kind: 2}, config[kind] - 1) for kind in kinds]

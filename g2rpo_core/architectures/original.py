@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 Tensors = Mapping[str, torch.Tensor]
+Config = Mapping[str, Any]  # of a model, as in its config.json
 SHIFT_FIRST = "final_layer.adaLN_modulation.1"  # of Black Forest Labs' models
 ATTENTION = {  # of their blocks with two streams
     "img_attn.qkv": ["attn.to_q", "attn.to_k", "attn.to_v"],
@@ -47,7 +48,7 @@ def of_two_kinds(
     outside: Mapping[str, str],
     double: Mapping[str, Iterable[str]],
     single: Mapping[str, Iterable[str]],
-    config: Mapping[str, Any],
+    config: Config,
 ) -> Iterator[Original]:
     """Yield the original modules of Black Forest Labs' models: those outside the blocks, then blocks with two streams and with one."""
     for name, part in outside.items():

@@ -2,19 +2,19 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import torch
 from diffusers import AutoencoderKLQwenImage, QwenImagePipeline, QwenImageTransformer2DModel
+from transformers import PreTrainedTokenizerBase
 
-from g2rpo_core.architectures.architecture import MASK, Architecture, Config, ModelShape, Tensors, read, sides
+from g2rpo_core.architectures.architecture import MASK, Architecture, Arguments, Config, ModelShape, Tensors, read, sides
 
-TRANSFORMER: dict[str, Any] = {  # of Qwen/Qwen-Image, as are the other parts
+TRANSFORMER: Config = {  # of Qwen/Qwen-Image, as are the other parts
     "patch_size": 2, "in_channels": 64, "out_channels": 16, "num_layers": 60, "attention_head_dim": 128, "num_attention_heads": 24,
     "joint_attention_dim": 3584, "axes_dims_rope": (16, 56, 56),
 }  # fmt: skip
-VAE: dict[str, Any] = {"base_dim": 96, "z_dim": 16, "num_res_blocks": 2, "temperal_downsample": (False, True, True)}
-QWEN25_VL: dict[str, Any] = {  # Qwen/Qwen2.5-VL-7B-Instruct
+VAE: Config = {"base_dim": 96, "z_dim": 16, "num_res_blocks": 2, "temperal_downsample": (False, True, True)}
+QWEN25_VL: Config = {  # Qwen/Qwen2.5-VL-7B-Instruct
     "text_config": {
         "vocab_size": 152064, "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28, "num_attention_heads": 28,
         "num_key_value_heads": 4, "max_position_embeddings": 128000, "tie_word_embeddings": False,
@@ -48,7 +48,7 @@ class QwenImage(Architecture):
         texts = [pipeline.prompt_template_encode.format(text) for text in texts]
         return read(pipeline, texts, max_length, layer=-1, dropped=pipeline.prompt_template_encode_start_idx)
 
-    def wrapped(self, tokenizer: Any, text: str) -> str:
+    def wrapped(self, tokenizer: PreTrainedTokenizerBase, text: str) -> str:
         return f"{text}<|im_end|>\n<|im_start|>assistant\n"  # what follows the part of the template that is left out
 
     def encoding_shapes(self, transformer: Config, max_length: int, clip_length: int) -> dict[str, tuple[int, ...]]:
@@ -92,7 +92,7 @@ class QwenImage(Architecture):
         last = f"transformer_blocks.{transformer['num_layers'] - 1}."
         return (f"{last}attn.to_add_out.", f"{last}txt_mlp.")
 
-    def positions(self, rows: int, columns: int, device: torch.device) -> dict[str, Any]:
+    def positions(self, rows: int, columns: int, device: torch.device) -> Arguments:
         return {"img_shapes": [[(1, rows // 2, columns // 2)]]}
 
     def velocity(
@@ -118,7 +118,7 @@ class QwenImage(Architecture):
         finally:
             hook.remove()
 
-    def inputs(self, config: Config, batch: int, image_tokens: int, text_tokens: int, device: str) -> dict[str, Any]:
+    def inputs(self, config: Config, batch: int, image_tokens: int, text_tokens: int, device: str) -> Arguments:
         zeros = partial(torch.zeros, device=device)
         return {
             "hidden_states": zeros(batch, image_tokens, config["in_channels"]),
@@ -129,7 +129,7 @@ class QwenImage(Architecture):
             "return_dict": False,
         }
 
-    def shallow(self, config: Config) -> tuple[dict[str, Any], list[tuple[dict[str, Any], int]]]:
+    def shallow(self, config: Config) -> tuple[Config, list[tuple[Config, int]]]:
         """Return shallow configurations of two blocks: with checkpointing, the peak comes while one is computed again, after another."""
         return {**config, "num_layers": 2}, [({**config, "num_layers": 3}, config["num_layers"] - 2)]
 

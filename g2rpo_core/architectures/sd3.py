@@ -7,7 +7,6 @@ guidance of at most 1 it takes one, as in diffusers.
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import torch
 from diffusers import SD3Transformer2DModel, StableDiffusion3Pipeline
@@ -18,6 +17,7 @@ from g2rpo_core.architectures.architecture import (
     T5_XXL,
     VAE_16,
     Architecture,
+    Arguments,
     Config,
     ModelShape,
     Schedule,
@@ -25,18 +25,18 @@ from g2rpo_core.architectures.architecture import (
     sides,
 )
 
-MEDIUM: dict[str, Any] = {  # transformer/config.json of stabilityai/stable-diffusion-3.5-medium
+MEDIUM: Config = {  # transformer/config.json of stabilityai/stable-diffusion-3.5-medium
     "sample_size": 128, "patch_size": 2, "in_channels": 16, "out_channels": 16, "num_layers": 24, "attention_head_dim": 64,
     "num_attention_heads": 24, "joint_attention_dim": 4096, "caption_projection_dim": 1536, "pooled_projection_dim": 2048,
     "pos_embed_max_size": 384, "dual_attention_layers": tuple(range(13)), "qk_norm": "rms_norm",
 }  # fmt: skip
-LARGE: dict[str, Any] = {  # of stabilityai/stable-diffusion-3.5-large
+LARGE: Config = {  # of stabilityai/stable-diffusion-3.5-large
     **MEDIUM, "num_layers": 38, "num_attention_heads": 38, "caption_projection_dim": 2432, "pos_embed_max_size": 192,
     "dual_attention_layers": (),
 }  # fmt: skip
-VAE: dict[str, Any] = {**VAE_16, "scaling_factor": 1.5305, "shift_factor": 0.0609}
+VAE: Config = {**VAE_16, "scaling_factor": 1.5305, "shift_factor": 0.0609}
 ENCODERS = {
-    "text_encoder": ("CLIPTextModelWithProjection", CLIP_L | {"hidden_act": "quick_gelu"}),
+    "text_encoder": ("CLIPTextModelWithProjection", {**CLIP_L, "hidden_act": "quick_gelu"}),
     "text_encoder_2": ("CLIPTextModelWithProjection", CLIP_G),
     "text_encoder_3": ("T5EncoderModel", T5_XXL),
 }
@@ -110,7 +110,7 @@ class StableDiffusion3(Architecture):
             return_dict=False,
         )[0]
 
-    def inputs(self, config: Config, batch: int, image_tokens: int, text_tokens: int, device: str) -> dict[str, Any]:
+    def inputs(self, config: Config, batch: int, image_tokens: int, text_tokens: int, device: str) -> Arguments:
         zeros = partial(torch.zeros, device=device)
         rows, columns = (config["patch_size"] * side for side in sides(image_tokens))
         return {
@@ -121,7 +121,7 @@ class StableDiffusion3(Architecture):
             "return_dict": False,
         }
 
-    def shallow(self, config: Config) -> tuple[dict[str, Any], list[tuple[dict[str, Any], int]]]:
+    def shallow(self, config: Config) -> tuple[Config, list[tuple[Config, int]]]:
         """Return shallow configurations: blocks with a second attention come first; the last block, always without, drops the text.
 
         Two of each: with checkpointing, the peak comes while a block with a second attention is computed again, after those before it.

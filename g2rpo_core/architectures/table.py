@@ -71,7 +71,7 @@ def text_encoders(pipeline: Path, **options: object) -> DiffusionPipeline:
         return base.pipeline.from_pretrained(pipeline, transformer=None, vae=None, **loaded)
 
 
-def read_schedule(base: Architecture, pipeline: Path, image_tokens: int) -> Schedule:
+def read_schedule(architecture: Architecture, pipeline: Path, image_tokens: int) -> Schedule:
     """Return the sigmas with which the pipeline in a folder itself samples images of that many tokens.
 
     UserError for a scheduler that is not supported.
@@ -80,6 +80,6 @@ def read_schedule(base: Architecture, pipeline: Path, image_tokens: int) -> Sche
     with reading(file):
         config = FlowMatchEulerDiscreteScheduler(**FlowMatchEulerDiscreteScheduler.load_config(pipeline / "scheduler")).config
     try:
-        return base.schedule(config, image_tokens)
+        return architecture.schedule(config, image_tokens)
     except ValueError as error:
         raise UserError(f"{pipeline / 'scheduler'}: {error}") from None

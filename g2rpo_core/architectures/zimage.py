@@ -5,16 +5,17 @@ Z-Image-Turbo, distilled to a few steps, only generates, with a guidance of 0.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
 from diffusers import ZImagePipeline, ZImageTransformer2DModel
+from transformers import PreTrainedTokenizerBase
 
 from g2rpo_core.architectures.architecture import (
     MASK,
     QWEN3_4B,
     VAE_16,
     Architecture,
+    Arguments,
     Config,
     ModelShape,
     Tensors,
@@ -24,11 +25,11 @@ from g2rpo_core.architectures.architecture import (
 )
 from g2rpo_core.architectures.original import Original, of_blocks
 
-TRANSFORMER: dict[str, Any] = {  # of Tongyi-MAI/Z-Image
+TRANSFORMER: Config = {  # of Tongyi-MAI/Z-Image
     "all_patch_size": (2,), "all_f_patch_size": (1,), "in_channels": 16, "dim": 3840, "n_layers": 30, "n_refiner_layers": 2, "n_heads": 30,
     "n_kv_heads": 30, "cap_feat_dim": 2560, "axes_dims": (32, 48, 48), "axes_lens": (1536, 512, 512),
 }  # fmt: skip
-VAE: dict[str, Any] = {**VAE_16, "scaling_factor": 0.3611, "shift_factor": 0.1159}
+VAE: Config = {**VAE_16, "scaling_factor": 0.3611, "shift_factor": 0.1159}
 SHAPE = ModelShape(TRANSFORMER, VAE, {"text_encoder": ("Qwen3Model", QWEN3_4B)}, {"shift": 6.0, "use_dynamic_shifting": False})
 # Original names (huggingface.co/Tongyi-MAI/Z-Image, as ComfyUI reads them)
 ATTENTION = {
@@ -59,7 +60,7 @@ class ZImage(Architecture):
         """Encode as the pipeline does, but keep the padding, as zeros: stored tensors have one shape."""
         return read(pipeline, [self.wrapped(pipeline.tokenizer, text) for text in texts], max_length, layer=-2)
 
-    def wrapped(self, tokenizer: Any, text: str) -> str:
+    def wrapped(self, tokenizer: PreTrainedTokenizerBase, text: str) -> str:
         return chat(tokenizer, text, thinking=True)
 
     def encoding_shapes(self, transformer: Config, max_length: int, clip_length: int) -> dict[str, tuple[int, ...]]:
@@ -88,7 +89,7 @@ class ZImage(Architecture):
     def blocks(self, transformer: ZImageTransformer2DModel) -> list[torch.nn.Module]:
         return [*transformer.noise_refiner, *transformer.context_refiner, *transformer.layers]
 
-    def inputs(self, config: Config, batch: int, image_tokens: int, text_tokens: int, device: str) -> dict[str, Any]:
+    def inputs(self, config: Config, batch: int, image_tokens: int, text_tokens: int, device: str) -> Arguments:
         rows, columns = (2 * side for side in sides(image_tokens))
         return {
             "x": list(torch.zeros(batch, config["in_channels"], 1, rows, columns, device=device)),
@@ -97,7 +98,7 @@ class ZImage(Architecture):
             "return_dict": False,
         }
 
-    def shallow(self, config: Config) -> tuple[dict[str, Any], list[tuple[dict[str, Any], int]]]:
+    def shallow(self, config: Config) -> tuple[Config, list[tuple[Config, int]]]:
         kinds = ("n_layers", "n_refiner_layers")
         shallow = {**config, **dict.fromkeys(kinds, 1)}
         return shallow, [(shallow | {kind: 2}, config[kind] - 1) for kind in kinds]

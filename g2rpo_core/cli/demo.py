@@ -6,11 +6,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from g2rpo_core.cli.options import read_profile
-from g2rpo_core.foundation.addresses import on_loopback
 from g2rpo_core.inference.demo.page import make_page, serve
 from g2rpo_core.inference.demo.views import OPEN_TO_ALL
 from g2rpo_core.inference.painter import Painter
 from g2rpo_core.inference.runs import find_weights, trained_runs
+from g2rpo_core.rewards.addresses import on_loopback
 from g2rpo_core.rewards.registry import compares
 
 

@@ -14,9 +14,8 @@ from huggingface_hub import get_token
 
 from g2rpo_core.cli.preflight import checks
 from g2rpo_core.config import Profile, load_profile, profile_path
-from g2rpo_core.foundation import driver
 from g2rpo_core.foundation.errors import UserError
-from g2rpo_core.numerics import probe
+from g2rpo_core.numerics import driver, probe
 from g2rpo_core.numerics.cuda import why_none
 from g2rpo_core.numerics.processes import version_of
 from g2rpo_core.tasks import TASK_NAMES

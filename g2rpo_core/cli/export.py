@@ -12,7 +12,7 @@ from g2rpo_core.foundation.files import writing
 from g2rpo_core.inference.export import check_form, check_repo, write, write_card
 from g2rpo_core.inference.export import push as upload
 from g2rpo_core.inference.runs import find_weights
-from g2rpo_core.models.stored import weights_in
+from g2rpo_core.weights.stored import weights_in
 
 
 def export(

@@ -74,7 +74,7 @@ def _network(processes: int) -> Check:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
     try:
         done = subprocess.run(
-            [*command, "-m", "g2rpo_core.distributed.bandwidth"], capture_output=True, text=True, timeout=CONNECTS_WITHIN
+            [*command, "-m", "g2rpo_core.cli.bandwidth"], capture_output=True, text=True, timeout=CONNECTS_WITHIN
         )
     except subprocess.TimeoutExpired:
         return Check(False, f"all-reduce: not done in {CONNECTS_WITHIN} s; NCCL_DEBUG=INFO says where it waits")

@@ -10,12 +10,12 @@ import torch
 import uvicorn
 
 from g2rpo_core.cli.options import read_rewards, resolve_alias
-from g2rpo_core.foundation.addresses import names_of, on_loopback
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.hub.model_store import ModelStore
 from g2rpo_core.inference.runs import tiny_rewards
 from g2rpo_core.numerics.processes import device_of
 from g2rpo_core.rewards import registry
+from g2rpo_core.rewards.addresses import names_of, on_loopback
 from g2rpo_core.rewards.registry import CustomRewardSettings
 from g2rpo_core.rewards.reward_server import Served, describe, make_app
 

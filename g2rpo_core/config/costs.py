@@ -1,7 +1,7 @@
 """Counts what a run costs, in units of one forward evaluation of the transformer (docs/explanation/cost.md)."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import pandas as pd
 
@@ -10,25 +10,26 @@ from g2rpo_core.config.profile import ResolvedRun
 from g2rpo_core.sampling.rollout import whole_states
 from g2rpo_core.sampling.tree import Tree
 
+Count: TypeAlias = float | pd.Series
 TRAINED, IMAGE = 3.0, 0.5  # of a trained state: its forward and backward; of an image: decoded and scored
 
 
 class Cost(NamedTuple):
     """What something costs, each as a count or a column of counts."""
 
-    evaluations: Any
+    evaluations: Count
     """Forward evaluations in rollouts (NFE), with those of classifier-free guidance."""
-    trained: Any
+    trained: Count
     """States or noised images with a forward and backward."""
-    images: Any
+    images: Count
     """Decoded and scored."""
-    others: Any
+    others: Count
     """Velocities of the base or of an old policy."""
     guided: int = 1
     """Forward evaluations of a velocity."""
 
     @property
-    def total(self) -> Any:
+    def total(self) -> Count:
         """Return the total compute, in forward evaluations."""
         return self.evaluations + self.guided * (TRAINED * self.trained + self.others) + IMAGE * self.images
 

@@ -76,13 +76,13 @@ def _column(path: Path, own: str, names: Sequence[object]) -> object | None:
     return found[0] if found else None
 
 
-def _renamed(row: Any, columns: dict[str, object]) -> Any:
+def _renamed(row: object, columns: dict[str, object]) -> object:
     """Return a row with our names of its columns."""
     ours = {name: own for own, name in columns.items()}
     return {ours.get(name, name): value for name, value in row.items()} if isinstance(row, dict) else row
 
 
-def _is_unusable(row: Any) -> bool:
+def _is_unusable(row: object) -> bool:
     """Say whether a row's prompt is a text that no encoder takes."""
     prompt = row.get("prompt") if isinstance(row, dict) else None
     if not isinstance(prompt, str) or not prompt.strip():

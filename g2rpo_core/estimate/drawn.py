@@ -16,7 +16,7 @@ from g2rpo_core.models.settings import LoraSettings
 
 @torch.no_grad()
 def drawn_transformer(
-    base: Architecture,
+    architecture: Architecture,
     config: Config,
     device: torch.device,
     lora: LoraSettings | None = None,
@@ -32,8 +32,10 @@ def drawn_transformer(
     # Without data
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "config.json").write_text(json.dumps(dict(config)))
-        transformer = empty_transformer(base, Path(folder), torch.bfloat16, False, lora_config(base, lora) if lora else None)
-    blocks = share(base.blocks(transformer)) if shared else base.blocks(transformer)
+        transformer = empty_transformer(
+            architecture, Path(folder), torch.bfloat16, False, lora_config(architecture, lora) if lora else None
+        )
+    blocks = share(architecture.blocks(transformer)) if shared else architecture.blocks(transformer)
     # Layers that are quantized, one after the other, then the rest
     layers = frozen_layers(blocks) if quantized else []
     while quantized and layers:

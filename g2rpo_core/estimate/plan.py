@@ -328,16 +328,16 @@ def measured_rate(profile: Profile, name: str) -> float:
     return tracing.measured_rate(base, shape.transformer, batch, image_tokens, text_tokens, quantized=sampling.quantize)
 
 
-def _tokens(base: Architecture, shape: ModelShape, profile: Profile, sampling: SamplingSettings) -> tuple[int, int]:
+def _tokens(architecture: Architecture, shape: ModelShape, profile: Profile, sampling: SamplingSettings) -> tuple[int, int]:
     """Return the image and text tokens of one latent, with padding."""
-    factor = 2 * base.vae_factor(shape.vae)
-    encoded = encoding_shapes(base, shape, profile.embed.max_sequence_length)
+    factor = 2 * architecture.vae_factor(shape.vae)
+    encoded = encoding_shapes(architecture, shape, profile.embed.max_sequence_length)
     return (sampling.height // factor) * (sampling.width // factor), encoded["context"][0]
 
 
-def _usual(base: Architecture, tokens: tuple[int, int]) -> tuple[int, int]:
+def _usual(architecture: Architecture, tokens: tuple[int, int]) -> tuple[int, int]:
     """Return the image and text tokens of one latent that are computed for a prompt of usual length."""
-    return tokens[0], min(tokens[1], PROMPT_TOKENS) if base.padded else tokens[1]
+    return tokens[0], min(tokens[1], PROMPT_TOKENS) if architecture.padded else tokens[1]
 
 
 def _trees(method, steps: int, iterations: int) -> list:

@@ -58,9 +58,9 @@ def shape_of(profile: Profile) -> tuple[Architecture, ModelShape]:
     )
 
 
-def encoding_shapes(base: Architecture, shape: ModelShape, max_length: int) -> dict[str, tuple[int, ...]]:
+def encoding_shapes(architecture: Architecture, shape: ModelShape, max_length: int) -> dict[str, tuple[int, ...]]:
     """Return the shape of each tensor of an encoded prompt."""
-    return base.encoding_shapes(shape.transformer, max_length, CLIP_TOKENS)
+    return architecture.encoding_shapes(shape.transformer, max_length, CLIP_TOKENS)
 
 
 def make_encoder(name: str, config: Config) -> torch.nn.Module:
@@ -103,39 +103,44 @@ def count_parameters(make: Callable[[], torch.nn.Module]) -> int:
         return _count(make())
 
 
-def transformer_parameters(base: Architecture, config: Config, lora: LoraSettings | None) -> Parameters:
+def transformer_parameters(architecture: Architecture, config: Config, lora: LoraSettings | None) -> Parameters:
     """Count the parameters of a base model's transformer, with the LoRA's if there is one."""
     return Parameters(
-        **kept("transformer", (base.label, config, lora), lambda: asdict(_transformer_parameters(base, config, lora)), TRACED_BY)
+        **kept(
+            "transformer",
+            (architecture.label, config, lora),
+            lambda: asdict(_transformer_parameters(architecture, config, lora)),
+            TRACED_BY,
+        )
     )
 
 
-def _transformer_parameters(base: Architecture, config: Config, lora: LoraSettings | None) -> Parameters:
+def _transformer_parameters(architecture: Architecture, config: Config, lora: LoraSettings | None) -> Parameters:
     with torch.device("meta"):
-        transformer = make_transformer(base, config, lora)
+        transformer = make_transformer(architecture, config, lora)
     trained = sum(parameter.numel() for parameter in transformer.parameters() if parameter.requires_grad)
-    blocks = [_count(block) for block in base.blocks(transformer)]
+    blocks = [_count(block) for block in architecture.blocks(transformer)]
     buffers = sum(buffer.numel() for buffer in transformer.buffers())
-    linear = [layer.weight.numel() for _, _, layer in frozen_layers(base.blocks(transformer))]
+    linear = [layer.weight.numel() for _, _, layer in frozen_layers(architecture.blocks(transformer))]
     rest = _count(transformer) - sum(blocks)
     return Parameters(_count(transformer), trained, max(blocks), rest, buffers, sum(linear), max(linear, default=0))
 
 
 @cache
-def vae_cost(base: Architecture, config: tuple[tuple[str, Any], ...], batch: int, height: int, width: int) -> Cost:
+def vae_cost(architecture: Architecture, config: tuple[tuple[str, Any], ...], batch: int, height: int, width: int) -> Cost:
     """Return the cost of decoding a batch of images of height x width pixels in float32; config: items of the VAE's configuration."""
     decides = (config, batch, height, width)
-    return Cost(**kept(f"decoder of {base.label}", decides, lambda: asdict(_vae_cost(base, *decides)), TRACED_BY))
+    return Cost(**kept(f"decoder of {architecture.label}", decides, lambda: asdict(_vae_cost(architecture, *decides)), TRACED_BY))
 
 
-def _vae_cost(base: Architecture, config: tuple[tuple[str, Any], ...], batch: int, height: int, width: int) -> Cost:
+def _vae_cost(architecture: Architecture, config: tuple[tuple[str, Any], ...], batch: int, height: int, width: int) -> Cost:
     shape = dict(config)
-    factor = base.vae_factor(shape)
+    factor = architecture.vae_factor(shape)
     with FakeTensorMode(), torch.no_grad():
-        vae = base.vae(**shape)
-        latents = torch.zeros(batch, *base.latent_shape(shape, height // factor, width // factor))
+        vae = architecture.vae(**shape)
+        latents = torch.zeros(batch, *architecture.latent_shape(shape, height // factor, width // factor))
         with Measured() as measured:
-            base.decode(vae, latents)
+            architecture.decode(vae, latents)
     return Cost(measured.peak, measured.flops)
 
 
@@ -154,7 +159,7 @@ def median_seconds(work: Callable[[], object], device: torch.device, repeats: in
 
 @torch.no_grad()
 def measured_rate(
-    base: Architecture,
+    architecture: Architecture,
     config: Config,
     batch: int,
     image_tokens: int,
@@ -171,8 +176,8 @@ def measured_rate(
         ask = "or give milliseconds per forward evaluation instead"
         raise UserError(f"plan: --rate measured needs a GPU, and torch finds none here: {why_none()}; {ask}")
     prepare(torch.device(device))
-    transformer = drawn_transformer(base, config, torch.device(device), quantized=quantized, shared=True)
-    arguments = base.inputs(config, batch, image_tokens, text_tokens, device)
+    transformer = drawn_transformer(architecture, config, torch.device(device), quantized=quantized, shared=True)
+    arguments = architecture.inputs(config, batch, image_tokens, text_tokens, device)
 
     def work():
         with torch.autocast(device, torch.bfloat16):

@@ -15,6 +15,16 @@ from pathlib import Path
 from typing import Literal
 
 import torch
+from httpx2 import HTTPError
+from huggingface_hub import HfApi, constants, snapshot_download
+from huggingface_hub.errors import (
+    DryRunError,
+    GatedRepoError,
+    HfHubHTTPError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
 from safetensors.torch import save_file
 
 from g2rpo_core.foundation.errors import TransientError, UserError
@@ -67,8 +77,6 @@ def download_models(settings: HubModels, revisions: Revisions, root: Path) -> di
 
 
 def _model(what: str, model: HubModel, revisions: Revisions, root: Path) -> dict:
-    from huggingface_hub import constants
-
     if model.folder is not None:
         folder, files = files_of_folder(what, Path(model.folder), model.files)
         entry: dict[str, object] = {"folder": os.path.relpath(folder, root), "outside": True, "files": files}
@@ -128,9 +136,6 @@ def download(
 
     what: the setting and the repository, with which messages begin; optional: patterns that need no file.
     """
-    from httpx2 import HTTPError
-    from huggingface_hub import HfApi, constants, snapshot_download
-
     # Resolve the revision, check the disk, download what is missing
     patterns = list(wanted.files)
     try:
@@ -158,16 +163,6 @@ def download(
 
 def explain_error(what: str, wanted: HubFiles, error: Exception, repo_type: str = "model") -> UserError:
     """Return an error that says in one line what an error of the hub's client means and what to do."""
-    from huggingface_hub import constants
-    from huggingface_hub.errors import (
-        DryRunError,
-        GatedRepoError,
-        HfHubHTTPError,
-        LocalEntryNotFoundError,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
-
     if constants.HF_HUB_OFFLINE:
         return UserError(f"{what} is not in the cache {constants.HF_HUB_CACHE}: unset HF_HUB_OFFLINE and run again, {INSTEAD}")
     # the client wraps the real error
@@ -214,8 +209,6 @@ def _check_content(what: str, path: Path, sha256: str, pinned: str | None) -> No
 
 def _check_disk(what: str, files: list) -> None:
     """Check that the disk has room for the missing files and for converting pickled checkpoints; UserError otherwise."""
-    from huggingface_hub import constants
-
     needed = sum(file.file_size * (2 if Path(file.filename).suffix in PICKLED else 1) for file in files if file.will_download)
     existing = next(folder for folder in [Path(constants.HF_HUB_CACHE), *Path(constants.HF_HUB_CACHE).parents] if folder.exists())
     free = shutil.disk_usage(existing).free

@@ -11,6 +11,9 @@ from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 
+from huggingface_hub import constants, snapshot_download
+from huggingface_hub.errors import LocalEntryNotFoundError
+
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import complaint, existing, in_one_line, read_json, reading, write_whole
 
@@ -66,13 +69,10 @@ class ModelStore:
         return folder
 
     def weights(self, name: str) -> Path:
-        """Return what `models.stored.weights_in` reads of a published model: the file that was chosen when it was fetched, or its folder."""
+        """Return what `weights.stored.weights_in` reads of a published model: the file that was chosen when it was fetched, or its folder."""
         return self.folder(name) / self.entry(name).get("weights", "")
 
     def _of_cache(self, entry: dict) -> Path:
-        from huggingface_hub import snapshot_download
-        from huggingface_hub.errors import LocalEntryNotFoundError
-
         arguments = {"revision": entry["revision"], "allow_patterns": list(entry["files"]), "local_files_only": True}
         try:
             return Path(snapshot_download(entry["repo"], **arguments))
@@ -118,8 +118,6 @@ def _problem_of_entry(entry: object, stage: str) -> str | None:
 
 def safe_folder(entry: dict, variant: str | None = None) -> Path:
     """Return the folder, next to the Hugging Face cache, of a model whose pickled checkpoints were converted, or whose variant is read."""
-    from huggingface_hub import constants
-
     # the name depends on what was converted, so that another file is never mistaken for it
     content = hashlib.sha256("".join(file["sha256"] for _, file in sorted(entry["files"].items())).encode()).hexdigest()[:16]
     name = entry["repo"].replace("/", "--") if "repo" in entry else Path(entry["folder"]).name

@@ -29,7 +29,10 @@ from g2rpo_core.foundation.runs import BASE, evaluation_folder
 from g2rpo_core.foundation.texts import markdown
 from g2rpo_core.hub.model_store import ModelStore
 from g2rpo_core.inference.runs import find_place
-from g2rpo_core.models.adapter import (
+from g2rpo_core.models.loading import load_transformer
+from g2rpo_core.rewards.registry import labels
+from g2rpo_core.sampling.seeding import seed_of
+from g2rpo_core.weights.adapter import (
     LORA_FILE,
     PEFT_CONFIG,
     PEFT_FILE,
@@ -38,10 +41,7 @@ from g2rpo_core.models.adapter import (
     in_peft_names,
     read_adapter,
 )
-from g2rpo_core.models.loading import load_transformer
-from g2rpo_core.models.stored import shapes_of
-from g2rpo_core.rewards.registry import labels
-from g2rpo_core.sampling.seeding import seed_of
+from g2rpo_core.weights.stored import shapes_of
 
 TEMPLATES = Environment(
     loader=PackageLoader("g2rpo_core.inference"),
@@ -92,15 +92,15 @@ def write(models: Path, trained: Path, name: str, form: Form, out: Path, dtype: 
 
 
 def _adapter_file(
-    base: Architecture, config: Config, trained: Path, name: str, form: Form, out: Path
+    architecture: Architecture, config: Config, trained: Path, name: str, form: Form, out: Path
 ) -> tuple[Path, dict[str, torch.Tensor]]:
     """Return the file and the tensors of a LoRA in a form; PEFT's has its configuration beside it, which is written here."""
-    shapes = shapes_of(base, config)
-    adapter = read_adapter(base, config, shapes, trained)
+    shapes = shapes_of(architecture, config)
+    adapter = read_adapter(architecture, config, shapes, trained)
     if form == "lora":
         return out / LORA_FILE, in_diffusers_names(adapter)
     if form == "kohya":
-        tensors = in_kohyas_names(base, config, shapes, adapter)
+        tensors = in_kohyas_names(architecture, config, shapes, adapter)
         if left := {key.partition(".")[0] for key in tensors if key.startswith("lora_unet_final_layer")}:
             print(f"note: sd-scripts load no {' and '.join(sorted(left))}; ComfyUI does", file=sys.stderr)
         return out / f"{name}.safetensors", tensors

@@ -123,12 +123,12 @@ class Cost:
     """Of all operations."""
 
 
-def make_transformer(base: Architecture, config: Config, lora: LoraSettings | None) -> torch.nn.Module:
+def make_transformer(architecture: Architecture, config: Config, lora: LoraSettings | None) -> torch.nn.Module:
     """Build a transformer of a configuration, with an adapter if there are settings of one."""
-    transformer = base.transformer(**config)
+    transformer = architecture.transformer(**config)
     if lora:
         transformer.requires_grad_(False)
-        add_adapter(transformer, lora_config(base, lora))
+        add_adapter(transformer, lora_config(architecture, lora))
     return transformer
 
 
@@ -146,33 +146,34 @@ class Call:
     checkpointing: bool = False
 
 
-def transformer_cost(base: Architecture, config: Config, call: Call) -> Cost:
+def transformer_cost(architecture: Architecture, config: Config, call: Call) -> Cost:
     """Return the cost of a call of a base model's transformer.
 
     Bytes and operations grow by the same amount with every block of a kind, so a few shallow models give those of any depth.
     """
-    shallow, deeper = base.shallow(config)
-    first = _traced_once(base, tuple(shallow.items()), call)
+    # Two kinds of blocks: three shallow models are traced, not one of 57 blocks
+    shallow, deeper = architecture.shallow(config)
+    first = _traced_once(architecture, tuple(shallow.items()), call)
     size, flops = first.bytes, first.flops
     for deep, more in deeper:
-        cost = _traced_once(base, tuple(deep.items()), call)
+        cost = _traced_once(architecture, tuple(deep.items()), call)
         size += more * (cost.bytes - first.bytes)
         flops += more * (cost.flops - first.flops)
     return Cost(size, flops)
 
 
 @cache
-def _traced_once(base: Architecture, config: tuple[tuple[str, Any], ...], call: Call) -> Cost:
-    return Cost(**kept("call", (base.label, config, call), lambda: asdict(traced_cost(base, dict(config), call))))
+def _traced_once(architecture: Architecture, config: tuple[tuple[str, Any], ...], call: Call) -> Cost:
+    return Cost(**kept("call", (architecture.label, config, call), lambda: asdict(traced_cost(architecture, dict(config), call))))
 
 
-def traced_cost(base: Architecture, config: Config, call: Call) -> Cost:
+def traced_cost(architecture: Architecture, config: Config, call: Call) -> Cost:
     """Compute `transformer_cost` by tracing the whole model of `config`; gradients of weights are freed as soon as they are made."""
     # Weights without data, in the dtype that they have on a GPU; their gradients are freed at once
     with torch.device("meta"):
-        transformer = make_transformer(base, config, call.lora)
+        transformer = make_transformer(architecture, config, call.lora)
     with FakeTensorMode():
-        base.complete(transformer)
+        architecture.complete(transformer)
         for module in transformer.modules():
             for name, parameter in module._parameters.items():
                 if parameter is not None:
@@ -185,7 +186,7 @@ def traced_cost(base: Architecture, config: Config, call: Call) -> Cost:
                 module._buffers[name] = None if buffer is None else torch.empty(buffer.shape, dtype=buffer.dtype)
         if call.checkpointing and call.training:
             transformer.enable_gradient_checkpointing()
-        arguments = base.inputs(config, call.batch, call.image_tokens, call.text_tokens, "cpu")
+        arguments = architecture.inputs(config, call.batch, call.image_tokens, call.text_tokens, "cpu")
         # One call, measured
         with Measured() as measured, as_on_cuda(call.dtype), torch.set_grad_enabled(call.training):
             output = transformer(**arguments)[0]

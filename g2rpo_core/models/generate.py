@@ -29,6 +29,7 @@ def generate_images(
 
     The noise depends only on the seed and the prompt's id, so that any batch size or number of processes gives the same images.
     """
+    # The monitor samples in the midst of training, which goes on as it was
     training = policy.transformer.training
     policy.transformer.eval()
     starts = range(0, min(count, len(prompts)), batch)
@@ -53,7 +54,9 @@ def draw(
 ) -> torch.Tensor:
     """Sample images [n, 3, H, W] from initial noise [n, ...] (`Policy.noise`), one per encoded prompt; see `generate_images`."""
     steps = len(sigmas) - 1
+    # As in training: padding costs attention and changes no image
     conditioning = policy.cut(conditioning)
+    # At least one step by the policy, however small its share is above 0
     handed_over = max(bool(trained_share), round(trained_share * steps))
     latents = sample(policy.sampling_velocity(conditioning), initial, sigmas[: handed_over + 1], batch)
     if handed_over < steps:

@@ -20,16 +20,16 @@ from g2rpo_core.distributed.process_group import TIMEOUT, ProcessGroup
 from g2rpo_core.distributed.runtime import REAL, Runtime
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import LONGEST, reading, whole
-from g2rpo_core.models.adapter import Matrices, add, fill, read_adapter
 from g2rpo_core.models.quantized import Kind, quantize
 from g2rpo_core.models.settings import LoraSettings, ParallelSettings
-from g2rpo_core.models.stored import read_weights, shapes_of
+from g2rpo_core.weights.adapter import Matrices, add, fill, read_adapter
+from g2rpo_core.weights.stored import read_weights, shapes_of
 
 Spread = Callable[[ModelMixin], None]
 
 
 def load_transformer(
-    base: Architecture,
+    architecture: Architecture,
     place: Path,
     device: torch.device,
     dtype: torch.dtype,
@@ -46,19 +46,20 @@ def load_transformer(
     gradients, and `draw_lora` sets its values; spread: compiles and shards the model while it has no data; config: the folder
     with the model's configuration, if it is not that of the files; quantized: how frozen weights are kept (`quantize`), null: in dtype.
     """
-    transformer = empty_transformer(base, config or place, dtype, trained, lora)
+    # No from_pretrained: it would read all weights in every process before they are sharded
+    transformer = empty_transformer(architecture, config or place, dtype, trained, lora)
     if spread:
         spread(transformer)
     # What is quantized is first read whole, where there is room for it
     allocate(transformer, torch.device("cpu") if quantized else device)
-    runtime.read(read_weights, base, transformer, place)
+    runtime.read(read_weights, architecture, transformer, place)
     if quantized:
-        quantize(transformer, base.blocks(transformer), quantized, device)
+        quantize(transformer, architecture.blocks(transformer), quantized, device)
     return transformer
 
 
 def empty_transformer(
-    base: Architecture, folder: Path, dtype: torch.dtype, trained: bool, lora: LoraConfig | None = None
+    architecture: Architecture, folder: Path, dtype: torch.dtype, trained: bool, lora: LoraConfig | None = None
 ) -> ModelMixin:
     """Return a transformer on the meta device, without data.
 
@@ -66,17 +67,18 @@ def empty_transformer(
     """
     config = whole(folder / "config.json")
     with torch.device("meta"), reading(config):
-        transformer = base.transformer.from_config(base.transformer.load_config(folder))
+        transformer = architecture.transformer.from_config(architecture.transformer.load_config(folder))
         # as from_pretrained does, for readers of the saved model
         transformer.register_to_config(_name_or_path=str(folder))
         transformer.requires_grad_(trained and lora is None)
-        base.complete(transformer)
+        architecture.complete(transformer)
     with torch.device("meta"):
         if lora:
             add_adapter(transformer, lora)
     if lost := {name for name, _ in transformer.named_buffers()} - transformer.state_dict().keys():
         raise ValueError(f"{type(transformer).__name__} computes {', '.join(lost)} when it is built")
     for name, parameter in transformer.named_parameters():
+        # The adapter stays float32: steps of 1e-5 are lost in bfloat16
         parameter.data = parameter.data.to(torch.float32 if ".lora_" in name else dtype)
     return transformer
 
@@ -93,6 +95,7 @@ def use_attention(transformer: ModelMixin, backend: str | None) -> None:
     """Make all attention of a transformer take a backend of diffusers, by default none in particular; UserError where it cannot."""
     if backend is None:
         return
+    # diffusers passes over a processor without it, and a run would go on with another backend
     attention = [module.processor for module in transformer.modules() if hasattr(module, "processor")]
     if not all(hasattr(processor, "_attention_backend") for processor in attention):
         raise UserError(f"sampling.attention: {type(transformer).__name__} has attention that takes no backend: set it to null")
@@ -109,9 +112,11 @@ def check_attention(backend: str, device: torch.device, dtype: torch.dtype, *, m
     masked: whether the base model masks the padding of its texts; trained: whether the gradients of query, key and value must be the
     native ones, too. Backends that only infer (`sage`) return what has no gradient, and training would go on without a word.
     """
+    # Small and fixed: it must not touch the generator of the run
     draw = torch.Generator().manual_seed(0)
     inputs = [torch.randn(2, 128, 4, 64, generator=draw).to(device, dtype) for _ in range(3)]  # [N, tokens, heads, width]
     mask = torch.ones(2, 1, 1, 128, dtype=torch.bool, device=device)
+    # A hole in the middle: a kernel that only cuts the end would pass otherwise
     mask[0, :, :, 40:70] = False
 
     def call(name: str, attn_mask: torch.Tensor | None) -> list[torch.Tensor | None]:
@@ -137,6 +142,7 @@ def check_attention(backend: str, device: torch.device, dtype: torch.dtype, *, m
 
 def _alike(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
     """Tell whether two tensors are equal but for the rounding of 8 bits."""
+    # By norm: single elements of bfloat16 may differ by more
     return bool((ours.float() - theirs.float()).norm() < 0.1 * theirs.float().norm())
 
 
@@ -144,9 +150,10 @@ def _refused(backend: str, why: str) -> UserError:
     return UserError(f"sampling.attention: {backend} {why}: set it to null")
 
 
-def check_gradients(base: Architecture, transformer: ModelMixin, attention: str | None) -> None:
+def check_gradients(architecture: Architecture, transformer: ModelMixin, attention: str | None) -> None:
     """Check after a backward pass that every trained weight got a gradient, but for those of no part (`Architecture.idle`); else UserError."""
-    idle = base.idle(transformer.config)
+    # Qwen-Image's last block computes a text stream that nothing reads
+    idle = architecture.idle(transformer.config)
     lacking = [
         name
         for name, each in transformer.named_parameters()
@@ -167,20 +174,20 @@ def allocate(transformer: torch.nn.Module, device: torch.device) -> None:
     transformer._apply(lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor.to(device))
 
 
-def lora_config(base: Architecture, lora: LoraSettings) -> LoraConfig:
+def lora_config(architecture: Architecture, lora: LoraSettings) -> LoraConfig:
     """Return the adapter that the settings describe, on the base model's own layers if they name none; its values are not set."""
-    targets = list(lora.target_modules or base.lora_targets)
+    targets = list(lora.target_modules or architecture.lora_targets)
     return LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=targets, init_lora_weights=False)
 
 
-def load_lora(base: Architecture, transformer: ModelMixin, file: Path) -> None:
+def load_lora(architecture: Architecture, transformer: ModelMixin, file: Path) -> None:
     """Add the LoRA in a file to the transformer, in float32 (`read_adapter`)."""
-    add(transformer, read_lora(base, transformer, file))
+    add(transformer, read_lora(architecture, transformer, file))
 
 
-def read_lora(base: Architecture, transformer: ModelMixin, file: Path) -> dict[str, Matrices]:
+def read_lora(architecture: Architecture, transformer: ModelMixin, file: Path) -> dict[str, Matrices]:
     """Read a LoRA for this transformer; errors as `read_adapter`."""
-    return read_adapter(base, transformer.config, shapes_of(base, transformer.config), file)
+    return read_adapter(architecture, transformer.config, shapes_of(architecture, transformer.config), file)
 
 
 @torch.no_grad()
@@ -192,6 +199,7 @@ def draw_lora(transformer: ModelMixin, rank: int, generator: torch.Generator) ->
     for name, parameter in transformer.named_parameters():
         if ".lora_" not in name:
             continue
+        # As PEFT's `gaussian` draws it
         whole = torch.randn(parameter.shape, generator=generator) / rank if ".lora_A." in name else torch.zeros(parameter.shape)
         fill(parameter, whole)  # each process has drawn all
 
@@ -210,6 +218,7 @@ def parallelize(
     masters and gradients keep the parameters' dtype; device: where the weights will be. UserError if the number of processes is not
     a multiple of `shard_size`.
     """
+    # Blocks, not the model: one graph serves all blocks of a kind
     if settings.compile:
         apply_compile(blocks)
     if processes.size > 1:
@@ -251,9 +260,11 @@ def apply_fsdp(
     mesh = torch.distributed.init_device_mesh(device.type, shape, mesh_dim_names=names)
     for dimension in names:  # groups that PyTorch makes have its own limit, ten minutes on GPUs
         _set_pg_timeout(TIMEOUT, mesh.get_group(dimension))
+    # Gradients are summed in float32: 16 processes in bfloat16 would lose small ones
     precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
     for block in blocks:
         fully_shard(block, mesh=mesh, mp_policy=precision)
+    # The rest last, as FSDP2 asks: it takes what no block has
     fully_shard(transformer, mesh=mesh, mp_policy=precision)
 
 
@@ -278,6 +289,7 @@ def reshard(transformer: torch.nn.Module) -> None:
 @torch.no_grad()
 def refresh(replica: torch.nn.Module, transformer: torch.nn.Module) -> None:
     """Copy sharded weights into an unsharded replica of the same layout, gathering one at a time; collective."""
+    # Or the root would be copied as it is gathered, in the dtype of the computation
     reshard(transformer)
     for copy, parameter in zip(replica.parameters(), transformer.parameters()):
         copy.copy_(parameter.full_tensor() if isinstance(parameter, DTensor) else parameter)

@@ -23,7 +23,6 @@ from g2rpo_core.distributed.runtime import REAL, Runtime
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.layout import hint_for
 from g2rpo_core.hub.pretrained import load_whole
-from g2rpo_core.models.adapter import LORA_FILE, merge, set_values
 from g2rpo_core.models.loading import (
     allocate,
     apply_compile,
@@ -41,10 +40,11 @@ from g2rpo_core.models.loading import (
 )
 from g2rpo_core.models.quantized import Kind
 from g2rpo_core.models.settings import LoraSettings, ParallelSettings
-from g2rpo_core.models.stored import weights_in
 from g2rpo_core.numerics.cuda import WITHOUT_BACKWARD
 from g2rpo_core.sampling.rollout import Velocity
 from g2rpo_core.sampling.seeding import generator
+from g2rpo_core.weights.adapter import LORA_FILE, Matrices, merge, set_values
+from g2rpo_core.weights.stored import weights_in
 
 SNAPSHOTS = "snapshots"  # the folder, within a run's, with the weights of earlier iterations
 
@@ -81,6 +81,7 @@ class Policy:
         self.transformer, self.vae = transformer, vae.to(device).eval().requires_grad_(False)
         self.height, self.width, self.guidance, self.dtype, self.device = height, width, guidance, dtype, torch.device(device)
         self.runtime, self.attention, self.quantize = runtime, attention, quantize
+        # Before the check: a backend that this model cannot take has its own message
         use_attention(transformer, attention)
         self.check_attention(trained=False)
         self.vae_factor = architecture.vae_factor(vae.config)
@@ -111,11 +112,13 @@ class Policy:
         place, lora = weights_in(run) if run else (base, False)
         weights = base if lora else place
         home = weights if weights.is_dir() else weights.parent
+        # Weights from elsewhere may be one file: the configuration is then the base model's
         config = home if (home / "config.json").exists() else base
         transformer = load_transformer(
             architecture, weights, device, dtype, trained=False, config=config, runtime=runtime, quantized=quantized
         )
         if lora:
+            # Added, not merged: who draws images may choose its strength
             runtime.read(load_lora, architecture, transformer, place)
         return cls(architecture, transformer, _vae(architecture, pipeline), runtime=runtime, **settings)
 
@@ -151,6 +154,7 @@ class Policy:
             raise UserError(
                 "training.start: are whole weights, and training.lora a LoRA on those of the base model: set it to null"
             )
+        # Spread while it has no data: no process ever holds the whole model
         spread = lambda transformer: parallelize(
             transformer, architecture.blocks(transformer), parallel, dtype, processes, device
         )
@@ -163,26 +167,30 @@ class Policy:
         if adapter and started:
             set_values(transformer, started, adapter)
         elif lora:
+            # From its own generator, so that the base model or the number of processes changes no LoRA
             draw_lora(transformer, lora.rank, generator("adapter", seed))
         elif started:
             merge(transformer, started)
         policy = cls(architecture, transformer, _vae(architecture, pipeline), runtime=runtime, **settings)
-        # The model before training; a new LoRA at zero is that already
         if base and not lora:
-            reference = load(dtype=dtype, trained=False)
-            if started:
-                merge(reference, started)
-            policy._base = reference.eval()
-            use_attention(reference, policy.attention)
-        elif base and started:
+            policy._keep_reference(load(dtype=dtype, trained=False), started)
+        elif base and started:  # a new LoRA at zero is the model before training already
             policy._start = [parameter.detach().clone() for parameter in policy.trained_parameters().values()]
         if parallel.replica and processes.size > 1:
             replica = empty_transformer(architecture, folder, dtype, trained=False, lora=adapter).requires_grad_(False)
             policy._keep_replica(replica, dtype, device, parallel.compile)
         return policy
 
+    def _keep_reference(self, reference: ModelMixin, started: dict[str, Matrices] | None) -> None:
+        """Keep the model before training, in the dtype of the computation: it is only asked for velocities."""
+        if started:
+            merge(reference, started)
+        self._base = reference.eval()
+        use_attention(reference, self.attention)
+
     def _keep_replica(self, replica: ModelMixin, dtype: torch.dtype, device: torch.device, compiled: bool) -> None:
         """Keep an unsharded copy for rollouts."""
+        # In the dtype of the computation, whole on every GPU: a rollout gathers nothing
         for parameter in replica.parameters():  # also the adapter's
             parameter.data = parameter.data.to(dtype)
         if compiled:
@@ -216,6 +224,7 @@ class Policy:
         reshard(self.transformer)
         rank = dist.get_rank() if dist.is_initialized() else 0
         for name, parameter in self.trained_parameters().items():
+            # One parameter at a time: the first process holds the whole only on the CPU
             whole = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
             if rank == 0:
                 weights[name] = whole.detach().to("cpu", dtype)
@@ -243,6 +252,7 @@ class Policy:
 
     def noise(self, generator: torch.Generator, count: int | None = None) -> torch.Tensor:
         """Draw standard normal latents [...] as the transformer takes them, or [count, ...]; drawn as diffusers draws them."""
+        # On the CPU, then packed: the same numbers as diffusers draws, on every device
         unpacked = torch.randn((count or 1, *self.unpacked_shape), generator=generator)
         packed = self.architecture.pack(unpacked).to(self.device)
         return packed if count else packed[0]
@@ -254,9 +264,11 @@ class Policy:
         a rollout and its update. Base models that attend to their padding keep it.
         """
         padded, negative = self.architecture.padded, conditioning.negative if self.forward_evals > 1 else None
+        # What attends to its padding was trained with it, and computes other images without
         if not padded or MASK not in conditioning.tensors:
             return conditioning
         own = [length for each in (conditioning.tensors, negative) if each for length in self.architecture.lengths(each)]
+        # One length for all processes: a ratio is exactly 1 only between equal calls
         every = [length for of_process in processes.gather(own) for length in of_process]
         if not min(every):  # a text has tokens: a rehearsal has no data
             return conditioning
@@ -270,6 +282,7 @@ class Policy:
 
         Padding that was left out counts, so that it is the same number for all prompts, and on all processes.
         """
+        # Of the padded length: a batch of another size rounds differently
         of_one = self.image_tokens + (conditioning.length or self.architecture.text_tokens(conditioning.tensors))
         return max(1, tokens // (of_one * self.forward_evals))
 
@@ -328,11 +341,13 @@ class Policy:
             finally:
                 self._set_trained(now)
 
+        # Two ways, because a LoRA at zero costs no copy of its values
         return as_it_began if self._start else at_zero
 
     def _set_trained(self, values: Sequence[torch.Tensor]) -> None:
         """Set the trained parameters, unseen by autograd: a backward pass comes when they are again what they were."""
         for parameter, value in zip(self.trained_parameters().values(), values):
+            # data: an in-place change that autograd saw would forbid the backward pass
             parameter.data.copy_(value)
 
     def refresh(self) -> None:
@@ -366,10 +381,12 @@ class Policy:
         guidance, positions = self.guidance, self._positions
 
         def velocity(latents: torch.Tensor, sigma: torch.Tensor, prompt: torch.Tensor) -> torch.Tensor:
+            # Encoded once a prompt and repeated here: an encoding for each latent would not fit
             rows = {name: tensor[prompt] for name, tensor in encoded.items()}
             if guided:  # both in one call, in diffusers' order
                 latents, sigma = torch.cat([latents] * 2), torch.cat([sigma] * 2)
                 rows = {name: torch.cat([negative[name].expand_as(row), row]) for name, row in rows.items()}
+            # Sigma, latents and velocity stay float32: bfloat16 tells only 8 bits of sigma apart
             with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
                 output = self.architecture.velocity(transformer, latents, sigma, rows, guidance, positions)
             if not guided:

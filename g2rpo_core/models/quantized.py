@@ -68,6 +68,7 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        # No gradient for the weights: they are frozen, and a LoRA stands beside the layer
         return grad @ ctx.layer.restored().to(grad.dtype), None
 
 

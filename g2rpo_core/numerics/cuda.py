@@ -6,7 +6,7 @@ blocks (`models/loading.py`), layers in 8 or 4 bits (`models/quantized.py`). ben
 
 import torch
 
-from g2rpo_core.foundation import driver
+from g2rpo_core.numerics import driver
 
 WITHOUT_BACKWARD = ("_native_cudnn",)  # attention of diffusers with which nothing can be trained: see `prepare`
 

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
+import transformers
 from PIL import Image
 from pydantic import Field
 
@@ -21,7 +22,7 @@ from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.settings import Count
 from g2rpo_core.hub.pretrained import load_whole
 from g2rpo_core.rewards import geneval_rule as rule
-from g2rpo_core.rewards.preprocess import Images, Preprocess, check_pairs, eight_bit
+from g2rpo_core.rewards.preprocess import OPENAI_MEAN, OPENAI_STD, Images, Preprocess, check_pairs, eight_bit
 from g2rpo_core.rewards.spec import ModelSize, RewardSettings, RewardSpec
 
 MASKS = ("mask2former", "maskformer")  # types of models that find masks; others find boxes
@@ -69,19 +70,18 @@ class Detector:
     """
 
     def __init__(self, folder: Path, device: torch.device, shortest_edge: int | None = DEFAULT.shortest_edge):
-        from transformers import AutoConfig, AutoImageProcessor, AutoModelForObjectDetection, AutoModelForUniversalSegmentation
 
-        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
         self.masks = config.model_type in MASKS
-        if not self.masks and type(config) not in AutoModelForObjectDetection._model_mapping:
+        if not self.masks and type(config) not in transformers.AutoModelForObjectDetection._model_mapping:
             raise UserError(
                 f"{folder}: is a model of type {config.model_type!r}, which detects no objects: use a Mask2Former of COCO's instances, "
                 "or a detector such as DETR"
             )
-        kind = AutoModelForUniversalSegmentation if self.masks else AutoModelForObjectDetection
+        kind = transformers.AutoModelForUniversalSegmentation if self.masks else transformers.AutoModelForObjectDetection
         self.model = load_whole(kind, folder, dtype=torch.float32, local_files_only=True)
         self.model.eval().requires_grad_(False).to(device)
-        self.processor = AutoImageProcessor.from_pretrained(folder, local_files_only=True)
+        self.processor = transformers.AutoImageProcessor.from_pretrained(folder, local_files_only=True)
         # 1333 pixels at most beside 800, as published
         edges = shortest_edge and {"shortest_edge": shortest_edge, "longest_edge": shortest_edge * 5 // 3}
         self.size = {"size": edges} if edges else {}
@@ -142,14 +142,12 @@ class Colors:
     """
 
     def __init__(self, folder: Path, device: torch.device):
-        from open_clip.constants import OPENAI_DATASET_MEAN, OPENAI_DATASET_STD
-        from transformers import AutoTokenizer, CLIPModel
 
-        self.model = load_whole(CLIPModel, folder, dtype=torch.float32, local_files_only=True)
+        self.model = load_whole(transformers.CLIPModel, folder, dtype=torch.float32, local_files_only=True)
         self.model.eval().requires_grad_(False).to(device)
-        self.tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        self.tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
         size = self.model.config.vision_config.image_size
-        self.preprocess = Preprocess(size, "crop", OPENAI_DATASET_MEAN, OPENAI_DATASET_STD, rgb="first")
+        self.preprocess = Preprocess(size, "crop", OPENAI_MEAN, OPENAI_STD, rgb="first")
         self.device = device
         self._texts: dict[str, torch.Tensor] = {}
 

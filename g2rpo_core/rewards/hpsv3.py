@@ -7,20 +7,18 @@ those of the package hpsv3 1.0.0 (https://github.com/MizzenAI/HPSv3), whose inst
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
+import transformers
 from pydantic import Field
 from torch import nn
-
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig
 
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.settings import Count
 from g2rpo_core.hub.model_store import ModelStore
 from g2rpo_core.rewards import packages
-from g2rpo_core.rewards.preprocess import Images, check_pairs, eight_bit
+from g2rpo_core.rewards.preprocess import Images, check_pairs, eight_bit, transforms
 from g2rpo_core.rewards.spec import ModelSize, RewardSettings, RewardSpec
 from g2rpo_core.rewards.unified_reward import conversation, question
 
@@ -81,7 +79,7 @@ class HPSv3Model(nn.Module):
 
 def from_checkpoint(
     weights: dict[str, torch.Tensor],
-    config: "PretrainedConfig",
+    config: transformers.PretrainedConfig,
     token: int,
     dtype: str = "auto",
     device: torch.device | str = "cpu",
@@ -90,8 +88,6 @@ def from_checkpoint(
 
     Raise RuntimeError, naming the weights, if they are not exactly those of the model, and ValueError if `token` is not their last.
     """
-    from transformers import Qwen2VLModel
-
     # The weights under our names
     renamed = {}
     for key, value in weights.items():
@@ -108,7 +104,7 @@ def from_checkpoint(
     config.text_config.vocab_size = rows
     trunk = {name.removeprefix("trunk."): value for name, value in renamed.items() if name.startswith("trunk.")}
     kept = renamed[EMBEDDING].dtype if EMBEDDING in renamed else torch.float32
-    model, info = Qwen2VLModel.from_pretrained(
+    model, info = transformers.Qwen2VLModel.from_pretrained(
         None, config=config, state_dict=trunk, output_loading_info=True, device_map=device,
         dtype=kept if dtype == "auto" else getattr(torch, dtype),
     )  # fmt: skip
@@ -146,12 +142,11 @@ class HPSv3:
 def encode(processor, images: Images, prompts: Sequence[str], pixels: int):
     """Return what the model reads, padded on the right: input_ids, attention_mask, pixel_values, image_grid_thw."""
     from PIL.Image import Resampling
-    from torchvision.transforms.v2 import functional as TF
     from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
 
     side = processor.image_processor.patch_size * processor.image_processor.merge_size
     shown = []
-    for image in map(TF.to_pil_image, eight_bit(images)):
+    for image in map(transforms().to_pil_image, eight_bit(images)):
         if max(image.size) > 200 * min(image.size):  # as smart_resize asks
             raise UserError(
                 f"hpsv3: an image has {image.width} x {image.height} pixels; it takes none longer than 200 times its width"
@@ -167,9 +162,7 @@ def encode(processor, images: Images, prompts: Sequence[str], pixels: int):
 
 def read_processor(folder: Path):
     """Read the processor of the base model, `Qwen/Qwen2-VL-7B-Instruct`, and give it TOKEN; return it with the token's id."""
-    from transformers import AutoProcessor
-
-    processor = AutoProcessor.from_pretrained(folder, local_files_only=True)
+    processor = transformers.AutoProcessor.from_pretrained(folder, local_files_only=True)
     processor.tokenizer.add_tokens([TOKEN], special_tokens=True)
     return processor, processor.tokenizer.convert_tokens_to_ids(TOKEN)
 
@@ -179,9 +172,7 @@ def hpsv3(folder: Path, base: Path, device: torch.device, settings: HPSv3Setting
 
     base: the folder with config and processor of `Qwen/Qwen2-VL-7B-Instruct`. UserError if the two do not fit.
     """
-    from transformers import AutoConfig
-
-    config = AutoConfig.from_pretrained(base, local_files_only=True)
+    config = transformers.AutoConfig.from_pretrained(base, local_files_only=True)
     if config.model_type != "qwen2_vl":
         raise UserError(
             f"{base}: is a model of type {config.model_type!r}, but HPSv3 is a qwen2_vl: take Qwen/Qwen2-VL-7B-Instruct"

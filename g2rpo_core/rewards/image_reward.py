@@ -7,18 +7,16 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
+import transformers
 from pydantic import Field
 from torch import nn
 
-if TYPE_CHECKING:
-    from transformers import BlipTextConfig, BlipVisionConfig
-
 from g2rpo_core.hub.model_store import ModelStore
 from g2rpo_core.rewards import packages
-from g2rpo_core.rewards.preprocess import Images, Preprocess, check_pairs
+from g2rpo_core.rewards.preprocess import OPENAI_MEAN, OPENAI_STD, Images, Preprocess, check_pairs
 from g2rpo_core.rewards.spec import BackendSettings, ModelSize, Reward, RewardSpec, ScorerSettings, Tokens
 
 MEAN, STD = 0.16717362830052426, 1.0333394966054072  # of the raw scores, in the published code
@@ -58,12 +56,11 @@ class ImageRewardModel(nn.Module):
     It stays float32 whatever the dtype of the towers.
     """
 
-    def __init__(self, vision: "BlipVisionConfig", text: "BlipTextConfig"):
-        from transformers import BlipTextModel, BlipVisionModel
+    def __init__(self, vision: transformers.BlipVisionConfig, text: transformers.BlipTextConfig):
 
         super().__init__()
-        self.vision = BlipVisionModel(vision)
-        self.text = BlipTextModel(text, add_pooling_layer=False)
+        self.vision = transformers.BlipVisionModel(vision)
+        self.text = transformers.BlipTextModel(text, add_pooling_layer=False)
         sizes = (text.hidden_size, 1024, 128, 64, 16, 1)
         drops = (0.2, 0.2, 0.1)
         layers = [[nn.Linear(*pair), *map(nn.Dropout, drops[n : n + 1])] for n, pair in enumerate(zip(sizes, sizes[1:]))]
@@ -82,8 +79,6 @@ def from_checkpoint(weights: dict[str, torch.Tensor], med_config: dict) -> Image
     Its sizes come from the weights, or from `med_config.json` if the text's weights do not show them. Raise RuntimeError, naming
     the weights, if they are not exactly those of the model.
     """
-    from transformers import BlipTextConfig, BlipVisionConfig
-
     # The weights under transformers' names
     names = {}
     for key in weights:
@@ -96,13 +91,15 @@ def from_checkpoint(weights: dict[str, torch.Tensor], med_config: dict) -> Image
     # The sizes of both towers
     patch = renamed["vision.embeddings.patch_embedding.weight"]  # [width, 3, patch, patch]
     positions = renamed["vision.embeddings.position_embedding"].shape[1] - 1
-    vision = BlipVisionConfig(
+    vision = transformers.BlipVisionConfig(
         hidden_size=patch.shape[0], intermediate_size=renamed["vision.encoder.layers.0.mlp.fc1.weight"].shape[0],
         num_hidden_layers=sum(name.endswith("self_attn.qkv.weight") for name in renamed),
         num_attention_heads=patch.shape[0] // HEAD_WIDTH, image_size=round(positions**0.5) * patch.shape[-1],
         patch_size=patch.shape[-1], hidden_act="gelu", layer_norm_eps=1e-6,
     )  # fmt: skip
-    text = BlipTextConfig(**{key: med_config[key] for key in MED_CONFIG}, encoder_hidden_size=patch.shape[0], is_decoder=True)
+    text = transformers.BlipTextConfig(
+        **{key: med_config[key] for key in MED_CONFIG}, encoder_hidden_size=patch.shape[0], is_decoder=True
+    )
     model = ImageRewardModel(vision, text)
     model.load_state_dict({name: value.float() for name, value in renamed.items()})
     return model
@@ -116,7 +113,6 @@ class ImageReward:
     """
 
     def __init__(self, model: ImageRewardModel, tokenizer, device: torch.device, settings: ScorerSettings = DEFAULT):
-        from open_clip.constants import OPENAI_DATASET_MEAN, OPENAI_DATASET_STD
 
         self.dtype = getattr(torch, settings.dtype)
         self.model = model.eval().requires_grad_(False).to(device, self.dtype)
@@ -124,7 +120,7 @@ class ImageReward:
         self.tokenizer, self.device, self.micro_batch = tokenizer, device, settings.micro_batch
         self.tokens = Tokens(TEXT_LENGTH, lambda texts: [len(ids) for ids in tokenizer(list(texts), verbose=False).input_ids])
         size = model.vision.config.image_size
-        self.preprocess = Preprocess(size, "crop", OPENAI_DATASET_MEAN, OPENAI_DATASET_STD, rgb="last")
+        self.preprocess = Preprocess(size, "crop", OPENAI_MEAN, OPENAI_STD, rgb="last")
 
     @torch.no_grad()
     def __call__(self, images: Images, prompts: Sequence[str]) -> torch.Tensor:
@@ -145,11 +141,9 @@ def image_reward(folder: Path, tokenizer: Path, device: torch.device, settings: 
 
     tokenizer: the folder of `bert-base-uncased`'s.
     """
-    from transformers import AutoTokenizer
-
     (file,) = folder.glob("ImageReward.*")
     model = from_checkpoint(packages.read_weights(file), json.loads((folder / "med_config.json").read_text()))
-    return ImageReward(model, AutoTokenizer.from_pretrained(tokenizer), device, settings)
+    return ImageReward(model, transformers.AutoTokenizer.from_pretrained(tokenizer), device, settings)
 
 
 def _build(models: ModelStore, device: torch.device, settings: ImageRewardSettings) -> Reward:

@@ -22,10 +22,11 @@ from types import ModuleType
 from typing import Any
 
 import torch
+import transformers
 from PIL import Image
 
 from g2rpo_core.foundation.errors import UserError
-from g2rpo_core.rewards.preprocess import Images, check_pairs, eight_bit, opaque
+from g2rpo_core.rewards.preprocess import Images, check_pairs, eight_bit, opaque, transforms
 
 VERSIONS = {
     "hpsv2": "1.2.0",
@@ -44,11 +45,10 @@ class PackageReward:
         self.score, self.rgb_first = score, rgb_first
 
     def __call__(self, images: Images, prompts: Sequence[str]) -> torch.Tensor:
-        from torchvision.transforms.v2 import functional as TF
 
         check_pairs(images, prompts)
         if isinstance(images, torch.Tensor):
-            images = [TF.to_pil_image(image) for image in eight_bit(images)]
+            images = [transforms().to_pil_image(image) for image in eight_bit(images)]
         images = [opaque(image) for image in images]
         if self.rgb_first:
             images = [image.convert("RGB") for image in images]
@@ -88,8 +88,6 @@ def hpsv2(folder: Path, architecture: str, device: torch.device) -> Score:
 
 def image_reward(folder: Path, tokenizer: Path, device: torch.device) -> Score:
     """Load ImageReward.score, which takes the images of a prompt one at a time and tokenizes the prompt once."""
-    from transformers import AutoTokenizer
-
     (file,) = folder.glob("ImageReward.*")
     weights = read_weights(file)
     patch = weights["blip.visual_encoder.patch_embed.proj.weight"]  # [width, 3, patch, patch]
@@ -100,7 +98,7 @@ def image_reward(folder: Path, tokenizer: Path, device: torch.device) -> Score:
         "num_heads": patch.shape[0] // 64,  # as wide as in BLIP's base and large size
     }  # fmt: skip
     hidden = weights["mlp.layers.0.weight"].shape[1]
-    model = image_reward_model(folder / "med_config.json", AutoTokenizer.from_pretrained(tokenizer), vision, hidden)
+    model = image_reward_model(folder / "med_config.json", transformers.AutoTokenizer.from_pretrained(tokenizer), vision, hidden)
     model.load_state_dict(weights)
     model.to(device).device = device
 
@@ -157,12 +155,10 @@ def hpsv2_model(folder: Path, architecture: str):
 @_undisturbed()
 def image_reward_model(med_config: Path, tokenizer, vision: dict, hidden: int):
     """Build ImageReward's own model; vision: sizes of its image tower (VisionTransformer's), hidden: width of its text tower."""
-    from transformers import modeling_utils, pytorch_utils
-
     # Names that transformers 5 has moved
     for name in ("apply_chunking_to_forward", "prune_linear_layer"):
-        setattr(modeling_utils, name, getattr(pytorch_utils, name))
-    modeling_utils.find_pruneable_heads_and_indices = None
+        setattr(transformers.modeling_utils, name, getattr(transformers.pytorch_utils, name))
+    transformers.modeling_utils.find_pruneable_heads_and_indices = None
     with (
         _replace_missing("clip"),
         _replace_missing("datasets", load_dataset=None),
@@ -198,13 +194,11 @@ def hpsv3_model(config, token: int):
 
     Called with a processor's batch, it returns {"logits": [N, 2]}.
     """
-    from transformers import trainer
-
     # The module alone: the package's `__init__` imports what its training needs
     package: Any = ModuleType("hpsv3")
     package.__path__ = [str(importlib.metadata.distribution("hpsv3").locate_file("hpsv3"))]
     for name in ("DistributedTensorGatherer", "SequentialDistributedSampler", "nested_concat"):  # which transformers 5 lacks
-        setattr(trainer, name, getattr(trainer, name, None))
+        setattr(transformers.trainer, name, getattr(transformers.trainer, name, None))
     sys.modules["hpsv3"] = package
     try:
         with (

@@ -12,13 +12,14 @@ channel, and score what nobody sees.
 
 A tensor is resampled as a tensor (bicubic with antialiasing, as PIL's), so it differs from a PIL image by PIL's rounding alone.
 
-torchvision takes 1.5 seconds to import, so it is imported only when an image is scored.
+torchvision takes 1.5 seconds to import, so it is imported only when an image is scored (`transforms`).
 """
 
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -29,8 +30,16 @@ from PIL import Image
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import complaint, reading, whole
 
+OPENAI_MEAN, OPENAI_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)  # of CLIP's images
 OPEN = 2**26  # pixels of the images that are open at a time; one with more is refused
 Images: TypeAlias = torch.Tensor | Sequence[Image.Image]
+
+
+def transforms() -> ModuleType:
+    """Return torchvision's functional transforms."""
+    from torchvision.transforms.v2 import functional
+
+    return functional
 
 
 @dataclass(frozen=True)
@@ -49,13 +58,11 @@ class Preprocess:
 
     def __call__(self, images: Images, device: torch.device) -> torch.Tensor:
         """Fit and normalize images: [N, 3, H, W] float in [0, 1], or N PIL images of any mode and size."""
-        from torchvision.transforms.v2 import functional as TF
-
         if isinstance(images, torch.Tensor):
             fitted = self._tensor(images.to(device, torch.float32))
         else:
             fitted = torch.cat([self._image(image) for image in images]).to(device)
-        return TF.normalize(fitted, list(self.mean), list(self.std))
+        return transforms().normalize(fitted, list(self.mean), list(self.std))
 
     def _image(self, image: Image.Image) -> torch.Tensor:
         image = opaque(image)
@@ -68,12 +75,11 @@ class Preprocess:
         return self._crop(_to_tensor(image.convert("RGB")))
 
     def _tensor(self, images: torch.Tensor) -> torch.Tensor:
-        from torchvision.transforms.v2 import functional as TF
 
         height, width = images.shape[-2:]
         shape = self._shape(height, width)
         if shape != (height, width):
-            images = TF.resize(images, list(shape), TF.InterpolationMode.BICUBIC, antialias=True)
+            images = transforms().resize(images, list(shape), transforms().InterpolationMode.BICUBIC, antialias=True)
             if self.fit != "pad":  # 8 bits hold no overshoot; hpsv2 keeps it
                 images = images.clamp(0, 1)
         if self.fit == "pad":
@@ -98,9 +104,8 @@ class Preprocess:
 
 
 def _to_tensor(image: Image.Image) -> torch.Tensor:
-    from torchvision.transforms.v2 import functional as TF
 
-    return TF.to_dtype(TF.pil_to_tensor(image), torch.float32, scale=True)[None]
+    return transforms().to_dtype(transforms().pil_to_tensor(image), torch.float32, scale=True)[None]
 
 
 def in_eight_bits(image: Image.Image) -> Image.Image:
@@ -144,12 +149,10 @@ def read_image(path: Path) -> Image.Image:
 
 def eight_bit(images: Images) -> list[torch.Tensor]:
     """Convert each image to [3, H, W] uint8 on the CPU, as files hold them; what is transparent is laid on white."""
-    from torchvision.transforms.v2 import functional as TF
-
     if isinstance(images, torch.Tensor):
         # one at a time, so that each stays in the processor's cache
         return [image.float().clamp(0, 1).mul_(255).round_().byte().cpu() for image in images]
-    return [TF.pil_to_tensor(opaque(image).convert("RGB")) for image in images]
+    return [transforms().pil_to_tensor(opaque(image).convert("RGB")) for image in images]
 
 
 def check_pairs(images: Images, prompts: Sequence[str]) -> None:

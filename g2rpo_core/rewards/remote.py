@@ -18,8 +18,8 @@ import httpx
 import torch
 from tenacity import RetryCallState, RetryError, Retrying, retry_if_exception_type, stop_after_attempt, wait_exponential_jitter
 
-from g2rpo_core.foundation.addresses import on_loopback
 from g2rpo_core.foundation.errors import TransientError, UserError
+from g2rpo_core.rewards.addresses import on_loopback
 from g2rpo_core.rewards.preprocess import Images, check_pairs
 from g2rpo_core.rewards.reward_protocol import NPY, PNG, Health, Scored, encode, read_answer, read_health
 from g2rpo_core.rewards.spec import RewardServerSettings, ServerSettings

@@ -10,13 +10,14 @@ from typing import Literal
 
 import torch
 import torch.nn.functional as F
+import transformers
 from pydantic import Field
 
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.hub.model_store import ModelStore
 from g2rpo_core.hub.pretrained import load_whole
 from g2rpo_core.rewards import packages
-from g2rpo_core.rewards.preprocess import Images, Preprocess, check_pairs
+from g2rpo_core.rewards.preprocess import OPENAI_MEAN, OPENAI_STD, Images, Preprocess, check_pairs
 from g2rpo_core.rewards.spec import VIT_H_14, BackendSettings, Reward, RewardSpec, ScorerSettings, Tokens
 
 DEFAULT = ScorerSettings()
@@ -98,14 +99,13 @@ def hps(folder: Path, device: torch.device, architecture: str, settings: ScorerS
     architecture: a name in open_clip, or a file in the folder of the weights.
     """
     import open_clip
-    from open_clip.constants import OPENAI_DATASET_MEAN, OPENAI_DATASET_STD
 
     if architecture.endswith(".json"):
         open_clip.add_model_config(folder / architecture)
     name = architecture.removesuffix(".json")
     (weights,) = folder.glob("HPS_v2.1_compressed.*")
     model = open_clip.create_model(name, pretrained=str(weights), precision="fp32", weights_only=True)
-    preprocess = Preprocess(model.visual.image_size[0], "pad", OPENAI_DATASET_MEAN, OPENAI_DATASET_STD, rgb="first")
+    preprocess = Preprocess(model.visual.image_size[0], "pad", OPENAI_MEAN, OPENAI_STD, rgb="first")
     return make_open_clip_score(model, open_clip.get_tokenizer(name), preprocess, device, settings)
 
 
@@ -152,12 +152,10 @@ def pickscore(folder: Path, processor: Path, device: torch.device, settings: Sco
 
     processor: the folder with the tokenizer and `preprocessor_config.json`, as `laion/CLIP-ViT-H-14-laion2B-s32B-b79K`'s.
     """
-    from transformers import AutoTokenizer, CLIPModel
-
-    model = load_whole(CLIPModel, folder, dtype=torch.float32).eval().requires_grad_(False)
+    model = load_whole(transformers.CLIPModel, folder, dtype=torch.float32).eval().requires_grad_(False)
     scale = model.logit_scale.exp().item() / 100  # before rounding: in bfloat16 it would be off by a hundredth
     model.to(device, getattr(torch, settings.dtype))
-    tokenizer = AutoTokenizer.from_pretrained(processor)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(processor)
     config = json.loads((processor / "preprocessor_config.json").read_text())
     length = model.config.text_config.max_position_embeddings
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Protocol,
 import torch
 from pydantic import BeforeValidator, Field, model_validator
 
-from g2rpo_core.foundation.addresses import checked_url
 from g2rpo_core.foundation.settings import Count, Settings
 from g2rpo_core.hub.model_store import ModelStore
+from g2rpo_core.rewards.addresses import checked_url
 
 if TYPE_CHECKING:
     from g2rpo_core.rewards.preprocess import Images

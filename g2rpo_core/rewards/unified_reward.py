@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Literal
 
 import torch
+import transformers
 from pydantic import Field, model_validator
 
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.settings import Count
 from g2rpo_core.hub.pretrained import load_whole
-from g2rpo_core.rewards.preprocess import Images, check_pairs, eight_bit
+from g2rpo_core.rewards.preprocess import Images, check_pairs, eight_bit, transforms
 from g2rpo_core.rewards.remote import HttpClient, Unanswered
 from g2rpo_core.rewards.reward_protocol import as_png
 from g2rpo_core.rewards.spec import Connections, ModelSize, RewardServerSettings, RewardSettings, RewardSpec, ServerSettings
@@ -142,18 +143,19 @@ class InProcess:
         dtype: str = "auto",
         reward: str = "unified_reward",
     ):
-        from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor
 
-        model_type = AutoConfig.from_pretrained(folder, local_files_only=True).model_type
+        model_type = transformers.AutoConfig.from_pretrained(folder, local_files_only=True).model_type
         if model_type not in FAMILIES:
             raise UserError(
                 f"{folder}: is a model of type {model_type!r}, but only {', '.join(FAMILIES)} can run in this process; "
                 f"serve it and set rewards.{reward}.server"
             )
         # Straight onto the device: each process of a node would hold all weights on the host at the same time
-        self.model = load_whole(AutoModelForImageTextToText, folder, dtype=dtype, local_files_only=True, device_map=device)
+        self.model = load_whole(
+            transformers.AutoModelForImageTextToText, folder, dtype=dtype, local_files_only=True, device_map=device
+        )
         self.model.eval().requires_grad_(False).to(device)
-        self.processor = AutoProcessor.from_pretrained(folder, local_files_only=True)
+        self.processor = transformers.AutoProcessor.from_pretrained(folder, local_files_only=True)
         self.processor.tokenizer.padding_side = "left"
         self.micro_batch, self.max_new_tokens = micro_batch, max_new_tokens
 
@@ -219,9 +221,8 @@ class ChatServer:
 
 
 def _url(image: torch.Tensor) -> str:
-    from torchvision.transforms.v2 import functional as TF
 
-    return as_png(TF.to_pil_image(image))
+    return as_png(transforms().to_pil_image(image))
 
 
 def unified_reward(folder: Callable[[], Path], device: torch.device, settings: UnifiedRewardSettings) -> UnifiedReward:

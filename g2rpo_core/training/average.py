@@ -28,6 +28,7 @@ class Average:
 
     def __init__(self, policy: Policy, schedule: Schedule):
         self.policy, self.schedule = policy, schedule
+        # Clones of gathered weights would be copies in the dtype of the computation
         reshard(policy.transformer)
         self.values = {name: parameter.detach().clone() for name, parameter in policy.trained_parameters().items()}
         self.num_updates = torch.tensor(0)
@@ -59,6 +60,7 @@ class Average:
     def _exchange(self) -> None:
         with torch.no_grad():
             for average, weight in zip(*self._parts()):
+                # One tensor at a time: a second set of all weights may not fit
                 kept = weight.clone()
                 weight.copy_(average)
                 average.copy_(kept)

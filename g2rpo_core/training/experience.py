@@ -44,6 +44,8 @@ class RolloutSampler:
         # The tree, and its noise: of each prompt from its own generator
         settings, group = self.method.tree, self.num_generations
         tree = settings.build(self.sampling.steps, iteration, self.seed)
+        # A generator a prompt: any number of processes draws the same noise, and a group's noise does not depend on
+        # its neighbours
         generators = [generator("rollout", self.seed, iteration, index) for index in range(first, first + len(conditioning))]
         noise = lambda count: torch.stack([self.policy.noise(each, count) for each in generators])  # [P, count, ...]
         initial = noise(tree.width(0, group))
@@ -108,6 +110,7 @@ def score_gains(sampled: Rollout, score: Callable[[Rollout], torch.Tensor]) -> l
     score: `score_rollout` with all else given. Every prediction is scored once, also where one transition follows another. Collective.
     """
     around = sampled.around or []
+    # By identity: where one transition follows another they share a prediction, which is scored once
     predictions = {id(each): each for pair in around for each in pair}
     scored = {key: score(replace(sampled, clean=each[:, None, None]))[:, :, 0, 0] for key, each in predictions.items()}
     pairs = [(scored[id(before)], scored[id(after)]) for before, after in around]
@@ -118,6 +121,7 @@ def _first_not_finite(
     rewards: Mapping[str, Reward], clean: torch.Tensor, scores: torch.Tensor, reasons: list[list[str | None]], prompts: list[str]
 ) -> str | None:
     """Return which latents or score are not a number, for which prompt and why; None if all are numbers."""
+    # A sum is finite only if all are, and is one number to copy instead of a mask
     sums = clean.flatten(0, 3).flatten(1).sum(1).cpu()
     if not sums.isfinite().all():
         return f"latents are not finite for the prompt {prompts[int((~sums.isfinite()).nonzero()[0])]!r}"

@@ -55,7 +55,7 @@ def train(
         for record in trainer.run(records[-1]):
             kept.publish()
             iteration, last = record["iteration"], record["iteration"] == settings.iterations
-            # The record, with what is measured on held-out prompts
+            # The record, with what is measured on held-out prompts of what is kept: the average, if there is one
             if iteration % settings.monitor.every == 0 or last:
                 with trainer.result():
                     record |= heldout()
@@ -89,6 +89,7 @@ def _begin(trainer: Trainer, kept: checkpoint.Checkpoints, folder: Path, heldout
         return [{**START, **heldout()}]
     records = kept.load_records(written[-1])
     last = records[-1]["iteration"]
+    # A longer run would not have measured there; its curve must be the same as without the stop
     if last % trainer.training.monitor.every and last < trainer.training.iterations:  # measured because a shorter run ended there
         records[-1] = {name: value for name, value in records[-1].items() if not name.startswith(HELDOUT)}
     with trainer.runtime.phase("resume"):
@@ -109,6 +110,7 @@ class _Due:
     def __call__(self, iteration: int) -> bool:
         if self.settings.minutes is None:
             return iteration % self.settings.every == 0
+        # Clocks differ: all follow the first one, or some would wait for a checkpoint that others skip
         return self.processes.gather(time.monotonic() - self.last >= 60 * self.settings.minutes)[0]
 
 
@@ -150,6 +152,7 @@ def finish(trainer: Trainer, folder: Path, records: list[dict]) -> None:
 
 def _bytes_of_checkpoint(trainer: Trainer) -> int:
     """Return the size of weights, two moments, and the EMA and the old policy if there are any."""
+    # Float32 masters and both moments of AdamW
     copies = 3 + sum(average is not None for average in (trainer.ema, trainer.old))
     return 4 * copies * sum(parameter.numel() for parameter in trainer.parameters)
 

@@ -61,6 +61,7 @@ def granularity_correlation(rewards: torch.Tensor, names: Sequence[str], granula
     rewards: [R, P, B, J, G]. `gap_<reward>_<granularity>`: its mean reward minus the finest's; `correlation_...`: the correlation
     with the finest's within a group, as a mean over groups. A group whose rewards are all equal counts as a correlation of 0.
     """
+    # Standardized, as the advantages are: a coarse tail may shift all rewards and still rank alike
     scaled = standardized(rewards)
     metrics = {}
     for index, granularity in list(enumerate(granularities))[1:]:

@@ -63,6 +63,7 @@ class Trainer:
     ):
         self.policy, self.method, self.sampling, self.training = policy, run.method, run.sampling, run.training
         self.prompts, self.rewards, self.seed = prompts, rewards, seed
+        # A Termination that nobody asks: a caller without signals needs no special case
         self.runtime, self.processes, self.termination = policy.runtime, processes, termination or Termination()
         method, training = run.method, run.training
         self.sampler = RolloutSampler(policy, method, run.sampling, training.num_generations, seed)
@@ -77,10 +78,12 @@ class Trainer:
         self.parameters = list(policy.trained_parameters().values())
         self.optimizer = torch.optim.AdamW(self.parameters, training.learning_rate, weight_decay=training.weight_decay)
         self.has_gradients = False  # seen after the first backward pass
+        # Before the first rollout: a backend without gradients would be found after minutes
         policy.check_attention(trained=True)
         policy.transformer.train()
         if training.gradient_checkpointing:
             apply_gradient_checkpointing(policy.transformer)
+        # Before a checkpoint is restored: now the weights are those before training
         if method.objective.needs_base:
             policy.keep_base()
         self.ema = Average(policy, training.ema) if training.ema else None
@@ -111,6 +114,7 @@ class Trainer:
 
         # Its prompts
         mine = processes.share(training.prompts_per_iteration)
+        # By number, not by a data loader: a resumed run has the same prompts
         order = prompt_order(iteration, training.prompts_per_iteration, len(self.prompts), self.seed)
         indices = [order[index] for index in mine]
         texts = [self.prompts.prompts[index].text for index in indices]
@@ -160,6 +164,7 @@ class Trainer:
         self, conditioning: Conditioning, sampled: Rollout, advantages: list[torch.Tensor], draws: Draws
     ) -> Iterable[Update]:
         """Return the optimizer steps of an iteration; old velocities are those of the old policy, if there is one."""
+        # Old velocities are computed in the batches of training, or they would round differently
         size, field = self.policy.batch_size(self.training.batch_tokens, conditioning), self.policy.velocity(conditioning)
 
         def one_call(*arguments: torch.Tensor) -> torch.Tensor:
@@ -191,6 +196,7 @@ class Trainer:
         for batch in self.runtime.passes(parts):
             self._stop_if_asked()
             reduce_gradients(self.policy.transformer, self.training.parallel.reduce == "call" or batch is parts[-1])
+            # The sum over batches is divided once by all samples: batches of different sizes weigh by what is in them
             losses = objective.losses(velocity, reference, batch)
             (losses.total.sum() / update.num_samples).backward()
             sums.append(torch.stack(list(losses.sums.values())))
@@ -204,6 +210,7 @@ class Trainer:
             figures["old_policy_ratio_error"] = max(self.processes.gather(torch.stack(worst).max().item()))
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.training.max_grad_norm)
         norm = (norm.full_tensor() if isinstance(norm, DTensor) else norm).item()
+        # Before the step: weights that are not numbers cannot be taken back
         self._check_update(figures, norm, update.description)
         self.weights_unchanged = False
         with self.runtime.phase("optimizer"):
@@ -221,6 +228,7 @@ class Trainer:
         if not (math.isfinite(loss) and math.isfinite(norm)):
             raise NonFiniteError(f"loss {loss} with gradient norm {norm} at {where}; nothing was updated")
         limit = self.training.max_old_policy_ratio_error
+        # Only before the first update of an iteration: after it the ratio is meant to differ from 1
         if limit and self.weights_unchanged and ratio_error > limit * self.training.clip_range:
             raise NonFiniteError(
                 f"|ratio - 1| is {ratio_error:.2g} before the first update, over {limit * self.training.clip_range:.2g} "
@@ -229,6 +237,7 @@ class Trainer:
 
     def state(self) -> dict[str, dict]:
         """Return what the iterations change, by name: trained weights, the optimizer's moments once it has any, EMA, old policy."""
+        # After a forward without gradients the root is still gathered, in the dtype of the computation
         reshard(self.policy.transformer)
         averages = {name: average.state() for name, average in (("ema", self.ema), ("old", self.old)) if average}
         parameters = self.policy.trained_parameters()

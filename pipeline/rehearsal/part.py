@@ -25,8 +25,8 @@ from g2rpo_core.config import load_profile
 from g2rpo_core.distributed.checkpoint import FINISHED
 from g2rpo_core.estimate.tracing import shape_of
 from g2rpo_core.foundation.runs import TRAINING_RECORDS
-from g2rpo_core.models.adapter import LORA_FILE
 from g2rpo_core.models.loading import lora_config
+from g2rpo_core.weights.adapter import LORA_FILE
 from pipeline.rehearsal import simulate
 from pipeline.rehearsal.meter import GIB, Meter
 from pipeline.rehearsal.runtime import Rehearsed

@@ -18,9 +18,10 @@ from g2rpo_core.distributed import checkpoint
 from g2rpo_core.distributed.process_group import Processes, ProcessGroup
 from g2rpo_core.distributed.runtime import Runtime
 from g2rpo_core.hub.model_store import ModelStore
-from g2rpo_core.models import loading, stored
+from g2rpo_core.models import loading
 from g2rpo_core.rewards import image_reward, registry
 from g2rpo_core.rewards.spec import ModelSize, Reward, Section
+from g2rpo_core.weights import stored
 from pipeline.rehearsal import inputs, simulate
 from pipeline.rehearsal.meter import Meter
 

@@ -20,8 +20,8 @@ from g2rpo_core.cli.main import main
 from g2rpo_core.config import load_profile
 from g2rpo_core.foundation.errors import TRANSIENT_STATUS, UserError
 from g2rpo_core.inference.export import base_beside, check_written, write_card
-from g2rpo_core.models.adapter import Matrices, in_kohyas_names
 from g2rpo_core.models.policy import Policy
+from g2rpo_core.weights.adapter import Matrices, in_kohyas_names
 from tests.conftest import ROOT
 from tests.fixtures.commands import run_here
 from tests.fixtures.projects import ALPHA, RANK, small_project

@@ -72,7 +72,7 @@ print(sum(not torch.equal(weight, before[name]) for name, weight in policy.trans
 TRACK = """
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.training.settings import TrackingSettings
-from g2rpo_core.training.tracking import Tracking
+from g2rpo_core.tracking.display import Tracking
 try:
     Tracking("run", TrackingSettings(to=("tensorboard",))).warn(1, "as a text")
 except UserError as error:

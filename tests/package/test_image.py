@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from g2rpo_core.foundation import driver
+from g2rpo_core.numerics import driver
 from tests.conftest import ROOT
 from tools.environment import TORCH_INDEX
 

@@ -9,12 +9,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from open_clip.constants import OPENAI_DATASET_MEAN, OPENAI_DATASET_STD
 from torchvision.transforms.v2 import functional as TF
 
 from benchmarks import rewards as published_rewards
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.rewards import registry as rewards
 from g2rpo_core.rewards import similarity
+from g2rpo_core.rewards.preprocess import OPENAI_MEAN, OPENAI_STD
 from g2rpo_core.rewards.scoring import note_cut
 from g2rpo_core.rewards.similarity import clip_score
 from tests.fixtures.images import IMAGES, PROMPTS, SEEN, photograph
@@ -34,6 +36,10 @@ def scorer(request, scorers):
 
 def tensor(image) -> torch.Tensor:
     return TF.to_dtype(TF.pil_to_tensor(image), torch.float32, scale=True)
+
+
+def test_the_mean_and_deviation_of_clips_images_are_open_clips():
+    assert (tuple(OPENAI_MEAN), tuple(OPENAI_STD)) == (OPENAI_DATASET_MEAN, OPENAI_DATASET_STD)
 
 
 def test_only_the_last_prompts_are_kept(scorers, monkeypatch):

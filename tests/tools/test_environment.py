@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from g2rpo_core.foundation import driver
+from g2rpo_core.numerics import driver
 from tests.conftest import ROOT
 
 pytestmark = pytest.mark.pipeline
@@ -66,7 +66,7 @@ class Checkout:
         for name in TOOLS:
             shutil.copy(ROOT / "tools" / name, folder / "tools")
         (folder / "g2rpo_core" / "foundation").mkdir(parents=True)
-        for name in ("__init__.py", "foundation/__init__.py", "foundation/driver.py"):
+        for name in ("__init__.py", "numerics/__init__.py", "numerics/driver.py"):
             shutil.copy(ROOT / "g2rpo_core" / name, folder / "g2rpo_core" / name)
         shutil.copy(ROOT / "Makefile", folder)
         (folder / "wheels.py").write_text(WHEELS)

@@ -11,10 +11,10 @@ from g2rpo_core.distributed import checkpoint
 from g2rpo_core.distributed.process_group import ProcessGroup
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.models.policy import snapshot
+from g2rpo_core.tracking.display import topic
 from g2rpo_core.training.loop import bytes_needed, train
 from g2rpo_core.training.metrics import reward_metrics, update_metrics
 from g2rpo_core.training.settings import EmaSettings
-from g2rpo_core.training.tracking import topic
 from g2rpo_core.training.trainer import learning_rate_at
 from tests.fixtures.rollouts import redness, small_method, with_advantages
 

@@ -10,7 +10,6 @@ import gradio as gr
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
-from g2rpo_core.foundation.addresses import names_of
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.rooms import experimental
 from g2rpo_core.inference.demo import views
@@ -29,10 +28,11 @@ from g2rpo_core.inference.demo.views import ALONE, HIDDEN
 from g2rpo_core.inference.painter import Painter
 from g2rpo_core.inference.pictures import MOST_STEPS
 from g2rpo_core.inference.runs import find_weights, tiny_rewards
-from g2rpo_core.models.stored import weights_in
+from g2rpo_core.rewards.addresses import names_of
 from g2rpo_core.rewards.registry import labels
 from g2rpo_core.tasks import TASK_NAMES
 from g2rpo_core.tasks.table import TASKS
+from g2rpo_core.weights.stored import weights_in
 
 KEPT = 30  # in the history
 FIELDS = tuple(ImageRequest.model_fields)

@@ -10,12 +10,12 @@ from PIL import Image
 
 from g2rpo_core.cli.main import main
 from g2rpo_core.config import load_profile, profile_path
-from g2rpo_core.foundation.addresses import names_of, on_loopback
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.hub.settings import HubPrompts
 from g2rpo_core.inference.demo import views
 from g2rpo_core.inference.demo.answer import ImageRequest, answer, checked, defaults, from_link, link, list_rewards
 from g2rpo_core.inference.demo.page import make_page
+from g2rpo_core.rewards.addresses import names_of, on_loopback
 from tests.conftest import ROOT
 from tests.fixtures.commands import run_here
 from tests.fixtures.projects import small_project

@@ -86,7 +86,7 @@ def form_of(names: Iterable[str]) -> str:
     return next((form for part, form in FORMS.items() if part in joined), "a LoRA without a prefix to its names")
 
 
-def read_adapter(base: Architecture, config: Config, shapes: Shapes, file: Path) -> dict[str, Matrices]:
+def read_adapter(architecture: Architecture, config: Config, shapes: Shapes, file: Path) -> dict[str, Matrices]:
     """Read the LoRA in a file, with PEFT's adapter_config.json beside it or diffusers' in its header, if there is one.
 
     config, shapes: of the transformer that it is for. UserError if a tensor has no place in it, lacks its other half or has another
@@ -96,23 +96,23 @@ def read_adapter(base: Architecture, config: Config, shapes: Shapes, file: Path)
         tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - not iterable itself
         header = opened.metadata() or {}
     form = form_of(tensors)
-    kinds, left = sorted_out(base, config, shapes, tensors)
+    kinds, left = sorted_out(architecture, config, shapes, tensors)
     if left:
-        raise UserError(complaint(file, _left_over(base, form, left, len(tensors)), hint=""))
+        raise UserError(complaint(file, _left_over(architecture, form, left, len(tensors)), hint=""))
     said = _configuration(file, header, form)
     adapter = {module: _matrices(file, module, parts, said) for module, parts in kinds.items()}
-    check(base, shapes, adapter, file)
+    check(architecture, shapes, adapter, file)
     return adapter
 
 
 def sorted_out(
-    base: Architecture, config: Config, shapes: Shapes, tensors: Mapping[str, torch.Tensor]
+    architecture: Architecture, config: Config, shapes: Shapes, tensors: Mapping[str, torch.Tensor]
 ) -> tuple[dict[str, dict[str, torch.Tensor]], list[str]]:
     """Sort a file's tensors by diffusers' modules and by kind, and return the names of those that have no place.
 
     A module that stacks several of diffusers' has one `down` for all of them, and in `up` the rows of each.
     """
-    spelled = spellings(base, config, shapes)
+    spelled = spellings(architecture, config, shapes)
     found: dict[str, dict[str, torch.Tensor]] = {}
     left, origin = [], dict[tuple[str, str], str]()
     for name, value in tensors.items():
@@ -140,13 +140,13 @@ def stripped(module: str) -> str:
     return module
 
 
-def spellings(base: Architecture, config: Config, shapes: Shapes) -> dict[str, dict[str, Rows]]:
+def spellings(architecture: Architecture, config: Config, shapes: Shapes) -> dict[str, dict[str, Rows]]:
     """Return every name that a module has in a LoRA's file -> diffusers' modules, and which rows of `up` are theirs."""
     outputs = {
         name.removesuffix(".weight"): shape[0] for name, shape in shapes.items() if name.endswith(".weight") and len(shape) > 1
     }
     found = {module: {module: Rows(module)} for module in outputs}
-    for stacked in base.original_modules(config):
+    for stacked in architecture.original_modules(config):
         if not all(part in outputs for part in stacked.parts):
             continue
         top = 0
@@ -158,7 +158,7 @@ def spellings(base: Architecture, config: Config, shapes: Shapes) -> dict[str, d
     return {name.replace(".", "_"): places for name, places in found.items()} | found
 
 
-def _left_over(base: Architecture, form: str, left: Sequence[str], total: int) -> str:
+def _left_over(architecture: Architecture, form: str, left: Sequence[str], total: int) -> str:
     """Say what a file holds beside a LoRA of this base model, and what to do."""
     if (texts := [name for name in left if name.startswith(TEXT_ENCODERS)]) == list(left):
         return (
@@ -167,7 +167,7 @@ def _left_over(base: Architecture, form: str, left: Sequence[str], total: int) -
         )
     names = ", ".join(left[:SHOWN]) + (f", … {len(left) - SHOWN} more" if len(left) > SHOWN else "")
     return (
-        f"is {form}, and {len(left)} of its {total} tensors have no place in this {base.label}'s transformer ({names}): it was made for "
+        f"is {form}, and {len(left)} of its {total} tensors have no place in this {architecture.label}'s transformer ({names}): it was made for "
         "another model, or in a form that is not read here (docs/howto/export.md lists those that are)"
     )
 
@@ -250,13 +250,13 @@ def _matrices(file: Path, module: str, parts: Mapping[str, torch.Tensor], said: 
     return Matrices(parts["down"], parts["up"], alpha, parts.get("magnitude"), parts.get("bias"))
 
 
-def check(base: Architecture, shapes: Shapes, adapter: Adapter, file: Path) -> None:
+def check(architecture: Architecture, shapes: Shapes, adapter: Adapter, file: Path) -> None:
     """Check every shape against the model's; UserError naming one that differs, or an adapter that is empty.
 
     Print a warning if all second matrices are zero.
     """
     if not adapter:
-        raise UserError(complaint(file, f"holds no LoRA of {base.label}'s transformer", hint=""))
+        raise UserError(complaint(file, f"holds no LoRA of {architecture.label}'s transformer", hint=""))
     first = next(iter(adapter.values()))
     for module, one in adapter.items():
         outputs, inputs, *window = shapes[f"{module}.weight"]
@@ -381,7 +381,7 @@ def _named(adapter: Adapter, prefix: str) -> dict[str, torch.Tensor]:
     }
 
 
-def in_kohyas_names(base: Architecture, config: Config, shapes: Shapes, adapter: Adapter) -> dict[str, torch.Tensor]:
+def in_kohyas_names(architecture: Architecture, config: Config, shapes: Shapes, adapter: Adapter) -> dict[str, torch.Tensor]:
     """Return a LoRA's tensors as kohya's sd-scripts write them: `lora_unet_<module>.lora_down.weight`, `.lora_up.weight`, `.alpha`.
 
     The module is the original one. One that stacks several of diffusers' gets their ranks one after the other and a block diagonal
@@ -391,7 +391,7 @@ def in_kohyas_names(base: Architecture, config: Config, shapes: Shapes, adapter:
     if any(one.magnitude is not None or one.bias is not None for one in adapter.values()):
         raise UserError("export: kohya's names have none for DoRA or a bias: take --form lora or peft")
     renamed: dict[str, torch.Tensor] = {}
-    stacked = {part: module for module in base.original_modules(config) for part in module.parts}
+    stacked = {part: module for module in architecture.original_modules(config) for part in module.parts}
     for module in dict.fromkeys(stacked.get(name, Original(name, (name,))) for name in adapter):
         present = {part: adapter[part].merged() for part in module.parts if part in adapter}
         rank = sum(one.rank for one in present.values())

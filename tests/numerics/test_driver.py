@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from g2rpo_core.foundation import driver
+from g2rpo_core.numerics import driver
 from g2rpo_core.numerics.cuda import why_none
 from tests.conftest import ROOT
 

@@ -1,4 +1,4 @@
-"""Measures an all-reduce of all processes: `torchrun --standalone --nproc-per-node N -m g2rpo_core.distributed.bandwidth [MEGABYTES]`.
+"""Measures an all-reduce of all processes: `torchrun --standalone --nproc-per-node N -m g2rpo_core.cli.bandwidth [MEGABYTES]`.
 
 By NCCL on GPUs, else by gloo. The first process prints the GB that each sends in a second, as rings count them.
 """

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from g2rpo_core.models.cost import Measured
-from g2rpo_core.training import utilization
+from g2rpo_core.tracking import utilization
 from g2rpo_core.training.metrics import START
 from tests.fixtures.rollouts import small_method
 

@@ -30,9 +30,9 @@ from g2rpo_core.models.generate import generate_images
 from g2rpo_core.numerics.cuda import peak_bytes
 from g2rpo_core.numerics.processes import device_of
 from g2rpo_core.sampling.schedule import even_sigmas
+from g2rpo_core.tracking.utilization import Share, share_of_peak
 from g2rpo_core.training.settings import TrackingSettings
 from g2rpo_core.training.trainer import Trainer
-from g2rpo_core.training.utilization import Share, share_of_peak
 
 Setting = bool | int | float | str
 

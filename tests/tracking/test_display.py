@@ -15,9 +15,9 @@ from tensorboard.plugins.hparams import plugin_data_pb2
 
 from g2rpo_core.distributed.process_group import ProcessGroup
 from g2rpo_core.foundation.errors import UserError
-from g2rpo_core.training import tracking
+from g2rpo_core.tracking import display as tracking
+from g2rpo_core.tracking.display import CAPTION, Display, Tracking
 from g2rpo_core.training.settings import SampleSettings, TrackingSettings
-from g2rpo_core.training.tracking import CAPTION, Display, Tracking
 from tests.fixtures.browser import open_page
 from tests.fixtures.rollouts import small_method
 from tests.fixtures.waiting import HUNG, until
@@ -274,7 +274,7 @@ def test_a_stderr_that_nobody_reads_ends_nothing(trainer, embeddings, tmp_path, 
 
     monkeypatch.setattr(display.bar, "update", broken)
     monkeypatch.setattr(display.bar, "close", broken)
-    monkeypatch.setattr("g2rpo_core.training.tracking.tqdm.write", broken)
+    monkeypatch.setattr("g2rpo_core.tracking.display.tqdm.write", broken)
     display.record(RECORD)
     display.warn(2, "the ratio drifts")
     display.finish()

@@ -19,7 +19,7 @@ from g2rpo_core.architectures.table import read_architecture
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import complaint, in_one_line, read_json, reading, whole
 from g2rpo_core.foundation.runs import check_one_kind
-from g2rpo_core.models.adapter import LORA_FILE, PEFT_FILE, WRAPPERS, Shapes, fill, is_adapter, read_adapter, stripped
+from g2rpo_core.weights.adapter import LORA_FILE, PEFT_FILE, WRAPPERS, Shapes, fill, is_adapter, read_adapter, stripped
 
 NAMES = (SAFETENSORS_WEIGHTS_NAME, LORA_FILE, PEFT_FILE)  # that others give their files, of which a folder has one
 SHARD = re.compile(r"(.+)-\d{5}-of-\d{5}\.safetensors")
@@ -126,17 +126,17 @@ def check_fits(pipeline: Path, run: Path) -> None:
         _match(base, settings, shapes, files_in(place))
 
 
-def shapes_of(base: Architecture, config: Config) -> dict[str, torch.Size]:
+def shapes_of(architecture: Architecture, config: Config) -> dict[str, torch.Size]:
     """Return the shape of every weight of a transformer of this configuration."""
     with torch.device("meta"):
-        return {name: value.shape for name, value in base.transformer.from_config(config).state_dict().items()}
+        return {name: value.shape for name, value in architecture.transformer.from_config(config).state_dict().items()}
 
 
-def read_weights(base: Architecture, transformer: torch.nn.Module, place: Path) -> None:
+def read_weights(architecture: Architecture, transformer: torch.nn.Module, place: Path) -> None:
     """Fill all but an adapter's weights from a folder or file; each process reads its own slices, but of stacked modules whole ones."""
     files = files_in(place)
     state = {name.replace(".base_layer.", "."): value for name, value in transformer.state_dict().items() if ".lora_" not in name}
-    where = _match(base, transformer.config, {name: value.shape for name, value in state.items()}, files)
+    where = _match(architecture, transformer.config, {name: value.shape for name, value in state.items()}, files)
     if all(rows.count is None and not rows.shift_first for _, rows in where.values()):
         reader = HuggingFaceStorageReader(str(files[0].parent))
         reader.fs.ls = lambda _: list(map(str, files))  # type: ignore[method-assign] # not every file of the folder
@@ -151,7 +151,7 @@ def read_weights(base: Architecture, transformer: torch.nn.Module, place: Path) 
                 fill(state[name], rows.of(opened.get_slice(rows.name)))
 
 
-def _match(base: Architecture, config: Config, shapes: Shapes, files: Sequence[Path]) -> dict[str, tuple[Path, Rows]]:
+def _match(architecture: Architecture, config: Config, shapes: Shapes, files: Sequence[Path]) -> dict[str, tuple[Path, Rows]]:
     """Return where each weight stands: in which file, under which name; UserError unless the files hold these weights and no others."""
     # Names and shapes in the headers
     stored: dict[str, tuple[Path, str, list[int]]] = {}
@@ -164,10 +164,13 @@ def _match(base: Architecture, config: Config, shapes: Shapes, files: Sequence[P
                         complaint(file, f"{name} stands in {stored[known][0].name}, too: leave one of them away", hint="")
                     )
                 stored[known] = (file, name, opened.get_slice(name).get_shape())
-    for name in base.unused:
+    for name in architecture.unused:
         stored.pop(name, None)
     # Under diffusers' names, or under the original ones
-    layouts: list[Mapping[str, Rows]] = [{name: Rows(name) for name in shapes}, places(shapes, base.original_modules(config))]
+    layouts: list[Mapping[str, Rows]] = [
+        {name: Rows(name) for name in shapes},
+        places(shapes, architecture.original_modules(config)),
+    ]
     differences = [{rows.name for rows in layout.values()} ^ stored.keys() for layout in layouts]
     layout, wrong = min(zip(layouts, differences), key=lambda pair: len(pair[1]))
     if wrong:

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from g2rpo_core.architectures.table import read_architecture
 from g2rpo_core.foundation.errors import UserError
-from g2rpo_core.models.adapter import (
+from g2rpo_core.weights.adapter import (
     PEFT_FILE,
     Matrices,
     add,
@@ -23,7 +23,7 @@ from g2rpo_core.models.adapter import (
     in_peft_names,
     read_adapter,
 )
-from g2rpo_core.models.stored import shapes_of, weights_in
+from g2rpo_core.weights.stored import shapes_of, weights_in
 from tests.fixtures.weights import randomize
 
 TWINS = ("flux", "sd3", "flux2", "zimage", "qwen_image")

@@ -15,7 +15,7 @@ from g2rpo_core.architectures.table import read_architecture
 from g2rpo_core.architectures.zimage import ZImage
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.models.loading import load_transformer
-from g2rpo_core.models.stored import choose, shapes_of, weights_in
+from g2rpo_core.weights.stored import choose, shapes_of, weights_in
 
 WEIGHTS = "diffusion_pytorch_model.safetensors"
 INDEX = f"{WEIGHTS}.index.json"

@@ -1,0 +1,85 @@
+"""Deploys the flows on Prefect's server, one run of each at a time, and marks runs whose process has ended.
+
+Prefect reads PREFECT_API_URL when it is imported: `flows.serve` imports this once its server is there.
+"""
+
+import time
+from argparse import Namespace
+
+import httpx
+import psutil
+from prefect import serve
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import DeploymentFilter, FlowRunFilter
+from prefect.client.schemas.objects import ConcurrencyLimitConfig, ConcurrencyLimitStrategy
+from prefect.exceptions import PrefectException
+from prefect.flows import EntrypointType
+from prefect.schedules import Cron
+from prefect.states import Crashed
+
+from flows import pipeline
+from g2rpo_core.foundation.errors import UserError
+
+__all__ = ["crash_dead_runs", "deployments", "limit_tag", "serve"]
+NAME = "g2rpo"  # of each flow's deployment
+LOOK_EVERY = 15.0  # seconds between two looks at the runs' processes
+
+
+def deployments(args: Namespace) -> list:
+    """Return one deployment per flow, with one run at a time; a run that is due meanwhile is cancelled, and its state says why."""
+    one_at_a_time = ConcurrencyLimitConfig(limit=1, collision_strategy=ConcurrencyLimitStrategy.CANCEL_NEW)
+    made = []
+    for flow in (pipeline.reproduce, pipeline.train, pipeline.evaluate, pipeline.report):
+        cron = getattr(args, flow.name)
+        try:
+            schedule = Cron(cron, timezone=args.timezone) if cron else None
+            made.append(
+                flow.to_deployment(
+                    NAME,
+                    schedule=schedule,
+                    concurrency_limit=one_at_a_time,
+                    parameters={} if flow.name == "report" else {"side_by_side": args.side_by_side},
+                    entrypoint_type=EntrypointType.MODULE_PATH,
+                )
+            )
+        except ValueError as error:
+            raise UserError(f"--{flow.name} {cron!r} in --timezone {args.timezone}: {' '.join(str(error).split())}") from None
+    return made
+
+
+def limit_tag(tag: str, slots: int) -> None:
+    """Let at most `slots` tasks with `tag` run at once, over all runs of the server."""
+    with get_client(sync_client=True) as client:
+        # the name that Prefect gives a tag's limit
+        client.upsert_global_concurrency_limit_by_name(f"tag:{tag}", slots)
+
+
+def crash_dead_runs() -> None:
+    """Mark a run as Crashed once its process is gone in two looks in a row, so that its deployment's slot is free again.
+
+    Silence proves nothing: a machine that slept has runs that go on. Runs until this process ends.
+    """
+    ours = DeploymentFilter.model_validate({"name": {"any_": [NAME]}})
+    running = FlowRunFilter.model_validate({"state": {"type": {"any_": ["RUNNING", "CANCELLING"]}}})
+    dead = Crashed(message="its process has ended without notice; the next run resumes from its checkpoint")
+    missing: set[str] = set()
+    while True:
+        time.sleep(LOOK_EVERY)
+        try:
+            with get_client(sync_client=True) as client:
+                runs = {str(run.id) for run in client.read_flow_runs(deployment_filter=ours, flow_run_filter=running)}
+                gone = runs - runs_here()
+                for run in gone & missing:
+                    client.set_flow_run_state(run, dead)
+                missing = gone
+        except (httpx.HTTPError, PrefectException):  # the server is away, or somebody deleted the run
+            missing = set()
+
+
+def runs_here() -> set[str]:
+    """Return the ids of the runs whose process lives on this machine."""
+    found = set()
+    for process in psutil.process_iter(["environ", "cmdline"]):
+        if "prefect.engine" in (process.info["cmdline"] or ()):
+            found.add((process.info["environ"] or {}).get("PREFECT__FLOW_RUN_ID", ""))
+    return found

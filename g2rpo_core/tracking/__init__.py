@@ -1,0 +1,1 @@
+"""Show a run while it trains: progress, trackers, and its share of the machine's peak."""
