@@ -1,4 +1,4 @@
-# The environment that requirements.lock pins, and the code; docs/howto/without_slurm.md says how to run it. Not built by any test.
+# The environment that requirements.lock pins, and the code; docs/howto/cluster.md says how to run it. Not built by any test.
 # docker build --tag g2rpo .                           # for driver 580 or newer; torch brings CUDA's libraries
 # docker build --build-arg TORCH=cu126 --tag g2rpo .   # for driver 525 or newer
 # docker build --build-arg BASE=nvidia/cuda:12.8.1-runtime-ubuntu24.04 --tag g2rpo .

@@ -1,4 +1,4 @@
-"""Draw the figure that leads docs/findings_one_base.md, from the committed tables of studies."""
+"""Draw the figure of studies/README.md, from the committed tables of studies."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,7 +27,7 @@ def gains(study: str) -> dict[str, list[float]]:
 
 
 def draw_gains() -> Figure:
-    """Draw what the verdict measured, the same in the second task, and what each choice of G²RPO with coarse tails is worth."""
+    """Draw what the verdict measured, the same in the second task, and what each choice of coarse-only G²RPO is worth."""
     judged, choices, late = gains("verdict"), gains("choices"), gains("marks_late")
     whole = {"G²RPO, all NFE", "G²RPO, coarse tails, a tenth"}  # other budgets
     methods = _best_first({label: values for label, values in judged.items() if label not in whole})
@@ -40,7 +40,7 @@ def draw_gains() -> Figure:
     below = _rows(figure, 26, title, "the base", methods)
     title = "The same in a second task, in which fine detail counts; late: noise at steps 8–11 of 16"
     below = _rows(figure, below + 26, title, "the base", second)
-    title = "One choice of G²RPO with coarse tails changed: the difference it makes, three seeds"
+    title = "One choice of coarse-only G²RPO changed: the difference it makes, three seeds"
     unchanged = "unchanged: noise at one of steps 2–4 of 10, η = 0.7, tail λ = 3, groups of 12"
     below = _rows(figure, below + 26, title, unchanged, changed)
     words = "Training reward: HPS-v2.1 + CLIP Score. A dot is a seed, a bar the mean with its 95 % interval over seeds. Scales differ."

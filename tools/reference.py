@@ -1,4 +1,8 @@
-"""Writes docs/reference/settings.md, commands.md, calls.md, bases.md and published_settings.md from the code: `python -m tools.reference`. A test holds them equal to it."""
+"""Generates the reference pages from the code.
+
+python -m tools.reference            writes docs/reference/settings.md, which is committed; a test holds it equal to the code
+python -m tools.reference commands   prints a page that is built with the site and not committed: commands, methods, published_settings, bases, calls, api
+"""
 
 import argparse
 import importlib
@@ -42,6 +46,7 @@ OF_THE_CHECKOUT = {  # what else is started from the checkout: the module with i
     "python -m studies": "studies.__main__",
     "python -m flows.serve": "flows.serve",
 }
+OPTIONAL = "; optional"  # null, or a section whose settings have defaults
 EXAMPLE = re.compile(r"\s+Example: ([^\n]+(?:\n[^\n]+)*)")
 ACTIONS = {"python -m studies": ("run", "new")}
 
@@ -49,49 +54,68 @@ SETTINGS_HEAD = f"""{WRITTEN}
 
 # Settings
 
-Every setting of a profile, section by section, and of `params.yaml`. Types, ranges and defaults are read from the code.
-A setting without a default is required. A profile that `extends:` another one inherits what it leaves out.
+Every setting of a profile, section by section, and of `params.yaml`, with type, range and default from the code. A setting without a default
+is required; an optional one is null, or a section of defaults. A section is described below its parent. A profile that `extends:` another one inherits what it omits.
 
 - To change a setting: [Change a setting](../howto/settings.md).
 - To see the values of a whole profile and where each comes from: `g2rpo profile show tiny`.
 - Words: [glossary](../glossary.md).
 """
 
-CALLS_HEAD = f"""{WRITTEN}
+CALLS_HEAD = """# Batch sizes of rollout and update
 
-# Rows of calls
-
-How many rows (states of prompts) a call of the transformer has when a method samples an SDE step and when it trains it, for each profile on the
-machines that its comment names. Where both are equal at every step, the ratio before the first update is 1. Where they are not, another number of
-rows may be another kernel, which rounds otherwise in bfloat16.
+How many rows (latents) a call of the transformer has when a method samples an SDE step and when it trains on it, for each profile on the machines
+that its comment names. If both are equal at every step, the ratio before the first update is exactly 1. If not, the GPU may choose another kernel, and
+batches of different sizes round differently in bfloat16.
 
 *Tolerated* is the relative difference between the two velocities at which |ratio − 1| leaves the clip range, at the method's most sensitive step. With
 g, the velocity's weight in the transition's mean in standard deviations, and n elements of a latent, the largest |ratio − 1| of a run is about
-4.5 g ε / √n + (g ε)² / 2. Classifier-free guidance adds the errors of its two evaluations. A run that is off by more
-[warns](../metrics.md#drift) and goes on. No GPU has measured ε yet.
+4.5 g ε / √n + (g ε)² / 2. Classifier-free guidance adds the errors of its two evaluations. A run beyond it [warns](../metrics.md#drift) and continues.
+[What an H100 measured](../../benchmarks/README.md#flux1-devs-shape): a difference of 0 between calls of 1 and 12 rows.
 """
 
-PUBLISHED_HEAD = f"""# Published settings
+PUBLISHED_HEAD = """# Published settings
 
-{WRITTEN}
-
-What is published of a method on a base model, and what the profiles of that base have instead, with the reason. Where nobody has published
-a method on a base, the page says what was taken in its place. A test holds every profile of published weights to it.
+For each method and base model: the published settings, the settings of our profiles, and the reason for every difference. Where nobody has published a
+method on a base model, the page names the source used instead. A test compares every profile of published weights with this page.
 """
-BASES_HEAD = f"""{WRITTEN}
+BASES_HEAD = """# Base models
 
-# Base models
+What each published repository can be used for. *All weights* and *a LoRA* name the profile for the smallest machine on which every method fits,
+by `g2rpo plan`. Not yet run on published weights. Guidance is the profile's; steps are those of its evaluation.
 
-What each published repository can be used for. *All weights* and *a LoRA* name the profile for the smallest machine that the profiles were made for,
-on which every method fits by `g2rpo plan`. Nobody has run them on the published weights yet. Guidance is the profile's, steps are those of its evaluation.
-
-- [Another base model](../howto/base_model.md), and which of its values could not be confirmed.
-- [Export weights](../howto/export.md) says what each form is for.
+- [Another base model](../howto/base_model.md), and which of its values are not confirmed.
+- [Export weights](../howto/export.md): what each form is for.
 """
 
-COMMANDS_HEAD = f"""{WRITTEN}
+API_HEAD = """# Python API
 
-# Commands
+What a user extends or imports, with shapes, units and what is raised: the docstrings of these modules.
+
+Axes of tensors: P prompts, B branches, J granularities, G members per group, R rewards, N images or latents, T steps.
+"""
+API = {  # the modules of each section, in g2rpo_core
+    "Methods and training signals": [
+        "algorithm.methods",
+        "algorithm.tree",
+        "algorithm.credit",
+        "algorithm.objective",
+        "algorithm.advantage",
+        "algorithm.loss",
+    ],
+    "Sampling": ["sampling.schedule", "sampling.transitions", "sampling.ode"],
+    "Rollouts": ["sampling.tree", "sampling.rollout"],
+    "Rewards": ["rewards.spec", "rewards.registry"],
+    "Architectures": ["architectures.architecture", "architectures.table"],
+    "Models and images": ["models.policy", "models.generate"],
+    "Prompts and profiles": ["data.prompts", "config.load"],
+}
+METHODS_HEAD = """# Methods
+
+The settings of each method that differ from the defaults. `0 … 7` are step indices from the noisy end. The sources, and an entry to paste for each, are in
+[From the papers to the code](papers.md).
+"""
+COMMANDS_HEAD = """# Commands
 
 Every command with its options. Each one prints the same with `--help`.
 
@@ -133,12 +157,31 @@ def settings_page() -> str:
         elif name == "methods":
             parts += _tables("methods.NAME", MethodRun)
             parts += _tables("methods.NAME.settings", Method, level=3)
-            parts.append(_published_methods())
         elif name == "published":
             parts += _tables("published.NAME", next(_models(field.annotation)))
         else:
             parts += _tables(name, next(_models(field.annotation)))
-    return "\n".join(parts)
+    return "\n".join(_without_repeats(parts))
+
+
+def _without_repeats(parts: list[str]) -> list[str]:
+    """Name the settings that an earlier section of the same kind describes in the same words, such as those of another `tree` or `server`."""
+    described: dict[tuple[str, str], str] = {}  # (kind, line) -> the title of the section that has it
+    out = []
+    for part in parts:
+        title = part.split("\n")[0].lstrip("# ")
+        kind = re.sub(r" \([^)]*\)| of a study$", "", title).rpartition(".")[2]
+        repeated: dict[str, list[str]] = {}
+        kept = []
+        for line in part.split("\n"):
+            if line.startswith("- `") and kind != "NAME" and (kind, line) in described:
+                repeated.setdefault(described[kind, line], []).append(line.split(" (")[0].removeprefix("- "))
+            else:
+                described.setdefault((kind, line), title)
+                kept.append(line)
+        end = "".join(f"- as in *{first}*: {', '.join(names)}\n" for first, names in repeated.items())
+        out.append("\n".join(kept).rstrip("\n") + "\n" + ("" if kept[-2].startswith("- ") or not end else "\n") + end)
+    return out
 
 
 def commands_page() -> str:
@@ -166,22 +209,21 @@ def commands_page() -> str:
 
 
 def _tables(title: str, model: type[BaseModel], about: str | None = None, level: int = 2, known: tuple = ()) -> list[str]:
-    """Return a heading, the class's docstring, a table of its fields, and the same for each class that a field holds."""
-    lines = [
-        f"{'#' * level} {title}\n",
-        (about or _text(model.__doc__)) + "\n",
-        "| setting | type | default | description |",
-        "|---|---|---|---|",
-    ]
+    """Return a heading, the class's docstring, a list of its fields, and the same for each class that a field holds."""
+    lines = [f"{'#' * level} {title}\n", (about or _text(model.__doc__)) + "\n"]
     if how := getattr(model, "how", None):
-        lines.insert(2, f"A resumed run may change {', '.join(f'`{name}`' for name in sorted(how))}.\n")
-    # One table for all fields of one class
+        lines.append(f"A resumed run may change {', '.join(f'`{name}`' for name in sorted(how))}.\n")
+    # One line for all fields of one description, and one section for all of one class
+    described: dict[str, list[str]] = {}
     inner: list[tuple[str, type[BaseModel]]] = []
     for name, field in model.model_fields.items():
         key = field.alias or name
-        kind = _type(field.annotation, list(field.metadata))
-        lines.append(f"| `{key}` | {_cell(kind)} | {_cell(_default(field))} | {_cell(_about(field))} |")
+        kind, default = _type(field.annotation, list(field.metadata)), _default(field)
+        if default == OPTIONAL:
+            kind = kind.replace(" or null", "")
+        described.setdefault(f"({kind}{default}): {_about(field)}", []).append(f"`{key}`")
         inner += [(key, each) for each in _models(field.annotation) if each not in known]
+    lines += [f"- {', '.join(keys)} {text}" for text, keys in described.items()]
     out = ["\n".join(lines) + "\n"]
     for each in dict.fromkeys(each for _, each in inner):
         keys = [key for key, its_class in inner if its_class is each]
@@ -204,18 +246,17 @@ def _about(field: FieldInfo) -> str:
 
 
 def _default(field: FieldInfo) -> str:
+    """Return what stands behind a setting's type: its default, or that it is optional; nothing for a required one."""
     if field.is_required():
-        return "required"
+        return ""
     value = field.get_default(call_default_factory=True)
-    if isinstance(value, BaseModel):
-        return "see below"
+    if isinstance(value, BaseModel) or value is PydanticUndefined:
+        return OPTIONAL
     if value is None:
-        return "`null`"
-    if isinstance(value, bool):
-        return f"`{str(value).lower()}`"
+        return OPTIONAL
     if isinstance(value, tuple):
-        return "`[" + ", ".join(str(each) for each in value) + "]`"
-    return f"`{value}`" if value is not PydanticUndefined else ""
+        return "; default `[" + ", ".join(str(each) for each in value) + "]`"
+    return f"; default `{str(value).lower() if isinstance(value, bool) else value}`"
 
 
 def _type(annotation: Any, metadata: list[Any] | None = None) -> str:
@@ -233,7 +274,7 @@ def _type(annotation: Any, metadata: list[Any] | None = None) -> str:
     if origin is dict:
         return f"mapping of {_type(arguments[0])} to {_type(arguments[1])}"
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return "section, see below"
+        return "section"
     return PLAIN.get(annotation, getattr(annotation, "__name__", str(annotation))) + limits
 
 
@@ -259,22 +300,24 @@ def _models(annotation: Any) -> Iterator[type[BaseModel]]:
             yield from _models(each)
 
 
-def _published_methods() -> str:
-    head = "### Published methods\n\nWhat each method sets, by name; all else has its default. `0 … 7` are step indices from the noisy end.\n\n"
-    rows = ["| method | settings |", "|---|---|"]
+def methods_page() -> str:
+    """Return the page of published methods: what each sets, by name."""
+    rows = [METHODS_HEAD, "| method | settings |", "|---|---|"]
     for spec in SPECS:
         values = {name: (field, getattr(spec.settings, name)) for name, field in Method.model_fields.items()}
         own = {name: value for name, (field, value) in values.items() if field.is_required() or value != field.default}
         shown = ", ".join(f"`{name}: {_value(value)}`" for name, value in own.items())
         shown += f", `training: {{clip_range: {spec.clip_range:g}}}`" if spec.clip_range else ""
         rows.append(f"| `{spec.name}` ({spec.label}) | {shown} |")
-    return head + "\n".join(rows) + "\n"
+    return "\n".join(rows) + "\n"
 
 
 def _value(value: Any) -> str:
     """Return a value as in YAML; of more than four step indices in a row, only the first and the last."""
     if isinstance(value, BaseModel):
-        return "{" + ", ".join(f"{name}: {_value(part)}" for name, part in value.model_dump(exclude_defaults=True).items()) + "}"
+        value = value.model_dump(exclude_defaults=True)
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{name}: {_value(part)}" for name, part in value.items()) + "}"
     if isinstance(value, tuple):
         row = len(value) > 4 and value == tuple(range(value[0], value[-1] + 1))
         return f"[{value[0]} … {value[-1]}]" if row else "[" + ", ".join(map(str, value)) + "]"
@@ -371,7 +414,7 @@ def calls_page() -> str:
 
 
 def bases_page() -> str:
-    """Return the page of base models: a table of repositories, and one of small twins."""
+    """Return the page of base models: a table of repositories for each architecture."""
     folder, columns = (
         FOLDER.parent.parent / "profiles",
         ("repository", "all weights", "a LoRA", "generates", "guidance", "steps", "licence"),
@@ -381,7 +424,7 @@ def bases_page() -> str:
     parts = [BASES_HEAD]
     for base in ARCHITECTURES.values():
         parts.append(
-            f"## {base.label}\n\nExports: {', '.join(base.forms)}. Its small twin: profile `{twins[base.pipeline.__name__]}`.\n"
+            f"## {base.label}\n\nExports: {', '.join(base.forms)}. Small version for a CPU: profile `{twins[base.pipeline.__name__]}`.\n"
         )
         rows = [columns, ("---",) * len(columns)]
         for repo in base.published:
@@ -452,7 +495,7 @@ def published_page() -> str:
             for entry in each.methods
             if any(one is row for one in rows_of(each, entry))
         }
-        source = row["source"] or f"not published on this base that we know of; in its place {row['instead']}"
+        source = row["source"] or f"no published settings on this base model known; used instead: {row['instead']}"
         bases = " and ".join(repo.partition("/")[2] for repo in row["of"])
         heading = ", ".join(row["methods"]) if len(row["methods"]) < 4 else "the other methods"
         text = f"Methods {', '.join(f'`{method}`' for method in row['methods'])}: {source}."
@@ -468,17 +511,35 @@ def published_page() -> str:
     return "\n".join(parts)
 
 
-PAGES = {"settings.md": settings_page, "commands.md": commands_page, "calls.md": calls_page, "bases.md": bases_page}
-PAGES["published_settings.md"] = published_page
+def api_page() -> str:
+    """Return the page of the Python API, which mkdocstrings fills from docstrings."""
+    sections = (f"## {title}\n\n" + "\n\n".join(f"::: g2rpo_core.{name}" for name in names) for title, names in API.items())
+    return "\n".join([API_HEAD, "\n\n".join(sections)]) + "\n"
+
+
+WRITTEN_PAGES = {"settings.md": settings_page}
+BUILT_PAGES = {
+    "commands.md": commands_page,
+    "methods.md": methods_page,
+    "published_settings.md": published_page,
+    "bases.md": bases_page,
+    "calls.md": calls_page,
+    "api.md": api_page,
+}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=FOLDER)
-    folder = parser.parse_args().out
-    for name, page in PAGES.items():
-        (folder / name).write_text(page())
-        print(folder / name)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "page", nargs="?", choices=[name.removesuffix(".md") for name in BUILT_PAGES], help="print this page instead"
+    )
+    chosen = parser.parse_args().page
+    if chosen:
+        print(BUILT_PAGES[f"{chosen}.md"](), end="")
+        return
+    for name, page in WRITTEN_PAGES.items():
+        (FOLDER / name).write_text(page())
+        print(FOLDER / name)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
-"""Hooks of mkdocs: they make a file outside docs/ that a page links to part of the site, under `repository/`.
+"""Hooks of mkdocs: pages that are generated, and links that serve on GitHub as well as in the built site.
 
-So one link serves on GitHub and in the built site. Markdown becomes a page, code a page that shows it, other files stay as they are.
+- A file outside docs/ that a page links to becomes part of the site, under `repository/`: Markdown as a page, code as a page that shows it.
+- The reference pages of tools/reference.py that are not committed are built into the site. Committed pages name the command that prints the
+  same, such as `g2rpo plan --help` or `python -m tools.reference bases`; in the site that command is a link to the page.
 """
 
 import posixpath
@@ -11,10 +13,14 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
+from tools.reference import BUILT_PAGES
+
 ROOT = Path(__file__).resolve().parent.parent
 LINK = re.compile(r"(\]\()(?![a-z]+:|#)([^)#\s]+)")
 SHIM = "https://unpkg.com/iframe-worker/shim"
 AS_IT_IS = {".html", ".png", ".svg"}
+PRINTS = re.compile(r"(?<![\[`])`(?:g2rpo ?([a-z-]*?) --help|python -m tools\.reference (\w+))`")
+FENCED = re.compile(r"(^ *```.*?^ *```)", re.MULTILINE | re.DOTALL)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -31,6 +37,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
             files.append(_generated(config, target))
             if target.endswith(".md"):
                 waiting.append(target)
+    for name, page in BUILT_PAGES.items():
+        files.append(File.generated(config, f"reference/{name}", content=page()))
     return files
 
 
@@ -38,9 +46,9 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     """Turn the links between files of the repository into links between files of the site."""
     uri = page.file.src_uri
     origin = uri.removeprefix("repository/") if uri.startswith("repository/") else f"docs/{uri}"
-    if not (ROOT / origin).is_file():  # a page that shows code
+    if uri.startswith("repository/") and not (ROOT / origin).is_file():  # a page that shows code
         return markdown
-    if uri.startswith("repository/"):
+    if uri.startswith("repository/") and not uri.startswith("repository/studies/"):
         page.meta["search"] = {"exclude": True}
 
     def moved(found: re.Match) -> str:
@@ -49,7 +57,15 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
             return found[0]
         return found[1] + posixpath.relpath(site_uri(target), posixpath.dirname(uri) or ".")
 
-    return LINK.sub(moved, markdown)
+    parts = FENCED.split(markdown)
+    parts[::2] = [PRINTS.sub(lambda found: _linked(found, uri), LINK.sub(moved, part)) for part in parts[::2]]
+    return "".join(parts)
+
+
+def _linked(command: re.Match, uri: str) -> str:
+    """Return the command as a link from the page `uri` to the built page that has what it prints."""
+    page = f"reference/{command[2] or 'commands'}.md" + (f"#g2rpo-{command[1]}" if command[1] else "")
+    return f"[{command[0]}]({posixpath.relpath(page, posixpath.dirname(uri) or '.')})"
 
 
 def resolve_link(origin: str, link: str) -> str:

@@ -1,4 +1,4 @@
-"""What a run costs, against the table of docs/findings_one_base.md and the committed tables of studies."""
+"""What a run costs, against the table of studies/verdict/README.md and the committed tables of studies."""
 
 import pandas as pd
 import pytest
@@ -9,7 +9,7 @@ from g2rpo_core.config.profile import ResolvedRun
 from tests.conftest import ROOT
 from tests.fixtures.rollouts import small_method
 
-FINDINGS = (ROOT / "docs" / "findings_one_base.md").read_text()
+FINDINGS = (ROOT / "studies" / "verdict" / "README.md").read_text()
 
 
 def test_the_verdicts_table_has_the_total_compute_and_images_of_every_method(monkeypatch):

@@ -18,6 +18,8 @@ DOCUMENTS = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
     ROOT / "benchmarks" / "README.md",
+    ROOT / "studies" / "README.md",
+    *sorted((ROOT / "studies").glob("*/README.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 PROGRAMS = ("g2rpo", "python", "dvc", "make", "prefect", "tensorboard", "hf")

@@ -49,6 +49,7 @@ RUN = {
 # Why the others are only parsed: the first pattern that fits.
 ONLY_PARSED = {
     r"^(make|dvc (repro|checkout|plots|commit)|python -m (studies run|stages\.(train|evaluate)))\b": "whole stages; tests/pipeline and CI run them",
+    r"^g2rpo (\S+ )?--help$": "the reference of commands; tests/docs/test_site.py builds it",
     r"^g2rpo (rehearse|plan|launch|jobs)\b": "FLUX or a cluster; tests/estimate, tests/pipeline/test_rehearsal.py and test_slurm.py run them",
     r"^g2rpo (demo|serve-reward)\b": "a server; tests/demo/test_page.py and tests/serving run them",
     r"^g2rpo votes\b": "votes of a person; tests/cli/test_votes.py runs it",
@@ -61,7 +62,6 @@ ONLY_PARSED = {
     r"^python -m tools\.": "tests/docs/test_site.py runs what they write",
     r"^g2rpo (doctor --profile|probe)": "an example of the help text; tests/cli runs them",
     r"^dvc exp\b": "a training; docs/howto/dvc.md says what it does",
-    r"^dvc (dag|metrics show|status)$": "named with other words that are run",
     r"^python -m benchmarks": "minutes to hours; tests/benchmarks runs small ones",
     r"^python -m (flows|studies)": "a server, or named without its words; tests/flows and tests/pipeline run them",
     r"^prefect\b": "a server; tests/flows run what needs no account",
@@ -77,7 +77,7 @@ NAMED = (
     "python -m uvicorn my_server:app --port 8700",
 )  # without what they need
 COMMANDS = commands()
-GENERATED = ("docs/reference/commands.md", "docs/reference/settings.md", "docs/reference/calls.md", "docs/reference/bases.md")
+GENERATED = ("docs/reference/settings.md",)
 
 
 def test_every_command_is_run_or_has_a_reason_and_no_entry_is_stale():
@@ -170,18 +170,13 @@ def test_the_python_snippets_run(checkout, monkeypatch):
     assert own["image"].size == (32, 32)
 
 
-def test_every_yaml_of_the_papers_is_a_profiles(tmp_path):
-    """Each block of docs/reference/papers.md, laid over the profile for FLUX, is one that loads."""
-    blocks = [one for one in snippets() if one.document == "papers.md" and one.language == "yaml"]
-    assert len(blocks) >= 5
+def test_every_published_entry_loads_in_a_profile(tmp_path):
     shutil.copytree(ROOT / "profiles", tmp_path / "profiles")
-    for number, block in enumerate(blocks):
-        file = tmp_path / "profiles" / f"paper_{number}.yaml"
-        read = YAML(typ="safe", pure=True).load(block.text)
-        if not {"extends", "methods", "training"} & set(read):
-            read = {"methods": read}  # entries to paste
-        YAML().dump({"extends": "flux_hps_clip", **{key: value for key, value in read.items() if value}}, file)
-        load_profile(file)
+    entries = YAML(typ="safe", pure=True).load(ROOT / "examples" / "published_methods.yaml")
+    assert len(entries) > 25
+    file = tmp_path / "profiles" / "papers.yaml"
+    YAML().dump({"extends": "flux_hps_clip", "methods": entries}, file)
+    assert set(entries) <= set(load_profile(file).methods)
 
 
 OF_ANOTHER_FILE = ("published: [", "meta:")  # params.yaml, dvc.yaml
@@ -195,7 +190,7 @@ WITHOUT_THE_VERIFIER = {  # for prompts that are no captions of shapes, and rewa
 def test_every_profile_entry_and_section_of_the_documents_loads(tmp_path):
     """A block is a profile, sections of one, or an entry of `methods`, which its first line then says."""
     shutil.copytree(ROOT / "profiles", tmp_path / "profiles")
-    blocks = [one for one in snippets() if one.language == "yaml" and one.document != "papers.md"]
+    blocks = [one for one in snippets() if one.language == "yaml"]
     blocks = [one for one in blocks if not one.text.startswith(OF_ANOTHER_FILE)]
     assert len(blocks) >= 10
     for number, block in enumerate(blocks):

@@ -33,11 +33,11 @@ from tests.fixtures.projects import fresh_clone, git
 TASKS = {  # of a newcomer, and their pages
     "read the report": "docs/howto/report.md",
     "draw your own prompts": "docs/howto/generate.md",
-    "score a folder of images": "docs/howto/score.md",
+    "score a folder of images": "docs/howto/generate.md",
     "try one setting": "docs/howto/settings.md",
     "add a named variant": "docs/howto/settings.md",
     "train on your own prompts": "docs/howto/prompts.md",
-    "watch live curves": "docs/howto/watch.md",
+    "watch live curves": "docs/howto/interrupt.md",
     "use a model elsewhere": "docs/howto/export.md",
     "train on a reward of your own": "docs/rewards.md",
     "plan FLUX.1-dev on your GPUs": "docs/howto/plan.md",
@@ -101,7 +101,7 @@ def committed_verdict() -> str:
 def test_the_readme_and_its_picture_say_what_the_committed_report_says():
     """If not: `python -m tools.draw_report` takes the picture."""
     readme = " ".join((ROOT / "README.md").read_text().replace("\n> ", "\n").split())
-    assert f"report](reports/report.md) begins so: {committed_verdict()}" in readme
+    assert f"report](reports/report.md) begins: {committed_verdict()}" in readme
     assert Image.open(ROOT / "docs" / "report.png").text["verdict"] == committed_verdict()
 
 

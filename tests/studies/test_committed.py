@@ -11,7 +11,7 @@ from tests.conftest import ROOT
 from tests.fixtures.commands import run_here
 
 STUDIES = sorted(path.parent.name for path in (ROOT / "studies").glob("*/results.parquet"))  # those that have run
-KEPT = {"params.yaml", "results.parquet", "runs.txt", "reports/report.md", "reports/forest.svg"}
+KEPT = {"README.md", "params.yaml", "results.parquet", "runs.txt", "reports/report.md", "reports/forest.svg"}
 PROBED = {"gradients.json"}  # what was measured without training
 OWN = {"dose": {"reward.py"}, "choices": PROBED, "marks_choices": PROBED, "equal_compute": PROBED}
 
