@@ -26,9 +26,9 @@ from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import read_table
 from g2rpo_core.foundation.runs import BASE, run_name
 from g2rpo_core.foundation.settings import name_problem
-from g2rpo_core.reporting.comparison import SAME, Change, Side, changed_settings, changes
+from g2rpo_core.reporting.comparison import SAME, Side, changed_settings, changes
 from g2rpo_core.reporting.recorded import read_results, scores_in
-from g2rpo_core.reporting.statistics import Difference, Spread
+from g2rpo_core.reporting.tables import Line, lines_of
 from g2rpo_core.rewards.registry import labels
 from stages.entry import ends_in_one_line
 from stages.paths import REPORTS
@@ -123,7 +123,7 @@ def _side(name: str, profile: dict, evaluation: EvaluationSettings, tables: list
 
 def lines(before: Side, after: Side) -> Iterator[str]:
     """Yield the comparison in Markdown."""
-    differences = changes(before, after)
+    differences = lines_of(changes(before, after))
     names = labels({**_section(before), **_section(after)})
     significant = [change for change in differences if change.tone]
     # The result in a sentence, and what the sides lack
@@ -133,7 +133,7 @@ def lines(before: Side, after: Side) -> Iterator[str]:
     yield f"{count} significant (95 %)." if known else "Whether a difference is significant is not known: only means are at hand."
     if lacking := " and ".join(each.name for each in (before, after) if each.means_only):
         yield f"\nOf {lacking} only mean rewards are at hand, no scores by prompt (`dvc repro` makes them): fewer than three seeds have no interval."
-    if any(change.method == BASE[0] and abs(change.by) > SAME for change in differences):
+    if any(change.method == BASE[0] and abs(change.difference) > SAME for change in differences):
         yield "\nThe base differs, too (other models, or another machine): compare gains over the base, not scores."
     # The settings
     settings = changed_settings(before, after)
@@ -159,21 +159,18 @@ def _section(side: Side) -> dict:
     return section if isinstance(section, dict) else {}
 
 
-def _row(change: Change, names: dict[str, str]) -> str:
-    intervals, known = _intervals(change), _is_known(change)
-    shown = "; ".join(f"{interval.low:+.4f}, {interval.high:+.4f}" for interval in intervals) if known else "not known"
-    verdict = {"up": "higher", "down": "lower", "": "no"}[change.tone] if known else "not known"
-    numbers = f"{change.before:.4f} | {change.after:.4f} | {change.by:+.4f}"
-    return f"| {change.method} | {names.get(change.reward, change.reward)} | {numbers} | {shown} | {verdict} |"
+def _row(change: Line, names: dict[str, str]) -> str:
+    known = _is_known(change)
+    intervals = "; ".join(f"{low:+.4f}, {high:+.4f}" for low, high in change.intervals)
+    verdict = {"up": "higher", "down": "lower", "": "no"}[change.tone]
+    shown = f"{intervals} | {verdict}" if known else "not known | not known"
+    numbers = f"{change.before:.4f} | {change.value:.4f} | {change.difference:+.4f}"
+    return f"| {change.method} | {names.get(change.reward, change.reward)} | {numbers} | {shown} |"
 
 
-def _intervals(change: Change) -> list[Difference] | list[Spread]:
-    return [change.over_seeds] if change.over_seeds else list(change.seeds.values())
-
-
-def _is_known(change: Change) -> bool:
+def _is_known(change: Line) -> bool:
     """Tell whether a change has an interval: means without their scores by prompt have none with fewer than three seeds."""
-    return not any(isnan(interval.low) for interval in _intervals(change))
+    return not any(isnan(low) for low, _ in change.intervals)
 
 
 def _shown(value: object) -> str:

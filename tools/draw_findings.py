@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from statistics import mean
 
 from ruamel.yaml import YAML
 
 from g2rpo_core.algorithm.methods import LABELS
 from g2rpo_core.reporting.recorded import gains_in, read_results
-from g2rpo_core.reporting.statistics import Spread, spread
+from g2rpo_core.reporting.statistics import spread
 from tools.drawing import BLUE, GREY, ORANGE, PALE, WIDTH, Figure
 
 STUDIES = Path(__file__).resolve().parent.parent / "studies"
@@ -32,7 +33,7 @@ def draw_gains() -> Figure:
     whole = {"G²RPO, all NFE", "G²RPO, coarse tails, a tenth"}  # other budgets
     methods = _best_first({label: values for label, values in judged.items() if label not in whole})
     first, *others = choices
-    changed = {label: spread([value - base for value, base in zip(choices[label], choices[first])]) for label in others}
+    changed = {label: [value - base for value, base in zip(choices[label], choices[first])] for label in others}
     second = _best_first(late)
     rows = len(methods) + len(second) + len(changed)
     figure = Figure(254 + ROW * rows, "Gain in the training reward by method, and by choice")
@@ -48,25 +49,27 @@ def draw_gains() -> Figure:
     return figure
 
 
-def _best_first(seeds: Mapping[str, list[float]]) -> dict[str, Spread]:
-    return dict(sorted(((label, spread(values)) for label, values in seeds.items()), key=lambda item: -item[1].mean))
+def _best_first(seeds: Mapping[str, list[float]]) -> dict[str, list[float]]:
+    return dict(sorted(seeds.items(), key=lambda item: -mean(item[1])))
 
 
-def _rows(figure: Figure, top: float, title: str, zero: str, rows: Mapping[str, Spread]) -> float:
+def _rows(figure: Figure, top: float, title: str, zero: str, rows: Mapping[str, list[float]]) -> float:
     """Draw one row per entry, with its seeds, mean and interval; zero: what 0 is. Return where the next part begins."""
     figure.text(20, top, title, bold=True)
-    low = min(0.0, *(min(row.low, *row.values) for row in rows.values()))
-    high = max(0.0, *(max(row.high, *row.values) for row in rows.values()))
+    over_seeds = {label: spread(values) for label, values in rows.items()}
+    low = min(0.0, *(min(over_seeds[label]["low"], *values) for label, values in rows.items()))
+    high = max(0.0, *(max(over_seeds[label]["high"], *values) for label, values in rows.items()))
     x = lambda value: LEFT + (value - low) / (high - low) * (RIGHT - LEFT)
     bottom = top + 20 + ROW * len(rows)
     figure.line(x(0), top + 12, x(0), bottom, GREY, 1)
     figure.text(x(0), bottom + 14, zero, "middle", GREY, 12)
-    for number, (label, row) in enumerate(rows.items()):
+    for number, (label, values) in enumerate(rows.items()):
+        middle, *interval = over_seeds[label].values()
         y, color = top + 28 + ROW * number, ORANGE if label.startswith("G²RPO") else BLUE
         figure.text(20, y + 4, label)
-        figure.line(x(row.low), y, x(row.high), y, color, 2)
-        for value in row.values:
+        figure.line(x(interval[0]), y, x(interval[1]), y, color, 2)
+        for value in sorted(values):
             figure.circle(x(value), y, 2.5, PALE, color)
-        figure.line(x(row.mean), y - 7, x(row.mean), y + 7, color, 4)
-        figure.text(RIGHT + 14, y + 4, f"{row.mean:+.3f}".replace("-", "−"), color=color)
+        figure.line(x(middle), y - 7, x(middle), y + 7, color, 4)
+        figure.text(RIGHT + 14, y + 4, f"{middle:+.3f}".replace("-", "−"), color=color)
     return bottom + 30

@@ -13,7 +13,7 @@ class Comparison(Settings):
     """Two entries of a study, which are expected to differ in one measure, or to be level in it.
 
     It holds if the whole interval of the difference, paired by seed or base, is above -margin, or within ± level
-    (`tables.compare_preregistered`).
+    (`over_seeds.preregistered`).
     """
 
     method: Name = Field(description="the entry that is expected to be above")

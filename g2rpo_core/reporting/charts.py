@@ -12,7 +12,7 @@ import altair as alt
 import pandas as pd
 import vl_convert
 
-from g2rpo_core.reporting.tables import Gain, Run
+from g2rpo_core.reporting.tables import Run, lines_of
 
 INK = "#6f7683"  # for a separate SVG: readable on light and dark backgrounds
 PALETTE = ("#3b7dd8", "#d9822b", "#2f9e6e", "#a05fc0", "#c04f5f", "#6b7785", "#1fa2b8", "#b5a027", "#8a5a44", "#e377c2")  # fmt: skip
@@ -27,27 +27,24 @@ def _methods(names: Sequence[str]) -> alt.Scale:
     return alt.Scale(domain=list(names), **colors)
 
 
-def forest(gains: Sequence[Gain], labels: Mapping[str, str], columns: Mapping[str | None, str]) -> dict | None:
-    """Draw gains over the base, one row per method, one panel per column: the mean over seeds with its interval, each seed as a dot.
+def forest(lines: pd.DataFrame, gains: pd.DataFrame, labels: Mapping[str, str], titles: Mapping[str, str]) -> dict | None:
+    """Draw gains over the base, one row per method, one panel per reward: the mean over seeds with its interval, each seed as a dot.
 
-    gains: of every method and column; labels: of methods; columns: reward (None: the training reward) -> the panel's title. With
-    fewer than three seeds, each seed shows its own interval, over prompts. Returns None if there is nothing to show.
+    lines: of every seed, method by method; gains: the same over seeds (`over_seeds`); labels: of methods; titles: of panels, by
+    reward. With fewer than three seeds, each seed shows its own interval, over prompts. Returns None if there is nothing to show.
     """
-    # Lay out the numbers of seeds and of their means
-    names = [labels[name] for name in dict.fromkeys(gain.method for gain in gains)]
-    seeds, means = [], []
-    for gain in gains:
-        place = {"method": labels[gain.method], "column": columns[gain.reward]}
-        for seed, one in gain.seeds.items():
-            seeds.append(
-                {**place, "seed": str(seed), "gain": one.mean} | ({"low": one.low, "high": one.high} if one.known else {})
-            )
-        if gain.over_seeds:
-            means.append({**place, "gain": gain.over_seeds.mean, "low": gain.over_seeds.low, "high": gain.over_seeds.high})
-    if not seeds:
+    if not len(lines):
         return None
+    # Lay out the numbers of seeds and of their means
+    names = [labels[name] for name in dict.fromkeys(gains.method)]
+    order = [titles[name] for name in dict.fromkeys(gains.reward)]
+    place = lambda line: {
+        "method": labels[line.method], "column": titles[line.reward], "gain": line.difference
+    }  # fmt: skip
+    interval = lambda line: {"low": line.low, "high": line.high} if line.known else {}
+    seeds = [place(line) | {"seed": str(line.seed)} | interval(line) for line in lines_of(lines)]
+    means = [place(line) | interval(line) for line in lines_of(gains) if line.known]
     intervals = means or seeds
-    order = list(dict.fromkeys(columns[gain.reward] for gain in gains))
 
     # Draw a panel for each column
     def panel(title: str) -> alt.LayerChart:

@@ -2,14 +2,16 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 import pandas as pd
 
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.runs import BASE, run_name
-from g2rpo_core.reporting.statistics import compared
-from g2rpo_core.reporting.tables import OverSeeds, Run, by_prompt
+from g2rpo_core.reporting.over_seeds import over_seeds
+from g2rpo_core.reporting.statistics import paired_difference
+from g2rpo_core.reporting.tables import Run, arranged, by_prompt, judged, lines_of
 
 SAME = 1e-9  # how far two means of the same scores may be apart
 
@@ -39,16 +41,6 @@ class Side:
         return [self.profile.get(section) for section in ("prompts", "evaluation")]
 
 
-@dataclass(frozen=True)
-class Change(OverSeeds):
-    """The change of one method in one reward: after - before, paired by prompt."""
-
-    reward: str
-    before: float
-    """The mean reward, over seeds; `after` likewise."""
-    after: float
-
-
 def changed_settings(before: Side, after: Side) -> list[tuple[str, object, object]]:
     """Return the dotted keys whose values differ, with both values (None if a profile lacks the key); methods only if both have them."""
     ours, theirs = dict(_leaves(before.profile)), dict(_leaves(after.profile))
@@ -65,8 +57,12 @@ def _leaves(data: object, prefix: str = "") -> Iterator[tuple[str, object]]:
         yield from _leaves(value, f"{prefix}.{key}" if prefix else str(key))
 
 
-def changes(before: Side, after: Side) -> list[Change]:
-    """Return the change of each method and reward that both have, over shared seeds and prompts; UserError if nothing is shared."""
+def changes(before: Side, after: Side) -> pd.DataFrame:
+    """Return the change of each method and reward that both have, over shared seeds and prompts; UserError if nothing is shared.
+
+    Columns: those of `over_seeds`, of after - before paired by prompt; `value` is the mean after, `before` that before; `intervals`
+    has (low, high) of the mean over seeds or, with fewer than three, of each seed.
+    """
     shared = [run for run in before.runs if run in after.runs]
     if not shared:
         raise UserError(
@@ -74,21 +70,22 @@ def changes(before: Side, after: Side) -> list[Change]:
         )
     sides = _alike(before, after)
     rewards = [name for name in dict.fromkeys(sides[0].reward) if name in set(sides[1].reward)]
-    # Compare each method in each reward
-    changed = []
-    for method in dict.fromkeys(method for method, _ in shared):
-        for reward in rewards:
-            seeds, means = {}, []
-            for run in (run for run in shared if run[0] == method):
-                first, second = (by_prompt(side, run, reward) for side in sides)
-                if len(first) and len(second):
-                    name = "/".join(map(str, ("compare", *run, reward)))
-                    seeds[run[1]] = compared(second.reindex(first.index).to_numpy(), first.to_numpy(), name)
-                    means.append((float(first.mean()), float(second.mean())))
-            if seeds:
-                was, now = (sum(column) / len(means) for column in zip(*means))
-                changed.append(Change(method, reward, seeds, was, now))
-    return changed
+    lines = []
+    for run, reward in product(shared, rewards):
+        first, second = (by_prompt(side, run, reward) for side in sides)
+        if len(first) and len(second):
+            name = "/".join(map(str, ("compare", *run, reward)))
+            gap = paired_difference(second.reindex(first.index).to_numpy(), first.to_numpy(), name)
+            about = {"method": run[0], "seed": run[1], "reward": reward, **gap}
+            lines.append(about | {"before": first.mean(), "value": second.mean()})
+    # Method by method, over its seeds
+    columns = ["method", "seed", "reward", "before", "value", "difference", "low", "high"]
+    table = pd.DataFrame(lines, columns=columns)
+    table = arranged(judged(table), method=dict.fromkeys(table.method), reward=rewards)
+    of_seeds = table.groupby(["method", "reward"], sort=False)
+    whole = over_seeds(table).assign(before=of_seeds.before.mean().to_numpy())
+    own = [list(zip(seeds.low, seeds.high)) for _, seeds in of_seeds]
+    return whole.assign(intervals=[[(line.low, line.high)] if line.known else each for line, each in zip(lines_of(whole), own)])
 
 
 def _alike(before: Side, after: Side) -> list[pd.DataFrame]:

@@ -1,94 +1,85 @@
 """Lists every comparison of a report with its interval, for programs: `make verify` reads them from report.json."""
 
 import math
-from collections.abc import Iterator, Mapping
-from functools import partial
+from collections.abc import Iterator
 
 from g2rpo_core.config.comparisons import TRAINING
+from g2rpo_core.evaluation.results import LABELS as IMAGE_STATS
 from g2rpo_core.foundation.runs import BASE, run_name
-from g2rpo_core.reporting.statistics import Difference, Spread
+from g2rpo_core.reporting.page import Page
+from g2rpo_core.reporting.tables import Line, Variant, lines_of, standard_errors
 
-BASE_NAMES = (run_name(*BASE), BASE[0])  # of a run, and of a method; where the base is drawn in several ways, up to the first dot
+# Of a run, and of a method; where the base is drawn in several ways, up to the first dot
+BASE_NAMES = (run_name(*BASE), BASE[0])
 
 
-def comparisons(context: Mapping) -> list[dict]:
-    """Return one entry for every comparison with an interval that the page of this context shows (`context.build_context`).
+def headline(page: Page) -> dict:
+    """Return the numbers of the first table (every mean, and the gain in the training reward), and every comparison.
+
+    Where the base is drawn in several ways, also these, in `drawn`.
+    """
+    rewards, drawn = page.compared.settings.evaluation.rewards, page.compared.drawn
+    means = {}
+    for run, lines in page.runs.items():
+        means[run_name(*run)] = {reward: lines[reward].value for reward in rewards}
+        if gain := lines.get(TRAINING):
+            errors = standard_errors(gain) if gain.known else None
+            shown = {"training_reward_gain": gain.difference, "training_reward_gain_standard_errors": errors}
+            means[run_name(*run)] |= shown
+    bases = {run_name(name, BASE[1]): sampling.drawn for name, sampling in drawn.items()}
+    return means | ({"drawn": bases} if len(bases) > 1 else {}) | {"comparisons": comparisons(page)}
+
+
+def comparisons(page: Page) -> list[dict]:
+    """Return one entry for every comparison with an interval that a page shows.
 
     `of` and `against` are runs, or methods where the interval is over seeds; `reward` is one of the rewards or image statistics, or
     `training`, the training reward; `on` tells the style, or the steps and checkpoint, where these are not the page's first; a
     comparison that was named beforehand has the `margin` by which it may be below.
     """
-    every = (*_of_runs(context), *_of_pairs(context), *_over_seeds(context), *_named_beforehand(context))
-    return [one for one in every if not math.isnan(one["low"])]
+    every = (*_of_runs(page), *_of_methods(page))
+    return [entry for entry in every if not math.isnan(entry["low"])]
 
 
-def _of_runs(context: Mapping) -> Iterator[dict]:
-    """Yield every run against the base: in every reward and image statistic, by style, and at other steps and checkpoints."""
-    base = partial(_base_of, context)
-    for row in context["rows"]:
-        if row.trained:
-            yield _entry(run_name(row.method, row.seed), run_name(base(row.method), BASE[1]), TRAINING, row.trained)
-        for reward, cell in row.cells.items():
-            if cell.difference:
-                yield _entry(run_name(row.method, row.seed), run_name(base(row.method), BASE[1]), reward, cell.difference)
-    for row, cells, _ in context["image_stats"]:
-        for name, cell in cells.items():
-            yield _entry(run_name(row.method, row.seed), run_name(base(row.method), BASE[1]), name, cell.difference)
-    for row in context["styles"]:
-        yield _entry(
-            run_name(row.method, row.seed), run_name(base(row.method), BASE[1]), TRAINING, row.trained, on=f"style {row.style}"
-        )
-    for checkpoint, steps, rows in context["variants"][1:]:
-        for row in rows:
-            if row.trained:
-                yield _entry(
-                    run_name(row.method, row.seed),
-                    run_name(base(row.method), BASE[1]),
-                    TRAINING,
-                    row.trained,
-                    on=_variant(checkpoint, steps),
-                )
+def _of_runs(page: Page) -> Iterator[dict]:
+    """Yield every run against the base and against another of the same seed."""
+    columns = (TRAINING, *page.compared.settings.evaluation.rewards), IMAGE_STATS
+    lines = [(of_run[name], "") for names in columns for of_run in page.runs.values() for name in names if name in of_run]
+    lines += [(line, f"style {line.style}") for line in page.part("style")]
+    lines += [
+        (of_run[TRAINING], _named(variant))
+        for variant, runs in list(page.variants.items())[1:]
+        for of_run in runs.values()
+        if TRAINING in of_run
+    ]
+    for line, on in lines:
+        base = run_name(*page.compared.base_of((line.method, line.seed)))
+        yield _entry(line, run_name(line.method, line.seed), base, on)
+    for line in page.part("pair"):
+        yield _entry(line, run_name(line.method, line.seed), run_name(line.against, line.seed))
 
 
-def _of_pairs(context: Mapping) -> Iterator[dict]:
-    """Yield every run against another of the same seed."""
-    for pair in context["pairs"]:
-        first, second = run_name(pair.first, pair.seed), run_name(pair.second, pair.seed)
-        yield _entry(first, second, pair.reward or TRAINING, pair.difference)
-
-
-def _over_seeds(context: Mapping) -> Iterator[dict]:
+def _of_methods(page: Page) -> Iterator[dict]:
     """Yield every method against the base and against others, over at least three seeds."""
-    base = partial(_base_of, context)
-    for method, gained in context["by_method"]:
-        for reward, gain in gained.items():
-            if gain.over_seeds:
-                yield _entry(method, base(method), reward or TRAINING, gain.over_seeds)
-    for _, standings in context["standings"]:
-        for one in standings:
-            for other, gained in one.above.items():
-                yield _entry(one.method, other, TRAINING, gained)
-    for _, by_variant in context["variant_gains"]:
-        for (checkpoint, steps, _), gains in list(zip(context["variants"], by_variant))[1:]:
-            for method, gained in gains.items():
-                yield _entry(method, base(method), TRAINING, gained, on=_variant(checkpoint, steps))
+    base = lambda method: page.compared.base_of((method, 0))[0]
+    for line in lines_of(page.gains.table):
+        yield _entry(line, line.method, base(line.method))
+    for group in page.gains.groups:
+        for of_method in group.above.values():
+            yield from (_entry(line, line.method, line.against) for line in of_method.values())
+    for group in page.gains.groups:
+        for variant, gains in list(zip(page.variants, group.variants))[1:]:
+            yield from (_entry(line, name, base(name), _named(variant)) for name, line in gains.items())
+    for line in page.gains.preregistered:
+        entry = _entry(line, line.method, line.against, "named beforehand")
+        yield entry | {"margin": line.margin}
 
 
-def _base_of(context: Mapping, method: str) -> str:
-    """Return the name of the base that a method is compared with."""
-    return context.get("bases_of", {}).get(method, BASE[0])
+def _named(variant: Variant) -> str:
+    return f"{variant[1]} steps, checkpoint {variant[0]}"
 
 
-def _named_beforehand(context: Mapping) -> Iterator[dict]:
-    for one in context["comparisons"]:
-        asked = one.comparison
-        yield _entry(asked.method, asked.against, asked.reward, one.difference, on="named beforehand") | {"margin": asked.margin}
-
-
-def _variant(checkpoint: str | int, steps: int) -> str:
-    return f"{steps} steps, checkpoint {checkpoint}"
-
-
-def _entry(of: str, against: str, reward: str, found: Difference | Spread, on: str | None = None) -> dict:
-    entry = {"of": of, "against": against, "reward": reward} | ({"on": on} if on else {})
-    return entry | {"difference": found.mean, "low": found.low, "high": found.high}
+def _entry(line: Line, of: str, against: str, on: str = "") -> dict:
+    """Return a line as an entry of report.json."""
+    entry = {"of": of, "against": against, "reward": line.reward} | ({"on": on} if on else {})
+    return entry | {"difference": line.difference, "low": line.low, "high": line.high}

@@ -5,10 +5,10 @@ results.parquet.
 """
 
 import platform
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
-from itertools import product
+from itertools import filterfalse, product
 from pathlib import Path
 from statistics import mean
 from types import SimpleNamespace
@@ -17,7 +17,7 @@ from typing import Literal
 import pandas as pd
 
 from g2rpo_core.algorithm.methods import LABELS
-from g2rpo_core.config.comparisons import Comparison
+from g2rpo_core.config.comparisons import TRAINING, Comparison
 from g2rpo_core.config.drawn import base_for, bases_for
 from g2rpo_core.config.profile import ResolvedRun, sampling_of
 from g2rpo_core.data.prompts import left_out_of, load_prompts
@@ -30,15 +30,12 @@ from g2rpo_core.foundation.texts import comparable
 from g2rpo_core.numerics.probe import describe_numerics
 from g2rpo_core.numerics.processes import version_of
 from g2rpo_core.reporting import tables
-from g2rpo_core.reporting.statistics import Difference
-from g2rpo_core.reporting.tables import Cell, Pair, Row, Run, StyleRow, Weights, main_table
-from g2rpo_core.rewards.registry import measured_by
+from g2rpo_core.reporting.tables import Run, Weights
+from g2rpo_core.rewards.registry import labels, measured_by
 from g2rpo_core.sampling.settings import SamplingSettings
 from g2rpo_core.training.drift import history
 
 PACKAGES = ("torch", "diffusers", "transformers", "open_clip_torch", "dvc", "pyarrow", "numpy")
-
-Variant = tuple[str | int, int, list[Row]]  # checkpoint, number of steps, the base and every run
 
 
 @dataclass(frozen=True)
@@ -53,6 +50,7 @@ class Compared:
     """Those of its `methods`, by name."""
     runs: list[Run]
     """In the report's order."""
+    _: KW_ONLY
     published: tuple[str, ...] = ()
     """Names in the section `published`, which appear in tables on evaluation but not in tables on training."""
     comparisons: tuple[Comparison, ...] = ()
@@ -102,13 +100,12 @@ class Compared:
 
     @cached_property
     def bases_of(self) -> dict[str, str]:
-        """Return the base that an entry is compared with, where this is not the first of `drawn`."""
-        found = {name: base_for(self.drawn, sampling) for name, sampling in self.sampling.items()}
-        return {name: base for name, base in found.items() if base != BASE[0]}
+        """Return the base that an entry, or published weights, is compared with: as it is drawn in their way."""
+        return {name: base_for(self.drawn, sampling) for name, sampling in self.sampling.items()}
 
     def base_of(self, run: Run) -> Run:
         """Return the base as it is drawn in the way of a run."""
-        return tables.base_of(run[0], BASE, self.bases_of)
+        return (self.bases_of.get(run[0], run[0]), BASE[1])
 
     @cached_property
     def trained_on(self) -> dict[str, Mapping[str, float]]:
@@ -120,6 +117,17 @@ class Compared:
         """Return `trained_on` with published weights: empty where their training rewards are unknown."""
         return self.trained_on | {name: self.settings.published[name].trained_on for name in self.published}
 
+    @property
+    def first_weights(self) -> Mapping[str, float]:
+        """Return the training rewards of the first run; of published weights where these are unknown, the profile's."""
+        first = next(iter(self.weights.values()))
+        return first or measured_by(self.settings.training.rewards, self.settings.rewards)
+
+    @property
+    def stated_weights(self) -> Weights:
+        """Return the training rewards that a page states: those of the entries; without runs, what is known of published weights."""
+        return self.trained_on or {name: on for name, on in self.weights.items() if on}
+
     @cached_property
     def groups(self) -> list[list[str]]:
         """Return the entries in groups that share a training reward."""
@@ -127,6 +135,27 @@ class Compared:
         for name in self.names:
             groups.setdefault(tuple(sorted(self.trained_on[name].items())), []).append(name)
         return list(groups.values())
+
+    @cached_property
+    def reward_labels(self) -> dict[str, str]:
+        """Return the names of rewards and image statistics in reports."""
+        return labels(self.settings.rewards) | IMAGE_STATS
+
+    @property
+    def titles(self) -> dict[str, str]:
+        """Return the titles of the training reward and of rewards, which tell whether all methods, some or none were trained on them."""
+        titles = {TRAINING: "training reward"}
+        for name in self.settings.evaluation.rewards:
+            trained = [name in rewards for rewards in self.weights.values()]
+            whose = "trained on" if all(trained) else "trained on by some" if any(trained) else "held out"
+            titles[name] = f"{self.reward_labels[name]}, {whose}"
+        return titles
+
+    @property
+    def outside(self) -> list[str]:
+        """Return the rewards that not all entries were trained on."""
+        inside = set.intersection(*map(set, self.trained_on.values())) if self.names else set()
+        return [name for name in self.settings.evaluation.rewards if name not in inside]
 
     @property
     def few(self) -> bool:
@@ -143,6 +172,7 @@ class Compared:
 class Sources:
     """Where the report's numbers are."""
 
+    _: KW_ONLY
     runs: Path
     """A folder, as are evaluations and prompts."""
     evaluations: Path
@@ -269,159 +299,133 @@ def model_lines(file: Path) -> list[tuple[str, str]]:
     return [(name, "; ".join(shown(key, value) for key, value in values.items())) for name, values in quality.items()]
 
 
-@dataclass(frozen=True)
-class Measured:
-    """The numbers of a report."""
+def measure(compared: Compared, sources: Sources) -> pd.DataFrame:
+    """Read and compare evaluations and training records; UserError if some are missing, damaged or of other runs.
 
-    variants: list[Variant]
-    """Every checkpoint with every number of steps, those that reports use first."""
-    stats: dict[Run, dict[str, Cell]]
-    """Image statistics."""
-    styles: list[StyleRow]
-    pairs: list[Pair]
-    matrices: list[tuple[list[Run], list[list[Difference | None]]]]
-    """For every group of methods with one training reward: its runs, and their differences as in `win_rates`."""
-    missing: list[dict]
-    """As in `missing_table`."""
-    records: dict[Run, pd.DataFrame]
-    """Of training."""
-    warnings: list[tuple[Run, int, str]]
-    """Of drift: run, iteration, text."""
-    about: dict
-    """Sentences and lines on prompts, models, versions and hashes."""
-    scores: pd.DataFrame
-    """`SCORES` by prompt; empty where only means are at hand, and over bases, whose intervals are not over prompts."""
-    by_seed: Sequence[dict] = ()
-    """Of runs over bases: the mean scores of each base and seed."""
-
-    @property
-    def rows(self) -> list[Row]:
-        """Return the base and every run at the checkpoint and number of steps that reports use."""
-        return self.variants[0][2]
+    Returns the table of comparisons (`tables.py`), that checkpoint and number of steps first that reports use. Its attributes are
+    what a report says beside it: `prompts`, how many test prompts; `prompt_counts`, a sentence; `models`, as `model_lines`;
+    `versions`; `hashes`, as `locked`.
+    """
+    scores, records, about = _read(compared, sources)
+    lines = [
+        *comparison_lines(compared, scores),
+        *tables.missing_lines(scores),
+        *tables.training_lines(records),
+        *warning_lines(compared, records),
+        *prompt_lines(compared, scores),
+    ]
+    return tables.tabulate(lines, about)
 
 
-def measure(compared: Compared, sources: Sources) -> Measured:
-    """Read and compare evaluations and training records; UserError if some are missing, damaged or of other runs."""
-    everything, records, hashes = _read(compared, sources)
-    warnings = [(run, *warning) for run, table in records.items() for warning in drift_warnings(compared, run, table)]
-    return _compare(compared, sources, everything, records, hashes, warnings)
-
-
-def measure_bases(compared: Compared, sources: Mapping[int, Sources]) -> Measured:
+def measure_bases(compared: Compared, sources: Mapping[int, Sources]) -> pd.DataFrame:
     """Read each base's evaluations and records, average them over its seeds, and compare them; UserError as `measure`.
 
-    A base's runs are compared with that base before training, and with each other; their interval is over prompts.
+    A base's runs are compared with that base before training; their interval is over prompts, whose scores the table lacks.
     """
-    parts: list[Measured] = []
-    by_seed: list[dict] = []
+    lines: list[dict] = []
+    about: dict[int, dict] = {}
     for base, own in sources.items():
-        apart = replace(compared, runs=[(name, seed) for name in compared.names for seed in compared.seeds])
-        everything, records, hashes = _read(apart, own)
-        keys = ["method", "seed", "checkpoint", "steps", "reward"]
-        means = everything.groupby(keys, sort=False).score.mean().rename("value").reset_index()
-        by_seed += means.assign(part="seed", base=base).to_dict("records")
+        apart = replace(compared, runs=list(product(compared.names, compared.seeds)))
+        scores, records, about[base] = _read(apart, own)
         # The mean over seeds, of every prompt's scores and of every record
         within = [name for name in SCORES if name not in ("seed", "score", "reason")]
-        averaged = everything.groupby(within, sort=False, dropna=False).score.mean().reset_index().assign(reason=None)
+        averaged = scores.groupby(within, sort=False, dropna=False).score.mean().reset_index()
         averaged["seed"] = averaged.method.map(lambda method, base=base: BASE[1] if is_base(method) else base)
         of_name = {name: pd.concat([records[name, seed] for seed in compared.seeds]) for name in compared.names}
         curves = {(name, base): table.groupby("iteration", as_index=False).mean() for name, table in of_name.items()}
-        warned = [((run[0], base), *warning) for run in apart.runs for warning in drift_warnings(compared, run, records[run])]
         alone = replace(compared, runs=[(name, base) for name in compared.names])
-        part = _compare(alone, own, averaged[list(SCORES)], curves, hashes, warned)
-        parts.append(replace(part, missing=[line | {"seed": base} for line in tables.missing_table(everything)]))
-    return _joined(compared, dict(zip(sources, parts)), by_seed)
+        lines += [
+            *comparison_lines(alone, averaged),
+            *(line | {"seed": base} for line in tables.missing_lines(scores)),
+            *tables.training_lines(curves),
+            *(line | {"seed": base} for line in warning_lines(apart, records)),
+            *seed_lines(scores, base),
+        ]
+    # Part by part, as of one base
+    lines.sort(key=lambda line: tables.PARTS.index(line["part"]))
+    is_run = lambda line: line["part"] == "run"
+    runs = _with_mean_base(compared, pd.DataFrame(filter(is_run, lines)))
+    together = lambda name: [(f"base {base}, {key}", text) for base in about for key, text in about[base][name]]
+    of_all = {name: together(name) for name in ("hashes", "models")}
+    every = [*runs.to_dict("records"), *filterfalse(is_run, lines)]
+    return tables.tabulate(every, next(iter(about.values())) | of_all)
 
 
-def _joined(compared: Compared, parts: Mapping[int, Measured], by_seed: list[dict]) -> Measured:
-    """Put the bases' numbers one after the other; the base before training is the mean of all."""
-    first, every = next(iter(parts.values())), list(parts.values())
-    variants = []
-    for number, (checkpoint, steps, _) in enumerate(first.variants):
-        every_row = [row for part in every for row in part.variants[number][2]]
-        rows = []
-        for name in compared.drawn:
-            starts = [row.cells for row in every_row if row.method == name]
-            cells = {
-                reward: Cell(mean(each[reward].mean for each in starts), sum(each[reward].missing for each in starts), None)
-                for reward in starts[0]
-            }
-            rows.append(Row(name, BASE[1], cells, None))
-        trained = [row for row in every_row if not is_base(row.method)]
-        variants.append((checkpoint, steps, [*rows, *sorted(trained, key=lambda row: compared.names.index(row.method))]))
-    hashes = [(f"base {base}, {name}", text) for base, part in parts.items() for name, text in part.about["hashes"]]
-    models = [(f"base {base}, {name}", text) for base, part in parts.items() for name, text in part.about["models"]]
-    return Measured(
-        variants,
-        {run: cells for part in every for run, cells in part.stats.items()},
-        [row for part in every for row in part.styles],
-        [pair for part in every for pair in part.pairs],
-        [],
-        [line for part in every for line in part.missing],
-        {run: table for part in every for run, table in part.records.items()},
-        [warning for part in every for warning in part.warnings],
-        first.about | {"hashes": hashes, "models": models},
-        first.scores[:0],
-        by_seed,
+def prompt_lines(compared: Compared, scores: pd.DataFrame) -> list[dict]:
+    """Return every prompt's score in every reward, at the checkpoint and number of steps that reports use."""
+    kept = reported(scores, compared.settings.evaluation)
+    kept = kept[kept.reward.isin(compared.settings.evaluation.rewards)].assign(part="prompt")
+    return kept.rename(columns={"score": "value", "reason": "note"}).to_dict("records")
+
+
+def seed_lines(scores: pd.DataFrame, base: int) -> list[dict]:
+    """Return the mean score of every seed on a base."""
+    keys = ["method", "seed", "checkpoint", "steps", "reward"]
+    means = scores.groupby(keys, sort=False).score.mean().rename("value").reset_index()
+    return means.assign(part="seed", base=base).to_dict("records")
+
+
+def _with_mean_base(compared: Compared, runs: pd.DataFrame) -> pd.DataFrame:
+    """Return the lines of runs over bases, with the mean of all bases before training in place of each."""
+    keys = ["checkpoint", "steps", "method", "reward"]
+    starts = runs[runs.method.map(is_base)].groupby([*keys, "part", "seed"], sort=False)
+    starts = starts.agg({"value": mean, "missing": "sum"}).reset_index()
+    together = pd.concat([starts, runs[~runs.method.map(is_base)]], ignore_index=True)
+    evaluation = compared.settings.evaluation
+    return tables.arranged(
+        together,
+        checkpoint=map(str, evaluation.checkpoints),
+        steps=evaluation.steps,
+        method=[*compared.drawn, *compared.names],
     )
 
 
-def _read(compared: Compared, sources: Sources) -> tuple[pd.DataFrame, dict[Run, pd.DataFrame], list[tuple[str, str]]]:
-    """Return the scores of every run and of the base, the runs' training records, and DVC's hashes; UserError as `measure`."""
+def _read(compared: Compared, sources: Sources) -> tuple[pd.DataFrame, dict[Run, pd.DataFrame], dict]:
+    """Return the scores of every run and of the base, the runs' training records, and what is said of them; UserError as `measure`."""
     folders = sources.folders([*compared.base_runs, *compared.runs, *compared.others])
-    everything = pd.concat([read_scores(run, folder) for run, folder in folders.items()], ignore_index=True)
-    check_whole(everything, folders, compared.settings, compared.published)
+    scores = pd.concat([read_scores(run, folder) for run, folder in folders.items()], ignore_index=True)
+    check_whole(scores, folders, compared.settings, compared.published)
     records = {run: read_training_records(run, sources.runs / run_name(*run)) for run in compared.runs}
-    return everything, records, locked(sources.locks, compared.profile, compared.runs, compared.published)
+    packages = (f"{name} {version_of(name)}" for name in PACKAGES)
+    about = {
+        "prompts": reported(scores, compared.settings.evaluation).prompt_id.nunique(),
+        "prompt_counts": prompt_counts(sources.prompts),
+        "models": model_lines(sources.quality),
+        "versions": ", ".join([f"Python {platform.python_version()}", *packages, describe_numerics()]),
+        "hashes": locked(sources.locks, compared.profile, compared.runs, compared.published),
+    }
+    return scores, records, about
 
 
-def _compare(
-    compared: Compared,
-    sources: Sources,
-    everything: pd.DataFrame,
-    records: dict[Run, pd.DataFrame],
-    hashes: list[tuple[str, str]],
-    warnings: list[tuple[Run, int, str]],
-) -> Measured:
-    """Compare every run with the base, and runs with each other."""
-    settings, runs, others = compared.settings, compared.runs, compared.others
-    evaluation = settings.evaluation
-    results = reported(everything, evaluation)
-    every, rewards, weights = [*runs, *others], evaluation.rewards, compared.weights
-    variants = [
-        (checkpoint, steps, main_table(chosen(everything, checkpoint, steps), BASE, every, rewards, weights, compared.bases_of))
-        for checkpoint in evaluation.checkpoints
-        for steps in evaluation.steps
-    ]
+def comparison_lines(compared: Compared, scores: pd.DataFrame) -> Iterator[dict]:
+    """Yield every run beside the base, at every checkpoint and number of steps; then styles, and runs against each other."""
+    evaluation, weights = compared.settings.evaluation, compared.weights
+    every = [*compared.base_runs, *compared.runs, *compared.others]
+    bases = {run: compared.base_of(run) for run in every}
+    trained = {run: base for run, base in bases.items() if weights.get(run[0])}
+    results = reported(scores, evaluation)
+    stats = [name for name in IMAGE_STATS if name in set(results.reward)]
+    first = {"checkpoint": str(evaluation.checkpoints[0]), "steps": evaluation.steps[0]}
+    for checkpoint, steps in product(evaluation.checkpoints, evaluation.steps):
+        place = {"checkpoint": str(checkpoint), "steps": steps}
+        table, of_stats = chosen(scores, checkpoint, steps), stats if place == first else []
+        lines = tables.run_lines(table, bases, evaluation.rewards, of_stats, weights)
+        yield from (line | place for line in lines)
+    others = [*tables.style_lines(results, trained, weights)]
     # Choose what a page has room for
-    names = [name for name in IMAGE_STATS if name in set(results.reward)]
-    trained = [(row.method, row.seed) for row in variants[0][2] if row.trained]
-    groups = [] if compared.crowded else [[run for run in runs if run[0] in group] for group in compared.groups]
-    return Measured(
-        variants,
-        {run: tables.cells(results, compared.base_of(run), run, names) for run in trained},
-        tables.style_table(results, BASE, [run for run in every if weights[run[0]]], weights, compared.bases_of),
-        []
-        if compared.crowded
-        else tables.method_pairs(results, runs, list(rewards) if compared.few else [], compared.trained_on),
-        [(group, tables.win_rates(results, group, compared.trained_on[group[0][0]])) for group in groups],
-        tables.missing_table(everything),
-        records,
-        warnings,
-        {
-            "prompts": results.prompt_id.nunique(),
-            "prompt_counts": prompt_counts(sources.prompts),
-            "models": model_lines(sources.quality),
-            "versions": ", ".join(
-                [f"Python {platform.python_version()}", *(f"{name} {version_of(name)}" for name in PACKAGES), describe_numerics()]
-            ),
-            "hashes": hashes,
-        },
-        results,
-    )
+    if not compared.crowded:
+        rewards = evaluation.rewards if compared.few else ()
+        others += tables.pair_lines(results, compared.runs, rewards, compared.trained_on)
+        for group in compared.groups:
+            runs = [run for run in compared.runs if run[0] in group]
+            others += tables.matrix_lines(results, runs, compared.trained_on[group[0]])
+    yield from (line | first for line in others)
 
 
-def drift_warnings(compared: Compared, run: Run, records: pd.DataFrame) -> list[tuple[int, str]]:
-    """Return the warnings of drift in a run's records, with the iteration at which each began."""
-    entry = compared.entries[run[0]]
-    return history(records.to_dict("records"), entry.training, entry.method.num_updates(entry.sampling.steps))
+def warning_lines(compared: Compared, records: Mapping[Run, pd.DataFrame]) -> Iterator[dict]:
+    """Yield the warnings of drift in runs' records, with the iteration at which each began."""
+    for run, table in records.items():
+        entry = compared.entries[run[0]]
+        updates = entry.method.num_updates(entry.sampling.steps)
+        for iteration, text in history(table.to_dict("records"), entry.training, updates):
+            yield {"part": "warning", "method": run[0], "seed": run[1], "iteration": iteration, "note": text}

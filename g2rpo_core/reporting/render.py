@@ -1,33 +1,40 @@
-"""Renders the report as a page and as Markdown, from one context and the Jinja templates in `templates`, with its images embedded.
+"""Renders the report as a page and as Markdown: draws its charts, and fills the Jinja templates in `templates`."""
 
-Small images are embedded as they are, large ones as thumbnails that link to the lossless file.
-"""
-
-import base64
-import io
 import json
-import os
 import re
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Mapping
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup
-from PIL import Image
 
-from g2rpo_core.foundation.files import reading, whole
+from g2rpo_core.config.comparisons import TRAINING
+from g2rpo_core.foundation.runs import is_base
 from g2rpo_core.foundation.texts import markdown, steering, unsteered
-from g2rpo_core.reporting.charts import library, svg
-from g2rpo_core.reporting.tables import tone
+from g2rpo_core.reporting.charts import curves, forest, library, svg
+from g2rpo_core.reporting.page import TOTAL, Page
+from g2rpo_core.reporting.tables import standard_errors
 
-CHARTS = ("forest", "curves")
-LARGE = 512  # pixels; a longer side than this becomes a thumbnail
-THUMBNAIL = 320
-QUALITY = 80  # of WebP
+AXES = {
+    "iteration": "iterations",
+    "num_forward_evals": "forward evaluations (NFE) in rollouts",
+    TOTAL: "total compute",
+}
 
 
-def render(context: dict) -> dict[str, str]:
-    """Return the report's files by name, from a context of `build_context`: report.html, report.md, and each chart as an image."""
+def render(page: Page) -> dict[str, str]:
+    """Return the report's files by name: report.html, report.md, and each chart as an image."""
+    gains, training, labels = page.gains, page.training, page.compared.labels
+    charts = {
+        "forest": forest(gains.lines, gains.table, labels, page.compared.titles),
+        "curves": curves(training.curves, training.panels, AXES, labels),
+    }
+    images = {name: svg(chart) for name, chart in charts.items()}
+    shown = {"page": page} | vars(page) | charts | {"svg": {name: Markup(image) for name, image in images.items()}}
+    return fill(shown) | {f"{name}.svg": image for name, image in images.items()}
+
+
+def fill(shown: Mapping[str, object]) -> dict[str, str]:
+    """Return the templates report.html and report.md with what they show."""
     environment = Environment(
         loader=PackageLoader("g2rpo_core.reporting"),
         autoescape=select_autoescape(["html.j2"]),
@@ -35,14 +42,10 @@ def render(context: dict) -> dict[str, str]:
         keep_trailing_newline=True,
         finalize=_without_steering,
     )
-    environment.filters["tone"] = tone
-    environment.filters["script"] = in_script
-    environment.filters["literal"] = markdown
-    environment.globals["library"] = library
-    images = {name: svg(context[name]) for name in CHARTS}
-    shown = context | {"images": {name: Markup(image) for name, image in images.items()}}
-    texts = {name: environment.get_template(f"{name}.j2").render(shown) for name in ("report.html", "report.md")}
-    return texts | {f"{name}.svg": image for name, image in images.items()}
+    environment.filters |= {"errors": standard_errors, "script": in_script, "literal": markdown}
+    environment.tests["base"] = is_base
+    environment.globals |= {"library": library, "TRAINING": TRAINING}
+    return {name: environment.get_template(f"{name}.j2").render(shown) for name in ("report.html", "report.md")}
 
 
 def _without_steering(value: object) -> object:
@@ -61,31 +64,3 @@ def small(image: str) -> str:
     image = re.sub(r' (aria-[a-z]+|role|class|pointer-events)="[^"]*"', "", image)
     rounded = lambda number: f"{float(number[0]):.1f}".removesuffix(".0")
     return re.sub(r"<[^>]*>", lambda tag: re.sub(r"-?\d+\.\d{2,}", rounded, tag[0]), image)
-
-
-@dataclass(frozen=True)
-class EmbeddedImage:
-    """An image as the page's template takes it."""
-
-    source: str
-    """A data URI."""
-    link: str | None
-    """From the page's folder to the lossless file; None if the source is that file."""
-
-
-def embed_image(file: Path, page: Path) -> EmbeddedImage:
-    """Read a PNG for a page in the folder `page`; UserError if it is missing or damaged."""
-    with reading(whole(file)):
-        data = file.read_bytes()
-        with Image.open(io.BytesIO(data)) as image:
-            small = image.convert("RGB")
-    if max(small.size) <= LARGE:
-        return EmbeddedImage(_uri("png", data), None)
-    small.thumbnail((THUMBNAIL, THUMBNAIL))
-    buffer = io.BytesIO()
-    small.save(buffer, "WEBP", quality=QUALITY)
-    return EmbeddedImage(_uri("webp", buffer.getvalue()), Path(os.path.relpath(file, page)).as_posix())
-
-
-def _uri(kind: str, data: bytes) -> str:
-    return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"

@@ -2,8 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 from scipy import stats
@@ -14,76 +12,46 @@ RESAMPLES = 10_000
 CONFIDENCE = 0.95
 
 
-@dataclass(frozen=True)
-class Difference:
-    """The mean of paired differences with its 95 % bootstrap interval, from `low` to `high`: NaN where there are fewer than two pairs."""
+def paired_difference(treated: np.ndarray, control: np.ndarray, name: str = "") -> dict[str, float]:
+    """Compute the mean of treated - control over pairs [N], with its 95 % interval by the bootstrap over pairs (BCa).
 
-    mean: float
-    low: float
-    high: float
-    standard_error: float
-    win_rate: float
-    """Share of pairs with a positive difference; ties count half."""
-    pairs: int
-
-    @property
-    def known(self) -> bool:
-        """Say whether there is an interval, which two pairs need."""
-        return not math.isnan(self.low)
-
-    @property
-    def standard_errors(self) -> float:
-        """Return the mean in units of its standard error; 0 if every pair is equal, NaN if there is no interval."""
-        return self.mean / self.standard_error if self.standard_error else 0.0
-
-
-def paired_difference(treated: np.ndarray, control: np.ndarray, name: str = "") -> Difference:
-    """Compute treated - control over pairs [N], N >= 2, by the bootstrap over pairs (BCa); `name` seeds the resampling.
-
-    Pairs in which either value is missing (NaN) are left out. ValueError if fewer than two are left.
+    name: seeds the resampling. Pairs in which either value is missing (NaN) are left out. Returns columns of the table of
+    comparisons: difference, low, high, standard_error, win_rate (the share of pairs with a positive difference; ties count half)
+    and pairs. Of fewer than two pairs, all but the difference and their number is NaN.
     """
-    difference = np.asarray(treated, float) - np.asarray(control, float)
-    difference = difference[~np.isnan(difference)]
-    if len(difference) < 2:
-        raise ValueError(f"need at least two pairs, got {len(difference)}")
-    mean = float(difference.mean())
+    gaps = np.asarray(treated, float) - np.asarray(control, float)
+    gaps = gaps[~np.isnan(gaps)]
+    if len(gaps) < 2:
+        unknown = dict.fromkeys(("low", "high", "standard_error", "win_rate"), math.nan)
+        return {"difference": float(gaps[0]) if len(gaps) else math.nan, **unknown, "pairs": len(gaps)}
+    mean = float(gaps.mean())
     low = high = mean
     # If all differences are equal, so are all resamples, and BCa is undefined
-    if np.ptp(difference) > 1e-9 * np.abs(difference).max():
+    if np.ptp(gaps) > 1e-9 * np.abs(gaps).max():
         options = {"n_resamples": RESAMPLES, "confidence_level": CONFIDENCE, "method": "BCa"}
-        result = stats.bootstrap((difference,), np.mean, **options, rng=np.random.default_rng(seed_of("bootstrap", name)))
+        rng = np.random.default_rng(seed_of("bootstrap", name))
+        result = stats.bootstrap((gaps,), np.mean, **options, rng=rng)
         low, high = map(float, result.confidence_interval)
-    return Difference(
-        mean=mean,
-        low=low,
-        high=high,
-        standard_error=float(stats.sem(difference)),
-        win_rate=float(((difference > 0) + 0.5 * (difference == 0)).mean()),
-        pairs=len(difference),
-    )
+    return {
+        "difference": mean,
+        "low": low,
+        "high": high,
+        "standard_error": float(stats.sem(gaps)),
+        "win_rate": float(((gaps > 0) + 0.5 * (gaps == 0)).mean()),
+        "pairs": len(gaps),
+    }
 
 
-def compared(treated: np.ndarray, control: np.ndarray, name: str = "") -> Difference:
-    """Compute what `paired_difference` does; of fewer than two pairs, the mean alone (NaN of none), with NaN for its interval."""
-    difference = np.asarray(treated, float) - np.asarray(control, float)
-    difference = difference[~np.isnan(difference)]
-    if len(difference) > 1:
-        return paired_difference(treated, control, name)
-    nan = math.nan
-    return Difference(float(difference[0]) if len(difference) else nan, nan, nan, nan, nan, len(difference))
+def spread(values: Sequence[float], confidence: float = CONFIDENCE, fewest: int = 2) -> dict[str, float]:
+    """Compute the mean of values over seeds with its interval by Student's t: the columns difference, low and high.
 
-
-@dataclass(frozen=True)
-class Spread:
-    """The mean over seeds with its interval by Student's t, from `low` to `high`; of 95 % unless `spread` is called otherwise."""
-
-    values: tuple[float, ...]
-    """In rising order."""
-    mean: float
-    low: float
-    high: float
-    known: ClassVar[bool] = True
-    """There is an interval, as of a `Difference` there may not be."""
+    The interval is NaN for less than `fewest` values, which is at least two; confidence: in [0, 1].
+    """
+    mean = float(np.mean(values))
+    if len(values) < fewest:
+        return {"difference": mean, "low": math.nan, "high": math.nan}
+    half = float(stats.t.ppf((1 + confidence) / 2, len(values) - 1) * stats.sem(values))
+    return {"difference": mean, "low": mean - half, "high": mean + half}
 
 
 def sign_flip(values: Sequence[float], beyond: float = 0.0) -> float:
@@ -120,10 +88,3 @@ def pooled_half_width(values: np.ndarray, confidence: float = CONFIDENCE) -> flo
     rest = values - values.mean(0) - values.mean(1, keepdims=True) + values.mean()
     freedom = (methods - 1) * (seeds - 1)
     return float(stats.t.ppf((1 + confidence) / 2, freedom) * np.sqrt(2 * (rest**2).sum() / freedom / seeds))
-
-
-def spread(values: list[float], confidence: float = CONFIDENCE) -> Spread:
-    """Return the spread of two values or more; confidence: of the interval, in [0, 1]."""
-    mean = float(np.mean(values))
-    half = float(stats.t.ppf((1 + confidence) / 2, len(values) - 1) * stats.sem(values))
-    return Spread(tuple(sorted(values)), mean, mean - half, mean + half)

@@ -1,127 +1,85 @@
-"""Computes the tables of a report: means and paired differences, from the scores by prompt (`SCORES`)."""
+"""Compares runs prompt by prompt, from the scores (`SCORES`), and lays the lines out as one long table.
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
-from itertools import combinations
-from types import MappingProxyType
+The table is a study's results.parquet; docs/howto/studies.md describes its parts and columns. A page shows it, report.json lists
+it, and what is inferred over seeds (`over_seeds.py`) has lines of the same columns.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import combinations, permutations
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from g2rpo_core.config.comparisons import TRAINING, Comparison
-from g2rpo_core.foundation.runs import is_base
-from g2rpo_core.reporting.statistics import (
-    CONFIDENCE,
-    Difference,
-    Spread,
-    compared,
-    holm,
-    pooled_half_width,
-    sign_flip,
-    spread,
-    student,
-)
+from g2rpo_core.config.comparisons import TRAINING
+from g2rpo_core.foundation.runs import run_name
+from g2rpo_core.reporting.statistics import paired_difference
 
+Line = Any  # a row of a table of comparisons, with its columns as attributes
 Run = tuple[str, int]  # entry of the profile's `methods`, and seed
+Variant = tuple[str, int]  # checkpoint, number of steps
 Weights = Mapping[str, Mapping[str, float]]  # entry -> the rewards that it was trained on, with their weights
+PARTS = ("run", "style", "pair", "matrix", "missing", "training", "warning", "seed", "prompt")
+DTYPES = {
+    **dict.fromkeys(("part", "method", "checkpoint", "reward", "style", "against", "prompt_id", "note"), "string"),
+    **dict.fromkeys(("steps", "prompts", "missing", "pairs", "iteration"), "Int64"),
+    **dict.fromkeys(("value", "difference", "low", "high", "standard_error", "win_rate"), "float64"),
+}
+RATIO_ERROR = "old_policy_ratio_error"
 
 
-@dataclass(frozen=True)
-class Cell:
-    """One reward of one run."""
-
-    mean: float
-    """Over prompts."""
-    missing: int
-    """How many scores are missing."""
-    difference: Difference | None
-    """From the base, paired by prompt; None for the base itself."""
+def tabulate(lines: Iterable[Mapping], about: Mapping) -> pd.DataFrame:
+    """Return lines as one table, its first columns in the order of `DTYPES`; about: its attributes."""
+    table = pd.DataFrame(list(lines))
+    columns = dict.fromkeys(["part", "method", "seed", *DTYPES, *table.columns])
+    table = table.reindex(columns=list(columns)).astype(DTYPES)
+    table.attrs |= about
+    return table
 
 
-@dataclass(frozen=True)
-class Row:
-    """One run in all rewards."""
-
-    method: str
-    seed: int
-    cells: dict[str, Cell]
-    """By reward."""
-    trained: Difference | None
-    """From the base, in the training reward: the weighted sum that training maximizes; None where it is not known."""
+def lines_of(table: pd.DataFrame) -> list[Line]:
+    """Return the rows of a table, with its columns as attributes."""
+    return list(table.itertuples(index=False))
 
 
-@dataclass(frozen=True)
-class OverSeeds:
-    """The difference of one method in one reward, from something else, with each seed."""
-
-    method: str
-    reward: str | None
-    """None for the method's training reward."""
-    seeds: dict[int, Difference]
-    """The difference of each seed, over prompts."""
-
-    @property
-    def by(self) -> float:
-        """Return the mean over seeds."""
-        return sum(difference.mean for difference in self.seeds.values()) / len(self.seeds)
-
-    @cached_property
-    def over_seeds(self) -> Spread | None:
-        """Return the mean over seeds with its interval, if there are at least three."""
-        return spread([difference.mean for difference in self.seeds.values()]) if len(self.seeds) > 2 else None
-
-    @property
-    def tone(self) -> str:
-        """Return the tone of the interval over seeds; without one, that which every seed has, or none if they differ."""
-        tones = {tone(each) for each in ([self.over_seeds] if self.over_seeds else self.seeds.values())}
-        return tones.pop() if len(tones) == 1 else ""
+def arranged(table: pd.DataFrame, **orders: Iterable) -> pd.DataFrame:
+    """Return a table sorted by columns, each in the order of the values given for it."""
+    places = {name: {value: place for place, value in enumerate(order)} for name, order in orders.items()}
+    place_of = lambda column: column.map(places[column.name])
+    return table.sort_values(list(orders), kind="stable", key=place_of)
 
 
-@dataclass(frozen=True)
-class Gain(OverSeeds):
-    """How far one method is above the base in one reward."""
-
-    mean: float | None
-    """Of the reward itself; None for a training reward."""
+def part_of(table: pd.DataFrame, name: str) -> pd.DataFrame:
+    """Return the lines of one part."""
+    return table[table.part == name]
 
 
-@dataclass(frozen=True)
-class Pair:
-    """Two methods compared with the same seed in one reward."""
-
-    first: str
-    second: str
-    seed: int
-    reward: str | None
-    """None for the training reward."""
-    difference: Difference
+def variants_of(table: pd.DataFrame) -> dict[Variant, pd.DataFrame]:
+    """Return the lines of runs at each checkpoint and number of steps, those first that reports use."""
+    return dict(iter(part_of(table, "run").groupby(["checkpoint", "steps"], sort=False)))
 
 
-@dataclass(frozen=True)
-class StyleRow:
-    """One run on the prompts of one style."""
-
-    method: str
-    seed: int
-    style: str
-    prompts: int
-    """How many."""
-    trained: Difference
-    """From the base, in the training reward."""
+def by_run(lines: pd.DataFrame) -> dict[Run, dict[str, Line]]:
+    """Return lines by run, and then by reward."""
+    runs: dict[Run, dict[str, Line]] = {}
+    for line in lines_of(lines):
+        runs.setdefault((line.method, line.seed), {})[line.reward] = line
+    return runs
 
 
-@dataclass(frozen=True)
-class Standing:
-    """One method over its seeds."""
+def judged(table: pd.DataFrame) -> pd.DataFrame:
+    """Return a table with two more columns: `known`, whether a difference has an interval, and `tone`.
 
-    method: str
-    gain: Spread
-    """Over the base, in the training reward."""
-    held_out: dict[str, Spread]
-    """Gains over the base in rewards that no method was trained on."""
-    above: dict[str, Spread]
-    """How far it is above each other method in the training reward, paired by seed."""
+    That is `up` or `down` for a difference whose interval excludes zero, else empty: also where the interval is not known (NaN).
+    """
+    excludes_zero = (table.low > 0) | (table.high < 0)
+    tone = np.where(excludes_zero, np.where(table.difference > 0, "up", "down"), "")
+    return table.assign(known=table.low.notna(), tone=tone)
+
+
+def standard_errors(line: Line) -> float:
+    """Return a difference in units of its standard error; 0 if every pair is equal."""
+    return line.difference / line.standard_error if line.standard_error else 0.0
 
 
 def by_prompt(results: pd.DataFrame, run: Run, reward: str) -> pd.Series:
@@ -130,11 +88,11 @@ def by_prompt(results: pd.DataFrame, run: Run, reward: str) -> pd.Series:
     return chosen.set_index("prompt_id").score.sort_index()
 
 
-def difference(results: pd.DataFrame, treated: Run, control: Run, weights: Mapping[str, float]) -> Difference:
+def difference(results: pd.DataFrame, treated: Run, control: Run, weights: Mapping[str, float]) -> dict[str, float]:
     """Compute treated - control in the weighted sum of rewards, paired by prompt."""
     first, second = (_weighted(results, run, weights) for run in (treated, control))
     name = "/".join(map(str, (*treated, *control, *weights)))
-    return compared(first.to_numpy(), second.reindex(first.index).to_numpy(), name)
+    return paired_difference(first.to_numpy(), second.reindex(first.index).to_numpy(), name)
 
 
 def _weighted(results: pd.DataFrame, run: Run, weights: Mapping[str, float]) -> pd.Series:
@@ -143,224 +101,94 @@ def _weighted(results: pd.DataFrame, run: Run, weights: Mapping[str, float]) -> 
     return sum(others, first)
 
 
-def main_table(
+def run_lines(
     results: pd.DataFrame,
-    base: Run,
-    runs: list[Run],
-    rewards: list[str],
+    bases: Mapping[Run, Run],
+    rewards: Sequence[str],
+    stats: Sequence[str],
     trained_on: Weights,
-    bases: Mapping[str, str] = MappingProxyType({}),
-) -> list[Row]:
-    """Return the paper's Table 1: the base and every run against every reward, with differences from the base paired by prompt.
+) -> Iterator[dict]:
+    """Yield every run in every reward beside the base; where its training rewards are known, also in image statistics and in these.
 
-    results: columns method, seed, prompt_id, reward, score, as the stage `evaluate` writes them; trained_on: empty for the base, and
-    for published weights whose training rewards are unknown; bases: entry -> the name of the base as it is drawn, where that is
-    another than `base`; these follow it as rows of their own.
+    bases: run -> the base that it is compared with; a base stands beside itself and has no difference.
+    trained_on: lacks the bases, and is empty for published weights whose training rewards are unknown.
     """
-    of = lambda method: base_of(method, base, bases)
-    return [
-        Row(
-            *run,
-            cells(results, of(run[0]), run, rewards),
-            difference(results, run, of(run[0]), trained_on[run[0]]) if trained_on.get(run[0]) else None,
-        )
-        for run in [*dict.fromkeys([base, *map(of, bases)]), *runs]
-    ]
+    for run, base in bases.items():
+        about, on = {"part": "run", "method": run[0], "seed": run[1]}, trained_on.get(run[0])
+        for reward in [*rewards, *(stats if on else ())]:
+            scores = by_prompt(results, run, reward)
+            mean = {"value": float(scores.mean()), "missing": int(scores.isna().sum())}
+            gap = {} if run == base else difference(results, run, base, {reward: 1.0})
+            yield about | {"reward": reward} | mean | gap
+        if on:
+            yield about | {"reward": TRAINING} | difference(results, run, base, on)
 
 
-def base_of(method: str, base: Run, bases: Mapping[str, str]) -> Run:
-    """Return the base that an entry's runs are compared with; bases: as in `main_table`."""
-    return (method if is_base(method) else bases.get(method, base[0]), base[1])
+def pair_lines(results: pd.DataFrame, runs: Sequence[Run], rewards: Sequence[str], trained_on: Weights) -> Iterator[dict]:
+    """Yield every pair of methods with every seed that both have, in the training reward if they share it, and in each reward."""
+    for first, second in combinations(dict.fromkeys(method for method, _ in runs), 2):
+        shares = trained_on[first] == trained_on[second]
+        measures = {TRAINING: trained_on[first]} if shares else {}
+        measures |= {reward: {reward: 1.0} for reward in rewards}
+        for seed in dict.fromkeys(seed for _, seed in runs):
+            if (first, seed) in runs and (second, seed) in runs:
+                about = {"part": "pair", "method": first, "seed": seed, "against": second}
+                for reward, weights in measures.items():
+                    gap = difference(results, (first, seed), (second, seed), weights)
+                    yield about | {"reward": reward} | gap
 
 
-def cells(results: pd.DataFrame, base: Run, run: Run, rewards: list[str]) -> dict[str, Cell]:
-    """Return the cell of one run for each reward or image statistic."""
-    row_cells = {}
-    for reward in rewards:
-        scores = by_prompt(results, run, reward)
-        to_base = None if run == base else difference(results, run, base, {reward: 1.0})
-        row_cells[reward] = Cell(float(scores.mean()), int(scores.isna().sum()), to_base)
-    return row_cells
+def matrix_lines(results: pd.DataFrame, runs: Sequence[Run], weights: Mapping[str, float]) -> Iterator[dict]:
+    """Yield every run against every other in a weighted sum, which both were trained on; `against` names a run."""
+    for run, other in permutations(runs, 2):
+        about = {"part": "matrix", "method": run[0], "seed": run[1], "against": run_name(*other)}
+        yield about | {"reward": TRAINING} | difference(results, run, other, weights)
 
 
-def method_pairs(results: pd.DataFrame, runs: list[Run], rewards: list[str], trained_on: Weights) -> list[Pair]:
-    """Return every pair of methods, for every seed that both have: the training reward first (if they share it), then each reward."""
-    methods = list(dict.fromkeys(method for method, _ in runs))
-    return [
-        Pair(first, second, seed, reward, difference(results, (first, seed), (second, seed), weights))
-        for first, second in combinations(methods, 2)
-        for seed in dict.fromkeys(seed for _, seed in runs)
-        if (first, seed) in runs and (second, seed) in runs
-        for reward, weights in [
-            *([(None, trained_on[first])] if trained_on[first] == trained_on[second] else []),
-            *((reward, {reward: 1.0}) for reward in rewards),
-        ]
-    ]
-
-
-def gains(rows: list[Row], rewards: list[str]) -> list[Gain]:
-    """Return the gains of every method, in the rows' order: in its training reward and in every reward."""
-    gained = []
-    for method in dict.fromkeys(row.method for row in rows):
-        of_method = [row for row in rows if row.method == method]
-        for reward in (None, *rewards):
-            all_seeds = {row.seed: row.trained if reward is None else row.cells[reward].difference for row in of_method}
-            seeds = {seed: difference for seed, difference in all_seeds.items() if difference is not None}
-            if seeds:
-                mean = None if reward is None else sum(row.cells[reward].mean for row in of_method) / len(of_method)
-                gained.append(Gain(method, reward, seeds, mean))
-    return gained
-
-
-def standings(rows: list[Row], methods: list[str], held_out: list[str]) -> list[Standing]:
-    """Return the standings of methods that share a training reward, the highest gain first.
-
-    Methods with fewer than three seeds are left out. held_out: rewards that no method was trained on. Each seed is one value, its
-    mean over prompts; two values are too few for a spread.
-    """
-    runs = {method: {row.seed: row for row in rows if row.method == method} for method in methods}
-    runs = {method: seeds for method, seeds in runs.items() if len(seeds) > 2}
-
-    def above(method: str, other: str) -> Spread:
-        return spread([_gain(runs[method][seed]) - _gain(runs[other][seed]) for seed in runs[method] if seed in runs[other]])
-
-    standing = [
-        Standing(
-            method,
-            spread([_gain(row) for row in seeds.values()]),
-            {name: spread([_gain(row, name) for row in seeds.values()]) for name in held_out},
-            {other: above(method, other) for other in runs if other != method},
-        )
-        for method, seeds in runs.items()
-    ]
-    return sorted(standing, key=lambda each: -each.gain.mean)
-
-
-def _gain(row: Row, reward: str = TRAINING) -> float:
-    """Return the gain of one run over the base, in the training reward or in one reward."""
-    difference = row.trained if reward == TRAINING else row.cells[reward].difference
-    assert difference, "the base has no gain over itself"
-    return difference.mean
-
-
-@dataclass(frozen=True)
-class Preregistered:
-    """The result of a comparison that was registered before the runs."""
-
-    comparison: Comparison
-    difference: Spread
-    """Over seeds or bases, with the interval by which it is judged; of two one-sided tests if both are expected level."""
-    holds: bool
-    """Whether the whole interval is above minus the margin, or within ± the level; with Holm, whether the adjusted p-value is below 5 %."""
-    p: float
-    """Two-sided, of Student's t for the mean being minus the margin; not adjusted. Of a level, the larger of both one-sided ones."""
-    holm: float
-    """The same, adjusted for all of its role."""
-    exact: float
-    """As `p`, by sign flips; at best 2 / 2^n."""
-
-
-def compare_preregistered(rows: list[Row], comparisons: Sequence[Comparison]) -> list[Preregistered]:
-    """Return the results of a study's comparisons, each over the seeds (or bases) that both entries have, at least two.
-
-    With a primary one, that is judged at 5 %, the secondary one at 5 % if the primary holds, and all others by Holm. Without, all have
-    joint intervals: by Bonferroni, all of them contain the true differences in 95 % of studies.
-    """
-    runs = {(row.method, row.seed): row for row in rows}
-    found: list[tuple[Comparison, list[float]]] = []
-    for asked in comparisons:
-        seeds = [seed for method, seed in runs if method == asked.method and (asked.against, seed) in runs]
-        pairs = [(runs[asked.method, seed], runs[asked.against, seed]) for seed in seeds]
-        values = [_gain(row, asked.reward) - _gain(against, asked.reward) for row, against in pairs]
-        if len(values) > 1:
-            found.append((asked, values))
-    # What is judged together, and how
-    staged = any(asked.role == "primary" for asked in comparisons)
-    together = [number for number, (asked, _) in enumerate(found) if asked.role == "other"]
-    p_values = [_p_value(asked, values, student) for asked, values in found]
-    adjusted = list(p_values)
-    for number, value in zip(together, holm([p_values[number] for number in together])):
-        adjusted[number] = value
-    results = []
-    for number, (asked, values) in enumerate(found):
-        error = 1 - CONFIDENCE if staged else (1 - CONFIDENCE) / max(1, len(comparisons))
-        difference = spread(values, 1 - (2 * error if asked.level else error))
-        inside = (
-            -asked.level < difference.low and difference.high < asked.level if asked.level else difference.low > -asked.margin
-        )
-        holds = inside and (not staged or adjusted[number] < 1 - CONFIDENCE)
-        exact = _p_value(asked, values, sign_flip)
-        results.append(Preregistered(asked, difference, holds, p_values[number], adjusted[number], exact))
-    # The secondary one counts only if the primary holds
-    if staged and not any(one.holds for one in results if one.comparison.role == "primary"):
-        results = [replace(one, holds=False) if one.comparison.role == "secondary" else one for one in results]
-    return results
-
-
-def _p_value(asked: Comparison, values: list[float], test: Callable[[Sequence[float], float], float]) -> float:
-    """Return the p-value of a comparison by a two-sided test of (values, mean); of a level, of two one-sided tests."""
-    if not asked.level:
-        return test(values, -asked.margin)
-    mean = sum(values) / len(values)
-    one_sided = lambda p, inside: p / 2 if inside else 1 - p / 2
-    low, high = -asked.level, asked.level
-    return max(one_sided(test(values, low), mean > low), one_sided(test(values, high), mean < high))
-
-
-def pooled_difference(rows: list[Row], methods: Sequence[str]) -> float | None:
-    """Return half of the 95 % interval of a difference between two methods with one variance for all.
-
-    None unless at least four methods have the same three to five seeds: few seeds, many comparisons.
-    """
-    gained = {method: {row.seed: _gain(row) for row in rows if row.method == method} for method in methods}
-    seeds = {tuple(sorted(each)) for each in gained.values()}
-    if len(gained) < 4 or len(seeds) > 1 or not 3 <= len(*seeds) <= 5:
-        return None
-    return pooled_half_width(np.array([[each[seed] for seed in min(seeds)] for each in gained.values()]))
-
-
-def missing_table(results: pd.DataFrame) -> list[dict]:
-    """Count missing scores: one line per run, checkpoint, number of steps and reward that lacks some, with the most common reason."""
-    keys = ["method", "seed", "checkpoint", "steps", "reward"]
-    lines = []
-    for key, part in results.groupby(keys, sort=False):
-        lacking = part[part.score.isna()]
-        if len(lacking):
-            reason = lacking.reason.fillna("unknown").value_counts().idxmax()
-            lines.append(dict(zip(keys, key)) | {"missing": len(lacking), "scores": len(part), "reason": reason})
-    return lines
-
-
-def win_rates(results: pd.DataFrame, runs: list[Run], weights: Mapping[str, float]) -> list[list[Difference | None]]:
-    """Return the paired difference of every run (row) to every other (column) in a weighted sum; None on the diagonal."""
-    return [[None if one == other else difference(results, one, other, weights) for other in runs] for one in runs]
-
-
-def style_table(
-    results: pd.DataFrame, base: Run, runs: list[Run], trained_on: Weights, bases: Mapping[str, str] = MappingProxyType({})
-) -> list[StyleRow]:
-    """Compare runs with the base in the training reward, style by style; where fewer than two prompts have scores of both, not.
-
-    bases: as in `main_table`.
-    """
-    rows = []
+def style_lines(results: pd.DataFrame, bases: Mapping[Run, Run], trained_on: Weights) -> Iterator[dict]:
+    """Yield runs beside their base in the training reward, style by style; not where fewer than two prompts have scores of both."""
     for style, part in results.groupby("style", sort=True):
-        for run in runs:
-            on, its_base = trained_on[run[0]], base_of(run[0], base, bases)
-            if (_weighted(part, run, on) - _weighted(part, its_base, on)).notna().sum() > 1:
-                rows.append(StyleRow(*run, style, part.prompt_id.nunique(), difference(part, run, its_base, on)))
-    return rows
+        for run, base in bases.items():
+            on = trained_on[run[0]]
+            if (_weighted(part, run, on) - _weighted(part, base, on)).notna().sum() > 1:
+                about = {"part": "style", "method": run[0], "seed": run[1], "reward": TRAINING}
+                of_style = {"style": style, "prompts": part.prompt_id.nunique()}
+                yield about | of_style | difference(part, run, base, on)
+
+
+def missing_lines(results: pd.DataFrame) -> list[dict]:
+    """Return every run, checkpoint, number of steps and reward that lacks scores, with the most common reason."""
+    keys = ["method", "seed", "checkpoint", "steps", "reward"]
+    lacking = results[results.score.isna()].fillna({"reason": "unknown"}).groupby(keys).reason
+    commonest = lacking.agg(lambda reasons: reasons.value_counts().idxmax())
+    prompts = results.groupby(keys, sort=False).size().to_frame("prompts")
+    lines = prompts.join(pd.DataFrame({"missing": lacking.size(), "note": commonest}), how="inner")
+    return lines.reset_index().assign(part="missing").to_dict("records")
+
+
+def training_lines(records: Mapping[Run, pd.DataFrame]) -> Iterator[dict]:
+    """Yield each record with held-out rewards, and the last, of every run.
+
+    What a report shows once for a run is in its last line: the largest ratio error, and the mean agreement of granularities.
+    """
+    for (method, seed), table in records.items():
+        heldout = list(table.filter(like="heldout_"))
+        over_all = table.filter(regex="^(correlation|gap)_").mean().to_dict()
+        over_all |= table.filter([RATIO_ERROR]).max().to_dict()
+        kept = table[table[heldout].notna().any(axis=1) | (table.index == table.index[-1])]
+        columns = ["iteration", "num_forward_evals", "num_transitions", *heldout]
+        lines = kept[columns].to_dict("records")
+        lines[-1] |= over_all
+        yield from ({"part": "training", "method": method, "seed": seed} | line for line in lines)
+
+
+def records_of(table: pd.DataFrame) -> dict[Run, pd.DataFrame]:
+    """Return what the table has of every run's training records, without columns that the run does not have."""
+    training = part_of(table, "training").groupby(["method", "seed"], sort=False)
+    return {run: records.dropna(axis=1, how="all").reset_index(drop=True) for run, records in training}
 
 
 def most_changed(results: pd.DataFrame, run: Run, base: Run, weights: Mapping[str, float], count: int) -> list[tuple[str, float]]:
     """Return the prompts whose weighted sum fell most from the base to a run: (prompt_id, difference), the worst first."""
-    total = lambda each: _weighted(results, each, weights)
-    return list((total(run) - total(base)).dropna().nsmallest(count).items())
-
-
-def tone(difference: Difference | Spread | None) -> str:
-    """Return `up` or `down` for a difference whose interval excludes zero, else nothing."""
-    # Written so that an interval that is not known (NaN) is not significant
-    if difference is None or not (difference.low > 0 or difference.high < 0):
-        return ""
-    return "up" if difference.mean > 0 else "down"
+    fall = _weighted(results, run, weights) - _weighted(results, base, weights)
+    return list(fall.dropna().nsmallest(count).items())

@@ -1,44 +1,86 @@
 """Says what a report's numbers mean: its sentences, and the paper's numbers next to runs that had the paper's settings."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 
+import pandas as pd
 from ruamel.yaml import YAML
 
-from g2rpo_core.foundation.runs import is_base
-from g2rpo_core.reporting.tables import Gain, Pair, Row, Standing, Weights, tone
+from g2rpo_core.config.comparisons import TRAINING
+from g2rpo_core.config.profile import ResolvedRun
+from g2rpo_core.foundation.runs import BASE, is_base
+from g2rpo_core.reporting.measured import Compared
+from g2rpo_core.reporting.over_seeds import Gains, Group
+from g2rpo_core.reporting.tables import Line, Variant, by_run, lines_of
 
 PAPER = YAML(typ="safe", pure=True).load(Path(__file__).with_name("paper.yaml").read_text())
 
 
+NOTICE = {
+    "built": "Profile {} is synthetic: images of coloured shapes by small models that were trained on this machine. Nothing on this page is a result of the paper.",
+    "hub": "Profile {}: published weights, trained and evaluated as stated below.",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Words:
+    """The sentences of the page; empty where there is nothing to say."""
+
+    notice: str
+    verdict: str
+    summary: list[str]
+    over: str
+    """What intervals over seeds hold for."""
+    compared_with: str
+    no_interval: str
+
+
+def write_words(compared: Compared, table: pd.DataFrame, first: pd.DataFrame, gains: Gains) -> Words:
+    """Write the sentences of a page on a table of comparisons (`tables.judged`); first: the lines of runs that it shows first."""
+    trained = lines_of(first[first.reward == TRAINING])
+    pairs = lines_of(table[(table.part == "pair") & (table.reward == TRAINING)])
+    source = compared.settings.models.source
+    known = {name for weights in compared.weights.values() for name in weights}
+    held_out = [name for name in compared.settings.evaluation.rewards if name not in known]
+    notice = NOTICE["hub" if source == "hub" else "built"].format(compared.profile)
+    return Words(
+        notice=notice + made_before(table, first),
+        verdict=verdict(gains, pairs, compared.labels, compared.reward_labels, held_out),
+        summary=summary(trained, pairs if compared.few else [], compared.labels, compared.unit),
+        over=what_intervals_are_over(compared),
+        compared_with=compared_with(compared),
+        no_interval=without_interval(first),
+    )
+
+
 def verdict(
-    found: Sequence[Gain],
-    ranked: Sequence[tuple[Mapping[str, float], list[Standing]]],
-    pairs: list[Pair],
+    gains: Gains,
+    pairs: Sequence[Line],
     labels: Mapping[str, str],
     rewards: Mapping[str, str],
     held_out: Sequence[str],
 ) -> str:
     """Return the result in a few sentences: who raised the training reward, who is ahead, and whether held-out rewards rose too.
 
-    found: from `gains`; ranked: each training reward with the standings of its methods, which are empty below three seeds;
-    rewards: names in reports.
+    pairs: of runs in their training reward; labels, rewards: names in reports.
     """
-    trained = sorted((one for one in found if one.reward is None), key=lambda one: -one.by)
+    trained = lines_of(gains.trained)
     if not trained:
         return "It is not known which rewards these weights were trained on."
     # Say who is ahead by single seeds, then who raised the training reward
-    few = not any(standing for _, standing in ranked)
+    few = not any(group.ranked for group in gains.groups)
     sentences = [first_of_few(trained, pairs, labels)] if few and len(trained) > 1 else []
-    every = " on every seed" if few and len(trained[0].seeds) > 1 else ""
-    risen, rest = [one for one in trained if one.tone == "up"], [one for one in trained if one.tone != "up"]
-    names = lambda some: ", ".join(f"{labels[one.method]} ({one.by:+.3f})" for one in some)
+    every = " on every seed" if few and trained[0].seeds > 1 else ""
+    risen, rest = [line for line in trained if line.tone == "up"], [line for line in trained if line.tone != "up"]
+    names = lambda some: ", ".join(f"{labels[line.method]} ({line.difference:+.3f})" for line in some)
     if len(trained) == 1:
-        verb = {"up": "raises", "down": "lowers", "": "does not significantly change"}[trained[0].tone]
+        (only,) = trained
+        verb = {"up": "raises", "down": "lowers", "": "does not significantly change"}[only.tone]
         sentences += [
-            f"{labels[trained[0].method]} {verb} the reward that it was trained on{every and f',{every}'} ({trained[0].by:+.3f})."
+            f"{labels[only.method]} {verb} the reward that it was trained on{every and f',{every}'} ({only.difference:+.3f})."
         ]
     elif not rest:
         several = "Both methods" if len(trained) == 2 else f"All {len(trained)} methods"
@@ -49,107 +91,161 @@ def verdict(
         verb = "raises" if len(risen) < 2 else "raise"
         others = f"; {'not so' if every else 'no significant rise'}: {names(rest)}" if len(rest) < 4 else ""
         sentences += [f"{which} significantly {verb} the training reward{every}{others}."]
-    # Say who is ahead over seeds
-    for weights, standing in ranked:
-        if len(standing) > 1:
-            on = f"Trained on {' + '.join(rewards[name] for name in weights)}, " if len(ranked) > 1 else ""
-            below = [labels[other] for other, gained in standing[0].above.items() if tone(gained) == "up"]
-            whom = " and ".join(below) if len(below) < 3 else f"{len(below)} of the {len(standing) - 1} others"
-            ahead = f"and is significantly above {whom}" if below else "but is not significantly above any other"
-            sentences.append(f"{on}{labels[standing[0].method]} gains most ({standing[0].gain.mean:+.3f}) {ahead}.")
-    # Say what held-out rewards did
-    other = [(rewards[one.reward], one) for one in found if one.reward is not None and one.reward in held_out]
-    tones: dict[str, set[str]] = {}  # of each held-out reward, by all methods
-    for reward, one in other:
-        tones.setdefault(reward, set()).add(one.tone)
-    always = [reward for reward, seen in tones.items() if seen == {"up"}]
-    unsure = [reward for reward in tones if reward not in always]
-    if fallen := [f"{reward} of {labels[one.method]}" for reward, one in other if one.tone == "down"]:
-        sentences.append(f"Some held-out rewards fall: {', '.join(fallen[:4])}{', …' if len(fallen) > 4 else ''}.")
-    elif always:
-        not_always = f"; not always significantly: {', '.join(unsure)}" if unsure else ""
-        sentences.append(f"Held-out rewards rise too: {', '.join(always)}{not_always}.")
+    shared = len(gains.groups) == 1
+    ranked = [group for group in gains.groups if len(group.ranked) > 1]
+    sentences += [first_of_group(group, labels, {} if shared else rewards) for group in ranked]
+    sentences.append(held_out_rewards(gains.table, labels, rewards, held_out))
     return " ".join(filter(None, sentences))
 
 
-def first_of_few(trained: Sequence[Gain], pairs: list[Pair], labels: Mapping[str, str]) -> str:
+def first_of_group(group: Group, labels: Mapping[str, str], rewards: Mapping[str, str]) -> str:
+    """Say which of the methods with one training reward gains most over its seeds, and whom it is significantly above.
+
+    rewards: names in reports; empty if all methods share the training reward, which then is not named.
+    """
+    first = group.ranked[0]
+    on = f"Trained on {' + '.join(rewards[name] for name in group.weights)}, " if rewards else ""
+    below = [other for other, line in group.above[first.method].items() if line.tone == "up"]
+    whom = (
+        " and ".join(labels[other] for other in below)
+        if len(below) < 3
+        else f"{len(below)} of the {len(group.ranked) - 1} others"
+    )
+    ahead = f"and is significantly above {whom}" if below else "but is not significantly above any other"
+    return f"{on}{labels[first.method]} gains most ({first.difference:+.3f}) {ahead}."
+
+
+def held_out_rewards(gains: pd.DataFrame, labels: Mapping[str, str], rewards: Mapping[str, str], held_out: Sequence[str]) -> str:
+    """Say whether held-out rewards rose too; nothing if none rose with every method and none fell."""
+    others = gains[gains.reward.isin(held_out)]
+    tones = others.groupby("reward", sort=False).tone.agg(set)
+    always = [rewards[reward] for reward, seen in tones.items() if seen == {"up"}]
+    unsure = [rewards[reward] for reward, seen in tones.items() if seen != {"up"}]
+    if fallen := [f"{rewards[line.reward]} of {labels[line.method]}" for line in lines_of(others[others.tone == "down"])]:
+        return f"Some held-out rewards fall: {', '.join(fallen[:4])}{', …' if len(fallen) > 4 else ''}."
+    not_always = f"; not always significantly: {', '.join(unsure)}" if unsure else ""
+    return f"Held-out rewards rise too: {', '.join(always)}{not_always}." if always else ""
+
+
+def first_of_few(trained: Sequence[Line], pairs: Sequence[Line], labels: Mapping[str, str]) -> str:
     """Say how far the first method is before the second; it is ahead if it is so significantly on every seed; trained: the highest gain first.
 
     The text is empty if they do not share a training reward and a seed.
     """
-    first, second = (one.method for one in trained[:2])
-    sign = {(first, second): 1, (second, first): -1}
-    found = [
-        (sign[pair.first, pair.second], pair.difference)
-        for pair in pairs
-        if (pair.first, pair.second) in sign and not pair.reward
-    ]
-    if not found:
+    first, second = (line.method for line in trained[:2])
+    signs = {(first, second): 1, (second, first): -1}
+    shared = [(signs[line.method, line.against], line) for line in pairs if (line.method, line.against) in signs]
+    if not shared:
         return ""
-    by = sum(each * difference.mean for each, difference in found) / len(found)
-    clear = sum(tone(difference) == ("up" if each > 0 else "down") for each, difference in found)
-    seeds = f"{clear or 'none'} of {len(found)} seeds" if len(found) > 1 else "its one seed"
-    significant = "" if clear or len(found) > 1 else "not "
+    by = sum(sign * line.difference for sign, line in shared) / len(shared)
+    clear = sum(line.tone == ("up" if sign > 0 else "down") for sign, line in shared)
+    seeds = f"{clear or 'none'} of {len(shared)} seeds" if len(shared) > 1 else "its one seed"
+    significant = "" if clear or len(shared) > 1 else "not "
     next_one = labels[second] if len(trained) == 2 else f"the next, {labels[second]},"
-    if clear == len(found):
+    if clear == len(shared):
         return f"{labels[first]} is ahead of {next_one} by {by:.3f}, significantly on {seeds}."
     return f"No lead is shown: {labels[first]} gains {by:.3f} more than {next_one.rstrip(',')}, {significant}significantly on {seeds}."
 
 
-def summary(rows: list[Row], pairs: list[Pair], labels: Mapping[str, str], unit: str = "seed") -> list[str]:
-    """Return sentences on the training reward: each method against the base, then the methods against each other; unit: what runs are numbered by."""
-    against = [(labels[row.method], "the base", row.trained) for row in rows if row.trained]
-    against += [(labels[pair.first], labels[pair.second], pair.difference) for pair in pairs if pair.reward is None]
+def summary(trained: Sequence[Line], pairs: Sequence[Line], labels: Mapping[str, str], unit: str = "seed") -> list[str]:
+    """Return sentences on the training reward: each method against the base, then the methods against each other.
+
+    trained: every run beside the base; pairs: of runs in their training reward; unit: what runs are numbered by.
+    """
+    against: dict[tuple[str, str], list[Line]] = {}
+    others = [*(("the base", line) for line in trained), *((labels[line.against], line) for line in pairs)]
+    for other, line in others:
+        against.setdefault((labels[line.method], other), []).append(line)
     sentences = []
-    for first, second in dict.fromkeys(entry[:2] for entry in against):
-        seeds = [difference for *who, difference in against if who == [first, second]]
-        tones = [tone(difference) for difference in seeds]
+    for (first, second), lines in against.items():
+        tones = [line.tone for line in lines]
         words = {
             "up": f"significantly above {second}",
             "down": f"significantly below {second}",
             "": f"not significantly different from {second}",
         }
-        verdict = ", ".join(f"{words[each]} with {tones.count(each)} of {len(tones)} {unit}s" for each in words if each in tones)
-        interval = lambda each: f"[{each.low:+.3f}, {each.high:+.3f}]" if each.known else "[–]"
-        values = ", ".join(f"{each.mean:+.3f} {interval(each)}" for each in seeds)
-        sentences.append(f"{first} is {verdict}: {values}.")
+        counted = ", ".join(f"{words[each]} with {tones.count(each)} of {len(tones)} {unit}s" for each in words if each in tones)
+        interval = lambda line: f"[{line.low:+.3f}, {line.high:+.3f}]" if line.known else "[–]"
+        values = ", ".join(f"{line.difference:+.3f} {interval(line)}" for line in lines)
+        sentences.append(f"{first} is {counted}: {values}.")
     return sentences
 
 
-def paper_rows(
-    variants: list[tuple[str | int, int, list[Row]]], settings: SimpleNamespace, entries: Mapping, trained_on: Weights
-) -> list[dict]:
+def what_intervals_are_over(compared: Compared) -> str:
+    """Return a sentence on what an interval over seeds or bases holds for; empty for published models."""
+    if compared.unit == "base":
+        runs = "one run" if len(compared.seeds) == 1 else f"the mean of {len(compared.seeds)} runs"
+        return (
+            f"Each value is {runs} on one build of the models, and the interval is over builds: Student's t on their means, so that a "
+            "method may gain more on one base than on another."
+        )
+    if compared.settings.models.source == "hub":
+        return ""
+    return (
+        "All runs share one build of the models: the intervals hold for this build alone, and another may end in another order."
+    )
+
+
+def compared_with(compared: Compared) -> str:
+    """Return a sentence on which methods are compared with which base; empty where the base is drawn in one way."""
+    if len(compared.drawn) == 1:
+        return ""
+    named = {base: [compared.labels[name] for name, of in compared.bases_of.items() if of == base] for base in compared.drawn}
+    listed = "; ".join(f"{compared.labels[base]}: {', '.join(names)}" for base, names in named.items())
+    return f"Every run is drawn as it was trained, and compared with the base drawn alike. {listed[0].upper()}{listed[1:]}."
+
+
+def without_interval(first: pd.DataFrame) -> str:
+    """Return a sentence on differences without an interval; empty if there are none; first: the lines of runs."""
+    if first.known[~first.method.map(is_base)].all():
+        return ""
+    return "An interval over prompts needs at least two test prompts with scores: [–] stands where there are fewer."
+
+
+def made_before(table: pd.DataFrame, first: pd.DataFrame) -> str:
+    """Return a sentence on results that were made before numerics were recorded; empty for all others."""
+    if "numerics" in table.attrs["versions"]:
+        return ""
+    base = first.value[(first.method == BASE[0]) & (first.reward == "verifier")]
+    verifier = "".join(f", with a base whose exact verifier is {value:.3f}" for value in base)
+    return f" These results were made with native numerics on one processor, which was not recorded{verifier}: a rerun has another base."
+
+
+def paper_rows(compared: Compared, variants: Mapping[Variant, pd.DataFrame]) -> list[dict]:
     """Pair our runs with the paper's rows of the same method and training rewards; None where the paper has no number.
 
     Columns are those of `evaluation.rewards`. `unlike` lists the settings that are not the paper's; only if it is empty may the
     two be compared.
     """
-    ours = set(settings.evaluation.steps) if len(settings.evaluation.steps) > 1 else set()
+    settings, evaluation = compared.settings, compared.settings.evaluation
+    # Of weights that were trained elsewhere, the paper's method is known, and no settings
+    theirs = {name: settings.published[name].method or name for name in compared.published}
+    theirs |= {name: entry.published for name, entry in compared.entries.items()}
+    ours = set(evaluation.steps) if len(evaluation.steps) > 1 else set()
     named = {name for table in PAPER["tables"] for name in table["rows"]}
-    lines = []
-    for number, (_, steps, rows) in enumerate(variants):
+    rows = []
+    for number, ((_, steps), runs) in enumerate(variants.items()):
         # The paper's table for our steps; the first variant also meets its main table, of 50 steps
         beside = {steps} & ours | ({50} - ours if number == 0 else set())
         tables = [table for table in PAPER["tables"] if table["steps"] in beside]
-        for row, table in product(rows, tables):
-            key = row.method if row.method in named or row.method not in entries else entries[row.method].published
-            if key in table["rows"] and set(table["trained_on"]) == set(trained_on.get(row.method, {})):
+        for ((method, seed), lines), table in product(by_run(runs).items(), tables):
+            key = method if method in named else theirs.get(method, method)
+            if key in table["rows"] and set(table["trained_on"]) == set(compared.weights.get(method, {})):
                 values = dict(zip(PAPER["rewards"], table["rows"][key]))
-                pairs = [(row.cells[reward].mean, values.get(reward)) for reward in settings.evaluation.rewards]
-                differing = unlike(settings, entries.get(row.method) if not is_base(row.method) else None)
+                pairs = [(lines[reward].value, values.get(reward)) for reward in evaluation.rewards]
+                differing = unlike(settings, compared.entries.get(method))
                 if table["steps"] != steps:
                     differing.append(f"evaluation.steps {steps} (the paper's {table['steps']})")
-                lines.append(
-                    {"table": f"{table['name']}, {table['steps']} steps", "row": row, "pairs": pairs, "unlike": differing}
-                )
-    return lines
+                about = {"method": method, "seed": seed, "table": f"{table['name']}, {table['steps']} steps"}
+                rows.append(about | {"pairs": pairs, "unlike": differing})
+    return rows
 
 
-def unlike(settings: SimpleNamespace, entry: SimpleNamespace | None) -> list[str]:
-    """Return the settings of a run, or of the base (None), that are not the paper's: `training.iterations 200 (the paper's 300)`."""
+def unlike(settings: SimpleNamespace, entry: ResolvedRun | None) -> list[str]:
+    """Return the settings of an entry, or of other weights (None), that are not the paper's: `training.iterations 200 (the paper's 300)`."""
     sections = {"models": settings.models, "prompts": settings.prompts, "evaluation": settings.evaluation}
     # How published weights were trained is not known here
-    if entry and entry.training:
+    if entry:
         sections |= {"sampling": entry.sampling, "training": entry.training}
     return [
         f"{section}.{key} {_shown(value)} (the paper's {_shown(theirs)})"

@@ -6,7 +6,6 @@ import re
 import shlex
 import shutil
 import subprocess
-from collections import defaultdict
 from functools import reduce
 from pathlib import Path
 
@@ -20,8 +19,9 @@ from ruamel.yaml import YAML
 from g2rpo_core.algorithm.methods import LABELS
 from g2rpo_core.cli.main import main
 from g2rpo_core.config import load_profile
-from g2rpo_core.reporting.statistics import Difference
-from g2rpo_core.reporting.tables import Gain, Pair
+from g2rpo_core.config.comparisons import TRAINING
+from g2rpo_core.reporting.over_seeds import Gains, over_seeds
+from g2rpo_core.reporting.tables import judged, lines_of
 from g2rpo_core.reporting.verdict import verdict
 from g2rpo_core.rewards import registry as rewards
 from pipeline import check, compare, todo
@@ -84,18 +84,15 @@ def committed_verdict() -> str:
     """The first lines of a report with the committed numbers, in the words of today's code."""
     report = json.loads((ROOT / "reports" / "report.json").read_text())
     profile = load_profile(ROOT / "profiles" / "tiny.yaml")
-    seeds: dict = defaultdict(dict)
-    for line in (line for line in report["comparisons"] if "on" not in line):
-        (method, _, seed), against = line["of"].rpartition("-"), line["against"].rpartition("-")[0]
-        reward = None if line["reward"] == "training" else line["reward"]
-        numbers = (line[part] for part in ("difference", "low", "high"))
-        seeds[method, against, reward][int(seed)] = Difference(*numbers, 0.0, 0.0, 2)
-    found = [Gain(method, reward, each, None) for (method, against, reward), each in seeds.items() if against == "base"]
-    pairs = [
-        Pair(*who, seed, reward, one) for (*who, reward), each in seeds.items() for seed, one in each.items() if who[1] != "base"
-    ]
+    lines = pd.DataFrame([line for line in report["comparisons"] if "on" not in line])
+    lines[["method", "seed"]] = lines.of.str.rsplit("-", n=1, expand=True)
+    lines["against"] = lines.against.str.rsplit("-", n=1).str[0]
+    lines = judged(lines.assign(value=0.0))
+    beside_base = lines[lines.against == "base"]
+    gains = Gains(lines=beside_base, table=over_seeds(beside_base), groups=[], preregistered=[])
+    pairs = lines_of(lines[(lines.against != "base") & (lines.reward == TRAINING)])
     held_out = [name for name in profile.evaluation.rewards if name not in profile.training.rewards]
-    return verdict(found, [], pairs, LABELS, rewards.labels({}), held_out)
+    return verdict(gains, pairs, LABELS, rewards.labels({}), held_out)
 
 
 def test_the_readme_and_its_picture_say_what_the_committed_report_says():

@@ -92,9 +92,11 @@ except UserError as error:
 DRAW = """
 from g2rpo_core.reporting.charts import forest, svg
 from g2rpo_core.reporting.statistics import paired_difference
-from g2rpo_core.reporting.tables import Gain
-gain = Gain("g2rpo", "hps", {1: paired_difference([1.0, 2.0, 4.0], [0.0, 1.5, 3.0])}, 2.0)
-print(svg(forest([gain], {"g2rpo": "G2RPO"}, {"hps": "HPS"}))[:4])
+from g2rpo_core.reporting.over_seeds import over_seeds
+from g2rpo_core.reporting.tables import judged, tabulate
+gain = {"method": "g2rpo", "seed": 1, "reward": "hps", "value": 2.0}
+lines = judged(tabulate([gain | paired_difference([1.0, 2.0, 4.0], [0.0, 1.5, 3.0])], {}))
+print(svg(forest(lines, over_seeds(lines), {"g2rpo": "G2RPO"}, {"hps": "HPS"}))[:4])
 """
 
 

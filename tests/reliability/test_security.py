@@ -131,7 +131,7 @@ def test_the_reports_templates_escape_what_comes_from_outside(monkeypatch):
             render=self.overlay(autoescape="html" in name).from_string(sources[name]).render
         ),
     )
-    shown = render_module.render({"forest": None, "curves": None, "prompt": "<script>|\u202e"})
+    shown = render_module.fill({"prompt": "<script>|\u202e"})
     assert shown["report.html"] == "<p>&lt;script&gt;|\\u202e</p>" and shown["report.md"] == "| \\<script\\>\\|\\\\u202e |"
 
 

@@ -1,9 +1,11 @@
 import pandas as pd
 
 from g2rpo_core.algorithm.methods import LABELS
+from g2rpo_core.config.comparisons import TRAINING
 from g2rpo_core.reporting.charts import curves, forest, library, svg
-from g2rpo_core.reporting.statistics import Difference, spread
-from g2rpo_core.reporting.tables import Gain
+from g2rpo_core.reporting.over_seeds import over_seeds
+from g2rpo_core.reporting.statistics import spread
+from g2rpo_core.reporting.tables import judged
 
 RECORDS = pd.DataFrame({"iteration": [0, 1, 2], "num_forward_evals": [0, 10, 20], "heldout_hps": [0.1, 0.2, 0.3]})
 COLUMNS = {"heldout_hps": "HPS", "heldout_verifier": "Verifier"}
@@ -28,9 +30,15 @@ def values(part) -> list[dict]:
     return found
 
 
-def gain(method: str, *means: float) -> Gain:
-    seeds = {seed: Difference(mean, mean - 0.1, mean + 0.1, 0.05, 0.6, 10) for seed, mean in enumerate(means, 1)}
-    return Gain(method, None, seeds, None)
+def drawn(*means: float) -> list[dict]:
+    """The points of a forest of one method, whose seeds have these means with an interval of ± 0.1."""
+    rows = [
+        {"method": "g2rpo", "reward": TRAINING, "seed": seed, "value": 0.0}
+        | {"difference": mean, "low": mean - 0.1, "high": mean + 0.1}
+        for seed, mean in enumerate(means, 1)
+    ]
+    lines = judged(pd.DataFrame(rows))
+    return points(forest(lines, over_seeds(lines), LABELS, {TRAINING: "training reward"}))
 
 
 def test_curves_hold_every_run_at_every_axis_and_are_the_same_every_time():
@@ -57,16 +65,18 @@ def test_seeds_with_other_forward_evaluations_share_one_place_an_iteration():
 
 
 def test_a_forest_has_intervals_over_three_or_more_seeds_and_else_of_each_seed():
-    few = points(forest([gain("g2rpo", 0.1, 0.3)], LABELS, {None: "training reward"}))
+    few = drawn(0.1, 0.3)
     assert [(row["low"], row["high"]) for row in few if "low" in row][:2] == [(0.0, 0.2), (0.3 - 0.1, 0.3 + 0.1)]
-    many = points(forest([gain("g2rpo", 0.1, 0.2, 0.3)], LABELS, {None: "training reward"}))
+    many = drawn(0.1, 0.2, 0.3)
     expected = spread([0.1, 0.2, 0.3])
-    assert (expected.low, expected.high) in [(row["low"], row["high"]) for row in many if "low" in row and "seed" not in row]
+    assert (expected["low"], expected["high"]) in [
+        (row["low"], row["high"]) for row in many if "low" in row and "seed" not in row
+    ]
     assert sorted(row["gain"] for row in many if "seed" in row) == [0.1, 0.2, 0.3]
 
 
 def test_what_nothing_is_known_of_has_no_chart_and_an_empty_image():
-    assert forest([], LABELS, {}) is None and curves({}, COLUMNS, AXES, LABELS) is None
+    assert forest(pd.DataFrame(), pd.DataFrame(), LABELS, {}) is None and curves({}, COLUMNS, AXES, LABELS) is None
     assert svg(None).startswith("<svg")
 
 

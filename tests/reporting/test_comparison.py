@@ -3,6 +3,7 @@ import pytest
 
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.reporting.comparison import Side, changed_settings, changes
+from g2rpo_core.reporting.tables import lines_of
 
 PROFILE = {
     "training": {"learning_rate": 1e-3, "rewards": {"hps": 1.0}},
@@ -16,18 +17,20 @@ def shifted(results, method: str, by: float) -> pd.DataFrame:
 
 def test_runs_are_paired_by_prompt_and_told_apart_where_it_is_more_than_chance(results):
     before, after = Side("a", PROFILE, results), Side("b", PROFILE, shifted(results, "g2rpo", 0.1).sample(frac=1, random_state=0))
-    found = {(one.method, one.reward): one for one in changes(before, after)}
+    found = {(one.method, one.reward): one for one in lines_of(changes(before, after))}
     assert set(found) == {(method, reward) for method in ("g2rpo", "base", "dance_grpo") for reward in ("hps", "clip_score")}
-    assert found["g2rpo", "hps"].tone == "up" and found["g2rpo", "hps"].seeds[1].mean == pytest.approx(0.1)
+    assert found["g2rpo", "hps"].tone == "up" and found["g2rpo", "hps"].difference == pytest.approx(0.1)
     assert found["dance_grpo", "hps"].tone == found["base", "hps"].tone == ""
-    assert found["g2rpo", "hps"].after - found["g2rpo", "hps"].before == pytest.approx(0.1)
+    assert found["g2rpo", "hps"].value - found["g2rpo", "hps"].before == pytest.approx(0.1)
+    assert found["g2rpo", "hps"].intervals == [pytest.approx((0.1, 0.1))]
 
 
 def test_from_three_seeds_on_a_change_is_that_of_their_mean(results):
     seeds = pd.concat(results.assign(seed=seed) for seed in (1, 2, 3))
     moved = pd.concat(shifted(results.assign(seed=seed), "g2rpo", by) for seed, by in {1: 0.3, 2: -0.3, 3: 0.01}.items())
-    one = next(one for one in changes(Side("a", {}, seeds), Side("b", {}, moved)) if one.method == "g2rpo")
-    assert one.over_seeds.mean == pytest.approx(0.01 / 3) and one.tone == ""
+    change = lines_of(changes(Side("a", {}, seeds), Side("b", {}, moved)))[0]
+    assert change.method == "g2rpo" and change.difference == pytest.approx(0.01 / 3)
+    assert change.intervals == [(change.low, change.high)] and change.tone == ""
 
 
 def test_settings_that_differ_are_those_of_methods_that_both_have(results):
@@ -51,7 +54,8 @@ def test_means_of_another_machine_are_compared_where_the_settings_are_equal(resu
     means = results.groupby(["method", "seed", "reward"], sort=False).score.mean().reset_index().assign(prompt_id=None)
     profile = {"prompts": {"seed": 0}, "evaluation": {"seed": 1}}
     here, there = Side("a", profile, shifted(results, "base", 0.2)), Side("b", profile, means)
-    found = {(one.method, one.reward): one for one in changes(here, there)}
-    assert found["base", "hps"].by == pytest.approx(-0.2) and found["g2rpo", "hps"].by == pytest.approx(0)
+    found = {(one.method, one.reward): one for one in lines_of(changes(here, there))}
+    assert found["base", "hps"].difference == pytest.approx(-0.2)
+    assert found["g2rpo", "hps"].difference == pytest.approx(0) and not found["g2rpo", "hps"].known
     with pytest.raises(UserError, match="were evaluated on different prompts"):
         changes(here, Side("b", profile | {"evaluation": {"seed": 2}}, means))

@@ -4,7 +4,7 @@ import io
 import numpy as np
 from PIL import Image
 
-from g2rpo_core.reporting.render import LARGE, THUMBNAIL, embed_image
+from g2rpo_core.reporting.images import LARGE, THUMBNAIL, embed_image
 
 
 def test_a_small_image_goes_in_as_it_is(tmp_path):

@@ -1,25 +1,29 @@
-from dataclasses import replace
-
 import numpy as np
 import pandas as pd
 import pytest
 from scipy import stats
 
 from g2rpo_core.algorithm.methods import LABELS
-from g2rpo_core.config.comparisons import Comparison
-from g2rpo_core.reporting.tables import (
-    compare_preregistered,
-    difference,
-    gains,
-    main_table,
-    method_pairs,
-    missing_table,
-    most_changed,
+from g2rpo_core.config.comparisons import TRAINING, Comparison
+from g2rpo_core.reporting.over_seeds import (
+    Gains,
+    compare_group,
+    over_seeds,
     pooled_difference,
-    standings,
-    style_table,
-    tone,
-    win_rates,
+    preregistered,
+)
+from g2rpo_core.reporting.tables import (
+    Run,
+    by_run,
+    judged,
+    lines_of,
+    matrix_lines,
+    missing_lines,
+    most_changed,
+    pair_lines,
+    run_lines,
+    style_lines,
+    tabulate,
 )
 from g2rpo_core.reporting.verdict import summary, verdict
 
@@ -29,203 +33,259 @@ NAMES = {"hps": "HPS-v2.1", "clip_score": "CLIP Score"}
 TRAINED_ON = {method: WEIGHTS for method, _ in RUNS}
 
 
+def beside_base(results, runs=RUNS, rewards=("hps", "clip_score"), trained_on=None) -> pd.DataFrame:
+    """The lines of the base and of runs."""
+    trained_on = trained_on or {method: WEIGHTS for method, _ in runs}
+    bases = dict.fromkeys([("base", 0), *runs], ("base", 0))
+    return judged(tabulate(run_lines(results, bases, rewards, (), trained_on), {}))
+
+
+def pairs_of(results, runs=RUNS, rewards=(), trained_on=TRAINED_ON) -> list:
+    return lines_of(judged(tabulate(pair_lines(results, runs, rewards, trained_on), {})))
+
+
+def gains_of(lines, *groups) -> Gains:
+    """The gains of runs over their seeds, in the training reward first; groups: methods that are ranked."""
+    own = lines[lines.method != "base"].sort_values(
+        ["method", "reward"],
+        kind="stable",
+        key=lambda column: column.map({"g2rpo": 0, "dance_grpo": 1, TRAINING: 0}).fillna(2),
+    )
+    ranked = [compare_group(WEIGHTS, group, [lines]) for group in groups]
+    return Gains(lines=own, table=over_seeds(own), groups=ranked, preregistered=[])
+
+
+def shifted_seeds(results, shifts: dict[str, tuple[float, ...]]) -> pd.DataFrame:
+    """Lines of methods whose seeds are above the run of `results` by these shifts in the first reward."""
+    base, treated = results[results.method == "base"], results[results.method == "g2rpo"]
+    runs = {(name, seed): by for name, values in shifts.items() for seed, by in enumerate(values)}
+    parts = [
+        treated.assign(method=name, seed=seed, score=treated.score + by * (treated.reward == "hps"))
+        for (name, seed), by in runs.items()
+    ]
+    return beside_base(pd.concat([base, *parts]), list(runs))
+
+
 def test_differences_are_paired_by_prompt_and_the_base_comes_first(results):
-    rows = main_table(results, ("base", 0), RUNS, ["hps", "clip_score"], TRAINED_ON)
-    assert [row.method for row in rows] == ["base", "g2rpo", "dance_grpo"]
-    assert rows[0].cells["hps"].difference is None
-    for row, shift in zip(rows[1:], (0.1, -0.2)):
-        to_base = row.cells["hps"].difference
-        assert (to_base.mean, to_base.low, to_base.high) == pytest.approx((shift, shift, shift))
-        assert row.trained.mean == pytest.approx(2 * shift)
-        assert row.cells["clip_score"].difference.mean == pytest.approx(0)
+    runs = by_run(beside_base(results))
+    assert list(runs) == [("base", 0), *RUNS]
+    assert np.isnan(runs["base", 0]["hps"].difference) and TRAINING not in runs["base", 0]
+    for run, shift in zip(RUNS, (0.1, -0.2)):
+        line = runs[run]["hps"]
+        assert (line.difference, line.low, line.high) == pytest.approx((shift, shift, shift))
+        assert runs[run][TRAINING].difference == pytest.approx(2 * shift)
+        assert runs[run]["clip_score"].difference == pytest.approx(0)
 
 
 def test_seeds_are_values_of_their_own_and_two_say_nothing_of_a_spread(results):
-    treated = results[results.method == "g2rpo"]
-    runs = [("g2rpo", seed) for seed in range(1, 4)]
-    several = [treated.assign(seed=seed, score=treated.score + 0.01 * seed * (treated.reward == "hps")) for seed in range(1, 4)]
-    table = pd.concat([results[results.method == "base"], *several])
-    rows = main_table(table, ("base", 0), runs, ["hps", "clip_score"], TRAINED_ON)
-    (standing,) = standings(rows, ["g2rpo"], ["clip_score"])
-    assert standing.method == "g2rpo" and standing.above == {}
-    assert standing.gain.values == pytest.approx((0.22, 0.24, 0.26)) and standing.gain.mean == pytest.approx(0.24)
-    assert standing.gain.high - standing.gain.mean == pytest.approx(4.302653 * 0.02 / 3**0.5)
-    assert standing.held_out["clip_score"].mean == pytest.approx(0)
-    assert standings(rows[:-1], ["g2rpo"], []) == []
-
-
-def rows_of_seeds(results, shifts: dict[str, tuple[float, ...]]) -> list:
-    """Rows of methods whose seeds are above the run of `results` by these shifts in the first reward."""
-    base, treated = results[results.method == "base"], results[results.method == "g2rpo"]
-    parts = [
-        treated.assign(method=method, seed=seed, score=treated.score + shift * (treated.reward == "hps"))
-        for method, values in shifts.items()
-        for seed, shift in enumerate(values)
-    ]
-    runs = [(method, seed) for method, values in shifts.items() for seed in range(len(values))]
-    return main_table(pd.concat([base, *parts]), ("base", 0), runs, ["hps"], {method: WEIGHTS for method in shifts})
+    lines = shifted_seeds(results, {"g2rpo": (0.01, 0.02, 0.03)})
+    group = compare_group(WEIGHTS, ["g2rpo"], [lines])
+    (gain,) = group.ranked
+    assert gain.method == "g2rpo" and group.above == {"g2rpo": {}} and gain.seeds == 3
+    assert gain.by_seed == pytest.approx([0.22, 0.24, 0.26])
+    assert gain.difference == pytest.approx(0.24)
+    assert gain.high - gain.difference == pytest.approx(4.302653 * 0.02 / 3**0.5)
+    table = over_seeds(lines[lines.method != "base"]).set_index("reward")
+    assert table.difference["clip_score"] == pytest.approx(0) and table.known["clip_score"]
+    two = lines[lines.seed < 2]
+    assert compare_group(WEIGHTS, ["g2rpo"], [two]).ranked == []
+    table = over_seeds(two[two.method != "base"]).set_index("reward")
+    assert np.isnan(table.low[TRAINING]) and table.tone[TRAINING] == "up"  # on both seeds
 
 
 def test_methods_are_ranked_over_seeds_and_compared_seed_by_seed(results):
     """Seeds differ by more than methods do: only paired by seed is a difference significant, and never that of the third, which changes sides."""
-    shifts = {"g2rpo": (0.1, 0.3, 0.5), "dance_grpo": (0.0, 0.21, 0.39), "mix_grpo": (0.2, 0.1, 0.6)}
-    rows = rows_of_seeds(results, shifts)
-    ranked = standings(rows, list(shifts), [])
-    assert [standing.method for standing in ranked] in (["g2rpo", "mix_grpo", "dance_grpo"], ["mix_grpo", "g2rpo", "dance_grpo"])
-    first = next(standing for standing in ranked if standing.method == "g2rpo")
-    assert first.gain.mean == pytest.approx(0.2 + 2 * 0.3) and first.gain.low < 0.4
-    assert first.above["dance_grpo"].values == pytest.approx((0.18, 0.2, 0.22))
-    significant = [(standing.method, other) for standing in ranked for other, gap in standing.above.items() if tone(gap) == "up"]
+    shifts = {
+        "g2rpo": (0.1, 0.3, 0.5),
+        "dance_grpo": (0.0, 0.21, 0.39),
+        "mix_grpo": (0.2, 0.1, 0.6),
+    }
+    group = compare_group(WEIGHTS, list(shifts), [shifted_seeds(results, shifts)])
+    names = [line.method for line in group.ranked]
+    assert sorted(names[:2]) == ["g2rpo", "mix_grpo"] and names[2] == "dance_grpo"
+    first = group.variants[0]["g2rpo"]
+    assert first.difference == pytest.approx(0.2 + 2 * 0.3) and first.low < 0.4
+    ahead = group.above["g2rpo"]["dance_grpo"]
+    low, high = stats.t.interval(0.95, 2, 0.2, stats.sem([0.18, 0.2, 0.22]))
+    assert (ahead.difference, ahead.low, ahead.high) == pytest.approx((0.2, low, high))
+    every = [line for others in group.above.values() for line in others.values()]
+    significant = [(line.method, line.against) for line in every if line.tone == "up"]
     assert significant == [("g2rpo", "dance_grpo")]
-    assert standings(rows[:-1], ["mix_grpo"], []) == []
 
 
 def test_comparisons_named_beforehand_share_one_confidence_and_hold_or_do_not(results):
     """Three of them at 95 % together are each at 98.33 %, where Student's t has 7.649 for three seeds."""
-    rows = rows_of_seeds(results, {"g2rpo": (0.1, 0.3, 0.5), "dance_grpo": (0.0, 0.2, 0.45)})
+    lines = shifted_seeds(results, {"g2rpo": (0.1, 0.3, 0.5), "dance_grpo": (0.0, 0.2, 0.45)})
     asked = [
         Comparison(method="g2rpo", against="dance_grpo"),
         Comparison(method="dance_grpo", against="g2rpo", reward="hps"),
         Comparison(method="dance_grpo", against="g2rpo", reward="hps", margin=0.25),
     ]
-    above, below, within = compare_preregistered(rows, asked)
-    assert above.difference.values == pytest.approx((0.1, 0.2, 0.2))  # hps counts twice in the training reward
+    above, below, within = lines_of(preregistered(lines, asked))
+    assert above.difference == pytest.approx(0.5 / 3)  # hps counts twice in the training reward
     error = 0.1 / 3  # of its mean
-    assert above.difference.high - above.difference.mean == pytest.approx(7.648 * error, rel=1e-3)
-    assert below.difference.mean == pytest.approx(-0.25 / 3) and below.difference == within.difference
-    assert [one.holds for one in (above, below, within)] == [False, False, True]
-    (alone,) = compare_preregistered(rows, asked[:1])
-    assert alone.holds and alone.difference.high - alone.difference.mean == pytest.approx(4.3027 * error, rel=1e-3)
+    assert above.high - above.difference == pytest.approx(7.648 * error, rel=1e-3)
+    assert below.difference == pytest.approx(-0.25 / 3)
+    assert (below.low, below.high) == (within.low, within.high)
+    assert [line.holds for line in (above, below, within)] == [False, False, True]
+    (alone,) = lines_of(preregistered(lines, asked[:1]))
+    assert alone.holds and alone.high - alone.difference == pytest.approx(4.3027 * error, rel=1e-3)
+    assert len(preregistered(lines[lines.seed == 0], asked)) == 0  # one seed says nothing
 
 
 def test_the_secondary_comparison_holds_only_with_the_primary(results):
-    rows = rows_of_seeds(
-        results,
-        {
-            "g2rpo": (0.30, 0.32, 0.31, 0.33),
-            "dance_grpo": (0.1, 0.13, 0.1, 0.12),
-            "mix_grpo": (0.3, 0.33, 0.3, 0.33),
-            "flow_grpo": (0.28, 0.33, 0.27, 0.33),
-        },
-    )
+    shifts = {
+        "g2rpo": (0.30, 0.32, 0.31, 0.33),
+        "dance_grpo": (0.1, 0.13, 0.1, 0.12),
+        "mix_grpo": (0.3, 0.33, 0.3, 0.33),
+        "flow_grpo": (0.28, 0.33, 0.27, 0.33),
+    }
+    lines = shifted_seeds(results, shifts)
+    judge = lambda *comparisons: lines_of(preregistered(lines, comparisons))
+    gaps = lambda other: 2 * (np.array(shifts["g2rpo"]) - shifts[other])
     named = lambda role, against, **how: Comparison(method="g2rpo", against=against, role=role, **how)
-    sound = [
+    primary, secondary, level = judge(
         named("primary", "dance_grpo"),
         named("secondary", "dance_grpo", reward="hps"),
         named("other", "mix_grpo", level=0.05),
-    ]
-    primary, secondary, level = compare_preregistered(rows, sound)
+    )
     assert primary.holds and secondary.holds and level.holds
-    low, high = stats.t.interval(0.95, 3, primary.difference.mean, stats.sem(primary.difference.values))
-    assert (primary.difference.low, primary.difference.high) == pytest.approx((low, high)) and primary.holm == primary.p
+    values = gaps("dance_grpo")
+    expected = stats.t.interval(0.95, 3, values.mean(), stats.sem(values))
+    assert (primary.low, primary.high) == pytest.approx(expected) and primary.holm == primary.p
     assert primary.exact == pytest.approx(2 / 2**4)
     # Level: two one-sided tests at 5 %, which are a 90 % interval within the margins
-    low, high = stats.t.interval(0.90, 3, level.difference.mean, stats.sem(level.difference.values))
-    assert (level.difference.low, level.difference.high) == pytest.approx((low, high)) and -0.05 < low and high < 0.05
-    assert level.p < 0.05 and not compare_preregistered(rows, [named("other", "mix_grpo", level=0.001)])[0].holds
+    values = gaps("mix_grpo")
+    low, high = stats.t.interval(0.90, 3, values.mean(), stats.sem(values))
+    assert (level.low, level.high) == pytest.approx((low, high)) and -0.05 < low and high < 0.05
+    assert level.p < 0.05 and not judge(named("other", "mix_grpo", level=0.001))[0].holds
     for against, edge in (("mix_grpo", 0.05), ("flow_grpo", 0.02)):  # the mean is within, and outside
-        tested = compare_preregistered(rows, [named("other", against, level=edge)])[0]
+        (tested,) = judge(named("other", against, level=edge))
         sides = ((-edge, "greater"), (edge, "less"))
-        p = max(stats.ttest_1samp(tested.difference.values, side, alternative=which).pvalue for side, which in sides)
+        p = max(stats.ttest_1samp(gaps(against), side, alternative=how).pvalue for side, how in sides)
         assert tested.p == pytest.approx(p) and tested.holds == (p < 0.05) == (edge == 0.05)
     # The primary fails: the secondary, which would hold by itself, does not count
-    failed = [named("primary", "mix_grpo"), named("secondary", "dance_grpo")]
-    assert [one.holds for one in compare_preregistered(rows, failed)] == [False, False]
+    failed = judge(named("primary", "mix_grpo"), named("secondary", "dance_grpo"))
+    assert [line.holds for line in failed] == [False, False]
 
 
 def test_few_seeds_and_many_methods_have_one_variance(results):
     shifts = {name: (0.1, 0.2, 0.3) for name in ("g2rpo", "dance_grpo", "mix_grpo")}
-    assert pooled_difference(rows_of_seeds(results, shifts), list(shifts)) is None
-    rows = rows_of_seeds(results, shifts | {"flow_grpo": (0.1, 0.25, 0.3)})
-    assert pooled_difference(rows, [*shifts, "flow_grpo"]) > 0
+    assert pooled_difference(shifted_seeds(results, shifts), list(shifts)) is None
+    lines = shifted_seeds(results, shifts | {"flow_grpo": (0.1, 0.25, 0.3)})
+    assert pooled_difference(lines, [*shifts, "flow_grpo"]) > 0
 
 
 def test_missing_scores_are_listed_with_their_commonest_reason(results):
     results = results.assign(checkpoint="final", steps=10, reason=None)
-    assert missing_table(results) == []
+    assert missing_lines(results) == []
     lacking = results.index[(results.method == "g2rpo") & (results.reward == "hps")][:3]
-    results.loc[lacking, "score"], results.loc[lacking, "reason"] = np.nan, ["no answer", "refused", "no answer"]
+    results.loc[lacking, "score"] = np.nan
     key = {"method": "g2rpo", "seed": 1, "checkpoint": "final", "steps": 10, "reward": "hps"}
-    assert missing_table(results) == [key | {"missing": 3, "scores": 50, "reason": "no answer"}]
-    assert missing_table(results.assign(reason=None))[0]["reason"] == "unknown"
+    line = {"part": "missing", **key, "missing": 3, "prompts": 50}
+    assert missing_lines(results) == [line | {"note": "unknown"}]
+    results.loc[lacking, "reason"] = ["no answer", "refused", "no answer"]
+    assert missing_lines(results) == [line | {"note": "no answer"}]
 
 
 def test_missing_scores_are_counted_and_never_zero(results):
-    results.loc[results.index[(results.method == "g2rpo") & (results.reward == "hps")][:3], "score"] = np.nan
-    cell = main_table(results, ("base", 0), RUNS, ["hps"], TRAINED_ON)[1].cells["hps"]
-    assert (cell.missing, cell.difference.pairs) == (3, 47)
-    assert cell.difference.mean == pytest.approx(0.1)
+    lacking = results.index[(results.method == "g2rpo") & (results.reward == "hps")][:3]
+    results.loc[lacking, "score"] = np.nan
+    line = by_run(beside_base(results))["g2rpo", 1]["hps"]
+    assert (line.missing, line.pairs) == (3, 47) and line.difference == pytest.approx(0.1)
 
 
 def test_methods_are_compared_with_each_other_seed_by_seed(results):
-    pairs = method_pairs(results, RUNS, ["hps", "clip_score"], TRAINED_ON)
-    assert [(pair.first, pair.second, pair.seed, pair.reward) for pair in pairs] == [
-        ("g2rpo", "dance_grpo", 1, reward) for reward in (None, "hps", "clip_score")
+    pairs = pairs_of(results, rewards=["hps", "clip_score"])
+    assert [(line.method, line.against, line.seed, line.reward) for line in pairs] == [
+        ("g2rpo", "dance_grpo", 1, reward) for reward in (TRAINING, "hps", "clip_score")
     ]
-    assert [pair.difference.mean for pair in pairs] == pytest.approx([0.6, 0.3, 0.0])
-    assert pairs[1].difference.win_rate == 1
+    assert [line.difference for line in pairs] == pytest.approx([0.6, 0.3, 0.0])
+    assert pairs[1].win_rate == 1
 
 
 def test_methods_trained_on_other_rewards_share_no_training_reward(results):
     trained_on = {"g2rpo": WEIGHTS, "dance_grpo": {"hps": 1.0}}
-    assert [pair.reward for pair in method_pairs(results, RUNS, ["hps"], trained_on)] == ["hps"]
-    rows = main_table(results, ("base", 0), RUNS, ["hps"], trained_on)
-    assert [row.trained.mean for row in rows[1:]] == pytest.approx([0.2, -0.2])
+    pairs = pairs_of(results, rewards=["hps"], trained_on=trained_on)
+    assert [line.reward for line in pairs] == ["hps"]
+    runs = by_run(beside_base(results, trained_on=trained_on))
+    assert [runs[run][TRAINING].difference for run in RUNS] == pytest.approx([0.2, -0.2])
 
 
 def test_the_win_matrix_is_antisymmetric(results):
-    ((diagonal, upper), (lower, _)) = win_rates(results, RUNS, WEIGHTS)
-    assert diagonal is None
-    assert (upper.win_rate, lower.win_rate) == (1, 0)
-    assert upper.mean == pytest.approx(-lower.mean) == pytest.approx(0.6)
+    upper, lower = matrix_lines(results, RUNS, WEIGHTS)
+    assert [upper["against"], lower["against"]] == ["dance_grpo-1", "g2rpo-1"]
+    assert (upper["win_rate"], lower["win_rate"]) == (1, 0)
+    assert upper["difference"] == pytest.approx(-lower["difference"]) == pytest.approx(0.6)
 
 
 def test_styles_are_compared_within_themselves(results):
-    rows = style_table(results, ("base", 0), RUNS, TRAINED_ON)
-    assert [(row.method, row.style, row.prompts) for row in rows] == [
-        (method, style, prompts) for style, prompts in (("one", 40), ("two", 10)) for method in ("g2rpo", "dance_grpo")
+    bases = dict.fromkeys(RUNS, ("base", 0))
+    lines = list(style_lines(results, bases, TRAINED_ON))
+    assert [(line["method"], line["style"], line["prompts"]) for line in lines] == [
+        (method, style, prompts) for style, prompts in (("one", 40), ("two", 10)) for method, _ in RUNS
     ]
-    assert [row.trained.mean for row in rows] == pytest.approx([0.2, -0.4, 0.2, -0.4])
+    assert [line["difference"] for line in lines] == pytest.approx([0.2, -0.4, 0.2, -0.4])
     # A style of one prompt that both have says nothing of this run
     two = results[(results["style"] == "two") & (results.method == "g2rpo")]
     results.loc[two.index[two.prompt_id != two.prompt_id.iloc[0]], "score"] = np.nan
-    assert [(row.method, row.style) for row in style_table(results, ("base", 0), RUNS, TRAINED_ON)] == [
-        ("g2rpo", "one"), ("dance_grpo", "one"), ("dance_grpo", "two")
-    ]  # fmt: skip
+    left = [(line["method"], line["style"]) for line in style_lines(results, bases, TRAINED_ON)]
+    assert left == [("g2rpo", "one"), ("dance_grpo", "one"), ("dance_grpo", "two")]
 
 
 def test_the_worst_cases_are_those_that_fell_most(results):
-    chosen = (results.method == "g2rpo") & (results.prompt_id == "p7") & (results.reward == "hps")
-    results.loc[chosen, "score"] -= 1
+    fell = (results.method == "g2rpo") & (results.prompt_id == "p7") & (results.reward == "hps")
+    results.loc[fell, "score"] -= 1
     worst = most_changed(results, ("g2rpo", 1), ("base", 0), WEIGHTS, 3)
     assert len(worst) == 3 and worst[0] == ("p7", pytest.approx(0.2 - 2.0))
     assert [drop for _, drop in worst[1:]] == pytest.approx([0.2, 0.2])
 
 
 def test_the_summary_says_what_the_intervals_say(results):
-    rows, pairs = main_table(results, ("base", 0), RUNS, ["hps"], TRAINED_ON), method_pairs(results, RUNS, ["hps"], TRAINED_ON)
-    above, below, between = summary(rows, pairs, LABELS)
-    assert above.startswith("G²RPO is significantly above the base with 1 of 1 seeds: +0.200 [+0.200, +0.200]")
-    assert below.startswith("DanceGRPO is significantly below the base with 1 of 1 seeds: ")
-    assert between.startswith("G²RPO is significantly above DanceGRPO with 1 of 1 seeds: ")
-    nothing = difference(results, ("g2rpo", 1), ("g2rpo", 1), {"hps": 1.0})
-    assert tone(nothing) == "" and tone(None) == ""
+    lines = beside_base(results)
+    trained = lines_of(lines[lines.reward == TRAINING])
+    above, below, between = summary(trained, pairs_of(results), LABELS)
+    start = "is significantly {} with 1 of 1 seeds: "
+    assert above.startswith(f"G²RPO {start.format('above the base')}+0.200 [+0.200, +0.200]")
+    assert below.startswith(f"DanceGRPO {start.format('below the base')}")
+    assert between.startswith(f"G²RPO {start.format('above DanceGRPO')}")
+
+
+def test_a_difference_whose_interval_holds_zero_is_called_not_significant(results):
+    noise = pd.Series(np.random.default_rng(1).normal(0, 0.1, len(results)))
+    base = results[results.method == "base"]
+    treated = base.assign(method="g2rpo", seed=1, score=base.score + noise.loc[base.index])
+    lines = beside_base(pd.concat([base, treated]), [("g2rpo", 1)])
+    (gain,) = lines_of(lines[lines.reward == TRAINING])
+    (sentence,) = summary([gain], [], LABELS)
+    assert gain.tone == ""
+    assert sentence.startswith("G²RPO is not significantly different from the base with 1 of 1 seeds: ")
+
+
+@pytest.mark.parametrize(
+    "low, high, tone, known",
+    [(0.1, 0.3, "up", True), (-0.3, -0.1, "down", True), (-0.1, 0.1, "", True), (0.0, 0.0, "", True),
+     (np.nan, np.nan, "", False)],
+)  # fmt: skip
+def test_only_an_interval_that_is_known_and_excludes_zero_is_significant(low, high, tone, known):
+    lines = judged(pd.DataFrame({"difference": [(low + high) / 2], "low": [low], "high": [high]}))
+    assert (lines.tone[0], lines.known[0]) == (tone, known)
 
 
 def test_the_verdict_says_who_rose_who_is_ahead_and_what_follows(results):
-    rows = main_table(results, ("base", 0), RUNS, ["hps", "clip_score"], TRAINED_ON)
-    pairs = method_pairs(results, RUNS, [], TRAINED_ON)
-    found = gains(rows, ["hps", "clip_score"])
-    assert [(one.method, one.reward, one.tone) for one in found[:2]] == [("g2rpo", None, "up"), ("g2rpo", "hps", "up")]
-    assert found[0].by == pytest.approx(0.2) and found[0].over_seeds is None
-    sentence = verdict(found, [], pairs, LABELS, NAMES, ["hps"])
-    assert sentence == (
+    gains, pairs = gains_of(beside_base(results)), pairs_of(results)
+    first = lines_of(gains.table)[:2]
+    assert [(line.reward, line.tone) for line in first] == [(TRAINING, "up"), ("hps", "up")]
+    assert first[0].difference == pytest.approx(0.2) and not first[0].known
+    assert verdict(gains, pairs, LABELS, NAMES, ["hps"]) == (
         "G²RPO is ahead of DanceGRPO by 0.600, significantly on its one seed. "
         "G²RPO (+0.200) significantly raises the training reward; no significant rise: DanceGRPO (-0.400). Some held-out rewards fall: HPS-v2.1 of DanceGRPO."
     )
-    alone = verdict(gains(rows[:2], ["hps"]), [], [], LABELS, NAMES, ["hps"])
-    assert alone == "G²RPO raises the reward that it was trained on (+0.200). Held-out rewards rise too: HPS-v2.1."
-    two = verdict(gains(rows[:2], ["hps", "clip_score"]), [], [], LABELS, NAMES, ["hps", "clip_score"])
+    alone = gains_of(beside_base(results, RUNS[:1]))
+    assert verdict(alone, [], LABELS, NAMES, ["hps"]) == (
+        "G²RPO raises the reward that it was trained on (+0.200). Held-out rewards rise too: HPS-v2.1."
+    )
+    two = verdict(alone, [], LABELS, NAMES, ["hps", "clip_score"])
     assert two.endswith(" Held-out rewards rise too: HPS-v2.1; not always significantly: CLIP Score.")
 
 
@@ -234,39 +294,22 @@ def test_a_lead_on_two_seeds_says_on_how_many_it_is_significant(results):
     fallen = 0.35 * ((results.method == "g2rpo") & (results.reward == "hps"))
     second = results.assign(seed=2, score=results.score - fallen)
     table = pd.concat([results, second[second.method != "base"]])
-    runs = [(method, seed) for method, _ in RUNS for seed in (1, 2)]
-    found = gains(main_table(table, ("base", 0), runs, ["hps"], TRAINED_ON), ["hps"])
-    pairs = method_pairs(table, runs, [], TRAINED_ON)
-    assert verdict(found, [], pairs, LABELS, NAMES, []) == (
+    runs: list[Run] = [(method, seed) for method, _ in RUNS for seed in (1, 2)]
+    gains, pairs = gains_of(beside_base(table, runs)), pairs_of(table, runs)
+    assert verdict(gains, pairs, LABELS, NAMES, []) == (
         "No lead is shown: G²RPO gains 0.250 more than DanceGRPO, significantly on 1 of 2 seeds. "
         "None of 2 methods significantly raises the training reward on every seed; not so: G²RPO (-0.150), DanceGRPO (-0.400)."
     )
-    unclear = [replace(one, difference=replace(one.difference, low=-1.0)) for one in pairs]
-    assert "more than DanceGRPO, significantly on none of 2 seeds." in verdict(found, [], unclear, LABELS, NAMES, [])
-    sure = [replace(one, difference=replace(one.difference, mean=0.25, low=0.1, high=0.4)) for one in pairs]
-    assert "G²RPO is ahead of DanceGRPO by 0.250, significantly on 2 of 2 seeds." in verdict(found, [], sure, LABELS, NAMES, [])
+    unclear = [line._replace(tone="") for line in pairs]
+    assert "more than DanceGRPO, significantly on none of 2 seeds." in verdict(gains, unclear, LABELS, NAMES, [])
+    sure = [line._replace(difference=0.25, tone="up") for line in pairs]
+    assert "G²RPO is ahead of DanceGRPO by 0.250, significantly on 2 of 2 seeds." in verdict(gains, sure, LABELS, NAMES, [])
 
 
 def test_from_three_seeds_on_the_verdict_is_that_of_the_interval_over_seeds(results):
-    seeds = [results.assign(seed=results.seed.where(results.method == "base", seed)) for seed in (1, 2, 3)]
-    shifts = {1: 0.0, 2: 0.02, 3: -0.02}
-    table = pd.concat(
-        part.assign(score=part.score + (part.method != "base") * shifts[seed]) for seed, part in zip(shifts, seeds)
-    ).drop_duplicates(["method", "seed", "prompt_id", "reward"])
-    runs = [(method, seed) for method, _ in RUNS for seed in shifts]
-    rows = main_table(table, ("base", 0), runs, ["hps"], TRAINED_ON)
-    found = gains(rows, ["hps"])
-    assert found[0].over_seeds.mean == pytest.approx(0.2) and found[0].tone == "up"
-    sentence = verdict(found, [(WEIGHTS, standings(rows, ["g2rpo", "dance_grpo"], []))], [], LABELS, NAMES, [])
+    shifts = {"g2rpo": (0.0, 0.02, -0.02), "dance_grpo": (-0.3, -0.28, -0.32)}
+    gains = gains_of(shifted_seeds(results, shifts), ["g2rpo", "dance_grpo"])
+    first = lines_of(gains.table)[0]
+    assert first.known and first.difference == pytest.approx(0.2) and first.tone == "up"
+    sentence = verdict(gains, [], LABELS, NAMES, [])
     assert sentence.endswith("G²RPO gains most (+0.200) and is significantly above DanceGRPO.")
-
-
-def test_a_difference_whose_interval_holds_zero_is_called_not_significant(results):
-    noise = pd.Series(np.random.default_rng(1).normal(0, 0.1, len(results)))
-    treated = results[results.method == "base"].assign(method="g2rpo", seed=1)
-    table = pd.concat([results[results.method == "base"], treated.assign(score=treated.score + noise.loc[treated.index])])
-    rows = main_table(table, ("base", 0), [("g2rpo", 1)], ["hps"], TRAINED_ON)
-    (sentence,) = summary(rows, [], LABELS)
-    assert tone(rows[1].trained) == "" and sentence.startswith(
-        "G²RPO is not significantly different from the base with 1 of 1 seeds: "
-    )

@@ -107,7 +107,7 @@ EVALUATE = {"evaluate_base", "evaluate@g2rpo-1", "evaluate@mix_grpo-1"}
     [
         # defaults, where they stand
         ("g2rpo_core/training/settings.py", "decay: float = Field(0.9", "decay: float = Field(0.8", TRAIN | {"report"}),
-        ("g2rpo_core/models/settings.py", "replica: bool = Field(False", "replica: bool = Field(True", TRAIN | EVALUATE | {"published", "report"}),
+        ("g2rpo_core/models/settings.py", "replica: bool = Field(False", "replica: bool = Field(True", TRAIN | EVALUATE | {"report"}),
         ("g2rpo_core/algorithm/methods.py", "timestep_fraction=0.6", "timestep_fraction=0.5", TRAIN | {"report"}),
         ("g2rpo_core/evaluation/settings.py", "1.0, ge=0, le=1", "0.9, ge=0, le=1", EVALUATE | {"report"}),
         # a reworded message, and the text of the report

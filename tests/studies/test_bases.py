@@ -20,10 +20,11 @@ from g2rpo_core.config.costs import cost_of_prompt
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.runs import SCRATCH, TRAINING_RECORDS
 from g2rpo_core.inference.runs import find_weights
-from g2rpo_core.reporting.context import build_context
+from g2rpo_core.reporting.conclusions import headline
 from g2rpo_core.reporting.measured import Sources, measure_bases
+from g2rpo_core.reporting.page import Title, build_page
 from g2rpo_core.reporting.recorded import read_measured, write_results
-from g2rpo_core.reporting.tables import standings
+from g2rpo_core.reporting.tables import records_of
 from pipeline.cached import check_kept
 from stages.dvc import options_of
 from stages.profile import write_profile
@@ -234,41 +235,49 @@ def test_the_report_infers_over_bases_and_its_table_keeps_every_seed(study, tmp_
     homes = {base: Path("studies/several", f"base-{base}") for base in study.bases}
     sources = {
         b: Sources(
-            h / "runs", h / "evaluations", Path("prompts"), h / "models" / "quality.json", tmp_path, (main, h / "dvc.lock")
+            runs=h / "runs",
+            evaluations=h / "evaluations",
+            prompts=Path("prompts"),
+            quality=h / "models" / "quality.json",
+            page=tmp_path,
+            locks=(main, h / "dvc.lock"),
         )
         for b, h in homes.items()
     }
     measured = measure_bases(compared, sources)
-    first = next(one for one in standings(measured.rows, list(study.methods), []) if one.method == "first")
+    page = build_page(compared, measured, Title("several"))
+    (group,) = page.gains.groups
+    first = group.variants[0]["first"]
     expected = [gain + 0.0035 for gain in effect.values()]
     low, high = stats.t.interval(0.95, 2, np.mean(expected), stats.sem(expected))
-    assert (first.gain.mean, first.gain.low, first.gain.high) == pytest.approx((np.mean(expected), low, high), abs=2e-3)
-    assert [measured.records["first", base].num_forward_evals[1] for base in study.bases] == [39.5] * 3
-    lacking = [(line["method"], line["seed"], line["missing"], line["reason"]) for line in measured.missing]
+    assert (first.difference, first.low, first.high) == pytest.approx((np.mean(expected), low, high), abs=2e-3)
+    records = records_of(measured)
+    assert [records["first", base].num_forward_evals[1] for base in study.bases] == [39.5] * 3
+    lacking = [(line.method, line.seed, line.missing, line.note) for line in page.part("missing")]
     assert lacking == [("base", 0, 1, "no answer"), ("second", 0, 1, "no answer")]
-    hashes = dict(measured.about["hashes"])
+    hashes = dict(measured.attrs["hashes"])
     for base in study.bases:
         assert hashes[f"base {base}, code of training"] == "g2rpo_core/training c0de"
         assert hashes[f"base {base}, dvc.lock train@first-3"] == f"runs/first-3 0{base}"
         assert [hashes[f"base {base}, dvc.lock {name}"] for name in of_main] == ["not in dvc.lock for this profile", "embed f0"]
     # Methods are compared over bases, not on each; bases start far apart, so that curves are gains
-    context = build_context(compared, measured)
-    assert context["pairs"] == context["matrices"] == []
-    points = context["curves"]["concat"][0]["data"]["values"]
-    drawn = {point["seed"]: point["value"] for point in points if (point["method"], point["iterations"]) == ("The first", 1)}
-    assert drawn == pytest.approx({str(base): gain + 0.0035 for base, gain in effect.items()})
-    assert {point["value"] for point in points if point["iterations"] == 0} == {0.0}
-    assert "the mean of 2 runs" in context["over"]
-    assert "Each value is one run" in build_context(replace(compared, seeds=(3,)), measured)["over"]
+    assert page.part("pair") == page.part("matrix") == []
+    curves = page.training.curves
+    drawn = {base: curves["first", base].heldout_hps[1] for base in study.bases}
+    assert drawn == pytest.approx({base: gain + 0.0035 for base, gain in effect.items()})
+    assert {curve.heldout_hps[0] for curve in curves.values()} == {0.0}
+    assert "the mean of 2 runs" in page.words.over
+    one_seed = build_page(replace(compared, seeds=(3,)), measured, Title("several"))
+    assert "Each value is one run" in one_seed.words.over
     # What is committed: the report's numbers, and every seed's, but no prompt's
-    write_results(tmp_path / "results.parquet", compared, measured)
+    write_results(tmp_path / "results.parquet", measured)
     table = pd.read_parquet(tmp_path / "results.parquet")
     assert "prompt" not in set(table.part)
     kept = table[(table.part == "seed") & (table.method == "first") & (table.reward == "hps")]
     assert sorted(zip(kept.base, kept.seed)) == [(base, seed) for base in study.bases for seed in (3, 4)]
     (tmp_path / "runs.txt").write_text("run code\nbase-0/first-3 x\n")
     again = read_measured(compared, tmp_path / "results.parquet", tmp_path / "runs.txt")
-    assert [row.trained for row in again.rows] == [row.trained for row in measured.rows]
+    assert headline(build_page(compared, again, Title("several"))) == headline(page)
 
 
 def test_studies_over_bases_load_on_each_base(monkeypatch):

@@ -107,7 +107,8 @@ def test_training_raises_a_reward_on_noise_and_prompts_it_never_saw(make_trainer
     )  # several need smaller steps than so few iterations allow
     changes = {"iterations": 30, "learning_rate": 1e-3, "prompts_per_iteration": 1, "num_generations": 8}
     list(make_trainer(method, prompts=FirstPrompts(embeddings, 12), **changes).run())
-    assert paired_difference(heldout(), before).standard_errors > 4
+    rise = paired_difference(heldout(), before)
+    assert rise["difference"] > 4 * rise["standard_error"]
 
 
 class FirstPrompts:

@@ -4,10 +4,10 @@ from types import SimpleNamespace
 import pytest
 
 from g2rpo_core.foundation.errors import UserError
-from g2rpo_core.reporting.context import headline
 from g2rpo_core.reporting.measured import read_seconds
-from g2rpo_core.reporting.tables import main_table
+from g2rpo_core.reporting.tables import by_run
 from g2rpo_core.reporting.verdict import PAPER, paper_rows
+from tests.reporting.test_tables import beside_base
 
 
 @pytest.mark.parametrize(
@@ -24,21 +24,22 @@ from g2rpo_core.reporting.verdict import PAPER, paper_rows
 def test_the_papers_number_stands_beside_the_run_that_it_belongs_to(results, name, method, steps, expected):
     results = results[results.method.isin(["base", "g2rpo"])].replace({"method": {"g2rpo": name}})
     trained_on = {name: {"hps": 1.0, "clip_score": 1.0}}
-    variants = []
-    for shift in steps:
-        shifted = results.assign(score=results.score + shift)
-        variants.append(("final", shift, main_table(shifted, ("base", 0), [(name, 1)], ["hps"], trained_on)))
+    variants = {
+        ("final", shift): beside_base(results.assign(score=results.score + shift), [(name, 1)], ["hps"], trained_on)
+        for shift in steps
+    }
     theirs = {section: SimpleNamespace(**values) for section, values in PAPER["settings"].items()}
-    entries = {name: SimpleNamespace(published=method, sampling=theirs["sampling"], training=theirs["training"])}
-    evaluation = SimpleNamespace(**PAPER["settings"]["evaluation"], steps=steps, rewards=["hps"])
-    settings = SimpleNamespace(evaluation=evaluation, models=theirs["models"], prompts=theirs["prompts"])
-    lines = [line for line in paper_rows(variants, settings, entries, trained_on) if line["row"].trained]
-    ours = {rows[1].cells["hps"].mean: number for _, number, rows in variants}
-    compared = [(ours[line["pairs"][0][0]], line["table"], line["pairs"][0][1]) for line in lines]
-    assert sorted(compared) == sorted(expected)
+    entry = SimpleNamespace(published=method, sampling=theirs["sampling"], training=theirs["training"])
+    theirs["evaluation"] = SimpleNamespace(**PAPER["settings"]["evaluation"], steps=steps, rewards=["hps"])
+    compared = SimpleNamespace(settings=SimpleNamespace(**theirs), entries={name: entry}, published=(), weights=trained_on)
+    ours = {by_run(lines)[name, 1]["hps"].value: number for (_, number), lines in variants.items()}
+    rows = [row for row in paper_rows(compared, variants) if row["method"] == name]
+    beside = [(ours[row["pairs"][0][0]], row["table"], row["pairs"][0][1]) for row in rows]
+    assert sorted(beside) == sorted(expected)
     theirs["training"].iterations = 200
-    for line in paper_rows(variants, settings, entries, trained_on):
-        assert ("training.iterations 200 (the paper's 300)" in line["unlike"]) == bool(line["row"].trained)
+    for row in paper_rows(compared, variants):
+        other = "training.iterations 200 (the paper's 300)"
+        assert (other in row["unlike"]) == (row["method"] == name)
 
 
 def test_seconds_are_means_over_seeds_and_left_out_where_a_run_was_made_elsewhere(tmp_path, monkeypatch):
@@ -57,17 +58,3 @@ def test_seconds_are_means_over_seeds_and_left_out_where_a_run_was_made_elsewher
     Path("reports", "timings").symlink_to(tmp_path)
     with pytest.raises(UserError, match="b-2.json: holds no seconds of iterations; delete it"):
         read_seconds(names, seeds, [Path("reports", "timings")], labels)
-
-
-def test_the_headline_has_means_gains_in_the_training_reward_and_comparisons(results):
-    trained_on = {"g2rpo": {"hps": 2.0, "clip_score": 1.0}}
-    rows = main_table(results, ("base", 0), [("g2rpo", 1)], ["hps", "clip_score"], trained_on)
-    others = ("image_stats", "styles", "variants", "pairs", "by_method", "standings", "variant_gains", "comparisons")
-    found = headline({"rows": rows} | dict.fromkeys(others, ()))
-    base, run, comparisons = found["base-0"], found["g2rpo-1"], found["comparisons"]
-    assert list(base) == ["hps", "clip_score"] and run["hps"] == pytest.approx(base["hps"] + 0.1)
-    assert run["training_reward_gain"] == pytest.approx(0.2) and run["training_reward_gain_standard_errors"] > 100
-    assert [(one["of"], one["against"], one["reward"]) for one in comparisons] == [
-        ("g2rpo-1", "base-0", reward) for reward in ("training", "hps", "clip_score")
-    ]
-    assert comparisons[0]["low"] <= comparisons[0]["difference"] == run["training_reward_gain"] <= comparisons[0]["high"]

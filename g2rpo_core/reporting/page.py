@@ -1,0 +1,184 @@
+"""Puts together everything that the report shows, from the table of comparisons."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+
+from g2rpo_core.config.costs import cost_of
+from g2rpo_core.config.profile import ResolvedRun
+from g2rpo_core.evaluation.results import LABELS as IMAGE_STATS
+from g2rpo_core.foundation.runs import run_name
+from g2rpo_core.reporting.images import Images, embed_images
+from g2rpo_core.reporting.measured import Compared, Sources
+from g2rpo_core.reporting.over_seeds import Gains, compare_over_seeds
+from g2rpo_core.reporting.tables import (
+    RATIO_ERROR,
+    Line,
+    Run,
+    Variant,
+    by_run,
+    judged,
+    lines_of,
+    part_of,
+    records_of,
+    variants_of,
+)
+from g2rpo_core.reporting.verdict import Words, paper_rows, write_words
+
+TOTAL = "total_compute"  # a column beside those of training records
+
+
+@dataclass(frozen=True)
+class Title:
+    """What the page is about, in the words of who asked."""
+
+    title: str
+    about: str = ""
+    equal: str = ""
+    """What is held equal."""
+    hashes_in: str = ""
+    """A file with the hashes, relative to the page; empty if the page shows them."""
+
+
+@dataclass(frozen=True)
+class Training:
+    """What training recorded."""
+
+    curves: dict[Run, pd.DataFrame]
+    """The records with held-out rewards."""
+    panels: dict[str, str]
+    """The columns of these that are drawn, with their titles."""
+    costs: dict[Run, dict]
+    """The last record, with the largest ratio error."""
+    granularities: list[dict]
+    """The mean agreement of granularities over all iterations: one line per run, granularity and reward."""
+
+
+@dataclass(frozen=True)
+class Page:
+    """Everything that the templates show."""
+
+    title: Title
+    compared: Compared
+    table: pd.DataFrame
+    """Of comparisons, `tables.judged`."""
+    variants: dict[Variant, dict[Run, dict[str, Line]]]
+    """The base and every run, by reward, at each checkpoint and number of steps; those first that the rest of the page shows."""
+    gains: Gains
+    training: Training
+    paper: list[dict]
+    """As `paper_rows`."""
+    settings: dict[str, list[str]]
+    """As `settings_table`."""
+    provenance: list[tuple[str, str]]
+    words: Words
+    images: Images | None
+
+    def part(self, name: str) -> list[Line]:
+        """Return the lines of one part of the table."""
+        return lines_of(part_of(self.table, name))
+
+    @property
+    def runs(self) -> dict[Run, dict[str, Line]]:
+        """Return the first of `variants`."""
+        return next(iter(self.variants.values()))
+
+    @property
+    def stats(self) -> dict[str, str]:
+        """Return the labels of the image statistics that were measured, by name."""
+        measured = set(self.table.reward)
+        return {name: label for name, label in IMAGE_STATS.items() if name in measured}
+
+    @property
+    def matrix(self) -> dict[tuple[str, int, Run], Line]:
+        """Return the line of every run against every other with which it shares a training reward, by method, seed and other run."""
+        runs = {run_name(*run): run for run in self.compared.runs}
+        return {(line.method, line.seed, runs[line.against]): line for line in self.part("matrix")}
+
+
+def build_page(compared: Compared, table: pd.DataFrame, title: Title, sources: Sources | None = None) -> Page:
+    """Return all that the templates show; sources: where images are, None for a page without them."""
+    table = judged(table)
+    settings = settings_table([compared.entries[name] for name in compared.names])
+    provenance = provenance_lines(compared, table.attrs["versions"])
+    training = show_training(compared, table)
+    variants = variants_of(table)
+    first = next(iter(variants.values()))
+    gains = compare_over_seeds(compared, list(variants.values()))
+    return Page(
+        title=title,
+        compared=compared,
+        table=table,
+        variants={variant: by_run(lines) for variant, lines in variants.items()},
+        gains=gains,
+        training=training,
+        paper=paper_rows(compared, variants),
+        settings=settings,
+        provenance=provenance,
+        words=write_words(compared, table, first, gains),
+        images=embed_images(sources, compared, table, gains.best) if sources else None,
+    )
+
+
+def show_training(compared: Compared, table: pd.DataFrame) -> Training:
+    """Return what training recorded: held-out rewards, costs, and the agreement of granularities."""
+    curves, costs, granularities = {}, {}, []
+    for run, records in records_of(table).items():
+        cost = cost_of(compared.entries[run[0]], run[1], records)
+        records = records.assign(**{TOTAL: cost.total, "images": cost.images})
+        # Bases start far apart, so that their curves are differences to the first record
+        heldout = list(records.filter(like="heldout_"))
+        curves[run] = records.dropna(subset=heldout)
+        if compared.unit == "base" and len(curves[run]):
+            curves[run] = curves[run].assign(**curves[run][heldout] - curves[run][heldout].iloc[0])
+        # Methods without a ratio have no such column
+        error = records[RATIO_ERROR].max() if RATIO_ERROR in records else None
+        costs[run] = records.iloc[-1].to_dict() | {"ratio_error": error}
+        for column in records.filter(like="correlation_"):
+            reward, granularity = column.removeprefix("correlation_").rsplit("_", 1)
+            gap, correlation = records[f"gap_{reward}_{granularity}"].mean(), records[column].mean()
+            line = {"run": run, "reward": reward, "granularity": granularity}
+            granularities.append(line | {"gap": gap, "correlation": correlation})
+    shown = [f"heldout_{name}" for name in compared.settings.training.rewards]
+    shown += [name for records in curves.values() for name in records.filter(like="heldout_")]
+    of_bases = ", gain" if compared.unit == "base" else ""
+    titles = {name: compared.reward_labels[name.removeprefix("heldout_")] for name in shown}
+    panels = {name: title + of_bases for name, title in titles.items()}
+    return Training(curves=curves, panels=panels, costs=costs, granularities=granularities)
+
+
+def settings_table(runs: Sequence[ResolvedRun]) -> dict[str, list[str]]:
+    """Return every resolved setting with its value in each run; empty where a kind of a method's part does not have it."""
+    resolved = [
+        {
+            f"{part}.{key}": value
+            for part, settings in {
+                **run.method.model_dump(),
+                "training": run.training.model_dump(exclude={"monitor"}),
+                "sampling": run.sampling.model_dump(),
+            }.items()
+            for key, value in settings.items()
+        }
+        for run in runs
+    ]
+    keys = dict.fromkeys(key for settings in resolved for key in settings)
+    return {key: [shown(settings.get(key, "")) for settings in resolved] for key in keys}
+
+
+def shown(value: object) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key}: {part}" for key, part in value.items())
+    return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def provenance_lines(compared: Compared, versions: str) -> list[tuple[str, str]]:
+    """Return versions and seeds as lines; the same inputs give the same lines."""
+    seeds = compared.seeds or dict.fromkeys(seed for _, seed in compared.runs)
+    bases = [("bases, by the seed of their models", ", ".join(map(str, compared.bases)))]
+    return [
+        ("versions", versions),
+        ("training seeds", ", ".join(map(str, seeds))),
+        *(bases if compared.bases else []),
+        ("other seeds", f"prompts {compared.settings.prompts.seed}, evaluation {compared.settings.evaluation.seed}"),
+    ]
