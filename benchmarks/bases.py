@@ -1,9 +1,11 @@
 """Measure how far builds of the small base lie apart, over seeds of its fit and over numerics.
 
-    python -m benchmarks.bases --models models/tiny --profile tiny [--seeds 0 1 2 3] [--numerics portable native]
+    python -m benchmarks.bases --models models/tiny --profile tiny [--seeds 0 1 2 3] [--numerics
+    portable native]
 
-Every base is built by the stage `models` and evaluated by the stage `evaluate`, in a folder of its own. The scorers are those of
-`--models` for all of them, so only the base differs. A build takes some minutes; prints a table of JSON lines as they end.
+Every base is built by the stage `models` and evaluated by the stage `evaluate`, in a folder of its
+own. The scorers are those of `--models` for all of them, so only the base differs. A build takes
+some minutes; prints a table of JSON lines as they end.
 """
 
 import argparse
@@ -25,28 +27,45 @@ JUDGES = ("hps", "clip_score", "pickscore", "image_reward", "unified_reward", "v
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", type=Path, required=True, help="built models, whose scorers judge")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--models", type=Path, required=True, help="built models, whose scorers judge"
+    )
     parser.add_argument("--profile", default="tiny")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3])
-    parser.add_argument("--numerics", nargs="+", choices=["portable", "native"], default=["portable", "native"])
+    parser.add_argument(
+        "--numerics", nargs="+", choices=["portable", "native"], default=["portable", "native"]
+    )
     args = parser.parse_args()
     for numerics in args.numerics:
         for seed in args.seeds:
             with tempfile.TemporaryDirectory() as folder:
-                print(json.dumps(measure(Path(folder), args.models.resolve(), args.profile, seed, numerics)), flush=True)
+                print(
+                    json.dumps(
+                        measure(Path(folder), args.models.resolve(), args.profile, seed, numerics)
+                    ),
+                    flush=True,
+                )
 
 
 def measure(folder: Path, models: Path, profile: str, seed: int, numerics: str) -> dict:
     """Build a base in a folder and evaluate it; return its fit losses and its mean scores."""
     # The base alone: no scorer is built
     changes = {"extends": profile, "numerics": numerics}
-    scorers = {name: None for name in JUDGES if REWARDS[name].models}  # null removes what a parent has
+    scorers = {
+        name: None for name in JUDGES if REWARDS[name].models
+    }  # null removes what a parent has
     exact = {
         "rewards": {"hps": None, "clip_score": None, "verifier": 1.0},
         "monitor": {"every": 1, "prompts": 1, "rewards": ["verifier"]},
     }
-    only_base = {"models": {"seed": seed, **scorers}, "training": exact, "evaluation": {"rewards": ["verifier"]}}
+    only_base = {
+        "models": {"seed": seed, **scorers},
+        "training": exact,
+        "evaluation": {"rewards": ["verifier"]},
+    }
     own_monitor = {"training": {"monitor": {"rewards": ["verifier"]}}}
     methods = {"methods": {"dance_grpo": own_monitor}}
     write_profile(folder, profile, changes | only_base | methods)
@@ -60,12 +79,18 @@ def measure(folder: Path, models: Path, profile: str, seed: int, numerics: str) 
             entries[name] = entry
     lock.write_text(json.dumps(entries))
     write_profile(
-        folder, profile, changes | {"models": {"seed": seed}, "evaluation": {"diversity": None, "rewards": list(JUDGES)}}
+        folder,
+        profile,
+        changes
+        | {"models": {"seed": seed}, "evaluation": {"diversity": None, "rewards": list(JUDGES)}},
     )
     for stage in ("prompts", "embed"):
         run_stage(folder, stage)
     run_stage(folder, "evaluate", "--method", "base", "--seed", "0")
-    losses = {name: values["loss"] for name, values in json.loads((folder / "models" / NAME / QUALITY).read_text()).items()}
+    losses = {
+        name: values["loss"]
+        for name, values in json.loads((folder / "models" / NAME / QUALITY).read_text()).items()
+    }
     scores = json.loads((folder / "reports" / "metrics" / "base-0.json").read_text())
     return {"seed": seed, "numerics": numerics, "loss": losses, "scores": scores}
 

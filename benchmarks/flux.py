@@ -40,23 +40,36 @@ from g2rpo_core.sampling.schedule import shifted_sigmas, sigma_at
 SIZES = {  # transformer, VAE, side of the images, text tokens
     "flux": (TRANSFORMER, VAE, 720, 512),
     "tiny": (
-        TRANSFORMER | {"num_layers": 1, "num_single_layers": 1, "attention_head_dim": 32, "num_attention_heads": 2, "axes_dims_rope": (8, 12, 12)},
+        TRANSFORMER
+        | {
+            "num_layers": 1,
+            "num_single_layers": 1,
+            "attention_head_dim": 32,
+            "num_attention_heads": 2,
+            "axes_dims_rope": (8, 12, 12),
+        },
         VAE | {"block_out_channels": (8, 8, 8, 8), "norm_num_groups": 2, "layers_per_block": 1},
         64,
         16,
     ),
-}  # fmt: skip
+}
 STEPS, GROUP = 16, 12
 T = TypeVar("T")
 PUBLISHED_FORWARD_EVALS = 2188  # of the published loop at this setting; each is a call of batch 1
-BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION, "efficient": SDPBackend.EFFICIENT_ATTENTION}
+BACKENDS = {
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+}
 
 
 def found_device(parser: argparse.ArgumentParser, name: str) -> torch.device:
     """Return the device of this name, prepared; end in one line if it is a GPU and torch finds none."""
     device = prepare(torch.device(name))
     if device.type == "cuda" and not torch.cuda.is_available():
-        parser.exit(1, f"error: torch finds no GPU here: {why_none()}; or try `--size tiny --device cpu`\n")
+        parser.exit(
+            1, f"error: torch finds no GPU here: {why_none()}; or try `--size tiny --device cpu`\n"
+        )
     return device
 
 
@@ -89,7 +102,10 @@ def make_policy(
         policy = Policy(base, model, base.vae(**vae), side, side, 3.5, torch.bfloat16, device)
     context = torch.randn(1, text_tokens, transformer["joint_attention_dim"], device=device)
     return policy, Conditioning(
-        {"context": context, "pooled": torch.randn(1, transformer["pooled_projection_dim"], device=device)}
+        {
+            "context": context,
+            "pooled": torch.randn(1, transformer["pooled_projection_dim"], device=device),
+        }
     )
 
 
@@ -103,12 +119,17 @@ class Fp8Linear(torch.nn.Module):
 
     @staticmethod
     def _quantized(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        scale = x.abs().amax(-1, keepdim=True).float().clamp(min=1e-12) / torch.finfo(torch.float8_e4m3fn).max
+        scale = (
+            x.abs().amax(-1, keepdim=True).float().clamp(min=1e-12)
+            / torch.finfo(torch.float8_e4m3fn).max
+        )
         return (x / scale).to(torch.float8_e4m3fn), scale
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         rows, scale = self._quantized(x.flatten(0, -2))
-        out = torch._scaled_mm(rows, self.weight.t(), scale, self.scale.t(), out_dtype=torch.bfloat16)
+        out = torch._scaled_mm(
+            rows, self.weight.t(), scale, self.scale.t(), out_dtype=torch.bfloat16
+        )
         return (out if self.bias is None else out + self.bias).view(*x.shape[:-1], -1)
 
 
@@ -127,10 +148,16 @@ def quantize_blocks(model: torch.nn.Module) -> torch.nn.Module:
 def inputs(policy: Policy, batch: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Make the arguments of a velocity: latents, sigma 0.7, and the index of the only prompt."""
     latents = policy.noise(torch.Generator().manual_seed(0), batch)
-    return latents, latents.new_full((batch,), 0.7), torch.zeros(batch, dtype=torch.int64, device=policy.device)
+    return (
+        latents,
+        latents.new_full((batch,), 0.7),
+        torch.zeros(batch, dtype=torch.int64, device=policy.device),
+    )
 
 
-def drift(policy: Policy, exact: Velocity, other: Velocity, context: Callable = contextlib.nullcontext) -> dict[str, float]:
+def drift(
+    policy: Policy, exact: Velocity, other: Velocity, context: Callable = contextlib.nullcontext
+) -> dict[str, float]:
     """Return how far a velocity is from the exact one: relative error, |ratio - 1| of a Flow-SDE step, and latents after an ODE.
 
     context: of the calls of the other velocity alone.
@@ -176,7 +203,8 @@ class Bench:
             "variants": {},
         }
         print(
-            f"{name}: {self.peak / 1e12:.0f} TFLOP/s bf16; {self.flops / 1e12:.2f} TFLOP per forward evaluation, "
+            f"{name}: {self.peak / 1e12:.0f} TFLOP/s bf16; {self.flops / 1e12:.2f} TFLOP per "
+            "forward evaluation, "
             f"{self.policy.image_tokens} + {self.text_tokens} tokens"
         )
 
@@ -192,20 +220,29 @@ class Bench:
             self.measure_compiled("fp8+compiled", quantize_blocks(weights), batches)
         self.policy.transformer = weights
 
-    def measure_compiled(self, label: str, transformer: torch.nn.Module, batches: list[int]) -> None:
+    def measure_compiled(
+        self, label: str, transformer: torch.nn.Module, batches: list[int]
+    ) -> None:
         """Compile the blocks of another transformer and measure it in place of the policy's."""
         self.policy.transformer = transformer
         for block in self.policy.architecture.blocks(transformer):
             block.compile()
         self.measure(label, self.policy.velocity(self.conditioning), batches)
 
-    def measure(self, label: str, field: Velocity, batches: list[int], context=contextlib.nullcontext) -> None:
+    def measure(
+        self, label: str, field: Velocity, batches: list[int], context=contextlib.nullcontext
+    ) -> None:
         """Measure time and memory of a velocity by batch size, and its distance from the exact one."""
         rows = {}
         for batch in batches:
             with context():
-                seconds = median_seconds(partial(field, *inputs(self.policy, batch)), self.device) / batch
-            rows[batch] = {"ms_per_evaluation": 1e3 * seconds, "share_of_peak": self.flops / seconds / self.peak}
+                seconds = (
+                    median_seconds(partial(field, *inputs(self.policy, batch)), self.device) / batch
+                )
+            rows[batch] = {
+                "ms_per_evaluation": 1e3 * seconds,
+                "share_of_peak": self.flops / seconds / self.peak,
+            }
             if self.device.type == "cuda":
                 with context():
                     rows[batch] |= self.measure_memory(field, batch)
@@ -215,7 +252,10 @@ class Bench:
                 flush=True,
             )
         moved = drift(self.policy, self.exact, field, context)
-        print(f"{label:12} " + ", ".join(f"{key} {value:.1e}" for key, value in moved.items()), flush=True)
+        print(
+            f"{label:12} " + ", ".join(f"{key} {value:.1e}" for key, value in moved.items()),
+            flush=True,
+        )
         self.results["variants"][label] = {"batches": rows, "drift": moved}
 
     def measure_memory(self, field: Velocity, batch: int) -> dict[str, float]:
@@ -225,7 +265,9 @@ class Bench:
         before = torch.cuda.memory_allocated()
         field(*arguments)
         allocated = torch.cuda.max_memory_allocated() - before
-        call = Call(batch, self.policy.image_tokens, self.text_tokens, self.policy.dtype, training=False)
+        call = Call(
+            batch, self.policy.image_tokens, self.text_tokens, self.policy.dtype, training=False
+        )
         planned = transformer_cost(self.policy.architecture, self.config, call).bytes
         return {"allocated_gib": allocated / 2**30, "planned_gib": planned / 2**30}
 
@@ -235,9 +277,13 @@ class Bench:
         count = METHODS["g2rpo"].tree.build(STEPS).num_forward_evals(GROUP)
         seconds: dict = {"evaluations": {"ours": count, "published": PUBLISHED_FORWARD_EVALS}}
         for label, variant in variants.items():
-            seconds[label] = count * min(row["ms_per_evaluation"] for row in variant["batches"].values()) / 1e3
+            seconds[label] = (
+                count * min(row["ms_per_evaluation"] for row in variant["batches"].values()) / 1e3
+            )
         if alone := variants["eager"]["batches"].get(1):
-            seconds["published, eager, batch 1"] = PUBLISHED_FORWARD_EVALS * alone["ms_per_evaluation"] / 1e3
+            seconds["published, eager, batch 1"] = (
+                PUBLISHED_FORWARD_EVALS * alone["ms_per_evaluation"] / 1e3
+            )
         self.results["rollout_seconds"] = seconds
 
     def run_rollout(self, batch: int) -> None:
@@ -247,7 +293,16 @@ class Bench:
         noises = [policy.noise(generator, GROUP)[None] for _ in tree.sde_steps]
         sigma_of = partial(sigma_at, steps=STEPS, shift=3.0)
         transition = method.tree.transition(shifted_sigmas(STEPS, 3.0).to(self.device))
-        work = partial(rollout, self.exact, tree, sigma_of, transition, policy.noise(generator, 1)[None], noises, batch)
+        work = partial(
+            rollout,
+            self.exact,
+            tree,
+            sigma_of,
+            transition,
+            policy.noise(generator, 1)[None],
+            noises,
+            batch,
+        )
         sampled, self.results["rollout_seconds"]["measured, eager"] = timed(self.device, work)
         decode = partial(policy.decode, sampled.clean.flatten(0, 3), 4)
         _, self.results["decode_seconds"] = timed(self.device, decode)
@@ -258,11 +313,17 @@ class Bench:
 @torch.no_grad()
 def main() -> None:
     """Parse the options, measure, and print the results."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--size", choices=SIZES, default="flux")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 2, 4, 8, 12])
-    parser.add_argument("--iteration", action="store_true", help="run a whole rollout of the paper's setting (minutes)")
+    parser.add_argument(
+        "--iteration",
+        action="store_true",
+        help="run a whole rollout of the paper's setting (minutes)",
+    )
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     device = found_device(parser, args.device)
@@ -271,7 +332,11 @@ def main() -> None:
     bench.project_rollout()
     if args.iteration:
         bench.run_rollout(max(args.batches))
-    seconds = {key: value for key, value in bench.results["rollout_seconds"].items() if key != "evaluations"}
+    seconds = {
+        key: value
+        for key, value in bench.results["rollout_seconds"].items()
+        if key != "evaluations"
+    }
     shown = ", ".join(f"{key} {value:.1f}" for key, value in seconds.items())
     print(f"rollout of one prompt at the paper's setting, seconds: {shown}")
     if args.json:

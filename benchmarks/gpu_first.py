@@ -2,10 +2,11 @@
 
     make gpu-first          # or python -m benchmarks.gpu_first [--profile NAME] [--deterministic] [--size tiny --device cpu]
 
-One table, in this order: how far the number of rows in a call moves a velocity, and what a row then costs; an iteration of a profile with
-a LoRA: its memory, seconds and share of the peak beside what `g2rpo plan` says; whether the same iteration gives the same bits twice;
-how far half precision moves scores of HPS-v2.1's architecture. It is also written to .cache/gpu_first.md.
-The profile is flux_smoke, or, where that does not fit the GPU, flux_lora_24gb, whose frozen weights have 4 bits.
+One table, in this order: how far the number of rows in a call moves a velocity, and what a row then
+costs; an iteration of a profile with a LoRA: its memory, seconds and share of the peak beside what
+`g2rpo plan` says; whether the same iteration gives the same bits twice; how far half precision
+moves scores of HPS-v2.1's architecture. It is also written to .cache/gpu_first.md. The profile is
+flux_smoke, or, where that does not fit the GPU, flux_lora_24gb, whose frozen weights have 4 bits.
 """
 
 import argparse
@@ -45,7 +46,10 @@ SMALL_CLIP = {
     "embed_dim": 32, "vision_cfg": {"image_size": 32, "layers": 1, "width": 64, "patch_size": 16},
     "text_cfg": {"context_length": 77, "vocab_size": 49408, "width": 64, "heads": 1, "layers": 1},
 }  # fmt: skip
-TINY = ({"height": 64, "width": 64}, {"prompts_per_iteration": 1, "num_generations": 2})  # instead of flux_smoke's
+TINY = (
+    {"height": 64, "width": 64},
+    {"prompts_per_iteration": 1, "num_generations": 2},
+)  # instead of flux_smoke's
 GIB = 2**30
 Row = tuple[str, str, str]  # what, as measured, as planned
 
@@ -59,14 +63,24 @@ def by_rows(policy: Policy, conditioning: Conditioning) -> Iterator[Row]:
     for count in ROWS[1:]:
         difference = ((call(count) - alone).norm() / alone.norm()).item()
         seconds = median_seconds(lambda count=count: call(count), policy.device, WARM)
-        yield f"velocity in a call of {count} rows: relative difference to 1 row", f"{difference:.1e}", "0"
-        yield f"a row's seconds in a call of {count} rows: ratio to 1 row", f"{seconds / count / first:.2f}", "1"
+        yield (
+            f"velocity in a call of {count} rows: relative difference to 1 row",
+            f"{difference:.1e}",
+            "0",
+        )
+        yield (
+            f"a row's seconds in a call of {count} rows: ratio to 1 row",
+            f"{seconds / count / first:.2f}",
+            "1",
+        )
 
 
 def make_scorer(size: str, device: torch.device) -> CosineScore:
     """Make a scorer of HPS-v2.1's architecture, or of a smaller one, with random weights."""
     with torch.device(device):
-        model = open_clip.CLIP(**(open_clip.get_model_config("ViT-H-14") if size == "flux" else SMALL_CLIP))
+        model = open_clip.CLIP(
+            **(open_clip.get_model_config("ViT-H-14") if size == "flux" else SMALL_CLIP)
+        )
     model.eval().requires_grad_(False)
     tokenize, side = open_clip.get_tokenizer("ViT-H-14"), model.visual.image_size[0]
     preprocess = Preprocess(side, "pad", OPENAI_DATASET_MEAN, OPENAI_DATASET_STD, rgb="first")
@@ -79,17 +93,29 @@ def fitting_profile(device: torch.device) -> str:
     if device.type == "cpu":
         return PROFILES[0]
     machines = Machines(1, torch.cuda.get_device_properties(device).total_memory / GIB)
-    fits = (name for name in PROFILES if make_plan(load_profile(profile_path(name)), "g2rpo", machines).fits)
+    fits = (
+        name
+        for name in PROFILES
+        if make_plan(load_profile(profile_path(name)), "g2rpo", machines).fits
+    )
     return next(fits, PROFILES[-1])
 
 
 def make_trainer(
-    profile: Profile, size: str, policy: Policy, conditioning: Conditioning, scorer: CosineScore, folder: Path
+    profile: Profile,
+    size: str,
+    policy: Policy,
+    conditioning: Conditioning,
+    scorer: CosineScore,
+    folder: Path,
 ) -> Trainer:
     """Make the profile's trainer of G²RPO on the policy's weights and LoRA, with prompts that all have one random encoding."""
     run = profile.run("g2rpo")
     smaller = TINY if size == "tiny" else ({}, {})
-    sampling, training = (section.model_copy(update=change) for section, change in zip((run.sampling, run.training), smaller))
+    sampling, training = (
+        section.model_copy(update=change)
+        for section, change in zip((run.sampling, run.training), smaller)
+    )
     policy = Policy(
         policy.architecture,
         policy.transformer,
@@ -100,9 +126,14 @@ def make_trainer(
         policy.dtype,
         policy.device,
     )
-    prompts = [Prompt(str(number), f"a photo of {number} cats", "") for number in range(training.prompts_per_iteration)]
+    prompts = [
+        Prompt(str(number), f"a photo of {number} cats", "")
+        for number in range(training.prompts_per_iteration)
+    ]
     one = Conditioning({name: tensor[0].cpu() for name, tensor in conditioning.tensors.items()})
-    write(folder, prompts, lambda part: ((prompt, one) for prompt in part), "bfloat16", len(prompts))
+    write(
+        folder, prompts, lambda part: ((prompt, one) for prompt in part), "bfloat16", len(prompts)
+    )
     return Trainer(
         replace(run, sampling=sampling, training=training),
         policy,
@@ -128,13 +159,33 @@ def iterations(trainer: Trainer, profile: Profile, size: str) -> Iterator[Row]:
     # A row of scores has one set of weights here, and two in the plan
     if peak := peak_bytes(device):
         allocated, reserved = (size / GIB for size in peak)
-        planned = f"{plan.memory_total_gib - RESERVE_GIB - plan.memory_gib['rewards'] / 2:.1f}" if plan else "-"
-        yield "GiB allocated at most in an iteration", f"{allocated:.1f} ({reserved:.1f} reserved)", planned
-    yield "seconds of an iteration, the second time", f"{seconds:.1f}", f"{plan.seconds_per_iteration:.1f}" if plan else "-"
+        planned = (
+            f"{plan.memory_total_gib - RESERVE_GIB - plan.memory_gib['rewards'] / 2:.1f}"
+            if plan
+            else "-"
+        )
+        yield (
+            "GiB allocated at most in an iteration",
+            f"{allocated:.1f} ({reserved:.1f} reserved)",
+            planned,
+        )
+    yield (
+        "seconds of an iteration, the second time",
+        f"{seconds:.1f}",
+        f"{plan.seconds_per_iteration:.1f}" if plan else "-",
+    )
     mfu = share(START, {**record, "seconds": seconds}) if share else None
-    yield "share of the peak over the whole iteration", "-" if mfu is None else f"{mfu:.2f}", "0.4 of transformer calls"
+    yield (
+        "share of the peak over the whole iteration",
+        "-" if mfu is None else f"{mfu:.2f}",
+        "0.4 of transformer calls",
+    )
     apart = (ends[0] - ends[1]).abs().max().item()
-    yield "the same iteration twice: largest difference of weights", f"{apart:.1e}", "0 with numerics: deterministic"
+    yield (
+        "the same iteration twice: largest difference of weights",
+        f"{apart:.1e}",
+        "0 with numerics: deterministic",
+    )
 
 
 @torch.no_grad()
@@ -154,12 +205,24 @@ def half_scores(scorer: CosineScore, device: torch.device) -> Iterator[Row]:
 
 def main() -> None:
     """Parse the options, measure, and print and write the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--size", choices=SIZES, default="flux")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--json", action="store_true", help="also print the rows as JSON, on the last line")
-    parser.add_argument("--deterministic", action="store_true", help="with numerics: deterministic, to compare bits and seconds")
-    parser.add_argument("--profile", choices=PROFILES, help="whose iteration is run (default: the first that fits this GPU)")
+    parser.add_argument(
+        "--json", action="store_true", help="also print the rows as JSON, on the last line"
+    )
+    parser.add_argument(
+        "--deterministic",
+        action="store_true",
+        help="with numerics: deterministic, to compare bits and seconds",
+    )
+    parser.add_argument(
+        "--profile",
+        choices=PROFILES,
+        help="whose iteration is run (default: the first that fits this GPU)",
+    )
     args = parser.parse_args()
     if args.deterministic:
         use_deterministic()
@@ -176,14 +239,26 @@ def main() -> None:
             for stream in (file, None):
                 print(f"| {' | '.join(row)} |", file=stream, flush=True)
 
-        show((f"{describe(device)}, torch {torch.__version__}, {args.size}, {chosen}", "measured", "planned"))
+        show(
+            (
+                f"{describe(device)}, torch {torch.__version__}, {args.size}, {chosen}",
+                "measured",
+                "planned",
+            )
+        )
         show(("---", "---", "---"))
         torch.manual_seed(0)
-        policy, conditioning = make_policy(args.size, device, run.training.lora, run.sampling.quantize)
+        policy, conditioning = make_policy(
+            args.size, device, run.training.lora, run.sampling.quantize
+        )
         for row in by_rows(policy, conditioning):
             show(row)
         scorer = make_scorer(args.size, device)
-        for row in iterations(make_trainer(profile, args.size, policy, conditioning, scorer, Path(folder)), profile, args.size):
+        for row in iterations(
+            make_trainer(profile, args.size, policy, conditioning, scorer, Path(folder)),
+            profile,
+            args.size,
+        ):
             show(row)
         for row in half_scores(scorer, device):
             show(row)

@@ -1,9 +1,11 @@
 """Measure on one GPU, in as many calls as it takes, what this project has to show there; nothing is downloaded.
 
-    python -m benchmarks.gpu_hour --minutes 8 --out FOLDER [--from STEP] [--only STEP ...] [--size tiny --device cpu]
+    python -m benchmarks.gpu_hour --minutes 8 --out FOLDER [--from STEP] [--only STEP ...] [--size
+    tiny --device cpu]
 
-Steps run in the order of their value, each in a process of its own. FOLDER gets a JSON file of each as soon as it is done, and a log; what is
-done is not done again, and a step that would not end in time is not begun. `--list` prints the steps.
+Steps run in the order of their value, each in a process of its own. FOLDER gets a JSON file of each
+as soon as it is done, and a log; what is done is not done again, and a step that would not end in
+time is not begun. `--list` prints the steps.
 """
 
 import argparse
@@ -49,9 +51,13 @@ class Step:
 
 def steps() -> list[Step]:
     """Return all steps, the most valuable first."""
-    small = [Step(f"base-{base}", 250, ("benchmarks.gpu_steps", "base", str(base)), beside=True) for base in BASES]
+    small = [
+        Step(f"base-{base}", 250, ("benchmarks.gpu_steps", "base", str(base)), beside=True)
+        for base in BASES
+    ]
     small += [
-        Step(name, seconds, ("benchmarks.gpu_steps", name), beside=True) for name, seconds in (("compiled", 410), ("card", 160))
+        Step(name, seconds, ("benchmarks.gpu_steps", name), beside=True)
+        for name, seconds in (("compiled", 410), ("card", 160))
     ]
     for methods, seconds in ((EQUAL_ITERATIONS, 190), (EQUAL_COMPUTE, 400)):
         small += [
@@ -67,7 +73,13 @@ def steps() -> list[Step]:
             for base in BASES
         ]
     small += [
-        Step(f"base_scores-{base}", 30, ("benchmarks.gpu_steps", "scores", str(base)), f"base-{base}", beside=True)
+        Step(
+            f"base_scores-{base}",
+            30,
+            ("benchmarks.gpu_steps", "scores", str(base)),
+            f"base-{base}",
+            beside=True,
+        )
         for base in BASES
     ]
     return [
@@ -81,7 +93,10 @@ def steps() -> list[Step]:
 
 def environment() -> dict[str, str]:
     """Return the environment of a process that imports this checkout's modules, wherever it works."""
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
+    }
 
 
 def last_line(output: str) -> str:
@@ -121,7 +136,9 @@ class Runner:
             left = self.deadline - time.monotonic()
             if step.needs and not self.done(step.needs):
                 self.say(f"{step.name}: not begun, because {step.needs} is not done")
-            elif left < (RESUMES if step.resumes else step.seconds if self.size == "flux" else TINY_SECONDS):
+            elif left < (
+                RESUMES if step.resumes else step.seconds if self.size == "flux" else TINY_SECONDS
+            ):
                 self.say(f"{step.name}: not begun, with {left:.0f} seconds left")
             else:
                 self.start(step, left)
@@ -133,12 +150,28 @@ class Runner:
         log, failed = (self.folder / f"{step.name}.{kind}" for kind in ("log", "failed"))
         failed.unlink(missing_ok=True)
         module, *words = step.words
-        command = [sys.executable, "-m", module, *words, "--size", self.size, "--device", self.device, "--json"]
+        command = [
+            sys.executable,
+            "-m",
+            module,
+            *words,
+            "--size",
+            self.size,
+            "--device",
+            self.device,
+            "--json",
+        ]
         if module == "benchmarks.gpu_steps":
             command += ["--home", str(self.folder / "work")]
         start = time.monotonic()
         with log.open("w") as file:
-            process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=environment(), start_new_session=True)
+            process = subprocess.Popen(
+                command,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                env=environment(),
+                start_new_session=True,
+            )
             try:
                 status: int | str = process.wait(left)
             except subprocess.TimeoutExpired:
@@ -152,13 +185,21 @@ class Runner:
         seconds = round(time.monotonic() - start, 1)
         last = last_line(log.read_text(errors="replace"))
         if status == 0:
-            result = {"step": step.name, "wall_seconds": seconds, "size": self.size, "result": json.loads(last)}
+            result = {
+                "step": step.name,
+                "wall_seconds": seconds,
+                "size": self.size,
+                "result": json.loads(last),
+            }
             aside = log.with_suffix(".tmp")
             aside.write_text(json.dumps(result, indent=1) + "\n")
             aside.rename(log.with_suffix(".json"))
         else:
             failed.write_text(f"{status}: {last}\n")
-        self.say(f"{step.name}: {'done' if status == 0 else f'failed ({status}): {last[:300]}'}, {seconds:.0f} s")
+        self.say(
+            f"{step.name}: {'done' if status == 0 else f'failed ({status}): {last[:300]}'}, "
+            f"{seconds:.0f} s"
+        )
 
     def say(self, line: str) -> None:
         with self.printing:
@@ -173,17 +214,37 @@ def has_cuda() -> bool:
 
 def main() -> None:
     """Parse the options and run the steps; exit status 1 if some are not done."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     names = [step.name for step in steps()]
-    parser.add_argument("--minutes", type=float, default=8.0, help="until the last step must have ended")
+    parser.add_argument(
+        "--minutes", type=float, default=8.0, help="until the last step must have ended"
+    )
     parser.add_argument("--out", type=Path, default=Path(".cache", "gpu_hour"))
-    parser.add_argument("--from", dest="first", choices=names, metavar="STEP", help="leave out the steps before this one")
-    parser.add_argument("--only", nargs="+", choices=names, metavar="STEP", help="these steps alone")
+    parser.add_argument(
+        "--from",
+        dest="first",
+        choices=names,
+        metavar="STEP",
+        help="leave out the steps before this one",
+    )
+    parser.add_argument(
+        "--only", nargs="+", choices=names, metavar="STEP", help="these steps alone"
+    )
     parser.add_argument("--size", choices=("flux", "tiny"), default="flux")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--list", action="store_true", help="print the steps and the seconds that they take on an H100")
+    parser.add_argument(
+        "--list",
+        action="store_true",
+        help="print the steps and the seconds that they take on an H100",
+    )
     args = parser.parse_args()
-    asked = [step for step in steps()[names.index(args.first) if args.first else 0 :] if not args.only or step.name in args.only]
+    asked = [
+        step
+        for step in steps()[names.index(args.first) if args.first else 0 :]
+        if not args.only or step.name in args.only
+    ]
     if args.list:
         print("\n".join(f"{step.name:22} {step.seconds:4.0f} s" for step in asked))
         return
@@ -191,7 +252,8 @@ def main() -> None:
         parser.exit(1, "error: no CUDA device; run on one, or try `--size tiny --device cpu`\n")
     left = Runner(args.out.resolve(), args.minutes, args.size, args.device).run(asked)
     print(
-        f"{len(asked) - len(left)} of {len(asked)} steps are done, in {args.out}" + (f"; not {', '.join(left)}" if left else "")
+        f"{len(asked) - len(left)} of {len(asked)} steps are done, in {args.out}"
+        + (f"; not {', '.join(left)}" if left else "")
     )
     sys.exit(1 if left else 0)
 

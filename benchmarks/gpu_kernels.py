@@ -2,8 +2,9 @@
 
     python -m benchmarks.gpu_kernels attention BACKEND | others [--size tiny --device cpu]
 
-attention: one block of each kind of FLUX.1-dev, forward and backward: milliseconds, and how far the gradient is from that of the plain
-formula. others: frozen weights in 8 and 4 bits beside bfloat16; images decoded and scored by the number in a call.
+attention: one block of each kind of FLUX.1-dev, forward and backward: milliseconds, and how far the
+gradient is from that of the plain formula. others: frozen weights in 8 and 4 bits beside bfloat16;
+images decoded and scored by the number in a call.
 """
 
 import argparse
@@ -55,7 +56,9 @@ def trained(model: torch.nn.Module, inputs: dict, device: torch.device) -> torch
     with torch.autocast(device.type, torch.bfloat16):
         output = model(**inputs)[0]
     output.float().square().mean().backward()
-    return torch.cat([parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None])
+    return torch.cat(
+        [parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None]
+    )
 
 
 def attention(size: str, device: torch.device, backend: str) -> dict:
@@ -68,7 +71,10 @@ def attention(size: str, device: torch.device, backend: str) -> dict:
     with sdpa_kernel([BACKENDS[backend]]):
         found = trained(model, inputs, device)
         seconds = median_seconds(partial(trained, model, inputs, device), device)
-    return {"gradient_relative": ((found - exact).norm() / exact.norm()).item(), "ms": 1e3 * seconds}
+    return {
+        "gradient_relative": ((found - exact).norm() / exact.norm()).item(),
+        "ms": 1e3 * seconds,
+    }
 
 
 def quantized(size: str, device: torch.device) -> dict:
@@ -105,9 +111,13 @@ def images(size: str, device: torch.device) -> dict:
         vae = base.vae(**config).eval()
     result: dict = {"decoded": {}, "scored": {}}
     for count in (1, 4, 8):
-        latents = torch.randn(count, *base.latent_shape(config, side // 8, side // 8), device=device)
+        latents = torch.randn(
+            count, *base.latent_shape(config, side // 8, side // 8), device=device
+        )
         result["decoded"][count] = count / median_seconds(
-            partial(base.decode, vae, base.unpack(base.pack(latents), side // 8, side // 8)), device, 3
+            partial(base.decode, vae, base.unpack(base.pack(latents), side // 8, side // 8)),
+            device,
+            3,
         )
     del vae
     scorer = make_scorer(size, device)
@@ -120,7 +130,9 @@ def images(size: str, device: torch.device) -> dict:
 
 def main() -> None:
     """Parse the options, measure, and print a JSON object."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", choices=("attention", "others"))
     parser.add_argument("backend", nargs="?", choices=BACKENDS)
     parser.add_argument("--size", choices=SIZES, default="flux")

@@ -1,9 +1,12 @@
 """Do one step of `benchmarks.gpu_hour`; its result is a JSON object on the last line.
 
-    python -m benchmarks.gpu_steps card|compiled|base|scores|run|kernels ... --home FOLDER [--size tiny --device cpu]
+    python -m benchmarks.gpu_steps card|compiled|base|scores|run|kernels ... --home FOLDER [--size
+    tiny --device cpu]
 
-card: a training on the GPU and on the CPU; base K: the models of profile small_gpu with seed K; scores K: the scores of that base; run K METHOD:
-a training on it, and its scores; compiled: what fills the cache of compiled code; kernels: gradients by attention backend, quantized weights, decoding and scoring.
+card: a training on the GPU and on the CPU; base K: the models of profile small_gpu with seed K;
+scores K: the scores of that base; run K METHOD: a training on it, and its scores; compiled: what
+fills the cache of compiled code; kernels: gradients by attention backend, quantized weights,
+decoding and scoring.
 """
 
 import argparse
@@ -26,7 +29,9 @@ CARD_ITERATIONS = 4
 
 def python(module: str, *words: str, **how: Any) -> str:
     """Run a module, and return the last line that it prints; RuntimeError with the last line of its errors if it fails."""
-    done = subprocess.run([sys.executable, "-m", module, *words], capture_output=True, text=True, **how)
+    done = subprocess.run(
+        [sys.executable, "-m", module, *words], capture_output=True, text=True, **how
+    )
     if done.returncode:
         raise RuntimeError(f"{module} {' '.join(words)}: {last_line(done.stderr)}")
     return last_line(done.stdout)
@@ -74,7 +79,10 @@ def card(home: Path, size: str, device: str) -> dict:
         "sampling": {"dtype": "float32"},
         "training": {"iterations": CARD_ITERATIONS, "learning_rate": 1e-4},
     }
-    names = [checkout(home, f"card_{where}", {"extends": "small_gpu_check", **sections}) for where in ("cpu", "card")]
+    names = [
+        checkout(home, f"card_{where}", {"extends": "small_gpu_check", **sections})
+        for where in ("cpu", "card")
+    ]
     for each in ("models", "prompts", "embed"):
         stage(home, each, "--profile", names[0], device="cpu")
     for part in ("models", "prompts", "embeddings"):
@@ -84,7 +92,11 @@ def card(home: Path, size: str, device: str) -> dict:
     for name, where in zip(names, ("cpu", device)):
         words = ("--profile", name, "--method", "g2rpo", "--seed", SEED)
         seconds = {each: stage(home, each, *words, device=where) for each in ("train", "evaluate")}
-        result[name] = {"seconds": seconds, **made(home, name, f"g2rpo-{SEED}"), "records": records(home, name, f"g2rpo-{SEED}")}
+        result[name] = {
+            "seconds": seconds,
+            **made(home, name, f"g2rpo-{SEED}"),
+            "records": records(home, name, f"g2rpo-{SEED}"),
+        }
     return result
 
 
@@ -98,33 +110,63 @@ def records(home: Path, profile: str, run: str) -> list[dict]:
 
 def base(home: Path, size: str, device: str, seed: str) -> dict:
     """Build the models of profile small_gpu with a seed, and encode its prompts."""
-    name = checkout(home, f"small_{seed}", {"extends": PROFILES[size], "models": {"seed": int(seed)}})
+    name = checkout(
+        home, f"small_{seed}", {"extends": PROFILES[size], "models": {"seed": int(seed)}}
+    )
     with ThreadPoolExecutor(2) as pool:  # the prompts need no models
-        jobs = {each: pool.submit(stage, home, each, "--profile", name, device=device) for each in ("models", "prompts")}
+        jobs = {
+            each: pool.submit(stage, home, each, "--profile", name, device=device)
+            for each in ("models", "prompts")
+        }
         seconds = {each: job.result() for each, job in jobs.items()}
     seconds["embed"] = stage(home, "embed", "--profile", name, device=device)
-    return {"seconds": seconds, "quality": json.loads((home / "models" / name / QUALITY).read_text())}
+    return {
+        "seconds": seconds,
+        "quality": json.loads((home / "models" / name / QUALITY).read_text()),
+    }
 
 
 def scores(home: Path, size: str, device: str, seed: str) -> dict:
     """Score the images of a base."""
-    seconds = stage(home, "evaluate", "--profile", f"small_{seed}", "--method", "base", "--seed", "0", device=device)
+    seconds = stage(
+        home,
+        "evaluate",
+        "--profile",
+        f"small_{seed}",
+        "--method",
+        "base",
+        "--seed",
+        "0",
+        device=device,
+    )
     return {"seconds": {"evaluate": seconds}, **made(home, f"small_{seed}", "base-0")}
 
 
 def compiled(home: Path, size: str, device: str) -> dict:
     """Train each method for two iterations on a model of small_gpu's shape that is hardly trained, which fills the cache of compiled code."""
     few = {"steps": 5}
-    models = {"images": 256, **dict.fromkeys(("vae", "flux", "hps", "clip_score", "pickscore"), few)}
+    models = {
+        "images": 256,
+        **dict.fromkeys(("vae", "flux", "hps", "clip_score", "pickscore"), few),
+    }
     training = {"iterations": 2, "monitor": {"every": 2}}
     entries = {"nft_shared_compute": {"training": {"iterations": 2}}}  # it has a number of its own
-    name = checkout(home, "compiled", {"extends": PROFILES[size], "models": models, "training": training, "methods": entries})
+    name = checkout(
+        home,
+        "compiled",
+        {"extends": PROFILES[size], "models": models, "training": training, "methods": entries},
+    )
     for each in ("models", "prompts", "embed"):
         stage(home, each, "--profile", name, device=device)
     result = {}
     for method in ("g2rpo", "mix_grpo", "dance_grpo", "nft_shared_compute"):
-        seconds = stage(home, "train", "--profile", name, "--method", method, "--seed", SEED, device=device)
-        result[method] = {"stage": seconds, "iterations": made(home, name, f"{method}-{SEED}")["timings"]["seconds"]}
+        seconds = stage(
+            home, "train", "--profile", name, "--method", method, "--seed", SEED, device=device
+        )
+        result[method] = {
+            "stage": seconds,
+            "iterations": made(home, name, f"{method}-{SEED}")["timings"]["seconds"],
+        }
     return result
 
 
@@ -134,18 +176,31 @@ def run(home: Path, size: str, device: str, seed: str, method: str) -> dict:
     words = ("--profile", name, "--method", method, "--seed", SEED)
     # A call that was stopped in the evaluation has left the training
     trained = (home / "runs" / name / f"{method}-{SEED}" / "records.parquet").exists()
-    seconds = {each: stage(home, each, *words, device=device) for each in ("train", "evaluate")[trained:]}
+    seconds = {
+        each: stage(home, each, *words, device=device) for each in ("train", "evaluate")[trained:]
+    }
     rows = records(home, name, f"{method}-{SEED}")
-    kept = ("iteration", "num_forward_evals", "num_transitions", "old_policy_ratio_error", "loss", "grad_norm")
+    kept = (
+        "iteration",
+        "num_forward_evals",
+        "num_transitions",
+        "old_policy_ratio_error",
+        "loss",
+        "grad_norm",
+    )
     few = [{key: row.get(key) for key in kept} for row in (rows[1], rows[-1])]
     return {"seconds": seconds, "records": few, **made(home, name, f"{method}-{SEED}")}
 
 
 def kernels(home: Path, size: str, device: str) -> dict:
     """Measure attention backends with gradients, each in a process of its own because some end it; then what needs no such care."""
-    measure = lambda *what: json.loads(python("benchmarks.gpu_kernels", *what, "--size", size, "--device", device))
+    measure = lambda *what: json.loads(
+        python("benchmarks.gpu_kernels", *what, "--size", size, "--device", device)
+    )
     attention = {}
-    for backend in ("math", "flash", "efficient", "cudnn") if device == "cuda" else ("math", "flash"):
+    for backend in (
+        ("math", "flash", "efficient", "cudnn") if device == "cuda" else ("math", "flash")
+    ):
         try:
             attention[backend] = measure("attention", backend)
         except RuntimeError as error:
@@ -165,13 +220,17 @@ STEPS: dict[str, Callable[..., dict]] = {
 
 def main() -> None:
     """Parse the options, do the step, and print its result."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("step", choices=STEPS)
     parser.add_argument("words", nargs="*", help="seed of the base, and method")
     parser.add_argument("--home", type=Path, required=True, help="folder in which stages run")
     parser.add_argument("--size", choices=PROFILES, default="flux")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--json", action="store_true", help="as the other benchmarks; the result is always JSON")
+    parser.add_argument(
+        "--json", action="store_true", help="as the other benchmarks; the result is always JSON"
+    )
     args = parser.parse_args()
     args.home.mkdir(parents=True, exist_ok=True)
     print(json.dumps(STEPS[args.step](args.home.resolve(), args.size, args.device, *args.words)))

@@ -31,7 +31,10 @@ def packed(results: Results) -> Results:
             seconds = value.get("seconds")
             if isinstance(seconds, dict) and all(str(key).isdigit() for key in seconds):
                 kept = {"1", max(seconds, key=int)}
-                return {**value, "seconds": {key: each for key, each in seconds.items() if key in kept}}
+                return {
+                    **value,
+                    "seconds": {key: each for key, each in seconds.items() if key in kept},
+                }
             return {key: few(each) for key, each in value.items()}
         return [few(each) for each in value] if isinstance(value, list) else value
 
@@ -43,7 +46,10 @@ def gains(results: Results) -> Iterator[tuple[str, int, dict[str, float]]]:
     for method in (*EQUAL_ITERATIONS, *EQUAL_COMPUTE):
         for base in BASES:
             if {f"{method}-{base}", f"base_scores-{base}"} <= results.keys():
-                run, before = (results[f"{name}-{base}"]["result"]["scores"] for name in (method, "base_scores"))
+                run, before = (
+                    results[f"{name}-{base}"]["result"]["scores"]
+                    for name in (method, "base_scores")
+                )
                 gained = {name: run[name] - before[name] for name in run}
                 yield method, base, gained | {"training": sum(gained[name] for name in TRAINED)}
 
@@ -57,11 +63,15 @@ def table(results: Results) -> list[str]:
     ]
     for method in dict.fromkeys(method for method, _, _ in found):
         of_bases = {base: gained for name, base, gained in found if name == method}
-        average = lambda key, of_bases=of_bases: f"{mean(gained[key] for gained in of_bases.values()):+.4f}"
+        average = lambda key, of_bases=of_bases: (
+            f"{mean(gained[key] for gained in of_bases.values()):+.4f}"
+        )
         runs = [results[f"{method}-{base}"]["result"] for base in of_bases]
         seconds = [run["timings"]["seconds"] for run in runs]
         last = max(map(int, seconds[0]))
-        each = [(every[str(last)] - every["1"]) / (last - 1) for every in seconds]  # the first one compiles
+        each = [
+            (every[str(last)] - every["1"]) / (last - 1) for every in seconds
+        ]  # the first one compiles
         cells = [
             LABELS.get(method, method),
             ", ".join(f"{gained['training']:+.4f}" for gained in of_bases.values()),
@@ -75,7 +85,9 @@ def table(results: Results) -> list[str]:
 
 def main() -> None:
     """Parse the options, print the tables, and pack the results."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("results", type=Path)
     parser.add_argument("--pack", type=Path, help="also write all results into this file")
     args = parser.parse_args()

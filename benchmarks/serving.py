@@ -2,9 +2,9 @@
 
     python -m benchmarks.serving --profile tiny [--clients 100] [--seconds 120] [reward] [demo]
 
-Run it in a checkout that has the profile's models. Each server is a process of its own; the clients are tasks of this one, and ask
-again as soon as they are answered. The demo draws for one client at a time and lets 20 wait: it tells the others so, and they ask
-again after a second.
+Run it in a checkout that has the profile's models. Each server is a process of its own; the clients
+are tasks of this one, and ask again as soon as they are answered. The demo draws for one client at
+a time and lets 20 wait: it tells the others so, and they ask again after a second.
 """
 
 import asyncio
@@ -35,10 +35,14 @@ IMAGES = 4  # of a request to the reward server
 def start(*words: str) -> tuple[subprocess.Popen, str]:
     """Start a server of `g2rpo`; return its process and its address."""
     command = [sys.executable, "-m", "g2rpo_core.cli", *words]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
     assert process.stdout
     for line in process.stdout:
-        if address := next((word for word in line.replace(";", " ").split() if word.startswith("http")), ""):
+        if address := next(
+            (word for word in line.replace(";", " ").split() if word.startswith("http")), ""
+        ):
             return process, address.rstrip("/")
     sys.exit(f"error: g2rpo {' '.join(words)} did not start: run it by hand")
 
@@ -51,9 +55,13 @@ def ask_reward(url: str) -> Ask:
         images = []
         for _ in range(IMAGES):
             png = io.BytesIO()
-            Image.fromarray(generator.integers(0, 256, (64, 64, 3), dtype=np.uint8)).save(png, "PNG")
+            Image.fromarray(generator.integers(0, 256, (64, 64, 3), dtype=np.uint8)).save(
+                png, "PNG"
+            )
             images.append("data:image/png;base64," + base64.b64encode(png.getvalue()).decode())
-        answer = await client.post(f"{url}/score", json={"prompts": ["a red circle"] * IMAGES, "images": images})
+        answer = await client.post(
+            f"{url}/score", json={"prompts": ["a red circle"] * IMAGES, "images": images}
+        )
         return "answered" if answer.is_success else f"status {answer.status_code}"
 
     return ask
@@ -64,19 +72,30 @@ def ask_demo(url: str) -> Ask:
     config = httpx.get(f"{url}/config").json()
     draw = next(event for event in config["dependencies"] if event["api_name"] == "draw")
     shown = {one["id"]: one["props"].get("value") for one in config["components"]}
-    prompt = next(one["id"] for one in config["components"] if one["props"].get("label") == "Prompt")
+    prompt = next(
+        one["id"] for one in config["components"] if one["props"].get("label") == "Prompt"
+    )
     data = [(shown | {prompt: "a red circle"})[name] for name in draw["inputs"]]
 
     async def ask(client: httpx.AsyncClient) -> str:
         session = uuid.uuid4().hex
-        click = {"data": data, "fn_index": draw["id"], "session_hash": session, "trigger_id": draw["targets"][0][0]}
+        click = {
+            "data": data,
+            "fn_index": draw["id"],
+            "session_hash": session,
+            "trigger_id": draw["targets"][0][0],
+        }
         joined = await client.post(f"{url}/gradio_api/queue/join", json=click)
         if not joined.is_success:
             await asyncio.sleep(1)
             return f"status {joined.status_code}"
-        async with client.stream("GET", f"{url}/gradio_api/queue/data", params={"session_hash": session}) as events:
+        async with client.stream(
+            "GET", f"{url}/gradio_api/queue/data", params={"session_hash": session}
+        ) as events:
             async for line in events.aiter_lines():
-                message = json.loads(line.removeprefix("data: ")) if line.startswith("data: ") else {}
+                message = (
+                    json.loads(line.removeprefix("data: ")) if line.startswith("data: ") else {}
+                )
                 if message.get("msg") == "process_completed":
                     return "answered" if message["success"] else "failed"
         return "cut off"
@@ -136,7 +155,9 @@ def measure(name: str, profile: str, clients: int, seconds: float) -> dict:
 def main() -> None:
     """Parse the options, measure, and print one line for each server."""
     parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="*", default=list(COMMANDS), help="which to measure (default: both)")
+    parser.add_argument(
+        "what", nargs="*", default=list(COMMANDS), help="which to measure (default: both)"
+    )
     parser.add_argument("--profile", default="tiny")
     parser.add_argument("--clients", type=int, default=100)
     parser.add_argument("--seconds", type=float, default=120.0, help="that the clients ask for")

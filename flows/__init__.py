@@ -10,7 +10,11 @@ from packaging.specifiers import SpecifierSet
 # Known failures: (package, versions that work, what happens with others).
 KNOWN = (
     ("prefect", ">=3.8,<4", "the flows are written for the interface of Prefect 3.8"),
-    ("fastapi", "<0.151", "Prefect's server does not start: Body() got an unexpected keyword argument 'min_items'"),
+    (
+        "fastapi",
+        "<0.151",
+        "Prefect's server does not start: Body() got an unexpected keyword argument 'min_items'",
+    ),
     ("sqlalchemy", "<2.1", "cron runs are silently never scheduled"),
 )
 
@@ -31,7 +35,10 @@ def version_problem(installed: Mapping[str, str]) -> str | None:
         if package not in installed:
             return f"{package} is not installed: pip install 'g2rpo[flows]'"
         if installed[package] not in SpecifierSet(good):
-            return f"{package} {installed[package]} is known to fail ({consequence}): pip install '{package}{good}'"
+            return (
+                f"{package} {installed[package]} is known to fail ({consequence}): "
+                f"pip install '{package}{good}'"
+            )
     return None
 
 

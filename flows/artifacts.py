@@ -41,14 +41,25 @@ LAST_ROWS = 12
 def publish(root: Path, stages: dict[str, Stage]) -> None:
     """Add the artifacts to the calling flow run; leave out what no stage has made yet and what `stages` do not make."""
     groups = {stage.group for stage in stages.values()}
-    runs = sorted((stage.name.split("@")[1] for stage in stages.values() if "@" in stage.name), key=natural)
+    runs = sorted(
+        (stage.name.split("@")[1] for stage in stages.values() if "@" in stage.name), key=natural
+    )
     with at_most_a_warning("an artifact could not be made or sent", set()):
         if table := results(root):
-            create_table_artifact(table, "results", "mean rewards on the test prompts, from reports/metrics")
+            create_table_artifact(
+                table, "results", "mean rewards on the test prompts, from reports/metrics"
+            )
         if (page := root / "reports" / "report.html").exists() and "report" in groups:
-            create_link_artifact(page.resolve().as_uri(), "report.html", "report", "the report, on the machine that made it")
+            create_link_artifact(
+                page.resolve().as_uri(),
+                "report.html",
+                "report",
+                "the report, on the machine that made it",
+            )
         if curve := reward_curve(root / "runs" / load_run().profile, runs):
-            create_image_artifact(curve, "reward-curve", "mean rewards on held-out prompts during training")
+            create_image_artifact(
+                curve, "reward-curve", "mean rewards on held-out prompts during training"
+            )
         if grid := image_grid(root, runs):
             create_image_artifact(grid, "grid", "the first test prompts; a row is a model")
 
@@ -64,7 +75,9 @@ def at_most_a_warning(what: str, said: set[type]) -> Iterator[None]:
     except Exception as error:  # noqa: BLE001
         if type(error) not in said:
             said.add(type(error))
-            get_run_logger().warning("%s: %s", what, visible(f"{type(error).__name__}: {error}")[:300])
+            get_run_logger().warning(
+                "%s: %s", what, visible(f"{type(error).__name__}: {error}")[:300]
+            )
 
 
 def by_name(paths: Iterable[Path]) -> list[Path]:
@@ -79,13 +92,17 @@ def results(root: Path) -> list[dict]:
     for file in files:
         means = read_json(file, dict)
         with reading(file):
-            rows.append({"model": file.stem, **{name: round(value, 4) for name, value in means.items()}})
+            rows.append(
+                {"model": file.stem, **{name: round(value, 4) for name, value in means.items()}}
+            )
     return rows
 
 
 def reward_curve(folder: Path, runs: list[str]) -> str | None:
     """Draw every held-out reward of the runs in a folder against its iterations; return the URL of an image, or None without a run."""
-    curves = {run: read_curve(file) for run in runs if (file := folder / run / HELDOUT_CURVE).exists()}
+    curves = {
+        run: read_curve(file) for run in runs if (file := folder / run / HELDOUT_CURVE).exists()
+    }
     return curve_image(curves, ("heldout_",))
 
 
@@ -94,13 +111,28 @@ def curve_image(curves: dict[str, list[dict]], prefixes: tuple[str, ...]) -> str
 
     One chart per reward, one line per run and prefix.
     """
-    columns = {name for curve in curves.values() for row in curve for name in row if name.startswith(prefixes)}
+    columns = {
+        name
+        for curve in curves.values()
+        for row in curve
+        for name in row
+        if name.startswith(prefixes)
+    }
     # The spread within groups is on another scale than the rewards
     columns -= {name for name in columns if name.startswith("reward_std_")}
-    bare = lambda name: next(name.removeprefix(prefix) for prefix in prefixes if name.startswith(prefix))
-    line_of = lambda run, name: run if len(prefixes) == 1 else f"{run}, {name.removesuffix(f'_{bare(name)}')}"
+    bare = lambda name: next(
+        name.removeprefix(prefix) for prefix in prefixes if name.startswith(prefix)
+    )
+    line_of = lambda run, name: (
+        run if len(prefixes) == 1 else f"{run}, {name.removesuffix(f'_{bare(name)}')}"
+    )
     points = [
-        {"line": line_of(run, name), "reward": bare(name), "iteration": row["iteration"], "value": row[name]}
+        {
+            "line": line_of(run, name),
+            "reward": bare(name),
+            "iteration": row["iteration"],
+            "value": row[name],
+        }
         for run, curve in curves.items()
         for row in curve
         for name in sorted(columns & row.keys())
@@ -117,7 +149,10 @@ def artifact_key(*words: str) -> str:
 def read_curve(file: Path) -> list[dict]:
     """Return the rows of a curve; UserError if there are none."""
     rows = read_json(file, list)
-    if not rows or not all(isinstance(row, dict) and row.keys() == rows[0].keys() and "iteration" in row for row in rows):
+    if not rows or not all(
+        isinstance(row, dict) and row.keys() == rows[0].keys() and "iteration" in row
+        for row in rows
+    ):
         raise UserError(complaint(file, "is not a training curve"))
     return rows
 
@@ -127,7 +162,11 @@ def image_grid(root: Path, runs: list[str]) -> str | None:
 
     If several checkpoints or numbers of steps were evaluated, it shows the first by name.
     """
-    models = [path for path in root.glob("evaluations/*/*/pictures") if path.parent.name in ("base-0", *runs)]
+    models = [
+        path
+        for path in root.glob("evaluations/*/*/pictures")
+        if path.parent.name in ("base-0", *runs)
+    ]
     models.sort(key=lambda path: (path.parent.name != "base-0", natural(path.parent.name)))
     rows = [(by_name(path.glob("final-*")) or [path])[0] for path in models]
     names = sorted({file.name for folder in rows for file in folder.glob("*.png")})[:GRID_PROMPTS]
@@ -139,7 +178,9 @@ def image_grid(root: Path, runs: list[str]) -> str | None:
         for x, name in enumerate(names):
             if (folder / name).exists():
                 with reading(folder / name), Image.open(folder / name) as image:
-                    small = image.convert("RGB").resize((GRID_PIXELS, GRID_PIXELS), Image.Resampling.BICUBIC)
+                    small = image.convert("RGB").resize(
+                        (GRID_PIXELS, GRID_PIXELS), Image.Resampling.BICUBIC
+                    )
                     sheet.paste(small, (GRID_PIXELS * x, GRID_PIXELS * y))
     file = io.BytesIO()
     sheet.save(file, "PNG")
@@ -167,13 +208,21 @@ class Live:
         # A link to the trackers' files
         curves = self.project / LIVE / file.parents[2].name / self.run
         if "live" not in self.artifacts and curves.exists():
-            about = f"curves and sample images of {self.run}, on the machine that trains: tensorboard --logdir {LIVE}"
+            about = (
+                f"curves and sample images of {self.run}, on the machine that trains: "
+                f"tensorboard --logdir {LIVE}"
+            )
             self.artifacts["live"] = create_link_artifact(
                 curves.resolve().as_uri(), self.run, artifact_key("live", self.name), about
             )
         # The last rewards, newest first, and the curve so far
         table = [make_row(record) for record in records[: -LAST_ROWS - 1 : -1]]
-        self._put("rewards", json.dumps(table), partial(create_table_artifact, table), f"the last iterations of {self.run}")
+        self._put(
+            "rewards",
+            json.dumps(table),
+            partial(create_table_artifact, table),
+            f"the last iterations of {self.run}",
+        )
         if image := curve_image({self.run: records}, ("reward_", "heldout_")):
             about = f"rewards of {self.run} so far: of training, and of held-out prompts"
             self._put("curve", image, partial(create_image_artifact, image), about)
@@ -206,5 +255,12 @@ def read_records(file: Path) -> list[dict]:
 def make_row(record: dict) -> dict:
     """Return an iteration's rewards as a row of the table."""
     wanted = ("reward_", "heldout_", "grad_norm", "kl", "clip_ratio", "seconds")
-    numbers = {key: value for key, value in record.items() if key.startswith(wanted) and math.isfinite(value)}
-    return {"iteration": record["iteration"], **{key: float(f"{value:.4g}") for key, value in numbers.items()}}
+    numbers = {
+        key: value
+        for key, value in record.items()
+        if key.startswith(wanted) and math.isfinite(value)
+    }
+    return {
+        "iteration": record["iteration"],
+        **{key: float(f"{value:.4g}") for key, value in numbers.items()},
+    }

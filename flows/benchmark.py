@@ -1,6 +1,7 @@
 """Measures what a flow costs over `dvc repro` when nothing has changed; `python -m flows.benchmark` in an up-to-date checkout.
 
-Both are timed from the start of their process to its end, in turn, against one running Prefect server.
+Both are timed from the start of their process to its end, in turn, against one running Prefect
+server.
 """
 
 import os
@@ -22,7 +23,10 @@ def seconds(command: list[str], says: str, environment: dict[str, str]) -> float
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     taken = time.perf_counter() - start
     if done.returncode or says not in done.stdout + done.stderr:
-        sys.exit(f"{' '.join(command)}: not up to date, run `dvc repro` first\n{done.stdout}{done.stderr}")
+        sys.exit(
+            f"{' '.join(command)}: not up to date, run `dvc repro` first\n"
+            f"{done.stdout}{done.stderr}"
+        )
     return taken
 
 
@@ -41,7 +45,10 @@ def main() -> None:
             python = sys.executable
             compared = {
                 "dvc repro": ([python, "-m", "dvc", "repro"], "Data and pipelines are up to date."),
-                "flow": ([python, "-c", "from flows.pipeline import reproduce; reproduce()"], "0 of"),
+                "flow": (
+                    [python, "-c", "from flows.pipeline import reproduce; reproduce()"],
+                    "0 of",
+                ),
             }
             # In turn, so that a slow moment of the machine meets both
             times = {name: [] for name in compared}
@@ -49,8 +56,14 @@ def main() -> None:
                 for name, (command, says) in compared.items():
                     times[name].append(seconds(command, says, environment))
     for name, values in times.items():
-        print(f"{name}: median {statistics.median(values):.2f} s of {repeats} ({min(values):.2f} to {max(values):.2f})")
-    print(f"overhead: {statistics.median(times['flow']) - statistics.median(times['dvc repro']):.2f} s")
+        print(
+            f"{name}: median {statistics.median(values):.2f} s of {repeats} ({min(values):.2f} to "
+            f"{max(values):.2f})"
+        )
+    print(
+        f"overhead: {statistics.median(times['flow']) - statistics.median(times['dvc repro']):.2f} "
+        "s"
+    )
 
 
 if __name__ == "__main__":

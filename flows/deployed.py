@@ -1,6 +1,7 @@
 """Deploys the flows on Prefect's server, one run of each at a time, and marks runs whose process has ended.
 
-Prefect reads PREFECT_API_URL when it is imported: `flows.serve` imports this once its server is there.
+Prefect reads PREFECT_API_URL when it is imported: `flows.serve` imports this once its server is
+there.
 """
 
 import time
@@ -27,7 +28,9 @@ LOOK_EVERY = 15.0  # seconds between two looks at the runs' processes
 
 def deployments(args: Namespace) -> list:
     """Return one deployment per flow, with one run at a time; a run that is due meanwhile is cancelled, and its state says why."""
-    one_at_a_time = ConcurrencyLimitConfig(limit=1, collision_strategy=ConcurrencyLimitStrategy.CANCEL_NEW)
+    one_at_a_time = ConcurrencyLimitConfig(
+        limit=1, collision_strategy=ConcurrencyLimitStrategy.CANCEL_NEW
+    )
     made = []
     for flow in (pipeline.reproduce, pipeline.train, pipeline.evaluate, pipeline.report):
         cron = getattr(args, flow.name)
@@ -43,7 +46,10 @@ def deployments(args: Namespace) -> list:
                 )
             )
         except ValueError as error:
-            raise UserError(f"--{flow.name} {cron!r} in --timezone {args.timezone}: {' '.join(str(error).split())}") from None
+            raise UserError(
+                f"--{flow.name} {cron!r} in --timezone {args.timezone}: "
+                f"{' '.join(str(error).split())}"
+            ) from None
     return made
 
 
@@ -61,18 +67,28 @@ def crash_dead_runs() -> None:
     """
     ours = DeploymentFilter.model_validate({"name": {"any_": [NAME]}})
     running = FlowRunFilter.model_validate({"state": {"type": {"any_": ["RUNNING", "CANCELLING"]}}})
-    dead = Crashed(message="its process has ended without notice; the next run resumes from its checkpoint")
+    dead = Crashed(
+        message="its process has ended without notice; the next run resumes from its checkpoint"
+    )
     missing: set[str] = set()
     while True:
         time.sleep(LOOK_EVERY)
         try:
             with get_client(sync_client=True) as client:
-                runs = {str(run.id) for run in client.read_flow_runs(deployment_filter=ours, flow_run_filter=running)}
+                runs = {
+                    str(run.id)
+                    for run in client.read_flow_runs(
+                        deployment_filter=ours, flow_run_filter=running
+                    )
+                }
                 gone = runs - runs_here()
                 for run in gone & missing:
                     client.set_flow_run_state(run, dead)
                 missing = gone
-        except (httpx.HTTPError, PrefectException):  # the server is away, or somebody deleted the run
+        except (
+            httpx.HTTPError,
+            PrefectException,
+        ):  # the server is away, or somebody deleted the run
             missing = set()
 
 

@@ -37,7 +37,10 @@ def reproduce(targets: list[str] | None = None, side_by_side: int = SIDE_BY_SIDE
 @flow(task_runner=ThreadPoolTaskRunner(), persist_result=False)
 def train(runs: list[str] | None = None, side_by_side: int = SIDE_BY_SIDE) -> State:
     """Train the named runs (`g2rpo-1`), or all of them, after what they need."""
-    return run_chosen(lambda stages: chosen(stages, [f"train@{run}" for run in runs or []] or ["train"]), side_by_side)
+    return run_chosen(
+        lambda stages: chosen(stages, [f"train@{run}" for run in runs or []] or ["train"]),
+        side_by_side,
+    )
 
 
 @flow(task_runner=ThreadPoolTaskRunner(), persist_result=False)
@@ -49,7 +52,9 @@ def evaluate(side_by_side: int = SIDE_BY_SIDE) -> State:
 @flow(task_runner=ThreadPoolTaskRunner(), persist_result=False)
 def report() -> State:
     """Write the report alone, from the runs and scores that exist."""
-    return run_chosen(lambda stages: {name: stage for name, stage in stages.items() if stage.group == "report"}, 1)
+    return run_chosen(
+        lambda stages: {name: stage for name, stage in stages.items() if stage.group == "report"}, 1
+    )
 
 
 def unscored(stages: dict[str, Stage]) -> dict[str, Stage]:
@@ -59,7 +64,9 @@ def unscored(stages: dict[str, Stage]) -> dict[str, Stage]:
         if not stage.group.startswith("evaluate"):
             continue
         if unmade := [need for need in stage.needs if stages[need].changed]:
-            get_run_logger().info("%s: left out, because %s is not up to date", name, ", ".join(unmade))
+            get_run_logger().info(
+                "%s: left out, because %s is not up to date", name, ", ".join(unmade)
+            )
         else:
             ready[name] = stage
     return ready
@@ -83,8 +90,8 @@ def run_chosen(choose: Callable[[dict[str, Stage]], dict[str, Stage]], side_by_s
 def run_stages(stages: dict[str, Stage], side_by_side: int) -> State:
     """Run each stage after those it needs, at most `side_by_side` at once, and return the state of the whole.
 
-    A stage after a failed one does not run; independent ones do. SIGTERM (a cancelled run) ends the process groups of all
-    running stages; then Prefect's own exception is raised.
+    A stage after a failed one does not run; independent ones do. SIGTERM (a cancelled run) ends the
+    process groups of all running stages; then Prefect's own exception is raised.
     """
     stop = threading.Event()
     futures: dict[str, PrefectFuture] = {}
@@ -120,14 +127,22 @@ def run_stages(stages: dict[str, Stage], side_by_side: int) -> State:
 
 def outcome(ended: dict[str, State]) -> State:
     """Return the state of a flow run from the states of its stages: what failed and how, and what therefore did not run."""
-    failed = [state.message for state in ended.values() if state.is_failed() or state.is_crashed() or state.is_cancelled()]
+    failed = [
+        state.message
+        for state in ended.values()
+        if state.is_failed() or state.is_crashed() or state.is_cancelled()
+    ]
     unstarted = [name for name, state in ended.items() if state.is_pending()]
     if failed:
         after = f"; not run after it: {', '.join(unstarted)}" if unstarted else ""
         return Failed(message=f"{'; '.join(map(str, failed))}{after}")
     names = [state.name for state in ended.values()]
     skipped = names.count("Skipped")
-    return Completed(message=f"{len(names) - skipped} of {len(names)} stages ran or were restored, {skipped} skipped")
+    return Completed(
+        message=(
+            f"{len(names) - skipped} of {len(names)} stages ran or were restored, {skipped} skipped"
+        )
+    )
 
 
 def wait_for_server(stop: threading.Event) -> None:

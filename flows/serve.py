@@ -1,6 +1,7 @@
 """Serves the flows with their schedules from this machine; `python -m flows.serve`.
 
-Without PREFECT_API_URL it starts its own server (SQLite in PREFECT_HOME, .cache/prefect) and stops it at the end.
+Without PREFECT_API_URL it starts its own server (SQLite in PREFECT_HOME, .cache/prefect) and stops
+it at the end.
 """
 
 import os
@@ -19,15 +20,41 @@ SERVED_AT_START = 30.0  # seconds in which a server named by PREFECT_API_URL mus
 
 
 def arguments(given: list[str] | None = None) -> Namespace:
-    parser = ArgumentParser(description=__doc__.splitlines()[0], formatter_class=ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--reproduce", metavar="CRON", help="when to bring the whole graph up to date (default: only by hand)")
-    parser.add_argument("--train", metavar="CRON", default="0 22 * * *", help="when to train; '' means only by hand")
-    parser.add_argument("--evaluate", metavar="CRON", default="0 6 * * *", help="when to score new runs; '' means only by hand")
-    parser.add_argument("--report", metavar="CRON", help="when to write the report (default: only by hand)")
-    parser.add_argument("--timezone", default="UTC", help="timezone of all schedules, such as Europe/Berlin")
-    parser.add_argument("--gpus", type=int, default=1, help="how many stages with the tag gpu run at once")
-    parser.add_argument("--side-by-side", type=int, default=2, help="how many stages run at once within one flow run")
-    parser.add_argument("--port", type=int, default=4200, help="port of the server that is started here")
+    parser = ArgumentParser(
+        description=__doc__.splitlines()[0], formatter_class=ArgumentDefaultsHelpFormatter
+    )
+    parser.add_argument(
+        "--reproduce",
+        metavar="CRON",
+        help="when to bring the whole graph up to date (default: only by hand)",
+    )
+    parser.add_argument(
+        "--train", metavar="CRON", default="0 22 * * *", help="when to train; '' means only by hand"
+    )
+    parser.add_argument(
+        "--evaluate",
+        metavar="CRON",
+        default="0 6 * * *",
+        help="when to score new runs; '' means only by hand",
+    )
+    parser.add_argument(
+        "--report", metavar="CRON", help="when to write the report (default: only by hand)"
+    )
+    parser.add_argument(
+        "--timezone", default="UTC", help="timezone of all schedules, such as Europe/Berlin"
+    )
+    parser.add_argument(
+        "--gpus", type=int, default=1, help="how many stages with the tag gpu run at once"
+    )
+    parser.add_argument(
+        "--side-by-side",
+        type=int,
+        default=2,
+        help="how many stages run at once within one flow run",
+    )
+    parser.add_argument(
+        "--port", type=int, default=4200, help="port of the server that is started here"
+    )
     args = parser.parse_args(given)
     if not 1 <= args.port <= 65535:
         parser.error(f"--port {args.port}: must be from 1 to 65535")
@@ -37,10 +64,16 @@ def arguments(given: list[str] | None = None) -> Namespace:
 def main(given: list[str] | None = None) -> None:
     args = arguments(given)
     # Without this handler, the server would outlive this process
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(f"error: {failed[0]}" if failed else 128 + signal.SIGTERM))
+    signal.signal(
+        signal.SIGTERM,
+        lambda *_: sys.exit(f"error: {failed[0]}" if failed else 128 + signal.SIGTERM),
+    )
     existing = os.environ.get("PREFECT_API_URL")
     try:
-        with claim_home() as home, nullcontext(existing) if existing else local_server(args.port, home) as api:
+        with (
+            claim_home() as home,
+            nullcontext(existing) if existing else local_server(args.port, home) as api,
+        ):
             # read when prefect is imported, by this process and by every run
             os.environ["PREFECT_API_URL"] = api
             wait_until_healthy(api, limit=SERVED_AT_START)
@@ -50,13 +83,21 @@ def main(given: list[str] | None = None) -> None:
             deployed.limit_tag("gpu", args.gpus)
             threading.Thread(target=deployed.crash_dead_runs, daemon=True).start()
             key = "" if existing else f" (its key: {home / ACCESS})"
-            print(f"serving {', '.join(one.flow_name for one in made)}; see {api.removesuffix('/api')}{key}", flush=True)
+            print(
+                f"serving {', '.join(one.flow_name for one in made)}; "
+                f"see {api.removesuffix('/api')}{key}",
+                flush=True,
+            )
             while True:
                 try:
                     deployed.serve(*made, print_starting_message=False)
                     return
                 except* httpx.HTTPError:  # the runner gives up if its server is away for long
-                    print("the runner lost its server: serving again when it answers", file=sys.stderr, flush=True)
+                    print(
+                        "the runner lost its server: serving again when it answers",
+                        file=sys.stderr,
+                        flush=True,
+                    )
                 wait_until_healthy(api)
     except UserError as error:
         sys.exit(f"error: {error}")

@@ -40,7 +40,8 @@ def healthy(api: str) -> bool:
 def claim_home() -> Iterator[Path]:
     """Keep Prefect's home to this process until the block ends; UserError if another `flows.serve` has it.
 
-    It holds the database, so two checkouts never share deployments. Without PREFECT_HOME it is in this checkout.
+    It holds the database, so two checkouts never share deployments. Without PREFECT_HOME it is in
+    this checkout.
     """
     home = Path(os.environ.setdefault("PREFECT_HOME", str(HOME.absolute())))
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -49,11 +50,13 @@ def claim_home() -> Iterator[Path]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise UserError(
-                f"{home}: another `flows.serve` is using it: end that one, or set PREFECT_HOME to another folder"
+                f"{home}: another `flows.serve` is using it: end that one, "
+                "or set PREFECT_HOME to another folder"
             ) from None
         except OSError as error:
             raise UserError(
-                f"{home}: cannot be locked ({error.strerror}): set PREFECT_HOME to a folder on another disk"
+                f"{home}: cannot be locked ({error.strerror}): set PREFECT_HOME to a folder on "
+                "another disk"
             ) from None
         yield home
 
@@ -68,7 +71,8 @@ def local_server(port: int, home: Path) -> Iterator[str]:
         if probe.connect_ex(("127.0.0.1", port)) == 0:
             raise UserError(
                 f"port {port} is taken, perhaps by somebody else's program: give another --port; "
-                f"if it is your own server, which outlived `flows.serve`, first read {home / ACCESS} into this shell"
+                "if it is your own server, which outlived `flows.serve`, "
+                f"first read {home / ACCESS} into this shell"
             )
     api = f"http://127.0.0.1:{port}/api"
     make_key(api, home)
@@ -83,19 +87,28 @@ def local_server(port: int, home: Path) -> Iterator[str]:
 
 def make_key(api: str, home: Path) -> None:
     """Give this process and its children a new key for the server at `api`, and write it to a file that only this user can read."""
-    key = os.environ.setdefault("PREFECT_SERVER_API_AUTH_STRING", f"g2rpo:{secrets.token_urlsafe(32)}")
+    key = os.environ.setdefault(
+        "PREFECT_SERVER_API_AUTH_STRING", f"g2rpo:{secrets.token_urlsafe(32)}"
+    )
     os.environ["PREFECT_API_AUTH_STRING"] = key
-    access = {"PREFECT_HOME": home.absolute(), "PREFECT_API_URL": api, "PREFECT_API_AUTH_STRING": key}
+    access = {
+        "PREFECT_HOME": home.absolute(),
+        "PREFECT_API_URL": api,
+        "PREFECT_API_AUTH_STRING": key,
+    }
     file = home / ACCESS
     file.unlink(missing_ok=True)
     with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as lines:
-        lines.writelines(f"export {name}={shlex.quote(str(value))}\n" for name, value in access.items())
+        lines.writelines(
+            f"export {name}={shlex.quote(str(value))}\n" for name, value in access.items()
+        )
 
 
 class Supervised:
     """A server that is restarted when it ends by itself, RESTARTS times at most.
 
-    Then SIGTERM ends this process, and `failed` says why. Runs in progress wait for it (`wait_for_server`).
+    Then SIGTERM ends this process, and `failed` says why. Runs in progress wait for it
+    (`wait_for_server`).
     """
 
     def __init__(self, port: int):
@@ -113,12 +126,17 @@ class Supervised:
             how = f"by signal {-status}" if status < 0 else f"with status {status}"
             if self.restarts == RESTARTS:
                 failed.append(
-                    f"the Prefect server ended {how} for the {RESTARTS + 1}th time; runs that were in progress resume from their checkpoints"
+                    f"the Prefect server ended {how} for the {RESTARTS + 1}th time; "
+                    "runs that were in progress resume from their checkpoints"
                 )
                 os.kill(os.getpid(), signal.SIGTERM)
                 return
             self.restarts += 1
-            print(f"the Prefect server ended {how}: restarting it ({self.restarts} of {RESTARTS})", file=sys.stderr, flush=True)
+            print(
+                f"the Prefect server ended {how}: restarting it ({self.restarts} of {RESTARTS})",
+                file=sys.stderr,
+                flush=True,
+            )
             # the rest of its group, which may still hold the port
             stop_server(self.process, signal.SIGKILL)
             with self.starting:
@@ -137,7 +155,17 @@ failed: list[str] = []  # why this process ends
 
 def start_server(port: int) -> subprocess.Popen:
     """Start a server on loopback that only pages of its own address may ask; it needs a key if PREFECT_SERVER_API_AUTH_STRING is set."""
-    command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
+    command = [
+        sys.executable,
+        "-m",
+        "prefect",
+        "server",
+        "start",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+    ]
     environment = {key: value for key, value in os.environ.items() if key != "PREFECT_API_URL"}
     environment |= {
         "PREFECT_UI_API_URL": f"http://127.0.0.1:{port}/api",
@@ -145,8 +173,11 @@ def start_server(port: int) -> subprocess.Popen:
         "PREFECT_SERVER_CSRF_PROTECTION_ENABLED": "true",
         "PREFECT_LOGGING_SERVER_LEVEL": "WARNING",
     }
-    # Its own process group: Ctrl-C ends the flows first, while the server still accepts their last states
-    return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, start_new_session=True)
+    # Its own process group: Ctrl-C ends the flows first, while the server still accepts their last
+    # states
+    return subprocess.Popen(
+        command, env=environment, stdout=subprocess.DEVNULL, start_new_session=True
+    )
 
 
 def stop_server(process: subprocess.Popen, number: signal.Signals = signal.SIGTERM) -> None:
@@ -161,7 +192,9 @@ def stop_server(process: subprocess.Popen, number: signal.Signals = signal.SIGTE
     process.wait()
 
 
-def wait_until_healthy(api: str, process: subprocess.Popen | None = None, limit: float = START_LIMIT) -> None:
+def wait_until_healthy(
+    api: str, process: subprocess.Popen | None = None, limit: float = START_LIMIT
+) -> None:
     """Wait until the server answers; UserError if it does not within `limit` seconds, or if its process has ended.
 
     process: the server's own, which must be what listens at `api`, not a stranger's program.
@@ -169,7 +202,10 @@ def wait_until_healthy(api: str, process: subprocess.Popen | None = None, limit:
     until = time.monotonic() + limit
     while not healthy(api) or (process is not None and not _listens(process, api)):
         if process is not None and process.poll() is not None:
-            raise UserError(f"the Prefect server ended with status {process.returncode} at its start; see its output above")
+            raise UserError(
+                f"the Prefect server ended with status {process.returncode} at its start; "
+                "see its output above"
+            )
         if time.monotonic() > until:
             raise UserError(f"no Prefect server answers at {api} within {limit:.0f} s")
         time.sleep(0.5)
@@ -180,6 +216,10 @@ def _listens(process: subprocess.Popen, api: str) -> bool:
     port = urllib.parse.urlsplit(api).port
     try:
         family = [leader := psutil.Process(process.pid), *leader.children(recursive=True)]
-        return any(one.laddr.port == port and one.status == "LISTEN" for each in family for one in each.net_connections("tcp"))
+        return any(
+            one.laddr.port == port and one.status == "LISTEN"
+            for each in family
+            for one in each.net_connections("tcp")
+        )
     except psutil.Error:  # it is ending
         return False

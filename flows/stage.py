@@ -8,7 +8,11 @@ from dataclasses import dataclass, field
 from uuid import UUID
 
 from prefect import Task, task
-from prefect.artifacts import create_markdown_artifact, create_progress_artifact, update_progress_artifact
+from prefect.artifacts import (
+    create_markdown_artifact,
+    create_progress_artifact,
+    update_progress_artifact,
+)
 from prefect.cache_policies import NO_CACHE
 from prefect.logging import get_run_logger
 from prefect.states import Cancelled, Completed, Failed, State
@@ -57,20 +61,25 @@ class Output:
         """Update the progress artifact to `percent`, and the other live artifacts; skip what fails."""
         with at_most_a_warning("no progress shown", self.failed):
             if self.artifact is None:
-                self.artifact = create_progress_artifact(percent, artifact_key("progress", self.stage), line)
+                self.artifact = create_progress_artifact(
+                    percent, artifact_key("progress", self.stage), line
+                )
             else:
                 update_progress_artifact(self.artifact, percent, line)
             self.live.update()
 
     def says(self, pattern: str) -> re.Match | None:
         """Return the last match among the last lines."""
-        return next((match for line in reversed(self.tail) if (match := re.search(pattern, line))), None)
+        return next(
+            (match for line in reversed(self.tail) if (match := re.search(pattern, line))), None
+        )
 
 
 def stage_task(stage: Stage, stop: threading.Event) -> Task:
     """Return the task of a stage.
 
-    Its run ends Completed, Skipped or Restored (DVC had nothing to run), Failed, or Cancelled by `stop`.
+    Its run ends Completed, Skipped or Restored (DVC had nothing to run), Failed, or Cancelled by
+    `stop`.
     """
     meta = stage.meta
 
@@ -103,21 +112,32 @@ def reproduce_stage(stage: Stage, stop: threading.Event) -> State:
 def make_state(stage: Stage, ended: Ended, output: Output) -> State:
     """Return the end of a stage's process as a Prefect state; a failure leaves its last lines as an artifact."""
     if ended.by == "stop":
-        return Cancelled(message="its process group was ended; training resumes from its checkpoint the next time")
+        return Cancelled(
+            message="its process group was ended; training resumes from its checkpoint the next time"
+        )
     # Success: DVC says whether it ran the stage
     if ended.by == "itself" and ended.status == 0:
         if output.says(r"^Stage '.*' didn't change, skipping"):
             return Completed(name="Skipped", message="DVC: nothing changed")
         if output.says(r"^Stage '.*' is cached - skipping run"):
-            return Completed(name="Restored", message="DVC had run it before with the same inputs: outputs taken from its cache")
+            return Completed(
+                name="Restored",
+                message="DVC had run it before with the same inputs: outputs taken from its cache",
+            )
         return Completed()
     # DVC's own is always 255
     status = int(exited[1]) if (exited := output.says(r"exited with (-?\d+)")) else ended.status
-    what = f"over its time limit of {stage.meta.time_limit:g} s" if ended.by == "time limit" else f"exit status {status}"
+    what = (
+        f"over its time limit of {stage.meta.time_limit:g} s"
+        if ended.by == "time limit"
+        else f"exit status {status}"
+    )
     last = "\n".join(output.tail)
     with at_most_a_warning("the last lines could not be kept as an artifact", set()):
         create_markdown_artifact(
-            f"## {stage.name}: {what}\n\n```\n{last}\n```\n", artifact_key("failure", stage.name), f"last lines of {stage.name}"
+            f"## {stage.name}: {what}\n\n```\n{last}\n```\n",
+            artifact_key("failure", stage.name),
+            f"last lines of {stage.name}",
         )
     passing = ended.by == "itself" and status == TRANSIENT_STATUS
     return Failed(name=TRANSIENT if passing else "Failed", message=f"{stage.name}: {what}")

@@ -2,5 +2,6 @@
 
 import os
 
-# onnxruntime, which diffusers and the reward `ocr` import, reports to its maker from 1.29 on unless this is set before
+# onnxruntime, which diffusers and the reward `ocr` import, reports to its maker from 1.29 on unless
+# this is set before
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")

@@ -1,7 +1,7 @@
 """Goes back to the committed results, and loses nothing: `g2rpo back`.
 
-git's stash takes what is not committed, and DVC's cache has all outputs, so that both states can be had again. Nothing is changed where
-that is not so.
+git's stash takes what is not committed, and DVC's cache has all outputs, so that both states can be
+had again. Nothing is changed where that is not so.
 """
 
 import argparse
@@ -36,14 +36,21 @@ def go_back(repo: Repo) -> None:
     """Restore what HEAD has; UserError, and nothing is changed, if it cannot be had or what is here could not be had again."""
     if missing := missing_of_commit(repo):
         raise UserError(
-            f"the cache has no {missing[0]}{f' and {len(missing) - 1} more' if missing[1:] else ''} as committed (another machine made "
+            "the cache has no "
+            f"{missing[0]}{f' and {len(missing) - 1} more' if missing[1:] else ''} as committed "
+            "(another machine made "
             f"them): nothing was changed; to compare with your own results from now on: {KEEP}"
         )
     state = repo.data_status()
-    unstored = [*state["uncommitted"].get("modified", []), *state["uncommitted"].get("added", []), *state["not_in_cache"]]
+    unstored = [
+        *state["uncommitted"].get("modified", []),
+        *state["uncommitted"].get("added", []),
+        *state["not_in_cache"],
+    ]
     if unstored := [path for path in unstored if Path(path).exists()]:
         raise UserError(
-            f"{unstored[0]} is not in DVC's cache as it is now, so it could not be had again: nothing was changed; keep it by `dvc commit`, or remove it"
+            f"{unstored[0]} is not in DVC's cache as it is now, so it could not be had again: "
+            "nothing was changed; keep it by `dvc commit`, or remove it"
         )
     changed = git("status", "--porcelain", "--untracked-files=no").strip()
     if changed:
@@ -66,14 +73,18 @@ def missing_of_commit(repo: Repo) -> list[str]:
             if out["path"] not in tracked and not is_stored(Path(repo.cache.local.path), out["md5"])
         ]
     except (YAMLError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"g2rpo back: HEAD:dvc.lock is no lock of DVC ({type(error).__name__}: {error})") from None
+        raise UserError(
+            f"g2rpo back: HEAD:dvc.lock is no lock of DVC ({type(error).__name__}: {error})"
+        ) from None
 
 
 def git(*words: str) -> str:
     """Run git and return what it prints; UserError with its last line if it fails."""
     done = subprocess.run(["git", *words], capture_output=True, text=True)
     if done.returncode:
-        raise UserError(f"g2rpo back: git {words[0]}: {(done.stderr.strip().splitlines() or ['failed'])[-1]}")
+        raise UserError(
+            f"g2rpo back: git {words[0]}: {(done.stderr.strip().splitlines() or ['failed'])[-1]}"
+        )
     return done.stdout
 
 

@@ -17,26 +17,34 @@ from g2rpo_core.foundation.runs import SCRATCH, TRAINING_RECORDS
 from stages.dvc import commit_command, load_stage
 
 Params = Callable[[ParamsDependency], dict[str, Any]]
-Coming = Mapping[str, str | None]  # an output of a stage that is due -> its hash after that; None: not known before
+Coming = Mapping[
+    str, str | None
+]  # an output of a stage that is due -> its hash after that; None: not known before
 
 
 def is_stored(cache: Path, md5: str) -> bool:
     """Say whether the cache has a file, or a folder with all its files."""
     file = cache / md5[:2] / md5[2:]
     return file.exists() and (
-        not md5.endswith(".dir") or all(is_stored(cache, part["md5"]) for part in json.loads(file.read_text()))
+        not md5.endswith(".dir")
+        or all(is_stored(cache, part["md5"]) for part in json.loads(file.read_text()))
     )
 
 
 def unstored(out: Any) -> bool:
     """Say whether DVC's cache lacks what an output of a stage is now; False if there is nothing."""
-    return out.use_cache and out.exists and not is_stored(Path(out.repo.cache.local.path), out.get_hash().value)
+    return (
+        out.use_cache
+        and out.exists
+        and not is_stored(Path(out.repo.cache.local.path), out.get_hash().value)
+    )
 
 
 def restorable(stage: Any, params: Params, coming: Coming) -> dict[str, str] | None:
     """Return the hashes of the outputs that DVC would restore instead of running a stage; None if it would run it, or if nobody knows.
 
-    params: the values of a parameter file as they will be then. The stage in memory is changed, nothing on disk is.
+    params: the values of a parameter file as they will be then. The stage in memory is changed,
+    nothing on disk is.
     """
     try:
         for dep in stage.deps:
@@ -44,8 +52,16 @@ def restorable(stage: Any, params: Params, coming: Coming) -> dict[str, str] | N
             if isinstance(dep, ParamsDependency):
                 dep.hash_info = HashInfo("params", params(dep))  # type: ignore[arg-type] # as DVC does
             elif coming.get(str(path)):
-                dep.hash_name, dep.hash_info, dep.meta = "md5", HashInfo("md5", coming[str(path)]), Meta()
-            elif any(coming[out] is None for out in coming if path.is_relative_to(out) or Path(out).is_relative_to(path)):
+                dep.hash_name, dep.hash_info, dep.meta = (
+                    "md5",
+                    HashInfo("md5", coming[str(path)]),
+                    Meta(),
+                )
+            elif any(
+                coming[out] is None
+                for out in coming
+                if path.is_relative_to(out) or Path(out).is_relative_to(path)
+            ):
                 return None
             else:
                 dep.save()
@@ -54,13 +70,16 @@ def restorable(stage: Any, params: Params, coming: Coming) -> dict[str, str] | N
         stage.repo.stage_cache.restore(stage, dry=True)
     except (DvcException, RunCacheNotFoundError):
         return None
-    return {out["path"]: out["md5"] for out in stage.repo.stage_cache._load(stage)["outs"]}  # it has no public look-up
+    return {
+        out["path"]: out["md5"] for out in stage.repo.stage_cache._load(stage)["outs"]
+    }  # it has no public look-up
 
 
 def check_kept(project: Path, stage: str) -> None:
     """Check, before DVC starts a training, that a finished run in its place can be had again; UserError if nothing else has it.
 
-    DVC's cache has it, or the scratch folder, from which the training publishes it again. DVC itself removes it without a word.
+    DVC's cache has it, or the scratch folder, from which the training publishes it again. DVC
+    itself removes it without a word.
     """
     if not stage.startswith("train@"):
         return
@@ -68,7 +87,8 @@ def check_kept(project: Path, stage: str) -> None:
         run = Path(out.fs_path)
         if (run / TRAINING_RECORDS).exists() and not in_scratch(run) and unstored(out):
             raise UserError(
-                f"{out}: DVC would remove this finished run, and its cache does not have it: keep it by "
+                f"{out}: DVC would remove this finished run, and its cache does not have it: "
+                "keep it by "
                 f"`{commit_command(stage, project)}`, or move it away"
             )
 

@@ -25,10 +25,16 @@ def first_to_differ(graph: Mapping[str, Stage], stages: Iterable[str]) -> list[s
     return [name for name in graph if name in differing and not before[name] & differing]
 
 
-def causes(first: list[str], different: list[str], lock: Mapping[str, dict], outputs: Outputs) -> list[str]:
+def causes(
+    first: list[str], different: list[str], lock: Mapping[str, dict], outputs: Outputs
+) -> list[str]:
     """Return the likely causes as phrases, the surest first; first: the stages of `first_to_differ`."""
     touched = by_hand(different, outputs)
-    found = [f"changed after a stage made it (or dvc.lock was put back): {_listed(touched)}"] if touched else []
+    found = (
+        [f"changed after a stage made it (or dvc.lock was put back): {_listed(touched)}"]
+        if touched
+        else []
+    )
     untouched = {outputs.stages[path] for path in different if path not in touched}
     first = [name for name in first if name in untouched]
     if not first:
@@ -38,11 +44,16 @@ def causes(first: list[str], different: list[str], lock: Mapping[str, dict], out
     recorded = committed_json(str(MACHINE))
     if isinstance(recorded, dict):
         found += machine_differences(recorded, machine_here())
-        return found or ["not known: code, settings, processor, threads and versions are those of the lock"]
+        return found or [
+            "not known: code, settings, processor, threads and versions are those of the lock"
+        ]
     if found:
         return found
     return [
-        f"this machine or its packages: no code or setting was edited; on what the lock was made is not known (no {MACHINE} in the commit)"
+        (
+            "this machine or its packages: no code or setting was edited; "
+            f"on what the lock was made is not known (no {MACHINE} in the commit)"
+        )
     ]
 
 
@@ -50,7 +61,9 @@ def by_hand(different: Iterable[str], outputs: Outputs) -> list[str]:
     """Return the outputs that are not what their stage wrote, by the dvc.lock on disk."""
     file = Path("dvc.lock")
     stages = read_lock(file) if file.exists() else {}
-    written = {out["path"]: out["md5"] for stage in stages.values() for out in stage.get("outs", [])}
+    written = {
+        out["path"]: out["md5"] for stage in stages.values() for out in stage.get("outs", [])
+    }
     return [path for path in different if path in written and written[path] != outputs.hashes[path]]
 
 
@@ -86,7 +99,9 @@ def _git(*words: str) -> list[str]:
 def machine_here() -> dict[str, Any]:
     """Describe this machine; threads and numerics are not this process's, but those of the stages that ran here."""
     written = read_json(MACHINE, dict) if MACHINE.exists() else {}
-    return describe_machine() | {key: written[key] for key in ("threads", "numerics") if key in written}
+    return describe_machine() | {
+        key: written[key] for key in ("threads", "numerics") if key in written
+    }
 
 
 def machine_differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
@@ -99,10 +114,14 @@ def machine_differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> li
         found.append(f"this machine's processor ({one}) is another than the lock's ({other})")
     devices = [str(each.get("device")) for each in (here, there)]
     if devices[0] != devices[1] and not all(device.endswith("CPUs") for device in devices):
-        found.append(f"this machine's device ({devices[0]}) is another than the lock's ({devices[1]})")
+        found.append(
+            f"this machine's device ({devices[0]}) is another than the lock's ({devices[1]})"
+        )
     for key in ("threads", "python", *PACKAGES, "numerics"):
         if here.get(key) != there.get(key):
-            ours, theirs = ("unset" if each.get(key) is None else each[key] for each in (here, there))
+            ours, theirs = (
+                "unset" if each.get(key) is None else each[key] for each in (here, there)
+            )
             found.append(f"{key} {ours} here, {theirs} there")
     return found
 
@@ -121,4 +140,6 @@ def _processors(*both: Any) -> tuple[str, ...]:
 
 
 def _listed(files: list[str]) -> str:
-    return ", ".join(files[:NAMED]) + (f" and {len(files) - NAMED} others" if len(files) > NAMED else "")
+    return ", ".join(files[:NAMED]) + (
+        f" and {len(files) - NAMED} others" if len(files) > NAMED else ""
+    )

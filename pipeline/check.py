@@ -11,7 +11,12 @@ from pathlib import Path
 
 from transformers import AutoTokenizer
 
-from g2rpo_core.architectures.table import ARCHITECTURES, check_trainable, read_architecture, read_shape
+from g2rpo_core.architectures.table import (
+    ARCHITECTURES,
+    check_trainable,
+    read_architecture,
+    read_shape,
+)
 from g2rpo_core.config import Profile, load_profile, load_run, profile_path, resolve, section_of
 from g2rpo_core.data.choice import Chosen, all_prompts, chosen_prompts
 from g2rpo_core.data.embeddings import check_lengths
@@ -44,7 +49,10 @@ def main() -> None:
             print(f"error: {len(problems)} problems to fix before dvc repro", file=sys.stderr)
         sys.exit(1)
     run = load_run()
-    print(f"profile {run.profile}: {', '.join(run.methods)} with seeds {', '.join(map(str, run.seeds))}")
+    print(
+        f"profile {run.profile}: {', '.join(run.methods)} with seeds "
+        f"{', '.join(map(str, run.seeds))}"
+    )
 
 
 def complaints() -> Iterator[str]:
@@ -81,10 +89,15 @@ def _profile_named() -> str | None:
     return name if isinstance(name, str) and not name_problem(name) else None
 
 
-def _prompt_problems(name: str, settings: PromptSettings, embed: EmbedSettings | None) -> Iterator[str]:
+def _prompt_problems(
+    name: str, settings: PromptSettings, embed: EmbedSettings | None
+) -> Iterator[str]:
     """Yield what is wrong with the files of prompts, or with prompts that were made from older files."""
     # Each file by itself
-    on_disk = {testing: isinstance(settings.test if testing else settings.train, str) for testing in (False, True)}
+    on_disk = {
+        testing: isinstance(settings.test if testing else settings.train, str)
+        for testing in (False, True)
+    }
     wrong = [
         text
         for testing, there in on_disk.items()
@@ -104,9 +117,14 @@ def _prompt_problems(name: str, settings: PromptSettings, embed: EmbedSettings |
         yield from problems
     if chosen and not problems and _changed_since(name, settings, chosen):
         files = " and ".join(
-            source for source in (settings.train, settings.test) if isinstance(source, str) and source not in TASK_NAMES
+            source
+            for source in (settings.train, settings.test)
+            if isinstance(source, str) and source not in TASK_NAMES
         )
-        yield f"{files}: changed since prompts/{name} was made, which DVC does not see: dvc repro --force --single-item prompts"
+        yield (
+            f"{files}: changed since prompts/{name} was made, which DVC does not see: "
+            "dvc repro --force --single-item prompts"
+        )
 
 
 def _changed_since(name: str, settings: PromptSettings, chosen: Chosen) -> bool:
@@ -130,16 +148,29 @@ def _unscored_prompts(name: str, profile: Profile) -> Iterator[str]:
     chosen, _ = attempt(lambda: chosen_prompts(settings))
     if chosen is None:
         return
-    judged = dict.fromkeys([*training.rewards, *training.monitor.rewards, *profile.evaluation.rewards])
-    for part, rewards, prompts in (("train", training.rewards, chosen.train), ("test", judged, chosen.test)):
-        largest = dict.fromkeys(rewards, 0.0) if part == "train" else registry.max_missing([*rewards], profile.rewards)
+    judged = dict.fromkeys(
+        [*training.rewards, *training.monitor.rewards, *profile.evaluation.rewards]
+    )
+    for part, rewards, prompts in (
+        ("train", training.rewards, chosen.train),
+        ("test", judged, chosen.test),
+    ):
+        largest = (
+            dict.fromkeys(rewards, 0.0)
+            if part == "train"
+            else registry.max_missing([*rewards], profile.rewards)
+        )
         for reward in (each for each in rewards if each in registry.REWARDS):
-            said = [(prompt.text, registry.REWARDS[reward].problem_of_prompt(prompt.text)) for prompt in prompts]
+            said = [
+                (prompt.text, registry.REWARDS[reward].problem_of_prompt(prompt.text))
+                for prompt in prompts
+            ]
             without = [(text, problem) for text, problem in said if problem]
             if len(without) > largest[reward] * len(prompts):
                 text, problem = without[0]
                 yield (
-                    f"profiles/{name}.yaml: prompts.{part}: {reward} has no score for {len(without)} of {len(prompts)} prompts, "
+                    f"profiles/{name}.yaml: prompts.{part}: {reward} has no score for "
+                    f"{len(without)} of {len(prompts)} prompts, "
                     f"such as {text[:80]!r}: {problem}"
                 )
 
@@ -159,7 +190,9 @@ def _tokenizer(name: str):
     try:
         if settings := section_of(profile_path(name), "models", BuiltModels):
             base = ARCHITECTURES[BASES[settings.base]]
-            return base.counter(TOKENIZERS[base.tokenizers[base.long_tokenizer]](table.TASKS[settings.source]))
+            return base.counter(
+                TOKENIZERS[base.tokenizers[base.long_tokenizer]](table.TASKS[settings.source])
+            )
         models = Path("models", name)
         if not (models / LOCK).exists():
             return None
@@ -175,13 +208,21 @@ def _machine_problems(name: str, profile: Profile) -> Iterator[str]:
     for tracker in profile.training.tracking.to:
         if lacking := not_installed(tracker):
             yield f"profiles/{name}.yaml: training.tracking.to: {lacking}"
-    used = dict.fromkeys([*profile.training.rewards, *profile.training.monitor.rewards, *profile.evaluation.rewards])
+    used = dict.fromkeys(
+        [*profile.training.rewards, *profile.training.monitor.rewards, *profile.evaluation.rewards]
+    )
     for reward in used:
         yield from attempt(partial(registry.check, reward, profile.rewards))[1]
     # Training says in full what keeps a profile from being planned, and evaluation needs no plan
-    free, needed = shutil.disk_usage(Path.cwd()).free / 2**30, attempt(partial(disk_gib, profile))[0]
+    free, needed = (
+        shutil.disk_usage(Path.cwd()).free / 2**30,
+        attempt(partial(disk_gib, profile))[0],
+    )
     if needed and free < needed:
-        yield f"{Path.cwd()}: has {free:.1f} GiB free, but profile {name} needs about {needed:.1f}: make room, or work on another disk"
+        yield (
+            f"{Path.cwd()}: has {free:.1f} GiB free, but profile {name} needs about {needed:.1f}: "
+            "make room, or work on another disk"
+        )
 
 
 def disk_gib(profile: Profile) -> float:

@@ -1,6 +1,7 @@
 """Finds what the last commit says of the pipeline's outputs: their hashes, and as far as they are at hand here, their contents.
 
-Contents are in DVC's cache, or in git where a stage's output is committed. A clone has no cache: of a folder only its hash is known.
+Contents are in DVC's cache, or in git where a stage's output is committed. A clone has no cache: of
+a folder only its hash is known.
 """
 
 import hashlib
@@ -46,7 +47,10 @@ def read_outputs() -> Outputs:
             return Outputs(
                 {str(out.def_path): hash_of(out) for stage in stages for out in stage.outs},
                 {str(out.def_path): stage.name for stage in stages for out in stage.outs},
-                {stage.name: {str(dep.def_path): hash_of(dep) for dep in stage.deps} for stage in stages},
+                {
+                    stage.name: {str(dep.def_path): hash_of(dep) for dep in stage.deps}
+                    for stage in stages
+                },
                 Path(repo.cache.local.path),
             )
     except DvcException as error:
@@ -57,7 +61,9 @@ def committed_stages() -> dict[str, dict]:
     """Return the stages of the last commit's dvc.lock; UserError outside a git checkout."""
     done = subprocess.run(["git", "show", "HEAD:./dvc.lock"], capture_output=True, text=True)
     if done.returncode:
-        raise UserError(f"{Path.cwd()}: no committed dvc.lock to compare with: {done.stderr.strip()}")
+        raise UserError(
+            f"{Path.cwd()}: no committed dvc.lock to compare with: {done.stderr.strip()}"
+        )
     return stages_in(done.stdout, Path("HEAD:dvc.lock"))
 
 

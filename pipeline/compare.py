@@ -1,6 +1,7 @@
 """Compares two reports: what changed, by how much, and whether it is significant.
 
-Each is a commit of this project (or a branch or tag; `now` means the files in this folder), a study, or a profile.
+Each is a commit of this project (or a branch or tag; `now` means the files in this folder), a
+study, or a profile.
 """
 
 import argparse
@@ -40,7 +41,9 @@ METRICS = REPORTS / "metrics"
 @ends_in_one_line
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="g2rpo report --compare", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="g2rpo report --compare",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("before", metavar="A", help="such as HEAD~1, now, a study or a profile")
     parser.add_argument("after", metavar="B")
@@ -52,7 +55,9 @@ def main() -> None:
         try:
             args.out.write_text(text, encoding="utf-8")
         except OSError as error:
-            raise UserError(f"compare: --out {args.out}: {error.strerror}: give a file that can be written") from None
+            raise UserError(
+                f"compare: --out {args.out}: {error.strerror}: give a file that can be written"
+            ) from None
 
 
 def side(name: str) -> Side:
@@ -62,11 +67,18 @@ def side(name: str) -> Side:
     if Path("studies", name, "params.yaml").exists():
         study = load_study(name)
         path, home = profile_path(study.profile), Path("studies", name)
-        tables = tables_in(home / "evaluations") or [scores_in(read_results(home / "results.parquet"))]
+        tables = tables_in(home / "evaluations") or [
+            scores_in(read_results(home / "results.parquet"))
+        ]
         return _side(name, resolve(path, study).data, load_profile(path, study).evaluation, tables)
     if profile_path(name).exists():
         path = profile_path(name)
-        return _side(name, resolve(path).data, load_profile(path).evaluation, tables_in(Path("evaluations", name)))
+        return _side(
+            name,
+            resolve(path).data,
+            load_profile(path).evaluation,
+            tables_in(Path("evaluations", name)),
+        )
     return read_commit(name)
 
 
@@ -84,30 +96,47 @@ def read_commit(name: str) -> Side:
         evaluation = EvaluationSettings.model_validate(data["evaluation"], strict=False)
         try:
             paths = [
-                path for path in files.find(f"evaluations/{run['profile']}", maxdepth=2) if path.endswith("/results.parquet")
+                path
+                for path in files.find(f"evaluations/{run['profile']}", maxdepth=2)
+                if path.endswith("/results.parquet")
             ]
             tables = [pd.read_parquet(io.BytesIO(files.read_bytes(path))) for path in sorted(paths)]
         except (DvcException, DataIndexDirError, OSError):
             tables = []
-        return _side(name, data, evaluation, tables or list(committed_means(files, run, evaluation)))
+        return _side(
+            name, data, evaluation, tables or list(committed_means(files, run, evaluation))
+        )
     except SCMError:
         raise UserError(
-            f"compare: {name}: no commit, study or profile of that name; there are {', '.join(sorted(known))}, and {NOW}"
+            f"compare: {name}: no commit, study or profile of that name; "
+            f"there are {', '.join(sorted(known))}, and {NOW}"
         ) from None
     except (DvcException, OSError, KeyError) as error:
         reason = str(error).strip().split("\n")[0] or type(error).__name__
         command = f"git checkout {name} && dvc repro" if name != NOW else "dvc repro"
         raise UserError(
-            f"compare: {name}: has no evaluations, nor means in {METRICS} ({reason}); to make them: {command}"
+            f"compare: {name}: has no evaluations, nor means in {METRICS} ({reason}); "
+            f"to make them: {command}"
         ) from None
 
 
-def committed_means(files: DVCFileSystem, run: dict, evaluation: EvaluationSettings) -> Iterator[pd.DataFrame]:
+def committed_means(
+    files: DVCFileSystem, run: dict, evaluation: EvaluationSettings
+) -> Iterator[pd.DataFrame]:
     """Yield the mean rewards of the base and of each run of params.yaml as tables of scores (`SCORES`) without a prompt_id."""
     for method, seed in [BASE, *product(run["methods"], run["seeds"])]:
         means = json.loads(files.read_text(METRICS / f"{run_name(method, seed)}.json"))
-        about = {"method": method, "seed": seed, "checkpoint": str(evaluation.checkpoints[0]), "steps": evaluation.steps[0]}
-        rows = [about | {"reward": reward, "score": means[reward]} for reward in evaluation.rewards if reward in means]
+        about = {
+            "method": method,
+            "seed": seed,
+            "checkpoint": str(evaluation.checkpoints[0]),
+            "steps": evaluation.steps[0],
+        }
+        rows = [
+            about | {"reward": reward, "score": means[reward]}
+            for reward in evaluation.rewards
+            if reward in means
+        ]
         yield pd.DataFrame(rows).reindex(columns=SCORES)
 
 
@@ -115,7 +144,9 @@ def tables_in(folder: Path) -> list[pd.DataFrame]:
     return [read_table(file, SCORES) for file in sorted(folder.glob("*/results.parquet"))]
 
 
-def _side(name: str, profile: dict, evaluation: EvaluationSettings, tables: list[pd.DataFrame]) -> Side:
+def _side(
+    name: str, profile: dict, evaluation: EvaluationSettings, tables: list[pd.DataFrame]
+) -> Side:
     if not tables:
         raise UserError(f"compare: {name} has no evaluations: `dvc repro evaluate` makes them")
     return Side(name, profile, reported(pd.concat(tables, ignore_index=True), evaluation))
@@ -129,27 +160,50 @@ def lines(before: Side, after: Side) -> Iterator[str]:
     # The result in a sentence, and what the sides lack
     yield f"# {before.name} and {after.name}\n"
     known = [change for change in differences if _is_known(change)]
-    count = f"{len(significant)} of {len(known)} differences are" if significant else "No difference is"
-    yield f"{count} significant (95 %)." if known else "Whether a difference is significant is not known: only means are at hand."
+    count = (
+        f"{len(significant)} of {len(known)} differences are" if significant else "No difference is"
+    )
+    yield (
+        f"{count} significant (95 %)."
+        if known
+        else "Whether a difference is significant is not known: only means are at hand."
+    )
     if lacking := " and ".join(each.name for each in (before, after) if each.means_only):
-        yield f"\nOf {lacking} only mean rewards are at hand, no scores by prompt (`dvc repro` makes them): fewer than three seeds have no interval."
+        yield (
+            f"\nOf {lacking} only mean rewards are at hand, no scores by prompt (`dvc repro` makes "
+            "them): fewer than three seeds have no interval."
+        )
     if any(change.method == BASE[0] and abs(change.difference) > SAME for change in differences):
-        yield "\nThe base differs, too (other models, or another machine): compare gains over the base, not scores."
+        yield (
+            "\nThe base differs, too (other models, or another machine): "
+            "compare gains over the base, not scores."
+        )
     # The settings
     settings = changed_settings(before, after)
     yield "\n## Settings that differ\n"
     if settings:
         yield f"| setting | {before.name} | {after.name} |\n|---|---|---|"
-        yield from (f"| `{key}` | {_shown(one)} | {_shown(other)} |" for key, one, other in settings)
+        yield from (
+            f"| `{key}` | {_shown(one)} | {_shown(other)} |" for key, one, other in settings
+        )
     else:
         yield "None."
     # The rewards of the runs that both have, then the other runs
     paired = "" if lacking else ", paired by prompt"
-    yield f"\n## Rewards\n\nDifferences are {after.name} minus {before.name}{paired}. With three or more seeds, the interval is over seeds.\n"
-    yield f"| model | reward | {before.name} | {after.name} | difference | 95 % interval | significant |\n|---|---|---|---|---|---|---|"
+    yield (
+        "\n## Rewards\n\n"
+        f"Differences are {after.name} minus {before.name}{paired}. With three or more seeds, "
+        "the interval is over seeds.\n"
+    )
+    yield (
+        f"| model | reward | {before.name} | {after.name} | difference | 95 % interval | "
+        "significant |\n|---|---|---|---|---|---|---|"
+    )
     yield from (_row(change, names) for change in differences)
     for one, other in ((before, after), (after, before)):
-        if alone := [f"{method}-{seed}" for method, seed in one.runs if (method, seed) not in other.runs]:
+        if alone := [
+            f"{method}-{seed}" for method, seed in one.runs if (method, seed) not in other.runs
+        ]:
             yield f"\nOnly in {one.name}: {', '.join(alone)}."
 
 

@@ -24,7 +24,10 @@ def comparisons_in(report: Any, path: Path) -> dict[Key, Mapping] | None:
     with reading(path):
         for one in report["comparisons"]:
             interval(one)
-        return {(one["of"], one["against"], one["reward"], one.get("on", "")): one for one in report["comparisons"]}
+        return {
+            (one["of"], one["against"], one["reward"], one.get("on", "")): one
+            for one in report["comparisons"]
+        }
 
 
 def changed(before: Mapping[Key, Mapping], after: Mapping[Key, Mapping]) -> list[str]:
@@ -33,7 +36,9 @@ def changed(before: Mapping[Key, Mapping], after: Mapping[Key, Mapping]) -> list
     for key in before.keys() | after.keys():
         was, now = before.get(key), after.get(key)
         if was is None or now is None or conclusion(was) != conclusion(now):
-            sentences.append((_place(key, before, after), f"{_title(key)}: was {_said(was)}, now {_said(now)}"))
+            sentences.append(
+                (_place(key, before, after), f"{_title(key)}: was {_said(was)}, now {_said(now)}")
+            )
     return [sentence for _, sentence in sorted(sentences)]
 
 
@@ -42,7 +47,13 @@ def conclusion(one: Mapping) -> str:
     _, low, high = interval(one)
     if "margin" in one:
         return "confirmed" if low > -one["margin"] else "not confirmed"
-    return "significantly above" if low > 0 else "significantly below" if high < 0 else "not significantly different"
+    return (
+        "significantly above"
+        if low > 0
+        else "significantly below"
+        if high < 0
+        else "not significantly different"
+    )
 
 
 def interval(one: Mapping) -> tuple[float, float, float]:

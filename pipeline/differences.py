@@ -41,7 +41,9 @@ def images_apart(old: Path, new: Path) -> str:
     apart = np.abs(after - before)
     if not apart.any():
         return "image: the same pixels, stored otherwise"
-    return f"image: values differ by {apart.max():.0f} of 255 at most, {apart.mean():.2g} on average"
+    return (
+        f"image: values differ by {apart.max():.0f} of 255 at most, {apart.mean():.2g} on average"
+    )
 
 
 def pixels(path: Path) -> np.ndarray:
@@ -77,7 +79,10 @@ def _checkpoint(path: Path) -> dict[str, torch.Tensor]:
 def weights_apart(before: Mapping[str, torch.Tensor], after: Mapping[str, torch.Tensor]) -> str:
     """Tell the relative distance |a-b|/|a| over all weights that both have, and that of the tensor where it is largest."""
     shared = [name for name in before if name in after and before[name].shape == after[name].shape]
-    squares = {name: (_norm(after[name].double() - before[name].double()), _norm(before[name].double())) for name in shared}
+    squares = {
+        name: (_norm(after[name].double() - before[name].double()), _norm(before[name].double()))
+        for name in shared
+    }
     far = math.hypot(*(apart for apart, _ in squares.values()))
     size = math.hypot(*(norm for _, norm in squares.values()))
     parts = [f"weights: relative distance {_ratio(far, size):.2g} over {len(shared)} tensors"]
@@ -147,7 +152,9 @@ def column_apart(name: str, before: pd.Series, after: pd.Series) -> tuple[float,
     error = pd.Series(first).sem()
     moved = abs(np.nanmean(second) - np.nanmean(first)) / error if error else 0.0
     said = f"{text}, by {apart.max():.2g} at most and {apart.mean():.2g} on average"
-    return float(moved), f"{said}; the mean moves by {moved:.2g} of its standard errors" if error else said
+    return float(
+        moved
+    ), f"{said}; the mean moves by {moved:.2g} of its standard errors" if error else said
 
 
 def _unlike(one: object, other: object) -> bool:
@@ -160,12 +167,15 @@ def json_apart(old: Path, new: Path) -> str:
     after: dict[str, Any] = dict(leaves(read_json(new)))
     shared = [key for key in before if key in after and before[key] != after[key]]
     numbers = [key for key in shared if _is_number(before[key]) and _is_number(after[key])]
-    numbers.sort(key=lambda key: -abs(after[key] - before[key]) / max(abs(before[key]), abs(after[key])))
+    numbers.sort(
+        key=lambda key: -abs(after[key] - before[key]) / max(abs(before[key]), abs(after[key]))
+    )
     others = [key for key in shared if key not in numbers]
     said = []
     if numbers:
         said.append(
-            f"{len(numbers)} of {sum(map(_is_number, before.values()))} numbers differ, most: {_changes(numbers, before, after)}"
+            f"{len(numbers)} of {sum(map(_is_number, before.values()))} numbers differ, most: "
+            f"{_changes(numbers, before, after)}"
         )
     if others:
         said.append(
@@ -199,17 +209,28 @@ def texts_apart(old: Path, new: Path) -> str:
         return "text: the same words, spaced otherwise"
     if max(len(before), len(after)) > MOST_WORDS:
         return f"text: {len(before):,} -> {len(after):,} words, too many to compare"
-    changed = [step for step in SequenceMatcher(None, before, after).get_opcodes() if step[0] != "equal"]
+    changed = [
+        step for step in SequenceMatcher(None, before, after).get_opcodes() if step[0] != "equal"
+    ]
     count = sum(max(end - start, last - first) for _, start, end, first, last in changed)
-    shown = (_replaced(" ".join(before[start:end]), " ".join(after[first:last])) for _, start, end, first, last in changed[:FEW])
-    return f"text: {count:,} of {len(before):,} words changed: {', '.join(shown)}{', …' if len(changed) > FEW else ''}"
+    shown = (
+        _replaced(" ".join(before[start:end]), " ".join(after[first:last]))
+        for _, start, end, first, last in changed[:FEW]
+    )
+    return (
+        f"text: {count:,} of {len(before):,} words changed: "
+        f"{', '.join(shown)}{', …' if len(changed) > FEW else ''}"
+    )
 
 
 def _replaced(old: str, new: str) -> str:
     """Show two texts from a few characters before they part."""
     parted = len(os.path.commonprefix([old, new]))
     start = parted - SHARED if parted > 2 * SHARED else 0
-    one, other = (f"'{'…' if start else ''}{_short(text[start:])}'" if text else "nothing" for text in (old, new))
+    one, other = (
+        f"'{'…' if start else ''}{_short(text[start:])}'" if text else "nothing"
+        for text in (old, new)
+    )
     return f"{one} -> {other}"
 
 
@@ -224,5 +245,7 @@ MEASURES: dict[str, Callable[[Path, Path], str]] = {
     **dict.fromkeys((".pt", ".pth", ".bin"), checkpoints_apart),
     ".parquet": tables_apart,
     ".json": json_apart,
-    **dict.fromkeys((".md", ".html", ".svg", ".yaml", ".yml", ".txt", ".jinja", ".js"), texts_apart),
+    **dict.fromkeys(
+        (".md", ".html", ".svg", ".yaml", ".yml", ".txt", ".jinja", ".js"), texts_apart
+    ),
 }

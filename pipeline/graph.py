@@ -19,12 +19,23 @@ from g2rpo_core.foundation.settings import Settings, problems_of
 class FlowMeta(Settings):
     """How a flow runs a stage: the key `flow` of its `meta:` in dvc.yaml."""
 
-    tags: tuple[str, ...] = Field((), description="concurrency limits of which the stage takes a slot, such as `gpu`")
-    retries: int = Field(
-        0, ge=0, description="how often it is retried after a temporary failure (exit status 75), never after another one"
+    tags: tuple[str, ...] = Field(
+        (), description="concurrency limits of which the stage takes a slot, such as `gpu`"
     )
-    retry_delay: float = Field(30, gt=0, description="seconds before the first retry; each further one waits twice as long")
-    time_limit: float | None = Field(None, gt=0, description="seconds after which its whole process group is ended")
+    retries: int = Field(
+        0,
+        ge=0,
+        description=(
+            "how often it is retried after a temporary failure (exit status 75), "
+            "never after another one"
+        ),
+    )
+    retry_delay: float = Field(
+        30, gt=0, description="seconds before the first retry; each further one waits twice as long"
+    )
+    time_limit: float | None = Field(
+        None, gt=0, description="seconds after which its whole process group is ended"
+    )
 
 
 @dataclass(frozen=True)
@@ -59,10 +70,14 @@ def read_graph(project: Path = Path(".")) -> dict[str, Stage]:
     except DvcException as error:
         raise UserError(f"{project.resolve()}: {explain(error)}") from None
     except OSError as error:  # nothing is wrong with the files
-        raise UserError(what_lacks(error) or f"{project.resolve()}: DVC cannot work here ({error.strerror or error})") from None
+        raise UserError(
+            what_lacks(error)
+            or f"{project.resolve()}: DVC cannot work here ({error.strerror or error})"
+        ) from None
     except Exception as error:  # from a file that is YAML but not a lock: DVC looks up keys in it
         raise UserError(
-            f"{project.resolve()}: DVC cannot read dvc.yaml or dvc.lock ({type(error).__name__}: {error}): {hint_for(project / 'dvc.lock')}"
+            f"{project.resolve()}: DVC cannot read dvc.yaml or dvc.lock ({type(error).__name__}: "
+            f"{error}): {hint_for(project / 'dvc.lock')}"
         ) from error
     # Order the stages: each after all that it needs
     stages: dict[str, Stage] = {}
@@ -78,7 +93,9 @@ def read_graph(project: Path = Path(".")) -> dict[str, Stage]:
         # A source that was put under version control by `dvc add` has no command to run
         if node.cmd:
             names = tuple(other.name for other in needs if other.cmd)
-            stages[node.name] = Stage(node.name, names, _meta(node), node.addressing in changed, project, str(node.cmd))
+            stages[node.name] = Stage(
+                node.name, names, _meta(node), node.addressing in changed, project, str(node.cmd)
+            )
 
     for node in sorted(graph.nodes, key=lambda node: node.addressing):
         add(node)
@@ -103,7 +120,10 @@ def _meta(node) -> FlowMeta:
     try:
         return FlowMeta.model_validate_json(json.dumps((node.meta or {}).get("flow", {})))
     except ValidationError as error:
-        raise UserError(f"{node.relpath}: {node.addressing}: meta.flow.{in_one_line(problems_of(error, FlowMeta))}") from None
+        raise UserError(
+            f"{node.relpath}: {node.addressing}: "
+            f"meta.flow.{in_one_line(problems_of(error, FlowMeta))}"
+        ) from None
 
 
 def chosen(stages: dict[str, Stage], targets: Iterable[str]) -> dict[str, Stage]:
@@ -118,7 +138,8 @@ def chosen(stages: dict[str, Stage], targets: Iterable[str]) -> dict[str, Stage]
         matching = [name for name, stage in stages.items() if target in (name, stage.group)]
         if not matching:
             raise UserError(
-                f"dvc.yaml: no stage {target!r}; there are {', '.join(dict.fromkeys(s.group for s in stages.values()))}"
+                f"dvc.yaml: no stage {target!r}; there are "
+                f"{', '.join(dict.fromkeys(s.group for s in stages.values()))}"
             )
         todo += matching
     # Add what they need

@@ -1,8 +1,8 @@
 """Makes the runs of params.yaml jobs on a Slurm cluster: writes files for `sbatch`, and submits them.
 
-Without --method it is everything that params.yaml names: one job that prepares models, prompts and embeddings, one for each run, the base and
-each published model, and one for the report, each after those that it needs. What is up to date gets no job. DVC knows a run when its job
-has ended.
+Without --method it is everything that params.yaml names: one job that prepares models, prompts and
+embeddings, one for each run, the base and each published model, and one for the report, each after
+those that it needs. What is up to date gets no job. DVC knows a run when its job has ended.
 """
 
 import argparse
@@ -65,36 +65,61 @@ def main() -> None:
         return
     # Submit each job after those that it needs
     if not shutil.which("sbatch"):
-        raise UserError(f"launch: there is no sbatch on this machine; the files are {' '.join(map(str, files.values()))}")
+        raise UserError(
+            "launch: there is no sbatch on this machine; the files are "
+            f"{' '.join(map(str, files.values()))}"
+        )
     numbers, states = submitted(), queued()
     for job in jobs:
         key = files[job.name].stem
         if numbers.get(key) in states:
             print(f"{files[job.name]}: is already job {numbers[key]}, {states[numbers[key]]}")
             continue
-        numbers[key] = submit(files[job.name], [numbers[files[name].stem] for name in job.after if name in files])
+        numbers[key] = submit(
+            files[job.name], [numbers[files[name].stem] for name in job.after if name in files]
+        )
         write_json(SUBMITTED, numbers)
         print(f"{files[job.name]}: job {numbers[key]}")
 
 
 def parsed(words: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="g2rpo launch", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="g2rpo launch",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--profile", help="the profile of params.yaml, as a check")
-    parser.add_argument("--method", help="only this method of params.yaml, or base, which is only evaluated")
+    parser.add_argument(
+        "--method", help="only this method of params.yaml, or base, which is only evaluated"
+    )
     parser.add_argument("--seed", type=int, help="only this seed of params.yaml")
     parser.add_argument("--nodes", type=int, default=1, help="machines of a run")
-    parser.add_argument("--gpus-per-node", type=int, default=GPUS_OF_A_NODE, help="processes on each")
     parser.add_argument(
-        "--time", default="24:00:00", help="time limit of a job (24:00:00); a run that needs longer is queued again"
-    )
-    parser.add_argument("--cpus", type=int, help=f"cores of a node (with {GPUS_OF_A_NODE} GPUs all, else {CPUS} for each)")
-    parser.add_argument(
-        "--mem", help=f"memory of a node, as sbatch has it (with {GPUS_OF_A_NODE} GPUs all, else {MEMORY}G for each)"
+        "--gpus-per-node", type=int, default=GPUS_OF_A_NODE, help="processes on each"
     )
     parser.add_argument(
-        "--option", action="append", default=[], metavar="--PARTITION=NAME", help="an option for sbatch; may be repeated"
+        "--time",
+        default="24:00:00",
+        help="time limit of a job (24:00:00); a run that needs longer is queued again",
+    )
+    parser.add_argument(
+        "--cpus",
+        type=int,
+        help=f"cores of a node (with {GPUS_OF_A_NODE} GPUs all, else {CPUS} for each)",
+    )
+    parser.add_argument(
+        "--mem",
+        help=(
+            f"memory of a node, as sbatch has it (with {GPUS_OF_A_NODE} GPUs all, "
+            f"else {MEMORY}G for each)"
+        ),
+    )
+    parser.add_argument(
+        "--option",
+        action="append",
+        default=[],
+        metavar="--PARTITION=NAME",
+        help="an option for sbatch; may be repeated",
     )
     parser.add_argument("--submit", action="store_true", help="also call sbatch")
     return parser.parse_args(words)
@@ -109,9 +134,13 @@ def campaign(args: argparse.Namespace) -> tuple[str, list[Job]]:
     # What is not up to date, by DVC
     wanted = load_run()
     if args.profile not in (None, wanted.profile):
-        raise UserError(f"launch: params.yaml has profile {wanted.profile}, not {args.profile}: name it there")
+        raise UserError(
+            f"launch: params.yaml has profile {wanted.profile}, not {args.profile}: name it there"
+        )
     if (done := update_profile()).returncode:
-        raise UserError(f"launch: dvc repro profile: {(done.stderr.strip().splitlines() or ['failed'])[-1]}")
+        raise UserError(
+            f"launch: dvc repro profile: {(done.stderr.strip().splitlines() or ['failed'])[-1]}"
+        )
     stale: set[str] = set()
     for name, stage in read_graph().items():
         if stage.changed or stale & set(stage.needs):
@@ -124,12 +153,14 @@ def campaign(args: argparse.Namespace) -> tuple[str, list[Job]]:
     chosen = [
         one
         for one in entries
-        if args.method in (None, one[0]) and (args.seed in (None, one[1]) or one[0] == BASE[0] == args.method)
+        if args.method in (None, one[0])
+        and (args.seed in (None, one[1]) or one[0] == BASE[0] == args.method)
     ]
     if not chosen:
         asked = run_name(args.method or next(iter(wanted.methods), BASE[0]), args.seed or 0)
         raise UserError(
-            f"launch: dvc repro has no train@{asked} of {wanted.profile}: name profile, method and seed in params.yaml"
+            f"launch: dvc repro has no train@{asked} of {wanted.profile}: name profile, "
+            "method and seed in params.yaml"
         )
     # Their jobs
     targets = [name for name in ("published", "embed") if name == "embed" or wanted.published]
@@ -142,28 +173,63 @@ def campaign(args: argparse.Namespace) -> tuple[str, list[Job]]:
         if job.stages:
             jobs.append(replace(job, grace=training.checkpoints.grace) if training else job)
     if whole and "report" in stale:
-        jobs.append(Job("report", gpus=0, command="repro --single-item report", after=tuple(job.name for job in jobs)))
+        jobs.append(
+            Job(
+                "report",
+                gpus=0,
+                command="repro --single-item report",
+                after=tuple(job.name for job in jobs),
+            )
+        )
     return wanted.profile, jobs
 
 
 def _job_of(
-    profile: str, method: str, seed: int, trained: bool, stale: set[str], before: tuple[str, ...], args: argparse.Namespace
+    profile: str,
+    method: str,
+    seed: int,
+    trained: bool,
+    stale: set[str],
+    before: tuple[str, ...],
+    args: argparse.Namespace,
 ) -> Job:
     run, words = run_name(method, seed), f"--profile {profile} --method {method} --seed {seed}"
-    evaluated = f"evaluate@{run}" if trained else "evaluate_base" if method == BASE[0] else f"evaluate_published@{method}"
-    stages = [(f"train@{run}", f"stages.train {words}")] * trained + [(evaluated, f"stages.evaluate {words}")]
-    return Job(run, args.nodes, args.gpus_per_node, stages=tuple(stage for stage in stages if stage[0] in stale), after=before)
+    evaluated = (
+        f"evaluate@{run}"
+        if trained
+        else "evaluate_base"
+        if method == BASE[0]
+        else f"evaluate_published@{method}"
+    )
+    stages = [(f"train@{run}", f"stages.train {words}")] * trained + [
+        (evaluated, f"stages.evaluate {words}")
+    ]
+    return Job(
+        run,
+        args.nodes,
+        args.gpus_per_node,
+        stages=tuple(stage for stage in stages if stage[0] in stale),
+        after=before,
+    )
 
 
 def _check(profile, training, args: argparse.Namespace) -> None:
     """Check that training and evaluation take the job's number of processes; UserError otherwise."""
-    asked = ({"training": training.processes} if training else {}) | {"evaluation": profile.evaluation.processes}
+    asked = ({"training": training.processes} if training else {}) | {
+        "evaluation": profile.evaluation.processes
+    }
     count = args.nodes * args.gpus_per_node
     for section, processes in asked.items():
         if processes not in ("auto", count):
-            raise UserError(f"launch: {section}.processes is {processes}, but the job has {count} GPUs: write auto")
+            raise UserError(
+                f"launch: {section}.processes is {processes}, but the job has {count} GPUs: "
+                "write auto"
+            )
     if training and training.prompts_per_iteration % count:
-        raise UserError(f"launch: {training.prompts_per_iteration} prompts per iteration cannot be shared evenly by {count} GPUs")
+        raise UserError(
+            f"launch: {training.prompts_per_iteration} prompts per iteration cannot be shared "
+            f"evenly by {count} GPUs"
+        )
 
 
 def write_job(job: Job, profile: str, args: argparse.Namespace) -> Path:
@@ -172,14 +238,23 @@ def write_job(job: Job, profile: str, args: argparse.Namespace) -> Path:
     from g2rpo_core.distributed.launcher import MARGIN, SHUTDOWN, SHUTDOWN_DEFAULT
 
     file = JOBS / f"{profile}-{job.name}.sbatch"
-    template = Environment(undefined=StrictUndefined, keep_trailing_newline=True, trim_blocks=True).from_string(
-        TEMPLATE.read_text()
-    )
+    template = Environment(
+        undefined=StrictUndefined, keep_trailing_newline=True, trim_blocks=True
+    ).from_string(TEMPLATE.read_text())
     text = template.render(
-        job=job, profile=profile, file=file, options=[*_resources(job, args), *args.option], time=args.time,
-        grace=round(job.grace), late=LATE, checkout=shlex.quote(str(Path.cwd())), python=shlex.quote(sys.executable),
-        programs=shlex.quote(str(Path(sys.executable).parent)), shutdown=f"{SHUTDOWN}={max(SHUTDOWN_DEFAULT, round(job.grace) + MARGIN)}", status=STATUS_FOLDER,
-    )  # fmt: skip
+        job=job,
+        profile=profile,
+        file=file,
+        options=[*_resources(job, args), *args.option],
+        time=args.time,
+        grace=round(job.grace),
+        late=LATE,
+        checkout=shlex.quote(str(Path.cwd())),
+        python=shlex.quote(sys.executable),
+        programs=shlex.quote(str(Path(sys.executable).parent)),
+        shutdown=f"{SHUTDOWN}={max(SHUTDOWN_DEFAULT, round(job.grace) + MARGIN)}",
+        status=STATUS_FOLDER,
+    )
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(text)
     return file
@@ -196,8 +271,12 @@ def _resources(job: Job, args: argparse.Namespace) -> Iterator[str]:
 
 def submit(file: Path, after: list[str]) -> str:
     """Submit a job after others; return the number that Slurm gives it."""
-    needs = [f"--dependency=afterok:{':'.join(after)}", "--kill-on-invalid-dep=yes"] if after else []
-    done = subprocess.run(["sbatch", "--parsable", *needs, str(file)], capture_output=True, text=True)
+    needs = (
+        [f"--dependency=afterok:{':'.join(after)}", "--kill-on-invalid-dep=yes"] if after else []
+    )
+    done = subprocess.run(
+        ["sbatch", "--parsable", *needs, str(file)], capture_output=True, text=True
+    )
     if done.returncode:
         raise UserError(f"launch: sbatch {file}: {done.stderr.strip()}")
     return done.stdout.strip().split(";")[0]

@@ -22,7 +22,9 @@ def main() -> None:
     states = queued()
     for name, number in numbers.items():
         log = JOBS / f"{name}.log"
-        lines = log.read_text(errors="replace").replace("\r", "\n").split("\n") if log.exists() else []
+        lines = (
+            log.read_text(errors="replace").replace("\r", "\n").split("\n") if log.exists() else []
+        )
         last = next((line.strip() for line in reversed(lines) if line.strip()), "")
         print(f"{name:30} {number:>8}  {states.get(number, 'ended'):24} {visible(last)[:100]}")
 
@@ -35,13 +37,18 @@ def submitted() -> dict[str, str]:
 def queued() -> dict[str, str]:
     """Return number -> state, and why it waits, of the user's jobs in Slurm's queue; UserError without Slurm."""
     try:
-        done = subprocess.run(["squeue", "--me", "--noheader", "--format=%i %T %r"], capture_output=True, text=True)
+        done = subprocess.run(
+            ["squeue", "--me", "--noheader", "--format=%i %T %r"], capture_output=True, text=True
+        )
     except FileNotFoundError:
         raise UserError("there is no squeue on this machine: go to one of the cluster") from None
     if done.returncode:
         raise UserError(f"squeue: {done.stderr.strip()}")
     lines = [line.split(maxsplit=2) for line in done.stdout.splitlines()]
-    return {number: state.lower() + (f" ({why})" if why != "None" else "") for number, state, why in lines}
+    return {
+        number: state.lower() + (f" ({why})" if why != "None" else "")
+        for number, state, why in lines
+    }
 
 
 if __name__ == "__main__":

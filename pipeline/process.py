@@ -17,7 +17,8 @@ from typing import IO, Literal
 
 import psutil
 
-# Seconds from SIGTERM to SIGKILL for what gives no longer ones: training stops at its next call of the transformer, and writes a checkpoint
+# Seconds from SIGTERM to SIGKILL for what gives no longer ones: training stops at its next call of
+# the transformer, and writes a checkpoint
 GRACE = 12.0
 POLL = 0.25  # seconds
 
@@ -74,19 +75,26 @@ def run_group(
 ) -> Ended:
     """Run `command` in a folder (the working directory) and return when its whole group is gone.
 
-    Nothing it started stays behind. When `stop` is set or `time_limit` seconds have passed, the group gets SIGTERM, and SIGKILL
-    after `grace` seconds. stdout and stderr go to `on_text` together, from another thread; what it raises is raised here.
+    Nothing it started stays behind. When `stop` is set or `time_limit` seconds have passed, the
+    group gets SIGTERM, and SIGKILL after `grace` seconds. stdout and stderr go to `on_text`
+    together, from another thread; what it raises is raised here.
     """
     process = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment, cwd=folder,
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=environment,
+        cwd=folder,
         start_new_session=True,
-    )  # fmt: skip
+    )
     assert process.stdout
     started = time.monotonic()
     kill_at: float | None = None
     by: By = "itself"
     over = threading.Event()
-    # Pass on the output in a thread with this one's context: a callback that hangs must not keep the group from being ended
+    # Pass on the output in a thread with this one's context: a callback that hangs must not keep
+    # the group from being ended
     with process.stdout as output, ThreadPoolExecutor(1) as pool:
         passed = pool.submit(copy_context().run, _pass_on, output, on_text, over)
         try:

@@ -1,7 +1,8 @@
 """Rehearses a profile on any machine: the real stages at true size, as one of many simulated processes on simulated GPUs.
 
-Each stage runs in its own process (`pipeline.rehearsal`). Its cost is measured operation by operation: memory of GPU and host
-by phase, floating-point operations, what is sent between processes, and what would be on disk.
+Each stage runs in its own process (`pipeline.rehearsal`). Its cost is measured operation by
+operation: memory of GPU and host by phase, floating-point operations, what is sent between
+processes, and what would be on disk.
 """
 
 import argparse
@@ -85,10 +86,19 @@ def main() -> None:
     from g2rpo_core.config import load_profile, profile_path
 
     profile = load_profile(profile_path(args.profile))
-    machines = checked_machines("rehearse", args.gpus, args.memory, args.nodes, args.inside, args.between)
-    methods = list(profile.methods) if args.method == ["all"] else args.method or list(profile.methods)[:1]
+    machines = checked_machines(
+        "rehearse", args.gpus, args.memory, args.nodes, args.inside, args.between
+    )
+    methods = (
+        list(profile.methods)
+        if args.method == ["all"]
+        else args.method or list(profile.methods)[:1]
+    )
     if unknown := [method for method in methods if method not in profile.methods]:
-        raise UserError(f"profiles/{args.profile}.yaml: methods: there is no {unknown[0]!r}, only {', '.join(profile.methods)}")
+        raise UserError(
+            f"profiles/{args.profile}.yaml: methods: there is no {unknown[0]!r}, "
+            f"only {', '.join(profile.methods)}"
+        )
     phases = args.phase or list(PHASES)
     done = []
     for method in methods:
@@ -102,31 +112,61 @@ def main() -> None:
 
 def parsed(words: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="g2rpo rehearse", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="g2rpo rehearse",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--profile", required=True, help="a file of profiles/ whose models are on the hub")
+    parser.add_argument(
+        "--profile", required=True, help="a file of profiles/ whose models are on the hub"
+    )
     parser.add_argument("--gpus", type=int, required=True, help="GPUs on all nodes together")
     parser.add_argument("--nodes", type=int, default=1, help="machines that share the GPUs")
     parser.add_argument(
-        "--memory", type=float, required=True, help="GiB per GPU, as torch sees them: a card of 80 GB has 79, of 141 GB 139"
+        "--memory",
+        type=float,
+        required=True,
+        help="GiB per GPU, as torch sees them: a card of 80 GB has 79, of 141 GB 139",
     )
     parser.add_argument(
-        "--method", action="append", help="a method of the profile, or `all` (default: the first one); may be repeated"
-    )
-    parser.add_argument("--phase", action="append", choices=PHASES, help="run only this phase; may be repeated")
-    parser.add_argument(
-        "--inside", type=float, default=INSIDE, metavar="GB/S", help=f"from a GPU to the others on its node ({INSIDE:g})"
+        "--method",
+        action="append",
+        help="a method of the profile, or `all` (default: the first one); may be repeated",
     )
     parser.add_argument(
-        "--between", type=float, default=BETWEEN, metavar="GB/S", help=f"from a GPU to those on other nodes ({BETWEEN:g})"
+        "--phase", action="append", choices=PHASES, help="run only this phase; may be repeated"
     )
-    parser.add_argument("--disk", type=float, default=DISK, metavar="GB/S", help=f"at which a node writes ({DISK:g})")
+    parser.add_argument(
+        "--inside",
+        type=float,
+        default=INSIDE,
+        metavar="GB/S",
+        help=f"from a GPU to the others on its node ({INSIDE:g})",
+    )
+    parser.add_argument(
+        "--between",
+        type=float,
+        default=BETWEEN,
+        metavar="GB/S",
+        help=f"from a GPU to those on other nodes ({BETWEEN:g})",
+    )
+    parser.add_argument(
+        "--disk",
+        type=float,
+        default=DISK,
+        metavar="GB/S",
+        help=f"at which a node writes ({DISK:g})",
+    )
     parser.add_argument("--json", action="store_true", help="one line per method")
     return parser.parse_args(words)
 
 
 def rehearsed(
-    profile: "Profile", name: str, method: str, machines: Machines, phases: Sequence[str], disk_rate: float
+    profile: "Profile",
+    name: str,
+    method: str,
+    machines: Machines,
+    phases: Sequence[str],
+    disk_rate: float,
 ) -> Rehearsal:
     """Run the parts that the phases need, in parallel, and the resumed run after them, because it needs the first run's files."""
     from pipeline.rehearsal import stub
@@ -140,23 +180,38 @@ def rehearsed(
     done: dict[str, dict] = {}
     with (
         tqdm(
-            total=len(wanted), desc=f"rehearse {name}, {method}", unit="part", file=sys.stderr, disable=not sys.stderr.isatty()
+            total=len(wanted),
+            desc=f"rehearse {name}, {method}",
+            unit="part",
+            file=sys.stderr,
+            disable=not sys.stderr.isatty(),
         ) as bar,
         ThreadPoolExecutor(os.cpu_count()) as pool,
     ):
-        for at_once in ([part for part in wanted if part.title != "resume"], [part for part in wanted if part.title == "resume"]):
+        for at_once in (
+            [part for part in wanted if part.title != "resume"],
+            [part for part in wanted if part.title == "resume"],
+        ):
             if any(report["ended"] for report in done.values()):
                 break
-            running = {pool.submit(run_part, library, home, name, method, part, machines): part for part in at_once}
+            running = {
+                pool.submit(run_part, library, home, name, method, part, machines): part
+                for part in at_once
+            }
             for future in as_completed(running):
                 done[running[future].title] = future.result()
                 bar.update()
                 bar.set_postfix_str(running[future].title)
     # Sum up; the last process must call the same collectives in the same order as the first
     reports = {part.title: done[part.title] for part in wanted if part.title in done}
-    problems += [f"{title}: {report['ended']}" for title, report in reports.items() if report["ended"]]
+    problems += [
+        f"{title}: {report['ended']}" for title, report in reports.items() if report["ended"]
+    ]
     if LAST in reports and not problems and reports[LAST]["order"] != reports["train"]["order"]:
-        problems.append(f"train: process {machines.gpus - 1} calls other collectives than process 0: GPUs would wait forever")
+        problems.append(
+            f"train: process {machines.gpus - 1} calls other collectives than process 0: "
+            "GPUs would wait forever"
+        )
     return summary(profile, name, method, machines, phases, reports, problems, disk_rate)
 
 
@@ -189,10 +244,16 @@ def parts(phases: Sequence[str], machines: Machines) -> Iterator[Part]:
 
 def starts(profile: "Profile", method: str, machines: Machines) -> Iterator[str]:
     """Yield the sections whose number of processes is not that of the GPUs, so that the run would not start."""
-    sections = {"training": profile.run(method).training.processes, "evaluation": profile.evaluation.processes}
+    sections = {
+        "training": profile.run(method).training.processes,
+        "evaluation": profile.evaluation.processes,
+    }
     for section, processes in sections.items():
         if processes not in ("auto", machines.gpus):
-            yield f"start: {section}.processes is {processes}, but there are {machines.gpus} GPUs: write auto, or {machines.gpus}"
+            yield (
+                f"start: {section}.processes is {processes}, but there are {machines.gpus} GPUs: "
+                f"write auto, or {machines.gpus}"
+            )
 
 
 def write_profile(name: str, method: str) -> Path:
@@ -202,8 +263,15 @@ def write_profile(name: str, method: str) -> Path:
     # Two iterations, each with a measurement and a checkpoint, and one short evaluation
     data = resolve(profile_path(name)).data
     data["training"] |= {"iterations": ITERATIONS, "snapshots": [], "tracking": {"to": []}}
-    data["training"]["monitor"] |= {"every": 1, "prompts": min(8, data["training"]["monitor"]["prompts"])}
-    data["training"]["checkpoints"] = {**data["training"].get("checkpoints", {}), "every": 1, "minutes": None}
+    data["training"]["monitor"] |= {
+        "every": 1,
+        "prompts": min(8, data["training"]["monitor"]["prompts"]),
+    }
+    data["training"]["checkpoints"] = {
+        **data["training"].get("checkpoints", {}),
+        "every": 1,
+        "minutes": None,
+    }
     data["evaluation"] |= {"steps": data["evaluation"]["steps"][:1], "checkpoints": ["final"]}
     if data["evaluation"].get("diversity"):
         data["evaluation"]["diversity"] = {"prompts": data["evaluation"]["batch"], "noises": 2}
@@ -219,15 +287,34 @@ def write_profile(name: str, method: str) -> Path:
     return home
 
 
-def run_part(library: Path, home: Path, profile: str, method: str, part: Part, machines: Machines) -> dict:
+def run_part(
+    library: Path, home: Path, profile: str, method: str, part: Part, machines: Machines
+) -> dict:
     """Return the figures of one part, whose process loads the library of `stub`; UserError if it ended without any."""
     # Processes of other stages never wait for each other: one alone costs the same
     gpus, nodes = (machines.gpus, machines.nodes) if part.stage in ("train", "resume") else (1, 1)
     whose = "base" if part.base else method
     command = [
-        sys.executable, "-m", "pipeline.rehearsal", str(library), part.stage, "--home", str(home.resolve()), "--profile", profile, "--method", whose,
-        "--gpus", str(gpus), "--nodes", str(nodes), "--memory", str(machines.memory - RESERVE_GIB), "--rank", str(part.rank),
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "pipeline.rehearsal",
+        str(library),
+        part.stage,
+        "--home",
+        str(home.resolve()),
+        "--profile",
+        profile,
+        "--method",
+        whose,
+        "--gpus",
+        str(gpus),
+        "--nodes",
+        str(nodes),
+        "--memory",
+        str(machines.memory - RESERVE_GIB),
+        "--rank",
+        str(part.rank),
+    ]
     # A GPU of this machine takes no part
     env = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(command, capture_output=True, text=True, errors="replace", env=env)
@@ -235,7 +322,9 @@ def run_part(library: Path, home: Path, profile: str, method: str, part: Part, m
     log.write_text(done.stderr)
     last = done.stdout.strip().split("\n")[-1]
     if not last.startswith("{"):
-        raise UserError(f"rehearse: {part.stage} ended without figures, {how_it_ended(done)}; see {log}")
+        raise UserError(
+            f"rehearse: {part.stage} ended without figures, {how_it_ended(done)}; see {log}"
+        )
     return json.loads(last)
 
 
@@ -268,7 +357,9 @@ def summary(
     seconds: Counter = Counter()
     for one, phase in train["phases"].items():
         if one != "monitor":
-            seconds[one] = phase["flops"] * SLOWER.get(one, 1) / ITERATIONS / (ASSUMED_TFLOPS * 1e12)
+            seconds[one] = (
+                phase["flops"] * SLOWER.get(one, 1) / ITERATIONS / (ASSUMED_TFLOPS * 1e12)
+            )
     sent = collectives_by_phase(train["collectives"], machines)
     for phase in sent.keys() & {"rollout", "update", "optimizer"}:
         seconds[phase] += sent[phase]["seconds"]
@@ -277,21 +368,36 @@ def summary(
     # What is on disk, and the time until a checkpoint is there
     groups = min(training.parallel.shard_size or machines.gpus, machines.gpus)
     whole = train["written"].get("checkpoint", 0) * groups  # of one copy of the weights
-    disk = whole * (training.checkpoints.keep + 1) + train["written"].get("weights", 0) * (1 + len(training.snapshots))
+    disk = whole * (training.checkpoints.keep + 1) + train["written"].get("weights", 0) * (
+        1 + len(training.snapshots)
+    )
     # the one before may just have been begun
-    grace = 2 * whole / (disk_rate * 1e9 * machines.nodes) + seconds["update"] / max(1, train["updates"] / ITERATIONS)
+    grace = 2 * whole / (disk_rate * 1e9 * machines.nodes) + seconds["update"] / max(
+        1, train["updates"] / ITERATIONS
+    )
     if grace > training.checkpoints.grace:
         problems.append(
-            f"SIGTERM: a call and two checkpoints of {whole / GIB:.0f} GiB take {grace:.0f} s at {disk_rate:g} GB/s per node: set "
+            f"SIGTERM: a call and two checkpoints of {whole / GIB:.0f} GiB take {grace:.0f} s at "
+            f"{disk_rate:g} GB/s per node: set "
             f"training.checkpoints.grace, now {training.checkpoints.grace:g}, to more"
         )
     fits = not problems and max(peak.values(), default=0.0) + RESERVE_GIB <= machines.memory
     return Rehearsal(
-        name, method, fits, peak,
-        {phase: {key: round(value, 2) for key, value in figures.items()} for phase, figures in sent.items()},
-        round(host_bytes(reports, machines) / GIB, 1), round(disk / GIB, 1), round(iteration, 1),
-        round(iteration * training.iterations / 3600, 1), round(grace, 1), problems,
-    )  # fmt: skip
+        name,
+        method,
+        fits,
+        peak,
+        {
+            phase: {key: round(value, 2) for key, value in figures.items()}
+            for phase, figures in sent.items()
+        },
+        round(host_bytes(reports, machines) / GIB, 1),
+        round(disk / GIB, 1),
+        round(iteration, 1),
+        round(iteration * training.iterations / 3600, 1),
+        round(grace, 1),
+        problems,
+    )
 
 
 def peaks(reports: dict[str, dict]) -> dict[str, float]:
@@ -303,18 +409,26 @@ def peaks(reports: dict[str, dict]) -> dict[str, float]:
         trained = title in ("train", "resume")
         for phase in PHASES if trained else (title.split()[0],):
             names = PHASES[phase] if trained else report["phases"]
-            measured = [report["phases"][name]["gpu"] / GIB for name in names if name in report["phases"]]
+            measured = [
+                report["phases"][name]["gpu"] / GIB for name in names if name in report["phases"]
+            ]
             peak[phase] = max([peak.get(phase, 0.0), *measured])
     return peak
 
 
 def host_bytes(reports: dict[str, dict], machines: Machines) -> float:
     """Return the most bytes on a node's host: of one process, or in training of all, the first of which may hold more."""
-    most = max((phase["host"] for report in reports.values() for phase in report["phases"].values()), default=0)
+    most = max(
+        (phase["host"] for report in reports.values() for phase in report["phases"].values()),
+        default=0,
+    )
     if first := reports.get("train"):
         others = reports.get(LAST, {"phases": {}})["phases"]
         if others:
-            both = [(phase["host"], others.get(name, phase)["host"]) for name, phase in first["phases"].items()]
+            both = [
+                (phase["host"], others.get(name, phase)["host"])
+                for name, phase in first["phases"].items()
+            ]
             most = max(most, *(one + (machines.per_node - 1) * other for one, other in both))
     return most
 
@@ -325,7 +439,9 @@ def collectives_by_phase(collectives: list[dict], machines: Machines) -> dict[st
     for kind in collectives:
         rate = machines.rate(kind["between_nodes"])
         figures = {"calls": kind["calls"], "gb": kind["sent"] / 1e9, "seconds": kind["sent"] / rate}
-        sent.setdefault(kind["phase"], Counter()).update({key: value / ITERATIONS for key, value in figures.items()})
+        sent.setdefault(kind["phase"], Counter()).update(
+            {key: value / ITERATIONS for key, value in figures.items()}
+        )
     return sent
 
 
@@ -333,18 +449,30 @@ def lines(rehearsal: Rehearsal, machines: Machines) -> Iterator[str]:
     """Yield the figures as text for people."""
     verdict = "fits" if rehearsal.fits else "DOES NOT FIT"
     nodes = f" on {machines.nodes} nodes" if machines.nodes > 1 else ""
-    yield f"{rehearsal.profile}, {rehearsal.method}, {machines.gpus} GPUs of {machines.memory:g} GiB{nodes}: {verdict}"
+    yield (
+        f"{rehearsal.profile}, {rehearsal.method}, {machines.gpus} GPUs of {machines.memory:g} "
+        f"GiB{nodes}: {verdict}"
+    )
     yield f"  GiB per GPU, without {RESERVE_GIB:g} kept in reserve: " + ", ".join(
         f"{phase} {gib:.1f}" for phase, gib in rehearsal.peak_gib.items()
     )
     if "save" in rehearsal.peak_gib:
-        yield f"  host {rehearsal.host_gib:.0f} GiB per node; disk {rehearsal.disk_gib:.0f} GiB for the run, and its models; SIGTERM {rehearsal.grace_seconds:.0f} s"
+        yield (
+            f"  host {rehearsal.host_gib:.0f} GiB per node; disk {rehearsal.disk_gib:.0f} GiB for "
+            f"the run, and its models; SIGTERM {rehearsal.grace_seconds:.0f} s"
+        )
     if not rehearsal.seconds_per_iteration:
         yield from (f"  {problem}" for problem in rehearsal.problems)
         return
-    yield f"  {rehearsal.hours:.0f} hours, {rehearsal.seconds_per_iteration:.0f} s per iteration at {ASSUMED_TFLOPS:.0f} TFLOP/s, with nothing overlapped; a GPU sends:"
+    yield (
+        f"  {rehearsal.hours:.0f} hours, {rehearsal.seconds_per_iteration:.0f} s per iteration at "
+        f"{ASSUMED_TFLOPS:.0f} TFLOP/s, with nothing overlapped; a GPU sends:"
+    )
     for phase, sent in rehearsal.collectives.items():
-        yield f"    {phase}: {sent['gb']:.0f} GB in {sent['calls']:.0f} calls, {sent['seconds']:.1f} s"
+        yield (
+            f"    {phase}: {sent['gb']:.0f} GB in {sent['calls']:.0f} calls, "
+            f"{sent['seconds']:.1f} s"
+        )
     yield from (f"  {problem}" for problem in rehearsal.problems)
 
 

@@ -22,7 +22,9 @@ from pipeline.cached import check_kept
 from pipeline.graph import Stage
 from pipeline.process import GRACE, Ended, Text, run_group
 
-SIDE_BY_SIDE = min(4, os.cpu_count() or 1)  # stages that train small models, each with one thread and about 1.5 GB
+SIDE_BY_SIDE = min(
+    4, os.cpu_count() or 1
+)  # stages that train small models, each with one thread and about 1.5 GB
 BUSY_WAIT = 5.0  # seconds
 MARGIN = 5.0  # seconds beyond a profile's grace until SIGKILL
 BAR = re.compile(r"\|\s*(\d[\d.]*\w?/\d[\d.]*\w?) \[")  # tqdm's
@@ -45,8 +47,9 @@ def run_graph(
 ) -> None:
     """Start every stage after those it needs have ended, at most `side_by_side` at once; return when all have ended.
 
-    start(stage, needs_to_run, done) begins a stage and calls `done` when it ends; needs_to_run: it has changed, or one before it
-    ran. end(name, what start returned) says whether the stage ran; what it raises is raised here.
+    start(stage, needs_to_run, done) begins a stage and calls `done` when it ends; needs_to_run: it
+    has changed, or one before it ran. end(name, what start returned) says whether the stage ran;
+    what it raises is raised here.
     """
     ended: queue.SimpleQueue[str] = queue.SimpleQueue()
     running: dict[str, T] = {}
@@ -55,7 +58,11 @@ def run_graph(
     while len(over) < len(stages):
         # Start what is ready
         for name, stage in stages.items():
-            ready = name not in running and name not in over and all(need in over for need in stage.needs if need in stages)
+            ready = (
+                name not in running
+                and name not in over
+                and all(need in over for need in stage.needs if need in stages)
+            )
             if ready and len(running) < side_by_side:
                 needs_to_run = stage.changed or any(need in ran for need in stage.needs)
                 running[name] = start(stage, needs_to_run, partial(ended.put, name))
@@ -76,12 +83,16 @@ def repro(
 ) -> Ended:
     """Run `dvc repro --single-item` of a stage in its project, after any other run that is using the same files.
 
-    on_text: gets what is printed; on_busy: called once when it has to wait. UserError as `check_kept`.
+    on_text: gets what is printed; on_busy: called once when it has to wait. UserError as
+    `check_kept`.
     """
     check_kept(stage.project, stage.name)
     command = [sys.executable, "-m", "dvc", "--wait-for-lock", "repro", "--single-item", stage.name]
     # A stage's `python` is the one that runs this
-    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"}
+    environment = {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
+    }
     until = None if time_limit is None else time.monotonic() + time_limit
     waited = False
     while True:
@@ -93,8 +104,17 @@ def repro(
 
         left = None if until is None else max(until - time.monotonic(), 0.0)
         grace = grace_of(stage.project)
-        ended = run_group(command, both, stop=stop, time_limit=left, environment=environment, folder=stage.project, grace=grace)
-        # DVC waits for its lock, but not for another run that is just making what this stage reads or writes
+        ended = run_group(
+            command,
+            both,
+            stop=stop,
+            time_limit=left,
+            environment=environment,
+            folder=stage.project,
+            grace=grace,
+        )
+        # DVC waits for its lock, but not for another run that is just making what this stage reads
+        # or writes
         busy = any(re.search(r"is busy, it is being blocked by", line) for line in tail)
         if ended.status == 0 or ended.by != "itself" or not busy:
             return ended
@@ -109,25 +129,34 @@ def grace_of(project: Path) -> float:
     profile = project / "reports" / "profile.yaml"
     if not profile.exists():
         return GRACE
-    from g2rpo_core.training.settings import CheckpointSettings  # late, so that --help does not wait for torch
+    from g2rpo_core.training.settings import (
+        CheckpointSettings,
+    )  # late, so that --help does not wait for torch
 
     resolved = read_yaml(profile)
     sections = [resolved, *(resolved.get("methods") or {}).values()]
-    given = [((section or {}).get("training") or {}).get("checkpoints") or {} for section in sections]
+    given = [
+        ((section or {}).get("training") or {}).get("checkpoints") or {} for section in sections
+    ]
     graces = [each.get("grace", CheckpointSettings().grace) for each in given]
     return max(GRACE, max(graces) + MARGIN)
 
 
-def run_with_bar(stages: dict[str, Stage], side_by_side: int, logs: Path, stop: threading.Event) -> None:
+def run_with_bar(
+    stages: dict[str, Stage], side_by_side: int, logs: Path, stop: threading.Event
+) -> None:
     """Run every stage that has changed or comes after one, under one progress bar.
 
-    logs: the folder for every stage's output. The bar shows how far each running stage is, from that stage's own bar. UserError
-    for the first that fails, or for `stop`.
+    logs: the folder for every stage's output. The bar shows how far each running stage is, from
+    that stage's own bar. UserError for the first that fails, or for `stop`.
     """
     logs.mkdir(parents=True, exist_ok=True)
     print(f"{logs.name}: the output of each stage is in {logs}/<stage>.log", file=sys.stderr)
     running: dict[str, str] = {}  # stage -> its name and progress
-    with ThreadPoolExecutor(side_by_side) as pool, tqdm(total=len(stages), unit="stage", desc=logs.name) as bar:
+    with (
+        ThreadPoolExecutor(side_by_side) as pool,
+        tqdm(total=len(stages), unit="stage", desc=logs.name) as bar,
+    ):
 
         def show(name: str, how_far: str) -> None:
             running[name] = f"{name} {how_far}".rstrip()
@@ -158,7 +187,12 @@ def run_with_bar(stages: dict[str, Stage], side_by_side: int, logs: Path, stop: 
             raise
 
 
-def run_logged(stage: Stage, logs: Path, stop: threading.Event, on_bar: Callable[[str], None] = lambda how_far: None) -> None:
+def run_logged(
+    stage: Stage,
+    logs: Path,
+    stop: threading.Event,
+    on_bar: Callable[[str], None] = lambda how_far: None,
+) -> None:
     """Run one stage with its output in a file in `logs`; UserError with its last error if it fails.
 
     on_bar: called with `12/200` when the stage's own bar has moved.
@@ -179,4 +213,7 @@ def run_logged(stage: Stage, logs: Path, stop: threading.Event, on_bar: Callable
     if ended.by == "stop":
         raise UserError(f"{stage.name}: stopped; the same command resumes it")
     if ended.status:
-        raise UserError(f"{stage.name}: {errors[-1] if errors else f'exit status {ended.status}'}; its output is in {log}")
+        raise UserError(
+            f"{stage.name}: {errors[-1] if errors else f'exit status {ended.status}'}; "
+            f"its output is in {log}"
+        )

@@ -1,6 +1,7 @@
 """Says which stages `dvc repro` would run, why, and for how long: `g2rpo todo`.
 
-Nothing is run or written. Settings are those of the profile as it is now, whether the stage `profile` has written them or not.
+Nothing is run or written. Settings are those of the profile as it is now, whether the stage
+`profile` has written them or not.
 """
 
 import argparse
@@ -56,7 +57,9 @@ def main() -> None:
 
     run = load_run()
     load_profile(profile_path(run.profile))
-    logging.getLogger("dvc").setLevel(logging.WARNING)  # it says that it restores what is only looked up
+    logging.getLogger("dvc").setLevel(
+        logging.WARNING
+    )  # it says that it restores what is only looked up
     try:
         repo = Repo()
         with lock_repo(repo):
@@ -67,11 +70,20 @@ def main() -> None:
         print(f"profile {run.profile}: nothing to do, all {total} stages are up to date")
         return
     known = [stage.seconds for stage in stages if stage.seconds is not None and not stage.restored]
-    takes = f"; {len(known)} of known time take {shown(sum(known))}, one after the other" if known else ""
+    takes = (
+        f"; {len(known)} of known time take {shown(sum(known))}, one after the other"
+        if known
+        else ""
+    )
     restored = sum(stage.restored for stage in stages)
     taken = f", {restored} would be taken from DVC's cache" if restored else ""
-    print(f"profile {run.profile}: {len(stages) - restored} of {total} stages would run{taken}{takes}")
-    widths = [max(len(text) for text in column) for column in zip(*((stage.name, stage.time) for stage in stages))]
+    print(
+        f"profile {run.profile}: {len(stages) - restored} of {total} stages would run{taken}{takes}"
+    )
+    widths = [
+        max(len(text) for text in column)
+        for column in zip(*((stage.name, stage.time) for stage in stages))
+    ]
     for stage in stages:
         print(f"  {stage.name:{widths[0]}}  {stage.time:{widths[1]}}  {stage.why}")
 
@@ -86,14 +98,22 @@ def due(repo: Repo) -> Iterator[Due]:
     run = load_run()
     data = written_data(resolve(profile_path(run.profile)).data, run.methods, run.published)
     graph = repo.index.graph
-    params = lambda dep: at(data, dep.params) if Path(dep.def_path) == SETTINGS else dep.read_params(flatten=False)
+    params = lambda dep: (
+        at(data, dep.params) if Path(dep.def_path) == SETTINGS else dep.read_params(flatten=False)
+    )
     coming: dict[str, str | None] = {}
     found: set[str] = set()
-    for stage in TopologicalSorter({node: set(graph.successors(node)) for node in graph.nodes}).static_order():
+    for stage in TopologicalSorter(
+        {node: set(graph.successors(node)) for node in graph.nodes}
+    ).static_order():
         if not stage.cmd:
             continue
         # Why it would run
-        before = [each.name for each in graph.successors(stage) if each.name in found and each.name != "profile"]
+        before = [
+            each.name
+            for each in graph.successors(stage)
+            if each.name in found and each.name != "profile"
+        ]
         if stage.name not in ran_once:
             reasons = ["never run"]
         elif (last := ran_once[stage.name].get("cmd")) != stage.cmd:
@@ -106,7 +126,11 @@ def due(repo: Repo) -> Iterator[Due]:
             continue
         # What that makes, and what it removes
         found.add(stage.name)
-        reasons += [f"would remove {out}, which DVC's cache does not have" for out in stage.outs if unstored(out)]
+        reasons += [
+            f"would remove {out}, which DVC's cache does not have"
+            for out in stage.outs
+            if unstored(out)
+        ]
         restored = restorable(stage, params, coming)
         coming.update(restored or dict.fromkeys((str(out.def_path) for out in stage.outs), None))
         yield Due(stage.name, "; ".join(reasons), seconds_of(stage.name), restored is not None)
@@ -126,7 +150,10 @@ def changes(stage: Any, params: Params) -> Iterator[str]:
             old, new = dict(leaves(dep.hash_info.value or {})), dict(leaves(params(dep)))
             settings += [key for key in {**old, **new} if old.get(key) != new.get(key)]
         # What another stage makes is that stage's reason
-        elif not any(path.is_relative_to(out) or out.is_relative_to(path) for out in made) and dep.status():
+        elif (
+            not any(path.is_relative_to(out) or out.is_relative_to(path) for out in made)
+            and dep.status()
+        ):
             files.append(str(path))
     if settings:
         yield f"settings: {some(settings)}"

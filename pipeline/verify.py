@@ -1,7 +1,8 @@
 """Compares the outputs of this checkout with the committed ones; `python -m pipeline.verify`, or `make verify`.
 
-It says of every output that differs how far it is from the committed one, whether the report's conclusions are the same, and what
-the likely cause is. Exit status: 0 if all are equal, 2 if they differ and the conclusions are the same, 1 otherwise.
+It says of every output that differs how far it is from the committed one, whether the report's
+conclusions are the same, and what the likely cause is. Exit status: 0 if all are equal, 2 if they
+differ and the conclusions are the same, 1 otherwise.
 """
 
 import sys
@@ -13,7 +14,15 @@ from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import read_json
 from g2rpo_core.foundation.texts import some
 from pipeline.causes import causes, first_to_differ
-from pipeline.committed import committed_file, committed_json, committed_stages, content, files_in, md5_of, read_outputs
+from pipeline.committed import (
+    committed_file,
+    committed_json,
+    committed_stages,
+    content,
+    files_in,
+    md5_of,
+    read_outputs,
+)
 from pipeline.conclusions import changed, comparisons_in
 from pipeline.differences import bytes_apart, difference
 from pipeline.graph import read_graph
@@ -30,7 +39,9 @@ ONLY_BITS = 2  # the exit status of the same conclusions
 @ends_in_one_line
 def main() -> None:
     lock, outputs, graph = committed_stages(), read_outputs(), read_graph()
-    committed = {out["path"]: out["md5"] for stage in lock.values() for out in stage.get("outs", [])}
+    committed = {
+        out["path"]: out["md5"] for stage in lock.values() for out in stage.get("outs", [])
+    }
     # Compare hashes
     paths = sorted(outputs.hashes, key=lambda path: list(graph).index(outputs.stages[path]))
     states = {path: state_of(outputs.hashes[path], committed.get(path)) for path in paths}
@@ -46,8 +57,14 @@ def main() -> None:
         if states[path] == "different":
             said = list(how_far(Path(path), committed.get(path), outputs.cache))
             damaged += sum(is_damaged for _, is_damaged in said)
-            print("\n             ".join([f"different  {path}: {said[0][0]}", *(text for text, _ in said[1:])]))
-    print(", ".join(f"{counts[state]} {state}" for state in ("equal", "different", "missing")) + "\n")
+            print(
+                "\n             ".join(
+                    [f"different  {path}: {said[0][0]}", *(text for text, _ in said[1:])]
+                )
+            )
+    print(
+        ", ".join(f"{counts[state]} {state}" for state in ("equal", "different", "missing")) + "\n"
+    )
     # Say whether the conclusions are the same, and why outputs differ
     problem = conclusions_problem()
     different = [path for path in paths if states[path] == "different"]
@@ -58,7 +75,11 @@ def main() -> None:
         print(f"First to differ: {' and '.join(first)}{followed}.")
         print(f"Likely cause: {'; '.join(causes(first, different, lock, outputs))}.")
     # End with the status in words, as make turns every status into 2
-    problems = [f"outputs are missing: {counts['missing']}, which make reproduce makes"] if counts["missing"] else []
+    problems = (
+        [f"outputs are missing: {counts['missing']}, which make reproduce makes"]
+        if counts["missing"]
+        else []
+    )
     problems += [f"files are damaged: {damaged}"] if damaged else []
     problems += [problem] if problem else []
     if problems:
@@ -91,7 +112,11 @@ def folder_apart(folder: Path, md5: str, cache: Path) -> Iterator[tuple[str, boo
         yield NOT_AT_HAND, False
         return
     # Compare hashes
-    after = {str(path.relative_to(folder)): md5_of(path) for path in sorted(folder.rglob("*")) if path.is_file()}
+    after = {
+        str(path.relative_to(folder)): md5_of(path)
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
     kinds: dict[str, list[str]] = defaultdict(list)
     for name in sorted(before.keys() & after.keys()):
         if before[name] != after[name]:
@@ -105,7 +130,10 @@ def folder_apart(folder: Path, md5: str, cache: Path) -> Iterator[tuple[str, boo
         if len(names) > PER_KIND:
             yield f"and {len(names) - PER_KIND} other {kind or 'plain'} files", False
     # Name what only one of both has
-    for alone, said in ((before.keys() - after.keys(), "missing here"), (after.keys() - before.keys(), "only here")):
+    for alone, said in (
+        (before.keys() - after.keys(), "missing here"),
+        (after.keys() - before.keys(), "only here"),
+    ):
         if alone:
             yield f"{said}: {some(sorted(alone))}", False
 
@@ -118,7 +146,8 @@ def file_apart(path: Path, name: str, md5: str, cache: Path) -> tuple[str, bool]
         try:
             return difference(old, path, name), False
         except UserError as error:
-            # The committed one is read first: if not even that is what its name says, this is no damage
+            # The committed one is read first: if not even that is what its name says, this is no
+            # damage
             if str(error).startswith(str(old)):
                 return bytes_apart(old, path), False
             return f"damaged: {error}", True
@@ -136,19 +165,31 @@ def conclusions_problem() -> str | None:
     if recorded is None:
         return f"the commit has no {REPORT}, so no conclusions can be compared"
     try:
-        before, after = comparisons_in(recorded, Path(f"HEAD:{REPORT}")), comparisons_in(read_json(REPORT), REPORT)
+        before, after = (
+            comparisons_in(recorded, Path(f"HEAD:{REPORT}")),
+            comparisons_in(read_json(REPORT), REPORT),
+        )
     except UserError as error:
         return str(error)
     if before is None or after is None:
         whose = "the committed" if before is None else "this"
-        return f"{whose} {REPORT} has no comparisons (an older version made it), so no conclusions can be compared"
+        return (
+            f"{whose} {REPORT} has no comparisons (an older version made it), "
+            "so no conclusions can be compared"
+        )
     # Compare
     sentences = changed(before, after)
     total = len(before.keys() | after.keys())
     if not sentences:
-        print(f"Conclusions: the same in all {total} comparisons of the report (sign and significance).")
+        print(
+            f"Conclusions: the same in all {total} comparisons of the report (sign and "
+            "significance)."
+        )
         return None
-    print(f"Conclusions: {len(sentences)} of {total} comparisons of the report changed (sign or significance):")
+    print(
+        f"Conclusions: {len(sentences)} of {total} comparisons of the report changed (sign or "
+        "significance):"
+    )
     for sentence in sentences[:MOST]:
         print(f"  {sentence}")
     if len(sentences) > MOST:

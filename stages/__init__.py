@@ -1,6 +1,7 @@
 """The stages of the pipeline: each module reads its parameters, calls g2rpo_core and writes its outputs.
 
-All of them start offline. `models`, `prompts` and `published` may access a hub if the settings name one: `allow_hub`.
+All of them start offline. `models`, `prompts` and `published` may access a hub if the settings name
+one: `allow_hub`.
 """
 
 import os
@@ -10,7 +11,8 @@ import sys
 _SET_BY_USER = os.environ.get("HF_HUB_OFFLINE")
 # huggingface_hub reads it at its import
 os.environ["HF_HUB_OFFLINE"] = "1"
-# `python -m stages.train` imports for seconds, in which Ctrl-C has to end it without a traceback (see `ends_in_one_line`)
+# `python -m stages.train` imports for seconds, in which Ctrl-C has to end it without a traceback
+# (see `ends_in_one_line`)
 if sys.argv[0] == "-m":
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     # before the stage imports torch
@@ -26,4 +28,6 @@ def allow_hub() -> None:
         from huggingface_hub import constants  # late, so that --help does not wait for it
 
         os.environ["HF_HUB_OFFLINE"] = "0"
-        constants.HF_HUB_OFFLINE = False  # which it read when it was imported, and looks at in each request
+        constants.HF_HUB_OFFLINE = (
+            False  # which it read when it was imported, and looks at in each request
+        )

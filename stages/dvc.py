@@ -16,25 +16,38 @@ from stages.paths import RunPaths
 if TYPE_CHECKING:  # DVC is an extra
     from dvc.stage import Stage
 
-BUSY_TRIES, BUSY_WAIT = 120, 5.0  # seconds between two tries of DVC while another of its runs has the same files
+BUSY_TRIES, BUSY_WAIT = (
+    120,
+    5.0,
+)  # seconds between two tries of DVC while another of its runs has the same files
 
 
-def commit(stage: str, args: SimpleNamespace, paths: RunPaths, unchanged: Callable[[], bool]) -> bool:
+def commit(
+    stage: str, args: SimpleNamespace, paths: RunPaths, unchanged: Callable[[], bool]
+) -> bool:
     """Commit to DVC the outputs of a stage that DVC did not start: the next `dvc repro` would delete them and run it again.
 
-    Only if DVC's own command of that stage is this one, and `unchanged`: settings and dependencies are those that it began with.
-    Return whether DVC knows them now, or there is no DVC here; False of a stage that DVC started, as it looks at them later.
+    Only if DVC's own command of that stage is this one, and `unchanged`: settings and dependencies
+    are those that it began with. Return whether DVC knows them now, or there is no DVC here; False
+    of a stage that DVC started, as it looks at them later.
     """
     project = paths.lock.parent
     if "DVC_STAGE" in os.environ or not (project / ".dvc").exists():
         return "DVC_STAGE" not in os.environ
-    if options_of(stage, project) != {name: value for name, value in vars(args).items() if value is not None}:
+    if options_of(stage, project) != {
+        name: value for name, value in vars(args).items() if value is not None
+    }:
         print(
-            f"DVC does not know this run: {project / 'params.yaml'} does not name its profile, method and seed", file=sys.stderr
+            f"DVC does not know this run: {project / 'params.yaml'} does not name its profile, "
+            "method and seed",
+            file=sys.stderr,
         )
         return False
     if not attempt(unchanged)[0]:  # or no longer readable
-        print("DVC does not know this run: its settings, code or inputs have changed since it began", file=sys.stderr)
+        print(
+            "DVC does not know this run: its settings, code or inputs have changed since it began",
+            file=sys.stderr,
+        )
         return False
     done = update_profile(project)
     if (
@@ -46,7 +59,10 @@ def commit(stage: str, args: SimpleNamespace, paths: RunPaths, unchanged: Callab
     if done.returncode:
         why = done.stderr.strip().split("\n")[-1]
         keep = commit_command(stage, project)
-        print(f"DVC does not know this run yet ({why}); before the next dvc repro, run: {keep}", file=sys.stderr)
+        print(
+            f"DVC does not know this run yet ({why}); before the next dvc repro, run: {keep}",
+            file=sys.stderr,
+        )
         return False
     print(f"dvc status knows this run as {stage}")
     return True
@@ -62,7 +78,11 @@ def options_of(stage: str, project: Path) -> dict[str, str]:
         words = shlex.split(str(load_stage(stage, project).cmd))
     except (DvcException, OSError):
         return {}
-    return {word.removeprefix("--"): value for word, value in zip(words, words[1:]) if word.startswith("--")}
+    return {
+        word.removeprefix("--"): value
+        for word, value in zip(words, words[1:])
+        if word.startswith("--")
+    }
 
 
 def load_stage(stage: str, project: Path) -> "Stage":

@@ -47,7 +47,10 @@ def main(runtime: Runtime = REAL) -> None:
         return
     folder = ModelStore(models).folder("pipeline")
     with runtime.phase("load"):
-        base, pipeline = read_architecture(folder), text_encoders(folder, dtype=DTYPES[settings.dtype])
+        base, pipeline = (
+            read_architecture(folder),
+            text_encoders(folder, dtype=DTYPES[settings.dtype]),
+        )
         pipeline.to(device_of(None))
     limit = settings.max_sequence_length
     for name, prompts in sets.items():
@@ -56,7 +59,10 @@ def main(runtime: Runtime = REAL) -> None:
             continue
         sets[name] = without_long(prompts, base.tokenizer(pipeline), limit)
         if count := len(prompts) - len(sets[name]):
-            print(f"{count} of {len(prompts)} {name} prompts were left out: over embed.max_sequence_length = {limit}")
+            print(
+                f"{count} of {len(prompts)} {name} prompts were left out: "
+                f"over embed.max_sequence_length = {limit}"
+            )
     note_short_encoders([prompt for prompts in sets.values() for prompt in prompts], pipeline)
     config = base.transformer.load_config(folder / "transformer")
     # Find what an interrupted run has written, and check the room for the rest
@@ -76,8 +82,17 @@ def main(runtime: Runtime = REAL) -> None:
             if name in online:
                 write_online(folder / "out" / name, prompts, settings.dtype, limit)
             else:
-                with tqdm(desc=f"embed {name}", total=len(prompts), unit="prompt", mininterval=2) as bar:
-                    write(folder / "out" / name, prompts, encoded, settings.dtype, settings.shard_rows, bar.update)
+                with tqdm(
+                    desc=f"embed {name}", total=len(prompts), unit="prompt", mininterval=2
+                ) as bar:
+                    write(
+                        folder / "out" / name,
+                        prompts,
+                        encoded,
+                        settings.dtype,
+                        settings.shard_rows,
+                        bar.update,
+                    )
             write_negative(folder / "out" / name, negative, settings.dtype)
     runtime.publish(folder / "out", embeddings)
     made.note(key, embeddings)

@@ -31,7 +31,9 @@ def arguments(description: str, *names: str) -> SimpleNamespace:
     for name in ("profile", "method", "study"):
         if (value := getattr(given, name, None)) is not None:
             checked_name(value.replace(OF_BASE, "-") if name == "study" else value, f"--{name}")
-    if (seed := getattr(given, "seed", "0")) and not (seed.isdecimal() and seed.isascii() and int(seed) < 2**64):
+    if (seed := getattr(given, "seed", "0")) and not (
+        seed.isdecimal() and seed.isascii() and int(seed) < 2**64
+    ):
         raise UserError(f"--seed {seed!r}: must be a whole number from 0 and less than 2**64")
     return given
 
@@ -39,22 +41,34 @@ def arguments(description: str, *names: str) -> SimpleNamespace:
 def sections(args: SimpleNamespace, *names: str) -> SimpleNamespace:
     """Return the named sections of a profile that was checked as a whole, with the study's changes; a stage sees no others.
 
-    Compute by the profile's numerics from now on. With the section `methods` comes `run`, which resolves one of its entries; `drawn` is
-    written into the resolved profile by the stage `profile`.
+    Compute by the profile's numerics from now on. With the section `methods` comes `run`, which
+    resolves one of its entries; `drawn` is written into the resolved profile by the stage
+    `profile`.
     """
     # Late, so that --help does not wait for torch
-    from g2rpo_core.config import evaluated_together, load_profile, load_study, profile_path, study_path
+    from g2rpo_core.config import (
+        evaluated_together,
+        load_profile,
+        load_study,
+        profile_path,
+        study_path,
+    )
     from g2rpo_core.numerics.portable import use
 
     study = load_study(args.study) if args.study else None
     if study and study.profile != args.profile:
-        raise UserError(f"--profile {args.profile}: {study_path(args.study)} names profile {study.profile}: give that one")
+        raise UserError(
+            f"--profile {args.profile}: {study_path(args.study)} names profile {study.profile}: "
+            "give that one"
+        )
     loaded = load_profile(profile_path(args.profile), study)
     use(loaded.numerics)
     more: dict[str, object] = {"run": loaded.run} if "methods" in names else {}
     if "drawn" in names:
         more["drawn"] = loaded.drawn(*evaluated_together(args.profile, study))
-    return SimpleNamespace(**{name: getattr(loaded, name) for name in names if name not in more}, **more)
+    return SimpleNamespace(
+        **{name: getattr(loaded, name) for name in names if name not in more}, **more
+    )
 
 
 def ends_in_one_line(main: Callable[P, None]) -> Callable[P, None]:
@@ -81,7 +95,9 @@ def ends_in_one_line(main: Callable[P, None]) -> Callable[P, None]:
                 left.touch()
             sys.exit(status)
         except Exception as error:
-            line = what_lacks(error, "finished work is kept: make room, and the same command resumes from it")
+            line = what_lacks(
+                error, "finished work is kept: make room, and the same command resumes from it"
+            )
             if line is None:
                 raise
             say(f"error: {visible(line)}")

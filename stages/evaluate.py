@@ -40,13 +40,23 @@ def main(runtime: Runtime = REAL) -> None:
     with runtime.phase("load"):
         scorers = registry.load(evaluation.rewards, models, device, settings.rewards, runtime)
     pipeline = ModelStore(models).folder("pipeline")
-    decides = lambda now: {"evaluation": now.evaluation, "rewards": now.rewards, "drawn": drawn_of(args.method, now.drawn)}
+    decides = lambda now: {
+        "evaluation": now.evaluation,
+        "rewards": now.rewards,
+        "drawn": drawn_of(args.method, now.drawn),
+    }
     dependencies = [*declared_code("evaluate"), models / LOCK, embeddings, *weights.files]
-    folder = runtime.scratch("evaluate", f"{paths.name}/{name}", decides(settings), dependencies, processes)
+    folder = runtime.scratch(
+        "evaluate", f"{paths.name}/{name}", decides(settings), dependencies, processes
+    )
     may_lack = registry.max_missing(evaluation.rewards, settings.rewards)
     whole = partial(Evaluation, folder, evaluation, weights.checkpoints, store, may_lack, processes)
-    parts = {method: whole(evaluation_folder(method, args.seed).relative_to(name)) for method in drawn}
-    runtime.check_room(sum(each.bytes_left() for each in parts.values()), f"evaluating {name}", processes)
+    parts = {
+        method: whole(evaluation_folder(method, args.seed).relative_to(name)) for method in drawn
+    }
+    runtime.check_room(
+        sum(each.bytes_left() for each in parts.values()), f"evaluating {name}", processes
+    )
 
     # Sample and score what is left, as the run draws; the base as each of the runs does
     share = evaluation.trained_share if weights.folder else 1.0
@@ -54,19 +64,25 @@ def main(runtime: Runtime = REAL) -> None:
     def load(how: dict[str, object], kept: int | str) -> Policy:
         trained = snapshot(weights.folder, kept) if weights.folder else None
         with runtime.phase("load"):
-            policy = Policy.load(pipeline, trained, runtime, **policy_settings(how, device, **evaluation.size))
+            policy = Policy.load(
+                pipeline, trained, runtime, **policy_settings(how, device, **evaluation.size)
+            )
         if share < 1:
             policy.use_base(pipeline)
         return policy
 
     for method in drawn:
-        parts[method].run(run_name(method, args.seed), partial(load, drawn[method]), pipeline, scorers, share)
+        parts[method].run(
+            run_name(method, args.seed), partial(load, drawn[method]), pipeline, scorers, share
+        )
     if processes.rank > 0:
         return
 
     # Write the outputs
     tables = {method: part.write(method, int(args.seed)) for method, part in parts.items()}
-    write_json(paths.reports / "metrics" / f"{name}.json", reported_means(tables[args.method], evaluation))
+    write_json(
+        paths.reports / "metrics" / f"{name}.json", reported_means(tables[args.method], evaluation)
+    )
     runtime.publish(folder / "out", paths.evaluations / name)
     runtime.discard(folder)
     commit(weights.stage, args, paths, lambda: still_decide(folder, decides(read()), dependencies))
@@ -86,7 +102,9 @@ class Weights:
     """DVC's name of the stage that evaluates them."""
 
 
-def find_weights(profile: str, method: str, name: str, paths: RunPaths, evaluation: EvaluationSettings) -> Weights:
+def find_weights(
+    profile: str, method: str, name: str, paths: RunPaths, evaluation: EvaluationSettings
+) -> Weights:
     """Return the weights of the base, of published weights or of a run; UserError if the stage before has not made them."""
     if method == BASE[0]:
         return Weights(None, ("final",), (), "evaluate_base")
@@ -95,7 +113,12 @@ def find_weights(profile: str, method: str, name: str, paths: RunPaths, evaluati
         place = ModelStore(published, "published").weights(method)
         return Weights(place, ("final",), (published / LOCK,), f"evaluate_published@{method}")
     run = existing(paths.runs / name / TRAINING_RECORDS).parent
-    return Weights(run, evaluation.checkpoints, (run / "transformer", run / "lora", run / SNAPSHOTS), f"evaluate@{name}")
+    return Weights(
+        run,
+        evaluation.checkpoints,
+        (run / "transformer", run / "lora", run / SNAPSHOTS),
+        f"evaluate@{name}",
+    )
 
 
 if __name__ == "__main__":

@@ -34,7 +34,9 @@ def main() -> None:
         elif not made.reuse(key, root):
             from g2rpo_core.tiny_models.build import build_models
 
-            entries, quality = build_models(root, settings, Path(".cache", "resume", "models", paths.name, key))
+            entries, quality = build_models(
+                root, settings, Path(".cache", "resume", "models", paths.name, key)
+            )
             write_json(root / QUALITY, quality)
             write_lock(root, entries)
     if settings.source != "hub":

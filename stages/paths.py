@@ -12,7 +12,9 @@ from g2rpo_core.foundation.profiles import folders_of
 
 ROOT = Path(__file__).parents[1]  # of the code; data are in the working directory
 REPORTS = Path("reports")
-OTHERS = REPORTS / "others"  # of profiles that params.yaml does not name, run by hand: git and DVC do not know it
+OTHERS = (
+    REPORTS / "others"
+)  # of profiles that params.yaml does not name, run by hand: git and DVC do not know it
 
 
 @dataclass(frozen=True)
@@ -36,15 +38,24 @@ class RunPaths:
 def run_paths(profile: str, study: str | None) -> RunPaths:
     """Return the paths of the profile's own runs, or of a study or one of its bases with it.
 
-    What has no profile in its path is of the profile that params.yaml names; that of another one is in OTHERS.
+    What has no profile in its path is of the profile that params.yaml names; that of another one is
+    in OTHERS.
     """
     if study is None:
         params = Path("params.yaml")
         named = read_yaml(params) if params.exists() else {}
-        reports = REPORTS if not isinstance(named, dict) or named.get("profile", profile) == profile else OTHERS / profile
-        return RunPaths(profile, Path("runs", profile), Path("evaluations", profile), reports, Path("dvc.lock"))
+        reports = (
+            REPORTS
+            if not isinstance(named, dict) or named.get("profile", profile) == profile
+            else OTHERS / profile
+        )
+        return RunPaths(
+            profile, Path("runs", profile), Path("evaluations", profile), reports, Path("dvc.lock")
+        )
     home = Path("studies", study)
-    return RunPaths(str(home), home / "runs", home / "evaluations", home / "reports", home / "dvc.lock")
+    return RunPaths(
+        str(home), home / "runs", home / "evaluations", home / "reports", home / "dvc.lock"
+    )
 
 
 def model_folders(args: SimpleNamespace) -> tuple[Path, Path]:
@@ -55,15 +66,17 @@ def model_folders(args: SimpleNamespace) -> tuple[Path, Path]:
 def declared_code(stage: str) -> list[Path]:
     """Return the packages and files of code that a stage declares to DVC; a run can resume while they stay the same."""
     stages = read_yaml(ROOT / "dvc.yaml")["stages"]
-    return [ROOT / path for path in stages[stage]["deps"] if path.startswith(("g2rpo_core/", "stages/"))]
+    return [
+        ROOT / path for path in stages[stage]["deps"] if path.startswith(("g2rpo_core/", "stages/"))
+    ]
 
 
 @contextmanager
 def renewed(folder: Path, last: str) -> Iterator[Path]:
     """Make a folder anew in the block, as DVC removes outputs before a run; if that fails, the old one is there as it was.
 
-    It may be a symlink, which stays. After a kill in the block, the next start puts the old one back first; last: the file that
-    is written last, so that with it the new one is whole.
+    It may be a symlink, which stays. After a kill in the block, the next start puts the old one
+    back first; last: the file that is written last, so that with it the new one is whole.
     """
     there = folder.resolve()
     old = there.with_name(f".{there.name}.old")

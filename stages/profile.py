@@ -9,7 +9,16 @@ from ruamel.yaml import YAML
 from ruamel.yaml.nodes import ScalarNode
 from ruamel.yaml.representer import SafeRepresenter
 
-from g2rpo_core.config import Profile, evaluated_together, load_profile, load_run, load_study, profile_path, resolve, study_path
+from g2rpo_core.config import (
+    Profile,
+    evaluated_together,
+    load_profile,
+    load_run,
+    load_study,
+    profile_path,
+    resolve,
+    study_path,
+)
 from g2rpo_core.foundation.files import write_whole
 from stages.entry import arguments, ends_in_one_line
 from stages.paths import run_paths
@@ -26,23 +35,46 @@ def main() -> None:
     load_profile(path, study)
     source = path if study is None else study_path(study.study)
     together = evaluated_together(args.profile, study)
-    write_profile(run_paths(args.profile, args.study).reports / "profile.yaml", resolve(path, study).data, source, *together)
+    write_profile(
+        run_paths(args.profile, args.study).reports / "profile.yaml",
+        resolve(path, study).data,
+        source,
+        *together,
+    )
 
 
-def written_data(data: dict, methods: Iterable[str] | None = None, published: Iterable[str] = ()) -> dict:
+def written_data(
+    data: dict, methods: Iterable[str] | None = None, published: Iterable[str] = ()
+) -> dict:
     """Return what this stage writes of a resolved profile: also the empty sections that stages depend on, and `Profile.drawn`."""
-    data = {"numerics": "native", **data, **{section: {} for section in ("rewards", "published") if section not in data}}
-    return {**data, "drawn": Profile.model_validate_json(json.dumps(data)).drawn(methods, published)}
+    data = {
+        "numerics": "native",
+        **data,
+        **{section: {} for section in ("rewards", "published") if section not in data},
+    }
+    return {
+        **data,
+        "drawn": Profile.model_validate_json(json.dumps(data)).drawn(methods, published),
+    }
 
 
 def write_profile(
-    out: Path, data: dict, source: Path, methods: Iterable[str] | None = None, published: Iterable[str] = ()
+    out: Path,
+    data: dict,
+    source: Path,
+    methods: Iterable[str] | None = None,
+    published: Iterable[str] = (),
 ) -> None:
     """Write `written_data` as YAML, in the order of the profile's files."""
     data = written_data(data, methods, published)
     out.parent.mkdir(parents=True, exist_ok=True)
     yaml = YAML(typ="safe", pure=True)
-    yaml.default_flow_style, yaml.sort_base_mapping_type_on_output, yaml.allow_unicode, yaml.width = None, False, True, 130
+    (
+        yaml.default_flow_style,
+        yaml.sort_base_mapping_type_on_output,
+        yaml.allow_unicode,
+        yaml.width,
+    ) = None, False, True, 130
     yaml.representer.add_representer(str, _quoted)
     text = io.StringIO(f"# Written by the stage `profile` from {source}.\n")
     text.seek(0, io.SEEK_END)
@@ -52,7 +84,9 @@ def write_profile(
 
 def _quoted(representer: SafeRepresenter, value: str) -> ScalarNode:
     """Quote what holds a colon, as a reward's class does: DVC's parser refuses it between braces."""
-    return representer.represent_scalar("tag:yaml.org,2002:str", value, style='"' if ":" in value else None)
+    return representer.represent_scalar(
+        "tag:yaml.org,2002:str", value, style='"' if ":" in value else None
+    )
 
 
 if __name__ == "__main__":

@@ -23,13 +23,23 @@ def main() -> None:
     if not (isinstance(settings.train, str) and isinstance(settings.test, str)):
         allow_hub()
     chosen = chosen_prompts(settings)
-    for name, prompts, as_test in (("train", chosen.train, chosen.as_test), ("test", chosen.test, 0)):
+    for name, prompts, as_test in (
+        ("train", chosen.train, chosen.as_test),
+        ("test", chosen.test, 0),
+    ):
         counts = {"twice": chosen.repeated[name], "test prompts": as_test}
         left_out = {why: count for why, count in counts.items() if count}
-        path, data_set = Path("prompts", args.profile, f"{name}.parquet"), not isinstance(getattr(settings, name), str)
+        path, data_set = (
+            Path("prompts", args.profile, f"{name}.parquet"),
+            not isinstance(getattr(settings, name), str),
+        )
         write_prompts(path, prompts, left_out, data_set=data_set)
     repeated = sum(chosen.repeated.values())
-    also = f"; {chosen.as_test} more were left out of training because they are test prompts" if chosen.as_test else ""
+    also = (
+        f"; {chosen.as_test} more were left out of training because they are test prompts"
+        if chosen.as_test
+        else ""
+    )
     also += f"; {repeated} repeats in the files were left out" if repeated else ""
     print(f"{len(chosen.train)} train prompts, {len(chosen.test)} test prompts{also}")
 

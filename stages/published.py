@@ -1,6 +1,7 @@
 """Stage `published`: fetches the published or exported weights that params.yaml names, checks them, and writes a lock file for each.
 
-Also of those that a method starts from (`training.start`), in `start`: empty for the others, so that nothing of theirs changes.
+Also of those that a method starts from (`training.start`), in `start`: empty for the others, so
+that nothing of theirs changes.
 """
 
 from pathlib import Path
@@ -31,7 +32,9 @@ def main() -> None:
     starts = {method: settings.run(method).training.start for method in run.methods}
     with renewed(Path("published", args.profile), INDEX) as root:
         wanted = [(name, root / name) for name in run.published]
-        wanted += [(name, start_of(root, method)) for method, name in starts.items() if name is not None]
+        wanted += [
+            (name, start_of(root, method)) for method, name in starts.items() if name is not None
+        ]
         for name, place in wanted:
             model = settings.published[name]
             folder, entry = fetch_published(name, model, place, revisions)

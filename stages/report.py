@@ -1,6 +1,7 @@
 """Stage `report`: writes a self-contained report.html, report.md, their numbers as JSON, charts as images, and seconds.
 
-A study also gets its results.parquet. If it has no evaluations, as in a clone, its page is made from that table.
+A study also gets its results.parquet. If it has no evaluations, as in a clone, its page is made
+from that table.
 """
 
 from pathlib import Path
@@ -19,7 +20,17 @@ from g2rpo_core.reporting.render import in_script, render, small
 from stages.entry import arguments, ends_in_one_line, sections
 from stages.paths import RunPaths, run_paths
 
-SECTIONS = ("numerics", "models", "prompts", "sampling", "rewards", "training", "methods", "evaluation", "published")
+SECTIONS = (
+    "numerics",
+    "models",
+    "prompts",
+    "sampling",
+    "rewards",
+    "training",
+    "methods",
+    "evaluation",
+    "published",
+)
 
 
 @ends_in_one_line
@@ -80,11 +91,15 @@ def sources_of(compared: Compared, own: RunPaths, models: Path, page: Path) -> S
 
 def write_report(compared: Compared, paths: RunPaths, title: Title, study: str | None) -> None:
     """Write every file of a report, from evaluations and runs on disk."""
-    source = lambda own, name: sources_of(compared, own, folders_of(compared.profile, name)[0], paths.reports)
+    source = lambda own, name: sources_of(
+        compared, own, folders_of(compared.profile, name)[0], paths.reports
+    )
     if compared.bases:
         names = {base: f"{study}/base-{base}" for base in compared.bases}
         ran = {base: run_paths(compared.profile, name) for base, name in names.items()}
-        measured = measure_bases(compared, {base: source(own, names[base]) for base, own in ran.items()})
+        measured = measure_bases(
+            compared, {base: source(own, names[base]) for base, own in ran.items()}
+        )
         page, timings = build_page(compared, measured, title), [own.timings for own in ran.values()]
     else:
         sources = source(paths, None)
@@ -98,7 +113,8 @@ def write_report(compared: Compared, paths: RunPaths, title: Title, study: str |
     if study:
         write_results(paths.reports.parent / "results.parquet", measured)
     else:
-        # No output of DVC, as it differs from machine to machine; committed, so that `make verify` can tell
+        # No output of DVC, as it differs from machine to machine; committed, so that `make verify`
+        # can tell
         write_json(paths.reports / "machine.json", describe_machine())
     # In a file of their own, so that the page's hash is the same every time
     seconds = read_seconds(compared.names, compared.seeds, timings, compared.labels)

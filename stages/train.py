@@ -35,11 +35,22 @@ def main(runtime: Runtime = REAL) -> None:
     read = lambda: sections(args, *SECTIONS)
     paths, settings = run_paths(args.profile, args.study), read()
     if args.method not in settings.methods:
-        file = f"{study_path(args.study)}: entries" if args.study else f"profiles/{args.profile}.yaml: methods"
+        file = (
+            f"{study_path(args.study)}: entries"
+            if args.study
+            else f"profiles/{args.profile}.yaml: methods"
+        )
         raise UserError(f"{file}: there is no {args.method!r}, only {', '.join(settings.methods)}")
     run, name = settings.run(args.method), run_name(args.method, args.seed)
-    method, sampling, training, monitor = run.method, run.sampling, run.training, run.training.monitor
-    processes, device = runtime.join(training.processes, training.prompts_per_iteration, training.checkpoints.grace)
+    method, sampling, training, monitor = (
+        run.method,
+        run.sampling,
+        run.training,
+        run.training.monitor,
+    )
+    processes, device = runtime.join(
+        training.processes, training.prompts_per_iteration, training.checkpoints.grace
+    )
     processes.share(training.prompts_per_iteration)  # refused before anything loads
     models, embeddings = model_folders(args)
     runtime.check_device(store := ModelStore(models))
@@ -52,9 +63,16 @@ def main(runtime: Runtime = REAL) -> None:
     # Load what is trained, on which prompts and by which rewards
     with runtime.phase("load"):
         policy = Policy.load_to_train(
-            store.folder("pipeline"), training.lora, int(args.seed), training.parallel, processes,
-            method.objective.needs_base, start, runtime, **policy_settings(sampling.drawn, device, **sampling.size),
-        )  # fmt: skip
+            store.folder("pipeline"),
+            training.lora,
+            int(args.seed),
+            training.parallel,
+            processes,
+            method.objective.needs_base,
+            start,
+            runtime,
+            **policy_settings(sampling.drawn, device, **sampling.size),
+        )
         prompts, held_out = (EmbeddingStore(embeddings / part) for part in ("train", "test"))
         prompts.load_encoders(store.folder("pipeline"), device)
         rewards, monitored = load_rewards(training, models, device, settings.rewards, runtime)
@@ -62,20 +80,32 @@ def main(runtime: Runtime = REAL) -> None:
     trainer = Trainer(run, policy, prompts, rewards, int(args.seed), processes, termination)
 
     # Train from the last checkpoint on, unless DVC alone has not taken the finished run
-    dependencies = [*declared_code("train"), models / LOCK, embeddings, *([started / LOCK] if start else [])]
+    dependencies = [
+        *declared_code("train"),
+        models / LOCK,
+        embeddings,
+        *([started / LOCK] if start else []),
+    ]
     end = "training.iterations" if training.lr_scheduler == "constant" else None
-    folder = runtime.scratch("train", f"{paths.name}/{name}", decides(settings, args), dependencies, processes, end)
+    folder = runtime.scratch(
+        "train", f"{paths.name}/{name}", decides(settings, args), dependencies, processes, end
+    )
     runtime.check_room(bytes_needed(trainer, folder), f"training {name}", processes)
     display = Display(f"{paths.name}/{name}", trainer, held_out, last_iteration(folder))
     trainer.watch = display.group
     missing = registry.max_missing(list(monitored), settings.rewards)
-    measure = lambda: heldout_means(policy, held_out, monitored, monitor.prompts, sampling, processes, missing)
+    measure = lambda: heldout_means(
+        policy, held_out, monitored, monitor.prompts, sampling, processes, missing
+    )
     if not (folder / FINISHED).exists():
         try:
             records = train(trainer, folder, measure, display.record, display.warn)
         except Terminated:
             if processes.rank == 0:
-                say(f"{name}: stopped as asked after iteration {last_iteration(folder)}; the same command resumes from there")
+                say(
+                    f"{name}: stopped as asked after iteration {last_iteration(folder)}; "
+                    "the same command resumes from there"
+                )
             sys.exit(STATUS)
         finally:
             display.finish()
@@ -85,16 +115,33 @@ def main(runtime: Runtime = REAL) -> None:
     if processes.rank == 0:
         records, out = read_json(folder / FINISHED, list), folder / "out"
         (out / TRAINING_RECORDS).unlink(missing_ok=True)  # it may be a link to what DVC has
-        write_records(records, name, out, paths.timings, history(records, training, method.num_updates(sampling.steps)))
+        write_records(
+            records,
+            name,
+            out,
+            paths.timings,
+            history(records, training, method.num_updates(sampling.steps)),
+        )
         runtime.publish(out, paths.runs / name)
-        if commit(f"train@{name}", args, paths, lambda: still_decide(folder, decides(read(), args), dependencies)):
+        if commit(
+            f"train@{name}",
+            args,
+            paths,
+            lambda: still_decide(folder, decides(read(), args), dependencies),
+        ):
             runtime.release(folder)
 
 
 def decides(settings: SimpleNamespace, args: SimpleNamespace) -> dict[str, object]:
     """Return what decides a run, for its scratch folder."""
     run, rewards = settings.run(args.method), settings.rewards
-    return {"seed": args.seed, "sampling": run.sampling, "rewards": rewards, "training": run.training, "method": run.method}
+    return {
+        "seed": args.seed,
+        "sampling": run.sampling,
+        "rewards": rewards,
+        "training": run.training,
+        "method": run.method,
+    }
 
 
 if __name__ == "__main__":

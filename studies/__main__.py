@@ -5,8 +5,8 @@
     python -m studies new my_study     makes a folder studies/my_study to edit: methods, seeds, changes to the profile
     python -m studies list
 
-`python -m studies compare` is `run compare`. Several stages run side by side, each with its share of the CPUs; every stage's
-output is in .cache/studies/<study>/.
+`python -m studies compare` is `run compare`. Several stages run side by side, each with its share
+of the CPUs; every stage's output is in .cache/studies/<study>/.
 """
 
 import re
@@ -30,7 +30,8 @@ from studies.committed import hashes_in, read_committed, states, write_seconds
 
 STUDIES = Path("studies")
 GRAPH = STUDIES / "study.yaml"
-# These files make a folder its own DVC project with the main one's cache. git ignores them, so DVC must not ask git.
+# These files make a folder its own DVC project with the main one's cache. git ignores them, so DVC
+# must not ask git.
 PROJECT = {
     ".dvc/config": "[core]\n    analytics = false\n    no_scm = true\n[cache]\n    dir = {up}../.dvc/cache\n",
     ".dvcignore": "__pycache__\n.venv\n",
@@ -67,12 +68,21 @@ def main() -> None:
 
 
 def parsed(words: list[str]) -> Namespace:
-    parser = ArgumentParser(prog="python -m studies", description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    parser = ArgumentParser(
+        prog="python -m studies", description=__doc__, formatter_class=RawDescriptionHelpFormatter
+    )
     actions = parser.add_subparsers(dest="action", required=True, metavar="action")
     command = actions.add_parser("run", help="bring a study up to date")
     command.add_argument("study", help=f"one of {', '.join(names())}")
-    command.add_argument("--side-by-side", type=int, default=SIDE_BY_SIDE, help="stages at once (default: %(default)s)")
-    command = actions.add_parser("verify", help="compare the hashes of a run here with the committed ones")
+    command.add_argument(
+        "--side-by-side",
+        type=int,
+        default=SIDE_BY_SIDE,
+        help="stages at once (default: %(default)s)",
+    )
+    command = actions.add_parser(
+        "verify", help="compare the hashes of a run here with the committed ones"
+    )
     command.add_argument("study", help=f"one of {', '.join(names())}")
     command = actions.add_parser("new", help="make the folder of a new study")
     command.add_argument("study", metavar="NAME", help="letters, digits and _")
@@ -93,7 +103,10 @@ def run(name: str, side_by_side: int) -> None:
     """
     study, folder = load_study(name), STUDIES / name
     if (profile := load_run().profile) != study.profile:
-        raise UserError(f"{folder}/params.yaml: profile: {study.profile}, but params.yaml names {profile}: make both the same")
+        raise UserError(
+            f"{folder}/params.yaml: profile: {study.profile}, but params.yaml names {profile}: "
+            "make both the same"
+        )
     take("study", name)
     # What studies share
     stop = stop_on_signals()
@@ -108,16 +121,30 @@ def run(name: str, side_by_side: int) -> None:
         run_with_bar(read_graph(folder), side_by_side, logs, stop)
     for base in study.bases:
         home = folder / f"base-{base}"
-        write_project(home, "../../../", {"dvc.yaml": base_graph(GRAPH), "params.yaml": base_params(of_base(study, base))})
+        write_project(
+            home,
+            "../../../",
+            {"dvc.yaml": base_graph(GRAPH), "params.yaml": base_params(of_base(study, base))},
+        )
         lend_models(home, study.profile)
         run_with_bar(read_graph(home), side_by_side, logs / home.name, stop)
     if study.bases:
-        command = [sys.executable, "-m", "stages.report", "--profile", study.profile, "--study", name]
+        command = [
+            sys.executable,
+            "-m",
+            "stages.report",
+            "--profile",
+            study.profile,
+            "--study",
+            name,
+        ]
         if status := subprocess.run(command).returncode:
             sys.exit(status)
     # What is committed of it
     named_hashes(study).to_csv(folder / "runs.txt", sep=" ")
-    write_seconds(folder / "seconds.json", study, [home / "reports" / "timings" for home in homes(study)])
+    write_seconds(
+        folder / "seconds.json", study, [home / "reports" / "timings" for home in homes(study)]
+    )
     print(f"report: {(folder / 'reports' / 'report.html').resolve()}")
 
 
@@ -135,14 +162,17 @@ def homes(study: Study) -> list[Path]:
 
 def named_hashes(study: Study) -> pd.DataFrame:
     """Return the hashes of the base and of the runs that a study names, on each of its bases; UserError if it was never run here."""
-    named = ["base-0", *(run_name(method, seed) for method in study.methods for seed in study.seeds)]
+    named = [
+        "base-0",
+        *(run_name(method, seed) for method in study.methods for seed in study.seeds),
+    ]
     tables = []
     for home in homes(study):
         if not (home / "dvc.lock").exists():
             raise UserError(f"{home} was not run here: python -m studies run {study.study}")
         hashes = hashes_in(home / "dvc.lock")
         found = hashes.loc[[run for run in named if run in hashes.index]]
-        tables.append(found.rename(index=lambda run: f"{home.name}/{run}") if study.bases else found)  # noqa: B023
+        tables.append(found.rename(index=f"{home.name}/{{}}".format) if study.bases else found)
     return pd.concat(tables)
 
 
@@ -150,8 +180,15 @@ def verify(name: str) -> None:
     """Compare every run with the committed one; print the others, and end with status 1 if one differs or is missing."""
     compared = states(read_committed(STUDIES / name / "runs.txt"), named_hashes(load_study(name)))
     counts = compared.str.split().str[0].value_counts()
-    print("".join(f"{run} {state}\n" for run, state in compared.items() if not state.startswith("equal")), end="")
-    print(", ".join(f"{counts.get(state, 0)} {state}" for state in ("equal", "different", "missing")))
+    print(
+        "".join(
+            f"{run} {state}\n" for run, state in compared.items() if not state.startswith("equal")
+        ),
+        end="",
+    )
+    print(
+        ", ".join(f"{counts.get(state, 0)} {state}" for state in ("equal", "different", "missing"))
+    )
     if counts.get("equal", 0) < len(compared):
         sys.exit(1)
 
@@ -159,11 +196,15 @@ def verify(name: str) -> None:
 def new(name: str) -> None:
     """Make a folder that `run` takes; UserError if it already exists."""
     if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
-        raise UserError(f"{name!r} is not a valid name for a study: use letters, digits and _, such as my_study")
+        raise UserError(
+            f"{name!r} is not a valid name for a study: use letters, digits and _, such as my_study"
+        )
     folder = STUDIES / name
     if folder.exists():
         raise UserError(f"{folder} exists; choose another name")
-    params = PARAMS.format(name=name, profile=load_run().profile, title=name.replace("_", " ").capitalize())
+    params = PARAMS.format(
+        name=name, profile=load_run().profile, title=name.replace("_", " ").capitalize()
+    )
     folder.mkdir()
     (folder / "params.yaml").write_text(params)
     print(f"{folder / 'params.yaml'}: edit what is compared, then python -m studies run {name}")

@@ -15,7 +15,12 @@ from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import read_json
 from g2rpo_core.foundation.runs import read_lock, run_name
 
-INPUTS = ("../../models/", "../../embeddings/", "models", "embeddings")  # of the main project, or a base's own
+INPUTS = (
+    "../../models/",
+    "../../embeddings/",
+    "models",
+    "embeddings",
+)  # of the main project, or a base's own
 
 
 def hashes_in(lock: Path) -> pd.DataFrame:
@@ -28,11 +33,20 @@ def hashes_in(lock: Path) -> pd.DataFrame:
         group, _, run = name.partition("@")
         if group in ("evaluate", "evaluate_base"):
             # A run is its training, if there is one here, and its evaluation
-            made = [stages[f"train@{run}"], evaluation] if f"train@{run}" in stages else [evaluation]
-            deps = sorted(
-                {(dep["path"], dep["md5"]) for stage in made for dep in stage["deps"] if dep["path"].startswith(("..", *INPUTS))}
+            made = (
+                [stages[f"train@{run}"], evaluation] if f"train@{run}" in stages else [evaluation]
             )
-            outs = {out["path"].split("/")[0]: out["md5"] for stage in made for out in stage["outs"]}
+            deps = sorted(
+                {
+                    (dep["path"], dep["md5"])
+                    for stage in made
+                    for dep in stage["deps"]
+                    if dep["path"].startswith(("..", *INPUTS))
+                }
+            )
+            outs = {
+                out["path"].split("/")[0]: out["md5"] for stage in made for out in stage["outs"]
+            }
             runs[run or "base-0"] = {
                 "code": _digest([dep for dep in deps if not dep[0].startswith(INPUTS)]),
                 "settings": _digest([stage.get("params") for stage in made]),
@@ -58,7 +72,9 @@ def read_committed(path: Path) -> pd.DataFrame:
 def states(before: pd.DataFrame, now: pd.DataFrame) -> pd.Series:
     """Return, for every run before, `equal`, `different` or `missing` by its weights and scores, and which hashes have changed."""
     changed = before.ne(now.reindex(before.index))
-    different = changed[["weights", "scores"]].any(axis=1).map({False: "equal    ", True: "different"})
+    different = (
+        changed[["weights", "scores"]].any(axis=1).map({False: "equal    ", True: "different"})
+    )
     names = changed.apply(lambda row: ", ".join(row.index[row]), axis=1)
     return (different + " " + names).where(before.index.isin(now.index), "missing").str.strip()
 
@@ -67,7 +83,9 @@ def write_seconds(path: Path, study: Study, timings: Sequence[Path]) -> None:
     """Write each entry's median seconds of training over seeds and folders of timings; without timings here it keeps what the file says."""
     seconds = read_json(path, dict) if path.exists() else {}
     for method in study.methods:
-        files = [folder / f"{run_name(method, seed)}.json" for folder in timings for seed in study.seeds]
+        files = [
+            folder / f"{run_name(method, seed)}.json" for folder in timings for seed in study.seeds
+        ]
         if all(file.exists() for file in files):
             totals = [max(read_json(file, dict)["seconds"].values()) for file in files]
             seconds[method] = {"seconds": round(median(totals), 1), "runs": len(totals)}

@@ -30,7 +30,8 @@ if not processor_problem():
 
 ROOT = Path(__file__).parents[1]
 GOLDENS = ROOT / "tests" / "goldens"
-# The files that take longest start first, those that need no models before others, so that no worker ends alone with one of them.
+# The files that take longest start first, those that need no models before others, so that no
+# worker ends alone with one of them.
 LONGEST = (
     "pipeline/test_end_to_end",
     "pipeline/test_rehearsal",
@@ -111,7 +112,9 @@ def twin_pipeline(once) -> Callable[[str], Path]:
 
         how = FitSettings(steps=3, batch=8, learning_rate=1e-3)
         fits = dict.fromkeys(("vae", *BUILDERS), how)
-        build_pipeline(folder, BuiltModels(source="shapes", seed=0, images=64, **{base: how}, **fits))
+        build_pipeline(
+            folder, BuiltModels(source="shapes", seed=0, images=64, **{base: how}, **fits)
+        )
 
     return lambda base: once(f"{base}_pipeline", partial(build, base=base))
 
@@ -123,10 +126,16 @@ def twin_models(models, twin_pipeline, once) -> Callable[[str], Path]:
     def build(folder: Path, base: str) -> None:
         from g2rpo_core.hub.model_store import LOCK, describe_files
 
-        shutil.copytree(models, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("pipeline"))
+        shutil.copytree(
+            models, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("pipeline")
+        )
         shutil.copytree(twin_pipeline(base), folder, dirs_exist_ok=True)
         entries = json.loads((models / LOCK).read_text())
-        write_lock(folder, entries | {"pipeline": {"folder": "pipeline", "files": describe_files(folder / "pipeline")}})
+        write_lock(
+            folder,
+            entries
+            | {"pipeline": {"folder": "pipeline", "files": describe_files(folder / "pipeline")}},
+        )
 
     return lambda base: once(f"{base}_models", partial(build, base=base))
 
@@ -144,7 +153,13 @@ def embed(folder: Path, models: Path, count: int, max_length: int) -> None:
 
     pipeline = text_encoders(models / "pipeline")
     encoded = partial(encode, pipeline, max_length=max_length, batch=10)
-    write(folder / "train", captions("shapes", count, 0, testing=False), encoded, "float32", shard_rows=10)
+    write(
+        folder / "train",
+        captions("shapes", count, 0, testing=False),
+        encoded,
+        "float32",
+        shard_rows=10,
+    )
     if negative := encode_negative(pipeline, max_length):
         write_negative(folder / "train", negative, "float32")
 
@@ -163,7 +178,10 @@ def sd3_policy(sd3_models):
 @pytest.fixture(scope="session")
 def sd3_embeddings_folder(sd3_models, once) -> Path:
     """A folder with 12 training captions of task `shapes`, encoded for Stable Diffusion 3."""
-    return once("sd3_embeddings", lambda folder: embed(folder, sd3_models, 12, max_length=12)) / "train"
+    return (
+        once("sd3_embeddings", lambda folder: embed(folder, sd3_models, 12, max_length=12))
+        / "train"
+    )
 
 
 @pytest.fixture(scope="session")
@@ -222,6 +240,8 @@ def make_trainer(policy, embeddings, settings):
 
     def make(method, *, policy=policy, prompts=embeddings, reward=redness, seed=0, **changes):
         changed = training.model_copy(update=changes)
-        return Trainer(RunSettings(method, sampling, changed), policy, prompts, {"redness": reward}, seed)
+        return Trainer(
+            RunSettings(method, sampling, changed), policy, prompts, {"redness": reward}, seed
+        )
 
     return make

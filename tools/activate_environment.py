@@ -1,8 +1,9 @@
 """Makes every program of the environment behave as if it had been activated; run once by `make`.
 
-DVC runs stages in a shell, whose `python` is the first on PATH: without this, `.venv/bin/dvc repro` from a shell in which the
-environment is not active would remove a stage's outputs and then run it in another Python. A .pth file runs at every start of
-this environment's Python, so the environment's programs come first for whatever it starts.
+DVC runs stages in a shell, whose `python` is the first on PATH: without this, `.venv/bin/dvc repro`
+from a shell in which the environment is not active would remove a stage's outputs and then run it
+in another Python. A .pth file runs at every start of this environment's Python, so the
+environment's programs come first for whatever it starts.
 """
 
 import sysconfig

@@ -1,7 +1,7 @@
 """Remove the environment and everything that the pipeline makes; `make clean` starts this.
 
-Runs that DVC's cache does not hold would be lost, so they are named, and removed only after a yes or with CONFIRM=1.
-Needs nothing but Python's standard library.
+Runs that DVC's cache does not hold would be lost, so they are named, and removed only after a yes
+or with CONFIRM=1. Needs nothing but Python's standard library.
 """
 
 import configparser
@@ -15,7 +15,9 @@ from pathlib import Path
 from tools.environment import HOME, LINK, ROOT, Failure, alone
 
 MADE = ("models", "prompts", "published", "embeddings")  # their stages make or download them again
-OF_STUDIES = [f"studies/*/{home}{name}" for home in ("", "base-*/") for name in ("runs", "evaluations")]
+OF_STUDIES = [
+    f"studies/*/{home}{name}" for home in ("", "base-*/") for name in ("runs", "evaluations")
+]
 RUNS = (".cache/resume", "runs", "evaluations", *OF_STUDIES)
 SHOWN = 10
 
@@ -27,7 +29,9 @@ def main() -> None:
         with alone():
             cache = Cache(ROOT)
             runs = [path for pattern in RUNS for path in sorted(ROOT.glob(pattern))]
-            if lost := [str(part.relative_to(ROOT)) for path in runs for part in cache.missing(path)]:
+            if lost := [
+                str(part.relative_to(ROOT)) for path in runs for part in cache.missing(path)
+            ]:
                 confirm(lost)
             for path in [*runs, *(ROOT / name for name in MADE), *ROOT.glob("studies/*/base-*")]:
                 remove(path)
@@ -47,9 +51,13 @@ def confirm(lost: list[str]) -> None:
     if os.environ.get("CONFIRM") == "1":
         return
     count = f"{len(lost)} folder{'s' * (len(lost) > 1)} of runs in no cache"
-    names = ", ".join(lost[:SHOWN]) + (f" and {len(lost) - SHOWN} more" if len(lost) > SHOWN else "")
+    names = ", ".join(lost[:SHOWN]) + (
+        f" and {len(lost) - SHOWN} more" if len(lost) > SHOWN else ""
+    )
     if not sys.stdin.isatty():
-        raise Failure(f"{count}: {names}; nothing was removed; to remove them: make clean CONFIRM=1")
+        raise Failure(
+            f"{count}: {names}; nothing was removed; to remove them: make clean CONFIRM=1"
+        )
     if input(f"{count}: {names}\nRemove them for good? [y/N] ").strip().lower() not in ("y", "yes"):
         raise Failure("nothing was removed")
 
@@ -68,7 +76,9 @@ class Cache:
     def __init__(self, root: Path):
         config = configparser.ConfigParser()
         config.read([root / ".dvc" / "config", root / ".dvc" / "config.local"])
-        self.objects = root / ".dvc" / config.get("cache", "dir", fallback="cache") / "files" / "md5"
+        self.objects = (
+            root / ".dvc" / config.get("cache", "dir", fallback="cache") / "files" / "md5"
+        )
 
     def missing(self, folder: Path) -> list[Path]:
         """Return the innermost folders below this one that the cache cannot give back."""
@@ -82,7 +92,10 @@ class Cache:
         for path in found:
             if path.is_dir():
                 inner, its_lost, its_complete = self._look(path)
-                files += [{"md5": each["md5"], "relpath": f"{path.name}/{each['relpath']}"} for each in inner]
+                files += [
+                    {"md5": each["md5"], "relpath": f"{path.name}/{each['relpath']}"}
+                    for each in inner
+                ]
                 lost += its_lost
                 complete &= its_complete
             else:
@@ -92,7 +105,9 @@ class Cache:
                 complete &= self._has(digest)
         # DVC names a folder by the hash of the JSON of its sorted files
         files.sort(key=lambda file: file["relpath"])
-        if complete and self._has(hashlib.md5(json.dumps(files, sort_keys=True).encode()).hexdigest() + ".dir"):
+        if complete and self._has(
+            hashlib.md5(json.dumps(files, sort_keys=True).encode()).hexdigest() + ".dir"
+        ):
             return files, [], True
         own = any(not path.is_dir() for path in found)
         return files, [folder] if own else lost, complete

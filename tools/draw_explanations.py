@@ -1,6 +1,7 @@
 """Draw docs/pictures/*.svg from the objects that run: `python -m tools.draw_explanations`. A test holds the committed ones equal.
 
-Trees are those of `sampling.tree`, sigmas and noise those of `sampling`, settings those of the profiles, results those of committed studies.
+Trees are those of `sampling.tree`, sigmas and noise those of `sampling`, settings those of the
+profiles, results those of committed studies.
 """
 
 import argparse
@@ -42,7 +43,10 @@ def draw_g2rpo_tree() -> Figure:
     lanes = sum(len(ends) for ends in tree.leaves)
     figure = Figure(150 + 24 * lanes, "The rollout tree of G²RPO on profile tiny")
     nfe = tree.num_forward_evals(group)
-    words = f"G²RPO on profile tiny: T = {steps}, Λ = {{1, 2, 3}}, G = {group}: {nfe} forward evaluations a prompt"
+    words = (
+        f"G²RPO on profile tiny: T = {steps}, Λ = {{1, 2, 3}}, G = {group}: "
+        f"{nfe} forward evaluations a prompt"
+    )
     figure.text(20, 26, words, bold=True)
     _legend(figure, 52, group)
     _step_axis(figure, 86, steps, shift=profile("tiny").sampling.shift)
@@ -52,7 +56,11 @@ def draw_g2rpo_tree() -> Figure:
 
 def draw_other_trees() -> Figure:
     """Draw the trees of the other methods on profile tiny."""
-    noisy = [name for name in profile("tiny").methods if profile("tiny").run(name).method.tree.branching != "none"]
+    noisy = [
+        name
+        for name in profile("tiny").methods
+        if profile("tiny").run(name).method.tree.branching != "none"
+    ]
     names = [name for name in noisy if name not in ("g2rpo", "g2rpo_no_mgai")]
     steps, group = profile("tiny").sampling.steps, profile("tiny").training.num_generations
     figure = Figure(100 + 66 * len(names), "The rollout trees of the other methods on profile tiny")
@@ -61,7 +69,12 @@ def draw_other_trees() -> Figure:
     for row, name in enumerate(names):
         tree = build_tree("tiny", name)
         top = 112 + 66 * row
-        figure.text(20, top - 12, f"{LABELS[name]}: {tree.num_forward_evals(group)} forward evaluations a prompt", bold=True)
+        figure.text(
+            20,
+            top - 12,
+            f"{LABELS[name]}: {tree.num_forward_evals(group)} forward evaluations a prompt",
+            bold=True,
+        )
         _draw_tree(figure, tree, steps, top=top + 8, lane=24)
     return figure
 
@@ -86,13 +99,21 @@ def _x(step: float, steps: int) -> float:
 def _step_axis(figure: Figure, y: float, steps: int, shift: float) -> None:
     for step in range(steps + 1):
         figure.text(_x(step, steps), y, f"{step}" if step < steps else "image", "middle", GREY, 12)
-        figure.text(_x(step, steps), y + 14, f"σ {sigma_at(step, steps, shift):.2f}", "middle", GREY, 10)
+        figure.text(
+            _x(step, steps), y + 14, f"σ {sigma_at(step, steps, shift):.2f}", "middle", GREY, 10
+        )
 
 
 def _draw_tree(figure: Figure, tree: Tree, steps: int, top: float, lane: float) -> None:
     """Draw a tree: steps to the right, one lane per leaf; the branch that leaves the anchor last is on top."""
-    images = [(end, value) for ends in tree.leaves for value, end in zip(tree.granularities, ends, strict=True)]
-    parents = [node.parent for node in tree.nodes] + [end for end, _ in images]  # the images follow the nodes
+    images = [
+        (end, value)
+        for ends in tree.leaves
+        for value, end in zip(tree.granularities, ends, strict=True)
+    ]
+    parents = [node.parent for node in tree.nodes] + [
+        end for end, _ in images
+    ]  # the images follow the nodes
     children: dict[int, list[int]] = {index: [] for index in range(len(parents))}
     for index, parent in enumerate(parents):
         if parent is not None:
@@ -113,7 +134,14 @@ def _draw_tree(figure: Figure, tree: Tree, steps: int, top: float, lane: float) 
     x = lambda index: _x(tree.nodes[index].step if index < len(tree.nodes) else steps, steps)
     for index, parent in enumerate(parents):
         if parent is not None and index < len(tree.nodes):
-            figure.line(x(parent), y(parent), x(index), y(index), ORANGE if noisy(index) else GREY, 4 if noisy(index) else 1.5)
+            figure.line(
+                x(parent),
+                y(parent),
+                x(index),
+                y(index),
+                ORANGE if noisy(index) else GREY,
+                4 if noisy(index) else 1.5,
+            )
     for index, (end, value) in enumerate(images, len(tree.nodes)):
         color = GRANULARITY_COLORS[value]
         figure.line(x(end), y(end), x(index), y(index), color)
@@ -142,7 +170,9 @@ def draw_noise_steps() -> Figure:
         tree = METHODS[name].tree
         figure.text(20, y + 4, LABELS[name])
         now = {step for branch in tree.branches(steps) for step in branch}
-        for sde_step in tree.build(steps).sde_steps:  # one that takes several steps of the grid at once
+        for sde_step in tree.build(
+            steps
+        ).sde_steps:  # one that takes several steps of the grid at once
             if sde_step.span > 1:
                 figure.line(x(sde_step.step), y, x(sde_step.step + sde_step.span), y, ORANGE, 4)
         for step in range(steps):
@@ -156,7 +186,10 @@ def draw_noise_steps() -> Figure:
 def noise_std(sde: str, eta: float, sigmas: torch.Tensor) -> list[float]:
     """Return the standard deviation that a transition adds at each step but the last, by the function that training uses."""
     zero = torch.zeros(1, 1)
-    return [float(SDES[sde](zero, zero, sigmas=sigmas, step=step, eta=eta).std) for step in range(len(sigmas) - 2)]
+    return [
+        float(SDES[sde](zero, zero, sigmas=sigmas, step=step, eta=eta).std)
+        for step in range(len(sigmas) - 2)
+    ]
 
 
 def draw_noise_std() -> Figure:
@@ -170,8 +203,21 @@ def draw_noise_std() -> Figure:
     ]
     values = [noise_std(sde, eta, sigmas) for _, sde, eta, _ in curves]
     figure = Figure(400, f"Noise of one SDE step, T = {steps}, shift {sampling.shift:g}")
-    _chart(figure, values, [(label, color) for label, _, _, color in curves], "standard deviation of the added noise", steps - 2)
-    figure.text(WIDTH / 2, 390, f"step, from noise (0) to image; T = {steps}, shift {sampling.shift:g}", "middle", GREY, 12)
+    _chart(
+        figure,
+        values,
+        [(label, color) for label, _, _, color in curves],
+        "standard deviation of the added noise",
+        steps - 2,
+    )
+    figure.text(
+        WIDTH / 2,
+        390,
+        f"step, from noise (0) to image; T = {steps}, shift {sampling.shift:g}",
+        "middle",
+        GREY,
+        12,
+    )
     return figure
 
 
@@ -180,13 +226,22 @@ def draw_sigmas() -> Figure:
     sampling = profile("flux_hps_clip").sampling
     curves = [shifted_sigmas(sampling.steps, shift).tolist() for shift in (1.0, sampling.shift)]
     figure = Figure(400, "Sigma at each step")
-    labels = [("shift 1: even steps", GREY), (f"shift {sampling.shift:g}: more steps near the noise", BLUE)]
+    labels = [
+        ("shift 1: even steps", GREY),
+        (f"shift {sampling.shift:g}: more steps near the noise", BLUE),
+    ]
     _chart(figure, curves, labels, "sigma", sampling.steps)
     figure.text(WIDTH / 2, 390, "step, from noise (0) to image", "middle", GREY, 12)
     return figure
 
 
-def _chart(figure: Figure, curves: Sequence[Sequence[float]], labels: Sequence[tuple[str, str]], title: str, last: int) -> None:
+def _chart(
+    figure: Figure,
+    curves: Sequence[Sequence[float]],
+    labels: Sequence[tuple[str, str]],
+    title: str,
+    last: int,
+) -> None:
     """Draw lines over steps 0 … last."""
     left, right, top, bottom = 60, WIDTH - 30, 60, 350
     highest = max(max(curve) for curve in curves)
@@ -214,11 +269,22 @@ def draw_granularities() -> Figure:
     rows = [(grid, value) for grid in get_args(Grid) for value in (1, 2, 3)]
     figure = Figure(110 + 30 * len(rows) + 30, f"Tails after SDE step {after} of T = {steps}")
     figure.text(
-        20, 26, f"Tails after SDE step {after} of T = {steps}: the calls of the model before the jump to the image", bold=True
+        20,
+        26,
+        f"Tails after SDE step {after} of T = {steps}: the calls of the model before the jump to "
+        "the image",
+        bold=True,
     )
     x = lambda step: 150 + step / steps * (WIDTH - 260)
     for step in range(steps + 1):
-        figure.text(x(step) + 8 * (step == steps), 58, str(step) if step < steps else "image", "middle", GREY, 12)
+        figure.text(
+            x(step) + 8 * (step == steps),
+            58,
+            str(step) if step < steps else "image",
+            "middle",
+            GREY,
+            12,
+        )
     for row, (grid, value) in enumerate(rows):
         y = 90.0 + 30 * row + 12 * (row // 3)
         if row % 3 == 0:
@@ -248,9 +314,16 @@ def draw_cost() -> Figure:
     settings = profile("flux_hps_clip")
     names = [name for name in METHODS if name in settings.methods]
     figure = Figure(90 + 46 * len(names), "Forward evaluations a prompt, by method")
-    title = f"Forward evaluations a prompt, G = {settings.training.num_generations}, profile flux_hps_clip"
+    title = (
+        f"Forward evaluations a prompt, G = {settings.training.num_generations}, "
+        "profile flux_hps_clip"
+    )
     figure.text(20, 26, title, bold=True)
-    parts = [("once for the group", INK), ("once per member, before the tail", ORANGE), ("once per member, in tails", BLUE)]
+    parts = [
+        ("once for the group", INK),
+        ("once per member, before the tail", ORANGE),
+        ("once per member, in tails", BLUE),
+    ]
     for number, (words, color) in enumerate(parts):
         figure.box(20 + 230 * number, 40, 12, 12, color, color)
         figure.text(38 + 230 * number, 51, words, size=12)
@@ -282,20 +355,57 @@ def data_way() -> list[tuple[str, str, str]]:
     )
     tokens = sampling.height // 16 * (sampling.width // 16)
     images = prompts * branches * tails * group
-    calls, length = build_tree("flux_hps_clip", "g2rpo").num_forward_evals(group), settings.embed.max_sequence_length
-    texts, tests, evaluation = settings.prompts.train_count, settings.prompts.test_count, settings.evaluation
+    calls, length = (
+        build_tree("flux_hps_clip", "g2rpo").num_forward_evals(group),
+        settings.embed.max_sequence_length,
+    )
+    texts, tests, evaluation = (
+        settings.prompts.train_count,
+        settings.prompts.test_count,
+        settings.evaluation,
+    )
     size, product = f"{sampling.height}, {sampling.width}", f"{prompts}·{branches}·{tails}·{group}"
-    axes, group_axes = f"{rewards}, {prompts}, {branches}, {tails}, {group}", f"{prompts}, {branches}, {group}"
-    scored = f"[{tests}, 3, {evaluation.height}, {evaluation.width}] and a row a prompt and reward, Parquet"
+    axes, group_axes = (
+        f"{rewards}, {prompts}, {branches}, {tails}, {group}",
+        f"{prompts}, {branches}, {group}",
+    )
+    scored = (
+        f"[{tests}, 3, {evaluation.height}, {evaluation.width}] and a row a prompt and reward, "
+        "Parquet"
+    )
     return [
         ("prompts", f"{texts:,} training texts, {tests} test texts, Parquet", "data/"),
-        ("embeddings", f"T5 [{length}, 4096] and CLIP [768] a prompt, {settings.embed.dtype}, Parquet", "data/, stages/embed.py"),
-        ("rollout tree", f"{calls:,} calls a prompt; latents [N, {tokens}, 64]", "sampling/, models/"),
-        ("images", f"[N, 3, {size}] in [0, 1]; P·B·J·G = {product} = {images:,} an iteration", "models/"),
+        (
+            "embeddings",
+            f"T5 [{length}, 4096] and CLIP [768] a prompt, {settings.embed.dtype}, Parquet",
+            "data/, stages/embed.py",
+        ),
+        (
+            "rollout tree",
+            f"{calls:,} calls a prompt; latents [N, {tokens}, 64]",
+            "sampling/, models/",
+        ),
+        (
+            "images",
+            f"[N, 3, {size}] in [0, 1]; P·B·J·G = {product} = {images:,} an iteration",
+            "models/",
+        ),
         ("rewards", f"float32 [R, P, B, J, G] = [{axes}]", "rewards/"),
-        ("advantages", f"float32 [P, B, G] = [{group_axes}], in ±{training.adv_clip_max:g}", "algorithm/advantage.py"),
-        ("update", "clipped loss of N states with M next states each", "training/, algorithm/loss.py"),
-        ("checkpoint", "weights, optimizer, records: resumes bit for bit; then runs/", "distributed/, training/loop.py"),
+        (
+            "advantages",
+            f"float32 [P, B, G] = [{group_axes}], in ±{training.adv_clip_max:g}",
+            "algorithm/advantage.py",
+        ),
+        (
+            "update",
+            "clipped loss of N states with M next states each",
+            "training/, algorithm/loss.py",
+        ),
+        (
+            "checkpoint",
+            "weights, optimizer, records: resumes bit for bit; then runs/",
+            "distributed/, training/loop.py",
+        ),
         ("evaluation", scored, "evaluation/"),
         ("report", "one HTML file, Markdown, JSON, SVG", "reporting/"),
     ]

@@ -33,18 +33,26 @@ def draw_gains() -> Figure:
     whole = {"G²RPO, all NFE", "G²RPO, coarse tails, a tenth"}  # other budgets
     methods = _best_first({label: values for label, values in judged.items() if label not in whole})
     first, *others = choices
-    changed = {label: [value - base for value, base in zip(choices[label], choices[first])] for label in others}
+    changed = {
+        label: [value - base for value, base in zip(choices[label], choices[first])]
+        for label in others
+    }
     second = _best_first(late)
     rows = len(methods) + len(second) + len(changed)
     figure = Figure(254 + ROW * rows, "Gain in the training reward by method, and by choice")
     title = "Gain over the base at equal forward evaluations, eight fresh seeds, unseen prompts"
     below = _rows(figure, 26, title, "the base", methods)
-    title = "The same in a second task, in which fine detail counts; late: noise at steps 8–11 of 16"
+    title = (
+        "The same in a second task, in which fine detail counts; late: noise at steps 8–11 of 16"
+    )
     below = _rows(figure, below + 26, title, "the base", second)
     title = "One choice of coarse-only G²RPO changed: the difference it makes, three seeds"
     unchanged = "unchanged: noise at one of steps 2–4 of 10, η = 0.7, tail λ = 3, groups of 12"
     below = _rows(figure, below + 26, title, unchanged, changed)
-    words = "Training reward: HPS-v2.1 + CLIP Score. A dot is a seed, a bar the mean with its 95 % interval over seeds. Scales differ."
+    words = (
+        "Training reward: HPS-v2.1 + CLIP Score. A dot is a seed, "
+        "a bar the mean with its 95 % interval over seeds. Scales differ."
+    )
     figure.text(20, below + 6, words, color=GREY, size=12)
     return figure
 
@@ -53,7 +61,9 @@ def _best_first(seeds: Mapping[str, list[float]]) -> dict[str, list[float]]:
     return dict(sorted(seeds.items(), key=lambda item: -mean(item[1])))
 
 
-def _rows(figure: Figure, top: float, title: str, zero: str, rows: Mapping[str, list[float]]) -> float:
+def _rows(
+    figure: Figure, top: float, title: str, zero: str, rows: Mapping[str, list[float]]
+) -> float:
     """Draw one row per entry, with its seeds, mean and interval; zero: what 0 is. Return where the next part begins."""
     figure.text(20, top, title, bold=True)
     over_seeds = {label: spread(values) for label, values in rows.items()}

@@ -1,16 +1,20 @@
 """Build the environment `.venv` that requirements.lock pins, or say that it is older; `make env` and `make check` start this.
 
-`.venv` is a link to `.cache/environments/KEY`, where KEY is a hash of everything that decides what is installed. A new environment
-is built in its own folder and the link is exchanged last, so the old one stays usable until the new one is complete.
-The build of torch is a choice: the environment variable TORCH, which `make` sets from `make env TORCH=…`; see `choose_torch`.
-Needs nothing but Python's standard library, because it runs before there is an environment.
+`.venv` is a link to `.cache/environments/KEY`, where KEY is a hash of everything that decides what
+is installed. A new environment is built in its own folder and the link is exchanged last, so the
+old one stays usable until the new one is complete. The build of torch is a choice: the environment
+variable TORCH, which `make` sets from `make env TORCH=…`; see `choose_torch`. Needs nothing but
+Python's standard library, because it runs before there is an environment.
 """
 
 import sys
 
 if sys.version_info < (3, 11):  # noqa: UP036 - an older Python runs this line
     version = sys.version.split()[0]
-    sys.exit(f"error: Python 3.11 or newer is needed, this is {version}; name another with: make PYTHON=python3.11")
+    sys.exit(
+        f"error: Python 3.11 or newer is needed, this is {version}; name another with: "
+        "make PYTHON=python3.11"
+    )
 
 import fcntl
 import hashlib
@@ -38,8 +42,14 @@ LOCKS = ("requirements.lock", "requirements-parity.lock")
 TORCH_INDEX = "https://download.pytorch.org/whl/{build}"
 ANSWERS_WITHIN = 10  # seconds
 # on all cores, where pip uses one; what cannot be compiled, such as a template, is left as it is
-COMPILE = "import compileall, sysconfig; compileall.compile_dir(sysconfig.get_path('purelib'), quiet=2, workers=0)"
-FITTINGS = ("tools/fit_torchvision.py", "tools/activate_environment.py")  # they write into the environment
+COMPILE = (
+    "import compileall, sysconfig; compileall.compile_dir(sysconfig.get_path('purelib'), quiet=2, "
+    "workers=0)"
+)
+FITTINGS = (
+    "tools/fit_torchvision.py",
+    "tools/activate_environment.py",
+)  # they write into the environment
 
 
 class Failure(Exception):
@@ -69,7 +79,10 @@ def check() -> None:
         raise Failure("there is no environment; build it with: make env")
     folder = HOME / key()
     if LINK.resolve() != folder or not is_ready(folder) or not is_current(folder):
-        print("warning: .venv is older than the pinned packages; bring it up to date with: make env", file=sys.stderr)
+        print(
+            "warning: .venv is older than the pinned packages; bring it up to date with: make env",
+            file=sys.stderr,
+        )
 
 
 def build() -> None:
@@ -103,11 +116,15 @@ class Torch(NamedTuple):
 def choose_torch() -> Torch:
     """Return the build that TORCH names; where it is `auto` or not set, the newest one that this machine's driver runs.
 
-    Without a driver that is the CPU build, which has half the size; where no index has it, any build works. Failure for another word.
+    Without a driver that is the CPU build, which has half the size; where no index has it, any
+    build works. Failure for another word.
     """
     asked = os.environ.get("TORCH") or "auto"
     if not re.fullmatch("auto|pip|cpu|cu[0-9]+", asked):
-        raise Failure(f"TORCH={asked}: write auto, cpu, cu126 or another of PyTorch's builds, or pip for the one that pip finds")
+        raise Failure(
+            f"TORCH={asked}: write auto, cpu, cu126 or another of PyTorch's builds, "
+            "or pip for the one that pip finds"
+        )
     if asked != "auto":
         return Torch(asked, must=True)
     if sys.platform != "linux":
@@ -121,7 +138,12 @@ def remember() -> None:
     python, torch = os.environ.get("PYTHON"), os.environ.get("TORCH")
     if python and torch:
         escaped = python.replace("$", "$$").replace("#", "\\#")
-        lines = [f"ifneq ($(shell command -v '{escaped}'),)", f"PYTHON ?= {escaped}", "endif", f"TORCH ?= {torch}"]
+        lines = [
+            f"ifneq ($(shell command -v '{escaped}'),)",
+            f"PYTHON ?= {escaped}",
+            "endif",
+            f"TORCH ?= {torch}",
+        ]
         text = "\n".join(["# what `make env` was last told", *lines, ""])
         if not CHOICE.exists() or CHOICE.read_text() != text:
             CHOICE.write_text(text)
@@ -131,7 +153,10 @@ def refuse_foreign() -> None:
     """Fail where `.venv` is a link or a folder that make has not made, because it is not ours to replace."""
     if LINK.is_symlink():
         if (ROOT / os.readlink(LINK)).parent != HOME:
-            raise Failure(f".venv is a link to {os.readlink(LINK)}, which make did not make; remove the link, then: make env")
+            raise Failure(
+                f".venv is a link to {os.readlink(LINK)}, which make did not make; "
+                "remove the link, then: make env"
+            )
     elif LINK.exists() and not (LINK / "ready").exists():
         raise Failure(".venv was not made by make; move it away (mv .venv my-venv), then: make env")
 
@@ -167,12 +192,17 @@ def package() -> str:
 def install(folder: Path) -> None:
     """Install everything at its pinned version.
 
-    torch comes first, so that the others take it as it is. Last come the published scorers that tests compare with: their own pins
-    contradict each other, so they are installed without dependencies.
+    torch comes first, so that the others take it as it is. Last come the published scorers that
+    tests compare with: their own pins contradict each other, so they are installed without
+    dependencies.
     """
     LOG.write_text("")
     run("a new environment", sys.executable, "-m", "venv", str(folder))
-    pins = [line for line in (ROOT / LOCKS[0]).read_text().splitlines() if line.startswith(("torch==", "torchvision=="))]
+    pins = [
+        line
+        for line in (ROOT / LOCKS[0]).read_text().splitlines()
+        if line.startswith(("torch==", "torchvision=="))
+    ]
     if pins:
         install_torch(folder, pins)
     pip(folder, "the pinned packages (some minutes)", "-r", LOCKS[0])
@@ -186,7 +216,8 @@ def install(folder: Path) -> None:
 def install_torch(folder: Path, pins: list[str]) -> None:
     """Install torch and torchvision, pinned as `torch==…` and `torchvision==…`, in the build that is chosen.
 
-    Of torchvision pip takes the build of the same index, whose version stands above the one without a name.
+    Of torchvision pip takes the build of the same index, whose version stands above the one without
+    a name.
     """
     build, must = choose_torch()
     torch, *rest = sorted(pins)
@@ -204,14 +235,19 @@ def install_torch(folder: Path, pins: list[str]) -> None:
     version = subprocess.run(python, capture_output=True, text=True, check=True).stdout.strip()
     if must and build != "pip" and not version.endswith(f"+{build}"):
         raise Failure(f"TORCH={build}: pip installed torch {version} instead; .venv is as it was")
-    more = ", because no index has the CPU build for this Python: 3 GB more" if build == "cpu" and "+cu" in version else ""
+    more = (
+        ", because no index has the CPU build for this Python: 3 GB more"
+        if build == "cpu" and "+cu" in version
+        else ""
+    )
     print(f"environment: that is torch {version}{more}", flush=True)
 
 
 def sources(torch: str, build: str, must: bool) -> Iterator[tuple[str, str | None]]:
     """Yield what to ask pip for, until it finds one, with the index to search beside its own; torch: `torch==…`.
 
-    Where another build will do, an index that does not answer is left out, because pip would wait for it for minutes.
+    Where another build will do, an index that does not answer is left out, because pip would wait
+    for it for minutes.
     """
     index = TORCH_INDEX.format(build=build)
     if build == "pip":
@@ -257,9 +293,13 @@ def run(what: str, *command: str) -> None:
         if subprocess.run(command, cwd=ROOT, stdout=log, stderr=log).returncode:
             log.seek(start)
             lines = [line.strip() for line in log if line.strip()]
-            why = next((line for line in reversed(lines) if line.startswith(("ERROR", "OSError"))), (lines or ["no message"])[-1])
+            why = next(
+                (line for line in reversed(lines) if line.startswith(("ERROR", "OSError"))),
+                (lines or ["no message"])[-1],
+            )
             raise Failure(
-                f"{what} could not be installed ({why}); .venv is as it was; see {LOG.relative_to(ROOT)}, then: make env"
+                f"{what} could not be installed ({why}); .venv is as it was; "
+                f"see {LOG.relative_to(ROOT)}, then: make env"
             )
 
 

@@ -1,9 +1,10 @@
 """Makes a CUDA-built torchvision importable beside a CPU-only torch; run once by `make .venv`.
 
-The registry's torchvision expects two compiled operators that a CPU-only torch does not load, and its import ends with
-`operator torchvision::nms does not exist`, which also breaks transformers' CLIP and open_clip. In that case,
-this file copies itself into the environment as a module that is imported at every start of Python (by a .pth file)
-and declares the two operators just before torchvision is imported. Nothing here calls them: they are detection ops.
+The registry's torchvision expects two compiled operators that a CPU-only torch does not load, and
+its import ends with `operator torchvision::nms does not exist`, which also breaks transformers'
+CLIP and open_clip. In that case, this file copies itself into the environment as a module that is
+imported at every start of Python (by a .pth file) and declares the two operators just before
+torchvision is imported. Nothing here calls them: they are detection ops.
 """
 
 import importlib.abc
@@ -26,13 +27,21 @@ class _DeclareOperators(importlib.abc.MetaPathFinder):
 
             if torch.version.cuda is None:
                 self.library = torch.library.Library("torchvision", "DEF")
-                self.library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-                self.library.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-                sys._torchvision_without_cuda = self  # the operators live as long as the library object
+                self.library.define(
+                    "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+                )
+                self.library.define(
+                    "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+                )
+                sys._torchvision_without_cuda = (
+                    self  # the operators live as long as the library object
+                )
 
 
 def main() -> None:
-    trial = subprocess.run([sys.executable, "-c", "import torchvision"], capture_output=True, text=True)
+    trial = subprocess.run(
+        [sys.executable, "-c", "import torchvision"], capture_output=True, text=True
+    )
     if trial.returncode == 0:
         return
     if "torchvision::nms" not in trial.stderr:

@@ -1,9 +1,10 @@
 """Compares what this machine computes with what emulated processors compute; `make test-portable`, or with `--short` in CI.
 
-A fixed probe runs natively and under QEMU's user mode, as processors of two vendors without AVX-512: operations at the sizes of
-profile `tiny`, then two steps of every small model, their embeddings, one GRPO iteration and one small evaluation, by the stages
-themselves. A third run without portable numerics must differ. Nothing needs privileges: where QEMU is not installed, Debian's package
-is unpacked into .cache/qemu.
+A fixed probe runs natively and under QEMU's user mode, as processors of two vendors without
+AVX-512: operations at the sizes of profile `tiny`, then two steps of every small model, their
+embeddings, one GRPO iteration and one small evaluation, by the stages themselves. A third run
+without portable numerics must differ. Nothing needs privileges: where QEMU is not installed,
+Debian's package is unpacked into .cache/qemu.
 """
 
 import argparse
@@ -31,23 +32,39 @@ from stages.entry import ends_in_one_line
 from stages.paths import ROOT
 
 QEMU = Path(".cache", "qemu")
-# QEMU 7.2 has no AVX-512. Of these two, one is of another vendor than Intel, and each has caches of other sizes
+# QEMU 7.2 has no AVX-512. Of these two, one is of another vendor than Intel, and each has caches of
+# other sizes
 PROCESSORS = ("EPYC", "Haswell")
 FIT = {"steps": 2, "batch": 4}
 PROBE_PROFILE = {
-    "models": {"images": 64, **dict.fromkeys(("vae", "flux", "clip_score", "hps", "pickscore", "image_reward", "unified_reward"), FIT)},
+    "models": {
+        "images": 64,
+        **dict.fromkeys(
+            ("vae", "flux", "clip_score", "hps", "pickscore", "image_reward", "unified_reward"), FIT
+        ),
+    },
     "prompts": {"train_count": 4, "test_count": 4},
     "sampling": {"steps": 6},
     "training": {"iterations": 1, "num_generations": 4, "monitor": {"every": 1, "prompts": 4}},
-    "methods": {"g2rpo": {"settings": {"tree": {"sde_steps": [2]}}}, "flow_grpo_fast": None},  # its steps need more of sampling's
-    "evaluation": {"steps": [6], "batch": 4, "diversity": None, "rewards": ["hps", "clip_score", "pickscore", "image_reward", "verifier"]},
-}  # fmt: skip
+    "methods": {
+        "g2rpo": {"settings": {"tree": {"sde_steps": [2]}}},
+        "flow_grpo_fast": None,
+    },  # its steps need more of sampling's
+    "evaluation": {
+        "steps": [6],
+        "batch": 4,
+        "diversity": None,
+        "rewards": ["hps", "clip_score", "pickscore", "image_reward", "verifier"],
+    },
+}
 
 
 @ends_in_one_line
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--short", action="store_true", help="small operations alone, on one emulated processor")
+    parser.add_argument(
+        "--short", action="store_true", help="small operations alone, on one emulated processor"
+    )
     parser.add_argument("--probe", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.probe:
@@ -64,10 +81,15 @@ def main() -> None:
             different += compare(name, here, there, time.time() - start)
         control = measure(Path(folder, "control.json"), args.short, [], portable=False)
         changed = [name for name in control if control[name] != here[name]]
-        print(f"control, this processor without pins: {len(changed)} of {len(control)} different, as they should be")
+        print(
+            f"control, this processor without pins: {len(changed)} of {len(control)} different, "
+            "as they should be"
+        )
     if different or not changed:
         raise UserError(
-            f"portable numerics: {different} results differ" if different else "portable numerics: the control is equal"
+            f"portable numerics: {different} results differ"
+            if different
+            else "portable numerics: the control is equal"
         )
 
 
@@ -83,19 +105,33 @@ def find_emulator() -> str:
             done = subprocess.run(["bash", "-c", command], cwd=QEMU, capture_output=True, text=True)
             if done.returncode:
                 raise UserError(
-                    f"{command}: {(done.stderr.strip().splitlines() or ['failed'])[-1]}: install QEMU's user mode, qemu-user-static"
+                    f"{command}: {(done.stderr.strip().splitlines() or ['failed'])[-1]}: "
+                    "install QEMU's user mode, qemu-user-static"
                 )
     return str(found.resolve())
 
 
 def measure(out: Path, short: bool, before: list[str], portable: bool = True) -> dict[str, str]:
     """Run the probe in a process of its own; before: the emulator and its options. UserError with its last words if it fails."""
-    environment = {name: value for name, value in os.environ.items() if name not in PINS} | (PINS if portable else {})
-    command = [*before, sys.executable, "-m", "tools.foreign_processors", "--probe", str(out), *(["--short"] if short else [])]
-    done = subprocess.run(command, env=environment | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    environment = {name: value for name, value in os.environ.items() if name not in PINS} | (
+        PINS if portable else {}
+    )
+    command = [
+        *before,
+        sys.executable,
+        "-m",
+        "tools.foreign_processors",
+        "--probe",
+        str(out),
+        *(["--short"] if short else []),
+    ]
+    done = subprocess.run(
+        command, env=environment | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+    )
     if done.returncode:
         raise UserError(
-            f"{' '.join(before) or 'here'}: the probe ended with status {done.returncode}: {done.stderr.strip()[-300:]}"
+            f"{' '.join(before) or 'here'}: the probe ended with status {done.returncode}: "
+            f"{done.stderr.strip()[-300:]}"
         )
     return json.loads(out.read_text())
 
@@ -103,7 +139,10 @@ def measure(out: Path, short: bool, before: list[str], portable: bool = True) ->
 def compare(name: str, here: dict[str, str], there: dict[str, str], seconds: float) -> int:
     """Print how many results of an emulated processor differ, and which; return their number."""
     different = [key for key in here if there.get(key) != here[key]]
-    print(f"{name}, emulated: {len(here) - len(different)} equal, {len(different)} different ({seconds:.0f} s)")
+    print(
+        f"{name}, emulated: {len(here) - len(different)} equal, "
+        f"{len(different)} different ({seconds:.0f} s)"
+    )
     for key in different:
         print(f"  different: {key}")
     return len(different)
@@ -129,7 +168,9 @@ def run_stages() -> dict[str, str]:
     settings = load_profile(write_profile()).models
     Path("params.yaml").write_text("profile: probe\nmethods: [g2rpo]\nseeds: [1]\n")
     # The models: drawing the scorers' thousands of scenes would take most of the time
-    fewer = lambda task, count, seed, *, testing, pairs=clip.pairs: pairs(task, min(count, 64), seed, testing=testing)
+    fewer = lambda task, count, seed, *, testing, pairs=clip.pairs: pairs(
+        task, min(count, 64), seed, testing=testing
+    )
     clip.pairs = image_reward.pairs = fewer
     unified_reward.SCENES = 64
     root = Path("models", "probe")
@@ -161,7 +202,10 @@ def write_profile() -> Path:
     Path("profiles").mkdir()
     shutil.copy(ROOT / "profiles" / "tiny.yaml", "profiles")
     numerics = "portable" if are_set() else "native"
-    YAML().dump({"extends": "tiny", "numerics": numerics, **PROBE_PROFILE}, path := Path("profiles", "probe.yaml"))
+    YAML().dump(
+        {"extends": "tiny", "numerics": numerics, **PROBE_PROFILE},
+        path := Path("profiles", "probe.yaml"),
+    )
     return path
 
 

@@ -41,7 +41,14 @@ from g2rpo_core.tiny_models.settings import BASES
 PUBLISHED = YAML(typ="safe", pure=True).load(Path(__file__).with_name("published.yaml"))
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "reference"
 WRITTEN = "<!-- Written by `python -m tools.reference`; do not edit. -->"
-PLAIN = {int: "integer", float: "number", str: "text", bool: "true or false", object: "anything", type(None): "null"}
+PLAIN = {
+    int: "integer",
+    float: "number",
+    str: "text",
+    bool: "true or false",
+    object: "anything",
+    type(None): "null",
+}
 OF_THE_CHECKOUT = {  # what else is started from the checkout: the module with its `main`
     "python -m studies": "studies.__main__",
     "python -m flows.serve": "flows.serve",
@@ -136,11 +143,14 @@ def settings_page() -> str:
     # What a run and a study set, then the sections of a profile
     parts = [SETTINGS_HEAD]
     parts += _tables("params.yaml", MainRun, "What `dvc repro` runs.")
-    parts += _tables("params.yaml of a study", Study, "What `python -m studies run` runs.", known=(MethodRun,))
+    parts += _tables(
+        "params.yaml of a study", Study, "What `python -m studies run` runs.", known=(MethodRun,)
+    )
     for name, field in Profile.model_fields.items():
         if name == "numerics":
             parts.append(
-                f"## numerics\n\nOne word, {_cell(_type(field.annotation, []))}, by default `{field.default}`. {field.description}.\n"
+                f"## numerics\n\nOne word, {_cell(_type(field.annotation, []))}, "
+                f"by default `{field.default}`. {field.description}.\n"
             )
         elif name == "models":
             for option in get_args(field.annotation):
@@ -148,11 +158,23 @@ def settings_page() -> str:
                 parts += _tables(f"models ({source})", option)
         elif name == "rewards":
             parts.append(
-                "## rewards\n\nSettings of built-in rewards by name, and rewards of your own: see [Rewards](../rewards.md).\n"
+                "## rewards\n\nSettings of built-in rewards by name, and rewards of your own: "
+                "see [Rewards](../rewards.md).\n"
             )
             for reward, spec in REWARDS.items():
-                parts += _tables(f"rewards.{reward}", spec.settings, f"{spec.label}.", level=3, known=(RewardServerSettings,))
-            parts += _tables("rewards, one of your own", CustomRewardSettings, level=3, known=(RewardServerSettings,))
+                parts += _tables(
+                    f"rewards.{reward}",
+                    spec.settings,
+                    f"{spec.label}.",
+                    level=3,
+                    known=(RewardServerSettings,),
+                )
+            parts += _tables(
+                "rewards, one of your own",
+                CustomRewardSettings,
+                level=3,
+                known=(RewardServerSettings,),
+            )
             parts += _tables("rewards.NAME.server", RewardServerSettings, level=3)
         elif name == "methods":
             parts += _tables("methods.NAME", MethodRun)
@@ -166,7 +188,9 @@ def settings_page() -> str:
 
 def _without_repeats(parts: list[str]) -> list[str]:
     """Name the settings that an earlier section of the same kind describes in the same words, such as those of another `tree` or `server`."""
-    described: dict[tuple[str, str], str] = {}  # (kind, line) -> the title of the section that has it
+    described: dict[
+        tuple[str, str], str
+    ] = {}  # (kind, line) -> the title of the section that has it
     out = []
     for part in parts:
         title = part.split("\n")[0].lstrip("# ")
@@ -175,12 +199,21 @@ def _without_repeats(parts: list[str]) -> list[str]:
         kept = []
         for line in part.split("\n"):
             if line.startswith("- `") and kind != "NAME" and (kind, line) in described:
-                repeated.setdefault(described[kind, line], []).append(line.split(" (")[0].removeprefix("- "))
+                repeated.setdefault(described[kind, line], []).append(
+                    line.split(" (")[0].removeprefix("- ")
+                )
             else:
                 described.setdefault((kind, line), title)
                 kept.append(line)
-        end = "".join(f"- as in *{first}*: {', '.join(names)}\n" for first, names in repeated.items())
-        out.append("\n".join(kept).rstrip("\n") + "\n" + ("" if kept[-2].startswith("- ") or not end else "\n") + end)
+        end = "".join(
+            f"- as in *{first}*: {', '.join(names)}\n" for first, names in repeated.items()
+        )
+        out.append(
+            "\n".join(kept).rstrip("\n")
+            + "\n"
+            + ("" if kept[-2].startswith("- ") or not end else "\n")
+            + end
+        )
     return out
 
 
@@ -189,7 +222,10 @@ def commands_page() -> str:
     group = typer.main.get_command(app)
     described = get_docs_for_click(obj=group, ctx=typer.Context(group), name="g2rpo", indent=1)
     described = re.sub(r"^(#+) `(.+)`$", r"\1 \2", described, flags=re.MULTILINE)
-    parts = [COMMANDS_HEAD, EXAMPLE.sub(lambda found: f"\n\n```\n{' '.join(found[1].split())}\n```", described)]
+    parts = [
+        COMMANDS_HEAD,
+        EXAMPLE.sub(lambda found: f"\n\n```\n{' '.join(found[1].split())}\n```", described),
+    ]
     # Commands that hand their options to argparse, and what else is started from the checkout
     passed_on = {f"Options of g2rpo {name}": module for name, (module, _, _) in COMMANDS.items()}
     for command, module in (passed_on | OF_THE_CHECKOUT).items():
@@ -198,21 +234,30 @@ def commands_page() -> str:
         if command not in ACTIONS:
             parts.append(_options_table(_argparse_rows(parser)))
         for action in ACTIONS.get(command, ()):
-            sub = next(each for each in parser._actions if isinstance(each, argparse._SubParsersAction)).choices[action]
+            sub = next(
+                each for each in parser._actions if isinstance(each, argparse._SubParsersAction)
+            ).choices[action]
             parts.append(f"### {command} {action}\n\n{_options_table(_argparse_rows(sub))}")
     # The targets of make
-    targets = re.findall(r"^([a-z-]+):.*## (.*)", (FOLDER.parent.parent / "Makefile").read_text(), re.MULTILINE)
+    targets = re.findall(
+        r"^([a-z-]+):.*## (.*)", (FOLDER.parent.parent / "Makefile").read_text(), re.MULTILINE
+    )
     parts.append(
-        "## make\n\n| target | what it does |\n|---|---|\n" + "".join(f"| `make {name}` | {about} |\n" for name, about in targets)
+        "## make\n\n| target | what it does |\n|---|---|\n"
+        + "".join(f"| `make {name}` | {about} |\n" for name, about in targets)
     )
     return "\n".join(parts)
 
 
-def _tables(title: str, model: type[BaseModel], about: str | None = None, level: int = 2, known: tuple = ()) -> list[str]:
+def _tables(
+    title: str, model: type[BaseModel], about: str | None = None, level: int = 2, known: tuple = ()
+) -> list[str]:
     """Return a heading, the class's docstring, a list of its fields, and the same for each class that a field holds."""
     lines = [f"{'#' * level} {title}\n", (about or _text(model.__doc__)) + "\n"]
     if how := getattr(model, "how", None):
-        lines.append(f"A resumed run may change {', '.join(f'`{name}`' for name in sorted(how))}.\n")
+        lines.append(
+            f"A resumed run may change {', '.join(f'`{name}`' for name in sorted(how))}.\n"
+        )
     # One line for all fields of one description, and one section for all of one class
     described: dict[str, list[str]] = {}
     inner: list[tuple[str, type[BaseModel]]] = []
@@ -229,20 +274,35 @@ def _tables(title: str, model: type[BaseModel], about: str | None = None, level:
         keys = [key for key, its_class in inner if its_class is each]
         kind = _kind(each) if sum(key == keys[0] for key, _ in inner) > 1 else ""
         out += _tables(
-            ", ".join(f"{title}.{key}" if key == keys[0] else key for key in keys) + kind, each, level=min(level + 1, 4)
+            ", ".join(f"{title}.{key}" if key == keys[0] else key for key in keys) + kind,
+            each,
+            level=min(level + 1, 4),
         )
     return out
 
 
 def _kind(model: type[BaseModel]) -> str:
     """Return the key that tells a section from others in its place, such as ` (branching: each)`."""
-    alone = ((key, field.annotation) for key, field in model.model_fields.items() if get_origin(field.annotation) is Literal)
-    return next((f" ({key}: {get_args(literal)[0]})" for key, literal in alone if len(get_args(literal)) == 1), "")
+    alone = (
+        (key, field.annotation)
+        for key, field in model.model_fields.items()
+        if get_origin(field.annotation) is Literal
+    )
+    return next(
+        (
+            f" ({key}: {get_args(literal)[0]})"
+            for key, literal in alone
+            if len(get_args(literal)) == 1
+        ),
+        "",
+    )
 
 
 def _about(field: FieldInfo) -> str:
     """Return the field's description; of a section without one, the first sentence of its class."""
-    return field.description or next((_text(each.__doc__).split("\n")[0] for each in _models(field.annotation)), "")
+    return field.description or next(
+        (_text(each.__doc__).split("\n")[0] for each in _models(field.annotation)), ""
+    )
 
 
 def _default(field: FieldInfo) -> str:
@@ -268,7 +328,11 @@ def _type(annotation: Any, metadata: list[Any] | None = None) -> str:
     if origin is Literal:
         return "`" + "`, `".join(str(each) for each in arguments) + "`"
     if origin is Union or type(annotation).__name__ == "UnionType":
-        return " or ".join(dict.fromkeys(_type(each, metadata if each is not type(None) else None) for each in arguments))
+        return " or ".join(
+            dict.fromkeys(
+                _type(each, metadata if each is not type(None) else None) for each in arguments
+            )
+        )
     if origin is tuple:
         return f"list of {_type(arguments[0])}"
     if origin is dict:
@@ -280,14 +344,20 @@ def _type(annotation: Any, metadata: list[Any] | None = None) -> str:
 
 def _range(metadata: list[Any]) -> str:
     words = []
-    for each in [inner for item in metadata for inner in (item.metadata if isinstance(item, FieldInfo) else [item])]:
+    for each in [
+        inner
+        for item in metadata
+        for inner in (item.metadata if isinstance(item, FieldInfo) else [item])
+    ]:
         # No limit that anybody meets
         if isinstance(each, annotated_types.Le) and each.le == 10**9:
             continue
         for name, sign in {"Gt": ">", "Ge": "≥", "Lt": "<", "Le": "≤"}.items():
             if type(each).__name__ == name:
                 value = getattr(each, name.lower())
-                words.append(f"{sign} {'2⁶⁴' if value == 2**64 else f'{value:g}' if isinstance(value, float) else f'{value:,}'}")
+                words.append(
+                    f"{sign} {'2⁶⁴' if value == 2**64 else f'{value:g}' if isinstance(value, float) else f'{value:,}'}"
+                )
     return ", " + ", ".join(words) if words else ""
 
 
@@ -304,8 +374,15 @@ def methods_page() -> str:
     """Return the page of published methods: what each sets, by name."""
     rows = [METHODS_HEAD, "| method | settings |", "|---|---|"]
     for spec in SPECS:
-        values = {name: (field, getattr(spec.settings, name)) for name, field in Method.model_fields.items()}
-        own = {name: value for name, (field, value) in values.items() if field.is_required() or value != field.default}
+        values = {
+            name: (field, getattr(spec.settings, name))
+            for name, field in Method.model_fields.items()
+        }
+        own = {
+            name: value
+            for name, (field, value) in values.items()
+            if field.is_required() or value != field.default
+        }
         shown = ", ".join(f"`{name}: {_value(value)}`" for name, value in own.items())
         shown += f", `training: {{clip_range: {spec.clip_range:g}}}`" if spec.clip_range else ""
         rows.append(f"| `{spec.name}` ({spec.label}) | {shown} |")
@@ -329,18 +406,37 @@ def _argparse_rows(parser: argparse.ArgumentParser) -> list[tuple[str, str, str]
     for each in parser._actions:
         if isinstance(each, argparse._HelpAction | argparse._SubParsersAction):
             continue
-        value = "" if each.nargs == 0 else " " + (str(each.metavar) if each.metavar else each.dest.upper())
-        words = ", ".join(each.option_strings) + value if each.option_strings else str(each.metavar or each.dest.upper())
+        value = (
+            ""
+            if each.nargs == 0
+            else " " + (str(each.metavar) if each.metavar else each.dest.upper())
+        )
+        words = (
+            ", ".join(each.option_strings) + value
+            if each.option_strings
+            else str(each.metavar or each.dest.upper())
+        )
         required = each.required or not each.option_strings
-        default = "required" if required else "" if each.default in (None, False, []) else f"`{each.default}`"
-        rows.append((f"`{words}`", default, re.sub(r" \(default: %\(default\)s\)", "", each.help or "")))
+        default = (
+            "required"
+            if required
+            else ""
+            if each.default in (None, False, [])
+            else f"`{each.default}`"
+        )
+        rows.append(
+            (f"`{words}`", default, re.sub(r" \(default: %\(default\)s\)", "", each.help or ""))
+        )
     return rows
 
 
 def _options_table(rows: list[tuple[str, str, str]]) -> str:
     if not rows:
         return "No options.\n"
-    body = "".join(f"| {_cell(words)} | {_cell(default)} | {_cell(about)} |\n" for words, default, about in rows)
+    body = "".join(
+        f"| {_cell(words)} | {_cell(default)} | {_cell(about)} |\n"
+        for words, default, about in rows
+    )
     return f"| option | default | description |\n|---|---|---|\n{body}"
 
 
@@ -356,8 +452,11 @@ def _parser(module: str, words: list[str]) -> argparse.ArgumentParser:
         raise Stop
 
     main: Callable[[], None] = importlib.import_module(module).main
-    with patch.object(argparse.ArgumentParser, "parse_args", stop), patch.object(sys, "argv", [module, *words]), \
-            patch(f"{module}.SIDE_BY_SIDE", 2, create=True):  # fmt: skip
+    with (
+        patch.object(argparse.ArgumentParser, "parse_args", stop),
+        patch.object(sys, "argv", [module, *words]),
+        patch(f"{module}.SIDE_BY_SIDE", 2, create=True),
+    ):
         try:
             main()
         except Stop:
@@ -369,7 +468,9 @@ def _text(words: str | None) -> str:
     """Return a docstring as paragraphs; what is indented becomes code, with its comments after #."""
     paragraphs = re.split(r"\n\s*\n", inspect.cleandoc(words or ""))
     return "\n\n".join(
-        "```\n" + "\n".join(re.sub(r"  +", "  # ", line.strip()) for line in each.split("\n")) + "\n```"
+        "```\n"
+        + "\n".join(re.sub(r"  +", "  # ", line.strip()) for line in each.split("\n"))
+        + "\n```"
         if each.startswith("    ")
         else " ".join(each.split())
         for each in paragraphs
@@ -383,7 +484,9 @@ def _cell(words: str) -> str:
 def machines_of(profile: str) -> Machines | None:
     """Return the machines that the comment of a profile of published models names."""
     text = (FOLDER.parent.parent / "profiles" / f"{profile}.yaml").read_text()
-    said = re.search(rf"rehearse --profile {profile} --gpus (\d+)(?: --nodes (\d+))? --memory ([\d.]+)`", text)
+    said = re.search(
+        rf"rehearse --profile {profile} --gpus (\d+)(?: --nodes (\d+))? --memory ([\d.]+)`", text
+    )
     return Machines(int(said[1]), float(said[3]), int(said[2] or 1)) if said else None
 
 
@@ -395,7 +498,8 @@ def calls_page() -> str:
         if profile.models.source != "hub" or not machines:
             continue
         parts.append(
-            f"## {path.stem}\n\nOn {machines.gpus} GPUs.\n\n| method | SDE steps | rollout | update | equal | tolerated |"
+            f"## {path.stem}\n\nOn {machines.gpus} GPUs.\n\n"
+            "| method | SDE steps | rollout | update | equal | tolerated |"
         )
         parts[-1] += "\n|---|---|---|---|---|---|"
         for name in profile.methods:
@@ -406,7 +510,8 @@ def calls_page() -> str:
             equal = all(one.rollout == one.update for one in calls)
             steps = f"{calls[0].step} … {calls[-1].step}" if len(calls) > 1 else str(calls[0].step)
             parts[-1] += (
-                f"\n| {name} | {steps} | {rows(one.rollout for one in calls)} | {rows(one.update for one in calls)} "
+                f"\n| {name} | {steps} | {rows(one.rollout for one in calls)} | "
+                f"{rows(one.update for one in calls)} "
                 f"| {'yes' if equal else 'no'} | {min(one.tolerated for one in calls):.2%} |"
             )
         parts[-1] += "\n"
@@ -420,11 +525,17 @@ def bases_page() -> str:
         ("repository", "all weights", "a LoRA", "generates", "guidance", "steps", "licence"),
     )
     profiles = {path.stem: load_profile(path) for path in sorted(folder.glob("*.yaml"))}
-    twins = {BASES[each.models.base]: name for name, each in reversed(profiles.items()) if name.startswith("tiny")}
+    twins = {
+        BASES[each.models.base]: name
+        for name, each in reversed(profiles.items())
+        if name.startswith("tiny")
+    }
     parts = [BASES_HEAD]
     for base in ARCHITECTURES.values():
         parts.append(
-            f"## {base.label}\n\nExports: {', '.join(base.forms)}. Small version for a CPU: profile `{twins[base.pipeline.__name__]}`.\n"
+            f"## {base.label}\n\n"
+            f"Exports: {', '.join(base.forms)}. Small version for a CPU: "
+            f"profile `{twins[base.pipeline.__name__]}`.\n"
         )
         rows = [columns, ("---",) * len(columns)]
         for repo in base.published:
@@ -434,14 +545,31 @@ def bases_page() -> str:
                 if each.models.source == "hub" and each.models.repos["pipeline"].repo == repo
             }
             shown = next(iter(own.values()), None)
-            guidance, steps = (f"{shown.sampling.guidance:g}, " if shown else "", str(shown.evaluation.steps[0]) if shown else "")
+            guidance, steps = (
+                f"{shown.sampling.guidance:g}, " if shown else "",
+                str(shown.evaluation.steps[0]) if shown else "",
+            )
             made = [
-                _smallest({name: each for name, each in own.items() if bool(each.training.lora) == lora})
+                _smallest(
+                    {name: each for name, each in own.items() if bool(each.training.lora) == lora}
+                )
                 for lora in (False, True)
             ]
-            rows.append((repo, *made, "yes", guidance + _guidance(base, repo), steps, _licence(base, repo)))
+            rows.append(
+                (repo, *made, "yes", guidance + _guidance(base, repo), steps, _licence(base, repo))
+            )
         for repo, instead in base.distilled.items():
-            rows.append((repo, f"no: distilled, train {instead}", "no", "yes", "none", "few", _licence(base, instead)))
+            rows.append(
+                (
+                    repo,
+                    f"no: distilled, train {instead}",
+                    "no",
+                    "yes",
+                    "none",
+                    "few",
+                    _licence(base, instead),
+                )
+            )
         parts.append("\n".join(f"| {' | '.join(row)} |" for row in rows) + "\n")
     return "\n".join(parts)
 
@@ -459,7 +587,11 @@ def _guidance(architecture: Architecture, repo: str) -> str:
     least = next((least for least in (0, 1) if architecture.forward_evals(least + 0.5) > 1), None)
     if least is not None:
         return f"classifier-free above {least}"
-    return "an input of the model" if architecture.published[repo].transformer.get("guidance_embeds") else "none"
+    return (
+        "an input of the model"
+        if architecture.published[repo].transformer.get("guidance_embeds")
+        else "none"
+    )
 
 
 def _licence(architecture: Architecture, repo: str) -> str:
@@ -470,7 +602,11 @@ def _licence(architecture: Architecture, repo: str) -> str:
 def rows_of(profile: Profile, entry: str) -> list[dict[str, Any]]:
     """Return the rows of tools/published.yaml for an entry of a profile of published weights."""
     repo = profile.models.repos["pipeline"].repo if profile.models.source == "hub" else ""
-    found = [row for row in PUBLISHED["rows"] if entry in row["methods"] and repo.startswith(tuple(row["of"]))]
+    found = [
+        row
+        for row in PUBLISHED["rows"]
+        if entry in row["methods"] and repo.startswith(tuple(row["of"]))
+    ]
     # Where somebody has published the method on this base, nothing is taken in its place
     return [row for row in found if row["source"]] or found
 
@@ -479,13 +615,19 @@ def resolved_settings(profile: Profile, entry: str) -> Callable[[str], Any]:
     """Return a function of a dotted name such as `objective.times`: that setting of a resolved entry, as a JSON value; None: it has none."""
     run = profile.run(entry)
     whole = {"sampling": run.sampling, "training": run.training, "evaluation": profile.evaluation}
-    values = {**run.method.model_dump(mode="json"), **{name: each.model_dump(mode="json") for name, each in whole.items()}}
+    values = {
+        **run.method.model_dump(mode="json"),
+        **{name: each.model_dump(mode="json") for name, each in whole.items()},
+    }
     return lambda name: reduce(lambda inner, key: (inner or {}).get(key), name.split("."), values)
 
 
 def published_page() -> str:
     """Return the page of published settings: a table for each row of tools/published.yaml."""
-    profiles = {path.stem: load_profile(path) for path in sorted((FOLDER.parent.parent / "profiles").glob("*.yaml"))}
+    profiles = {
+        path.stem: load_profile(path)
+        for path in sorted((FOLDER.parent.parent / "profiles").glob("*.yaml"))
+    }
     shown = lambda value: f"{value:g}" if isinstance(value, float) else str(value)
     parts = [PUBLISHED_HEAD]
     for row in PUBLISHED["rows"]:
@@ -495,17 +637,24 @@ def published_page() -> str:
             for entry in each.methods
             if any(one is row for one in rows_of(each, entry))
         }
-        source = row["source"] or f"no published settings on this base model known; used instead: {row['instead']}"
+        source = (
+            row["source"]
+            or f"no published settings on this base model known; used instead: {row['instead']}"
+        )
         bases = " and ".join(repo.partition("/")[2] for repo in row["of"])
         heading = ", ".join(row["methods"]) if len(row["methods"]) < 4 else "the other methods"
         text = f"Methods {', '.join(f'`{method}`' for method in row['methods'])}: {source}."
-        parts.append(f"## {bases}: {heading}\n\n{textwrap.fill(text, 150, break_long_words=False, break_on_hyphens=False)}\n")
+        parts.append(
+            f"## {bases}: {heading}\n\n"
+            f"{textwrap.fill(text, 150, break_long_words=False, break_on_hyphens=False)}\n"
+        )
         parts.append("| setting | published | here | why |\n|---|---|---|---|")
         for setting, published in row["published"].items():
             here = dict.fromkeys(shown(read(setting)) for read in of.values())
             reason = row["differs"].get(setting, "as published")
             parts[-1] += (
-                f"\n| `{setting}` | {shown(published)} | {'; '.join(here)} | {PUBLISHED['reasons'].get(reason, reason)} |"
+                f"\n| `{setting}` | {shown(published)} | {'; '.join(here)} | "
+                f"{PUBLISHED['reasons'].get(reason, reason)} |"
             )
         parts[-1] += "\n"
     return "\n".join(parts)
@@ -513,7 +662,10 @@ def published_page() -> str:
 
 def api_page() -> str:
     """Return the page of the Python API, which mkdocstrings fills from docstrings."""
-    sections = (f"## {title}\n\n" + "\n\n".join(f"::: g2rpo_core.{name}" for name in names) for title, names in API.items())
+    sections = (
+        f"## {title}\n\n" + "\n\n".join(f"::: g2rpo_core.{name}" for name in names)
+        for title, names in API.items()
+    )
     return "\n".join([API_HEAD, "\n\n".join(sections)]) + "\n"
 
 
@@ -529,9 +681,14 @@ BUILT_PAGES = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument(
-        "page", nargs="?", choices=[name.removesuffix(".md") for name in BUILT_PAGES], help="print this page instead"
+        "page",
+        nargs="?",
+        choices=[name.removesuffix(".md") for name in BUILT_PAGES],
+        help="print this page instead",
     )
     chosen = parser.parse_args().page
     if chosen:

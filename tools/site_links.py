@@ -58,13 +58,17 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         return found[1] + posixpath.relpath(site_uri(target), posixpath.dirname(uri) or ".")
 
     parts = FENCED.split(markdown)
-    parts[::2] = [PRINTS.sub(lambda found: _linked(found, uri), LINK.sub(moved, part)) for part in parts[::2]]
+    parts[::2] = [
+        PRINTS.sub(lambda found: _linked(found, uri), LINK.sub(moved, part)) for part in parts[::2]
+    ]
     return "".join(parts)
 
 
 def _linked(command: re.Match, uri: str) -> str:
     """Return the command as a link from the page `uri` to the built page that has what it prints."""
-    page = f"reference/{command[2] or 'commands'}.md" + (f"#g2rpo-{command[1]}" if command[1] else "")
+    page = f"reference/{command[2] or 'commands'}.md" + (
+        f"#g2rpo-{command[1]}" if command[1] else ""
+    )
     return f"[{command[0]}]({posixpath.relpath(page, posixpath.dirname(uri) or '.')})"
 
 
@@ -85,14 +89,20 @@ def _generated(config: MkDocsConfig, path: str) -> File:
     if Path(path).suffix in {".md", *AS_IT_IS}:
         return File.generated(config, site_uri(path), abs_src_path=str(ROOT / path))
     language = {".py": "python", ".yaml": "yaml"}.get(Path(path).suffix, "text")
-    text = f"---\nsearch: {{exclude: true}}\n---\n# {path}\n\n````{language}\n{(ROOT / path).read_text()}\n````\n"
+    text = (
+        f"---\nsearch: {{exclude: true}}\n---\n# {path}\n\n````{language}\n"
+        f"{(ROOT / path).read_text()}\n````\n"
+    )
     return File.generated(config, site_uri(path), content=text)
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
     """Replace the script from the web that the plugin `offline` names by ours; without one, the search fails from the disk."""
     return output.replace(
-        SHIM, posixpath.relpath("javascripts/worker_from_disk.js", posixpath.dirname(page.file.dest_uri) or ".")
+        SHIM,
+        posixpath.relpath(
+            "javascripts/worker_from_disk.js", posixpath.dirname(page.file.dest_uri) or "."
+        ),
     )
 
 

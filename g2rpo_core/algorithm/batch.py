@@ -1,7 +1,8 @@
 """Training data: sampled transitions with advantages, the batches made from them, and per-sample losses.
 
-Axes: R rewards, P prompts, B branches, J granularities, G members of a group; a transition has V states and W next states of a
-prompt (see `SampledTransition`); a batch has N states with M sampled next states each.
+Axes: R rewards, P prompts, B branches, J granularities, G members of a group; a transition has V
+states and W next states of a prompt (see `SampledTransition`); a batch has N states with M sampled
+next states each.
 """
 
 import random
@@ -78,7 +79,13 @@ class Batch:
     @classmethod
     def concatenated(cls, batches: Sequence[Self]) -> Self:
         """Return one batch with the rows of all batches."""
-        return replace(batches[0], **{name: torch.cat([vars(batch)[name] for batch in batches]) for name in batches[0]._parts()})
+        return replace(
+            batches[0],
+            **{
+                name: torch.cat([vars(batch)[name] for batch in batches])
+                for name in batches[0]._parts()
+            },
+        )
 
 
 B = TypeVar("B", bound=Batch)
@@ -99,12 +106,19 @@ class Update(Generic[B]):
 class Objective(Protocol[B]):
     """What a trainer asks of a run's objective; B: the objective's own batches, which `losses` gets back."""
 
-    def advantages(self, sampled: Rollout, rewards: torch.Tensor, gains: Sequence[torch.Tensor] | None, /) -> list[torch.Tensor]:
+    def advantages(
+        self, sampled: Rollout, rewards: torch.Tensor, gains: Sequence[torch.Tensor] | None, /
+    ) -> list[torch.Tensor]:
         """Return the advantages of whatever is trained on; arguments as `credit.CreditAssignment`. Collective."""
         ...
 
     def updates(
-        self, sampled: Rollout, advantages: Sequence[torch.Tensor], draws: Draws, velocity: Velocity, /
+        self,
+        sampled: Rollout,
+        advantages: Sequence[torch.Tensor],
+        draws: Draws,
+        velocity: Velocity,
+        /,
     ) -> Iterable[Update[B]]:
         """Return the optimizer steps of an iteration; velocity: of the policy that sampled, without gradient. Collective."""
         ...
@@ -127,7 +141,9 @@ class TrainedTransition:
 
     def members(self, members: slice) -> "TrainedTransition":
         """Return the same for a part of the next states."""
-        return TrainedTransition(self.sampled.members(members), self.advantages[:, members], self.weights[:, members])
+        return TrainedTransition(
+            self.sampled.members(members), self.advantages[:, members], self.weights[:, members]
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,17 +183,21 @@ def parts_of_group(members: int, updates: int) -> list[slice]:
     return [slice(int(part[0]), int(part[-1]) + 1) for part in parts if len(part)]
 
 
-def transition_batches(transitions: list[TrainedTransition], processes: ProcessGroup | None = None) -> list[TransitionBatch]:
+def transition_batches(
+    transitions: list[TrainedTransition], processes: ProcessGroup | None = None
+) -> list[TransitionBatch]:
     """Batch the states to train on: those with equally many next states together, those with most first.
 
-    processes: leave out the states whose next states all have a weight of 0, but for as many as are needed so that all processes have
-    equally many states; collective then.
+    processes: leave out the states whose next states all have a weight of 0, but for as many as are
+    needed so that all processes have equally many states; collective then.
     """
     rows = [_rows(transition) for transition in transitions]
     # One batch for each number of members: padding would cost forwards for nothing
     batches = []
     for members in sorted({row.old_log_prob.shape[1] for row in rows}, reverse=True):
-        batch = TransitionBatch.concatenated([row for row in rows if row.old_log_prob.shape[1] == members])
+        batch = TransitionBatch.concatenated(
+            [row for row in rows if row.old_log_prob.shape[1] == members]
+        )
         if processes:
             # Sharded weights need every process in every call, so all must have equally many states
             needed = batch.weights.any(1)

@@ -1,6 +1,7 @@
 """Credit assignment: maps rewards to transitions and normalizes them within their comparison group.
 
-Axes: R rewards, P prompts, B branches, J granularities, G members of a group; W next states of a transition.
+Axes: R rewards, P prompts, B branches, J granularities, G members of a group; W next states of a
+transition.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,15 +22,23 @@ class _Comparison(Settings):
 
     reward: str
     compared: Literal["prompt", "noise"] = Field(
-        "prompt", description="an advantage compares all members of a prompt, or those of one initial noise, as TempFlow-GRPO"
+        "prompt",
+        description=(
+            "an advantage compares all members of a prompt, or those of one initial noise, "
+            "as TempFlow-GRPO"
+        ),
     )
     deviation: Literal["group", "batch"] = Field(
         "group",
-        description="rewards are divided by the standard deviation of their group, or of the iteration's rewards, as Flow-GRPO",
+        description=(
+            "rewards are divided by the standard deviation of their group, "
+            "or of the iteration's rewards, as Flow-GRPO"
+        ),
     )
     reward_aggr: Literal["rewards", "advantages"] = Field(
         "advantages",
-        description="of several rewards, the weighted sum is standardized, as Flow-GRPO; or each reward by itself, and the weighted sum is of "
+        description="of several rewards, the weighted sum is standardized, as Flow-GRPO; "
+        "or each reward by itself, and the weighted sum is of "
         "their advantages, as MixGRPO and the core of GDPO",
     )
 
@@ -42,10 +51,13 @@ class _Comparison(Settings):
 class ImageCredit(_Comparison):
     """An SDE step has the reward of the image that it led to."""
 
-    reward: Literal["image"] = Field("image", description="image: an SDE step's reward is that of its image")
+    reward: Literal["image"] = Field(
+        "image", description="image: an SDE step's reward is that of its image"
+    )
     node_advantages: Literal["standardized", "mean"] = Field(
         "standardized",
-        description="of a state that several members share: their mean reward standardized again, as BranchGRPO, or the mean of their "
+        description="of a state that several members share: their mean reward standardized again, "
+        "as BranchGRPO, or the mean of their "
         "advantages, as TreeGRPO",
     )
 
@@ -53,15 +65,23 @@ class ImageCredit(_Comparison):
 class GainCredit(_Comparison):
     """An SDE step has what the clean prediction gains by it, compared with the gains of all steps of its group (Stepwise-Flow-GRPO)."""
 
-    reward: Literal["gain"] = Field(description="gain: an SDE step's reward is what the clean prediction gains by it")
+    reward: Literal["gain"] = Field(
+        description="gain: an SDE step's reward is what the clean prediction gains by it"
+    )
 
 
 def _kind(value: object) -> object:
     """Return which credit a value is: settings that do not say it are those of images."""
-    return value.get("reward", "image") if isinstance(value, Mapping) else getattr(value, "reward", "image")
+    return (
+        value.get("reward", "image")
+        if isinstance(value, Mapping)
+        else getattr(value, "reward", "image")
+    )
 
 
-CreditSettings = Annotated[Annotated[ImageCredit, Tag("image")] | Annotated[GainCredit, Tag("gain")], Discriminator(_kind)]
+CreditSettings = Annotated[
+    Annotated[ImageCredit, Tag("image")] | Annotated[GainCredit, Tag("gain")], Discriminator(_kind)
+]
 
 
 def batch_deviation(rewards: torch.Tensor, processes: ProcessGroup) -> torch.Tensor:
@@ -69,8 +89,11 @@ def batch_deviation(rewards: torch.Tensor, processes: ProcessGroup) -> torch.Ten
 
     It is float64. Collective.
     """
-    # Gathered as values, not as moments: the sum over processes would depend on how prompts are shared
-    every = torch.cat(processes.gather(rewards.transpose(1, 3).flatten(2).cpu()), -1)  # [R, J, P * B * W of all]
+    # Gathered as values, not as moments: the sum over processes would depend on how prompts are
+    # shared
+    every = torch.cat(
+        processes.gather(rewards.transpose(1, 3).flatten(2).cpu()), -1
+    )  # [R, J, P * B * W of all]
     return every.double().std(-1, correction=0)[..., None, None].to(rewards.device)
 
 
@@ -94,17 +117,22 @@ class CreditAssignment:
     processes: ProcessGroup = ALONE
 
     def of_transitions(
-        self, transitions: Sequence[SampledTransition], rewards: torch.Tensor, gains: Sequence[torch.Tensor] | None
+        self,
+        transitions: Sequence[SampledTransition],
+        rewards: torch.Tensor,
+        gains: Sequence[torch.Tensor] | None,
     ) -> list[torch.Tensor]:
         """Return the advantages [P, W] of every transition's next states; collective where the deviation is the batch's.
 
-        rewards: [R, P, B, J, G] of the images; gains: of every transition [R, P, W], for `GainCredit`.
+        rewards: [R, P, B, J, G] of the images; gains: of every transition [R, P, W], for
+        `GainCredit`.
         """
         if gains is not None:
             return self._of_gains(rewards, gains)
         values, size, weights = self._aggregated(rewards, rewards.abs())
         of_members = self._standardized(values, size, weights)  # [P, B, G]
-        # A shared state is one transition of several images, so their rewards must become one number first
+        # A shared state is one transition of several images, so their rewards must become one
+        # number first
         advantages = []
         for transition in transitions:
             branch, states = transition.sde_step.branch, transition.log_prob.shape[1]
@@ -113,7 +141,9 @@ class CreditAssignment:
             elif isinstance(self.credit, ImageCredit) and self.credit.node_advantages == "mean":
                 advantages.append(mean_of_shared_states(of_members[:, branch], states))
             else:
-                means, sizes = (mean_of_shared_states(each[:, :, [branch]], states) for each in (values, size))
+                means, sizes = (
+                    mean_of_shared_states(each[:, :, [branch]], states) for each in (values, size)
+                )
                 advantages.append(self._standardized(means, sizes, weights)[:, 0])
         return advantages
 
@@ -124,27 +154,42 @@ class CreditAssignment:
 
     def _of_gains(self, rewards: torch.Tensor, gains: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Compare all gains of a group together: a step that changes little keeps small advantages."""
-        of_group = [gain.unflatten(-1, (self.groups, -1)) for gain in gains]  # [R, P, groups, W / groups]
+        of_group = [
+            gain.unflatten(-1, (self.groups, -1)) for gain in gains
+        ]  # [R, P, groups, W / groups]
         values = torch.cat(of_group, -1).flatten(2)[:, :, None, None]  # [R, P, 1, 1, W of all]
-        # A gain is rounded in proportion to the scores it is the difference of: those of images and the gains are known
+        # A gain is rounded in proportion to the scores it is the difference of: those of images and
+        # the gains are known
         largest = torch.cat([rewards.flatten(2), values.flatten(2)], -1).abs().amax(-1)  # [R, P]
         size = largest[:, :, None, None, None].expand_as(values)
         of_members = self._standardized(*self._aggregated(values, size))[:, 0]
-        parts = of_members.unflatten(-1, (self.groups, -1)).split([each.shape[-1] for each in of_group], -1)
+        parts = of_members.unflatten(-1, (self.groups, -1)).split(
+            [each.shape[-1] for each in of_group], -1
+        )
         return [part.flatten(1) for part in parts]
 
-    def _aggregated(self, values: torch.Tensor, size: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, Sequence[float]]:
+    def _aggregated(
+        self, values: torch.Tensor, size: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, Sequence[float]]:
         """Return values and size [R, ...] with their weights; as their weighted sum [1, ...] if that is standardized.
 
         size: of what values were computed from, in proportion to which they are rounded.
         """
         if self.credit.reward_aggr == "advantages":
             return values, size, self.weights
-        # Rounding does not cancel: the sizes of a difference add up
-        # Standardized as one: a reward with a larger spread then has more to say, whatever its weight
-        return weighted_sum(values, self.weights), weighted_sum(size, [abs(weight) for weight in self.weights]), [1.0]
+        # Rounding does not cancel: the sizes of a difference add up Standardized as one: a reward
+        # with a larger spread then has more to say, whatever its weight
+        return (
+            weighted_sum(values, self.weights),
+            weighted_sum(size, [abs(weight) for weight in self.weights]),
+            [1.0],
+        )
 
-    def _standardized(self, values: torch.Tensor, size: torch.Tensor, weights: Sequence[float]) -> torch.Tensor:
+    def _standardized(
+        self, values: torch.Tensor, size: torch.Tensor, weights: Sequence[float]
+    ) -> torch.Tensor:
         """Return the advantages [P, B, W] of values [R, P, B, J, W]."""
-        deviation = batch_deviation(values, self.processes) if self.credit.deviation == "batch" else None
+        deviation = (
+            batch_deviation(values, self.processes) if self.credit.deviation == "batch" else None
+        )
         return branch_advantages(values, weights, self.clip, self.groups, deviation, size)

@@ -1,12 +1,14 @@
 """Trains on noised clean latents instead of transitions: the forward-process family, as rows of one kernel.
 
-An image x0 that was sampled in any way is noised again, x_t = (1 - t) x0 + t eps, and the velocity v there is pulled towards the one that
-leads back to the image, v* = eps - x0, or pushed away from it, by the image's advantage A. Nothing needs an SDE, its density, or the
-states on the way. With v_old the velocity of the policy that sampled, and a the anchor (v_old, or the base's velocity),
+An image x0 that was sampled in any way is noised again, x_t = (1 - t) x0 + t eps, and the velocity
+v there is pulled towards the one that leads back to the image, v* = eps - x0, or pushed away from
+it, by the image's advantage A. Nothing needs an SDE, its density, or the states on the way. With
+v_old the velocity of the policy that sampled, and a the anchor (v_old, or the base's velocity),
 
     l = w [ c |v - a|^2 + 2 A <v - a, v_old - v*> ]        c = trust, or trust + A
 
-is every loss of the family up to constants; only DiffusionNFT's own two branches differ from it, once v and v_old do.
+is every loss of the family up to constants; only DiffusionNFT's own two branches differ from it,
+once v and v_old do.
 
 | method | c | A | anchor | w |
 |---|---|---|---|---|
@@ -39,10 +41,17 @@ HUBER = 0.25  # power p of AWM's loss (t / p) ((l + e)^p - e^p), e = 1e-10
 class OldPolicy(Settings):
     """A slow copy of the weights: after iteration i, from 0, it is d of itself and 1 - d of the weights."""
 
-    flat: int = Field(0, ge=0, le=10**6, description="iterations with d = 0: the copy is the weights")
-    ramp: float = Field(0.001, gt=0, le=1, description="by how much d rises in an iteration after them")
+    flat: int = Field(
+        0, ge=0, le=10**6, description="iterations with d = 0: the copy is the weights"
+    )
+    ramp: float = Field(
+        0.001, gt=0, le=1, description="by how much d rises in an iteration after them"
+    )
     hold: float = Field(0.5, gt=0, lt=1, description="the largest d")
-    samples: bool = Field(True, description="it samples, as DiffusionNFT's; false: it only holds the weights back, as AWM's EMA")
+    samples: bool = Field(
+        True,
+        description="it samples, as DiffusionNFT's; false: it only holds the weights back, as AWM's EMA",
+    )
 
     def decay_at(self, step: int) -> float:
         """Return d after iteration `step`, from 0."""
@@ -56,30 +65,70 @@ class MatchingSettings(Settings):
     times: Count = Field(1, description="K, how often each image is noised")
     draw: Literal["grid", "strata", "uniform", "linear"] = Field(
         "grid",
-        description="times: of the sampler's sigmas without repetition, one from each of K equal parts of them, uniform in (0, 1), or with "
+        description="times: of the sampler's sigmas without repetition, one from each of K equal parts of "
+        "them, uniform in (0, 1), or with "
         "the density 2t",
     )
-    share: tuple[Share, Share] = Field((0.0, 1.0), description="part of the way from noise to image that times are drawn from")
+    share: tuple[Share, Share] = Field(
+        (0.0, 1.0), description="part of the way from noise to image that times are drawn from"
+    )
     shared: bool = Field(
-        False, description="all images of a prompt have the same times and noise, so that what they have in common cancels"
+        False,
+        description=(
+            "all images of a prompt have the same times and noise, "
+            "so that what they have in common cancels"
+        ),
     )
     loss: Literal["quadratic", "branches"] = Field(
         "quadratic", description="the kernel, or DiffusionNFT's positive and negative branch"
     )
-    trust: float = Field(0.0, ge=0, le=1e6, description="weight of the distance to the anchor: beta or gamma of the papers")
-    signed: bool = Field(
-        False, description="the advantage is added to that weight: images with A > 0 are matched, others are repelled"
+    trust: float = Field(
+        0.0,
+        ge=0,
+        le=1e6,
+        description="weight of the distance to the anchor: beta or gamma of the papers",
     )
-    anchor: Literal["old", "base"] = Field("old", description="the policy that sampled, or the model before training")
-    weight: Literal["equal", "error", "huber"] = Field("equal", description="of a noised image, see matching.WEIGHTS")
-    factor: float = Field(1.0, gt=0, le=1e6, description="of the loss, as published: gradients are clipped after it")
+    signed: bool = Field(
+        False,
+        description=(
+            "the advantage is added to that weight: images with A > 0 are matched, "
+            "others are repelled"
+        ),
+    )
+    anchor: Literal["old", "base"] = Field(
+        "old", description="the policy that sampled, or the model before training"
+    )
+    weight: Literal["equal", "error", "huber"] = Field(
+        "equal", description="of a noised image, see matching.WEIGHTS"
+    )
+    factor: float = Field(
+        1.0, gt=0, le=1e6, description="of the loss, as published: gradients are clipped after it"
+    )
     advantage_scale: float = Field(1.0, gt=0, le=1e6, description="factor of the advantage")
-    advantage_limit: float | None = Field(None, gt=0, le=1e6, description="the largest advantage after that; null: no limit")
-    old: OldPolicy | None = Field(None, description="a slow copy of the weights; null: the weights that sampled")
-    old_coef: float = Field(0.0, ge=0, le=1e6, description="weight of the velocity's distance to the slow copy, as AWM's EMA")
-    kl_coef: float = Field(0.0, ge=0, le=1e6, description="weight of the velocity's distance to the model before training")
-    kl_weighted: bool = Field(False, description="that distance has the weight of the noised image, as AdvantageFlow's")
-    updates_per_rollout: Count = Field(1, description="optimizer steps of an iteration, each on its part of every group")
+    advantage_limit: float | None = Field(
+        None, gt=0, le=1e6, description="the largest advantage after that; null: no limit"
+    )
+    old: OldPolicy | None = Field(
+        None, description="a slow copy of the weights; null: the weights that sampled"
+    )
+    old_coef: float = Field(
+        0.0,
+        ge=0,
+        le=1e6,
+        description="weight of the velocity's distance to the slow copy, as AWM's EMA",
+    )
+    kl_coef: float = Field(
+        0.0,
+        ge=0,
+        le=1e6,
+        description="weight of the velocity's distance to the model before training",
+    )
+    kl_weighted: bool = Field(
+        False, description="that distance has the weight of the noised image, as AdvantageFlow's"
+    )
+    updates_per_rollout: Count = Field(
+        1, description="optimizer steps of an iteration, each on its part of every group"
+    )
 
     @model_validator(mode="after")
     def _fits_together(self):
@@ -88,11 +137,19 @@ class MatchingSettings(Settings):
         if self.old_coef and not self.keeps_old:
             raise ValueError("old_coef: without a slow copy (old) there is no distance to it")
         if self.signed and self.anchor == "base":
-            raise ValueError("signed: images are matched around the policy that sampled: anchor must be old")
+            raise ValueError(
+                "signed: images are matched around the policy that sampled: anchor must be old"
+            )
         if self.loss == "branches" and not (
-            self.trust and self.advantage_limit and self.advantage_limit <= 1 and self.anchor == "old"
+            self.trust
+            and self.advantage_limit
+            and self.advantage_limit <= 1
+            and self.anchor == "old"
         ):
-            raise ValueError("loss: branches needs trust above 0, an advantage_limit of at most 1, and anchor old")
+            raise ValueError(
+                "loss: branches needs trust above 0, an advantage_limit of at most 1, "
+                "and anchor old"
+            )
         return self
 
     @property
@@ -148,7 +205,12 @@ class NoisedBatch(Batch):
 
 
 def quadratic(
-    v: torch.Tensor, anchor: torch.Tensor, old: torch.Tensor, target: torch.Tensor, a: torch.Tensor, c: torch.Tensor
+    v: torch.Tensor,
+    anchor: torch.Tensor,
+    old: torch.Tensor,
+    target: torch.Tensor,
+    a: torch.Tensor,
+    c: torch.Tensor,
 ) -> torch.Tensor:
     """Return c |v - anchor|^2 + 2 A <v - anchor, v_old - v*>, means over elements: [N].
 
@@ -159,12 +221,17 @@ def quadratic(
 
 
 def branches(
-    v: torch.Tensor, old: torch.Tensor, target: torch.Tensor, sigma: torch.Tensor, a: torch.Tensor, beta: float
+    v: torch.Tensor,
+    old: torch.Tensor,
+    target: torch.Tensor,
+    sigma: torch.Tensor,
+    a: torch.Tensor,
+    beta: float,
 ) -> torch.Tensor:
     """Return DiffusionNFT's loss over beta (arXiv 2509.16117, Eq. 5, normalized as its code): [N].
 
-    r = (1 + A) / 2 weighs |x0+ - x0|^2 of the branch v+ = v_old + beta (v - v_old), and 1 - r that of v- = v_old - beta (v - v_old), each over
-    its own mean absolute error, without gradient.
+    r = (1 + A) / 2 weighs |x0+ - x0|^2 of the branch v+ = v_old + beta (v - v_old), and 1 - r that
+    of v- = v_old - beta (v - v_old), each over its own mean absolute error, without gradient.
     """
     losses = []
     for side in (beta, -beta):
@@ -202,7 +269,9 @@ class VelocityMatching:
     def __init__(self, settings: MatchingSettings, credit: CreditAssignment, sigmas: torch.Tensor):
         self.settings, self.credit, self.sigmas = settings, credit, sigmas
 
-    def advantages(self, sampled: Rollout, rewards: torch.Tensor, gains: Sequence[torch.Tensor] | None) -> list[torch.Tensor]:
+    def advantages(
+        self, sampled: Rollout, rewards: torch.Tensor, gains: Sequence[torch.Tensor] | None
+    ) -> list[torch.Tensor]:
         """Return the advantages [P, G] of the images of every branch and granularity; collective where the deviation is the batch's."""
         return list(self.credit.of_images(rewards).unbind(1))
 
@@ -213,11 +282,18 @@ class VelocityMatching:
         noised = self.noised(sampled, advantages, draws, velocity)
         parts = [noised]
         if self.settings.updates_per_rollout > 1:
-            members = parts_of_group(int(noised.member.max()) + 1, self.settings.updates_per_rollout)
-            parts = [noised.rows((noised.member >= part.start) & (noised.member < part.stop)) for part in members]
+            members = parts_of_group(
+                int(noised.member.max()) + 1, self.settings.updates_per_rollout
+            )
+            parts = [
+                noised.rows((noised.member >= part.start) & (noised.member < part.stop))
+                for part in members
+            ]
         return [Update([part], len(part), f"{len(part)} noised images") for part in parts]
 
-    def noised(self, sampled: Rollout, advantages: Sequence[torch.Tensor], draws: Draws, velocity: Velocity) -> NoisedBatch:
+    def noised(
+        self, sampled: Rollout, advantages: Sequence[torch.Tensor], draws: Draws, velocity: Velocity
+    ) -> NoisedBatch:
         """Noise the images K times, from a generator of each prompt; velocity: of the old policy, called if its velocities are kept."""
         settings, of_images = self.settings, torch.stack(list(advantages), 1)  # [P, S, G]
         clean = sampled.clean.flatten(1, 2)  # [P, S, G, ...]
@@ -225,7 +301,8 @@ class VelocityMatching:
         sigmas, noises = [], []
         for index in draws.prompts:
             generator = draws.generator(index)
-            # With one draw for the group, what equal images share cancels in the sum of their advantages
+            # With one draw for the group, what equal images share cancels in the sum of their
+            # advantages
             images = 1 if settings.shared else groups * members
             times = torch.stack([self._times(generator) for _ in range(images)])  # [images, K]
             noise = torch.randn(images, settings.times, *latent, generator=generator)
@@ -241,10 +318,13 @@ class VelocityMatching:
             sigma=torch.stack(sigmas).flatten().to(device),
             advantages=every((of_images * scale).clamp(-limit, limit))[:, None],
             weights=every(torch.ones_like(of_images))[:, None],
-            prompt=every(torch.arange(len(clean), device=device)[:, None, None].expand(clean.shape[:3])),
+            prompt=every(
+                torch.arange(len(clean), device=device)[:, None, None].expand(clean.shape[:3])
+            ),
             member=every(torch.arange(members, device=device).expand(clean.shape[:3])),
         )
-        # At the first and only update the current velocity, detached, is the old one: no second forward
+        # At the first and only update the current velocity, detached, is the old one: no second
+        # forward
         if not settings.keeps_old:
             return batch
         with torch.no_grad():
@@ -268,7 +348,9 @@ class VelocityMatching:
             found = found.repeat(-(-count // len(found)))[:count]
         else:
             parts = [part for part in candidates.tensor_split(count) if len(part)]
-            found = torch.stack([part[torch.randint(len(part), (), generator=generator)] for part in parts])
+            found = torch.stack(
+                [part[torch.randint(len(part), (), generator=generator)] for part in parts]
+            )
             found = found.repeat(-(-count // len(found)))[:count]
         return self.sigmas.cpu()[found]
 
@@ -293,6 +375,18 @@ class VelocityMatching:
         distance = mean((v - old).square())
         kl = torch.zeros_like(loss) if before is None else mean((v - before).square())
         policy = settings.factor * weight * loss
-        total = policy + settings.old_coef * distance + settings.kl_coef * (weight if settings.kl_weighted else 1.0) * kl
-        sums = {"loss": policy, "kl": kl, "old_deviation": distance, "velocity_error": mean((v - target).square())}
-        return Losses(batch.weights * total[:, None], {name: value.detach().sum() for name, value in sums.items()})
+        total = (
+            policy
+            + settings.old_coef * distance
+            + settings.kl_coef * (weight if settings.kl_weighted else 1.0) * kl
+        )
+        sums = {
+            "loss": policy,
+            "kl": kl,
+            "old_deviation": distance,
+            "velocity_error": mean((v - target).square()),
+        }
+        return Losses(
+            batch.weights * total[:, None],
+            {name: value.detach().sum() for name, value in sums.items()},
+        )

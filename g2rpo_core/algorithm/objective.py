@@ -1,7 +1,8 @@
 """Says what is trained on the sampled transitions, and by which loss: the clipped policy gradient and its variants.
 
-A trainer hands over batches and gets a loss for each sample: it knows nothing of ratios, trust regions or weights. Each choice is a
-table of functions, as `sampling.transitions.SDES`; a new one is an entry with its equation.
+A trainer hands over batches and gets a loss for each sample: it knows nothing of ratios, trust
+regions or weights. Each choice is a table of functions, as `sampling.transitions.SDES`; a new one
+is an entry with its equation.
 """
 
 import random
@@ -33,34 +34,60 @@ from g2rpo_core.sampling.tree import Tree
 class ObjectiveSettings(Settings):
     """The part `objective` of a method that trains on transitions: which of them, how much each counts, and the loss."""
 
-    trains: Literal["transitions"] = Field("transitions", description="transitions: the steps with noise, by their density")
+    trains: Literal["transitions"] = Field(
+        "transitions", description="transitions: the steps with noise, by their density"
+    )
     timestep_fraction: float = Field(
-        1.0, gt=0, le=1, description="share of the SDE steps that is trained on, redrawn each iteration"
+        1.0,
+        gt=0,
+        le=1,
+        description="share of the SDE steps that is trained on, redrawn each iteration",
     )
     timesteps_of: Literal["group", "member"] = Field(
-        "group", description="that share is the same for all members, or drawn separately for each, as DanceGRPO draws it"
+        "group",
+        description=(
+            "that share is the same for all members, or drawn separately for each, "
+            "as DanceGRPO draws it"
+        ),
     )
     step_weights: Literal["equal", "noise"] = Field(
         "equal",
-        description="of the SDE steps in the policy's loss; noise: by the standard deviation of their noise, as TempFlow-GRPO",
+        description=(
+            "of the SDE steps in the policy's loss; noise: by the standard deviation of their "
+            "noise, as TempFlow-GRPO"
+        ),
     )
     updates_per_rollout: Literal["iteration", "step"] | Count = Field(
         "iteration",
-        description="one optimizer step per iteration, one per SDE step, or that many, each on its part of every group",
+        description=(
+            "one optimizer step per iteration, one per SDE step, or that many, "
+            "each on its part of every group"
+        ),
     )
-    ratio: Literal["plain", "normalized"] = Field("plain", description="normalized: as GRPO-Guard, see loss.normalized_ratio")
+    ratio: Literal["plain", "normalized"] = Field(
+        "plain", description="normalized: as GRPO-Guard, see loss.normalized_ratio"
+    )
     kl_mask: float | None = Field(
-        None, gt=0, le=1e6,
-        description="mask what has moved farther from the sampling policy than this KL divergence, a mean over elements, as Flow-DPPO; "
+        None,
+        gt=0,
+        le=1e6,
+        description="mask what has moved farther from the sampling policy than this KL divergence, "
+        "a mean over elements, as Flow-DPPO; "
         "null: clip the ratio (training.clip_range)",
-    )  # fmt: skip
-    kl_coef: float = Field(0.0, ge=0, le=1e6, description="beta, weight of the KL divergence to the model before training")
+    )
+    kl_coef: float = Field(
+        0.0,
+        ge=0,
+        le=1e6,
+        description="beta, weight of the KL divergence to the model before training",
+    )
 
     @model_validator(mode="after")
     def _every_update_has_members(self):
         if self.updates_per_rollout == "step" and self.timesteps_of == "member":
             raise ValueError(
-                "updates_per_rollout: step may have no member to train if timesteps_of is member: must be iteration or a number"
+                "updates_per_rollout: step may have no member to train if timesteps_of is member: "
+                "must be iteration or a number"
             )
         return self
 
@@ -113,7 +140,11 @@ class Recomputed:
     def log_prob(self) -> torch.Tensor:
         """Return the log-probability [N, M] of the sampled next states under the current policy."""
         members = self.batch.next_latents.shape[1]
-        return self.current.repeat(members).log_prob(self.batch.next_latents.flatten(0, 1)).view(-1, members)
+        return (
+            self.current.repeat(members)
+            .log_prob(self.batch.next_latents.flatten(0, 1))
+            .view(-1, members)
+        )
 
     @cached_property
     def divergence(self) -> torch.Tensor:
@@ -128,7 +159,9 @@ class Recomputed:
     @property
     def length(self) -> torch.Tensor:
         """Return how far each transition goes in sigma, above 0: [N, 1]."""
-        return (self.sigmas[self.batch.step] - self.sigmas[self.batch.step + self.batch.span])[:, None]
+        return (self.sigmas[self.batch.step] - self.sigmas[self.batch.step + self.batch.span])[
+            :, None
+        ]
 
 
 class Ratio(NamedTuple):
@@ -144,7 +177,8 @@ RATIOS: dict[str, Ratio] = {
     "plain": Ratio(lambda now: ratio(now.log_prob, now.batch.old_log_prob)),
     # GRPO-Guard
     "normalized": Ratio(
-        lambda now: normalized_ratio(now.log_prob, now.batch.old_log_prob, now.divergence, now.std), lambda now: now.length
+        lambda now: normalized_ratio(now.log_prob, now.batch.old_log_prob, now.divergence, now.std),
+        lambda now: now.length,
     ),
 }
 """By `ObjectiveSettings.ratio`."""
@@ -155,16 +189,23 @@ def noise_weights(stds: Mapping[int, float]) -> dict[int, float]:
     return {step: std * len(stds) / sum(stds.values()) for step, std in stds.items()}
 
 
-STEP_WEIGHTS: dict[str, Callable[[Callable[[int, int], float], Mapping[int, int]], Mapping[int, float]]] = {
+STEP_WEIGHTS: dict[
+    str, Callable[[Callable[[int, int], float], Mapping[int, int]], Mapping[int, float]]
+] = {
     "equal": lambda std, spans: dict.fromkeys(spans, 1.0),
-    "noise": lambda std, spans: noise_weights({step: std(step, span) for step, span in spans.items()}),
+    "noise": lambda std, spans: noise_weights(
+        {step: std(step, span) for step, span in spans.items()}
+    ),
 }
 """weights(standard deviation of a step's noise, step -> span) -> step -> its weight in the loss, by `ObjectiveSettings.step_weights`."""
 
 
-def draw_by_member(settings: ObjectiveSettings, num_steps: int, members: int, rngs: Sequence[random.Random]) -> torch.Tensor:
+def draw_by_member(
+    settings: ObjectiveSettings, num_steps: int, members: int, rngs: Sequence[random.Random]
+) -> torch.Tensor:
     """Draw which transitions each member of each prompt trains on: 0 or 1 [K, P, G], float32 on the CPU; rngs: one per prompt."""
-    # On the CPU and one generator a prompt: the draw must not depend on the device or the number of processes
+    # On the CPU and one generator a prompt: the draw must not depend on the device or the number of
+    # processes
     drawn = torch.zeros(num_steps, len(rngs), members)
     for prompt, rng in enumerate(rngs):
         for member in range(members):
@@ -175,8 +216,9 @@ def draw_by_member(settings: ObjectiveSettings, num_steps: int, members: int, rn
 class PolicyGradient:
     """The objective of a run (Eq. 6-9, 12): draws what is trained from the sampled transitions, and computes its loss.
 
-    credit: of the run; transition: the tree's stochastic step on the sigmas [T+1]; clip_range: eps of the clipped ratio; spans: of every step that may be an
-    SDE step, whether or not an iteration has noise there (`tree.spans_at`).
+    credit: of the run; transition: the tree's stochastic step on the sigmas [T+1]; clip_range: eps
+    of the clipped ratio; spans: of every step that may be an SDE step, whether or not an iteration
+    has noise there (`tree.spans_at`).
     """
 
     def __init__(
@@ -197,7 +239,9 @@ class PolicyGradient:
         """Say whether each member of a group trains on SDE steps of its own."""
         return self.settings.timesteps_of == "member"
 
-    def advantages(self, sampled: Rollout, rewards: torch.Tensor, gains: Sequence[torch.Tensor] | None) -> list[torch.Tensor]:
+    def advantages(
+        self, sampled: Rollout, rewards: torch.Tensor, gains: Sequence[torch.Tensor] | None
+    ) -> list[torch.Tensor]:
         """Return the advantages [P, W] of every transition; rewards [R, P, B, J, G] and gains as of `CreditAssignment`."""
         return self.credit.of_transitions(sampled.transitions, rewards, gains)
 
@@ -213,7 +257,9 @@ class PolicyGradient:
         """Return an optimizer step on these transitions; collective if each member has SDE steps of its own."""
         batches = transition_batches(transitions, self.credit.processes if self.by_member else None)
         weights = [batch.weights for batch in batches]
-        count = sum(int(each.count_nonzero()) if self.by_member else each.numel() for each in weights)
+        count = sum(
+            int(each.count_nonzero()) if self.by_member else each.numel() for each in weights
+        )
         steps = [transition.sampled.sde_step.step for transition in transitions]
         return Update(batches, count, f"the SDE steps {steps}")
 
@@ -223,14 +269,26 @@ class PolicyGradient:
         """Draw the transitions that an iteration trains on, with their advantages [P, W] and the weights of their next states."""
         count = len(sampled)
         if self.by_member:
-            drawn = draw_by_member(self.settings, count, advantages[0].shape[1], [draws.rng(index) for index in draws.prompts])
+            drawn = draw_by_member(
+                self.settings,
+                count,
+                advantages[0].shape[1],
+                [draws.rng(index) for index in draws.prompts],
+            )
             chosen, weights = list(range(count)), list(drawn.to(advantages[0].device))
         else:
             chosen = self.settings.draw_steps(count, draws.rng())
             weights = [torch.ones_like(advantages[index]) for index in chosen]
-        # 0 stays 0: a member that is left out by its draw is not brought back by the noise of its step
-        weights = [weight * self.step_weights[sampled[index].sde_step.step] for index, weight in zip(chosen, weights)]
-        return [TrainedTransition(sampled[index], advantages[index], weight) for index, weight in zip(chosen, weights)]
+        # 0 stays 0: a member that is left out by its draw is not brought back by the noise of its
+        # step
+        weights = [
+            weight * self.step_weights[sampled[index].sde_step.step]
+            for index, weight in zip(chosen, weights)
+        ]
+        return [
+            TrainedTransition(sampled[index], advantages[index], weight)
+            for index, weight in zip(chosen, weights)
+        ]
 
     def std(self, step: int, span: int) -> float:
         """Return the standard deviation of the noise of an SDE step, which is the same for all latents."""
@@ -238,7 +296,9 @@ class PolicyGradient:
         one = torch.zeros(1, 1, device=self.sigmas.device)
         return float(self.transition(one, one, step=step, span=span).std)
 
-    def losses(self, velocity: Velocity, reference: Velocity | None, batch: TransitionBatch) -> Losses:
+    def losses(
+        self, velocity: Velocity, reference: Velocity | None, batch: TransitionBatch
+    ) -> Losses:
         """Compute the losses of a batch: one forward under `velocity`, and one under that of the model before training if it is given."""
         settings = self.settings
         now = Recomputed(self._step(velocity, batch), batch, self.sigmas)
@@ -246,27 +306,36 @@ class PolicyGradient:
         kind = RATIOS[settings.ratio]
         r = kind.compute(now)
         if settings.kl_mask is None:
-            loss, outside = clipped_loss(r, batch.advantages, self.clip_range), (r.detach() - 1).abs() > self.clip_range
+            loss, outside = (
+                clipped_loss(r, batch.advantages, self.clip_range),
+                (r.detach() - 1).abs() > self.clip_range,
+            )
         else:
-            loss, outside = masked_loss(r, batch.advantages, now.divergence.detach().expand_as(r), settings.kl_mask)
+            loss, outside = masked_loss(
+                r, batch.advantages, now.divergence.detach().expand_as(r), settings.kl_mask
+            )
         # Steps differ in length by an order of magnitude; so do their gradients without this
         loss = loss / kind.length(now)
-        # The divergence from the model before training
-        # Not weighted by the noise of steps: beta belongs to the divergence, which every step has alike
+        # The divergence from the model before training Not weighted by the noise of steps: beta
+        # belongs to the divergence, which every step has alike
         kl = torch.zeros_like(loss)
         if reference:
             with torch.no_grad():
                 before = self._step(reference, batch)
             kl = now.current.kl(before)[:, None].expand_as(loss)
-        # Figures of the samples that count, in which no step's divergence weighs more than another's
-        # Figures are of what is trained on, whatever its weight
+        # Figures of the samples that count, in which no step's divergence weighs more than
+        # another's Figures are of what is trained on, whatever its weight
         used = batch.weights > 0
         sums = {
             "loss": (batch.weights * loss.detach()).sum(),
             "kl": (kl.detach() * used).sum(),
             "clip_ratio": (outside & used).sum(),
         }
-        return Losses(batch.weights * loss + settings.kl_coef * used * kl, sums, ((r.detach() - 1) * used).abs().max())
+        return Losses(
+            batch.weights * loss + settings.kl_coef * used * kl,
+            sums,
+            ((r.detach() - 1) * used).abs().max(),
+        )
 
     def _step(self, velocity: Velocity, batch: TransitionBatch) -> Transition:
         """Return the transitions from all N states under a velocity field: one forward."""

@@ -1,6 +1,7 @@
 """Says what is sampled: at which steps noise is added, how the states branch there, and how samples are finished.
 
-A rollout is a tree: a shared prefix, noise at some steps, tails at some granularities. One engine (`sampling.rollout`) runs any of them.
+A rollout is a tree: a shared prefix, noise at some steps, tails at some granularities. One engine
+(`sampling.rollout`) runs any of them.
 """
 
 import random
@@ -22,7 +23,10 @@ class Window(Settings):
 
     size: Count = Field(description="SDE steps in an iteration")
     order: Literal["progressive", "random", "frozen", "scattered"] = Field(
-        description="neighbours that move on and start over, neighbours at random, always the first ones, or any steps at random"
+        description=(
+            "neighbours that move on and start over, neighbours at random, always the first ones, "
+            "or any steps at random"
+        )
     )
     stride: Count = Field(1, description="by how many steps a progressive window moves")
     every: Count = Field(1, description="iterations before the window changes")
@@ -36,7 +40,11 @@ class Window(Settings):
         starts = max(1, len(candidates) - self.size + 1)
         if self.order == "scattered":
             return tuple(sorted(rng.sample(candidates, min(self.size, len(candidates)))))
-        start = {"progressive": position * self.stride % starts, "random": rng.randrange(starts), "frozen": 0}[self.order]
+        start = {
+            "progressive": position * self.stride % starts,
+            "random": rng.randrange(starts),
+            "frozen": 0,
+        }[self.order]
         return candidates[start : start + self.size]
 
 
@@ -47,7 +55,9 @@ class _Tree(Settings):
         """Return every step index that may be an SDE step for T = steps."""
         return ()
 
-    def branches(self, steps: int, iteration: int = 0, seed: int = 0) -> tuple[tuple[int, ...], ...]:
+    def branches(
+        self, steps: int, iteration: int = 0, seed: int = 0
+    ) -> tuple[tuple[int, ...], ...]:
         """Return the SDE steps of every branch of an iteration's tree: one tuple per branch."""
         return (self.candidates(steps),)
 
@@ -84,13 +94,23 @@ class _Branching(_Tree):
     """What the trees with SDE steps have in common."""
 
     branching: str
-    sde_steps: tuple[int, ...] | Literal["all"] = Field(description="step indices from the noisy end; all: 0...T-2")
-    initial_noises: Count | Literal["each"] = Field(
-        1, description="initial noises of a group, which share its members; each: one a member, as Flow-GRPO samples"
+    sde_steps: tuple[int, ...] | Literal["all"] = Field(
+        description="step indices from the noisy end; all: 0...T-2"
     )
-    sde: Literal["flow", "dance", "cps"] = Field(description="which stochastic transition the SDE steps use")
+    initial_noises: Count | Literal["each"] = Field(
+        1,
+        description=(
+            "initial noises of a group, which share its members; each: one a member, "
+            "as Flow-GRPO samples"
+        ),
+    )
+    sde: Literal["flow", "dance", "cps"] = Field(
+        description="which stochastic transition the SDE steps use"
+    )
     eta: float = Field(gt=0, le=100, description="how much noise the stochastic transition adds")
-    granularities: tuple[int, ...] = Field((1,), min_length=1, description="Lambda: step sizes of the tails")
+    granularities: tuple[int, ...] = Field(
+        (1,), min_length=1, description="Lambda: step sizes of the tails"
+    )
     grid: Grid = Field("released", description="which steps a tail evaluates, see schedule.tail")
     solver: Literal["euler", "dpm2"] = Field(
         "euler", description="of the tails: first order, or the second-order DPM-Solver++(2M)"
@@ -121,7 +141,8 @@ class _Branching(_Tree):
     def _noise_has_room(self):
         if self.sde == "cps" and self.eta > 1:
             raise ValueError(
-                f"eta: {self.eta:g} is more noise than there is: at most 1 with sde: cps, which then replaces all of it"
+                f"eta: {self.eta:g} is more noise than there is: at most 1 with sde: cps, "
+                "which then replaces all of it"
             )
         return self
 
@@ -134,7 +155,9 @@ class _Branching(_Tree):
         # None: one a member, which the tree of sampling builds without splitting its root
         noises = None if self.initial_noises == "each" else self.initial_noises
         branches, spans = self.branches(steps, iteration, seed), self.spans_at(steps)
-        return build(branches, self.granularities, steps, self.grid, spans, self.split_steps(), noises)
+        return build(
+            branches, self.granularities, steps, self.grid, spans, self.split_steps(), noises
+        )
 
     def transition(self, sigmas: torch.Tensor) -> Stochastic:
         return partial(SDES[self.sde], sigmas=sigmas, eta=self.eta)
@@ -155,7 +178,9 @@ class _Branching(_Tree):
 class _Windowed(_Branching):
     """A tree whose SDE steps may be a window that moves."""
 
-    window: Window | None = Field(None, description="which of the SDE steps are stochastic in an iteration; null: all")
+    window: Window | None = Field(
+        None, description="which of the SDE steps are stochastic in an iteration; null: all"
+    )
 
     def chosen(self, steps: int, iteration: int, seed: int) -> tuple[int, ...]:
         """Return the SDE steps of an iteration."""
@@ -168,16 +193,24 @@ class BranchPerStep(_Windowed):
 
     branching: Literal["each"] = Field(description="each: one branch for each SDE step")
     spans: tuple[Count, ...] | None = Field(
-        None, description="how many steps of the grid each of the sde_steps takes at once, as E-GRPO; null: one each"
+        None,
+        description=(
+            "how many steps of the grid each of the sde_steps takes at once, as E-GRPO; null: "
+            "one each"
+        ),
     )
 
     @model_validator(mode="after")
     def _a_span_for_each(self):
-        if self.spans is not None and (self.sde_steps == "all" or len(self.spans) != len(self.sde_steps)):
+        if self.spans is not None and (
+            self.sde_steps == "all" or len(self.spans) != len(self.sde_steps)
+        ):
             raise ValueError("spans: needs a number for each of sde_steps")
         return self
 
-    def branches(self, steps: int, iteration: int = 0, seed: int = 0) -> tuple[tuple[int, ...], ...]:
+    def branches(
+        self, steps: int, iteration: int = 0, seed: int = 0
+    ) -> tuple[tuple[int, ...], ...]:
         return tuple((step,) for step in self.chosen(steps, iteration, seed))
 
     def spans_at(self, steps: int) -> dict[int, int]:
@@ -190,16 +223,22 @@ class OneBranch(_Windowed):
 
     branching: Literal["all"] = Field(description="all: one branch with all SDE steps")
 
-    def branches(self, steps: int, iteration: int = 0, seed: int = 0) -> tuple[tuple[int, ...], ...]:
+    def branches(
+        self, steps: int, iteration: int = 0, seed: int = 0
+    ) -> tuple[tuple[int, ...], ...]:
         return (self.chosen(steps, iteration, seed),)
 
 
 class SplittingBranch(_Branching):
     """One branch whose states split more than once on their way, each time into equally many (BranchGRPO)."""
 
-    branching: Literal["splits"] = Field(description="splits: one branch with all SDE steps, whose states split at some of them")
+    branching: Literal["splits"] = Field(
+        description="splits: one branch with all SDE steps, whose states split at some of them"
+    )
     splits: tuple[int, ...] = Field(min_length=1, description="SDE steps at which states split")
-    split_noise: float = Field(1.0, gt=0, le=100, description="factor of the noise, and not of its density, at these steps")
+    split_noise: float = Field(
+        1.0, gt=0, le=100, description="factor of the noise, and not of its density, at these steps"
+    )
 
     @model_validator(mode="after")
     def _some_of_the_sde_steps(self):
@@ -218,11 +257,17 @@ class SplittingBranch(_Branching):
 class NoBranch(_Tree):
     """No noise on the way: every member is sampled from its own initial noise by a solver alone (DiffusionNFT, AWM)."""
 
-    branching: Literal["none"] = Field(description="none: no SDE step, every member has its own initial noise")
+    branching: Literal["none"] = Field(
+        description="none: no SDE step, every member has its own initial noise"
+    )
     initial_noises: Literal["each"] = Field("each", description="one a member")
-    solver: Literal["euler", "dpm2"] = Field("euler", description="first order, or the second-order DPM-Solver++(2M)")
+    solver: Literal["euler", "dpm2"] = Field(
+        "euler", description="first order, or the second-order DPM-Solver++(2M)"
+    )
 
     granularities: ClassVar[tuple[int, ...]] = (1,)
 
 
-TreeSettings = Annotated[BranchPerStep | OneBranch | SplittingBranch | NoBranch, Field(discriminator="branching")]
+TreeSettings = Annotated[
+    BranchPerStep | OneBranch | SplittingBranch | NoBranch, Field(discriminator="branching")
+]

@@ -24,8 +24,8 @@ UNSUPPORTED = ("use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas",
 class Schedule:
     """Sigmas shifted towards noise.
 
-    Diffusion pipelines that leave the sigmas to the scheduler (Stable Diffusion 3) space T of them evenly down to its smallest, and
-    come from there to 0 in a last, tiny step.
+    Diffusion pipelines that leave the sigmas to the scheduler (Stable Diffusion 3) space T of them
+    evenly down to its smallest, and come from there to 0 in a last, tiny step.
     """
 
     shift: float | Callable[[int], float]
@@ -55,7 +55,8 @@ class Schedule:
     def published(cls, config: Config, image_tokens: int) -> "Schedule":
         """Make the schedule of a FlowMatchEulerDiscreteScheduler's configuration: its own shift or, if that depends on the resolution, exp(mu).
 
-        That is 3.158 for FLUX.1-dev at 1024². ValueError for a scheduler whose sigmas are not `sigma_at` of any shift.
+        That is 3.158 for FLUX.1-dev at 1024². ValueError for a scheduler whose sigmas are not
+        `sigma_at` of any shift.
         """
         if strange := [name for name in UNSUPPORTED if config.get(name)]:
             raise ValueError(f"{strange[0]} is not supported; use a scheduler without it")
@@ -63,33 +64,67 @@ class Schedule:
         if not config["use_dynamic_shifting"]:
             return cls(config["shift"], terminal=terminal)
         if config["time_shift_type"] != "exponential":
-            raise ValueError(f"time_shift_type {config['time_shift_type']} is not supported, only exponential")
+            raise ValueError(
+                f"time_shift_type {config['time_shift_type']} is not supported, only exponential"
+            )
         lengths = (config["base_image_seq_len"], config["max_image_seq_len"])
-        return cls(exp(calculate_shift(image_tokens, *lengths, config["base_shift"], config["max_shift"])), terminal=terminal)
+        return cls(
+            exp(calculate_shift(image_tokens, *lengths, config["base_shift"], config["max_shift"])),
+            terminal=terminal,
+        )
 
 
 # Parts that published base models share: config.json of text encoders and VAEs
 CLIP_L: Config = {  # openai/clip-vit-large-patch14's text encoder
-    "vocab_size": 49408, "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12,
-    "projection_dim": 768, "max_position_embeddings": 77,
-}  # fmt: skip
+    "vocab_size": 49408,
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "projection_dim": 768,
+    "max_position_embeddings": 77,
+}
 CLIP_G: Config = {  # laion/CLIP-ViT-bigG-14-laion2B-39B-b160k's
-    "vocab_size": 49408, "hidden_size": 1280, "intermediate_size": 5120, "num_hidden_layers": 32, "num_attention_heads": 20,
-    "projection_dim": 1280, "max_position_embeddings": 77, "hidden_act": "gelu",
-}  # fmt: skip
+    "vocab_size": 49408,
+    "hidden_size": 1280,
+    "intermediate_size": 5120,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 20,
+    "projection_dim": 1280,
+    "max_position_embeddings": 77,
+    "hidden_act": "gelu",
+}
 T5_XXL: Config = {  # the encoder of google/t5-v1_1-xxl
-    "vocab_size": 32128, "d_model": 4096, "d_ff": 10240, "d_kv": 64, "num_layers": 24, "num_heads": 64, "feed_forward_proj": "gated-gelu",
-}  # fmt: skip
+    "vocab_size": 32128,
+    "d_model": 4096,
+    "d_ff": 10240,
+    "d_kv": 64,
+    "num_layers": 24,
+    "num_heads": 64,
+    "feed_forward_proj": "gated-gelu",
+}
 QWEN3_4B: Config = {  # Qwen/Qwen3-4B
-    "vocab_size": 151936, "hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36, "num_attention_heads": 32,
-    "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 40960, "tie_word_embeddings": True,
+    "vocab_size": 151936,
+    "hidden_size": 2560,
+    "intermediate_size": 9728,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 40960,
+    "tie_word_embeddings": True,
     "rope_parameters": {"rope_type": "default", "rope_theta": 1_000_000},
-}  # fmt: skip
+}
 VAE_16: Config = {  # of 16 channels, at an eighth of the size; the latents' mean and deviation differ from model to model
-    "block_out_channels": (128, 256, 512, 512), "layers_per_block": 2, "latent_channels": 16, "norm_num_groups": 32,
-    "down_block_types": ("DownEncoderBlock2D",) * 4, "up_block_types": ("UpDecoderBlock2D",) * 4,
-    "use_quant_conv": False, "use_post_quant_conv": False,
-}  # fmt: skip
+    "block_out_channels": (128, 256, 512, 512),
+    "layers_per_block": 2,
+    "latent_channels": 16,
+    "norm_num_groups": 32,
+    "down_block_types": ("DownEncoderBlock2D",) * 4,
+    "up_block_types": ("UpDecoderBlock2D",) * 4,
+    "use_quant_conv": False,
+    "use_post_quant_conv": False,
+}
 
 
 @dataclass(frozen=True)
@@ -123,7 +158,8 @@ class Counter:
 class Architecture(ABC):
     """A base model with diffusers' own classes.
 
-    Latents have the shape that the transformer takes, [N, ...]; a prompt's encoding is a few named tensors.
+    Latents have the shape that the transformer takes, [N, ...]; a prompt's encoding is a few named
+    tensors.
     """
 
     label: str
@@ -161,11 +197,15 @@ class Architecture(ABC):
     """Repository that generates and is not trained -> the one to train."""
 
     @abstractmethod
-    def encode(self, pipeline: DiffusionPipeline, texts: Sequence[str], max_length: int) -> dict[str, torch.Tensor]:
+    def encode(
+        self, pipeline: DiffusionPipeline, texts: Sequence[str], max_length: int
+    ) -> dict[str, torch.Tensor]:
         """Encode P texts by the pipeline's own encode_prompt: name -> [P, ...]."""
 
     @abstractmethod
-    def encoding_shapes(self, transformer: Config, max_length: int, clip_length: int) -> dict[str, tuple[int, ...]]:
+    def encoding_shapes(
+        self, transformer: Config, max_length: int, clip_length: int
+    ) -> dict[str, tuple[int, ...]]:
         """Return the shape of each tensor of an encoded prompt, without encoding one."""
 
     @property
@@ -196,7 +236,10 @@ class Architecture(ABC):
 
     def cut(self, encoded: Tensors, length: int) -> dict[str, torch.Tensor]:
         """Leave out what is padding in all texts of an encoding; length: of the longest."""
-        return {name: tensor[:, :length] if name in self.padded else tensor for name, tensor in encoded.items()}
+        return {
+            name: tensor[:, :length] if name in self.padded else tensor
+            for name, tensor in encoded.items()
+        }
 
     def pack(self, latents: torch.Tensor) -> torch.Tensor:
         """Bring latents of the VAE [N, channels, rows, columns] into the shape that the transformer takes."""
@@ -216,7 +259,9 @@ class Architecture(ABC):
 
     def decode(self, vae: ModelMixin, latents: torch.Tensor) -> torch.Tensor:
         """Decode unpacked latents [N, ...] to images [N, 3, height, width], about [-1, 1]."""
-        return vae.decode(latents / vae.config.scaling_factor + vae.config.shift_factor, return_dict=False)[0]
+        return vae.decode(
+            latents / vae.config.scaling_factor + vae.config.shift_factor, return_dict=False
+        )[0]
 
     def longest_side(self, transformer: Config) -> int | None:
         """Return how many rows or columns latents may have; None: any number."""
@@ -254,11 +299,13 @@ class Architecture(ABC):
     ) -> torch.Tensor:
         """Call the transformer once: latents [N, ...] at sigma [N], each with its prompt's encoding [N, ...].
 
-        encoded: without MASK where no text has padding.
-        Sigma reaches the model in float32, and as it is. guidance: used only where it is an input of the model.
+        encoded: without MASK where no text has padding. Sigma reaches the model in float32, and as
+        it is. guidance: used only where it is an input of the model.
         """
 
-    def guided(self, without: torch.Tensor, with_prompt: torch.Tensor, guidance: float) -> torch.Tensor:
+    def guided(
+        self, without: torch.Tensor, with_prompt: torch.Tensor, guidance: float
+    ) -> torch.Tensor:
         """Combine the velocities without and with the prompt by classifier-free guidance; only where `forward_evals` is two."""
         return without + guidance * (with_prompt - without)
 
@@ -267,14 +314,17 @@ class Architecture(ABC):
         return list(transformer.transformer_blocks)
 
     @abstractmethod
-    def inputs(self, config: Config, batch: int, image_tokens: int, text_tokens: int, device: str) -> Arguments:
+    def inputs(
+        self, config: Config, batch: int, image_tokens: int, text_tokens: int, device: str
+    ) -> Arguments:
         """Make arguments of a call of the transformer: `batch` latents with a prompt each, all zeros."""
 
     @abstractmethod
     def shallow(self, config: Config) -> tuple[Config, list[tuple[Config, int]]]:
         """Return small configurations that give the cost of the whole model, which grows by the same amount with each block of a kind.
 
-        A shallow one, and for every kind of block one with a block more, and how many more the whole model has than the shallow.
+        A shallow one, and for every kind of block one with a block more, and how many more the
+        whole model has than the shallow.
         """
 
     def original_modules(self, config: Config) -> Iterator[Original]:
@@ -292,19 +342,29 @@ class Architecture(ABC):
 def chat(tokenizer: PreTrainedTokenizerBase, text: str, thinking: bool) -> str:
     """Return a text as the user's turn in a tokenizer's chat template, and the start of the answer; thinking: whether that may think."""
     turn = [{"role": "user", "content": text}]
-    return tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True, enable_thinking=thinking)
+    return tokenizer.apply_chat_template(
+        turn, tokenize=False, add_generation_prompt=True, enable_thinking=thinking
+    )
 
 
-def read(pipeline: DiffusionPipeline, texts: Sequence[str], length: int, layer: int, dropped: int = 0) -> dict[str, torch.Tensor]:
+def read(
+    pipeline: DiffusionPipeline, texts: Sequence[str], length: int, layer: int, dropped: int = 0
+) -> dict[str, torch.Tensor]:
     """Read texts by a language model: `context`, a layer's states [P, length, D] with zeros for padding, and its `mask` [P, length].
 
     dropped: tokens of a template before every text, whose states are left out.
     """
     tokens = pipeline.tokenizer(
-        list(texts), padding="max_length", max_length=dropped + length, truncation=True, return_tensors="pt"
+        list(texts),
+        padding="max_length",
+        max_length=dropped + length,
+        truncation=True,
+        return_tensors="pt",
     )
     tokens = tokens.to(pipeline.text_encoder.device)
-    states = pipeline.text_encoder(**tokens, output_hidden_states=True).hidden_states[layer][:, dropped:]
+    states = pipeline.text_encoder(**tokens, output_hidden_states=True).hidden_states[layer][
+        :, dropped:
+    ]
     mask = tokens.attention_mask[:, dropped:].to(states.dtype)
     return {"context": states * mask[..., None], "mask": mask}
 

@@ -1,7 +1,8 @@
 """Define FLUX.1: guidance embedded, packed latents, a T5 context and a pooled CLIP state. FLUX.1-schnell takes no guidance.
 
-It can be written under the original names, those of Black Forest Labs' checkpoints (github.com/black-forest-labs/flux,
-`src/flux/model.py`). If an original module stacks several of diffusers' modules, the tables list them in that order.
+It can be written under the original names, those of Black Forest Labs' checkpoints
+(github.com/black-forest-labs/flux, `src/flux/model.py`). If an original module stacks several of
+diffusers' modules, the tables list them in that order.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,13 +12,30 @@ from functools import partial
 import torch
 from diffusers import FluxPipeline, FluxTransformer2DModel
 
-from g2rpo_core.architectures.architecture import CLIP_L, T5_XXL, VAE_16, Architecture, Arguments, Config, ModelShape, Tensors
+from g2rpo_core.architectures.architecture import (
+    CLIP_L,
+    T5_XXL,
+    VAE_16,
+    Architecture,
+    Arguments,
+    Config,
+    ModelShape,
+    Tensors,
+)
 from g2rpo_core.architectures.original import ATTENTION, SHIFT_FIRST, Original, of_two_kinds
 
 TRANSFORMER: Config = {  # FLUX.1-dev's, as are the other parts, at 3de623fc3c33
-    "patch_size": 1, "in_channels": 64, "num_layers": 19, "num_single_layers": 38, "attention_head_dim": 128, "num_attention_heads": 24,
-    "joint_attention_dim": 4096, "pooled_projection_dim": 768, "guidance_embeds": True, "axes_dims_rope": (16, 56, 56),
-}  # fmt: skip
+    "patch_size": 1,
+    "in_channels": 64,
+    "num_layers": 19,
+    "num_single_layers": 38,
+    "attention_head_dim": 128,
+    "num_attention_heads": 24,
+    "joint_attention_dim": 4096,
+    "pooled_projection_dim": 768,
+    "guidance_embeds": True,
+    "axes_dims_rope": (16, 56, 56),
+}
 VAE: Config = {**VAE_16, "scaling_factor": 0.3611, "shift_factor": 0.1159}
 ENCODERS = {"text_encoder": ("CLIPTextModel", CLIP_L), "text_encoder_2": ("T5EncoderModel", T5_XXL)}
 DEVS = ("black-forest-labs/FLUX.1-dev", "black-forest-labs/FLUX.1-Krea-dev")
@@ -56,14 +74,18 @@ SINGLE = {
 
 
 @contextmanager
-def exact_times(transformer: FluxTransformer2DModel, sigma: torch.Tensor, guidance: torch.Tensor | None) -> Iterator[None]:
+def exact_times(
+    transformer: FluxTransformer2DModel, sigma: torch.Tensor, guidance: torch.Tensor | None
+) -> Iterator[None]:
     """Make the transformer embed sigma [N] and guidance [N] as float32 within the block.
 
     diffusers multiplies both by 1000 in the dtype of the hidden states: in bfloat16 the model would see 976 for a sigma of
     0.97826, and 3504 for a guidance of 3.5 (`FluxTransformer2DModel.forward`).
     """
     times = (1000 * sigma,) if guidance is None else (1000 * sigma, 1000 * guidance)
-    hook = transformer.time_text_embed.register_forward_pre_hook(lambda _, given: (*times, given[-1]))
+    hook = transformer.time_text_embed.register_forward_pre_hook(
+        lambda _, given: (*times, given[-1])
+    )
     try:
         yield
     finally:
@@ -76,29 +98,52 @@ class Flux(Architecture):
     label, tag = "FLUX.1", "flux"
     licences = {
         "black-forest-labs/FLUX.1-schnell": {"license": "apache-2.0"},
-        DEVS[0]: DEV_LICENCE | {"license_link": f"https://huggingface.co/{DEVS[0]}/blob/main/LICENSE.md"},
-        DEVS[1]: DEV_LICENCE | {"license_link": f"https://huggingface.co/{DEVS[1]}/blob/main/LICENSE.md"},
+        DEVS[0]: DEV_LICENCE
+        | {"license_link": f"https://huggingface.co/{DEVS[0]}/blob/main/LICENSE.md"},
+        DEVS[1]: DEV_LICENCE
+        | {"license_link": f"https://huggingface.co/{DEVS[1]}/blob/main/LICENSE.md"},
     }
     pipeline, transformer = FluxPipeline, FluxTransformer2DModel
     tokenizers = {"tokenizer": "clip", "tokenizer_2": "t5"}
     text_encoders = ("text_encoder", "text_encoder_2")
     encoding = ("context", "pooled")
     # those of diffusers' recipe
-    lora_targets = ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")
+    lora_targets = (
+        "to_q",
+        "to_k",
+        "to_v",
+        "to_out.0",
+        "add_q_proj",
+        "add_k_proj",
+        "add_v_proj",
+        "to_add_out",
+    )
     forms = ("diffusers", "original", "lora", "peft", "kohya")
     published = {
         **dict.fromkeys(DEVS, DEV),
         "black-forest-labs/FLUX.1-schnell": ModelShape(
-            {**TRANSFORMER, "guidance_embeds": False}, VAE, ENCODERS, {"shift": 1.0, "use_dynamic_shifting": False}
+            {**TRANSFORMER, "guidance_embeds": False},
+            VAE,
+            ENCODERS,
+            {"shift": 1.0, "use_dynamic_shifting": False},
         ),
     }
 
-    def encode(self, pipeline: FluxPipeline, texts: Sequence[str], max_length: int) -> dict[str, torch.Tensor]:
-        context, pooled, _ = pipeline.encode_prompt(list(texts), None, max_sequence_length=max_length)
+    def encode(
+        self, pipeline: FluxPipeline, texts: Sequence[str], max_length: int
+    ) -> dict[str, torch.Tensor]:
+        context, pooled, _ = pipeline.encode_prompt(
+            list(texts), None, max_sequence_length=max_length
+        )
         return {"context": context, "pooled": pooled}
 
-    def encoding_shapes(self, transformer: Config, max_length: int, clip_length: int) -> dict[str, tuple[int, ...]]:
-        return {"context": (max_length, transformer["joint_attention_dim"]), "pooled": (transformer["pooled_projection_dim"],)}
+    def encoding_shapes(
+        self, transformer: Config, max_length: int, clip_length: int
+    ) -> dict[str, tuple[int, ...]]:
+        return {
+            "context": (max_length, transformer["joint_attention_dim"]),
+            "pooled": (transformer["pooled_projection_dim"],),
+        }
 
     def pack(self, latents: torch.Tensor) -> torch.Tensor:
         return FluxPipeline._pack_latents(latents, *latents.shape)
@@ -107,7 +152,11 @@ class Flux(Architecture):
         return FluxPipeline._unpack_latents(latents, rows, columns, 1)
 
     def positions(self, rows: int, columns: int, device: torch.device) -> dict[str, torch.Tensor]:
-        return {"img_ids": FluxPipeline._prepare_latent_image_ids(1, rows // 2, columns // 2, device, torch.float32)}
+        return {
+            "img_ids": FluxPipeline._prepare_latent_image_ids(
+                1, rows // 2, columns // 2, device, torch.float32
+            )
+        }
 
     def velocity(
         self,
@@ -134,7 +183,9 @@ class Flux(Architecture):
     def blocks(self, transformer: FluxTransformer2DModel) -> list[torch.nn.Module]:
         return [*transformer.transformer_blocks, *transformer.single_transformer_blocks]
 
-    def inputs(self, config: Config, batch: int, image_tokens: int, text_tokens: int, device: str) -> Arguments:
+    def inputs(
+        self, config: Config, batch: int, image_tokens: int, text_tokens: int, device: str
+    ) -> Arguments:
         zeros = partial(torch.zeros, device=device)
         return {
             "hidden_states": zeros(batch, image_tokens, config["in_channels"]),

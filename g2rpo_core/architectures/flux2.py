@@ -1,6 +1,7 @@
 """Define FLUX.2 [klein]: true classifier-free guidance, packed latents that the VAE's statistics normalize, and three layers of Qwen3.
 
-The base variants are trained; those that are distilled to four steps only generate, with a guidance of 1.
+The base variants are trained; those that are distilled to four steps only generate, with a guidance
+of 1.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,15 +14,42 @@ from diffusers import AutoencoderKLFlux2, Flux2KleinPipeline, Flux2Transformer2D
 from diffusers.pipelines.flux2.pipeline_flux2_klein import compute_empirical_mu
 from transformers import PreTrainedTokenizerBase
 
-from g2rpo_core.architectures.architecture import QWEN3_4B, Architecture, Arguments, Config, ModelShape, Schedule, Tensors, chat
+from g2rpo_core.architectures.architecture import (
+    QWEN3_4B,
+    Architecture,
+    Arguments,
+    Config,
+    ModelShape,
+    Schedule,
+    Tensors,
+    chat,
+)
 from g2rpo_core.architectures.original import ATTENTION, SHIFT_FIRST, Original, of_two_kinds
 
 TRANSFORMER: Config = {  # of black-forest-labs/FLUX.2-klein-base-4B
-    "patch_size": 1, "in_channels": 128, "num_layers": 5, "num_single_layers": 20, "attention_head_dim": 128, "num_attention_heads": 24,
-    "joint_attention_dim": 7680, "guidance_embeds": False, "axes_dims_rope": (32, 32, 32, 32),
-}  # fmt: skip
-LARGE = {**TRANSFORMER, "num_layers": 8, "num_single_layers": 24, "num_attention_heads": 32, "joint_attention_dim": 12288}
-QWEN3_8B = {**QWEN3_4B, "hidden_size": 4096, "intermediate_size": 12288, "tie_word_embeddings": False}
+    "patch_size": 1,
+    "in_channels": 128,
+    "num_layers": 5,
+    "num_single_layers": 20,
+    "attention_head_dim": 128,
+    "num_attention_heads": 24,
+    "joint_attention_dim": 7680,
+    "guidance_embeds": False,
+    "axes_dims_rope": (32, 32, 32, 32),
+}
+LARGE = {
+    **TRANSFORMER,
+    "num_layers": 8,
+    "num_single_layers": 24,
+    "num_attention_heads": 32,
+    "joint_attention_dim": 12288,
+}
+QWEN3_8B = {
+    **QWEN3_4B,
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "tie_word_embeddings": False,
+}
 VAE: Config = {"block_out_channels": (128, 256, 512, 512), "latent_channels": 32}
 SCHEDULER = {"shift": 3.0, "use_dynamic_shifting": True}
 OWNER = "black-forest-labs/FLUX.2-klein"
@@ -78,18 +106,33 @@ class Flux2Klein(Architecture):
     has_negative = True
     forms = ("diffusers", "original", "lora", "peft", "kohya")
     lora_targets = (  # attention of both kinds of blocks; in single ones, one matrix holds queries, keys, values and the MLP's input
-        "to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out", "to_qkv_mlp_proj",
-    )  # fmt: skip
-    published = {f"{OWNER}-base-4B": shape(TRANSFORMER, QWEN3_4B), f"{OWNER}-base-9B": shape(LARGE, QWEN3_8B)}
+        "to_q",
+        "to_k",
+        "to_v",
+        "to_out.0",
+        "add_q_proj",
+        "add_k_proj",
+        "add_v_proj",
+        "to_add_out",
+        "to_qkv_mlp_proj",
+    )
+    published = {
+        f"{OWNER}-base-4B": shape(TRANSFORMER, QWEN3_4B),
+        f"{OWNER}-base-9B": shape(LARGE, QWEN3_8B),
+    }
     distilled = {f"{OWNER}-{size}": f"{OWNER}-base-{size}" for size in ("4B", "9B")}
 
-    def encode(self, pipeline: Flux2KleinPipeline, texts: Sequence[str], max_length: int) -> dict[str, torch.Tensor]:
+    def encode(
+        self, pipeline: Flux2KleinPipeline, texts: Sequence[str], max_length: int
+    ) -> dict[str, torch.Tensor]:
         return {"context": pipeline.encode_prompt(list(texts), max_sequence_length=max_length)[0]}
 
     def wrapped(self, tokenizer: PreTrainedTokenizerBase, text: str) -> str:
         return chat(tokenizer, text, thinking=False)
 
-    def encoding_shapes(self, transformer: Config, max_length: int, clip_length: int) -> dict[str, tuple[int, ...]]:
+    def encoding_shapes(
+        self, transformer: Config, max_length: int, clip_length: int
+    ) -> dict[str, tuple[int, ...]]:
         return {"context": (max_length, transformer["joint_attention_dim"])}
 
     def latent_shape(self, vae: Config, rows: int, columns: int) -> tuple[int, ...]:
@@ -102,7 +145,9 @@ class Flux2Klein(Architecture):
         return latents.transpose(1, 2).unflatten(2, (rows // 2, columns // 2))
 
     def decode(self, vae: AutoencoderKLFlux2, latents: torch.Tensor) -> torch.Tensor:
-        mean, variance = (statistic.view(1, -1, 1, 1) for statistic in (vae.bn.running_mean, vae.bn.running_var))
+        mean, variance = (
+            statistic.view(1, -1, 1, 1) for statistic in (vae.bn.running_mean, vae.bn.running_var)
+        )
         latents = latents * torch.sqrt(variance + vae.config.batch_norm_eps) + mean
         return vae.decode(Flux2KleinPipeline._unpatchify_latents(latents), return_dict=False)[0]
 
@@ -116,7 +161,11 @@ class Flux2Klein(Architecture):
         return 2 if guidance > 1 else 1
 
     def positions(self, rows: int, columns: int, device: torch.device) -> dict[str, torch.Tensor]:
-        return {"img_ids": Flux2KleinPipeline._prepare_latent_ids(torch.empty(1, 0, rows // 2, columns // 2))[0].to(device)}
+        return {
+            "img_ids": Flux2KleinPipeline._prepare_latent_ids(
+                torch.empty(1, 0, rows // 2, columns // 2)
+            )[0].to(device)
+        }
 
     def velocity(
         self,
@@ -140,7 +189,9 @@ class Flux2Klein(Architecture):
     def blocks(self, transformer: Flux2Transformer2DModel) -> list[torch.nn.Module]:
         return [*transformer.transformer_blocks, *transformer.single_transformer_blocks]
 
-    def inputs(self, config: Config, batch: int, image_tokens: int, text_tokens: int, device: str) -> Arguments:
+    def inputs(
+        self, config: Config, batch: int, image_tokens: int, text_tokens: int, device: str
+    ) -> Arguments:
         zeros = partial(torch.zeros, device=device)
         return {
             "hidden_states": zeros(batch, image_tokens, config["in_channels"]),

@@ -36,12 +36,18 @@ class Original:
     """The original name of its `weight`."""
 
 
-def of_blocks(kind: str, ours: str, count: int, table: Mapping[str, Iterable[str]], norm: str) -> Iterator[Original]:
+def of_blocks(
+    kind: str, ours: str, count: int, table: Mapping[str, Iterable[str]], norm: str
+) -> Iterator[Original]:
     """Yield the original modules of `count` blocks: {kind}.N.{name} and {ours}.N.{part}; norm: the name of a norm's weight."""
     for index in range(count):
         for name, parts in table.items():
             weight = norm if name.endswith("_norm") else "weight"
-            yield Original(f"{kind}.{index}.{name}", tuple(f"{ours}.{index}.{part}" for part in parts), weight=weight)
+            yield Original(
+                f"{kind}.{index}.{name}",
+                tuple(f"{ours}.{index}.{part}" for part in parts),
+                weight=weight,
+            )
 
 
 def of_two_kinds(
@@ -53,8 +59,16 @@ def of_two_kinds(
     """Yield the original modules of Black Forest Labs' models: those outside the blocks, then blocks with two streams and with one."""
     for name, part in outside.items():
         yield Original(name, (part,), shift_first=name == SHIFT_FIRST)
-    yield from of_blocks("double_blocks", "transformer_blocks", config["num_layers"], double, norm="scale")
-    yield from of_blocks("single_blocks", "single_transformer_blocks", config["num_single_layers"], single, norm="scale")
+    yield from of_blocks(
+        "double_blocks", "transformer_blocks", config["num_layers"], double, norm="scale"
+    )
+    yield from of_blocks(
+        "single_blocks",
+        "single_transformer_blocks",
+        config["num_single_layers"],
+        single,
+        norm="scale",
+    )
 
 
 def swapped(value: torch.Tensor) -> torch.Tensor:
@@ -62,7 +76,9 @@ def swapped(value: torch.Tensor) -> torch.Tensor:
     return torch.cat(value.chunk(2)[::-1])
 
 
-def original(weights: Tensors, modules: Iterable[Original]) -> tuple[dict[str, torch.Tensor], set[str]]:
+def original(
+    weights: Tensors, modules: Iterable[Original]
+) -> tuple[dict[str, torch.Tensor], set[str]]:
     """Return diffusers' weights under the original names, and the names of those that no module holds."""
     renamed: dict[str, torch.Tensor] = {}
     left = set(weights)

@@ -7,26 +7,70 @@ import torch
 from diffusers import AutoencoderKLQwenImage, QwenImagePipeline, QwenImageTransformer2DModel
 from transformers import PreTrainedTokenizerBase
 
-from g2rpo_core.architectures.architecture import MASK, Architecture, Arguments, Config, ModelShape, Tensors, read, sides
+from g2rpo_core.architectures.architecture import (
+    MASK,
+    Architecture,
+    Arguments,
+    Config,
+    ModelShape,
+    Tensors,
+    read,
+    sides,
+)
 
 TRANSFORMER: Config = {  # of Qwen/Qwen-Image, as are the other parts
-    "patch_size": 2, "in_channels": 64, "out_channels": 16, "num_layers": 60, "attention_head_dim": 128, "num_attention_heads": 24,
-    "joint_attention_dim": 3584, "axes_dims_rope": (16, 56, 56),
-}  # fmt: skip
-VAE: Config = {"base_dim": 96, "z_dim": 16, "num_res_blocks": 2, "temperal_downsample": (False, True, True)}
+    "patch_size": 2,
+    "in_channels": 64,
+    "out_channels": 16,
+    "num_layers": 60,
+    "attention_head_dim": 128,
+    "num_attention_heads": 24,
+    "joint_attention_dim": 3584,
+    "axes_dims_rope": (16, 56, 56),
+}
+VAE: Config = {
+    "base_dim": 96,
+    "z_dim": 16,
+    "num_res_blocks": 2,
+    "temperal_downsample": (False, True, True),
+}
 QWEN25_VL: Config = {  # Qwen/Qwen2.5-VL-7B-Instruct
     "text_config": {
-        "vocab_size": 152064, "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28, "num_attention_heads": 28,
-        "num_key_value_heads": 4, "max_position_embeddings": 128000, "tie_word_embeddings": False,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 1_000_000, "mrope_section": (16, 24, 24)},
+        "vocab_size": 152064,
+        "hidden_size": 3584,
+        "intermediate_size": 18944,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 28,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 128000,
+        "tie_word_embeddings": False,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 1_000_000,
+            "mrope_section": (16, 24, 24),
+        },
     },
     "vision_config": {
-        "depth": 32, "hidden_size": 1280, "intermediate_size": 3420, "num_heads": 16, "out_hidden_size": 3584, "patch_size": 14,
-        "window_size": 112, "fullatt_block_indexes": (7, 15, 23, 31),
+        "depth": 32,
+        "hidden_size": 1280,
+        "intermediate_size": 3420,
+        "num_heads": 16,
+        "out_hidden_size": 3584,
+        "patch_size": 14,
+        "window_size": 112,
+        "fullatt_block_indexes": (7, 15, 23, 31),
     },
-}  # fmt: skip
-SCHEDULER = {"use_dynamic_shifting": True, "base_shift": 0.5, "max_shift": 0.9, "max_image_seq_len": 8192, "shift_terminal": 0.02}
-SHAPE = ModelShape(TRANSFORMER, VAE, {"text_encoder": ("Qwen2_5_VLForConditionalGeneration", QWEN25_VL)}, SCHEDULER)
+}
+SCHEDULER = {
+    "use_dynamic_shifting": True,
+    "base_shift": 0.5,
+    "max_shift": 0.9,
+    "max_image_seq_len": 8192,
+    "shift_terminal": 0.02,
+}
+SHAPE = ModelShape(
+    TRANSFORMER, VAE, {"text_encoder": ("Qwen2_5_VLForConditionalGeneration", QWEN25_VL)}, SCHEDULER
+)
 
 
 class QwenImage(Architecture):
@@ -34,24 +78,43 @@ class QwenImage(Architecture):
 
     label, tag = "Qwen-Image", "qwen-image"
     licences = {"Qwen/Qwen-Image": {"license": "apache-2.0"}}
-    pipeline, transformer, vae = QwenImagePipeline, QwenImageTransformer2DModel, AutoencoderKLQwenImage
+    pipeline, transformer, vae = (
+        QwenImagePipeline,
+        QwenImageTransformer2DModel,
+        AutoencoderKLQwenImage,
+    )
     tokenizers = {"tokenizer": "qwen"}
     text_encoders = ("text_encoder",)
     encoding = padded = ("context", MASK)
     forms = ("diffusers", "lora", "peft", "kohya")
     has_negative, negative = True, " "  # as in its model card
-    lora_targets = ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")
+    lora_targets = (
+        "to_q",
+        "to_k",
+        "to_v",
+        "to_out.0",
+        "add_q_proj",
+        "add_k_proj",
+        "add_v_proj",
+        "to_add_out",
+    )
     published = {"Qwen/Qwen-Image": SHAPE}
 
-    def encode(self, pipeline: QwenImagePipeline, texts: Sequence[str], max_length: int) -> dict[str, torch.Tensor]:
+    def encode(
+        self, pipeline: QwenImagePipeline, texts: Sequence[str], max_length: int
+    ) -> dict[str, torch.Tensor]:
         """Encode as the pipeline does, but pad to one length, with zeros: stored tensors have one shape."""
         texts = [pipeline.prompt_template_encode.format(text) for text in texts]
-        return read(pipeline, texts, max_length, layer=-1, dropped=pipeline.prompt_template_encode_start_idx)
+        return read(
+            pipeline, texts, max_length, layer=-1, dropped=pipeline.prompt_template_encode_start_idx
+        )
 
     def wrapped(self, tokenizer: PreTrainedTokenizerBase, text: str) -> str:
         return f"{text}<|im_end|>\n<|im_start|>assistant\n"  # what follows the part of the template that is left out
 
-    def encoding_shapes(self, transformer: Config, max_length: int, clip_length: int) -> dict[str, tuple[int, ...]]:
+    def encoding_shapes(
+        self, transformer: Config, max_length: int, clip_length: int
+    ) -> dict[str, tuple[int, ...]]:
         return {"context": (max_length, transformer["joint_attention_dim"]), "mask": (max_length,)}
 
     def vae_factor(self, vae: Config) -> int:
@@ -77,7 +140,9 @@ class QwenImage(Architecture):
     def forward_evals(self, guidance: float) -> int:
         return 2 if guidance > 1 else 1
 
-    def guided(self, without: torch.Tensor, with_prompt: torch.Tensor, guidance: float) -> torch.Tensor:
+    def guided(
+        self, without: torch.Tensor, with_prompt: torch.Tensor, guidance: float
+    ) -> torch.Tensor:
         guided = super().guided(without, with_prompt, guidance)
         return guided * (with_prompt.norm(dim=-1, keepdim=True) / guided.norm(dim=-1, keepdim=True))
 
@@ -105,7 +170,9 @@ class QwenImage(Architecture):
         positions: Tensors,
     ) -> torch.Tensor:
         # diffusers rounds sigma to the dtype of the hidden states
-        hook = transformer.time_text_embed.register_forward_pre_hook(lambda _, given: (sigma, *given[1:]))
+        hook = transformer.time_text_embed.register_forward_pre_hook(
+            lambda _, given: (sigma, *given[1:])
+        )
         try:
             return transformer(
                 hidden_states=latents,
@@ -118,20 +185,26 @@ class QwenImage(Architecture):
         finally:
             hook.remove()
 
-    def inputs(self, config: Config, batch: int, image_tokens: int, text_tokens: int, device: str) -> Arguments:
+    def inputs(
+        self, config: Config, batch: int, image_tokens: int, text_tokens: int, device: str
+    ) -> Arguments:
         zeros = partial(torch.zeros, device=device)
         return {
             "hidden_states": zeros(batch, image_tokens, config["in_channels"]),
             "timestep": zeros(batch),
             "encoder_hidden_states": zeros(batch, text_tokens, config["joint_attention_dim"]),
-            "encoder_hidden_states_mask": torch.ones(batch, text_tokens, dtype=torch.bool, device=device),
+            "encoder_hidden_states_mask": torch.ones(
+                batch, text_tokens, dtype=torch.bool, device=device
+            ),
             "img_shapes": [[(1, *sides(image_tokens))]],
             "return_dict": False,
         }
 
     def shallow(self, config: Config) -> tuple[Config, list[tuple[Config, int]]]:
         """Return shallow configurations of two blocks: with checkpointing, the peak comes while one is computed again, after another."""
-        return {**config, "num_layers": 2}, [({**config, "num_layers": 3}, config["num_layers"] - 2)]
+        return {**config, "num_layers": 2}, [
+            ({**config, "num_layers": 3}, config["num_layers"] - 2)
+        ]
 
 
 ARCHITECTURE = QwenImage()

@@ -1,7 +1,7 @@
 """Define Stable Diffusion 3 and 3.5: true classifier-free guidance, unpacked latents, two CLIPs and T5.
 
-A velocity is that without a prompt plus `guidance` times its distance to the one with it, so it takes two forward evaluations; with a
-guidance of at most 1 it takes one, as in diffusers.
+A velocity is that without a prompt plus `guidance` times its distance to the one with it, so it
+takes two forward evaluations; with a guidance of at most 1 it takes one, as in diffusers.
 """
 
 from collections.abc import Sequence
@@ -26,14 +26,28 @@ from g2rpo_core.architectures.architecture import (
 )
 
 MEDIUM: Config = {  # transformer/config.json of stabilityai/stable-diffusion-3.5-medium
-    "sample_size": 128, "patch_size": 2, "in_channels": 16, "out_channels": 16, "num_layers": 24, "attention_head_dim": 64,
-    "num_attention_heads": 24, "joint_attention_dim": 4096, "caption_projection_dim": 1536, "pooled_projection_dim": 2048,
-    "pos_embed_max_size": 384, "dual_attention_layers": tuple(range(13)), "qk_norm": "rms_norm",
-}  # fmt: skip
+    "sample_size": 128,
+    "patch_size": 2,
+    "in_channels": 16,
+    "out_channels": 16,
+    "num_layers": 24,
+    "attention_head_dim": 64,
+    "num_attention_heads": 24,
+    "joint_attention_dim": 4096,
+    "caption_projection_dim": 1536,
+    "pooled_projection_dim": 2048,
+    "pos_embed_max_size": 384,
+    "dual_attention_layers": tuple(range(13)),
+    "qk_norm": "rms_norm",
+}
 LARGE: Config = {  # of stabilityai/stable-diffusion-3.5-large
-    **MEDIUM, "num_layers": 38, "num_attention_heads": 38, "caption_projection_dim": 2432, "pos_embed_max_size": 192,
+    **MEDIUM,
+    "num_layers": 38,
+    "num_attention_heads": 38,
+    "caption_projection_dim": 2432,
+    "pos_embed_max_size": 192,
     "dual_attention_layers": (),
-}  # fmt: skip
+}
 VAE: Config = {**VAE_16, "scaling_factor": 1.5305, "shift_factor": 0.0609}
 ENCODERS = {
     "text_encoder": ("CLIPTextModelWithProjection", {**CLIP_L, "hidden_act": "quick_gelu"}),
@@ -60,23 +74,41 @@ class StableDiffusion3(Architecture):
     encoding = ("context", "pooled")
     has_negative = True
     lora_targets = (  # Flow-GRPO's: the joint attention, not the second one of the image tokens (attn2)
-        "attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0", "attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj", "attn.to_add_out",
-    )  # fmt: skip
+        "attn.to_q",
+        "attn.to_k",
+        "attn.to_v",
+        "attn.to_out.0",
+        "attn.add_q_proj",
+        "attn.add_k_proj",
+        "attn.add_v_proj",
+        "attn.to_add_out",
+    )
     published = {
         "stabilityai/stable-diffusion-3.5-medium": ModelShape(MEDIUM, VAE, ENCODERS, SCHEDULER),
         "stabilityai/stable-diffusion-3.5-large": ModelShape(LARGE, VAE, ENCODERS, SCHEDULER),
     }
 
-    def encode(self, pipeline: StableDiffusion3Pipeline, texts: Sequence[str], max_length: int) -> dict[str, torch.Tensor]:
+    def encode(
+        self, pipeline: StableDiffusion3Pipeline, texts: Sequence[str], max_length: int
+    ) -> dict[str, torch.Tensor]:
         context, _, pooled, _ = pipeline.encode_prompt(
-            list(texts), None, None, do_classifier_free_guidance=False, max_sequence_length=max_length
+            list(texts),
+            None,
+            None,
+            do_classifier_free_guidance=False,
+            max_sequence_length=max_length,
         )
         return {"context": context, "pooled": pooled}
 
-    def encoding_shapes(self, transformer: Config, max_length: int, clip_length: int) -> dict[str, tuple[int, ...]]:
+    def encoding_shapes(
+        self, transformer: Config, max_length: int, clip_length: int
+    ) -> dict[str, tuple[int, ...]]:
         """Return the shapes; the tokens of both CLIPs, filled up with zeros to T5's width, come before those of T5."""
         width = transformer["joint_attention_dim"]
-        return {"context": (clip_length + max_length, width), "pooled": (transformer["pooled_projection_dim"],)}
+        return {
+            "context": (clip_length + max_length, width),
+            "pooled": (transformer["pooled_projection_dim"],),
+        }
 
     def longest_side(self, transformer: Config) -> int | None:
         """Return where the table of positions ends."""
@@ -110,7 +142,9 @@ class StableDiffusion3(Architecture):
             return_dict=False,
         )[0]
 
-    def inputs(self, config: Config, batch: int, image_tokens: int, text_tokens: int, device: str) -> Arguments:
+    def inputs(
+        self, config: Config, batch: int, image_tokens: int, text_tokens: int, device: str
+    ) -> Arguments:
         zeros = partial(torch.zeros, device=device)
         rows, columns = (config["patch_size"] * side for side in sides(image_tokens))
         return {
@@ -124,11 +158,19 @@ class StableDiffusion3(Architecture):
     def shallow(self, config: Config) -> tuple[Config, list[tuple[Config, int]]]:
         """Return shallow configurations: blocks with a second attention come first; the last block, always without, drops the text.
 
-        Two of each: with checkpointing, the peak comes while a block with a second attention is computed again, after those before it.
+        Two of each: with checkpointing, the peak comes while a block with a second attention is
+        computed again, after those before it.
         """
         dual = len(config["dual_attention_layers"])
         plain = config["num_layers"] - dual
-        config_with = lambda dual, plain: {**config, "num_layers": dual + plain, "dual_attention_layers": tuple(range(dual))}
+        config_with = lambda dual, plain: {
+            **config,
+            "num_layers": dual + plain,
+            "dual_attention_layers": tuple(range(dual)),
+        }
         first = (min(dual, 2), min(plain, 2))
-        more = [(config_with(first[0] + 1, first[1]), dual - first[0]), (config_with(first[0], first[1] + 1), plain - first[1])]
+        more = [
+            (config_with(first[0] + 1, first[1]), dual - first[0]),
+            (config_with(first[0], first[1] + 1), plain - first[1]),
+        ]
         return config_with(*first), [(deeper, times) for deeper, times in more if times]

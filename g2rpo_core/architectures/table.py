@@ -13,11 +13,19 @@ from g2rpo_core.foundation.files import complaint, read_json, reading, whole
 from g2rpo_core.foundation.rooms import experimental
 from g2rpo_core.hub.pretrained import load_whole
 
-EXPERIMENTAL = ("flux2", "zimage", "qwen_image")  # modules of this package, each with an ARCHITECTURE
+EXPERIMENTAL = (
+    "flux2",
+    "zimage",
+    "qwen_image",
+)  # modules of this package, each with an ARCHITECTURE
 BASES: tuple[Architecture, ...] = (
     Flux(),
     StableDiffusion3(),
-    *(module.ARCHITECTURE for name in EXPERIMENTAL if (module := experimental(f"{__package__}.{name}"))),
+    *(
+        module.ARCHITECTURE
+        for name in EXPERIMENTAL
+        if (module := experimental(f"{__package__}.{name}"))
+    ),
 )
 ARCHITECTURES: dict[str, Architecture] = {base.pipeline.__name__: base for base in BASES}
 
@@ -27,13 +35,20 @@ def read_architecture(pipeline: Path) -> Architecture:
     file = pipeline / "model_index.json"
     name = read_json(whole(file), dict).get("_class_name")
     if name not in ARCHITECTURES:
-        raise UserError(complaint(file, f"{name} is no base model that is known here, only {', '.join(ARCHITECTURES)}"))
+        raise UserError(
+            complaint(
+                file, f"{name} is no base model that is known here, only {', '.join(ARCHITECTURES)}"
+            )
+        )
     return ARCHITECTURES[name]
 
 
 def known_shape(repo: str) -> tuple[Architecture, ModelShape] | None:
     """Return the base model and the shape of a published repository; None for one that is not known here."""
-    return next(((base, base.published[repo]) for base in ARCHITECTURES.values() if repo in base.published), None)
+    return next(
+        ((base, base.published[repo]) for base in ARCHITECTURES.values() if repo in base.published),
+        None,
+    )
 
 
 def read_shape(pipeline: Path) -> tuple[Architecture, ModelShape]:
@@ -41,15 +56,23 @@ def read_shape(pipeline: Path) -> tuple[Architecture, ModelShape]:
     base, index = read_architecture(pipeline), read_json(pipeline / "model_index.json", dict)
     config = lambda part, file="config.json": read_json(whole(pipeline / part / file), dict)
     encoders = {part: (str(index[part][1]), config(part)) for part in base.text_encoders}
-    return base, ModelShape(config("transformer"), config("vae"), encoders, config("scheduler", "scheduler_config.json"))
+    return base, ModelShape(
+        config("transformer"), config("vae"), encoders, config("scheduler", "scheduler_config.json")
+    )
 
 
 def check_trainable(*repos: str | None) -> None:
     """Check that no published repository among these is distilled to a few steps; UserError naming the one to train instead."""
     for base in ARCHITECTURES.values():
         if found := base.distilled.keys() & set(repos):
-            reason = "is distilled to a few steps without guidance, and training would undo that: it can only generate"
-            raise UserError(f"models.repos.pipeline: {(repo := min(found))} {reason}; to train, name {base.distilled[repo]}")
+            reason = (
+                "is distilled to a few steps without guidance, and training would undo that: "
+                "it can only generate"
+            )
+            raise UserError(
+                f"models.repos.pipeline: {(repo := min(found))} {reason}; to train, "
+                f"name {base.distilled[repo]}"
+            )
 
 
 def known_repos() -> list[str]:
@@ -61,8 +84,13 @@ def text_encoders(pipeline: Path, **options: object) -> DiffusionPipeline:
     """Load the pipeline without transformer and VAE; options: of the encoders' `from_pretrained`. UserError if a part or weight is missing."""
     base = read_architecture(pipeline)
     index = read_json(pipeline / "model_index.json", dict)
-    if lacking := [part for part in (*base.text_encoders, *base.tokenizers) if None in index.get(part, [None])]:
-        reason = f"has no {', '.join(lacking)}: {base.label} encodes its prompts with all of {', '.join(base.text_encoders)}"
+    if lacking := [
+        part for part in (*base.text_encoders, *base.tokenizers) if None in index.get(part, [None])
+    ]:
+        reason = (
+            f"has no {', '.join(lacking)}: {base.label} encodes its prompts with all of "
+            f"{', '.join(base.text_encoders)}"
+        )
         raise UserError(complaint(pipeline, reason))
     with reading(pipeline):
         encoders = {part: getattr(transformers, index[part][1]) for part in base.text_encoders}
@@ -78,7 +106,9 @@ def read_schedule(architecture: Architecture, pipeline: Path, image_tokens: int)
     """
     whole(file := pipeline / "scheduler" / "scheduler_config.json")
     with reading(file):
-        config = FlowMatchEulerDiscreteScheduler(**FlowMatchEulerDiscreteScheduler.load_config(pipeline / "scheduler")).config
+        config = FlowMatchEulerDiscreteScheduler(
+            **FlowMatchEulerDiscreteScheduler.load_config(pipeline / "scheduler")
+        ).config
     try:
         return architecture.schedule(config, image_tokens)
     except ValueError as error:

@@ -1,7 +1,8 @@
 """Define Z-Image: true classifier-free guidance from 0 upwards, one stream of image and text tokens, and Qwen3's last layer but one.
 
-Its transformer takes lists, of texts without their padding, and a time that rises from noise to image, along which its velocity points.
-Z-Image-Turbo, distilled to a few steps, only generates, with a guidance of 0.
+Its transformer takes lists, of texts without their padding, and a time that rises from noise to
+image, along which its velocity points. Z-Image-Turbo, distilled to a few steps, only generates,
+with a guidance of 0.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,11 +27,25 @@ from g2rpo_core.architectures.architecture import (
 from g2rpo_core.architectures.original import Original, of_blocks
 
 TRANSFORMER: Config = {  # of Tongyi-MAI/Z-Image
-    "all_patch_size": (2,), "all_f_patch_size": (1,), "in_channels": 16, "dim": 3840, "n_layers": 30, "n_refiner_layers": 2, "n_heads": 30,
-    "n_kv_heads": 30, "cap_feat_dim": 2560, "axes_dims": (32, 48, 48), "axes_lens": (1536, 512, 512),
-}  # fmt: skip
+    "all_patch_size": (2,),
+    "all_f_patch_size": (1,),
+    "in_channels": 16,
+    "dim": 3840,
+    "n_layers": 30,
+    "n_refiner_layers": 2,
+    "n_heads": 30,
+    "n_kv_heads": 30,
+    "cap_feat_dim": 2560,
+    "axes_dims": (32, 48, 48),
+    "axes_lens": (1536, 512, 512),
+}
 VAE: Config = {**VAE_16, "scaling_factor": 0.3611, "shift_factor": 0.1159}
-SHAPE = ModelShape(TRANSFORMER, VAE, {"text_encoder": ("Qwen3Model", QWEN3_4B)}, {"shift": 6.0, "use_dynamic_shifting": False})
+SHAPE = ModelShape(
+    TRANSFORMER,
+    VAE,
+    {"text_encoder": ("Qwen3Model", QWEN3_4B)},
+    {"shift": 6.0, "use_dynamic_shifting": False},
+)
 # Original names (huggingface.co/Tongyi-MAI/Z-Image, as ComfyUI reads them)
 ATTENTION = {
     "attention.qkv": ["attention.to_q", "attention.to_k", "attention.to_v"],
@@ -56,20 +71,31 @@ class ZImage(Architecture):
     published = {"Tongyi-MAI/Z-Image": SHAPE}
     distilled = {"Tongyi-MAI/Z-Image-Turbo": "Tongyi-MAI/Z-Image"}
 
-    def encode(self, pipeline: ZImagePipeline, texts: Sequence[str], max_length: int) -> dict[str, torch.Tensor]:
+    def encode(
+        self, pipeline: ZImagePipeline, texts: Sequence[str], max_length: int
+    ) -> dict[str, torch.Tensor]:
         """Encode as the pipeline does, but keep the padding, as zeros: stored tensors have one shape."""
-        return read(pipeline, [self.wrapped(pipeline.tokenizer, text) for text in texts], max_length, layer=-2)
+        return read(
+            pipeline,
+            [self.wrapped(pipeline.tokenizer, text) for text in texts],
+            max_length,
+            layer=-2,
+        )
 
     def wrapped(self, tokenizer: PreTrainedTokenizerBase, text: str) -> str:
         return chat(tokenizer, text, thinking=True)
 
-    def encoding_shapes(self, transformer: Config, max_length: int, clip_length: int) -> dict[str, tuple[int, ...]]:
+    def encoding_shapes(
+        self, transformer: Config, max_length: int, clip_length: int
+    ) -> dict[str, tuple[int, ...]]:
         return {"context": (max_length, transformer["cap_feat_dim"]), "mask": (max_length,)}
 
     def forward_evals(self, guidance: float) -> int:
         return 2 if guidance > 0 else 1
 
-    def guided(self, without: torch.Tensor, with_prompt: torch.Tensor, guidance: float) -> torch.Tensor:
+    def guided(
+        self, without: torch.Tensor, with_prompt: torch.Tensor, guidance: float
+    ) -> torch.Tensor:
         return with_prompt + guidance * (with_prompt - without)
 
     def velocity(
@@ -83,18 +109,26 @@ class ZImage(Architecture):
     ) -> torch.Tensor:
         texts = list(encoded["context"])
         if MASK in encoded:  # a length of 0 is that of a rehearsal, which has no data
-            texts = [text[: length or len(text)] for text, length in zip(texts, self.lengths(encoded))]
-        return -torch.stack(transformer(list(latents.unsqueeze(2)), 1 - sigma, texts, return_dict=False)[0]).squeeze(2)
+            texts = [
+                text[: length or len(text)] for text, length in zip(texts, self.lengths(encoded))
+            ]
+        return -torch.stack(
+            transformer(list(latents.unsqueeze(2)), 1 - sigma, texts, return_dict=False)[0]
+        ).squeeze(2)
 
     def blocks(self, transformer: ZImageTransformer2DModel) -> list[torch.nn.Module]:
         return [*transformer.noise_refiner, *transformer.context_refiner, *transformer.layers]
 
-    def inputs(self, config: Config, batch: int, image_tokens: int, text_tokens: int, device: str) -> Arguments:
+    def inputs(
+        self, config: Config, batch: int, image_tokens: int, text_tokens: int, device: str
+    ) -> Arguments:
         rows, columns = (2 * side for side in sides(image_tokens))
         return {
             "x": list(torch.zeros(batch, config["in_channels"], 1, rows, columns, device=device)),
             "t": torch.zeros(batch, device=device),
-            "cap_feats": list(torch.zeros(batch, text_tokens, config["cap_feat_dim"], device=device)),
+            "cap_feats": list(
+                torch.zeros(batch, text_tokens, config["cap_feat_dim"], device=device)
+            ),
             "return_dict": False,
         }
 

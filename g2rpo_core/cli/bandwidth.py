@@ -1,6 +1,7 @@
 """Measures an all-reduce of all processes: `torchrun --standalone --nproc-per-node N -m g2rpo_core.cli.bandwidth [MEGABYTES]`.
 
-By NCCL on GPUs, else by gloo. The first process prints the GB that each sends in a second, as rings count them.
+By NCCL on GPUs, else by gloo. The first process prints the GB that each sends in a second, as rings
+count them.
 """
 
 import sys
@@ -28,7 +29,8 @@ def main() -> None:
     if processes.rank == 0:
         wrong = "" if right else ", but its sum is WRONG"
         print(
-            f"{'NCCL' if device.type == 'cuda' else 'gloo'}, {processes.size} processes: {sent / seconds / 1e9:.1f} GB/s{wrong}"
+            f"{'NCCL' if device.type == 'cuda' else 'gloo'}, {processes.size} processes: "
+            f"{sent / seconds / 1e9:.1f} GB/s{wrong}"
         )
 
 

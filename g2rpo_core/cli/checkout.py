@@ -11,14 +11,31 @@ import typer
 
 from g2rpo_core.foundation.errors import UserError, require
 
-Name = Annotated[str | None, typer.Option(help="name of a file in profiles/ (default: the one in params.yaml)")]
+Name = Annotated[
+    str | None, typer.Option(help="name of a file in profiles/ (default: the one in params.yaml)")
+]
 COMMANDS = {  # module, help, and an example of the arguments
-    "rehearse": ("pipeline.rehearse", "Run the stages at true size on simulated GPUs.", "--profile flux_hps --gpus 16 --nodes 2 --memory 139"),
-    "launch": ("pipeline.job", "Write what params.yaml names, or one run of it, as Slurm jobs, and submit them on request.", "--nodes 2 --submit"),
+    "rehearse": (
+        "pipeline.rehearse",
+        "Run the stages at true size on simulated GPUs.",
+        "--profile flux_hps --gpus 16 --nodes 2 --memory 139",
+    ),
+    "launch": (
+        "pipeline.job",
+        (
+            "Write what params.yaml names, or one run of it, as Slurm jobs, "
+            "and submit them on request."
+        ),
+        "--nodes 2 --submit",
+    ),
     "jobs": ("pipeline.jobs", "Show the jobs that were submitted from this folder.", ""),
-    "todo": ("pipeline.todo", "Say which stages `dvc repro` would run, why, and for how long; nothing is run.", ""),
+    "todo": (
+        "pipeline.todo",
+        "Say which stages `dvc repro` would run, why, and for how long; nothing is run.",
+        "",
+    ),
     "back": ("pipeline.back", "Go back to the committed results; what is here is kept.", ""),
-}  # fmt: skip
+}
 ANY_ARGUMENTS = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 DRAWN_BY = ("altair", "dvc", "scipy", "vl_convert")
 
@@ -73,14 +90,23 @@ def _run(stage: str, profile: str | None) -> None:
 
 def report(
     study: Annotated[
-        str | None, typer.Option(help="a folder in studies/, such as compare (default: the runs of params.yaml)")
+        str | None,
+        typer.Option(
+            help="a folder in studies/, such as compare (default: the runs of params.yaml)"
+        ),
     ] = None,
-    make: Annotated[bool, typer.Option("--make", help="update it first, from the existing runs and scores")] = False,
+    make: Annotated[
+        bool, typer.Option("--make", help="update it first, from the existing runs and scores")
+    ] = False,
     open: Annotated[bool, typer.Option("--open", help="open it in the browser")] = False,
     compare: Annotated[
         tuple[str, str] | None,
         typer.Option(
-            metavar="A B", help="compare two commits, studies or profiles, as Markdown; `now` means the files in this folder"
+            metavar="A B",
+            help=(
+                "compare two commits, studies or profiles, as Markdown; "
+                "`now` means the files in this folder"
+            ),
         ),
     ] = None,
 ) -> None:
@@ -101,9 +127,13 @@ def report(
     # Find the report, and make it if there is none
     home = Path("studies", study) if study else Path(".")
     if not (home / "params.yaml").exists():
-        known = ", ".join(sorted(path.parent.name for path in Path("studies").glob("*/params.yaml")))
+        known = ", ".join(
+            sorted(path.parent.name for path in Path("studies").glob("*/params.yaml"))
+        )
         raise UserError(
-            f"report: --study {study}: there are {known or 'none here'}" if study else "report: run it in the project's checkout"
+            f"report: --study {study}: there are {known or 'none here'}"
+            if study
+            else "report: run it in the project's checkout"
         )
     file = home / "reports" / "report.html"
     if study and not (home / "evaluations").exists():
@@ -112,7 +142,10 @@ def report(
         require("g2rpo report", "report", *DRAWN_BY)
         command = [sys.executable, "-m", "dvc", "repro", "--single-item", "report"]
         if subprocess.run(command, cwd=home, stdout=sys.stderr).returncode:
-            raise UserError(f"report: {file} could not be made (see the lines above); `cd {home} && dvc repro` makes everything")
+            raise UserError(
+                f"report: {file} could not be made (see the lines above); "
+                f"`cd {home} && dvc repro` makes everything"
+            )
     # Show it
     print(file.resolve())
     if open and not webbrowser.open(file.resolve().as_uri()):
@@ -123,6 +156,14 @@ def render_study(name: str) -> None:
     """Make the page of a study from its table; if that fails, end with the stage's line and status."""
     from g2rpo_core.config import load_study  # imports torch, which would slow down --help
 
-    command = [sys.executable, "-m", "stages.report", "--profile", load_study(name).profile, "--study", name]
+    command = [
+        sys.executable,
+        "-m",
+        "stages.report",
+        "--profile",
+        load_study(name).profile,
+        "--study",
+        name,
+    ]
     if status := subprocess.run(command, stdout=subprocess.DEVNULL).returncode:
         sys.exit(status)

@@ -1,7 +1,7 @@
 """Define the commands of `g2rpo`: their options and help, without the code that runs.
 
-Nothing here imports torch, so that help and completion need no second. A command's module loads when it runs: `lazy` calls the function of
-the same name there, whose parameters are the command's.
+Nothing here imports torch, so that help and completion need no second. A command's module loads
+when it runs: `lazy` calls the function of the same name there, whose parameters are the command's.
 """
 
 import functools
@@ -23,17 +23,32 @@ from g2rpo_core.numerics.pins import pin_profile
 
 P = ParamSpec("P")
 OfRewards = Annotated[
-    str | None, typer.Option(help="profile whose models and section `rewards` are used (default: the one in params.yaml)")
+    str | None,
+    typer.Option(
+        help="profile whose models and section `rewards` are used (default: the one in params.yaml)"
+    ),
 ]
 ModelsOfRewards = Annotated[
     Path | None,
-    typer.Option(help="another folder made by the stage `models`; without --profile, rewards then have their default settings"),
+    typer.Option(
+        help=(
+            "another folder made by the stage `models`; without --profile, "
+            "rewards then have their default settings"
+        )
+    ),
 ]
 
 app = typer.Typer(
     name="g2rpo",
-    help="Align flow text-to-image models by online RL: the tools around the pipeline. `dvc repro` runs the pipeline itself.",
-    epilog="`make help` lists the first things to try, with their commands. Exit status: 0 success, 1 an error that one line explains, 2 wrong usage, 75 a temporary failure: try again later.",
+    help=(
+        "Align flow text-to-image models by online RL: the tools around the pipeline. "
+        "`dvc repro` runs the pipeline itself."
+    ),
+    epilog=(
+        "`make help` lists the first things to try, with their commands. Exit status: 0 success, "
+        "1 an error that one line explains, 2 wrong usage, 75 a temporary failure: "
+        "try again later."
+    ),
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich" if sys.stdout.isatty() else None,
@@ -42,10 +57,13 @@ profiles = typer.Typer(name="profile", help="List, show or compare profiles.", n
 app.add_typer(profiles)
 
 
-def lazy(module: str, *needs: str, pins: bool = False) -> Callable[[Callable[P, None]], Callable[P, None]]:
+def lazy(
+    module: str, *needs: str, pins: bool = False
+) -> Callable[[Callable[P, None]], Callable[P, None]]:
     """Run a command by the function of its name in a module that loads then.
 
-    needs: an extra of this package, and the modules that are there with it; pins: compute by the profile's numerics.
+    needs: an extra of this package, and the modules that are there with it; pins: compute by the
+    profile's numerics.
     """
 
     def wrap(signature: Callable[P, None]) -> Callable[P, None]:
@@ -64,7 +82,10 @@ def lazy(module: str, *needs: str, pins: bool = False) -> Callable[[Callable[P, 
 
 def _pin(options: Mapping[str, object]) -> None:
     """Set what numpy and torch read when they load, for the profile that the options name."""
-    name, file = options.get("profile"), study_path(str(options["study"])) if options.get("study") else None
+    name, file = (
+        options.get("profile"),
+        study_path(str(options["study"])) if options.get("study") else None,
+    )
     if file and file.exists():
         name = read_chain(file).data.get("profile")
     pin_profile(None if name is None else str(name))
@@ -72,11 +93,14 @@ def _pin(options: Mapping[str, object]) -> None:
 
 @app.command("doctor")
 @lazy("doctor")
-def doctor(profile: Annotated[str | None, typer.Option(help="check only this profile")] = None) -> None:
+def doctor(
+    profile: Annotated[str | None, typer.Option(help="check only this profile")] = None,
+) -> None:
     """Show versions, devices, disk, which tokens are set, and what each profile lacks.
 
-    With --profile and published weights also check this machine against it: GPUs and their memory, an all-reduce, access to every
-    repository, disks, host memory, locks, addresses. Exit status 1 if a check is red.
+    With --profile and published weights also check this machine against it: GPUs and their memory,
+    an all-reduce, access to every repository, disks, host memory, locks, addresses. Exit status 1
+    if a check is red.
 
     Example: g2rpo doctor --profile flux_hps
     """
@@ -115,32 +139,70 @@ def diff(
 @app.command("plan")
 @lazy("plan")
 def plan(
-    profile: Annotated[str | None, typer.Option(help="name of a file in profiles/ (default: the one in params.yaml)")] = None,
-    campaign: Annotated[bool, typer.Option("--campaign", help="plan all runs and evaluations that params.yaml names")] = False,
-    price: Annotated[float | None, typer.Option(help="of a GPU for an hour, in any currency: also print what it costs")] = None,
+    profile: Annotated[
+        str | None,
+        typer.Option(help="name of a file in profiles/ (default: the one in params.yaml)"),
+    ] = None,
+    campaign: Annotated[
+        bool,
+        typer.Option("--campaign", help="plan all runs and evaluations that params.yaml names"),
+    ] = False,
+    price: Annotated[
+        float | None,
+        typer.Option(help="of a GPU for an hour, in any currency: also print what it costs"),
+    ] = None,
     method: Annotated[str, typer.Option(help="an entry of the profile's methods")] = "g2rpo",
     gpus: Annotated[int, typer.Option(help="GPUs on all nodes together")] = 1,
     nodes: Annotated[
-        int | None, typer.Option(help="number of nodes (default: as few as possible, with up to 8 GPUs each)")
+        int | None,
+        typer.Option(help="number of nodes (default: as few as possible, with up to 8 GPUs each)"),
     ] = None,
     card: Annotated[
-        str | None, typer.Option(help=f"the GPUs' memory and rate, of {', '.join(CARDS)}; --memory and --rate go before it")
+        str | None,
+        typer.Option(
+            help=(
+                f"the GPUs' memory and rate, of {', '.join(CARDS)}; "
+                "--memory and --rate go before it"
+            )
+        ),
     ] = None,
     memory: Annotated[
         float | None,
-        typer.Option(help="GiB per GPU, as torch sees them: a card of 80 GB has 79 (the default), of 141 GB 139, of 24 GB 23"),
+        typer.Option(
+            help=(
+                "GiB per GPU, as torch sees them: a card of 80 GB has 79 (the default), "
+                "of 141 GB 139, of 24 GB 23"
+            )
+        ),
     ] = None,
-    hours: Annotated[float | None, typer.Option(help="find the cheapest way that takes no longer, on at most --gpus")] = None,
+    hours: Annotated[
+        float | None,
+        typer.Option(help="find the cheapest way that takes no longer, on at most --gpus"),
+    ] = None,
     shard: Annotated[
-        int | None, typer.Option(help="GPUs that share one model, a divisor of --gpus (default: as the profile says)")
+        int | None,
+        typer.Option(
+            help="GPUs that share one model, a divisor of --gpus (default: as the profile says)"
+        ),
     ] = None,
-    inside: Annotated[float, typer.Option(help="GB/s from a GPU to the others on its node")] = INSIDE,
-    between: Annotated[float, typer.Option(help="GB/s from a GPU to those on other nodes")] = BETWEEN,
+    inside: Annotated[
+        float, typer.Option(help="GB/s from a GPU to the others on its node")
+    ] = INSIDE,
+    between: Annotated[
+        float, typer.Option(help="GB/s from a GPU to those on other nodes")
+    ] = BETWEEN,
     rate: Annotated[
         str | None,
-        typer.Option(help="milliseconds per forward evaluation, or `measured` on this machine's GPU (default: an assumed rate)"),
+        typer.Option(
+            help=(
+                "milliseconds per forward evaluation, or `measured` on this machine's GPU "
+                "(default: an assumed rate)"
+            )
+        ),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="print one JSON object on the last line")] = False,
+    json: Annotated[
+        bool, typer.Option("--json", help="print one JSON object on the last line")
+    ] = False,
 ) -> None:
     """Estimate what a profile needs, before you rent machines: memory, hours, GPU-hours, disk.
 
@@ -149,9 +211,11 @@ def plan(
 
 
 for name, (module, help_text, example) in checkout.COMMANDS.items():
-    app.command(name, help=f"{help_text}\n\nExample: g2rpo {name} {example}", context_settings=checkout.ANY_ARGUMENTS)(
-        checkout.make_command(name, module)
-    )
+    app.command(
+        name,
+        help=f"{help_text}\n\nExample: g2rpo {name} {example}",
+        context_settings=checkout.ANY_ARGUMENTS,
+    )(checkout.make_command(name, module))
 app.command("models")(checkout.models)
 app.command("prompts")(checkout.prompts)
 
@@ -162,32 +226,66 @@ def probe(
     profile: Annotated[str | None, typer.Option(help="default: the one in params.yaml")] = None,
     study: Annotated[
         str | None,
-        typer.Option(help="instead of --profile: a study's entries and changes, or one of its bases, as my_study/base-2"),
+        typer.Option(
+            help=(
+                "instead of --profile: a study's entries and changes, or one of its bases, "
+                "as my_study/base-2"
+            )
+        ),
     ] = None,
-    run: Annotated[str, typer.Option(help="`base`, a run such as g2rpo-1, or a folder with `transformer` or `lora`")] = BASE[0],
+    run: Annotated[
+        str,
+        typer.Option(
+            help="`base`, a run such as g2rpo-1, or a folder with `transformer` or `lora`"
+        ),
+    ] = BASE[0],
     prompts: Annotated[int, typer.Option(help="how many training prompts, the first ones")] = 16,
-    group: Annotated[int | None, typer.Option(help="members of a group (default: training.num_generations)")] = None,
-    granularities: Annotated[str, typer.Option(help="step sizes of the tails, rising, the finest first")] = "1,2,3",
+    group: Annotated[
+        int | None, typer.Option(help="members of a group (default: training.num_generations)")
+    ] = None,
+    granularities: Annotated[
+        str, typer.Option(help="step sizes of the tails, rising, the finest first")
+    ] = "1,2,3",
     seed: Annotated[int, typer.Option(help="of the noise")] = 0,
-    device: Annotated[str | None, typer.Option(help="cuda or cpu (default: a GPU if there is one)")] = None,
+    device: Annotated[
+        str | None, typer.Option(help="cuda or cpu (default: a GPU if there is one)")
+    ] = None,
     gradients: Annotated[
-        bool, typer.Option("--gradients", help="measure how much the policy gradients of prompts agree, for what they cost")
+        bool,
+        typer.Option(
+            "--gradients",
+            help="measure how much the policy gradients of prompts agree, for what they cost",
+        ),
     ] = False,
-    steps: Annotated[str, typer.Option(help="with --gradients: SDE steps, rising, as 2,3,4 (default: all)")] = "",
+    steps: Annotated[
+        str, typer.Option(help="with --gradients: SDE steps, rising, as 2,3,4 (default: all)")
+    ] = "",
     methods: Annotated[
-        str, typer.Option(help="with --gradients: also whole iterations of these entries, as mix_grpo,dance_grpo")
+        str,
+        typer.Option(
+            help="with --gradients: also whole iterations of these entries, as mix_grpo,dance_grpo"
+        ),
     ] = "",
     judge: Annotated[
-        str | None, typer.Option(help="with --gradients: a reward to whose gradient the angle is measured, such as verifier")
+        str | None,
+        typer.Option(
+            help=(
+                "with --gradients: a reward to whose gradient the angle is measured, "
+                "such as verifier"
+            )
+        ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="print a JSON list instead of the table")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="print a JSON list instead of the table")
+    ] = False,
 ) -> None:
     """Measure, before training, how the reward spreads when noise is added at each step, and whether coarse tails rank as fine ones do.
 
-    It needs the stages models and embed. Noise that changes no score teaches nothing: choose sde_steps where the spread is large for its
-    evaluations, and coarser tails where their correlation with the finest is near 1. With --gradients it measures instead how much the
-    gradients of different prompts agree, by step, by tail alone and all together, and of whole methods: what teaches most for its
-    evaluations.
+    It needs the stages models and embed. Noise that changes no score teaches nothing: choose
+    sde_steps where the spread is large for its evaluations, and coarser tails where their
+    correlation with the finest is near 1. With --gradients it measures instead how much the
+    gradients of different prompts agree, by step, by tail alone and all together, and of whole
+    methods: what teaches most for its evaluations.
 
     Example: g2rpo probe --prompts 32 --granularities 1,3
     """
@@ -196,44 +294,82 @@ def probe(
 @app.command("generate")
 @lazy("generate", pins=True)
 def generate(
-    prompts: Annotated[list[str] | None, typer.Argument(metavar="PROMPT", help="prompts; or use --file")] = None,
+    prompts: Annotated[
+        list[str] | None, typer.Argument(metavar="PROMPT", help="prompts; or use --file")
+    ] = None,
     file: Annotated[
-        Path | None, typer.Option(help="file of prompts, in a format that profiles take: txt, csv, json, jsonl or parquet")
+        Path | None,
+        typer.Option(
+            help="file of prompts, in a format that profiles take: txt, csv, json, jsonl or parquet"
+        ),
     ] = None,
     run: Annotated[
         list[str] | None,
         typer.Option(
-            help="`base` (the default), a run such as g2rpo-1, or a folder with `transformer` or `lora`; may be repeated"
+            help=(
+                "`base` (the default), a run such as g2rpo-1, or a folder with `transformer` or "
+                "`lora`; may be repeated"
+            )
         ),
     ] = None,
     profile: Annotated[
-        str | None, typer.Option(help="profile whose models and image size are used (default: the one in params.yaml)")
+        str | None,
+        typer.Option(
+            help="profile whose models and image size are used (default: the one in params.yaml)"
+        ),
     ] = None,
     seeds: Annotated[
-        str, typer.Option(help="seeds of the initial noise: 7, 1,2,5 or 1-4; every prompt and run gets the same noise")
+        str,
+        typer.Option(
+            help=(
+                "seeds of the initial noise: 7, 1,2,5 or 1-4; every prompt and run gets the same "
+                "noise"
+            )
+        ),
     ] = "0",
-    steps: Annotated[int | None, typer.Option(help="denoising steps (default: the first of evaluation.steps)")] = None,
+    steps: Annotated[
+        int | None, typer.Option(help="denoising steps (default: the first of evaluation.steps)")
+    ] = None,
     guidance: Annotated[
         float | None,
         typer.Option(
-            help="guidance scale (default: that which each run was trained with, and for the base that of the runs beside it)"
+            help=(
+                "guidance scale (default: that which each run was trained with, "
+                "and for the base that of the runs beside it)"
+            )
         ),
     ] = None,
     trained_share: Annotated[
-        float, typer.Option(help="share of the steps, from the noisy end, by the run; the base does the rest")
+        float,
+        typer.Option(
+            help="share of the steps, from the noisy end, by the run; the base does the rest"
+        ),
     ] = 1.0,
-    lora_scale: Annotated[float, typer.Option(help="strength of a LoRA run, times its alpha / rank")] = 1.0,
-    out: Annotated[Path, typer.Option(help="output folder; it may already hold files")] = Path("pictures"),
+    lora_scale: Annotated[
+        float, typer.Option(help="strength of a LoRA run, times its alpha / rank")
+    ] = 1.0,
+    out: Annotated[Path, typer.Option(help="output folder; it may already hold files")] = Path(
+        "pictures"
+    ),
     grid: Annotated[
         bool,
-        typer.Option("--grid", help="also write one picture of all: a row per prompt, the runs side by side, a column per seed"),
+        typer.Option(
+            "--grid",
+            help=(
+                "also write one picture of all: a row per prompt, the runs side by side, "
+                "a column per seed"
+            ),
+        ),
     ] = False,
-    device: Annotated[str | None, typer.Option(help="cuda or cpu (default: a GPU if there is one)")] = None,
+    device: Annotated[
+        str | None, typer.Option(help="cuda or cpu (default: a GPU if there is one)")
+    ] = None,
 ) -> None:
     """Draw prompts as PNG files; each file's metadata says how it was made.
 
-    Beside them, prompts.csv says which prompt and seed each is of, for `g2rpo score`. Prompts that are too long for the text encoders
-    are refused. No other picture is written over: with other prompts or settings, the numbers in the names go on.
+    Beside them, prompts.csv says which prompt and seed each is of, for `g2rpo score`. Prompts that
+    are too long for the text encoders are refused. No other picture is written over: with other
+    prompts or settings, the numbers in the names go on.
 
     Example: g2rpo generate "a small red circle" --run base --run g2rpo-1 --seeds 1-4 --grid
     """
@@ -246,15 +382,18 @@ def score(
     reward: Annotated[
         list[str],
         typer.Option(
-            help="hps, clip_score, pickscore, image_reward, unified_reward, hpsv3, ocr, geneval, votes (hps_v2_1 is hps), or one of your "
+            help="hps, clip_score, pickscore, image_reward, unified_reward, hpsv3, ocr, geneval, "
+            "votes (hps_v2_1 is hps), or one of your "
             "own in the profile's section `rewards`; may be repeated"
         ),
     ],
     prompts: Annotated[
         Path | None,
         typer.Option(
-            help="text file with line n for the n-th image in natural order (2.png before 10.png), or csv, jsonl or Parquet with columns "
-            "file,prompt (default: DIR's prompts.csv, metadata.csv or metadata.jsonl, a .txt beside each image, or what the pictures of "
+            help="text file with line n for the n-th image in natural order (2.png before 10.png), "
+            "or csv, jsonl or Parquet with columns "
+            "file,prompt (default: DIR's prompts.csv, metadata.csv or metadata.jsonl, "
+            "a .txt beside each image, or what the pictures of "
             "`g2rpo generate` say)"
         ),
     ] = None,
@@ -274,17 +413,36 @@ def score(
 @lazy("demo", "demo", "gradio", pins=True)
 def demo(
     profile: Annotated[
-        str | None, typer.Option(help="profile whose models, runs and image size are used (default: the one in params.yaml)")
+        str | None,
+        typer.Option(
+            help=(
+                "profile whose models, runs and image size are used (default: "
+                "the one in params.yaml)"
+            )
+        ),
     ] = None,
     run: Annotated[
         list[str] | None,
-        typer.Option(help="folder with `transformer` or `lora`, in addition to the profile's runs; may be repeated"),
+        typer.Option(
+            help=(
+                "folder with `transformer` or `lora`, in addition to the profile's runs; "
+                "may be repeated"
+            )
+        ),
     ] = None,
     port: Annotated[int, typer.Option(min=1, max=65535, help="of the page")] = 7860,
     host: Annotated[
-        str, typer.Option(help="address of this machine to listen on, so that others can reach it; there is no password")
+        str,
+        typer.Option(
+            help=(
+                "address of this machine to listen on, so that others can reach it; "
+                "there is no password"
+            )
+        ),
     ] = "127.0.0.1",
-    device: Annotated[str | None, typer.Option(help="cuda or cpu (default: a GPU if there is one)")] = None,
+    device: Annotated[
+        str | None, typer.Option(help="cuda or cpu (default: a GPU if there is one)")
+    ] = None,
     open: Annotated[bool, typer.Option("--open", help="open it in the browser")] = False,
 ) -> None:
     """Serve a page that draws prompts with the base and trained runs side by side, with their scores, and that takes votes.
@@ -297,18 +455,31 @@ def demo(
 @lazy("votes", pins=True)
 def votes(
     profile: Annotated[
-        str | None, typer.Option(help="profile whose models, rewards and votes are used (default: the one in params.yaml)")
+        str | None,
+        typer.Option(
+            help=(
+                "profile whose models, rewards and votes are used (default: the one in params.yaml)"
+            )
+        ),
     ] = None,
-    file: Annotated[Path | None, typer.Option(help="file of votes (default: votes/PROFILE.parquet)")] = None,
+    file: Annotated[
+        Path | None, typer.Option(help="file of votes (default: votes/PROFILE.parquet)")
+    ] = None,
     reward: Annotated[
         list[str] | None,
-        typer.Option(help="score the images by this reward; may be repeated (default: those of training and evaluation)"),
+        typer.Option(
+            help=(
+                "score the images by this reward; may be repeated (default: "
+                "those of training and evaluation)"
+            )
+        ),
     ] = None,
 ) -> None:
     """Count the votes of `g2rpo demo`: which run wins how often, and how often each reward agrees with people.
 
-    Shares have Wilson's 95 % intervals. The last lines say how well a reward that is fitted to the votes predicts votes on prompts that
-    it has not seen, and what to write into a profile to use it.
+    Shares have Wilson's 95 % intervals. The last lines say how well a reward that is fitted to the
+    votes predicts votes on prompts that it has not seen, and what to write into a profile to use
+    it.
 
     Example: g2rpo votes --profile tiny --reward hps
     """
@@ -317,14 +488,31 @@ def votes(
 @app.command("serve-reward")
 @lazy("serve_reward", "serve", "fastapi", "uvicorn", pins=True)
 def serve_reward(
-    reward: Annotated[str, typer.Option(help="a built-in reward (hps_v2_1 is hps), or one from the profile's section `rewards`")],
+    reward: Annotated[
+        str,
+        typer.Option(
+            help="a built-in reward (hps_v2_1 is hps), or one from the profile's section `rewards`"
+        ),
+    ],
     profile: OfRewards = None,
     models: ModelsOfRewards = None,
-    host: Annotated[str, typer.Option(help="address of this machine to listen on; 0.0.0.0 means all")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any free port; the first line of output names it")] = 8700,
-    device: Annotated[str | None, typer.Option(help="cuda, cuda:1 or cpu (default: a GPU if there is one)")] = None,
+    host: Annotated[
+        str, typer.Option(help="address of this machine to listen on; 0.0.0.0 means all")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int,
+        typer.Option(
+            min=0, max=65535, help="0 takes any free port; the first line of output names it"
+        ),
+    ] = 8700,
+    device: Annotated[
+        str | None, typer.Option(help="cuda, cuda:1 or cpu (default: a GPU if there is one)")
+    ] = None,
     max_request_mib: Annotated[int, typer.Option(min=1, help="larger requests are refused")] = 512,
-    key_variable: Annotated[str | None, typer.Option(help="environment variable with a key that requests must then send")] = None,
+    key_variable: Annotated[
+        str | None,
+        typer.Option(help="environment variable with a key that requests must then send"),
+    ] = None,
 ) -> None:
     """Serve a reward over HTTP until Ctrl-C or SIGTERM. The protocol is in docs/reward_servers.md.
 
@@ -336,26 +524,42 @@ def serve_reward(
 @lazy("export")
 def export(
     run: Annotated[
-        str, typer.Argument(help="a run such as g2rpo-1, or a path: a run's folder, or a transformer or LoRA of others")
+        str,
+        typer.Argument(
+            help=(
+                "a run such as g2rpo-1, or a path: a run's folder, "
+                "or a transformer or LoRA of others"
+            )
+        ),
     ],
     form: Annotated[
         Literal["diffusers", "original", "lora", "peft", "kohya"],
         typer.Option(
-            help="diffusers: a folder for from_pretrained; original: one file with the first publisher's names, for ComfyUI's "
-            "diffusion_models (FLUX.1, FLUX.2, Z-Image); for a LoRA: lora (diffusers and ComfyUI), peft (PeftModel.from_pretrained) or "
+            help="diffusers: a folder for from_pretrained; original: "
+            "one file with the first publisher's names, for ComfyUI's "
+            "diffusion_models (FLUX.1, FLUX.2, Z-Image); for a LoRA: lora (diffusers and ComfyUI), "
+            "peft (PeftModel.from_pretrained) or "
             "kohya (programs that read sd-scripts' names)"
         ),
     ],
     out: Annotated[Path, typer.Option(help="a new folder")],
-    profile: Annotated[str | None, typer.Option(help="profile of the run (default: the one in params.yaml)")] = None,
+    profile: Annotated[
+        str | None, typer.Option(help="profile of the run (default: the one in params.yaml)")
+    ] = None,
     dtype: Annotated[
-        Literal["float32", "bfloat16"], typer.Option(help="float32 as trained, or bfloat16 for half the size")
+        Literal["float32", "bfloat16"],
+        typer.Option(help="float32 as trained, or bfloat16 for half the size"),
     ] = "float32",
     push: Annotated[
         str | None,
-        typer.Option(metavar="REPO", help="upload the folder to this hub repository (user/name); private if it is new"),
+        typer.Option(
+            metavar="REPO",
+            help="upload the folder to this hub repository (user/name); private if it is new",
+        ),
     ] = None,
-    public: Annotated[bool, typer.Option("--public", help="with --push: make the repository public")] = False,
+    public: Annotated[
+        bool, typer.Option("--public", help="with --push: make the repository public")
+    ] = False,
 ) -> None:
     """Write a run's trained weights in a form that other programs read, with a model card.
 

@@ -14,7 +14,9 @@ from g2rpo_core.rewards.addresses import on_loopback
 from g2rpo_core.rewards.registry import compares
 
 
-def demo(profile: str | None, run: list[str] | None, port: int, host: str, device: str | None, open: bool) -> None:
+def demo(
+    profile: str | None, run: list[str] | None, port: int, host: str, device: str | None, open: bool
+) -> None:
     """Load the models, then serve until Ctrl-C or SIGTERM."""
     profile, settings = read_profile(profile)
     others = run or []
@@ -22,7 +24,9 @@ def demo(profile: str | None, run: list[str] | None, port: int, host: str, devic
         find_weights(other, profile)
     # runs in the order of the methods, so that the first method is ticked; other runs come last
     methods = list(settings.methods)
-    place = lambda name: methods.index(method) if (method := name.rpartition("-")[0]) in methods else len(methods)
+    place = lambda name: (
+        methods.index(method) if (method := name.rpartition("-")[0]) in methods else len(methods)
+    )
     list_runs = lambda: [*sorted(trained_runs(profile), key=place), *others]
 
     # Load the models before the page appears

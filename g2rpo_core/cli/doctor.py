@@ -21,8 +21,18 @@ from g2rpo_core.numerics.processes import version_of
 from g2rpo_core.tasks import TASK_NAMES
 
 PACKAGES = (
-    "torch", "diffusers", "transformers", "accelerate", "peft", "dvc", "prefect", "open_clip_torch", "pyarrow", "tensorboard", "gradio",
-)  # fmt: skip
+    "torch",
+    "diffusers",
+    "transformers",
+    "accelerate",
+    "peft",
+    "dvc",
+    "prefect",
+    "open_clip_torch",
+    "pyarrow",
+    "tensorboard",
+    "gradio",
+)
 TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "WANDB_API_KEY", "OPENAI_API_KEY")
 GIB = 2**30
 
@@ -54,22 +64,35 @@ def machine() -> Iterator[str]:
     yield "packages: " + ", ".join(f"{name} {find_version(name)}" for name in PACKAGES)
     yield f"g2rpo: {commit() or 'no git checkout here'}"
     memory, disk = psutil.virtual_memory(), shutil.disk_usage(Path.cwd())
-    yield f"{os.cpu_count()} CPUs, {memory.available / GIB:.0f} of {memory.total / GIB:.0f} GiB memory free, {disk.free / GIB:.0f} GiB disk free here"
+    yield (
+        f"{os.cpu_count()} CPUs, {memory.available / GIB:.0f} of {memory.total / GIB:.0f} GiB "
+        f"memory free, {disk.free / GIB:.0f} GiB disk free here"
+    )
     yield probe.check_machine()
     needs = driver.needs(torch.__version__, torch.version.cuda)
-    yield f"NVIDIA driver: {driver.find_version() or 'none found'}; {needs or f'torch {torch.__version__} uses none'}"
+    yield (
+        f"NVIDIA driver: {driver.find_version() or 'none found'}; "
+        f"{needs or f'torch {torch.__version__} uses none'}"
+    )
     if not torch.cuda.is_available():
         yield f"GPU: torch finds none: {why_none()}; profile tiny works, flux_* would take weeks"
     for index in range(torch.cuda.device_count()):
         name = torch.cuda.get_device_properties(index).name
         free, total = torch.cuda.mem_get_info(index)
-        yield f"GPU {index}: {name}, {free / GIB:.0f} of {total / GIB:.0f} GiB free, CUDA {torch.version.cuda}"
+        yield (
+            f"GPU {index}: {name}, {free / GIB:.0f} of {total / GIB:.0f} GiB free, "
+            f"CUDA {torch.version.cuda}"
+        )
 
 
 def tokens() -> Iterator[str]:
     """Say which tokens are set, never their values."""
     names = [name for name in TOKENS if os.environ.get(name)]
-    logged_in = "logged in to the Hugging Face hub" if get_token() else "not logged in to the Hugging Face hub (hf auth login)"
+    logged_in = (
+        "logged in to the Hugging Face hub"
+        if get_token()
+        else "not logged in to the Hugging Face hub (hf auth login)"
+    )
     yield f"tokens: {', '.join(names) or 'none in the environment'}; {logged_in}"
 
 
@@ -117,4 +140,6 @@ def commit() -> str | None:
     git = lambda *words: subprocess.run(["git", *words], capture_output=True, text=True)
     if not shutil.which("git") or (head := git("rev-parse", "--short", "HEAD")).returncode:
         return None
-    return head.stdout.strip() + ("+" if git("status", "--porcelain", "--untracked-files=no").stdout.strip() else "")
+    return head.stdout.strip() + (
+        "+" if git("status", "--porcelain", "--untracked-files=no").stdout.strip() else ""
+    )

@@ -29,13 +29,19 @@ def export(
     profile = profile or load_run().profile
     folder = find_weights(run, profile)
     if folder is None:
-        raise UserError("export: the base needs no export: it is in models/<profile>/pipeline, or on the hub")
+        raise UserError(
+            "export: the base needs no export: it is in models/<profile>/pipeline, or on the hub"
+        )
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"export: --out {out} already exists; name a new folder")
 
     trained, lora = weights_in(folder)
     if (form in ("lora", "peft", "kohya")) != lora:
-        forms = "a LoRA: --form lora, peft or kohya" if lora else "whole weights: --form diffusers or original"
+        forms = (
+            "a LoRA: --form lora, peft or kohya"
+            if lora
+            else "whole weights: --form diffusers or original"
+        )
         raise UserError(f"export: {run} was trained as {forms}")
     models = Path("models", profile)
     base = check_form(models, form)
@@ -49,7 +55,9 @@ def export(
     try:
         with writing(out):
             aside.mkdir(parents=True)
-            file = write(models, trained, folder.name.removesuffix(".safetensors"), form, aside, dtype)
+            file = write(
+                models, trained, folder.name.removesuffix(".safetensors"), form, aside, dtype
+            )
             card = write_card(aside, profile, base, folder, form, file, push)
             # Weights are written as for their owner alone
             for each in filter(Path.is_file, aside.rglob("*")):
@@ -59,7 +67,10 @@ def export(
         shutil.rmtree(aside, ignore_errors=True)
     print(out / file.relative_to(aside))
     if form == "original" and load_profile(profile_path(profile)).models.source != "hub":
-        note = "diffusers' from_single_file takes this form for FLUX.1 at its true size, so it cannot read it of a small model"
+        note = (
+            "diffusers' from_single_file takes this form for FLUX.1 at its true size, "
+            "so it cannot read it of a small model"
+        )
         print(f"note: {note}", file=sys.stderr)
     if push:
         print(upload(out, push, public))

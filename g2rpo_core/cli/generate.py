@@ -34,18 +34,27 @@ def generate(
     """Check the options, then draw; UserError before any model is loaded if an option does not fit."""
     name, settings = read_profile(profile)
     # Check the options
-    numbers, folders = parse_seeds(seeds), {each: find_weights(each, name) for each in run or BASE[:1]}
+    numbers, folders = (
+        parse_seeds(seeds),
+        {each: find_weights(each, name) for each in run or BASE[:1]},
+    )
     steps = settings.evaluation.steps[0] if steps is None else steps
     if not 1 <= steps <= MOST_STEPS or not 0 < trained_share <= 1:
         raise UserError(
-            f"generate: --steps must be at least 1 and at most {MOST_STEPS}, and --trained-share above 0 and at most 1"
+            f"generate: --steps must be at least 1 and at most {MOST_STEPS}, "
+            "and --trained-share above 0 and at most 1"
         )
     if not math.isfinite(guidance or 0.0) or not math.isfinite(lora_scale):
         raise UserError("generate: --guidance and --lora-scale must be finite numbers")
     if out.exists() and not out.is_dir():
         raise UserError(f"generate: --out {out} is not a folder")
     texts = read_texts(prompts, file)
-    origin = {"profile": name, "steps": steps, "trained_share": trained_share, "lora_scale": lora_scale}
+    origin = {
+        "profile": name,
+        "steps": steps,
+        "trained_share": trained_share,
+        "lora_scale": lora_scale,
+    }
     runs = drawn_as(folders, name, settings, guidance)
     own = {drawn: {"guidance": how.guidance} for drawn, (_, how) in runs.items()}
     pictures = Pictures(out, list(runs), texts, numbers, origin, grid, own)
@@ -61,9 +70,13 @@ def generate(
         for drawn, (weights, how) in runs.items():
             painter.forget()
             folder = folders[weights]
-            pictures.origin["shift"] = painter.find_schedule(painter.policy(folder, how)).shift_at(steps)
+            pictures.origin["shift"] = painter.find_schedule(painter.policy(folder, how)).shift_at(
+                steps
+            )
             for number, conditioning in enumerate(encoded):
-                images = painter.draw(folder, conditioning, numbers, steps, how, trained_share, lora_scale)
+                images = painter.draw(
+                    folder, conditioning, numbers, steps, how, trained_share, lora_scale
+                )
                 if grid:
                     kept[drawn].append(images)
                 for path in pictures.write(drawn, number, images):
@@ -85,7 +98,10 @@ def parse_seeds(text: str) -> list[int]:
     except ValueError:
         seeds = {}
     if not 0 < len(seeds) <= MOST_SEEDS:
-        raise UserError(f"generate: --seeds {text}: give whole numbers from 0, as 7, 1,2,5 or 1-4, at most 1,000")
+        raise UserError(
+            f"generate: --seeds {text}: give whole numbers from 0, as 7, 1,2,5 or 1-4, "
+            "at most 1,000"
+        )
     return list(seeds)
 
 

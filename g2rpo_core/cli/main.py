@@ -1,6 +1,7 @@
 """Run the command `g2rpo`: the tools around the pipeline.
 
-Exit status: 0 success, 1 an error that one line on stderr explains, 2 wrong usage, 75 a temporary failure.
+Exit status: 0 success, 1 an error that one line on stderr explains, 2 wrong usage, 75 a temporary
+failure.
 """
 
 import sys

@@ -15,7 +15,9 @@ def read_profile(name: str | None, study: str | None = None) -> tuple[str, Profi
     Compute by its numerics from now on. UserError if both a profile and a study are given.
     """
     if name and study:
-        raise UserError(f"--profile {name}, --study {study}: a study names its profile: give one of the two")
+        raise UserError(
+            f"--profile {name}, --study {study}: a study names its profile: give one of the two"
+        )
     changes = load_study(study) if study else None
     name = changes.profile if changes else name or load_run().profile
     profile = load_profile(profile_path(name), changes)

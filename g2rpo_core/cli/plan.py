@@ -53,7 +53,9 @@ def plan(
     name = profile or load_run().profile
     settings = load_profile(profile_path(name))
     if method not in settings.methods:
-        raise UserError(f"plan: --method {method}: profile {name} has only {', '.join(settings.methods)}")
+        raise UserError(
+            f"plan: --method {method}: profile {name} has only {', '.join(settings.methods)}"
+        )
     if memory is None:
         memory = card_of(card).memory if card else DEFAULT_MEMORY
     machines = checked_machines("plan", gpus, memory, nodes, inside, between)
@@ -71,7 +73,11 @@ def plan(
     if hours:
         way, fastest = cheapest(settings, method, machines, hours, assumed)
         if json:
-            rows = {"cheapest": way and asdict(way), "fastest": fastest and asdict(fastest), "rate": assumed.source}
+            rows = {
+                "cheapest": way and asdict(way),
+                "fastest": fastest and asdict(fastest),
+                "rate": assumed.source,
+            }
             print(to_json.dumps(rows))
         else:
             iterations = settings.run(method).training.iterations
@@ -82,13 +88,18 @@ def plan(
     alternatives = changes(settings, method, machines, found.fits, shard, assumed)
     if json:
         keys = ("memory_total_gib", "fits", "hours", "gpu_hours")
-        changed_plans = [{"change": label} | {key: getattr(changed, key) for key in keys} for label, changed, _ in alternatives]
+        changed_plans = [
+            {"change": label} | {key: getattr(changed, key) for key in keys}
+            for label, changed, _ in alternatives
+        ]
         print(to_json.dumps(asdict(found) | {"rate": assumed.source, "changes": changed_plans}))
         return
     print("\n".join(_describe(asked, machines, found, assumed.source, alternatives)))
 
 
-def print_campaign(asked: Asked, profile: Profile, machines: Machines, rate: Rate, json: bool) -> None:
+def print_campaign(
+    asked: Asked, profile: Profile, machines: Machines, rate: Rate, json: bool
+) -> None:
     """Print what all runs and evaluations of params.yaml take, one line for each, and all together."""
     run = load_run()
     published = run.published if asked.profile == run.profile else ()
@@ -101,9 +112,13 @@ def print_campaign(asked: Asked, profile: Profile, machines: Machines, rate: Rat
         hours = ", ".join(f"{what} {value:.1f}" for what, value in entry.hours.items())
         kept = f"; keeps {entry.disk_gib:.1f} GiB" if entry.disk_gib else ""
         print(
-            f"  {entry.name}: {hours} hours; {_cost(entry.gpu_hours, asked.price)}{kept}{'' if entry.fits else '; DOES NOT FIT'}"
+            f"  {entry.name}: {hours} hours; "
+            f"{_cost(entry.gpu_hours, asked.price)}{kept}{'' if entry.fits else '; DOES NOT FIT'}"
         )
-    print(f"all, one after the other: {campaign.hours / 24:.1f} days; {_cost(campaign.gpu_hours, asked.price)}")
+    print(
+        f"all, one after the other: {campaign.hours / 24:.1f} days; "
+        f"{_cost(campaign.gpu_hours, asked.price)}"
+    )
     parts = ", ".join(f"{key} {gib:.1f}" for key, gib in campaign.disk_gib.items())
     print(f"disk, with DVC's copies: {sum(campaign.disk_gib.values()):.0f} GiB: {parts}")
 
@@ -117,7 +132,9 @@ def _tenths(value: float) -> str:
 
 
 def _cost(gpu_hours: float, price: float | None) -> str:
-    return f"{_whole(gpu_hours)} GPU-hours" + (f", {gpu_hours * price:,.0f} at {price:g} an hour" if price else "")
+    return f"{_whole(gpu_hours)} GPU-hours" + (
+        f", {gpu_hours * price:,.0f} at {price:g} an hour" if price else ""
+    )
 
 
 def _rate(given: str | None, card: str | None, profile: Profile, method: str) -> Rate:
@@ -131,17 +148,30 @@ def _rate(given: str | None, card: str | None, profile: Profile, method: str) ->
     except ValueError:
         ms = 0.0
     if not 0 < ms < float("inf"):
-        raise UserError(f"plan: --rate {given}: give milliseconds per forward evaluation, above 0, or `measured`")
+        raise UserError(
+            f"plan: --rate {given}: give milliseconds per forward evaluation, above 0, "
+            "or `measured`"
+        )
     return Rate(ms=ms, source="given")
 
 
-def _describe_ways(asked: Asked, hours: float, iterations: int, way: Way | None, fastest: Way | None, rate: Rate) -> list[str]:
-    title = f"{asked.profile}, {asked.method}, at most {asked.machines} and {hours:g} hours ({rate.source})"
+def _describe_ways(
+    asked: Asked, hours: float, iterations: int, way: Way | None, fastest: Way | None, rate: Rate
+) -> list[str]:
+    title = (
+        f"{asked.profile}, {asked.method}, at most {asked.machines} and {hours:g} hours "
+        f"({rate.source})"
+    )
     if fastest is None:
         return [f"{title}: no way fits into {asked.memory:g} GiB, not even a LoRA of rank 32"]
     if way is None:
         part = int(hours / fastest.plan.hours * iterations)
-        return [f"{title}: no way is that fast; the fastest does {part} of the {iterations} iterations: {_describe_way(fastest)}"]
+        return [
+            (
+                f"{title}: no way is that fast; the fastest does {part} of the {iterations} "
+                f"iterations: {_describe_way(fastest)}"
+            )
+        ]
     pasted = ["as a profile of your own:", *_pasted(asked, way.whole)] if way.whole else []
     return [f"{title}: the cheapest way is {_describe_way(way)}", *pasted]
 
@@ -149,54 +179,112 @@ def _describe_ways(asked: Asked, hours: float, iterations: int, way: Way | None,
 def _describe_way(way: Way) -> str:
     settings = [f"{name}: {_describe_setting(value)}" for name, value in way.settings.items()]
     return (
-        f"{way.gpus} GPUs for {way.plan.hours:.1f} hours, {way.plan.gpu_hours:.0f} GPU-hours, {way.plan.memory_total_gib:.1f} GiB per GPU"
-        + (", with training." + ", training.".join(settings) if settings else ", with the profile's settings")
+        f"{way.gpus} GPUs for {way.plan.hours:.1f} hours, {way.plan.gpu_hours:.0f} GPU-hours, "
+        f"{way.plan.memory_total_gib:.1f} GiB per GPU"
+        + (
+            ", with training." + ", training.".join(settings)
+            if settings
+            else ", with the profile's settings"
+        )
     )
 
 
 def _describe_setting(value: object) -> str:
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{key}: {number:g}" for key, number in value.items() if isinstance(number, int | float)) + "}"
+        return (
+            "{"
+            + ", ".join(
+                f"{key}: {number:g}"
+                for key, number in value.items()
+                if isinstance(number, int | float)
+            )
+            + "}"
+        )
     return str(value).lower()
 
 
-def _describe(asked: Asked, machines: Machines, plan: Plan, source: str, alternatives: list[tuple[str, Plan, dict]]) -> list[str]:
-    calls = ", ".join(f"{count} latents per call of the {phase}" for phase, count in plan.latents_per_call.items())
+def _describe(
+    asked: Asked,
+    machines: Machines,
+    plan: Plan,
+    source: str,
+    alternatives: list[tuple[str, Plan, dict]],
+) -> list[str]:
+    calls = ", ".join(
+        f"{count} latents per call of the {phase}" for phase, count in plan.latents_per_call.items()
+    )
     lines = [
         f"{asked.profile}, {asked.method}, {asked.machines}, {plan.gpus_per_model} per model",
-        f"forward evaluations: {plan.evaluations_per_prompt} per prompt, {plan.evaluations_per_iteration} per iteration; {calls}",
-        f"total compute per prompt, with what is trained, decoded and scored: {plan.compute_per_prompt:g} forward evaluations",
-        f"memory per GPU: {plan.memory_total_gib:.1f} GiB: {'fits' if plan.fits else 'DOES NOT FIT'}",
+        (
+            f"forward evaluations: {plan.evaluations_per_prompt} per prompt, "
+            f"{plan.evaluations_per_iteration} per iteration; {calls}"
+        ),
+        (
+            "total compute per prompt, with what is trained, decoded and scored: "
+            f"{plan.compute_per_prompt:g} forward evaluations"
+        ),
+        (
+            f"memory per GPU: {plan.memory_total_gib:.1f} GiB: "
+            f"{'fits' if plan.fits else 'DOES NOT FIT'}"
+        ),
         *(f"  {part:12} {gib:9.2f}" for part, gib in plan.memory_gib.items()),
-        "  (by phase: " + ", ".join(f"{key} {gib:.1f}" for key, gib in plan.phases_gib.items()) + ")",
-        f"time: {_whole(plan.seconds_per_iteration)} s per iteration at {_tenths(plan.ms_per_evaluation)} ms per forward evaluation ({source}): "
+        "  (by phase: "
+        + ", ".join(f"{key} {gib:.1f}" for key, gib in plan.phases_gib.items())
+        + ")",
+        f"time: {_whole(plan.seconds_per_iteration)} s per iteration at "
+        f"{_tenths(plan.ms_per_evaluation)} ms per forward evaluation ({source}): "
         + ", ".join(f"{key} {_whole(value)}" for key, value in plan.seconds.items())
-        + "".join(f", communication of the {key} {value:.1f}" for key, value in plan.communication_seconds.items() if value),
-        f"the whole run: {_tenths(plan.hours)} hours, {_cost(plan.gpu_hours, asked.price)}; sampling one evaluation: {plan.evaluation_hours:.1f} hours",
-        f"checkpoints: {plan.checkpoints} in the background, {plan.saving_hours:.1f} hours of writing at {DISK:g} GB/s for each node",
-        f"disk: {sum(plan.disk_gib.values()):.0f} GiB: " + ", ".join(f"{key} {gib:.1f}" for key, gib in plan.disk_gib.items()),
+        + "".join(
+            f", communication of the {key} {value:.1f}"
+            for key, value in plan.communication_seconds.items()
+            if value
+        ),
+        (
+            f"the whole run: {_tenths(plan.hours)} hours, {_cost(plan.gpu_hours, asked.price)}; "
+            f"sampling one evaluation: {plan.evaluation_hours:.1f} hours"
+        ),
+        (
+            f"checkpoints: {plan.checkpoints} in the background, {plan.saving_hours:.1f} hours of "
+            f"writing at {DISK:g} GB/s for each node"
+        ),
+        f"disk: {sum(plan.disk_gib.values()):.0f} GiB: "
+        + ", ".join(f"{key} {gib:.1f}" for key, gib in plan.disk_gib.items()),
     ]
     if plan.prompt_tokens < plan.most_prompt_tokens:
         lines.append(
-            f"time is that of prompts of {plan.prompt_tokens} tokens, as padding is left out; memory has room for {plan.most_prompt_tokens}"
+            f"time is that of prompts of {plan.prompt_tokens} tokens, as padding is left out; "
+            f"memory has room for {plan.most_prompt_tokens}"
         )
     if plan.not_counted:
-        lines.append(f"not counted: the models of {', '.join(plan.not_counted)}, which are small, run elsewhere or are your own")
+        lines.append(
+            f"not counted: the models of {', '.join(plan.not_counted)}, which are small, "
+            "run elsewhere or are your own"
+        )
     if alternatives:
         lines.append("what would change:")
         lines += [
-            f"  {label}: {each.memory_total_gib:.1f} GiB, {'fits' if each.fits else 'does not fit'}, {each.gpu_hours:.0f} GPU-hours"
+            f"  {label}: {each.memory_total_gib:.1f} GiB, "
+            f"{'fits' if each.fits else 'does not fit'}, {each.gpu_hours:.0f} GPU-hours"
             for label, each, _ in alternatives
         ]
     # What to paste: if possible a change that trains the same weights
-    roomy = [(settings, each) for _, each, settings in alternatives if settings and has_room(each, machines)]
+    roomy = [
+        (settings, each)
+        for _, each, settings in alternatives
+        if settings and has_room(each, machines)
+    ]
     if not plan.fits and roomy:
         settings, each = min(roomy, key=lambda one: ("lora" in one[0], one[1].gpu_hours))
-        lines.append(f"a profile of your own that fits, with room left ({each.memory_total_gib:.1f} GiB):")
+        lines.append(
+            f"a profile of your own that fits, with room left ({each.memory_total_gib:.1f} GiB):"
+        )
         lines += _pasted(asked, settings)
     return lines
 
 
 def _pasted(asked: Asked, settings: dict) -> list[str]:
     """Return the lines of a profile with these settings of `training` for the method."""
-    return [f"  extends: {asked.profile}", f"  methods: {{{asked.method}: {{training: {to_json.dumps(settings)}}}}}"]
+    return [
+        f"  extends: {asked.profile}",
+        f"  methods: {{{asked.method}: {{training: {to_json.dumps(settings)}}}}}",
+    ]

@@ -16,7 +16,13 @@ from pathlib import Path
 import psutil
 import torch
 from httpx2 import HTTPError
-from huggingface_hub import HfApi, constants, get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
+from huggingface_hub import (
+    HfApi,
+    constants,
+    get_hf_file_metadata,
+    hf_hub_url,
+    try_to_load_from_cache,
+)
 
 from g2rpo_core.config import Profile
 from g2rpo_core.distributed.process_group import num_processes
@@ -46,7 +52,10 @@ def checks(name: str, profile: Profile) -> Iterator[Check]:
     """Yield every check of a profile of published weights, for the first of its methods on all GPUs here."""
     method = next(iter(profile.methods))
     gpus = num_processes("auto", profile.run(method).training.prompts_per_iteration)
-    found = [torch.cuda.get_device_properties(index).total_memory / GIB for index in range(torch.cuda.device_count())]
+    found = [
+        torch.cuda.get_device_properties(index).total_memory / GIB
+        for index in range(torch.cuda.device_count())
+    ]
     plan = make_plan(profile, method, Machines(gpus, min(found, default=0.0)))
     yield from _gpus(name, method, gpus, found, plan)
     yield _network(max(2, gpus) if not found else gpus)
@@ -60,27 +69,58 @@ def checks(name: str, profile: Profile) -> Iterator[Check]:
 def _gpus(name: str, method: str, gpus: int, found: list[float], plan: Plan) -> Iterator[Check]:
     """Say whether torch finds GPUs, and whether a method fits them."""
     if not found:
-        yield Check(False, f"GPUs: torch finds none here: {why_none()}; else go to a node with GPUs")
+        yield Check(
+            False, f"GPUs: torch finds none here: {why_none()}; else go to a node with GPUs"
+        )
         return
-    yield Check(True, f"GPUs: {len(found)} of {min(found):.1f} GiB, CUDA {torch.version.cuda}; {gpus} take part")
-    more = "" if plan.fits else f"; g2rpo plan --profile {name} --gpus {gpus} --memory {min(found):.0f} says what would change"
-    yield Check(plan.fits, f"memory: {method} needs {plan.memory_total_gib:.1f} GiB per GPU by the plan{more}")
+    yield Check(
+        True,
+        f"GPUs: {len(found)} of {min(found):.1f} GiB, CUDA {torch.version.cuda}; {gpus} take part",
+    )
+    more = (
+        ""
+        if plan.fits
+        else (
+            f"; g2rpo plan --profile {name} --gpus {gpus} --memory {min(found):.0f} says what "
+            "would change"
+        )
+    )
+    yield Check(
+        plan.fits,
+        f"memory: {method} needs {plan.memory_total_gib:.1f} GiB per GPU by the plan{more}",
+    )
 
 
 def _network(processes: int) -> Check:
     """Sum over processes, as training does."""
     if processes == 1:
         return Check(True, "all-reduce: one process needs none")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        str(processes),
+    ]
     try:
         done = subprocess.run(
-            [*command, "-m", "g2rpo_core.cli.bandwidth"], capture_output=True, text=True, timeout=CONNECTS_WITHIN
+            [*command, "-m", "g2rpo_core.cli.bandwidth"],
+            capture_output=True,
+            text=True,
+            timeout=CONNECTS_WITHIN,
         )
     except subprocess.TimeoutExpired:
-        return Check(False, f"all-reduce: not done in {CONNECTS_WITHIN} s; NCCL_DEBUG=INFO says where it waits")
+        return Check(
+            False,
+            f"all-reduce: not done in {CONNECTS_WITHIN} s; NCCL_DEBUG=INFO says where it waits",
+        )
     said = (done.stdout.strip().splitlines() or [""])[-1]
     if done.returncode or "WRONG" in said:
-        why = said or next((line for line in reversed(done.stderr.splitlines()) if "Error" in line), f"status {done.returncode}")
+        why = said or next(
+            (line for line in reversed(done.stderr.splitlines()) if "Error" in line),
+            f"status {done.returncode}",
+        )
         return Check(False, f"all-reduce: {why.strip()[:200]}; NCCL_DEBUG=INFO says more")
     return Check(True, f"all-reduce: {said}")
 
@@ -97,9 +137,18 @@ def _hub(profile: Profile) -> Iterator[Check]:
         try:
             if file is None:
                 listed = [
-                    str(sibling.rfilename) for sibling in HfApi().model_info(model.repo, revision=model.revision).siblings or []
+                    str(sibling.rfilename)
+                    for sibling in HfApi().model_info(model.repo, revision=model.revision).siblings
+                    or []
                 ]
-                file = next((each for each in listed if any(fnmatch(each, pattern) for pattern in model.files)), "config.json")
+                file = next(
+                    (
+                        each
+                        for each in listed
+                        if any(fnmatch(each, pattern) for pattern in model.files)
+                    ),
+                    "config.json",
+                )
             if isinstance(try_to_load_from_cache(model.repo, file, revision=model.revision), str):
                 yield Check(True, f"hub: {model.repo}: in the cache")
                 continue
@@ -122,23 +171,34 @@ def _disk(plan: Plan) -> Iterator[Check]:
     }
     disks: dict[int, list[tuple[str, Path, float]]] = defaultdict(list)
     for what, (path, gib) in needs.items():
-        there = next(folder for folder in [path.absolute(), *path.absolute().parents] if folder.exists())
+        there = next(
+            folder for folder in [path.absolute(), *path.absolute().parents] if folder.exists()
+        )
         disks[there.stat().st_dev].append((f"{what} {gib:.0f}", there, gib))
     for parts in disks.values():
         free, total = shutil.disk_usage(parts[0][1]).free / GIB, sum(gib for _, _, gib in parts)
-        move = "" if free >= total else "; make room, or move HF_HOME or DVC's cache (dvc cache dir --local DIR)"
+        move = (
+            ""
+            if free >= total
+            else "; make room, or move HF_HOME or DVC's cache (dvc cache dir --local DIR)"
+        )
         yield Check(
             free >= total,
-            f"disk of {parts[0][1]}: {free:.0f} GiB free, needs {total:.0f}: {', '.join(part[0] for part in parts)}{move}",
+            f"disk of {parts[0][1]}: {free:.0f} GiB free, needs {total:.0f}: "
+            f"{', '.join(part[0] for part in parts)}{move}",
         )
 
 
 def _host(gpus: int, plan: Plan) -> Check:
 
     total = psutil.virtual_memory().total / GIB
-    needed = gpus * OF_A_PROCESS + plan.disk_gib["checkpoints"] / 2  # of which there are two on the disk
+    needed = (
+        gpus * OF_A_PROCESS + plan.disk_gib["checkpoints"] / 2
+    )  # of which there are two on the disk
     return Check(
-        total >= needed, f"host memory: {total:.0f} GiB, needs about {needed:.0f} for {gpus} processes and a checkpoint's copy"
+        total >= needed,
+        f"host memory: {total:.0f} GiB, needs about {needed:.0f} for {gpus} processes and a "
+        "checkpoint's copy",
     )
 
 
@@ -148,7 +208,10 @@ def _locks() -> Check:
         with tempfile.TemporaryFile(dir=Path.cwd()) as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        advice = "mount it with flock, set dvc config --local core.hardlink_lock true, and start no run twice"
+        advice = (
+            "mount it with flock, set dvc config --local core.hardlink_lock true, "
+            "and start no run twice"
+        )
         return Check(False, f"locks: this disk has none ({error.strerror}): {advice}")
     return Check(True, "locks: this disk has them")
 
@@ -161,6 +224,11 @@ def _address() -> Check:
     except OSError as error:
         return Check(False, f"address: {name} cannot be resolved ({error}): enter it in /etc/hosts")
     if address.startswith("127.") and not os.environ.get("GLOO_SOCKET_IFNAME"):
-        advice = "for several nodes set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME to an interface of `ip -brief address`"
-        return Check(True, f"address: {name} is {address}, which other nodes cannot reach: {advice}")
+        advice = (
+            "for several nodes set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME to an interface of "
+            "`ip -brief address`"
+        )
+        return Check(
+            True, f"address: {name} is {address}, which other nodes cannot reach: {advice}"
+        )
     return Check(True, f"address: {name} is {address}")

@@ -16,7 +16,14 @@ from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.profiles import OF_BASE, folders_of
 from g2rpo_core.foundation.runs import BASE
 from g2rpo_core.hub.model_store import ModelStore
-from g2rpo_core.inference.gradients import SIZE, Gradients, Signal, load_policy, probe_method, probe_steps
+from g2rpo_core.inference.gradients import (
+    SIZE,
+    Gradients,
+    Signal,
+    load_policy,
+    probe_method,
+    probe_steps,
+)
 from g2rpo_core.inference.probe import Step
 from g2rpo_core.inference.probe import probe as probe_noise
 from g2rpo_core.inference.runs import find_start, find_weights, sampling_of
@@ -71,10 +78,13 @@ def probe(
     tails = _parse_rising(granularities, 1)
     if not tails or prompts < 1 or members < 2:
         raise UserError(
-            "probe: --granularities are rising whole numbers from 1, as 1,2,3; --prompts is at least 1, --group at least 2"
+            "probe: --granularities are rising whole numbers from 1, as 1,2,3; "
+            "--prompts is at least 1, --group at least 2"
         )
     if study and OF_BASE in study and run != BASE[0]:
-        raise UserError(f"probe: --run {run}: with --study {study} only its base, {BASE[0]}, is probed")
+        raise UserError(
+            f"probe: --run {run}: with --study {study} only its base, {BASE[0]}, is probed"
+        )
     sampling, weights = sampling_of(run, name, settings), find_weights(run, name)
     asked = Asked(
         name,
@@ -90,23 +100,35 @@ def probe(
         device_of(device),
     )
     if gradients:
-        signals = _measure_gradients(asked, steps, [word for word in methods.split(",") if word], group, judge)
+        signals = _measure_gradients(
+            asked, steps, [word for word in methods.split(",") if word], group, judge
+        )
         _print_gradients(asked, signals, judge, as_json)
     else:
         _print_steps(asked, *_measure_steps(asked), as_json)
 
 
-def _measure_gradients(asked: Asked, steps: str, names: list[str], group: int | None, judge: str | None) -> list[Signal]:
+def _measure_gradients(
+    asked: Asked, steps: str, names: list[str], group: int | None, judge: str | None
+) -> list[Signal]:
     """Load policy, rewards and prompts, and probe the gradients of every step and of the named entries."""
     # Check what is asked
     profile, sampling = asked.settings, asked.sampling
     if unknown := [name for name in names if name not in profile.methods]:
-        raise UserError(f"probe: --methods {unknown[0]}: profile {asked.profile} has only {', '.join(profile.methods)}")
+        raise UserError(
+            f"probe: --methods {unknown[0]}: profile {asked.profile} has only "
+            f"{', '.join(profile.methods)}"
+        )
     chosen = _parse_rising(steps, 0) if steps else tuple(range(sampling.steps - 1))
     if not chosen or chosen[-1] > sampling.steps - 2:
-        raise UserError(f"probe: --steps are rising whole numbers from 0 to {sampling.steps - 2}, as 2,3,4 (got {steps!r})")
+        raise UserError(
+            f"probe: --steps are rising whole numbers from 0 to {sampling.steps - 2}, "
+            f"as 2,3,4 (got {steps!r})"
+        )
     if asked.prompts < 3:
-        raise UserError(f"probe: --prompts {asked.prompts}: --gradients compares prompts: give at least 3")
+        raise UserError(
+            f"probe: --prompts {asked.prompts}: --gradients compares prompts: give at least 3"
+        )
     # Every step with each tail alone and all together, and whole iterations
     sets = list(dict.fromkeys([*((each,) for each in asked.tails), asked.tails]))
     training = profile.training.model_copy(update={"num_generations": asked.members})
@@ -116,10 +138,18 @@ def _measure_gradients(asked: Asked, steps: str, names: list[str], group: int | 
     runs = [profile.run(name) for name in names]
     entries = [replace(run, training=run.training.model_copy(update=size)) for run in runs]
     # Load
-    store, pipeline = EmbeddingStore(asked.embeddings / "train"), ModelStore(asked.models).folder("pipeline")
+    store, pipeline = (
+        EmbeddingStore(asked.embeddings / "train"),
+        ModelStore(asked.models).folder("pipeline"),
+    )
     store.load_encoders(pipeline, asked.device)
-    wanted = [*(name for each in (of_steps, *entries) for name in each.training.rewards), *([judge] if judge else [])]
-    rewards = registry.load(list(dict.fromkeys(wanted)), asked.models, asked.device, profile.rewards)
+    wanted = [
+        *(name for each in (of_steps, *entries) for name in each.training.rewards),
+        *([judge] if judge else []),
+    ]
+    rewards = registry.load(
+        list(dict.fromkeys(wanted)), asked.models, asked.device, profile.rewards
+    )
     count = range(min(asked.prompts, len(store)))
 
     def gradients_of(entry: ResolvedRun) -> Gradients:
@@ -129,22 +159,43 @@ def _measure_gradients(asked: Asked, steps: str, names: list[str], group: int | 
         return Gradients(policy, entry, store, rewards, judge, asked.seed, SIZE)
 
     found = probe_steps(gradients_of(of_steps), tqdm(count, desc="steps", disable=None), sets)
-    return found + [probe_method(gradients_of(entry), tqdm(count, desc=entry.name, disable=None)) for entry in entries]
+    return found + [
+        probe_method(gradients_of(entry), tqdm(count, desc=entry.name, disable=None))
+        for entry in entries
+    ]
 
 
 def _print_gradients(asked: Asked, signals: list[Signal], judge: str | None, as_json: bool) -> None:
     """Print a line for every signal, or the JSON list."""
     if as_json:
-        rows = [asdict(each) | {"per_evaluation": each.per_evaluation, "per_compute": each.per_compute} for each in signals]
+        rows = [
+            asdict(each) | {"per_evaluation": each.per_evaluation, "per_compute": each.per_compute}
+            for each in signals
+        ]
         print(json.dumps(rows))
         return
-    print(f"{asked.title}: gradient of {asked.rewards} over {signals[0].prompts} prompts, groups of {asked.members}")
-    print("what         tails    SNR²      ±     NFE  per 1,000  compute  per 1,000" + ("  cosine" if judge else ""))
+    print(
+        f"{asked.title}: gradient of {asked.rewards} over {signals[0].prompts} prompts, "
+        f"groups of {asked.members}"
+    )
+    print(
+        "what         tails    SNR²      ±     NFE  per 1,000  compute  per 1,000"
+        + ("  cosine" if judge else "")
+    )
     for each in signals:
-        what, tails = each.method if each.step is None else f"step {each.step}", ",".join(map(str, each.granularities))
-        numbers = f"{each.snr2:7.3f} {each.error:6.3f} {each.evaluations:7,.0f} {1000 * each.per_evaluation:10.4f}"
+        what, tails = (
+            each.method if each.step is None else f"step {each.step}",
+            ",".join(map(str, each.granularities)),
+        )
+        numbers = (
+            f"{each.snr2:7.3f} {each.error:6.3f} {each.evaluations:7,.0f} "
+            f"{1000 * each.per_evaluation:10.4f}"
+        )
         cosine = f" {each.cosine:7.2f}" if each.cosine is not None else "       -" if judge else ""
-        print(f"{what:12} {tails:6} {numbers} {each.compute:8,.0f} {1000 * each.per_compute:10.4f}{cosine}")
+        print(
+            f"{what:12} {tails:6} {numbers} {each.compute:8,.0f} "
+            f"{1000 * each.per_compute:10.4f}{cosine}"
+        )
 
 
 def _parse_rising(text: str, least: int) -> tuple[int, ...]:
@@ -159,13 +210,20 @@ def _parse_rising(text: str, least: int) -> tuple[int, ...]:
 def _measure_steps(asked: Asked) -> tuple[list[Step], int]:
     """Load policy, rewards and prompts, and probe every step; return the steps, and how many prompts were used."""
     sampling, weighted = asked.sampling, asked.settings.training.rewards
-    store, pipeline = EmbeddingStore(asked.embeddings / "train"), ModelStore(asked.models).folder("pipeline")
+    store, pipeline = (
+        EmbeddingStore(asked.embeddings / "train"),
+        ModelStore(asked.models).folder("pipeline"),
+    )
     store.load_encoders(pipeline, asked.device)
-    policy = Policy.load(pipeline, asked.weights, **policy_settings(sampling.drawn, asked.device, **sampling.size))
+    policy = Policy.load(
+        pipeline, asked.weights, **policy_settings(sampling.drawn, asked.device, **sampling.size)
+    )
     rewards = registry.load(list(weighted), asked.models, asked.device, asked.settings.rewards)
     count = min(asked.prompts, len(store))
     first = tqdm(range(count), desc="prompts", disable=None)
-    return probe_noise(policy, rewards, weighted, store, first, sampling, asked.tails, asked.members, asked.seed), count
+    return probe_noise(
+        policy, rewards, weighted, store, first, sampling, asked.tails, asked.members, asked.seed
+    ), count
 
 
 def _print_steps(asked: Asked, steps: list[Step], count: int, as_json: bool) -> None:
@@ -174,7 +232,10 @@ def _print_steps(asked: Asked, steps: list[Step], count: int, as_json: bool) -> 
         print(json.dumps([asdict(step) for step in steps]))
         return
     coarse = asked.tails[1:]
-    print(f"{asked.title}: training reward {asked.rewards} over {count} prompts, groups of {asked.members}")
+    print(
+        f"{asked.title}: training reward {asked.rewards} over {count} prompts, "
+        f"groups of {asked.members}"
+    )
     print(
         "step  sigma  spread  "
         + "  ".join(f"NFE λ={each}" for each in asked.tails)
@@ -182,5 +243,7 @@ def _print_steps(asked: Asked, steps: list[Step], count: int, as_json: bool) -> 
     )
     for step in steps:
         evaluations = "  ".join(f"{step.evaluations[each]:7,}" for each in asked.tails)
-        agreement = "".join(f"  {step.correlation[each]:9.2f}  {step.gap[each]:+8.4f}" for each in coarse)
+        agreement = "".join(
+            f"  {step.correlation[each]:9.2f}  {step.gap[each]:+8.4f}" for each in coarse
+        )
         print(f"{step.step:4}  {step.sigma:5.3f}  {step.spread:6.4f}  {evaluations}{agreement}")

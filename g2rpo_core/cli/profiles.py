@@ -25,7 +25,9 @@ def list_profiles() -> None:
         except UserError as error:  # still list the others
             print(f"{path.stem:16} {error}")
             continue
-        comment = " ".join(line[1:].strip() for line in takewhile(lambda line: line.startswith("#"), lines))
+        comment = " ".join(
+            line[1:].strip() for line in takewhile(lambda line: line.startswith("#"), lines)
+        )
         print(f"{path.stem:16} {visible(comment.split('. ')[0].rstrip('.'))}")
 
 
@@ -35,7 +37,9 @@ def show(name: str) -> None:
     shown = _annotated(_settings(load_profile(path)), "", resolve(path).origin)
     yaml = YAML(typ="rt", pure=True)
     yaml.width = WIDTH
-    yaml.representer.add_representer(type(None), lambda self, _: self.represent_scalar("tag:yaml.org,2002:null", "null"))
+    yaml.representer.add_representer(
+        type(None), lambda self, _: self.represent_scalar("tag:yaml.org,2002:null", "null")
+    )
     yaml.dump(shown, sys.stdout)
 
 
@@ -67,7 +71,10 @@ def _settings(profile: Profile) -> dict:
     """Return every section, the methods with their published settings."""
     data = {name: getattr(profile, name) for name in type(profile).model_fields}
     data["methods"] = {
-        name: {**run.model_dump(mode="json", exclude={"settings"}), "settings": profile.run(name).method}
+        name: {
+            **run.model_dump(mode="json", exclude={"settings"}),
+            "settings": profile.run(name).method,
+        }
         for name, run in profile.methods.items()
     }
     return data
@@ -75,7 +82,11 @@ def _settings(profile: Profile) -> dict:
 
 def _annotated(value: BaseModel | dict, prefix: str, origin: dict[str, str]) -> CommentedMap:
     """Return a mapping with a comment on each leaf: the `file:line` that sets it, `default`, or `published`."""
-    items = {name: getattr(value, name) for name in type(value).model_fields} if isinstance(value, BaseModel) else dict(value)
+    items = (
+        {name: getattr(value, name) for name in type(value).model_fields}
+        if isinstance(value, BaseModel)
+        else dict(value)
+    )
     shown = CommentedMap()
     for key, field in items.items():
         name = f"{prefix}.{key}" if prefix else key
@@ -85,6 +96,8 @@ def _annotated(value: BaseModel | dict, prefix: str, origin: dict[str, str]) -> 
         shown[key] = CommentedSeq(field) if isinstance(field, tuple | list) else field
         if isinstance(shown[key], CommentedSeq):
             shown[key].fa.set_flow_style()
-        inherited = "published" if name.startswith("methods.") and ".settings." in name else "default"
+        inherited = (
+            "published" if name.startswith("methods.") and ".settings." in name else "default"
+        )
         shown.yaml_add_eol_comment(origin.get(name, inherited), key)
     return shown

@@ -13,16 +13,33 @@ from g2rpo_core.hub.model_store import LOCK
 from g2rpo_core.inference.folder import LISTS, Parts, pair, score_images
 from g2rpo_core.inference.runs import tiny_rewards
 from g2rpo_core.numerics.processes import device_of
-from g2rpo_core.rewards.registry import REWARDS, SPECS, code_of, compares, load, max_missing, refuse_comparing, settings_of
+from g2rpo_core.rewards.registry import (
+    REWARDS,
+    SPECS,
+    code_of,
+    compares,
+    load,
+    max_missing,
+    refuse_comparing,
+    settings_of,
+)
 from g2rpo_core.rewards.remote import RemoteReward
 from g2rpo_core.rewards.scoring import check_missing, note_cut
 
 
-def score(folder: Path, reward: list[str], prompts: Path | None, out: Path, profile: str | None, models: Path | None) -> None:
+def score(
+    folder: Path,
+    reward: list[str],
+    prompts: Path | None,
+    out: Path,
+    profile: str | None,
+    models: Path | None,
+) -> None:
     """Score the folder and write the table.
 
-    UserError before scoring if an input is missing or damaged, and after it if more scores are missing than `max_missing` allows. What
-    was scored before an error is kept beside `out`: the same command goes on from it.
+    UserError before scoring if an input is missing or damaged, and after it if more scores are
+    missing than `max_missing` allows. What was scored before an error is kept beside `out`: the
+    same command goes on from it.
     """
     # Check the options, before any model is loaded
     section, models = read_rewards(profile, models)
@@ -34,7 +51,9 @@ def score(folder: Path, reward: list[str], prompts: Path | None, out: Path, prof
             raise UserError(refuse_comparing(f"--reward {given}", name, section))
         if name not in any_image:
             aliases = [alias for spec in SPECS for alias in spec.aliases]
-            raise UserError(f"--reward {given}: unknown; there are {', '.join([*any_image, *aliases])}")
+            raise UserError(
+                f"--reward {given}: unknown; there are {', '.join([*any_image, *aliases])}"
+            )
     if out.suffix not in (".csv", ".parquet"):
         raise UserError(f"--out {out}: must end in .csv or .parquet")
     read = [prompts] if prompts else [folder / name for name in LISTS]
@@ -47,8 +66,16 @@ def score(folder: Path, reward: list[str], prompts: Path | None, out: Path, prof
     scorers = load(names, models, device_of(None), section)
     note_cut(scorers, table.prompt)
     lock = models / LOCK
-    code = [scorer.health.version if isinstance(scorer, RemoteReward) else code_of(scorer) for scorer in scorers.values()]
-    decides = [names, {name: section.get(name) for name in names}, read_text(lock) if lock.exists() else None, code]
+    code = [
+        scorer.health.version if isinstance(scorer, RemoteReward) else code_of(scorer)
+        for scorer in scorers.values()
+    ]
+    decides = [
+        names,
+        {name: section.get(name) for name in names},
+        read_text(lock) if lock.exists() else None,
+        code,
+    ]
     with writing(out):
         kept = Parts(out, folder, table, decides)
     # Score, and note which rewards are small models
@@ -60,7 +87,10 @@ def score(folder: Path, reward: list[str], prompts: Path | None, out: Path, prof
     if note := "; ".join(filter(None, [here, *there])):
         table["models"] = note
     with writing(out):
-        write_whole(out, table.to_csv(index=False) if out.suffix == ".csv" else table.to_parquet(index=False))
+        write_whole(
+            out,
+            table.to_csv(index=False) if out.suffix == ".csv" else table.to_parquet(index=False),
+        )
     means = ", ".join(f"{name} {table[name].mean():.4f}" for name in names)
     print(f"{out}: {len(table)} images, mean {means}{' (' + visible(note) + ')' if note else ''}")
     _check_missing(table, names, section)

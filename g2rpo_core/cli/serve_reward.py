@@ -36,14 +36,27 @@ def serve_reward(
     """Check the options, then serve; UserError before the model is loaded if an option does not fit."""
     key = read_key(key_variable)
     with listen(host, port) as listener:
-        served = load_served(reward, profile, models, device_of(device), key, names_of(host), max_request_mib)
+        served = load_served(
+            reward, profile, models, device_of(device), key, names_of(host), max_request_mib
+        )
         url = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
         if not on_loopback(host):
-            who = "the key travels unencrypted, and anyone with it" if key else "no key is needed: anyone"
-            print(f"note: {host} can be reached from outside; {who} who reaches it can have images scored", file=sys.stderr)
+            who = (
+                "the key travels unencrypted, and anyone with it"
+                if key
+                else "no key is needed: anyone"
+            )
+            print(
+                f"note: {host} can be reached from outside; {who} who reaches it can have images "
+                "scored",
+                file=sys.stderr,
+            )
         health = served.health
         note = f" ({health.note})" if health.note else ""
-        print(f"{url} serves {health.reward}: {health.label}{note}, version {health.version}", flush=True)
+        print(
+            f"{url} serves {health.reward}: {health.label}{note}, version {health.version}",
+            flush=True,
+        )
         answer(served, listener)
     print("stopped")
 
@@ -65,25 +78,43 @@ def answer(served: Served, listener: socket.socket) -> None:
 
 
 def load_served(
-    asked: str, profile: str | None, models: Path | None, device: torch.device, key: str | None, hosts: list[str], mib: int
+    asked: str,
+    profile: str | None,
+    models: Path | None,
+    device: torch.device,
+    key: str | None,
+    hosts: list[str],
+    mib: int,
 ) -> Served:
     """Load the reward and describe it; UserError for an unknown one, and for one that the profile only gets from a server."""
     name = resolve_alias(asked)
     section, folder = read_rewards(profile, models)
     if name not in registry.labels(section):
-        raise UserError(f"--reward {asked}: unknown; there are {', '.join(registry.labels(section))}")
+        raise UserError(
+            f"--reward {asked}: unknown; there are {', '.join(registry.labels(section))}"
+        )
     if registry.compares(name):
         raise UserError(registry.refuse_comparing(f"--reward {asked}", name, section))
     # clients may use this same profile, with its `server`; here the reward itself is computed
     own = {key: value for key, value in section.get(name, {}).items() if key != "server"}
     if name not in registry.REWARDS and "class" not in own:
-        raise UserError(f"--reward {name}: the profile only gets it from a server; set `class` in rewards.{name} to its code")
+        raise UserError(
+            f"--reward {name}: the profile only gets it from a server; "
+            f"set `class` in rewards.{name} to its code"
+        )
     settings = registry.settings_of({name: own}, name)
-    decides = settings.model_dump(mode="json", exclude={"micro_batch", "max_missing", "server", "label"})
+    decides = settings.model_dump(
+        mode="json", exclude={"micro_batch", "max_missing", "server", "label"}
+    )
     reward = registry.load([name], folder, device, {name: own})[name]
     # Describe it by all that decides its scores
-    entries = {model: ModelStore(folder).entry(model)["files"] for model in registry.models_of({name: own}, name)}
-    health = describe(name, registry.labels(section)[name], decides, entries, tiny_rewards([name], folder))
+    entries = {
+        model: ModelStore(folder).entry(model)["files"]
+        for model in registry.models_of({name: own}, name)
+    }
+    health = describe(
+        name, registry.labels(section)[name], decides, entries, tiny_rewards([name], folder)
+    )
     tensors = isinstance(settings, CustomRewardSettings) or registry.REWARDS[name].tasks_only
     return Served(reward, health, device, tensors, mib * 2**20, key, hosts)
 
@@ -100,8 +131,11 @@ def read_key(variable: str | None) -> str | None:
 def listen(host: str, port: int) -> socket.socket:
     """Open a socket on that address, before any model is loaded; UserError if it is taken."""
     try:
-        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        return socket.create_server(
+            (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET
+        )
     except (OSError, UnicodeError) as error:
         raise UserError(
-            f"--host {host} --port {port}: cannot listen there: {getattr(error, 'strerror', None) or error}"
+            f"--host {host} --port {port}: cannot listen there: "
+            f"{getattr(error, 'strerror', None) or error}"
         ) from None

@@ -29,7 +29,9 @@ def votes(profile: str | None, file: Path | None, reward: list[str] | None) -> N
     for name in filter(compares, names):
         raise UserError(refuse_comparing(f"--reward {name}", name, settings.rewards))
     if "votes" in names:
-        raise UserError("--reward votes: was fitted to votes, so its agreement with them says nothing: omit it")
+        raise UserError(
+            "--reward votes: was fitted to votes, so its agreement with them says nothing: omit it"
+        )
     names = names or [name for name in usual if name != "votes" and not compares(name)]
     if unknown := [name for name in names if name not in named]:
         raise UserError(f"--reward {unknown[0]}: unknown; there are {', '.join(named)}")
@@ -47,18 +49,34 @@ def votes(profile: str | None, file: Path | None, reward: list[str] | None) -> N
         print(f"note: scores are from {note}")
     # The reward that could be fitted
     lines, problems = attempt(partial(describe_head, file, table, models, device, settings.rewards))
-    for line in [*(lines or ()), *(f"no reward from these votes: {problem}" for problem in problems)]:
+    for line in [
+        *(lines or ()),
+        *(f"no reward from these votes: {problem}" for problem in problems),
+    ]:
         print(line)
 
 
-def describe_head(file: Path, table: pd.DataFrame, models: Path, device: torch.device, section: Section) -> list[str]:
+def describe_head(
+    file: Path, table: pd.DataFrame, models: Path, device: torch.device, section: Section
+) -> list[str]:
     """Say how well a head predicts votes on prompts it has not seen, and how to use it; UserError if there are too few votes."""
     enough(file, table)
-    settings = settings_of({"votes": {key: value for key, value in section.get("votes", {}).items() if key != "server"}}, "votes")
+    settings = settings_of(
+        {
+            "votes": {
+                key: value for key, value in section.get("votes", {}).items() if key != "server"
+            }
+        },
+        "votes",
+    )
     assert isinstance(settings, VotesSettings)
     scorer = clip_score(ModelStore(models).folder("clip_score"), device, settings)
     right, asked = cross_validate(differences(scorer, file, table), table, settings.l2)
     return [
-        f"a reward fitted to these votes predicts {share(right, asked)} on prompts that it has not seen; 50 % is chance",
+        (
+            f"a reward fitted to these votes predicts {share(right, asked)} on prompts that it has "
+            "not "
+            "seen; 50 % is chance"
+        ),
         f"to use it: rewards: {{votes: {{file: {file}, sha256: {sha256(file)}}}}}",
     ]

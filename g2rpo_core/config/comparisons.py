@@ -12,20 +12,34 @@ TRAINING = "training"  # the training reward
 class Comparison(Settings):
     """Two entries of a study, which are expected to differ in one measure, or to be level in it.
 
-    It holds if the whole interval of the difference, paired by seed or base, is above -margin, or within ± level
-    (`over_seeds.preregistered`).
+    It holds if the whole interval of the difference, paired by seed or base, is above -margin, or
+    within ± level (`over_seeds.preregistered`).
     """
 
     method: Name = Field(description="the entry that is expected to be above")
     against: Name = Field(description="the other entry")
-    reward: Name = Field(TRAINING, description="one of evaluation.rewards, or `training`: the training reward")
-    margin: float = Field(0.0, ge=0, le=1e6, description="by how much `method` may be below and still hold; 0: it must be above")
+    reward: Name = Field(
+        TRAINING, description="one of evaluation.rewards, or `training`: the training reward"
+    )
+    margin: float = Field(
+        0.0,
+        ge=0,
+        le=1e6,
+        description="by how much `method` may be below and still hold; 0: it must be above",
+    )
     level: float | None = Field(
-        None, gt=0, le=1e6, description="expect instead that both are level: the interval of two one-sided tests is within ± this"
+        None,
+        gt=0,
+        le=1e6,
+        description=(
+            "expect instead that both are level: the interval of two one-sided tests is within ± "
+            "this"
+        ),
     )
     role: Literal["primary", "secondary", "other"] = Field(
         "other",
-        description="primary: judged alone, at 5 %; secondary: likewise, if the primary holds; other: judged together with all others, by Holm "
+        description="primary: judged alone, at 5 %; secondary: likewise, if the primary holds; other: "
+        "judged together with all others, by Holm "
         "beside a primary, else by joint intervals",
     )
 

@@ -11,7 +11,10 @@ from g2rpo_core.sampling.rollout import whole_states
 from g2rpo_core.sampling.tree import Tree
 
 Count: TypeAlias = float | pd.Series
-TRAINED, IMAGE = 3.0, 0.5  # of a trained state: its forward and backward; of an image: decoded and scored
+TRAINED, IMAGE = (
+    3.0,
+    0.5,
+)  # of a trained state: its forward and backward; of an image: decoded and scored
 
 
 class Cost(NamedTuple):
@@ -31,7 +34,11 @@ class Cost(NamedTuple):
     @property
     def total(self) -> Count:
         """Return the total compute, in forward evaluations."""
-        return self.evaluations + self.guided * (TRAINED * self.trained + self.others) + IMAGE * self.images
+        return (
+            self.evaluations
+            + self.guided * (TRAINED * self.trained + self.others)
+            + IMAGE * self.images
+        )
 
 
 def images_of(run: ResolvedRun, tree: Tree) -> int:
@@ -47,11 +54,22 @@ def cost_of_prompt(run: ResolvedRun) -> Cost:
     group, objective = run.training.num_generations, run.method.objective
     tree = run.method.tree.build(run.sampling.steps)
     updates = objective.updates_per_rollout if isinstance(objective.updates_per_rollout, int) else 1
-    trained = sum(states for part in parts_of_updates(objective.trained_rows(tree, group), updates) for states, _ in part)
-    return Cost(tree.num_forward_evals(group), trained, images_of(run, tree), objective.extra_forwards * trained)
+    trained = sum(
+        states
+        for part in parts_of_updates(objective.trained_rows(tree, group), updates)
+        for states, _ in part
+    )
+    return Cost(
+        tree.num_forward_evals(group),
+        trained,
+        images_of(run, tree),
+        objective.extra_forwards * trained,
+    )
 
 
-def parts_of_updates(transitions: Sequence[tuple[int, int]], updates: int) -> list[list[tuple[int, int]]]:
+def parts_of_updates(
+    transitions: Sequence[tuple[int, int]], updates: int
+) -> list[list[tuple[int, int]]]:
     """Return what each optimizer step trains on of transitions (states, next states), as `SampledTransition.members` keeps states."""
 
     def states(part: slice, before: int, after: int) -> int:
@@ -59,21 +77,37 @@ def parts_of_updates(transitions: Sequence[tuple[int, int]], updates: int) -> li
         return kept.stop - kept.start
 
     parts = zip(*(parts_of_group(after, updates) for _, after in transitions))
-    return [[(states(each, *one), each.stop - each.start) for each, one in zip(part, transitions)] for part in parts]
+    return [
+        [(states(each, *one), each.stop - each.start) for each, one in zip(part, transitions)]
+        for part in parts
+    ]
 
 
 def cost_of(run: ResolvedRun, seed: int, records: pd.DataFrame) -> Cost:
     """Return the cost of a run until each of its training records, in their order; each count is a column.
 
-    Where the trained states of a record are not known (NaN), they are in proportion to the last one's.
+    Where the trained states of a record are not known (NaN), they are in proportion to the last
+    one's.
     """
     tree, steps, prompts = run.method.tree, run.sampling.steps, run.training.prompts_per_iteration
     iterations, last = records.iteration.astype(float), records.iloc[-1]
-    trained = records.num_transitions.astype(float).fillna(iterations * last.num_transitions / max(1, last.iteration))
+    trained = records.num_transitions.astype(float).fillna(
+        iterations * last.num_transitions / max(1, last.iteration)
+    )
     # The same without guidance, tree by tree, tells how many evaluations a velocity takes
     branches = [tree.branches(steps, iteration, seed) for iteration in range(int(last.iteration))]
-    trees = {each: tree.build(steps, branches.index(each), seed) for each in dict.fromkeys(branches)}
-    velocities = prompts * sum(trees[each].num_forward_evals(run.training.num_generations) for each in branches)
+    trees = {
+        each: tree.build(steps, branches.index(each), seed) for each in dict.fromkeys(branches)
+    }
+    velocities = prompts * sum(
+        trees[each].num_forward_evals(run.training.num_generations) for each in branches
+    )
     guided = max(1, round(last.num_forward_evals / velocities)) if velocities else 1
     images = prompts * images_of(run, tree.build(steps, 0, seed)) * iterations
-    return Cost(records.num_forward_evals, trained, images, run.method.objective.extra_forwards * trained, guided)
+    return Cost(
+        records.num_forward_evals,
+        trained,
+        images,
+        run.method.objective.extra_forwards * trained,
+        guided,
+    )

@@ -6,11 +6,13 @@ from g2rpo_core.foundation.runs import name_bases
 from g2rpo_core.sampling.settings import SamplingSettings
 
 
-def bases_for(own: SamplingSettings, runs: Iterable[SamplingSettings]) -> dict[str, SamplingSettings]:
+def bases_for(
+    own: SamplingSettings, runs: Iterable[SamplingSettings]
+) -> dict[str, SamplingSettings]:
     """Return the settings with which the base has to be drawn, so that each run is compared with the base drawn as it is itself, by name.
 
-    own: the profile's, which come first if a run has them, and stand alone if there is no run. Settings that differ in nothing of
-    DRAWN count as one.
+    own: the profile's, which come first if a run has them, and stand alone if there is no run.
+    Settings that differ in nothing of DRAWN count as one.
     """
     wanted = list(runs) or [own]
     wanted = [*([own] if own.drawn in [each.drawn for each in wanted] else []), *wanted]

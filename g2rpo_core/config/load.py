@@ -1,6 +1,7 @@
 """Reads profiles, params.yaml and studies, resolves them, and checks them as a whole before any work.
 
-The stage `profile` writes the resolved profile to `reports/profile.yaml`; the other stages depend on the sections of it that they load.
+The stage `profile` writes the resolved profile to `reports/profile.yaml`; the other stages depend
+on the sections of it that they load.
 """
 
 import json
@@ -15,7 +16,15 @@ from g2rpo_core.config.comparisons import TRAINING, Comparison
 from g2rpo_core.config.profile import MethodRun, Profile
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import complaint, in_one_line, read_yaml
-from g2rpo_core.foundation.profiles import Resolved, base_of, leaves, override, profile_path, read_chain, study_path
+from g2rpo_core.foundation.profiles import (
+    Resolved,
+    base_of,
+    leaves,
+    override,
+    profile_path,
+    read_chain,
+    study_path,
+)
 from g2rpo_core.foundation.settings import Different, EntryName, Name, Seed, Settings, problems_of
 from g2rpo_core.rewards.registry import REWARDS, models_of
 
@@ -28,7 +37,11 @@ COSTS: dict[str, str] = {
     "nothing": "nothing",
 }  # in reports
 
-KEEPS_NULL = {"muon_rate", "samples", "shortest_edge"}  # settings whose null means none, not their default
+KEEPS_NULL = {
+    "muon_rate",
+    "samples",
+    "shortest_edge",
+}  # settings whose null means none, not their default
 
 S = TypeVar("S", bound=Settings)
 _override = partial(override, keeps_null=KEEPS_NULL)
@@ -39,7 +52,8 @@ class Run(Settings):
 
     profile: Name = Field(description="the file of profiles/ to run")
     methods: Annotated[tuple[Name, ...], Different] = Field(
-        min_length=1, description="entries of the profile's section `methods`, in the report's order"
+        min_length=1,
+        description="entries of the profile's section `methods`, in the report's order",
     )
     seeds: Annotated[tuple[Seed, ...], Different] = Field(
         min_length=1, description="of training; every method is trained with each"
@@ -68,29 +82,45 @@ class Study(Run):
 
     study: Name = Field(description="the name of its folder")
     title: str = Field(description="the report's title")
-    about: str = Field(description="what is compared and at what budgets; shown in the report's first lines")
+    about: str = Field(
+        description="what is compared and at what budgets; shown in the report's first lines"
+    )
     equal: Annotated[tuple[Cost, ...], Different] = Field(
         min_length=1,
-        description="which costs all runs share, or the runs of each part; `nothing` if budgets are what is compared",
+        description=(
+            "which costs all runs share, or the runs of each part; "
+            "`nothing` if budgets are what is compared"
+        ),
     )
     bases: Annotated[tuple[Seed, ...], Different] = Field(
         (),
-        description="`models.seed` of each base: every method is trained with each seed on each, and the report infers over bases; none: the "
+        description="`models.seed` of each base: every method is trained with each seed on each, "
+        "and the report infers over bases; none: the "
         "profile's own models",
     )
-    entries: dict[EntryName, MethodRun] = Field(min_length=1, description="replaces the profile's section methods")
-    changes: dict[Literal["sampling", "rewards", "training", "evaluation"], dict[str, object]] = Field(
-        {}, description="overrides these sections of the profile"
+    entries: dict[EntryName, MethodRun] = Field(
+        min_length=1, description="replaces the profile's section methods"
+    )
+    changes: dict[Literal["sampling", "rewards", "training", "evaluation"], dict[str, object]] = (
+        Field({}, description="overrides these sections of the profile")
     )
     comparisons: tuple[Comparison, ...] = Field(
-        (), description="named before the runs, and judged together: their intervals hold for all of them at once"
+        (),
+        description=(
+            "named before the runs, and judged together: their intervals hold for all of them at "
+            "once"
+        ),
     )
 
     @field_validator("comparisons")
     @classmethod
     def _one_primary(cls, value):
         roles = [one.role for one in value]
-        if roles.count("primary") > 1 or roles.count("secondary") > 1 or ("secondary" in roles and "primary" not in roles):
+        if (
+            roles.count("primary") > 1
+            or roles.count("secondary") > 1
+            or ("secondary" in roles and "primary" not in roles)
+        ):
             raise ValueError("one may be primary, and beside it one secondary")
         return value
 
@@ -98,7 +128,9 @@ class Study(Run):
     @classmethod
     def _enough_to_infer(cls, value):
         if 0 < len(value) < 3:
-            raise ValueError("an interval over bases needs at least three, or none for the profile's own models")
+            raise ValueError(
+                "an interval over bases needs at least three, or none for the profile's own models"
+            )
         return value
 
 
@@ -123,16 +155,21 @@ def section_of(path: Path, name: str, schema: type[S]) -> S | None:
 def resolve(path: Path, study: Study | None = None) -> Resolved:
     """Return the profile with everything that it extends, and with a study's changes; UserError as in `load_profile`.
 
-    Of one of a study's bases, `models` has its seed, and builds no scorer that the study does not use.
+    Of one of a study's bases, `models` has its seed, and builds no scorer that the study does not
+    use.
     """
     resolved = read_chain(path, KEEPS_NULL)
     if study is None:
         return resolved
     where = str(study_path(study.study))
-    entries = {name: entry.model_dump(mode="json", exclude_defaults=True) for name, entry in study.entries.items()}
+    entries = {
+        name: entry.model_dump(mode="json", exclude_defaults=True)
+        for name, entry in study.entries.items()
+    }
     resolved = _override(resolved, _of(study.changes, f"{where} changes"))
     without = Resolved(
-        {**resolved.data, "methods": {}}, {k: v for k, v in resolved.origin.items() if k.split(".")[0] != "methods"}
+        {**resolved.data, "methods": {}},
+        {k: v for k, v in resolved.origin.items() if k.split(".")[0] != "methods"},
     )
     changed = _override(without, _of({"methods": entries}, f"{where} entries"))
     base = base_of(study.study)
@@ -146,7 +183,10 @@ def resolve(path: Path, study: Study | None = None) -> Resolved:
 def _scorers(profile: Profile) -> list[str]:
     """Return the scorers that no reward of the profile's trainings and evaluations needs."""
     trainings = [profile.training, *(profile.run(name).training for name in profile.methods)]
-    judged = {*profile.evaluation.rewards, *(reward for each in trainings for reward in (*each.rewards, *each.monitor.rewards))}
+    judged = {
+        *profile.evaluation.rewards,
+        *(reward for each in trainings for reward in (*each.rewards, *each.monitor.rewards)),
+    }
     needed = {model for reward in judged for model in models_of(profile.rewards, reward)}
     return [model for spec in REWARDS.values() for model in spec.models if model not in needed]
 
@@ -166,10 +206,15 @@ def _load(path: Path, schema):
     return _checked(read_yaml(path), schema, str(path))
 
 
-def _check_chosen(path: Path, key: str, names: tuple[str, ...], known: Collection[str], where: str) -> None:
+def _check_chosen(
+    path: Path, key: str, names: tuple[str, ...], known: Collection[str], where: str
+) -> None:
     if unknown := [repr(name) for name in names if name not in known]:
         is_are = "is" if len(unknown) == 1 else "are"
-        raise UserError(f"{path}: {key}: {', '.join(unknown)} {is_are} not in {where}; allowed are {', '.join(known) or 'none'}")
+        raise UserError(
+            f"{path}: {key}: {', '.join(unknown)} {is_are} not in {where}; "
+            f"allowed are {', '.join(known) or 'none'}"
+        )
 
 
 def load_run(path: Path = Path("params.yaml")) -> MainRun:
@@ -177,45 +222,72 @@ def load_run(path: Path = Path("params.yaml")) -> MainRun:
     run = _load(path, MainRun)
     profile = load_profile(profile_path(run.profile))
     _check_chosen(path, "methods", run.methods, profile.methods, f"profiles/{run.profile}.yaml")
-    _check_chosen(path, "published", run.published, profile.published, f"section published of profiles/{run.profile}.yaml")
+    _check_chosen(
+        path,
+        "published",
+        run.published,
+        profile.published,
+        f"section published of profiles/{run.profile}.yaml",
+    )
     return run
 
 
 def load_study(name: str) -> Study:
     """Load a study's file, checked with the profile that it names; UserError as `load_profile`.
 
-    name: of its folder, or of one of its bases: `my_study/base-2`, which is then also the name of what is returned.
+    name: of its folder, or of one of its bases: `my_study/base-2`, which is then also the name of
+    what is returned.
     """
     path, base = study_path(name), base_of(name)
     if not path.exists():
         known = sorted(file.parent.name for file in path.parents[1].glob("*/params.yaml"))
-        raise UserError(f"{path}: no such study; there are {', '.join(known) or 'none in that folder'}")
+        raise UserError(
+            f"{path}: no such study; there are {', '.join(known) or 'none in that folder'}"
+        )
     study = _load(path, Study)
     if study.study != path.parent.name:
-        raise UserError(f"{path}: study: must be the name of its folder, {path.parent.name} (got {study.study!r})")
+        raise UserError(
+            f"{path}: study: must be the name of its folder, {path.parent.name} (got "
+            f"{study.study!r})"
+        )
     if base is not None and base not in study.bases:
         raise UserError(
-            f"{path}: bases: there is no {base}, only {', '.join(map(str, study.bases)) or 'the models of the profile'}"
+            f"{path}: bases: there is no {base}, only "
+            f"{', '.join(map(str, study.bases)) or 'the models of the profile'}"
         )
     study = study.model_copy(update={"study": name})
     profile = load_profile(profile_path(study.profile), study)
     if study.bases and profile.models.source == "hub":
         raise UserError(
-            f"{path}: bases: profile {study.profile} downloads its models: only models that are built here have a seed"
+            f"{path}: bases: profile {study.profile} downloads its models: "
+            "only models that are built here have a seed"
         )
     _check_chosen(path, "methods", study.methods, study.entries, "entries")
     for number, comparison in enumerate(study.comparisons):
-        _check_chosen(path, f"comparisons.{number}", (comparison.method, comparison.against), study.methods, "methods")
         _check_chosen(
-            path, f"comparisons.{number}.reward", (comparison.reward,), (TRAINING, *profile.evaluation.rewards), "rewards"
+            path,
+            f"comparisons.{number}",
+            (comparison.method, comparison.against),
+            study.methods,
+            "methods",
+        )
+        _check_chosen(
+            path,
+            f"comparisons.{number}.reward",
+            (comparison.reward,),
+            (TRAINING, *profile.evaluation.rewards),
+            "rewards",
         )
     return study
 
 
-def evaluated_together(profile: str, study: Study | None) -> tuple[Sequence[str] | None, Sequence[str]]:
+def evaluated_together(
+    profile: str, study: Study | None
+) -> tuple[Sequence[str] | None, Sequence[str]]:
     """Return the entries and the published weights that are compared with the base: a study's, or those of params.yaml.
 
-    None, for every entry, if params.yaml names another profile: whichever is evaluated by hand then finds its base.
+    None, for every entry, if params.yaml names another profile: whichever is evaluated by hand then
+    finds its base.
     """
     if study:
         return study.methods, ()

@@ -18,7 +18,15 @@ from g2rpo_core.foundation.runs import BASE, is_base
 from g2rpo_core.foundation.settings import EntryName, Name, Settings, do_not_fit, problems_of
 from g2rpo_core.hub.settings import HubModels, HubPrompts, PublishedModel
 from g2rpo_core.numerics.pins import Numerics
-from g2rpo_core.rewards.registry import ALIASES, REWARDS, compares, measured_by, models_of, refuse_comparing, settings_of
+from g2rpo_core.rewards.registry import (
+    ALIASES,
+    REWARDS,
+    compares,
+    measured_by,
+    models_of,
+    refuse_comparing,
+    settings_of,
+)
 from g2rpo_core.sampling.settings import SamplingSettings
 from g2rpo_core.tasks import SIZES, TASK_NAMES
 from g2rpo_core.tiny_models.settings import TOKEN, BuiltModels
@@ -34,12 +42,20 @@ class MethodRun(Settings):
     The entry's name is also that of its runs.
     """
 
-    method: str | None = Field(None, description="a published method; null: that of the entry's name")
+    method: str | None = Field(
+        None, description="a published method; null: that of the entry's name"
+    )
     label: str | None = Field(None, description="its name in reports")
-    settings: dict[str, Any] = Field({}, description="that replace the method's own, by part: tree, credit, objective")
+    settings: dict[str, Any] = Field(
+        {}, description="that replace the method's own, by part: tree, credit, objective"
+    )
     sampling: dict[str, object] = Field({}, description="that replace the section `sampling`")
     training: dict[str, object] = Field(
-        {}, description="that replace the section `training`, whose clip_range a method's own already takes the place of"
+        {},
+        description=(
+            "that replace the section `training`, whose clip_range a method's own already takes "
+            "the place of"
+        ),
     )
 
 
@@ -56,7 +72,10 @@ class ResolvedRun(RunSettings):
 
 
 def sampling_of(
-    name: str, own: SamplingSettings, runs: Mapping[str, ResolvedRun], published: Mapping[str, PublishedModel]
+    name: str,
+    own: SamplingSettings,
+    runs: Mapping[str, ResolvedRun],
+    published: Mapping[str, PublishedModel],
 ) -> SamplingSettings:
     """Return the settings that draw the images of an entry of `methods` or `published`; for any other name, the profile's own.
 
@@ -72,18 +91,24 @@ class Profile(Settings):
 
     numerics: Numerics = Field(
         "native",
-        description="portable: every x86-64 processor with AVX2 computes the same bits on the CPU, with one thread; native: as fast as "
-        "this machine can, as published weights and GPUs need; deterministic: as native, and a GPU computes the same bits each time, more slowly",
+        description="portable: every x86-64 processor with AVX2 computes the same bits on the CPU, "
+        "with one thread; native: as fast as "
+        "this machine can, as published weights and GPUs need; deterministic: as native, "
+        "and a GPU computes the same bits each time, more slowly",
     )
     models: Annotated[BuiltModels | HubModels, Field(discriminator="source")]
     prompts: PromptSettings
     embed: EmbedSettings
     sampling: SamplingSettings
-    rewards: dict[Name, dict[str, object]] = Field({}, description="settings of built-in rewards, and the user's own rewards")
+    rewards: dict[Name, dict[str, object]] = Field(
+        {}, description="settings of built-in rewards, and the user's own rewards"
+    )
     training: TrainingSettings
     methods: dict[EntryName, MethodRun] = Field(min_length=1)
     evaluation: EvaluationSettings
-    published: dict[Name, PublishedModel] = Field({}, description="published weights, evaluated if params.yaml names them")
+    published: dict[Name, PublishedModel] = Field(
+        {}, description="published weights, evaluated if params.yaml names them"
+    )
 
     _runs: dict[str, ResolvedRun] = PrivateAttr(default_factory=dict)
 
@@ -95,12 +120,17 @@ class Profile(Settings):
         """Return the settings that draw the images of a name, by the function `sampling_of`."""
         return sampling_of(name, self.sampling, self._runs, self.published)
 
-    def drawn(self, methods: Iterable[str] | None = None, published: Iterable[str] = ()) -> dict[str, Any]:
+    def drawn(
+        self, methods: Iterable[str] | None = None, published: Iterable[str] = ()
+    ) -> dict[str, Any]:
         """Return how evaluations draw, as JSON values: entries of `methods` and `published` by name, and `base` once for each way of these.
 
         methods, published: that are evaluated together, for `base`; methods None: all entries.
         """
-        named = [self.sampling_of(name) for name in (*(self.methods if methods is None else methods), *published)]
+        named = [
+            self.sampling_of(name)
+            for name in (*(self.methods if methods is None else methods), *published)
+        ]
         return {
             "methods": {name: self.sampling_of(name).drawn for name in self.methods},
             "published": {name: self.sampling_of(name).drawn for name in self.published},
@@ -124,16 +154,26 @@ class Profile(Settings):
             yield from _problems_of_repos(self.models)
         else:
             for part in ("train", "test"):
-                if (task := getattr(self.prompts, part)) in TASK_NAMES and task != self.models.source:
-                    yield f"prompts.{part}: models of {self.models.source} do not know the words of {task}: ask for {self.models.source}"
+                if (
+                    task := getattr(self.prompts, part)
+                ) in TASK_NAMES and task != self.models.source:
+                    yield (
+                        f"prompts.{part}: models of {self.models.source} do not know the words of "
+                        f"{task}: ask for {self.models.source}"
+                    )
         for reward in self.rewards:
             if reward in IMAGE_STATS:
-                yield f"rewards.{reward}: evaluations already measure an image statistic of this name; choose another name"
+                yield (
+                    f"rewards.{reward}: evaluations already measure an image statistic of this "
+                    "name; choose another name"
+                )
             yield from attempt(partial(settings_of, self.rewards, reward), ValueError)[1]
         yield from self._problems_of_training("training", self.training)
         for name, entry in self.methods.items():
             yield from self._problems_of_entry(name, entry)
-        yield from self._problems_of_rewards("evaluation.rewards", self.evaluation.rewards, self.prompts.test)
+        yield from self._problems_of_rewards(
+            "evaluation.rewards", self.evaluation.rewards, self.prompts.test
+        )
         yield from self._problems_of_comparing("evaluation.rewards", self.evaluation.rewards)
         yield from self._problems_of_size("evaluation", self.evaluation)
         yield from self._problems_of_size("sampling", self.sampling)
@@ -149,7 +189,9 @@ class Profile(Settings):
             if reward not in self.evaluation.rewards:
                 yield f"{where}.trained_on: {reward!r} is not among evaluation.rewards"
         if model.method is not None and model.method not in METHODS:
-            yield f"{where}.method: unknown method {model.method!r}; allowed are {', '.join(METHODS)}"
+            yield (
+                f"{where}.method: unknown method {model.method!r}; allowed are {', '.join(METHODS)}"
+            )
 
     def _problems_of_entry(self, name: str, entry: MethodRun) -> Iterator[str]:
         """Yield problems of an entry of `methods`; one without any is resolved from then on."""
@@ -158,18 +200,33 @@ class Profile(Settings):
             yield f"{where}: is the name of the model before training; choose another name"
         # Each part by itself
         own = {"clip_range": CLIP_RANGES[published]} if published in CLIP_RANGES else {}
-        training, problems = attempt(partial(_changed, f"{where}.training", self.training, own | entry.training), ValueError)
+        training, problems = attempt(
+            partial(_changed, f"{where}.training", self.training, own | entry.training), ValueError
+        )
         yield from problems
-        sampling, problems = attempt(partial(_changed, f"{where}.sampling", self.sampling, entry.sampling), ValueError)
+        sampling, problems = attempt(
+            partial(_changed, f"{where}.sampling", self.sampling, entry.sampling), ValueError
+        )
         yield from problems
-        method, problems = attempt(partial(_changed_method, where, published, entry.settings), ValueError)
+        method, problems = attempt(
+            partial(_changed_method, where, published, entry.settings), ValueError
+        )
         yield from problems
         # The parts together
         if training:
             yield from self._problems_of_training(f"{where}.training", training)
-            if late := [iteration for iteration in training.snapshots if iteration > training.iterations]:
-                yield f"{where}: training.snapshots: {late[0]} is beyond training.iterations, {training.iterations}"
-            if unkept := [kept for kept in self.evaluation.checkpoints if kept not in ("final", *training.snapshots)]:
+            if late := [
+                iteration for iteration in training.snapshots if iteration > training.iterations
+            ]:
+                yield (
+                    f"{where}: training.snapshots: {late[0]} is beyond training.iterations, "
+                    f"{training.iterations}"
+                )
+            if unkept := [
+                kept
+                for kept in self.evaluation.checkpoints
+                if kept not in ("final", *training.snapshots)
+            ]:
                 yield f"{where}: evaluation.checkpoints: {unkept[0]} is not among training.snapshots"
         if sampling and entry.sampling:
             yield from self._problems_of_size(f"{where}.sampling", sampling)
@@ -177,40 +234,81 @@ class Profile(Settings):
             yield from _problems_of_steps(where, method, sampling.steps)
         if method and training and (problem := method.group_problem(training.num_generations)):
             yield f"{where}: {problem}: change training.num_generations, initial_noises or splits"
-        if sampling and sampling.quantize and training and (training.lora is None or training.processes != 1):
-            yield "sampling.quantize: is for a LoRA on one GPU: set training.lora and training.processes: 1, or sampling.quantize: null"
+        if (
+            sampling
+            and sampling.quantize
+            and training
+            and (training.lora is None or training.processes != 1)
+        ):
+            yield (
+                "sampling.quantize: is for a LoRA on one GPU: set training.lora and "
+                "training.processes: 1, or sampling.quantize: null"
+            )
         if method and sampling and training:
-            yield from self._problems_of_task(f"{where}: sampling", sampling, (*training.rewards, *training.monitor.rewards))
+            yield from self._problems_of_task(
+                f"{where}: sampling", sampling, (*training.rewards, *training.monitor.rewards)
+            )
             self._runs[name] = ResolvedRun(method, sampling, training, name, entry.label, published)
 
     def _problems_of_training(self, where: str, training: TrainingSettings) -> Iterator[str]:
         """Yield problems of the section, or of the section with a method's changes; the section's own problems are reported once."""
         own = training is self.training
         if own or training.rewards != self.training.rewards:
-            yield from self._problems_of_rewards(f"{where}.rewards", training.rewards, self.prompts.train)
+            yield from self._problems_of_rewards(
+                f"{where}.rewards", training.rewards, self.prompts.train
+            )
         if own or training.monitor != self.training.monitor:
-            yield from self._problems_of_rewards(f"{where}.monitor.rewards", training.monitor.rewards, self.prompts.test)
-            yield from self._problems_of_comparing(f"{where}.monitor.rewards", training.monitor.rewards)
+            yield from self._problems_of_rewards(
+                f"{where}.monitor.rewards", training.monitor.rewards, self.prompts.test
+            )
+            yield from self._problems_of_comparing(
+                f"{where}.monitor.rewards", training.monitor.rewards
+            )
         # training rewards are also measured on held-out prompts
         if own or training.rewards != self.training.rewards:
-            yield from self._problems_of_rewards(f"{where}.rewards", training.rewards, self.prompts.test)
-            judges = attempt(partial(measured_by, training.rewards, self.rewards), ValueError)[0] or {}
+            yield from self._problems_of_rewards(
+                f"{where}.rewards", training.rewards, self.prompts.test
+            )
+            judges = (
+                attempt(partial(measured_by, training.rewards, self.rewards), ValueError)[0] or {}
+            )
             if unjudged := [reward for reward in judges if reward not in self.evaluation.rewards]:
-                yield f"{where}.rewards: {unjudged[0]} is not among evaluation.rewards, and the report compares by what was trained on: add it there"
+                yield (
+                    f"{where}.rewards: {unjudged[0]} is not among evaluation.rewards, "
+                    "and the report compares by what was trained on: add it there"
+                )
             if all(compares(reward) for reward in (*training.rewards, *training.monitor.rewards)):
-                yield f"{where}.monitor.rewards: {', '.join(training.rewards)} compares images of a group: name one that scores held-out images"
+                yield (
+                    f"{where}.monitor.rewards: {', '.join(training.rewards)} compares images of a "
+                    "group: name one that scores held-out images"
+                )
         if self.numerics == "portable" and training.parallel.compile:
-            yield f"{where}.parallel.compile: compiled code has other bits on every processor: set it to false, or numerics: native"
+            yield (
+                f"{where}.parallel.compile: compiled code has other bits on every processor: "
+                "set it to false, or numerics: native"
+            )
         if training.start is not None and training.start not in self.published:
             known = f"only {', '.join(self.published)}" if self.published else "which is empty"
-            yield f"{where}.start: {training.start!r} is not in section published, {known}: name the folder or repository there"
+            yield (
+                f"{where}.start: {training.start!r} is not in section published, {known}: "
+                "name the folder or repository there"
+            )
         processes, prompts = training.processes, training.prompts_per_iteration
         if processes != "auto" and prompts % processes:
-            yield f"{where}.prompts_per_iteration: {prompts} cannot be shared evenly by {processes} processes"
+            yield (
+                f"{where}.prompts_per_iteration: {prompts} cannot be shared evenly by {processes} "
+                "processes"
+            )
 
-    def _problems_of_size(self, where: str, settings: SamplingSettings | EvaluationSettings) -> Iterator[str]:
+    def _problems_of_size(
+        self, where: str, settings: SamplingSettings | EvaluationSettings
+    ) -> Iterator[str]:
         token = PUBLISHED_TOKEN if self.models.source == "hub" else TOKEN
-        if wrong := [f"{key} {getattr(settings, key)}" for key in ("height", "width") if getattr(settings, key) % token]:
+        if wrong := [
+            f"{key} {getattr(settings, key)}"
+            for key in ("height", "width")
+            if getattr(settings, key) % token
+        ]:
             yield f"{where}: height and width must be divisible by {token} (got {', '.join(wrong)})"
 
     def _problems_of_task(
@@ -218,17 +316,23 @@ class Profile(Settings):
     ) -> Iterator[str]:
         """Yield which reward of a tiny task cannot score images of this size."""
         exact = [name for name in rewards if name in REWARDS and REWARDS[name].tasks_only]
-        sides = {SIZES[task] for task in (self.prompts.train, self.prompts.test) if task in TASK_NAMES}
+        sides = {
+            SIZES[task] for task in (self.prompts.train, self.prompts.test) if task in TASK_NAMES
+        }
         if exact and sides and sides != {settings.height, settings.width}:
             side = " or ".join(map(str, sorted(sides)))
             yield (
-                f"{where}: the {exact[0]} only knows images of {side} x {side} pixels (got {settings.height} x {settings.width}): "
+                f"{where}: the {exact[0]} only knows images of {side} x {side} pixels (got "
+                f"{settings.height} x {settings.width}): "
                 "set height and width to it, or remove the reward"
             )
 
     def _problems_of_comparing(self, where: str, rewards) -> Iterator[str]:
         for reward in rewards:
-            if compares(reward) and not attempt(partial(settings_of, self.rewards, reward), ValueError)[1]:
+            if (
+                compares(reward)
+                and not attempt(partial(settings_of, self.rewards, reward), ValueError)[1]
+            ):
                 yield refuse_comparing(where, reward, self.rewards)
 
     def _problems_of_rewards(self, where: str, rewards, source: str | HubPrompts) -> Iterator[str]:
@@ -240,39 +344,56 @@ class Profile(Settings):
                 continue
             if reward in REWARDS and REWARDS[reward].tasks_only and source not in TASK_NAMES:
                 named = source if isinstance(source, str) else source.repo
-                yield f"{where}: the {reward} only knows captions of {' and '.join(TASK_NAMES)}, not {named}: remove it"
+                yield (
+                    f"{where}: the {reward} only knows captions of {' and '.join(TASK_NAMES)}, "
+                    f"not {named}: remove it"
+                )
             models = attempt(partial(models_of, self.rewards, reward), ValueError)[0] or ()
             if self.models.source != "hub":
                 if models and models[0] not in type(self.models).model_fields:
                     yield (
-                        f"{where}: {reward} has no small model that is built here: set rewards.{reward}.server, use a profile of published "
+                        f"{where}: {reward} has no small model that is built here: "
+                        f"set rewards.{reward}.server, use a profile of published "
                         "models, or remove it"
                     )
                 elif models and not self.models.fit_of(models[0]):
-                    yield f"{where}: {models[0]} is not built: say in models.{models[0]} how it is trained, or remove {reward}"
+                    yield (
+                        f"{where}: {models[0]} is not built: say in models.{models[0]} how it is "
+                        f"trained, or remove {reward}"
+                    )
             elif lacking := [model for model in models if model not in self.models.repos]:
                 yield f"{where}: {reward} needs {' and '.join(lacking)} in models.repos"
 
 
 def _problems_of_repos(models: HubModels) -> Iterator[str]:
     """Yield problems of `models.repos`: a model that nothing reads, or an open_clip checkpoint without its architecture."""
-    known = dict.fromkeys(["pipeline", *(model for spec in REWARDS.values() for model in spec.models)])
+    known = dict.fromkeys(
+        ["pipeline", *(model for spec in REWARDS.values() for model in spec.models)]
+    )
     for name in models.repos:
         if name not in known:
             yield f"models.repos.{name}: unknown model; allowed are {', '.join(known)}"
     for name in dict.fromkeys(model for spec in REWARDS.values() for model in spec.open_clip):
         if name in models.repos and models.repos[name].architecture is None:
-            yield f"models.repos.{name}: needs `architecture`, its name in open_clip, such as ViT-H-14"
+            yield (
+                f"models.repos.{name}: needs `architecture`, its name in open_clip, "
+                "such as ViT-H-14"
+            )
 
 
 def _problems_of_steps(where: str, method: Method, steps: int) -> Iterator[str]:
     """Yield problems of a method's SDE steps with T = steps."""
     if (last := method.tree.last_step(steps)) > steps - 1:
         yield (
-            f"{where}: SDE step {method.tree.candidates(steps)[-1]} needs sampling.steps of at least {last + 1}, because the last step "
+            f"{where}: SDE step {method.tree.candidates(steps)[-1]} needs sampling.steps of at "
+            f"least {last + 1}, because the last step "
             f"is deterministic (got {steps})"
         )
-    if beyond := [step for step in method.tree.split_steps() or () if step not in method.tree.candidates(steps)]:
+    if beyond := [
+        step
+        for step in method.tree.split_steps() or ()
+        if step not in method.tree.candidates(steps)
+    ]:
         yield f"{where}: splits: step {beyond[0]} is no SDE step of {steps} steps"
 
 
@@ -285,7 +406,8 @@ def _changed_method(where: str, published: str, changes: dict[str, Any]) -> Meth
     """Return a published method with an entry's changes; ValueError if there is none of this name, or they do not fit."""
     if published not in METHODS:
         raise ValueError(
-            f"{where}: unknown method {published!r}; allowed are {', '.join(METHODS)} (an entry with another name needs `method:`)"
+            f"{where}: unknown method {published!r}; allowed are {', '.join(METHODS)} (an entry "
+            "with another name needs `method:`)"
         )
     return _validated(f"{where}.settings", Method, METHODS[published].changes(**changes))
 
@@ -295,4 +417,6 @@ def _validated(where: str, schema: type[S], data: dict[str, object]) -> S:
     try:
         return schema.model_validate_json(json.dumps(data))
     except ValidationError as error:
-        raise ValueError("; ".join(f"{where}.{problem}" for problem in problems_of(error, schema))) from None
+        raise ValueError(
+            "; ".join(f"{where}.{problem}" for problem in problems_of(error, schema))
+        ) from None

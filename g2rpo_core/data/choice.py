@@ -3,7 +3,15 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from g2rpo_core.data.prompts import Prompt, captions, choose, distinct, held_out, read_all, read_prompts
+from g2rpo_core.data.prompts import (
+    Prompt,
+    captions,
+    choose,
+    distinct,
+    held_out,
+    read_all,
+    read_prompts,
+)
 from g2rpo_core.data.rows import read_rows
 from g2rpo_core.data.settings import PromptSettings
 from g2rpo_core.foundation.errors import UserError
@@ -30,13 +38,21 @@ def all_prompts(settings: PromptSettings, *, testing: bool) -> list[Prompt]:
 
     UserError if they are missing, empty or malformed.
     """
-    source, count = (settings.test, settings.test_count) if testing else (settings.train, settings.train_count)
+    source, count = (
+        (settings.test, settings.test_count) if testing else (settings.train, settings.train_count)
+    )
     if not isinstance(source, str):
-        return fetch_prompts(f"prompts.{'test' if testing else 'train'}", source, Revisions(REVISIONS / "prompts.json"))
+        return fetch_prompts(
+            f"prompts.{'test' if testing else 'train'}",
+            source,
+            Revisions(REVISIONS / "prompts.json"),
+        )
     if source not in TASK_NAMES:
         return read_all(Path(source))
     seen = captions(source, settings.test_skip, settings.seed, testing=True) if testing else []
-    return captions(source, count, settings.seed, testing=testing, without={prompt.text for prompt in seen})
+    return captions(
+        source, count, settings.seed, testing=testing, without={prompt.text for prompt in seen}
+    )
 
 
 def drop_skipped(prompts: list[Prompt], settings: PromptSettings) -> list[Prompt]:
@@ -46,7 +62,10 @@ def drop_skipped(prompts: list[Prompt], settings: PromptSettings) -> list[Prompt
     seen = {prompt.id for prompt in choose(prompts, settings.test_skip, settings.seed)}
     left = [prompt for prompt in prompts if prompt.id not in seen]
     if not left:
-        raise UserError(f"prompts.test_skip: {settings.test_skip} leaves none of the {len(prompts)} test prompts")
+        raise UserError(
+            f"prompts.test_skip: {settings.test_skip} leaves none of the {len(prompts)} test "
+            "prompts"
+        )
     return left
 
 
@@ -63,37 +82,59 @@ def chosen_prompts(settings: PromptSettings) -> Chosen:
 def fetch_prompts(where: str, settings: HubPrompts, revisions: Revisions) -> list[Prompt]:
     """Download the distinct prompts of the data set's files, in order.
 
-    Those that no encoder takes, with a control character or nothing that is seen, are left out, and a line says how many. UserError as in
-    `read_prompts` and `download`, or for another count. where: the setting's name, with which messages begin. The count is that of the
-    published texts, before `normalized`.
+    Those that no encoder takes, with a control character or nothing that is seen, are left out, and
+    a line says how many. UserError as in `read_prompts` and `download`, or for another count.
+    where: the setting's name, with which messages begin. The count is that of the published texts,
+    before `normalized`.
     """
     what = f"{where}: {settings.repo}"
     folder, revision, files = download(what, settings, revisions, "dataset")
     paths = [folder / file for file in files]
     if len({path.stem for path in paths}) < len(paths):
-        raise UserError(f"{what}: two of the files have the same name, {', '.join(files)}: prompts are named by their file")
+        raise UserError(
+            f"{what}: two of the files have the same name, {', '.join(files)}: "
+            "prompts are named by their file"
+        )
     unusable: list[str] = []
     prompts = distinct([prompt for path in paths for prompt in read_all(path, unusable)])
     if unusable:
-        print(f"{where}: {len(unusable)} prompts were left out: with a control character, or no character that is seen")
+        print(
+            f"{where}: {len(unusable)} prompts were left out: with a control character, "
+            "or no character that is seen"
+        )
     if settings.distinct is not None:
         texts = [row["prompt"] for path in paths for row in read_rows(path, []).values()]
-        count = len({text for text in (*texts, *unusable) if isinstance(text, str) and text.strip()})
+        count = len(
+            {text for text in (*texts, *unusable) if isinstance(text, str) and text.strip()}
+        )
         if count != settings.distinct:
             raise UserError(
-                f"{what} has {count} different prompts at {revision}, but {where}.distinct says {settings.distinct}: "
+                f"{what} has {count} different prompts at {revision}, "
+                f"but {where}.distinct says {settings.distinct}: "
                 "another revision or another set of prompts; correct the number to use it"
             )
     return _with_styles(where, prompts, settings.styles, revisions) if settings.styles else prompts
 
 
-def _with_styles(where: str, prompts: list[Prompt], settings: HubStyles, revisions: Revisions) -> list[Prompt]:
-    wanted = HubFiles(repo=settings.repo, revision=settings.revision, files=tuple(settings.files.values()))
+def _with_styles(
+    where: str, prompts: list[Prompt], settings: HubStyles, revisions: Revisions
+) -> list[Prompt]:
+    wanted = HubFiles(
+        repo=settings.repo, revision=settings.revision, files=tuple(settings.files.values())
+    )
     folder, _, _ = download(f"{where}.styles: {settings.repo}", wanted, revisions, "dataset")
     styles = {
-        comparable(prompt.text): style for style, file in settings.files.items() for prompt in read_prompts(Path(folder, file))
+        comparable(prompt.text): style
+        for style, file in settings.files.items()
+        for prompt in read_prompts(Path(folder, file))
     }
-    styled = [replace(prompt, style=styles.get(comparable(prompt.text), prompt.style)) for prompt in prompts]
+    styled = [
+        replace(prompt, style=styles.get(comparable(prompt.text), prompt.style))
+        for prompt in prompts
+    ]
     if unknown := sum(comparable(prompt.text) not in styles for prompt in prompts):
-        print(f"{where}: {unknown} of {len(prompts)} prompts are in none of the style lists; reports show them without a style")
+        print(
+            f"{where}: {unknown} of {len(prompts)} prompts are in none of the style lists; "
+            "reports show them without a style"
+        )
     return styled

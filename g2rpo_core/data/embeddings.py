@@ -1,10 +1,11 @@
 """Store encoded prompts in sharded Parquet: written once, read by random access, a few prompts per row group.
 
-`Architecture.encoding` says which tensors a prompt has. They are raw little-endian bytes in `large_binary` columns, uncompressed,
-without dictionary or statistics, so that a random row is one short read. Padding rows of T5 are kept because models attend to
-them. The schema's metadata holds shapes, dtype and the number of prompts in all parts. Where a base model needs the empty
-prompt, for classifier-free guidance, its encoding is in a file of its own, once. A set that is encoded online, during training,
-has its texts alone, in one part whose metadata holds the length in tokens.
+`Architecture.encoding` says which tensors a prompt has. They are raw little-endian bytes in
+`large_binary` columns, uncompressed, without dictionary or statistics, so that a random row is one
+short read. Padding rows of T5 are kept because models attend to them. The schema's metadata holds
+shapes, dtype and the number of prompts in all parts. Where a base model needs the empty prompt, for
+classifier-free guidance, its encoding is in a file of its own, once. A set that is encoded online,
+during training, has its texts alone, in one part whose metadata holds the length in tokens.
 """
 
 import json
@@ -51,7 +52,13 @@ class Conditioning:
 
     def repeated(self, count: int) -> "Conditioning":
         """Repeat the encoding of one prompt `count` times."""
-        return replace(self, tensors={name: tensor.expand(count, *tensor.shape[1:]) for name, tensor in self.tensors.items()})
+        return replace(
+            self,
+            tensors={
+                name: tensor.expand(count, *tensor.shape[1:])
+                for name, tensor in self.tensors.items()
+            },
+        )
 
 
 def over_limit(prompts: Sequence[Prompt], tokenizer, limit: int) -> list[tuple[int, Prompt]]:
@@ -59,7 +66,10 @@ def over_limit(prompts: Sequence[Prompt], tokenizer, limit: int) -> list[tuple[i
     lengths: list[tuple[int, Prompt]] = []
     for start in range(0, len(prompts), 1024):
         part = prompts[start : start + 1024]
-        lengths += [(len(ids), prompt) for prompt, ids in zip(part, tokenizer([p.text for p in part], verbose=False).input_ids)]
+        lengths += [
+            (len(ids), prompt)
+            for prompt, ids in zip(part, tokenizer([p.text for p in part], verbose=False).input_ids)
+        ]
     return sorted([each for each in lengths if each[0] > limit], key=lambda each: -each[0])
 
 
@@ -70,11 +80,17 @@ def check_lengths(prompts: Sequence[Prompt], tokenizer, limit: int) -> None:
     """
     if not (long := over_limit(prompts, tokenizer, limit)):
         return
-    named = in_one_line([f"prompt {prompt.id} has {length} tokens ({visible(prompt.text[:60])!r})" for length, prompt in long])
+    named = in_one_line(
+        [
+            f"prompt {prompt.id} has {length} tokens ({visible(prompt.text[:60])!r})"
+            for length, prompt in long
+        ]
+    )
     most, known = long[0][0], min(LONGEST, tokenizer.model_max_length)
     raised = f"or set {most}" if most <= known else f"because this model knows at most {known}"
     raise UserError(
-        f"{named}: {len(long)} of {len(prompts)} are over the profile's embed.max_sequence_length = {limit}: shorten them, {raised}"
+        f"{named}: {len(long)} of {len(prompts)} are over the profile's embed.max_sequence_length "
+        f"= {limit}: shorten them, {raised}"
     )
 
 
@@ -89,7 +105,11 @@ def note_short_encoders(prompts: Sequence[Prompt], pipeline: DiffusionPipeline) 
         texts = [prompt.text for prompt in prompts]
         counts = [len(ids) for ids in tokenizer(texts, verbose=False).input_ids]
         lengths[tokenizer.model_max_length] = list(zip(texts, counts))
-        note_longer(f"the base model's {kind} text encoder", lengths[tokenizer.model_max_length], tokenizer.model_max_length)
+        note_longer(
+            f"the base model's {kind} text encoder",
+            lengths[tokenizer.model_max_length],
+            tokenizer.model_max_length,
+        )
 
 
 def without_long(prompts: Sequence[Prompt], tokenizer, limit: int) -> Sequence[Prompt]:
@@ -112,12 +132,17 @@ def encode(
     base = ARCHITECTURES[type(pipeline).__name__]
     for start in range(0, len(prompts), batch):
         part = prompts[start : start + batch]
-        encoded = {name: tensor.cpu() for name, tensor in base.encode(pipeline, [p.text for p in part], max_length).items()}
+        encoded = {
+            name: tensor.cpu()
+            for name, tensor in base.encode(pipeline, [p.text for p in part], max_length).items()
+        }
         for row, prompt in enumerate(part):
             yield prompt, Conditioning({name: tensor[row] for name, tensor in encoded.items()})
 
 
-def encode_negative(pipeline: DiffusionPipeline, max_length: int) -> Mapping[str, torch.Tensor] | None:
+def encode_negative(
+    pipeline: DiffusionPipeline, max_length: int
+) -> Mapping[str, torch.Tensor] | None:
     """Encode the empty prompt, name -> [1, ...]; None for a base model that does not need it."""
     base = ARCHITECTURES[type(pipeline).__name__]
     if not base.has_negative:
@@ -136,7 +161,8 @@ def write(
 ) -> None:
     """Write part-00000.parquet, ... with `shard_rows` prompts each; existing parts are complete and kept.
 
-    encoded: calls `encode` on the prompts of one part; progress: called with the number of prompts in a new part.
+    encoded: calls `encode` on the prompts of one part; progress: called with the number of prompts
+    in a new part.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for number, start in enumerate(range(0, len(prompts), shard_rows)):
@@ -161,7 +187,9 @@ def write_negative(folder: Path, negative: Mapping[str, torch.Tensor] | None, dt
         _write_part(folder / NEGATIVE, iter([(Prompt("negative", "", ""), row)]), dtype, 1)
 
 
-def _write_part(path: Path, encoded: Iterator[tuple[Prompt, Conditioning]], dtype: str, prompts: int) -> None:
+def _write_part(
+    path: Path, encoded: Iterator[tuple[Prompt, Conditioning]], dtype: str, prompts: int
+) -> None:
     first = next(encoded)
     shapes = {name: list(tensor.shape) for name, tensor in first[1].tensors.items()}
     encoded = chain([first], encoded)
@@ -169,15 +197,22 @@ def _write_part(path: Path, encoded: Iterator[tuple[Prompt, Conditioning]], dtyp
     _write_whole(path, {"dtype": dtype, **shapes, "prompts": prompts}, shapes, groups)
 
 
-def _write_whole(path: Path, meta: dict, tensors: Iterable[str], groups: Iterable[list[dict]]) -> None:
+def _write_whole(
+    path: Path, meta: dict, tensors: Iterable[str], groups: Iterable[list[dict]]
+) -> None:
     """Write a part with its row groups under another name first, so that a part that exists is complete."""
     schema = pa.schema(
-        [*((name, pa.string()) for name in COLUMNS), *((name, pa.large_binary()) for name in tensors)],
+        [
+            *((name, pa.string()) for name in COLUMNS),
+            *((name, pa.large_binary()) for name in tensors),
+        ],
         metadata={"g2rpo": json.dumps(meta)},
     )
     unfinished = path.with_suffix(".tmp")
     with unfinished.open("wb") as file:
-        with pq.ParquetWriter(file, schema, compression="none", use_dictionary=False, write_statistics=False) as writer:
+        with pq.ParquetWriter(
+            file, schema, compression="none", use_dictionary=False, write_statistics=False
+        ) as writer:
             for rows in groups:
                 writer.write_table(pa.Table.from_pylist(rows, schema), row_group_size=len(rows))
         file.flush()
@@ -210,11 +245,19 @@ class EmbeddingStore:
         self._meta: dict = {}
         for number, path in enumerate(self._paths):
             if path.name != f"part-{number:05d}.parquet":
-                raise UserError(complaint(folder / f"part-{number:05d}.parquet", "is missing, but later parts exist"))
+                raise UserError(
+                    complaint(
+                        folder / f"part-{number:05d}.parquet", "is missing, but later parts exist"
+                    )
+                )
             file, meta, prompts = _open_part(path)
             if number and meta != self._meta:
                 raise UserError(
-                    complaint(path, f"does not belong to {self._paths[0].name}: different dtype, shapes or number of prompts")
+                    complaint(
+                        path,
+                        f"does not belong to {self._paths[0].name}: different dtype, "
+                        "shapes or number of prompts",
+                    )
                 )
             self._meta = meta
             self._files.append(file)
@@ -223,7 +266,11 @@ class EmbeddingStore:
         self._encoders: DiffusionPipeline | None = None
         # All parts together hold all prompts
         if (expected := self._meta["prompts"]) != len(self):
-            raise UserError(complaint(folder, f"has {len(self)} prompts of {expected}: parts at the end are missing"))
+            raise UserError(
+                complaint(
+                    folder, f"has {len(self)} prompts of {expected}: parts at the end are missing"
+                )
+            )
         self._negative = self._read_negative(folder / NEGATIVE)
 
     def _read_negative(self, path: Path) -> Mapping[str, torch.Tensor] | None:
@@ -232,8 +279,15 @@ class EmbeddingStore:
         file, meta, _ = _open_part(path)
         about = {"dtype": meta["dtype"]} if "online" in self._meta else meta
         if self._meta | about | {"prompts": self._meta["prompts"]} != self._meta:
-            raise UserError(complaint(path, f"does not belong to {self._paths[0].name}: different dtype or shapes"))
-        return {name: tensor[None] for name, tensor in _read_row(path, file, meta, 0, 0, "negative").items()}
+            raise UserError(
+                complaint(
+                    path, f"does not belong to {self._paths[0].name}: different dtype or shapes"
+                )
+            )
+        return {
+            name: tensor[None]
+            for name, tensor in _read_row(path, file, meta, 0, 0, "negative").items()
+        }
 
     def __len__(self) -> int:
         return len(self.prompts)
@@ -250,25 +304,47 @@ class EmbeddingStore:
         rows = []
         for index in indices:
             file, group, offset = self._places[index]
-            rows.append(_read_row(self._paths[file], self._files[file], self._meta, group, offset, self.prompts[index].id))
+            rows.append(
+                _read_row(
+                    self._paths[file],
+                    self._files[file],
+                    self._meta,
+                    group,
+                    offset,
+                    self.prompts[index].id,
+                )
+            )
         return Conditioning(
-            {name: torch.stack([row[name] for row in rows]) for name in _tensor_shapes(self._meta)}, self._negative
+            {name: torch.stack([row[name] for row in rows]) for name in _tensor_shapes(self._meta)},
+            self._negative,
         )
 
     def _encode(self, prompts: list[Prompt]) -> Conditioning:
         if self._encoders is None:
-            raise ValueError(f"{self._paths[0].parent} holds no encodings: call load_encoders first")
-        rows = [one.tensors for _, one in encode(self._encoders, prompts, self._meta["online"], len(prompts))]
-        stacked = {name: torch.stack([row[name] for row in rows]).to(DTYPES[self._meta["dtype"]]).float() for name in rows[0]}
+            raise ValueError(
+                f"{self._paths[0].parent} holds no encodings: call load_encoders first"
+            )
+        rows = [
+            one.tensors
+            for _, one in encode(self._encoders, prompts, self._meta["online"], len(prompts))
+        ]
+        stacked = {
+            name: torch.stack([row[name] for row in rows]).to(DTYPES[self._meta["dtype"]]).float()
+            for name in rows[0]
+        }
         return Conditioning(stacked, self._negative)
 
 
-def _read_row(path: Path, file: pq.ParquetFile, meta: dict, group: int, offset: int, prompt: str) -> dict[str, torch.Tensor]:
+def _read_row(
+    path: Path, file: pq.ParquetFile, meta: dict, group: int, offset: int, prompt: str
+) -> dict[str, torch.Tensor]:
     shapes = _tensor_shapes(meta)
     with reading(path):
         row = file.read_row_group(group, columns=list(shapes)).slice(offset, 1).to_pylist()[0]
         from_bytes = lambda data: torch.frombuffer(bytearray(data), dtype=DTYPES[meta["dtype"]])
-        tensors = {name: from_bytes(row[name]).view(shape).float() for name, shape in shapes.items()}
+        tensors = {
+            name: from_bytes(row[name]).view(shape).float() for name, shape in shapes.items()
+        }
     if not all(tensor.isfinite().all() for tensor in tensors.values()):
         raise UserError(complaint(path, f"prompt {prompt} has numbers that are not finite"))
     return tensors
@@ -284,25 +360,40 @@ def _open_part(path: Path) -> tuple[pq.ParquetFile, dict, list[Prompt]]:
     whole(path)
     with reading(path):
         if path.open("rb").read(4) != b"PAR1":  # Arrow only looks at the end
-            raise UserError(complaint(path, "is not a part of encoded prompts, or its beginning is damaged"))
+            raise UserError(
+                complaint(path, "is not a part of encoded prompts, or its beginning is damaged")
+            )
         file = pq.ParquetFile(path, memory_map=True)
         meta = json.loads((file.schema_arrow.metadata or {}).get(b"g2rpo", b"null"))
-        if not _is_meta(meta) or not {*COLUMNS, *_tensor_shapes(meta)} <= set(file.schema_arrow.names):
+        if not _is_meta(meta) or not {*COLUMNS, *_tensor_shapes(meta)} <= set(
+            file.schema_arrow.names
+        ):
             raise UserError(complaint(path, "is not a part of encoded prompts"))
         rows = file.read(columns=list(COLUMNS)).to_pylist()
         if not rows or not all(isinstance(value, str) for row in rows for value in row.values()):
             raise UserError(complaint(path, "holds no prompts, or some that are not text"))
         if file.num_row_groups != (1 if "online" in meta else -(-len(rows) // ROW_GROUP)):
-            raise UserError(complaint(path, f"has {file.num_row_groups} row groups for {len(rows)} prompts"))
+            raise UserError(
+                complaint(path, f"has {file.num_row_groups} row groups for {len(rows)} prompts")
+            )
     return file, meta, [Prompt(row["id"], row["prompt"], row["style"]) for row in rows]
 
 
 def _is_meta(meta: object) -> bool:
-    shape = lambda value: isinstance(value, list) and bool(value) and all(type(size) is int and size > 0 for size in value)
+    shape = lambda value: (
+        isinstance(value, list)
+        and bool(value)
+        and all(type(size) is int and size > 0 for size in value)
+    )
     if not isinstance(meta, dict) or type(meta.get("prompts")) is not int:
         return False
     tensors = [value for key, value in meta.items() if key not in ("dtype", "online", "prompts")]
     length = meta.get("online")
     if length is not None:
-        return meta.get("dtype") in DTYPES and not tensors and type(length) is int and 0 < length <= LONGEST
+        return (
+            meta.get("dtype") in DTYPES
+            and not tensors
+            and type(length) is int
+            and 0 < length <= LONGEST
+        )
     return meta.get("dtype") in DTYPES and bool(tensors) and all(map(shape, tensors))

@@ -35,14 +35,21 @@ class Prompt:
     """The group it is reported under; may be empty."""
 
 
-def captions(task: str, count: int, seed: int, *, testing: bool, without: Collection[str] = ()) -> list[Prompt]:
+def captions(
+    task: str, count: int, seed: int, *, testing: bool, without: Collection[str] = ()
+) -> list[Prompt]:
     """Draw captions of different scenes of a task, none of `without`; test captions are never training ones. UserError if there are too few."""
     prefix = "test" if testing else "train"
     try:
-        scenes = TASKS[task].distinct_scenes(count, seed_of("prompts", seed, prefix), testing=testing, without=without)
+        scenes = TASKS[task].distinct_scenes(
+            count, seed_of("prompts", seed, prefix), testing=testing, without=without
+        )
     except ValueError as error:
         raise UserError(f"prompts.{prefix}_count: {error}") from None
-    return [Prompt(f"{prefix}-{index:05d}", scene.caption, scene.style) for index, scene in enumerate(scenes)]
+    return [
+        Prompt(f"{prefix}-{index:05d}", scene.caption, scene.style)
+        for index, scene in enumerate(scenes)
+    ]
 
 
 def read_prompts(path: Path) -> list[Prompt]:
@@ -61,14 +68,16 @@ def distinct(prompts: list[Prompt]) -> list[Prompt]:
 def read_all(path: Path, unusable: list[str] | None = None) -> list[Prompt]:
     """Read the prompts of a file: txt (one per line), json (list of texts or objects), csv, jsonl or parquet.
 
-    Rows have a `prompt`, and perhaps a `style`, as `read_rows` finds them. Texts are in Unicode's NFC with single spaces. Blank prompts
-    are skipped; ids are the file's name and the line or row number. UserError as of `read_rows`, and for a file without a prompt;
-    unusable: as there.
+    Rows have a `prompt`, and perhaps a `style`, as `read_rows` finds them. Texts are in Unicode's
+    NFC with single spaces. Blank prompts are skipped; ids are the file's name and the line or row
+    number. UserError as of `read_rows`, and for a file without a prompt; unusable: as there.
     """
     prompts: list[Prompt] = []
     for number, row in read_rows(path, unusable).items():
         if text := normalized(row["prompt"] if isinstance(row["prompt"], str) else ""):
-            prompts.append(Prompt(f"{make_id_prefix(path)}-{number - 1:06d}", text, _style(row.get("style"))))
+            prompts.append(
+                Prompt(f"{make_id_prefix(path)}-{number - 1:06d}", text, _style(row.get("style")))
+            )
     if not prompts:
         raise UserError(f"{path}: holds no prompt; put one on each line")
     return prompts
@@ -84,7 +93,10 @@ def given_prompts(texts: Sequence[str]) -> list[Prompt]:
         if control := unprintable(prompt.text):
             raise UserError(f"prompt {prompt.id} has the character {control!a}: type it as UTF-8")
         if unseen(prompt.text):
-            raise UserError(f"prompt {prompt.id} has no character that is seen ({prompt.text[:12]!a}): say what to draw")
+            raise UserError(
+                f"prompt {prompt.id} has no character that is seen ({prompt.text[:12]!a}): "
+                "say what to draw"
+            )
     return prompts
 
 
@@ -94,7 +106,11 @@ def make_id_prefix(path: Path) -> str:
 
 
 def _style(value: object) -> str:
-    return "" if value is None or (isinstance(value, float) and math.isnan(value)) else normalized(str(value))
+    return (
+        ""
+        if value is None or (isinstance(value, float) and math.isnan(value))
+        else normalized(str(value))
+    )
 
 
 def note_longer(who: str, lengths: Sequence[tuple[str, int]], limit: int) -> None:
@@ -103,7 +119,8 @@ def note_longer(who: str, lengths: Sequence[tuple[str, int]], limit: int) -> Non
         named = "; ".join(f"{visible(text[:60])!r} has {-count}" for count, text in long[:NAMED])
         more = f"; and {len(long) - NAMED} more" if len(long) > NAMED else ""
         print(
-            f"note: {who} reads {limit} tokens of a prompt and cuts the rest of {len(long)} of {len(lengths)} prompts: {named}{more}",
+            f"note: {who} reads {limit} tokens of a prompt and cuts the rest of {len(long)} of "
+            f"{len(lengths)} prompts: {named}{more}",
             file=sys.stderr,
         )
 
@@ -117,7 +134,8 @@ def held_out(train: list[Prompt], test: list[Prompt]) -> tuple[list[Prompt], int
     kept = [prompt for prompt in train if comparable(prompt.text) not in tested]
     if not kept:
         raise UserError(
-            f"prompts: all {len(train)} training prompts are also test prompts: nothing would be held out; give other files"
+            f"prompts: all {len(train)} training prompts are also test prompts: "
+            "nothing would be held out; give other files"
         )
     return kept, len(train) - len(kept)
 
@@ -140,15 +158,21 @@ def prompt_order(iteration: int, per_iteration: int, count: int, seed: int) -> l
 
 
 def write_prompts(
-    path: Path, prompts: list[Prompt], left_out: Mapping[str, int] | None = None, *, data_set: bool = False
+    path: Path,
+    prompts: list[Prompt],
+    left_out: Mapping[str, int] | None = None,
+    *,
+    data_set: bool = False,
 ) -> None:
     """Write prompts to Parquet.
 
-    left_out: how many were left out, by reason, kept in the file's metadata if any (see `left_out_of`); data_set: whether they are
-    from one, also kept (see `of_data_set`).
+    left_out: how many were left out, by reason, kept in the file's metadata if any (see
+    `left_out_of`); data_set: whether they are from one, also kept (see `of_data_set`).
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    table = pd.DataFrame(prompts, columns=["id", "text", "style"]).rename(columns={"text": "prompt"})
+    table = pd.DataFrame(prompts, columns=["id", "text", "style"]).rename(
+        columns={"text": "prompt"}
+    )
     about = {b"left_out": json.dumps(left_out).encode()} if left_out else {}
     about |= {b"data_set": b"true"} if data_set else {}
     if not about:
@@ -156,7 +180,9 @@ def write_prompts(
         return
     arrow = pa.Table.from_pandas(table, preserve_index=False)
     written = io.BytesIO()
-    pq.write_table(arrow.replace_schema_metadata({**(arrow.schema.metadata or {}), **about}), written)
+    pq.write_table(
+        arrow.replace_schema_metadata({**(arrow.schema.metadata or {}), **about}), written
+    )
     write_whole(path, written.getvalue())
 
 

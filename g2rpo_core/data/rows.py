@@ -18,7 +18,8 @@ from g2rpo_core.foundation.files import complaint, in_one_line, read_table, read
 from g2rpo_core.foundation.texts import normalized, unprintable, unseen, visible
 
 MISSING: Any = object()  # a field that a row of a csv does not have
-# Names of columns, whatever their case: our own first, then those of `datasets` and of published sets
+# Names of columns, whatever their case: our own first, then those of `datasets` and of published
+# sets
 COLUMNS = {
     "prompt": ("prompt", "prompts", "caption", "captions", "text", "texts"),
     "file": ("file", "file_name", "filename"),
@@ -37,15 +38,20 @@ ENCODINGS = (  # by the mark at the beginning; that of UTF-16 begins as that of 
 def read_rows(path: Path, unusable: list[str] | None = None) -> dict[int, dict]:
     """Read the rows of a prompt file by their number, from 1, each with a `prompt` that is text or missing, and perhaps `file` and `style`.
 
-    The columns may have other names (COLUMNS); ours wins over another one. unusable: takes the prompts that no encoder takes, with a
-    control character or without a character that is seen, in place of an error: nobody can mend them in a data set.
+    The columns may have other names (COLUMNS); ours wins over another one. unusable: takes the
+    prompts that no encoder takes, with a control character or without a character that is seen, in
+    place of an error: nobody can mend them in a data set.
 
-    UserError, naming the file, the rows (several, see `in_one_line`) and what to do, for a missing or unreadable file, an unknown format,
-    a missing column, two columns that could be the same, and a row whose prompt is not text or not visible.
+    UserError, naming the file, the rows (several, see `in_one_line`) and what to do, for a missing
+    or unreadable file, an unknown format, a missing column, two columns that could be the same, and
+    a row whose prompt is not text or not visible.
     """
     # Format and file
     if path.suffix not in FORMATS:
-        raise UserError(f"{path}: prompts are read from {', '.join(FORMATS)}, not from {path.suffix or 'a file without ending'}")
+        raise UserError(
+            f"{path}: prompts are read from {', '.join(FORMATS)}, "
+            f"not from {path.suffix or 'a file without ending'}"
+        )
     if not path.exists():
         raise UserError(f"{path}: no such prompt file; give an existing one")
     with reading(path, "give another file of prompts"):
@@ -55,12 +61,16 @@ def read_rows(path: Path, unusable: list[str] | None = None) -> dict[int, dict]:
     columns = {own: found for own in COLUMNS if (found := _column(path, own, names))}
     if names and "prompt" not in columns:
         listed = ", ".join(visible(name)[:40] for name in names[:12])
-        raise UserError(f"{path}: has no column `prompt` (or {', '.join(COLUMNS['prompt'][1:])}), only {listed}")
+        raise UserError(
+            f"{path}: has no column `prompt` (or {', '.join(COLUMNS['prompt'][1:])}), only {listed}"
+        )
     rows = {number: _renamed(row, columns) for number, row in rows.items()}
     if unusable is not None:
         unusable += [row["prompt"] for row in rows.values() if _is_unusable(row)]
         rows = {number: row for number, row in rows.items() if not _is_unusable(row)}
-    if wrong := [f"row {number} {problem}" for number, row in rows.items() if (problem := _problem(row))]:
+    if wrong := [
+        f"row {number} {problem}" for number, row in rows.items() if (problem := _problem(row))
+    ]:
         raise UserError(complaint(path, f"{in_one_line(wrong)}: each needs a text in `prompt`"))
     return rows
 
@@ -69,17 +79,25 @@ def _column(path: Path, own: str, names: Sequence[object]) -> object | None:
     """Return which of a file's columns is our `prompt`, `file` or `style`; None if none is, UserError if several could be."""
     if own in names:
         return own
-    found = [name for name in names if isinstance(name, str) and name.strip().casefold() in COLUMNS[own]]
+    found = [
+        name for name in names if isinstance(name, str) and name.strip().casefold() in COLUMNS[own]
+    ]
     if len(found) > 1:
         could = " and ".join(f"`{visible(name)[:40]}`" for name in found)
-        raise UserError(f"{path}: the columns {could} could both be the {own}: name the right one `{own}`")
+        raise UserError(
+            f"{path}: the columns {could} could both be the {own}: name the right one `{own}`"
+        )
     return found[0] if found else None
 
 
 def _renamed(row: object, columns: dict[str, object]) -> object:
     """Return a row with our names of its columns."""
     ours = {name: own for own, name in columns.items()}
-    return {ours.get(name, name): value for name, value in row.items()} if isinstance(row, dict) else row
+    return (
+        {ours.get(name, name): value for name, value in row.items()}
+        if isinstance(row, dict)
+        else row
+    )
 
 
 def _is_unusable(row: object) -> bool:
@@ -110,7 +128,9 @@ def _problem(row: object) -> str | None:
     if not isinstance(prompt, str):
         return f"has {_kind(prompt)} as its prompt"
     if "\0" in prompt:
-        return "has a NUL character (text without a byte order mark is read as UTF-8: is this UTF-16?)"
+        return (
+            "has a NUL character (text without a byte order mark is read as UTF-8: is this UTF-16?)"
+        )
     if control := unprintable(normalized(prompt)):
         return f"has the control character {control!a}"
     if prompt.strip() and unseen(prompt):
@@ -122,7 +142,13 @@ def _problem(row: object) -> str | None:
 
 
 def _kind(value: object) -> str:
-    kinds = {dict: "an object", list: "a list", str: "a text", bool: "true or false", type(None): "null"}
+    kinds = {
+        dict: "an object",
+        list: "a list",
+        str: "a text",
+        bool: "true or false",
+        type(None): "null",
+    }
     kinds |= {int: "a number", float: "a number"}
     return kinds.get(type(value), f"a {type(value).__name__}")
 
@@ -147,7 +173,10 @@ def _rows(path: Path) -> dict[int, Any]:
         rows = json.load(file)
         if not isinstance(rows, list):
             raise ValueError("must be a list of texts, or of objects with a `prompt`")
-        return {number: {"prompt": row} if isinstance(row, str) else row for number, row in enumerate(rows, 1)}
+        return {
+            number: {"prompt": row} if isinstance(row, str) else row
+            for number, row in enumerate(rows, 1)
+        }
     return {number: _json_row(line) for number, line in enumerate(file, 1) if line.strip()}
 
 
@@ -163,14 +192,20 @@ def _rows_of_csv(path: Path, file: io.StringIO) -> dict[int, Any]:
         elif line.strip(" \t\r\n,;"):
             break
         start = file.tell()
-    columns = lambda delimiter: {cell.strip().casefold() for cell in next(csv.reader([line], delimiter=delimiter), [])}
+    columns = lambda delimiter: {
+        cell.strip().casefold() for cell in next(csv.reader([line], delimiter=delimiter), [])
+    }
     delimiter = next((each for each in delimiters if columns(each) & known), delimiters[0])
     file.seek(start)
     names = next(csv.reader(file, delimiter=delimiter, strict=True), [])
     if twice := [name for name in names if name and names.count(name) > 1]:
-        raise UserError(f"{path}: has two columns `{visible(twice[0])[:40]}`: name one of them otherwise")
+        raise UserError(
+            f"{path}: has two columns `{visible(twice[0])[:40]}`: name one of them otherwise"
+        )
     file.seek(start)
-    return dict(enumerate(csv.DictReader(file, restval=MISSING, strict=True, delimiter=delimiter), 1))
+    return dict(
+        enumerate(csv.DictReader(file, restval=MISSING, strict=True, delimiter=delimiter), 1)
+    )
 
 
 def _json_row(line: str) -> object:

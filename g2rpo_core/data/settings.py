@@ -13,7 +13,10 @@ from g2rpo_core.tasks import TASK_NAMES
 
 def _source(value: str) -> str:
     if value not in TASK_NAMES and Path(value).suffix not in FORMATS:
-        raise ValueError(f"prompts are {' or '.join(f'`{task}`' for task in TASK_NAMES)}, or read from {', '.join(FORMATS)}")
+        raise ValueError(
+            f"prompts are {' or '.join(f'`{task}`' for task in TASK_NAMES)}, "
+            f"or read from {', '.join(FORMATS)}"
+        )
     return value
 
 
@@ -31,7 +34,10 @@ class PromptSettings(Settings):
     test: Source = Field(description="held-out prompts")
     test_count: Count = Field(description="how many are drawn, or made")
     test_skip: int = Field(
-        0, ge=0, le=10**6, description="test prompts that choices were made on: the draw of that many is left out of `test`"
+        0,
+        ge=0,
+        le=10**6,
+        description="test prompts that choices were made on: the draw of that many is left out of `test`",
     )
     seed: Seed = Field(description="of the draw")
 
@@ -39,12 +45,15 @@ class PromptSettings(Settings):
 class EmbedSettings(Settings):
     """How prompts are encoded and stored."""
 
-    max_sequence_length: int = Field(ge=1, le=LONGEST, description="T5 tokens, padding included: models attend to it")
+    max_sequence_length: int = Field(
+        ge=1, le=LONGEST, description="T5 tokens, padding included: models attend to it"
+    )
     dtype: Literal["float32", "bfloat16"] = Field(description="of the stored encodings")
     batch: Count = Field(description="prompts in one call of the encoders")
     shard_rows: Count = Field(description="prompts in one Parquet file")
     encode: Literal["stored", "online"] = Field(
         "stored",
-        description="training prompts once, before training; online: those of each iteration, by text encoders that stay on the GPU, "
+        description="training prompts once, before training; online: those of each iteration, "
+        "by text encoders that stay on the GPU, "
         "for sets too large to store",
     )

@@ -2,5 +2,6 @@
 
 import warnings
 
-# torch.distributed.checkpoint warns so with one process; silenced for good, because it also warns from its own threads
+# torch.distributed.checkpoint warns so with one process; silenced for good, because it also warns
+# from its own threads
 warnings.filterwarnings("ignore", "torch.distributed is disabled")

@@ -1,8 +1,8 @@
 """Keeps the state of a run for an exact resume, in a scratch folder that belongs to its settings, code and inputs alone.
 
-The folder's name is a hash of all these, so that a change of any never continues from stale state. It is outside the declared
-outputs, which DVC removes before a run. Everything is written under a temporary name and renamed: what has its final name is
-complete.
+The folder's name is a hash of all these, so that a change of any never continues from stale state.
+It is outside the declared outputs, which DVC removes before a run. Everything is written under a
+temporary name and renamed: what has its final name is complete.
 """
 
 import filecmp
@@ -27,7 +27,14 @@ import torch.distributed.checkpoint as dcp
 from g2rpo_core.distributed.process_group import ALONE, TIMEOUT, ProcessGroup
 from g2rpo_core.foundation import claims
 from g2rpo_core.foundation.errors import UserError, attempt
-from g2rpo_core.foundation.files import complaint, is_full, read_json, reading, sync_folder, write_whole
+from g2rpo_core.foundation.files import (
+    complaint,
+    is_full,
+    read_json,
+    reading,
+    sync_folder,
+    write_whole,
+)
 from g2rpo_core.foundation.runs import SCRATCH, TRAINING_RECORDS
 from g2rpo_core.foundation.settings import Settings
 from g2rpo_core.foundation.texts import natural
@@ -37,7 +44,9 @@ from g2rpo_core.numerics.portable import in_use
 
 ROOT = SCRATCH
 FINISHED = "finished.json"  # in scratch: the records of a run whose outputs are whole in `out`
-HASHES = Path(".cache", "hashes.json")  # of large files: path -> what `_stamp` says of it, and its hash
+HASHES = Path(
+    ".cache", "hashes.json"
+)  # of large files: path -> what `_stamp` says of it, and its hash
 LARGE = 2**24  # bytes; smaller files are read at every start
 SETTLED = 2.0  # seconds without a change until a time of change tells one edit from the next
 MANIFEST = "manifest.json"
@@ -50,12 +59,18 @@ INDEX = {  # what an index that torch.distributed.checkpoint has written names, 
     "torch": ("Size",),
     "torch.serialization": ("_get_layout",),
     "torch.distributed.checkpoint.metadata": (
-        "Metadata", "MetadataIndex", "StorageMeta", "TensorStorageMetadata", "BytesStorageMetadata", "ChunkStorageMetadata",
-        "TensorProperties", "_MEM_FORMAT_ENCODING",
+        "Metadata",
+        "MetadataIndex",
+        "StorageMeta",
+        "TensorStorageMetadata",
+        "BytesStorageMetadata",
+        "ChunkStorageMetadata",
+        "TensorProperties",
+        "_MEM_FORMAT_ENCODING",
     ),
     "torch.distributed.checkpoint.filesystem": ("_StorageInfo",),
     "pathlib": ("PosixPath",),
-}  # fmt: skip
+}
 
 
 def scratch(
@@ -68,9 +83,10 @@ def scratch(
 ) -> Path:
     """Return the scratch folder of a run, for all processes; print which leftovers of the run are not resumed, and why.
 
-    settings: values and typed sections that decide the run; dependencies: files and folders whose content does, as the stage
-    declares them to DVC. PyTorch's version decides too; the number of processes does not. end: the setting that only decides after
-    which iteration the run ends: a new run goes on from the last checkpoint of one that differs in that alone.
+    settings: values and typed sections that decide the run; dependencies: files and folders whose
+    content does, as the stage declares them to DVC. PyTorch's version decides too; the number of
+    processes does not. end: the setting that only decides after which iteration the run ends: a new
+    run goes on from the last checkpoint of one that differs in that alone.
     """
     if processes.rank > 0:
         return _shared(None, processes)
@@ -82,15 +98,32 @@ def scratch(
     if not folder.exists():
         for other in sorted(home.glob(f"*/{IDENTITY}")):
             theirs = _read_identity(other)
-            changed = [key for key in {**theirs, **identity} if theirs.get(key) != identity.get(key)]
-            if end and changed == [end] and last_iteration(folder) < last_iteration(other.parent) <= int(identity[end]):
+            changed = [
+                key for key in {**theirs, **identity} if theirs.get(key) != identity.get(key)
+            ]
+            if (
+                end
+                and changed == [end]
+                and last_iteration(folder) < last_iteration(other.parent) <= int(identity[end])
+            ):
                 last = checkpoints(other.parent)[-1]
                 shutil.copytree(last, folder / last.name, copy_function=link)
-                print(f"goes on from {last}: only {end} changed, from {theirs[end]} to {identity[end]}", file=sys.stderr)
+                print(
+                    f"goes on from {last}: only {end} changed, from {theirs[end]} to "
+                    f"{identity[end]}",
+                    file=sys.stderr,
+                )
                 continue
             more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
-            what = "keeps the finished run of other settings" if (other.parent / FINISHED).exists() else "is not resumed"
-            print(f"{other.parent} {what}: {', '.join(changed[:3])}{more} changed; it can be deleted", file=sys.stderr)
+            what = (
+                "keeps the finished run of other settings"
+                if (other.parent / FINISHED).exists()
+                else "is not resumed"
+            )
+            print(
+                f"{other.parent} {what}: {', '.join(changed[:3])}{more} changed; it can be deleted",
+                file=sys.stderr,
+            )
     for left in home.glob("*.gone"):
         shutil.rmtree(left, ignore_errors=True)
     folder.mkdir(parents=True, exist_ok=True)
@@ -98,7 +131,9 @@ def scratch(
     return _shared(folder, processes)
 
 
-def still_decide(folder: Path, settings: Mapping[str, object], dependencies: Iterable[Path]) -> bool:
+def still_decide(
+    folder: Path, settings: Mapping[str, object], dependencies: Iterable[Path]
+) -> bool:
     """Tell whether these settings and dependencies are as they were when `scratch` named the folder after them."""
     return folder.name == _digest(_identity(settings, dependencies))
 
@@ -109,7 +144,9 @@ def claim(stage: str, name: str, processes: ProcessGroup = ALONE) -> None:
     Collective. This is a system lock on a file: the first process takes it exclusively, then
     all processes share it, so that it is free when all have ended.
     """
-    owner, problems = attempt(lambda: claims.take(stage, name)) if processes.rank == 0 else (None, [])
+    owner, problems = (
+        attempt(lambda: claims.take(stage, name)) if processes.rank == 0 else (None, [])
+    )
     if problem := processes.first(problems[0] if problems else None):
         raise UserError(problem)
     path, owner = processes.gather((claims.lock_of(stage, name), owner))[0]
@@ -136,15 +173,23 @@ def _wait_until_seen(file: Path, written: str, processes: ProcessGroup) -> None:
         time.sleep(0.2)
     if where := processes.first(None if seen else platform.node()):
         raise UserError(
-            f"{file.parent.resolve()} as seen from {where} is not the first process's folder: the project's folder must be on a disk that all nodes share"
+            f"{file.parent.resolve()} as seen from {where} is not the first process's folder: "
+            "the project's folder must be on a disk that all nodes share"
         )
 
 
 def _identity(settings: Mapping[str, object], dependencies: Iterable[Path]) -> dict[str, str]:
     values: dict[str, str] = {}
     for section, value in settings.items():
-        fields = {f"{section}.{key}": field for key, field in value.deciding().items()} if isinstance(value, Settings) else {}
-        values |= {key: json.dumps(field, sort_keys=True) for key, field in (fields or {section: value}).items()}
+        fields = (
+            {f"{section}.{key}": field for key, field in value.deciding().items()}
+            if isinstance(value, Settings)
+            else {}
+        )
+        values |= {
+            key: json.dumps(field, sort_keys=True)
+            for key, field in (fields or {section: value}).items()
+        }
     # Without the folders above them, so that a checkout that is mounted elsewhere resumes
     place = lambda path, file: Path(*path.parts[-2:]) / file.relative_to(path)
     files = [(place(path, file), file) for path in dependencies for file in files_of(path)]
@@ -160,14 +205,25 @@ def _hashes(files: Iterable[Path]) -> dict[Path, str]:
     except UserError:  # none yet, or damaged: everything is read
         known = {}
     large = {file: _stamp(file) for file in files if file.stat().st_size > LARGE}
-    unread = [file for file in files if file not in large or known.get(str(file), [])[:-1] != large[file]]
+    unread = [
+        file for file in files if file not in large or known.get(str(file), [])[:-1] != large[file]
+    ]
     with ThreadPoolExecutor() as pool:
         found = dict(zip(unread, pool.map(sha256, unread)))
     # Remember those that nobody was writing
-    settled = lambda file: _stamp(file) == large[file] and time.time() - max(large[file][2:]) / 1e9 > SETTLED
-    if new := {str(file): [*large[file], found[file]] for file in unread if file in large and settled(file)}:
+    settled = lambda file: (
+        _stamp(file) == large[file] and time.time() - max(large[file][2:]) / 1e9 > SETTLED
+    )
+    if new := {
+        str(file): [*large[file], found[file]] for file in unread if file in large and settled(file)
+    }:
         HASHES.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(HASHES, json.dumps({name: about for name, about in known.items() if Path(name).exists()} | new).encode())
+        write_whole(
+            HASHES,
+            json.dumps(
+                {name: about for name, about in known.items() if Path(name).exists()} | new
+            ).encode(),
+        )
     return found | {file: known[str(file)][-1] for file in large if file not in found}
 
 
@@ -183,9 +239,9 @@ def _digest(identity: Mapping[str, str]) -> str:
 class Checkpoints:
     """A run's checkpoints in its scratch folder, written one at a time in the background while the run goes on.
 
-    A checkpoint holds tensors, written by `torch.distributed.checkpoint` with one part per process, so that any number of
-    processes may read it; the records as JSON; and a manifest with the size and hash of every file. What is incomplete has no
-    final name.
+    A checkpoint holds tensors, written by `torch.distributed.checkpoint` with one part per process,
+    so that any number of processes may read it; the records as JSON; and a manifest with the size
+    and hash of every file. What is incomplete has no final name.
 
     Every method is collective.
     """
@@ -193,7 +249,9 @@ class Checkpoints:
     def __init__(self, folder: Path, keep: int, processes: ProcessGroup = ALONE):
         self.folder, self.keep, self.processes = folder, keep, processes
         # A separate group: collectives in the background would mix with those of training
-        self._group = dist.new_group(backend="gloo", timeout=TIMEOUT) if processes.size > 1 else None
+        self._group = (
+            dist.new_group(backend="gloo", timeout=TIMEOUT) if processes.size > 1 else None
+        )
         self._background = ThreadPoolExecutor(1)
         self._unfinished: tuple[Path, Future] | None = None
         # before anything is written: what a killed run left may be most of the disk
@@ -212,8 +270,16 @@ class Checkpoints:
             temporary.mkdir(parents=True)
             write_whole(temporary / RECORDS, json.dumps(records).encode())
         self.processes.barrier()
-        writing = dcp.async_save(state, checkpoint_id=temporary, process_group=self._group, no_dist=self.processes.size == 1)
-        self._unfinished = final, self._background.submit(_hash_part, writing, temporary, self.processes.rank)
+        writing = dcp.async_save(
+            state,
+            checkpoint_id=temporary,
+            process_group=self._group,
+            no_dist=self.processes.size == 1,
+        )
+        self._unfinished = (
+            final,
+            self._background.submit(_hash_part, writing, temporary, self.processes.rank),
+        )
 
     def publish(self) -> None:
         """Give a checkpoint that is written its final name; does not wait."""
@@ -227,12 +293,23 @@ class Checkpoints:
             return
         (final, written), self._unfinished = self._unfinished, None
         temporary = final.with_name(f"{final.name}.tmp")
-        problem = f"{temporary} cannot be written: {_why(error)}" if (error := written.exception()) else None
+        problem = (
+            f"{temporary} cannot be written: {_why(error)}"
+            if (error := written.exception())
+            else None
+        )
         if problem := self.processes.first(problem):
             raise UserError(f"{problem}; the previous checkpoint is kept")
-        files = {name: about for part in self.processes.gather(written.result()) for name, about in part.items()}
+        files = {
+            name: about
+            for part in self.processes.gather(written.result())
+            for name, about in part.items()
+        }
         if self.processes.rank == 0:
-            write_whole(temporary / MANIFEST, json.dumps({"processes": self.processes.size, "files": files}).encode())
+            write_whole(
+                temporary / MANIFEST,
+                json.dumps({"processes": self.processes.size, "files": files}).encode(),
+            )
             os.rename(temporary, final)
             sync_folder(self.folder)
             for old in checkpoints(self.folder)[: -self.keep]:
@@ -270,8 +347,12 @@ def _hash_part(writing: Future, folder: Path, rank: int) -> dict[str, dict]:
 
 def checkpoints(folder: Path) -> list[Path]:
     """Return the complete checkpoints of a folder, oldest first."""
-    found = (path for path in folder.glob("iteration-*") if re.fullmatch(r"iteration-\d+", path.name))
-    return sorted(found, key=lambda path: natural(path.name))  # as numbers: the millionth is after the 999,999th
+    found = (
+        path for path in folder.glob("iteration-*") if re.fullmatch(r"iteration-\d+", path.name)
+    )
+    return sorted(
+        found, key=lambda path: natural(path.name)
+    )  # as numbers: the millionth is after the 999,999th
 
 
 def check_room(needed: float, what: str, processes: ProcessGroup = ALONE) -> None:
@@ -281,7 +362,8 @@ def check_room(needed: float, what: str, processes: ProcessGroup = ALONE) -> Non
     """
     free = shutil.disk_usage(Path.cwd()).free
     lacks = (
-        f"{what} needs {_size(needed)}, and the disk of {Path.cwd()} has {_size(free)} free: make room, or work on another disk"
+        f"{what} needs {_size(needed)}, and the disk of {Path.cwd()} has {_size(free)} free: "
+        "make room, or work on another disk"
     )
     if problem := processes.first(lacks if processes.rank == 0 and needed > free else None):
         raise UserError(problem)
@@ -306,13 +388,22 @@ def load_records(path: Path, processes: ProcessGroup = ALONE) -> list[dict]:
             mine = sorted(manifest["files"].items())[processes.rank :: processes.size]
             if not {RECORDS, ".metadata"} <= manifest["files"].keys():
                 raise UserError(f"{MANIFEST} lists no records")
-            problem = next((f"{name} {wrong}" for name, about in mine if (wrong := _damage(path / name, about))), None)
+            problem = next(
+                (
+                    f"{name} {wrong}"
+                    for name, about in mine
+                    if (wrong := _damage(path / name, about))
+                ),
+                None,
+            )
     except UserError:
         problem = f"no readable {MANIFEST}"
     if problem := processes.first(problem):
         raise UserError(complaint(path, f"is damaged ({problem})"))
     records = read_json(path / RECORDS, list)
-    if not records or not all(isinstance(record, dict) and "iteration" in record for record in records):
+    if not records or not all(
+        isinstance(record, dict) and "iteration" in record for record in records
+    ):
         raise UserError(complaint(path / RECORDS, "holds no records of iterations"))
     return records
 
@@ -335,7 +426,8 @@ def _damage(file: Path, about: dict) -> str | None:
 def load_state(path: Path, state: dict, processes: ProcessGroup = ALONE) -> None:
     """Fill the tensors of `state` in place, each process its part; any number of processes may have written them. Collective.
 
-    UserError if the checkpoint's index is a pickle of anything else than an index, which torch would run.
+    UserError if the checkpoint's index is a pickle of anything else than an index, which torch
+    would run.
     """
     with reading(path), (path / ".metadata").open("rb") as index:
         _IndexUnpickler(index).load()
@@ -346,9 +438,13 @@ class _IndexUnpickler(pickle.Unpickler):
     """Loads the index of a checkpoint, `.metadata`, and nothing else: what it may name is in INDEX, and torch's dtypes."""
 
     def find_class(self, module: str, name: str) -> object:
-        if name in INDEX.get(module, ()) or (module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)):
+        if name in INDEX.get(module, ()) or (
+            module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
+        ):
             return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"its index names {module}.{name}, which no checkpoint holds, so it is not read")
+        raise pickle.UnpicklingError(
+            f"its index names {module}.{name}, which no checkpoint holds, so it is not read"
+        )
 
 
 def discard(folder: Path) -> None:
@@ -390,8 +486,8 @@ def forget_finished(name: str, run: Path, processes: ProcessGroup) -> None:
 def publish(folder: Path, output: Path) -> None:
     """Make a folder built in scratch the output, in one rename if both are on one disk.
 
-    The files also stay in scratch (as hard links), for a process that is killed before everything is finished. UserError if what
-    is there cannot be removed.
+    The files also stay in scratch (as hard links), for a process that is killed before everything
+    is finished. UserError if what is there cannot be removed.
     """
     temporary = folder.with_name(f"{folder.name}.published")
     shutil.rmtree(temporary, ignore_errors=True)
@@ -416,7 +512,10 @@ def replace(folder: Path, output: Path) -> None:
         if output.exists():
             output.rename(old)
     except OSError as error:
-        raise UserError(f"{output}: cannot be replaced ({error.strerror}): remove it, and run the same command again") from None
+        raise UserError(
+            f"{output}: cannot be replaced ({error.strerror}): remove it, "
+            "and run the same command again"
+        ) from None
     near.rename(output)
     shutil.rmtree(old, ignore_errors=True)
     shutil.rmtree(folder, ignore_errors=True)

@@ -1,7 +1,8 @@
 """Starts the processes of a stage by accelerate's launcher, and ends them at a safe point.
 
-As `python -m g2rpo_core.distributed.launcher` it is `accelerate launch`, or after the word `torchrun` that, with readable errors. It ends
-with the status of the process that failed first. That process has printed its own error; one ended by a signal is reported here.
+As `python -m g2rpo_core.distributed.launcher` it is `accelerate launch`, or after the word
+`torchrun` that, with readable errors. It ends with the status of the process that failed first.
+That process has printed its own error; one ended by a signal is reported here.
 """
 
 import os
@@ -23,7 +24,8 @@ from g2rpo_core.numerics.processes import LAUNCHER, die_with_parent
 STATUS = 128 + signal.SIGTERM
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 CONFIGURATIONS = Path(__file__).parent / "accelerate"
-# the environment variable with the seconds that torch's launcher leaves its processes after SIGTERM, before it kills them
+# the environment variable with the seconds that torch's launcher leaves its processes after
+# SIGTERM, before it kills them
 SHUTDOWN = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 SHUTDOWN_DEFAULT = 30
 MARGIN = 15  # seconds that it leaves them beyond their own limit
@@ -61,24 +63,32 @@ class Termination:
         os._exit(STATUS)
 
 
-def join_processes(asked: Processes, items: int | None = None, grace: float = 0.0) -> tuple[ProcessGroup, torch.device]:
+def join_processes(
+    asked: Processes, items: int | None = None, grace: float = 0.0
+) -> tuple[ProcessGroup, torch.device]:
     """Return this process's group and device among the requested processes.
 
-    If more than one is requested and none has been started, `accelerate launch` runs the same command on this machine, and this
-    process ends with its status. accelerate or torchrun may also be started by hand, on one or several machines. items: see
-    `num_processes`; grace: seconds that the processes need after SIGTERM; UserError if their launcher leaves them less.
+    If more than one is requested and none has been started, `accelerate launch` runs the same
+    command on this machine, and this process ends with its status. accelerate or torchrun may also
+    be started by hand, on one or several machines. items: see `num_processes`; grace: seconds that
+    the processes need after SIGTERM; UserError if their launcher leaves them less.
     """
     if "WORLD_SIZE" not in os.environ:
         count, gpus = num_processes(asked, items), torch.cuda.device_count()
         if asked == "auto" and count < gpus:
-            print(f"processes: auto: {count} of {gpus} GPUs, as {items} prompts per iteration are shared evenly", file=sys.stderr)
+            print(
+                f"processes: auto: {count} of {gpus} GPUs, as {items} prompts per iteration are "
+                "shared evenly",
+                file=sys.stderr,
+            )
         if count > 1:
             sys.exit(_launch(count, grace))
     _end_if_useless()
     left = float(os.environ.get(SHUTDOWN, SHUTDOWN_DEFAULT))
     if "TORCHELASTIC_RUN_ID" in os.environ and grace > left:
         raise UserError(
-            f"training.checkpoints.grace is {grace:g} s, but the launcher kills its processes {left:g} s after SIGTERM: "
+            f"training.checkpoints.grace is {grace:g} s, but the launcher kills its processes "
+            f"{left:g} s after SIGTERM: "
             f"export {SHUTDOWN}={round(grace) + MARGIN} before it starts"
         )
     return join(asked, items)
@@ -100,17 +110,28 @@ def statuses(folder: Path) -> set[int]:
 def _launch(count: int, grace: float) -> int:
     spec = sys.modules["__main__"].__spec__
     module = spec.name if spec else ""
-    options = ["--config_file", str(CONFIGURATIONS / "eight_gpus.yaml"), "--num_processes", str(count)]
+    options = [
+        "--config_file",
+        str(CONFIGURATIONS / "eight_gpus.yaml"),
+        "--num_processes",
+        str(count),
+    ]
     command = [sys.executable, "-m", "g2rpo_core.distributed.launcher", *options, "-m", module]
     terminated = []
     # accelerate's own status is 1, whatever the status of a process
     with tempfile.TemporaryDirectory() as folder:
         seconds = max(SHUTDOWN_DEFAULT, round(grace) + MARGIN)
         environment = {SHUTDOWN: str(seconds), **os.environ, STATUS_FOLDER: folder}
-        # A session of its own: Ctrl-C comes to this process alone, which hands it on as SIGTERM; no thread has started yet
+        # A session of its own: Ctrl-C comes to this process alone, which hands it on as SIGTERM; no
+        # thread has started yet
         command += sys.argv[1:]
         follow = partial(die_with_parent, os.getpid())
-        child = subprocess.Popen(command, env=environment, preexec_fn=follow, start_new_session=True)  # noqa: PLW1509
+        child = subprocess.Popen(
+            command,
+            env=environment,
+            preexec_fn=follow,  # noqa: PLW1509
+            start_new_session=True,
+        )
 
         def pass_on(*_) -> None:
             terminated.append(True)
@@ -142,11 +163,16 @@ def main() -> None:
         if failure.exitcode < 0:
             why = "; the system does this when memory is short" if failure.exitcode == -9 else ""
             print(
-                f"error: process {rank} was ended by signal {-failure.exitcode}{why}: the same command resumes from the last checkpoint",
+                f"error: process {rank} was ended by signal {-failure.exitcode}{why}: "
+                "the same command resumes from the last checkpoint",
                 file=sys.stderr,
             )
         failed = statuses(Path(os.environ[STATUS_FOLDER])) if STATUS_FOLDER in os.environ else set()
-        sys.exit(min(failed, default=failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode))
+        sys.exit(
+            min(
+                failed, default=failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode
+            )
+        )
 
 
 if __name__ == "__main__":

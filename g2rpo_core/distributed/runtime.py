@@ -27,7 +27,8 @@ def check_device(models: ModelStore) -> None:
     size = sum(about["size"] for about in models.entry("pipeline")["files"].values())
     if size >= NEEDS_GPU and os.environ.get(ON_CPU) != "1" and not torch.cuda.is_available():
         raise UserError(
-            f"{models.root}: the pipeline has {size / 2**30:.0f} GiB, and torch finds no GPU here: {why_none()}; else go to a machine "
+            f"{models.root}: the pipeline has {size / 2**30:.0f} GiB, and torch finds no GPU here: "
+            f"{why_none()}; else go to a machine "
             f"with one, or set {ON_CPU}=1 to compute on the CPU for weeks"
         )
 
@@ -35,11 +36,14 @@ def check_device(models: ModelStore) -> None:
 class Runtime:
     """The runtime of a stage: each `main` takes one, and `Policy` hands it to the code that trains and samples.
 
-    Every method here does the real thing; there is nothing to know about it to change a method. The rehearsal overrides all of them to run
-    the same stage without GPUs, weights and time: whatever it replaces of this project's code is a method here.
+    Every method here does the real thing; there is nothing to know about it to change a method. The
+    rehearsal overrides all of them to run the same stage without GPUs, weights and time: whatever
+    it replaces of this project's code is a method here.
     """
 
-    def join(self, asked: Processes, items: int | None = None, grace: float = 0.0) -> tuple[ProcessGroup, torch.device]:
+    def join(
+        self, asked: Processes, items: int | None = None, grace: float = 0.0
+    ) -> tuple[ProcessGroup, torch.device]:
         """Return this process's group and device among the requested processes, see `join_processes`."""
         return join_processes(asked, items, grace)
 
@@ -51,7 +55,9 @@ class Runtime:
         """Call a function that reads weights from files."""
         return function(*arguments)
 
-    def call(self, model: torch.nn.Module, function: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> torch.Tensor:
+    def call(
+        self, model: torch.nn.Module, function: Callable[..., torch.Tensor], *inputs: torch.Tensor
+    ) -> torch.Tensor:
         """Call a model through `function`; without gradients, all calls with a first input of equal shape cost the same."""
         return function(*inputs)
 
@@ -67,7 +73,9 @@ class Runtime:
         """Return the weights that a run starts from, of these published ones; None for those of the base model."""
         return None if name is None else published.weights(name)
 
-    def checkpoints(self, folder: Path, keep: int, processes: ProcessGroup) -> checkpoint.Checkpoints:
+    def checkpoints(
+        self, folder: Path, keep: int, processes: ProcessGroup
+    ) -> checkpoint.Checkpoints:
         """Return what writes and reads the checkpoints in a scratch folder."""
         return checkpoint.Checkpoints(folder, keep, processes)
 

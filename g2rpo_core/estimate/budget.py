@@ -26,12 +26,14 @@ class Way:
     """The same settings as a profile has them, those of `parallel` together."""
 
 
-def ways(profile: Profile, name: str, machines: Machines, lora: bool, rate: Rate = ASSUMED) -> Iterator[Way]:
+def ways(
+    profile: Profile, name: str, machines: Machines, lora: bool, rate: Rate = ASSUMED
+) -> Iterator[Way]:
     """Yield every way that fits into memory.
 
-    Ways differ in the number of GPUs (up to those of `machines`), groups that share a copy, checkpointing, replica, latents per
-    call. lora: train a LoRA of rank 32 instead of all weights. Of the numbers of latents per call, only the largest that fits is
-    given.
+    Ways differ in the number of GPUs (up to those of `machines`), groups that share a copy,
+    checkpointing, replica, latents per call. lora: train a LoRA of rank 32 instead of all weights.
+    Of the numbers of latents per call, only the largest that fits is given.
     """
     training = profile.run(name).training
     for gpus in divisors(training.prompts_per_iteration):
@@ -44,16 +46,31 @@ def ways(profile: Profile, name: str, machines: Machines, lora: bool, rate: Rate
             if replica and shard == 1:
                 continue
             parallel = {"shard_size": shard, "replica": replica}
-            chosen: dict = {"gradient_checkpointing": checkpointing} | ({"lora": LORA.model_dump(mode="json")} if lora else {})
-            for tokens in dict.fromkeys((training.batch_tokens, max(1, training.batch_tokens // 4), 1)):
+            chosen: dict = {"gradient_checkpointing": checkpointing} | (
+                {"lora": LORA.model_dump(mode="json")} if lora else {}
+            )
+            for tokens in dict.fromkeys(
+                (training.batch_tokens, max(1, training.batch_tokens // 4), 1)
+            ):
                 chosen["batch_tokens"] = tokens
                 settings = chosen | {"parallel": training.parallel.model_dump() | parallel}
                 plan = make_plan(changed(profile, name, settings), name, used, rate=rate)
                 if has_room(plan, used):
                     named = chosen | {f"parallel.{key}": value for key, value in parallel.items()}
                     present = training.model_dump(mode="json")
-                    differing = {key: value for key, value in settings.items() if value != present[key]}
-                    yield Way(gpus, {key: value for key, value in named.items() if value != _now(training, key)}, plan, differing)
+                    differing = {
+                        key: value for key, value in settings.items() if value != present[key]
+                    }
+                    yield Way(
+                        gpus,
+                        {
+                            key: value
+                            for key, value in named.items()
+                            if value != _now(training, key)
+                        },
+                        plan,
+                        differing,
+                    )
                     break
 
 
@@ -72,7 +89,9 @@ def cheapest(
     fastest = None
     for lora in (False, True) if profile.run(name).training.lora is None else (False,):
         fitting = list(ways(profile, name, machines, lora, rate))
-        fastest = min([*fitting, *filter(None, [fastest])], key=lambda way: way.plan.hours, default=None)
+        fastest = min(
+            [*fitting, *filter(None, [fastest])], key=lambda way: way.plan.hours, default=None
+        )
         if within := [way for way in fitting if way.plan.hours <= hours]:
             return min(within, key=lambda way: (way.plan.gpu_hours, len(way.settings))), fastest
     return None, fastest
@@ -84,7 +103,12 @@ def has_room(plan: Plan, machines: Machines) -> bool:
 
 
 def changes(
-    profile: Profile, name: str, machines: Machines, fits: bool, shard: int | None = None, rate: Rate = ASSUMED
+    profile: Profile,
+    name: str,
+    machines: Machines,
+    fits: bool,
+    shard: int | None = None,
+    rate: Rate = ASSUMED,
 ) -> list[tuple[str, Plan, dict]]:
     """Plan the changes that affect memory and time most; combined changes only if the present plan does not fit.
 
@@ -92,24 +116,40 @@ def changes(
     """
     training = profile.run(name).training
     lora: dict = {"lora": LORA.model_dump(mode="json")} if training.lora is None else {}
-    checkpointing: dict = {} if training.gradient_checkpointing else {"gradient_checkpointing": True}
+    checkpointing: dict = (
+        {} if training.gradient_checkpointing else {"gradient_checkpointing": True}
+    )
     smallest: dict = {"batch_tokens": 1}
     replica: dict = (
-        {"parallel": training.parallel.model_dump() | {"replica": not training.parallel.replica}} if machines.gpus > 1 else {}
+        {"parallel": training.parallel.model_dump() | {"replica": not training.parallel.replica}}
+        if machines.gpus > 1
+        else {}
     )
     # Single changes, then combined ones
     options: list[tuple[str, dict]] = [
         ("training.gradient_checkpointing: true", checkpointing),
-        ("training.gradient_checkpointing: false", {} if checkpointing else {"gradient_checkpointing": False}),
+        (
+            "training.gradient_checkpointing: false",
+            {} if checkpointing else {"gradient_checkpointing": False},
+        ),
         ("training.lora: LoRA of rank 32", lora),
         (f"training.parallel.replica: {str(not training.parallel.replica).lower()}", replica),
     ]
     if not fits:
         options += [
             ("training.batch_tokens for one latent per call", smallest),
-            ("checkpointing and one latent per call", checkpointing | smallest if checkpointing else {}),
-            ("LoRA and training.gradient_checkpointing: true", lora | checkpointing if lora and checkpointing else {}),
-            ("LoRA, checkpointing and one latent per call", lora | checkpointing | smallest if lora else {}),
+            (
+                "checkpointing and one latent per call",
+                checkpointing | smallest if checkpointing else {},
+            ),
+            (
+                "LoRA and training.gradient_checkpointing: true",
+                lora | checkpointing if lora and checkpointing else {},
+            ),
+            (
+                "LoRA, checkpointing and one latent per call",
+                lora | checkpointing | smallest if lora else {},
+            ),
         ]
     planned = [
         (label, make_plan(changed(profile, name, change), name, machines, shard, rate), change)
@@ -121,16 +161,28 @@ def changes(
     for size in divisors(machines.gpus):
         if size != now:
             parallel = {"parallel": training.parallel.model_dump() | {"shard_size": size}}
-            planned.append((f"training.parallel.shard_size: {size}", make_plan(profile, name, machines, size, rate), parallel))
+            planned.append(
+                (
+                    f"training.parallel.shard_size: {size}",
+                    make_plan(profile, name, machines, size, rate),
+                    parallel,
+                )
+            )
     # More GPUs, if nothing else fits
     best = checkpointing | smallest
     for more in () if fits else (2, 4, 8, 16, 32):
         if more > machines.gpus and training.prompts_per_iteration % more == 0:
             plan = make_plan(
-                changed(profile, name, best), name, replace(machines, gpus=more, nodes=count_nodes(more)), more, rate
+                changed(profile, name, best),
+                name,
+                replace(machines, gpus=more, nodes=count_nodes(more)),
+                more,
+                rate,
             )
             if plan.fits:
-                planned.append((f"{more} GPUs per model, checkpointing, one latent per call", plan, {}))
+                planned.append(
+                    (f"{more} GPUs per model, checkpointing, one latent per call", plan, {})
+                )
                 break
     return planned
 

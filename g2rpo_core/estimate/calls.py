@@ -1,7 +1,7 @@
 """Compute how many rows the calls of rollout and update have at each SDE step, and how far their velocities may be apart.
 
-Where both have equally many, the ratio before the first update is 1. Where they do not, bfloat16 rounds otherwise, and how much that
-moves the ratio depends on the step.
+Where both have equally many, the ratio before the first update is 1. Where they do not, bfloat16
+rounds otherwise, and how much that moves the ratio depends on the step.
 """
 
 import math
@@ -52,8 +52,12 @@ def calls_of(profile: Profile, name: str, machines: Machines) -> list[Calls]:
         ends, widths = tree.transitions(), tree.widths(work.group)
         for draw in range(DRAWS):
             chosen = objective.draw_steps(len(ends), random.Random(draw))
-            for index, sizes in _updates(work, [(widths[ends[one][0]], widths[ends[one][1]]) for one in chosen]):
-                sampled, trained = found.setdefault(tree.sde_steps[chosen[index]].step, (set(), set()))
+            for index, sizes in _updates(
+                work, [(widths[ends[one][0]], widths[ends[one][1]]) for one in chosen]
+            ):
+                sampled, trained = found.setdefault(
+                    tree.sde_steps[chosen[index]].step, (set(), set())
+                )
                 sampled |= rows[ends[chosen[index]][0]]
                 trained |= sizes
     return [Calls(step, *found[step], tolerated(work, step)) for step in sorted(found)]
@@ -66,14 +70,26 @@ def _updates(work: Work, transitions: list[tuple[int, int]]) -> list[tuple[int, 
     if updates == "step":
         steps = [[one] for one in enumerate(transitions)]
     else:
-        steps = [list(enumerate(part)) for part in parts_of_updates(transitions, 1 if updates == "iteration" else updates)]
+        steps = [
+            list(enumerate(part))
+            for part in parts_of_updates(transitions, 1 if updates == "iteration" else updates)
+        ]
     # The calls of each: states with equally many next states go together
     found: list[tuple[int, set[int]]] = []
     for step in steps:
         for members in {after // before for _, (before, after) in step}:
-            same = [(index, work.prompts * before) for index, (before, after) in step if after // before == members]
-            trained: np.ndarray = np.repeat([index for index, _ in same], [rows for _, rows in same])
-            calls = [trained[start : start + work.at_once["update"]] for start in range(0, len(trained), work.at_once["update"])]
+            same = [
+                (index, work.prompts * before)
+                for index, (before, after) in step
+                if after // before == members
+            ]
+            trained: np.ndarray = np.repeat(
+                [index for index, _ in same], [rows for _, rows in same]
+            )
+            calls = [
+                trained[start : start + work.at_once["update"]]
+                for start in range(0, len(trained), work.at_once["update"])
+            ]
             found += [(index, {len(call) for call in calls if index in call}) for index, _ in same]
     return found
 
@@ -81,8 +97,8 @@ def _updates(work: Work, transitions: list[tuple[int, int]]) -> list[tuple[int, 
 def tolerated(work: Work, step: int) -> float:
     """Return the difference e of velocities at which |ratio - 1| = 4.5 g e / sqrt(n) + (g e)^2 / 2 is the clip range.
 
-    g: the velocity's weight in the transition's mean, in standard deviations; n: elements of a latent. Classifier-free guidance adds
-    the errors of both evaluations.
+    g: the velocity's weight in the transition's mean, in standard deviations; n: elements of a
+    latent. Classifier-free guidance adds the errors of both evaluations.
     """
     sigmas = shifted_sigmas(work.sampling.steps, work.sampling.shift)
     transition = work.method.tree.transition(sigmas)
@@ -92,6 +108,8 @@ def tolerated(work: Work, step: int) -> float:
     weight = abs(float((moved.mean - transition(zero, zero, step=step).mean) / moved.std))
     if work.forward_evals == 2:
         weight *= math.hypot(work.sampling.guidance, work.sampling.guidance - 1)
-    elements = work.tokens[0] * math.prod(work.base.latent_shape(work.shape.vae, 2, 2))  # a token has 2 x 2 latents
+    elements = work.tokens[0] * math.prod(
+        work.base.latent_shape(work.shape.vae, 2, 2)
+    )  # a token has 2 x 2 latents
     linear = LARGEST / math.sqrt(elements)
     return (math.sqrt(linear**2 + 2 * work.training.clip_range) - linear) / weight

@@ -36,34 +36,65 @@ class Campaign:
     """Of everything, by part; `checkpoints`: those of the run with the largest, because a finished run has none."""
 
 
-def make_campaign(profile: Profile, run: Run, published: tuple[str, ...], machines: Machines, rate: Rate = ASSUMED) -> Campaign:
+def make_campaign(
+    profile: Profile, run: Run, published: tuple[str, ...], machines: Machines, rate: Rate = ASSUMED
+) -> Campaign:
     """Plan the methods and seeds of a run with the base and the published models that are evaluated beside them; errors as `make_plan`."""
     if unknown := [name for name in run.methods if name not in profile.methods]:
-        raise UserError(f"params.yaml: methods: {unknown[0]!r} is not in the profile, which has {', '.join(profile.methods)}")
-    plans = {name: make_plan(profile, name, machines, rate=rate) for name in run.methods or list(profile.methods)[:1]}
+        raise UserError(
+            f"params.yaml: methods: {unknown[0]!r} is not in the profile, "
+            f"which has {', '.join(profile.methods)}"
+        )
+    plans = {
+        name: make_plan(profile, name, machines, rate=rate)
+        for name in run.methods or list(profile.methods)[:1]
+    }
     shared = next(iter(plans.values()))
 
     def alone(drawn: dict) -> dict[str, float]:
         """Return the hours of an evaluation without a run, which has no snapshots, drawn as an entry draws."""
-        name = next((name for name in (*plans, *profile.methods) if profile.sampling_of(name).drawn == drawn), next(iter(plans)))
+        name = next(
+            (
+                name
+                for name in (*plans, *profile.methods)
+                if profile.sampling_of(name).drawn == drawn
+            ),
+            next(iter(plans)),
+        )
         plan = plans[name] if name in plans else make_plan(profile, name, machines, rate=rate)
         return {"evaluation": plan.evaluation_hours / len(profile.evaluation.checkpoints)}
 
-    of_base = sum(alone(drawn)["evaluation"] for drawn in profile.drawn(run.methods, published)["base"])
+    of_base = sum(
+        alone(drawn)["evaluation"] for drawn in profile.drawn(run.methods, published)["base"]
+    )
     entries = [_entry(run_name(*BASE), {"evaluation": of_base}, 0.0, machines, shared.fits)]
     for method in run.methods:
         entries += [
             _entry(
-                run_name(method, seed), _hours(plans[method]), 2 * plans[method].disk_gib["trained"], machines, plans[method].fits
+                run_name(method, seed),
+                _hours(plans[method]),
+                2 * plans[method].disk_gib["trained"],
+                machines,
+                plans[method].fits,
             )
             for seed in run.seeds
         ]
-    entries += [_entry(name, alone(profile.sampling_of(name).drawn), 0.0, machines, shared.fits) for name in published]
+    entries += [
+        _entry(name, alone(profile.sampling_of(name).drawn), 0.0, machines, shared.fits)
+        for name in published
+    ]
     disk = {part: shared.disk_gib[part] * (2 if part == "embeddings" else 1) for part in ONCE}
     disk["runs"] = sum(entry.disk_gib for entry in entries)
-    disk["checkpoints"] = max(plan.disk_gib["checkpoints"] for plan in plans.values()) if run.methods else 0.0
+    disk["checkpoints"] = (
+        max(plan.disk_gib["checkpoints"] for plan in plans.values()) if run.methods else 0.0
+    )
     hours = sum(sum(entry.hours.values()) for entry in entries)
-    return Campaign(entries, round(hours, 2), round(hours * machines.gpus, 1), {key: round(gib, 1) for key, gib in disk.items()})
+    return Campaign(
+        entries,
+        round(hours, 2),
+        round(hours * machines.gpus, 1),
+        {key: round(gib, 1) for key, gib in disk.items()},
+    )
 
 
 def _hours(plan: Plan) -> dict[str, float]:
@@ -75,5 +106,7 @@ def _hours(plan: Plan) -> dict[str, float]:
     }
 
 
-def _entry(name: str, hours: dict[str, float], disk: float, machines: Machines, fits: bool) -> Entry:
+def _entry(
+    name: str, hours: dict[str, float], disk: float, machines: Machines, fits: bool
+) -> Entry:
     return Entry(name, hours, round(sum(hours.values()) * machines.gpus, 1), round(disk, 1), fits)

@@ -25,15 +25,20 @@ def drawn_transformer(
 ) -> ModelMixin:
     """Return a frozen bfloat16 transformer with random weights on `device`, which never holds more than the finished model and one layer.
 
-    lora: an adapter in float32 that trains; quantized: how the blocks' frozen weights are kept (`quantize`); shared: blocks of a kind have
-    the first one's weights, so a call computes and reads as much as without that, in a fraction of the memory: a block of these models is
-    larger than a GPU's cache.
+    lora: an adapter in float32 that trains; quantized: how the blocks' frozen weights are kept
+    (`quantize`); shared: blocks of a kind have the first one's weights, so a call computes and
+    reads as much as without that, in a fraction of the memory: a block of these models is larger
+    than a GPU's cache.
     """
     # Without data
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "config.json").write_text(json.dumps(dict(config)))
         transformer = empty_transformer(
-            architecture, Path(folder), torch.bfloat16, False, lora_config(architecture, lora) if lora else None
+            architecture,
+            Path(folder),
+            torch.bfloat16,
+            False,
+            lora_config(architecture, lora) if lora else None,
         )
     blocks = share(architecture.blocks(transformer)) if shared else architecture.blocks(transformer)
     # Layers that are quantized, one after the other, then the rest

@@ -1,7 +1,7 @@
 """Describe the machines that a run is planned or rehearsed for, and compute what their processes send each other.
 
-That is FSDP2's gathers of weights and sums of gradients. `g2rpo rehearse` counts the calls that the stages really make; a test compares
-these figures with it.
+That is FSDP2's gathers of weights and sums of gradients. `g2rpo rehearse` counts the calls that the
+stages really make; a test compares these figures with it.
 """
 
 from dataclasses import dataclass
@@ -13,11 +13,18 @@ from g2rpo_core.foundation.errors import UserError
 if TYPE_CHECKING:  # imports torch and diffusers, which would slow down --help
     from g2rpo_core.estimate.tracing import Parameters
 
-# of a transformer in bfloat16: an H100 was seen to reach 354 in eager mode and 564 compiled (benchmarks/README.md)
+# of a transformer in bfloat16: an H100 was seen to reach 354 in eager mode and 564 compiled
+# (benchmarks/README.md)
 ASSUMED_TFLOPS = 400.0
-DECODE_SLOWER, SCORE_SLOWER = 2, 15  # against bfloat16, by the same data sheets: TF32 convolutions, float32 products
+DECODE_SLOWER, SCORE_SLOWER = (
+    2,
+    15,
+)  # against bfloat16, by the same data sheets: TF32 convolutions, float32 products
 RESERVE_GIB = 3.0  # CUDA context, communication buffers, and what the allocator cannot fill
-INSIDE, BETWEEN = 400.0, 50.0  # GB/s of a GPU: NVLink of an H100, and a network card of 400 Gbit/s for each GPU
+INSIDE, BETWEEN = (
+    400.0,
+    50.0,
+)  # GB/s of a GPU: NVLink of an H100, and a network card of 400 Gbit/s for each GPU
 DISK = 2.0  # GB/s at which a node writes
 GPUS_OF_A_NODE = 8
 FLOAT32 = 4
@@ -30,7 +37,9 @@ class Rate:
     tflops: float = ASSUMED_TFLOPS
     ms: float | None = None
     """Milliseconds per forward evaluation, instead of `tflops`."""
-    source: str = f"assumed: {ASSUMED_TFLOPS:.0f} TFLOP/s in bfloat16; --card or --rate give that of a GPU"
+    source: str = (
+        f"assumed: {ASSUMED_TFLOPS:.0f} TFLOP/s in bfloat16; --card or --rate give that of a GPU"
+    )
 
     def ms_of(self, flops: float) -> float:
         """Return the milliseconds of a forward evaluation with so many operations."""
@@ -63,7 +72,9 @@ class Machines:
         return (self.between if between_nodes else self.inside) * 1e9
 
 
-def checked_machines(command: str, gpus: int, memory: float, nodes: int | None, inside: float, between: float) -> Machines:
+def checked_machines(
+    command: str, gpus: int, memory: float, nodes: int | None, inside: float, between: float
+) -> Machines:
     """Return the machines of a command's options, by default with as few nodes as hold the GPUs; UserError for impossible ones."""
     options = {"gpus": gpus, "nodes": nodes, "memory": memory, "inside": inside, "between": between}
     for option, value in options.items():
@@ -71,7 +82,9 @@ def checked_machines(command: str, gpus: int, memory: float, nodes: int | None, 
             raise UserError(f"{command}: --{option} {value} must be above 0")
     machines = Machines(gpus, memory, nodes or count_nodes(gpus), inside, between)
     if gpus % machines.nodes:
-        raise UserError(f"{command}: --gpus {gpus} cannot be divided evenly over {machines.nodes} nodes")
+        raise UserError(
+            f"{command}: --gpus {gpus} cannot be divided evenly over {machines.nodes} nodes"
+        )
     return machines
 
 
@@ -119,9 +132,9 @@ def sent(
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Return the GB that a GPU sends in an iteration by phase, and the seconds that this takes.
 
-    width: bytes of a gathered weight; updates: the calls of every optimizer step; kl: whether each call also runs the model
-    before training; replica: rollouts gather nothing, and the replica is filled once per iteration; every_call: gradients are
-    summed in every call.
+    width: bytes of a gathered weight; updates: the calls of every optimizer step; kl: whether each
+    call also runs the model before training; replica: rollouts gather nothing, and the replica is
+    filled once per iteration; every_call: gradients are summed in every call.
     """
     if sharding.machines.gpus == 1:
         return {}, {}
@@ -130,7 +143,8 @@ def sent(
     gradients = FLOAT32 * counts.trained
     inside = {
         "rollout": 0.0 if replica else rollout_calls * sharding.gathered(width * counts.all),
-        "update": calls * (3 if kl else 2) * sharding.gathered(width * counts.all) + sums * sharding.gathered(gradients),
+        "update": calls * (3 if kl else 2) * sharding.gathered(width * counts.all)
+        + sums * sharding.gathered(gradients),
         "refresh": sharding.gathered(FLOAT32 * counts.all) if replica else 0.0,
     }
     among_copies = {"update": sums * sharding.summed_over_copies(gradients)}
@@ -139,4 +153,6 @@ def sent(
         seconds[phase] += size / sharding.machines.rate(sharding.spans_nodes)
     for phase, size in among_copies.items():
         seconds[phase] += size / sharding.machines.rate(sharding.machines.nodes > 1)
-    return {phase: (size + among_copies.get(phase, 0.0)) / 1e9 for phase, size in inside.items()}, seconds
+    return {
+        phase: (size + among_copies.get(phase, 0.0)) / 1e9 for phase, size in inside.items()
+    }, seconds

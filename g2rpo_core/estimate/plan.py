@@ -1,9 +1,10 @@
 """Compute what a profile needs: forward evaluations, memory per GPU by part, hours, GPU-hours, disk.
 
-Weights, gradients and AdamW's states are float32, gathered blocks bfloat16; with a LoRA the frozen weights are bfloat16.
-Computation and communication are added up, although they partly overlap; measurements between iterations and checkpoints, which are
-written in the background, are counted apart. `g2rpo rehearse` covers loading, embedding, saving, evaluation and the host by running the stages themselves; a test
-compares the two.
+Weights, gradients and AdamW's states are float32, gathered blocks bfloat16; with a LoRA the frozen
+weights are bfloat16. Computation and communication are added up, although they partly overlap;
+measurements between iterations and checkpoints, which are written in the background, are counted
+apart. `g2rpo rehearse` covers loading, embedding, saving, evaluation and the host by running the
+stages themselves; a test compares the two.
 """
 
 from collections import Counter
@@ -46,8 +47,8 @@ from g2rpo_core.sampling.rollout import num_calls
 from g2rpo_core.sampling.settings import SamplingSettings
 
 GIB = 2**30
-# Tokens of the longest prompt of an iteration, where padding is left out: more than the CLIPs among the rewards read of one. Memory is
-# that of embed.max_sequence_length, which a prompt may have
+# Tokens of the longest prompt of an iteration, where padding is left out: more than the CLIPs among
+# the rewards read of one. Memory is that of embed.max_sequence_length, which a prompt may have
 PROMPT_TOKENS = 77
 
 
@@ -98,15 +99,20 @@ class Plan:
     """Rewards whose size is not known here."""
 
 
-def make_plan(profile: Profile, name: str, machines: Machines, shard: int | None = None, rate: Rate = ASSUMED) -> Plan:
+def make_plan(
+    profile: Profile, name: str, machines: Machines, shard: int | None = None, rate: Rate = ASSUMED
+) -> Plan:
     """Plan method `name`, with each model sharded over `shard` GPUs (default: as the profile says, or all).
 
-    rate: of a forward evaluation of the transformer on one GPU. UserError if the GPUs cannot share the prompts of an iteration evenly.
+    rate: of a forward evaluation of the transformer on one GPU. UserError if the GPUs cannot share
+    the prompts of an iteration evenly.
     """
     work = Work(profile, name, machines, shard)
     # Memory: what lasts the whole run, and the largest phase
     lasting, passing = _lasting_bytes(work), _passing_bytes(work)
-    phases = {phase: sum(lasting.values()) + sum(parts.values()) for phase, parts in passing.items()}
+    phases = {
+        phase: sum(lasting.values()) + sum(parts.values()) for phase, parts in passing.items()
+    }
     largest = max(phases, key=lambda phase: phases[phase])
     # Time: computation and communication, one after the other
     ms = rate.ms_of(work.flops(training=False))
@@ -117,7 +123,11 @@ def make_plan(profile: Profile, name: str, machines: Machines, shard: int | None
     # Checkpoints by the clock or by iterations, and the last
     disk, settings = _disk(work), work.training.checkpoints
     one = disk["checkpoints"] / (settings.keep + 1)
-    written = 1 + int(hours * 60 / settings.minutes if settings.minutes else (work.training.iterations - 1) / settings.every)
+    written = 1 + int(
+        hours * 60 / settings.minutes
+        if settings.minutes
+        else (work.training.iterations - 1) / settings.every
+    )
     saving = written * one / (DISK * 1e9 * machines.nodes) / 3600
     gib = lambda values: {key: round(value / GIB, 3) for key, value in values.items()}
     rounded = lambda values: {key: round(value, 3) for key, value in values.items()}
@@ -157,17 +167,24 @@ class Work:
         self.base, self.shape = shape_of(profile)
         run = profile.run(name)
         self.profile, self.machines = profile, machines
-        self.method, self.sampling, self.training = method, sampling, training = run.method, run.sampling, run.training
+        self.method, self.sampling, self.training = method, sampling, training = (
+            run.method,
+            run.sampling,
+            run.training,
+        )
         # Placement: prompts per GPU, GPUs per copy of the weights
         gpus, self.group = machines.gpus, training.num_generations
         self.shard = shard or min(training.parallel.shard_size or gpus, gpus)
         if training.prompts_per_iteration % gpus:
             raise UserError(
-                f"plan: --gpus {gpus}: {training.prompts_per_iteration} prompts per iteration cannot be shared evenly by {gpus} GPUs"
+                f"plan: --gpus {gpus}: {training.prompts_per_iteration} prompts per iteration "
+                f"cannot be shared evenly by {gpus} GPUs"
             )
         self.prompts = training.prompts_per_iteration // gpus
         # Trees of all iterations; memory is that of the widest
-        self.forward_evals = self.base.forward_evals(sampling.guidance)  # of the velocity of one latent
+        self.forward_evals = self.base.forward_evals(
+            sampling.guidance
+        )  # of the velocity of one latent
         self.trees = _trees(method, sampling.steps, training.iterations)
         evaluations = [tree.num_forward_evals(self.group) for tree in self.trees]
         self.evaluations = self.forward_evals * sum(evaluations) / len(self.trees)
@@ -184,9 +201,15 @@ class Work:
         self.tokens = _tokens(self.base, self.shape, profile, sampling)
         self.usual = _usual(self.base, self.tokens)
         tokens = sum(self.tokens) * self.forward_evals
-        self.at_once = {"rollout": max(1, sampling.batch_tokens // tokens), "update": max(1, training.batch_tokens // tokens)}
+        self.at_once = {
+            "rollout": max(1, sampling.batch_tokens // tokens),
+            "update": max(1, training.batch_tokens // tokens),
+        }
         states = max(_states(self.transitions).values())
-        self.latents = {"rollout": self.at_once["rollout"], "update": min(self.prompts * states, self.at_once["update"])}
+        self.latents = {
+            "rollout": self.at_once["rollout"],
+            "update": min(self.prompts * states, self.at_once["update"]),
+        }
         self.updates = _update_calls(method, self.prompts, self.transitions, self.at_once["update"])
         # Models
         self.counts = transformer_parameters(self.base, self.shape.transformer, training.lora)
@@ -206,8 +229,19 @@ class Work:
 
     def cost(self, rows: int, *, training: bool, tokens: tuple[int, int] | None = None) -> Cost:
         """Trace a call of the transformer with that many rows, and the backward if `training`; tokens: the most, if they are not given."""
-        lora, checkpointing = (self.training.lora, self.training.gradient_checkpointing) if training else (None, False)
-        call = Call(rows, *(tokens or self.tokens), DTYPES[self.sampling.dtype], training, lora, checkpointing)
+        lora, checkpointing = (
+            (self.training.lora, self.training.gradient_checkpointing)
+            if training
+            else (None, False)
+        )
+        call = Call(
+            rows,
+            *(tokens or self.tokens),
+            DTYPES[self.sampling.dtype],
+            training,
+            lora,
+            checkpointing,
+        )
         return transformer_cost(self.base, self.shape.transformer, call)
 
     def flops(self, *, training: bool) -> float:
@@ -217,7 +251,13 @@ class Work:
     def decoding_cost(self) -> Cost:
         """Trace a call of the VAE's decoder."""
         batch = min(self.sampling.decode_batch, self.images)
-        return vae_cost(self.base, tuple(self.shape.vae.items()), batch, self.sampling.height, self.sampling.width)
+        return vae_cost(
+            self.base,
+            tuple(self.shape.vae.items()),
+            batch,
+            self.sampling.height,
+            self.sampling.width,
+        )
 
 
 def _lasting_bytes(work: Work) -> dict[str, float]:
@@ -227,15 +267,21 @@ def _lasting_bytes(work: Work) -> dict[str, float]:
     quantize = work.sampling.quantize
     quantized, kept = (counts.linear, counts.linear * BITS[quantize] / 8) if quantize else (0, 0)
     return {
-        "weights": (4 * counts.trained + work.width * (frozen - quantized)) / shard + kept + 4 * counts.buffers,
+        "weights": (4 * counts.trained + work.width * (frozen - quantized)) / shard
+        + kept
+        + 4 * counts.buffers,
         "base": work.width * counts.all / shard + 4 * counts.buffers if work.has_base else 0,
         "optimizer": 8 * counts.trained / shard,
         "ema": 4 * counts.trained / shard if training.ema else 0,
         "old": 4 * counts.trained / shard if work.method.objective.old else 0,
-        "replica": work.width * counts.all + 4 * counts.buffers if training.parallel.replica and work.machines.gpus > 1 else 0,
+        "replica": work.width * counts.all + 4 * counts.buffers
+        if training.parallel.replica and work.machines.gpus > 1
+        else 0,
         "rewards": sum(size.bytes for size in work.sizes.values()),
         "vae": 4 * _vae_parameters(work),
-        "encoders": DTYPES[work.profile.embed.dtype].itemsize * _encoder_parameters(work) if work.encodes_online else 0,
+        "encoders": DTYPES[work.profile.embed.dtype].itemsize * _encoder_parameters(work)
+        if work.encodes_online
+        else 0,
         "reserve": RESERVE_GIB * GIB,
     }
 
@@ -245,23 +291,39 @@ def _passing_bytes(work: Work) -> dict[str, dict[str, float]]:
     counts, shard, images = work.counts, work.shard, work.images
     # Activations: those of the largest call, and images [N, 3, H, W] in float32
     image = 3 * work.sampling.height * work.sampling.width * 4
-    scoring = max((min(size.at_once, images) * size.bytes_per_image for size in work.sizes.values()), default=0)
+    scoring = max(
+        (min(size.at_once, images) * size.bytes_per_image for size in work.sizes.values()),
+        default=0,
+    )
     activations = {
         "rollout": work.cost(work.latents["rollout"] * work.forward_evals, training=False).bytes,
-        "decoding": images * image + max(work.decoding_cost().bytes, images * image),  # the last call, or the concatenation
+        "decoding": images * image
+        + max(work.decoding_cost().bytes, images * image),  # the last call, or the concatenation
         "scoring": images * image + scoring,
         "update": work.cost(work.latents["update"] * work.forward_evals, training=True).bytes,
-        "optimizer": 4 * counts.trained / shard,  # AdamW's square roots of all second moments at once
+        "optimizer": 4
+        * counts.trained
+        / shard,  # AdamW's square roots of all second moments at once
     }
-    # Gathered weights: one block computes, the next is fetched, and one that was read in float32 is cast
+    # Gathered weights: one block computes, the next is fetched, and one that was read in float32 is
+    # cast
     if shard > 1:
-        gathered = (2 * counts.block + counts.rest) * work.width + (0 if work.training.lora else counts.block * 4)
+        gathered = (2 * counts.block + counts.rest) * work.width + (
+            0 if work.training.lora else counts.block * 4
+        )
     else:
-        gathered = counts.all * work.width if work.width < 4 and not work.training.lora else 0  # autocast's copies
+        gathered = (
+            counts.all * work.width if work.width < 4 and not work.training.lora else 0
+        )  # autocast's copies
     if work.sampling.quantize:
         gathered = RESTORING * counts.largest
-    # Gradients: those of a single call come as activations go; those of several are kept, unsharded if only the last call sums them
-    kept = 4 * counts.trained / (1 if work.training.parallel.reduce == "update" else shard) if max(work.updates) > 1 else 0
+    # Gradients: those of a single call come as activations go; those of several are kept, unsharded
+    # if only the last call sums them
+    kept = (
+        4 * counts.trained / (1 if work.training.parallel.reduce == "update" else shard)
+        if max(work.updates) > 1
+        else 0
+    )
     gradients = {"update": kept, "optimizer": 4 * counts.trained / shard}
     return {
         phase: {
@@ -278,8 +340,12 @@ def _seconds(work: Work, ms: float) -> dict[str, float]:
     flops = work.flops(training=False)
     per_flop = ms / 1e3 / flops
     decoded = work.decoding_cost().flops * -(-work.scored // work.sampling.decode_batch)
-    calls = {name: _calls_per_image(work, name) for name in work.training.rewards if name in work.sizes}
-    scored = work.scored * sum(times * work.sizes[name].flops_per_image for name, times in calls.items())
+    calls = {
+        name: _calls_per_image(work, name) for name in work.training.rewards if name in work.sizes
+    }
+    scored = work.scored * sum(
+        times * work.sizes[name].flops_per_image for name, times in calls.items()
+    )
     trained = work.trained * work.forward_evals
     per_state = work.flops(training=True) + flops * work.method.objective.extra_forwards
     return {
@@ -294,14 +360,28 @@ def _communication(work: Work) -> tuple[dict[str, float], dict[str, float]]:
     """Return the GB that a GPU sends in an iteration and the seconds that this takes, by phase."""
     # Iterations share trees: count the calls of each tree once
     different = {id(tree): tree for tree in work.trees}
-    calls = {key: num_calls(tree, work.prompts, work.group, work.at_once["rollout"]) for key, tree in different.items()}
+    calls = {
+        key: num_calls(tree, work.prompts, work.group, work.at_once["rollout"])
+        for key, tree in different.items()
+    }
     rollout_calls = sum(calls[id(tree)] for tree in work.trees) / len(work.trees)
     sharding, parallel = Sharding(work.machines, work.shard), work.training.parallel
     summed = parallel.reduce == "call"
-    return sent(sharding, work.counts, work.width, rollout_calls, work.updates, work.has_base, parallel.replica, summed)
+    return sent(
+        sharding,
+        work.counts,
+        work.width,
+        rollout_calls,
+        work.updates,
+        work.has_base,
+        parallel.replica,
+        summed,
+    )
 
 
-def _update_calls(method: Method, prompts: int, transitions: list[tuple[int, int]], size: int) -> list[int]:
+def _update_calls(
+    method: Method, prompts: int, transitions: list[tuple[int, int]], size: int
+) -> list[int]:
     """Return the calls of each optimizer step of an iteration; transitions: states and next states of the training transitions."""
     updates = method.objective.updates_per_rollout
     calls = lambda rows: -(-prompts * rows // size)
@@ -325,10 +405,14 @@ def measured_rate(profile: Profile, name: str) -> float:
     base, shape = shape_of(profile)
     image_tokens, text_tokens = _usual(base, _tokens(base, shape, profile, sampling))
     batch = max(1, sampling.batch_tokens // (image_tokens + text_tokens))
-    return tracing.measured_rate(base, shape.transformer, batch, image_tokens, text_tokens, quantized=sampling.quantize)
+    return tracing.measured_rate(
+        base, shape.transformer, batch, image_tokens, text_tokens, quantized=sampling.quantize
+    )
 
 
-def _tokens(architecture: Architecture, shape: ModelShape, profile: Profile, sampling: SamplingSettings) -> tuple[int, int]:
+def _tokens(
+    architecture: Architecture, shape: ModelShape, profile: Profile, sampling: SamplingSettings
+) -> tuple[int, int]:
     """Return the image and text tokens of one latent, with padding."""
     factor = 2 * architecture.vae_factor(shape.vae)
     encoded = encoding_shapes(architecture, shape, profile.embed.max_sequence_length)
@@ -351,7 +435,11 @@ def _sizes(profile: Profile, rewards: Iterable[str]) -> dict[str, ModelSize]:
     """Return the model sizes of the rewards that are computed here, where they are known; those that a profile builds are small."""
     if profile.models.source != "hub":
         return {}
-    specs = [REWARDS[name] for name in rewards if name in REWARDS and not settings_of(profile.rewards, name).remote]
+    specs = [
+        REWARDS[name]
+        for name in rewards
+        if name in REWARDS and not settings_of(profile.rewards, name).remote
+    ]
     return {spec.name: spec.size for spec in specs if spec.size is not None}
 
 
@@ -366,27 +454,46 @@ def _whole(value: float) -> float:
 
 
 def _vae_parameters(work: Work) -> int:
-    return count_kept(work.base.vae.__name__, work.shape.vae, lambda: work.base.vae(**work.shape.vae))
+    return count_kept(
+        work.base.vae.__name__, work.shape.vae, lambda: work.base.vae(**work.shape.vae)
+    )
 
 
 def _encoder_parameters(work: Work) -> int:
-    return sum(count_kept(*each, partial(make_encoder, *each)) for each in work.shape.encoders.values())
+    return sum(
+        count_kept(*each, partial(make_encoder, *each)) for each in work.shape.encoders.values()
+    )
 
 
 def _monitor_hours(work: Work, ms: float) -> float:
     """Return the hours in which all GPUs sample the images of a run's measurements: at the start, when they are due, and at the end."""
     monitor = work.training.monitor
     measurements = 1 + -(-work.training.iterations // monitor.every)
-    return measurements * monitor.prompts * work.sampling.steps * work.forward_evals * ms / 3.6e6 / work.machines.gpus
+    return (
+        measurements
+        * monitor.prompts
+        * work.sampling.steps
+        * work.forward_evals
+        * ms
+        / 3.6e6
+        / work.machines.gpus
+    )
 
 
 def _evaluation_hours(work: Work, ms: float) -> float:
     """Return the hours in which all GPUs sample the images of one evaluation; ms: as in `_seconds`, of a training call's tokens."""
     evaluation, sampling = work.profile.evaluation, work.sampling
     tokens = _tokens(
-        work.base, work.shape, work.profile, sampling.model_copy(update={"height": evaluation.height, "width": evaluation.width})
+        work.base,
+        work.shape,
+        work.profile,
+        sampling.model_copy(update={"height": evaluation.height, "width": evaluation.width}),
     )
-    each = work.cost(1, training=False, tokens=_usual(work.base, tokens)).flops / work.flops(training=False) * ms
+    each = (
+        work.cost(1, training=False, tokens=_usual(work.base, tokens)).flops
+        / work.flops(training=False)
+        * ms
+    )
     extra = evaluation.diversity
     images = work.profile.prompts.test_count + (extra.prompts * extra.noises if extra else 0)
     calls = images * sum(evaluation.steps) * len(evaluation.checkpoints)
@@ -396,19 +503,37 @@ def _evaluation_hours(work: Work, ms: float) -> float:
 def _disk(work: Work) -> dict[str, float]:
     """Return the bytes of the models' files, of the encoded prompts, and of one run's trained weights."""
     profile, training, counts = work.profile, work.training, work.counts
-    published = (counts.all if training.lora is None else counts.all - counts.trained) + counts.buffers
-    row = sum(prod(size) for size in encoding_shapes(work.base, work.shape, profile.embed.max_sequence_length).values())
-    prompts = profile.prompts.test_count + (0 if work.encodes_online else profile.prompts.train_count)
+    published = (
+        counts.all if training.lora is None else counts.all - counts.trained
+    ) + counts.buffers
+    row = sum(
+        prod(size)
+        for size in encoding_shapes(
+            work.base, work.shape, profile.embed.max_sequence_length
+        ).values()
+    )
+    prompts = profile.prompts.test_count + (
+        0 if work.encodes_online else profile.prompts.train_count
+    )
     sizes = _sizes(profile, dict.fromkeys([*work.scorers, *profile.evaluation.rewards])).values()
-    moments = 12 + 4 * bool(training.ema) + 4 * bool(work.method.objective.old)  # bytes per trained weight in a checkpoint
+    moments = (
+        12 + 4 * bool(training.ema) + 4 * bool(work.method.objective.old)
+    )  # bytes per trained weight in a checkpoint
     embeddings = prompts * row * DTYPES[profile.embed.dtype].itemsize
-    whole = DTYPES[training.save_dtype].itemsize * counts.trained + (0 if training.lora else 4 * counts.buffers)
+    whole = DTYPES[training.save_dtype].itemsize * counts.trained + (
+        0 if training.lora else 4 * counts.buffers
+    )
     trained = whole * (1 + len(training.snapshots))
     return {
-        "pipeline": 2 * (published + _encoder_parameters(work) + _vae_parameters(work)),  # published in 16 bits
-        "rewards": sum(2 * size.bytes for size in sizes),  # most are pickled, and converted to safetensors
+        "pipeline": 2
+        * (published + _encoder_parameters(work) + _vae_parameters(work)),  # published in 16 bits
+        "rewards": sum(
+            2 * size.bytes for size in sizes
+        ),  # most are pickled, and converted to safetensors
         "embeddings": embeddings,
         "trained": trained,
         "copies": embeddings + trained,
-        "checkpoints": moments * counts.trained * (training.checkpoints.keep + 1),  # one more while it is written
+        "checkpoints": moments
+        * counts.trained
+        * (training.checkpoints.keep + 1),  # one more while it is written
     }

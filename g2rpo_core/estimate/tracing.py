@@ -13,7 +13,13 @@ import transformers
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from g2rpo_core.architectures.architecture import Architecture, Config, ModelShape
-from g2rpo_core.architectures.table import ARCHITECTURES, check_trainable, known_repos, known_shape, read_shape
+from g2rpo_core.architectures.table import (
+    ARCHITECTURES,
+    check_trainable,
+    known_repos,
+    known_shape,
+    read_shape,
+)
 from g2rpo_core.config import Profile
 from g2rpo_core.estimate.drawn import drawn_transformer
 from g2rpo_core.foundation.errors import UserError
@@ -32,16 +38,21 @@ TRACED_BY = (*CODE, "estimate")
 def shape_of(profile: Profile) -> tuple[Architecture, ModelShape]:
     """Return the base model of a profile and its shape, by the repository or the folder of its pipeline, or the one whose `architecture` it has.
 
-    A small FLUX.1 that is built is planned without its text encoders. UserError for other small models and for those that compute in float32,
-    and for a repository of unknown shape or one that is not to be trained.
+    A small FLUX.1 that is built is planned without its text encoders. UserError for other small
+    models and for those that compute in float32, and for a repository of unknown shape or one that
+    is not to be trained.
     """
     if profile.models.source != "hub":
         if profile.models.base != "flux" or profile.sampling.dtype == "float32":
             raise UserError(
-                "the profile builds its own small models, for a CPU: choose one that downloads published ones, or small_gpu"
+                "the profile builds its own small models, for a CPU: "
+                "choose one that downloads published ones, or small_gpu"
             )
         sizes = profile.models.sizes
-        vae = {**vae_config(sizes.vae), "shift_factor": 0.0}  # which its fit sets, as all such numbers
+        vae = {
+            **vae_config(sizes.vae),
+            "shift_factor": 0.0,
+        }  # which its fit sets, as all such numbers
         return ARCHITECTURES[BASES["flux"]], ModelShape(
             flux_config(sizes.transformer), vae, {}, {"shift": profile.sampling.shift}
         )
@@ -53,12 +64,15 @@ def shape_of(profile: Profile) -> tuple[Architecture, ModelShape]:
     if shape := known_shape(repo):
         return shape
     raise UserError(
-        f"models.repos.pipeline: the shape of {repo} is not known before its download: name the published model that it was made from"
+        f"models.repos.pipeline: the shape of {repo} is not known before its download: "
+        "name the published model that it was made from"
         f" as `architecture`, one of {', '.join(known_repos())}"
     )
 
 
-def encoding_shapes(architecture: Architecture, shape: ModelShape, max_length: int) -> dict[str, tuple[int, ...]]:
+def encoding_shapes(
+    architecture: Architecture, shape: ModelShape, max_length: int
+) -> dict[str, tuple[int, ...]]:
     """Return the shape of each tensor of an encoded prompt."""
     return architecture.encoding_shapes(shape.transformer, max_length, CLIP_TOKENS)
 
@@ -94,7 +108,9 @@ def _count(module: torch.nn.Module) -> int:
 
 def count_kept(kind: str, config: Config, make: Callable[[], torch.nn.Module]) -> int:
     """Return `count_parameters` of a class of model and its configuration, which decide what `make` builds."""
-    return kept(kind, config, lambda: {"parameters": count_parameters(make)}, TRACED_BY)["parameters"]
+    return kept(kind, config, lambda: {"parameters": count_parameters(make)}, TRACED_BY)[
+        "parameters"
+    ]
 
 
 def count_parameters(make: Callable[[], torch.nn.Module]) -> int:
@@ -103,7 +119,9 @@ def count_parameters(make: Callable[[], torch.nn.Module]) -> int:
         return _count(make())
 
 
-def transformer_parameters(architecture: Architecture, config: Config, lora: LoraSettings | None) -> Parameters:
+def transformer_parameters(
+    architecture: Architecture, config: Config, lora: LoraSettings | None
+) -> Parameters:
     """Count the parameters of a base model's transformer, with the LoRA's if there is one."""
     return Parameters(
         **kept(
@@ -115,30 +133,65 @@ def transformer_parameters(architecture: Architecture, config: Config, lora: Lor
     )
 
 
-def _transformer_parameters(architecture: Architecture, config: Config, lora: LoraSettings | None) -> Parameters:
+def _transformer_parameters(
+    architecture: Architecture, config: Config, lora: LoraSettings | None
+) -> Parameters:
     with torch.device("meta"):
         transformer = make_transformer(architecture, config, lora)
-    trained = sum(parameter.numel() for parameter in transformer.parameters() if parameter.requires_grad)
+    trained = sum(
+        parameter.numel() for parameter in transformer.parameters() if parameter.requires_grad
+    )
     blocks = [_count(block) for block in architecture.blocks(transformer)]
     buffers = sum(buffer.numel() for buffer in transformer.buffers())
-    linear = [layer.weight.numel() for _, _, layer in frozen_layers(architecture.blocks(transformer))]
+    linear = [
+        layer.weight.numel() for _, _, layer in frozen_layers(architecture.blocks(transformer))
+    ]
     rest = _count(transformer) - sum(blocks)
-    return Parameters(_count(transformer), trained, max(blocks), rest, buffers, sum(linear), max(linear, default=0))
+    return Parameters(
+        _count(transformer),
+        trained,
+        max(blocks),
+        rest,
+        buffers,
+        sum(linear),
+        max(linear, default=0),
+    )
 
 
 @cache
-def vae_cost(architecture: Architecture, config: tuple[tuple[str, Any], ...], batch: int, height: int, width: int) -> Cost:
+def vae_cost(
+    architecture: Architecture,
+    config: tuple[tuple[str, Any], ...],
+    batch: int,
+    height: int,
+    width: int,
+) -> Cost:
     """Return the cost of decoding a batch of images of height x width pixels in float32; config: items of the VAE's configuration."""
     decides = (config, batch, height, width)
-    return Cost(**kept(f"decoder of {architecture.label}", decides, lambda: asdict(_vae_cost(architecture, *decides)), TRACED_BY))
+    return Cost(
+        **kept(
+            f"decoder of {architecture.label}",
+            decides,
+            lambda: asdict(_vae_cost(architecture, *decides)),
+            TRACED_BY,
+        )
+    )
 
 
-def _vae_cost(architecture: Architecture, config: tuple[tuple[str, Any], ...], batch: int, height: int, width: int) -> Cost:
+def _vae_cost(
+    architecture: Architecture,
+    config: tuple[tuple[str, Any], ...],
+    batch: int,
+    height: int,
+    width: int,
+) -> Cost:
     shape = dict(config)
     factor = architecture.vae_factor(shape)
     with FakeTensorMode(), torch.no_grad():
         vae = architecture.vae(**shape)
-        latents = torch.zeros(batch, *architecture.latent_shape(shape, height // factor, width // factor))
+        latents = torch.zeros(
+            batch, *architecture.latent_shape(shape, height // factor, width // factor)
+        )
         with Measured() as measured:
             architecture.decode(vae, latents)
     return Cost(measured.peak, measured.flops)
@@ -169,14 +222,18 @@ def measured_rate(
 ) -> float:
     """Measure the milliseconds per forward evaluation of a bfloat16 transformer with random weights, in calls of `batch`.
 
-    Blocks share their weights, so that a GPU of 24 GB measures every base model. UserError without such a device, or where a call does
-    not fit it.
+    Blocks share their weights, so that a GPU of 24 GB measures every base model. UserError without
+    such a device, or where a call does not fit it.
     """
     if device == "cuda" and not torch.cuda.is_available():
         ask = "or give milliseconds per forward evaluation instead"
-        raise UserError(f"plan: --rate measured needs a GPU, and torch finds none here: {why_none()}; {ask}")
+        raise UserError(
+            f"plan: --rate measured needs a GPU, and torch finds none here: {why_none()}; {ask}"
+        )
     prepare(torch.device(device))
-    transformer = drawn_transformer(architecture, config, torch.device(device), quantized=quantized, shared=True)
+    transformer = drawn_transformer(
+        architecture, config, torch.device(device), quantized=quantized, shared=True
+    )
     arguments = architecture.inputs(config, batch, image_tokens, text_tokens, device)
 
     def work():
@@ -188,6 +245,7 @@ def measured_rate(
     except torch.OutOfMemoryError:
         tokens = image_tokens + text_tokens
         raise UserError(
-            f"plan: --rate measured: a call of {batch} latents of {tokens} tokens does not fit this GPU: lower sampling.batch_tokens, or name "
+            f"plan: --rate measured: a call of {batch} latents of {tokens} tokens does not fit "
+            "this GPU: lower sampling.batch_tokens, or name "
             "a profile for it"
         ) from None

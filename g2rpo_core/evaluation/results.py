@@ -11,7 +11,17 @@ from g2rpo_core.evaluation.settings import EvaluationSettings
 if TYPE_CHECKING:
     import pandas as pd
 
-SCORES = ["method", "seed", "checkpoint", "steps", "prompt_id", "style", "reward", "score", "reason"]
+SCORES = [
+    "method",
+    "seed",
+    "checkpoint",
+    "steps",
+    "prompt_id",
+    "style",
+    "reward",
+    "score",
+    "reason",
+]
 
 
 def image_folder(checkpoint: str | int, steps: int) -> str:
@@ -48,8 +58,12 @@ def measure_saturation(images: torch.Tensor, prompts: Sequence[str] = ()) -> tor
 
 def measure_sharpness(images: torch.Tensor, prompts: Sequence[str] = ()) -> torch.Tensor:
     """Compute the Laplacian's standard deviation of images [N, 3, H, W] in [0, 1], on their luminance of Rec. 601: [N]."""
-    luminance = (images * images.new_tensor([0.299, 0.587, 0.114])[:, None, None]).sum(1, keepdim=True)
-    laplacian = luminance.new_tensor([[0.0, 1.0, 0.0], [1.0, -4.0, 1.0], [0.0, 1.0, 0.0]])[None, None]
+    luminance = (images * images.new_tensor([0.299, 0.587, 0.114])[:, None, None]).sum(
+        1, keepdim=True
+    )
+    laplacian = luminance.new_tensor([[0.0, 1.0, 0.0], [1.0, -4.0, 1.0], [0.0, 1.0, 0.0]])[
+        None, None
+    ]
     return F.conv2d(luminance, laplacian).flatten(1).std(1)
 
 
@@ -68,4 +82,8 @@ MEASURES: dict[str, Callable[[torch.Tensor, Sequence[str]], torch.Tensor]] = {
     "saturation": measure_saturation,
     "sharpness": measure_sharpness,
 }  # of one image, called as a reward is
-LABELS = {"saturation": "saturation", "sharpness": "sharpness", "diversity": "diversity within a prompt"}
+LABELS = {
+    "saturation": "saturation",
+    "sharpness": "sharpness",
+    "diversity": "diversity within a prompt",
+}

@@ -63,7 +63,10 @@ class Evaluation:
     def left(self) -> dict[Variant, list[int]]:
         """Return the batches that this process still has to make."""
         mine = self.batches[self.processes.rank :: self.processes.size]
-        return {each: [number for number in mine if not complete(self.file(each, number))] for each in self.variants}
+        return {
+            each: [number for number in mine if not complete(self.file(each, number))]
+            for each in self.variants
+        }
 
     def bytes_left(self) -> int:
         """Return the most bytes on disk that the missing images of all processes take."""
@@ -71,19 +74,31 @@ class Evaluation:
         return 3 * self.settings.height * self.settings.width * count
 
     def run(
-        self, name: str, load: Callable[[int | str], Policy], pipeline: Path, rewards: Mapping[str, Reward], trained_share: float
+        self,
+        name: str,
+        load: Callable[[int | str], Policy],
+        pipeline: Path,
+        rewards: Mapping[str, Reward],
+        trained_share: float,
     ) -> None:
         """Sample and score the batches that are left, and wait for the other processes; collective.
 
-        name: of the progress bar; load: makes the policy of a checkpoint; pipeline: the base model's folder; trained_share: as in
-        `generate_images`. UserError if too many scores of a reward are missing.
+        name: of the progress bar; load: makes the policy of a checkpoint; pipeline: the base
+        model's folder; trained_share: as in `generate_images`. UserError if too many scores of a
+        reward are missing.
         """
         self.file(self.variants[0], 0).parent.mkdir(parents=True, exist_ok=True)
         if self.processes.rank == 0:
             note_cut(rewards, (prompt.text for prompt in self.prompts.prompts))
         left, total, reasons = self.left(), len(self.variants) * len(self.batches), pd.DataFrame()
         done = total - sum(map(len, left.values()))
-        bar = tqdm(total=total, initial=done, desc=f"evaluate {name}", unit="batch", disable=self.processes.rank > 0)
+        bar = tqdm(
+            total=total,
+            initial=done,
+            desc=f"evaluate {name}",
+            unit="batch",
+            disable=self.processes.rank > 0,
+        )
         for kept in self.checkpoints:
             policy = load(kept)
             schedule = read_schedule(policy.architecture, pipeline, policy.image_tokens)
@@ -126,7 +141,9 @@ class Evaluation:
         """Raise UserError if a reward lacks more than its share of all scores; reasons: the rows of missing scores."""
         total = len(self.variants) * len(self.prompts)
         for reward, rows in reasons.groupby("reward") if len(reasons) else ():
-            check_missing(reward, len(rows), total, self.max_missing.get(reward, 0.0), rows.reason.iloc[0])
+            check_missing(
+                reward, len(rows), total, self.max_missing.get(reward, 0.0), rows.reason.iloc[0]
+            )
 
 
 def complete(file: Path) -> bool:
@@ -146,14 +163,21 @@ def evaluate_batch(
     """Return the prompts of batch `number`, their images [n, 3, H, W], and rows of `score_table`: rewards, statistics, diversity."""
 
     def images_of(count: int, seed: int) -> tuple[list[Prompt], torch.Tensor]:
-        (batch,) = generate_images(policy, store, count, sigmas, seed, settings.batch, [number], trained_share)
+        (batch,) = generate_images(
+            policy, store, count, sigmas, seed, settings.batch, [number], trained_share
+        )
         return batch
 
     prompts, images = images_of(len(store), settings.seed)
     rows = [score_table({**rewards, **MEASURES}, prompts, images)]
     diversity = settings.diversity
     if diversity and number * settings.batch < diversity.prompts:
-        drawn = [images_of(diversity.prompts, seed_of("diversity", settings.seed, turn)) for turn in range(diversity.noises)]
-        distances = measure_diversity(torch.stack([images for _, images in drawn]))  # of [noises, n, 3, H, W]
+        drawn = [
+            images_of(diversity.prompts, seed_of("diversity", settings.seed, turn))
+            for turn in range(diversity.noises)
+        ]
+        distances = measure_diversity(
+            torch.stack([images for _, images in drawn])
+        )  # of [noises, n, 3, H, W]
         rows.append(score_table({"diversity": lambda *_: distances}, *drawn[0]))
     return prompts, images, pd.concat(rows)

@@ -33,11 +33,19 @@ class EvaluationSettings(Settings):
     checkpoints: Annotated[tuple[Literal["final"] | Count, ...], Different] = Field(
         ("final",),
         min_length=1,
-        description="of every run: the last weights, or iterations in training.snapshots; reports use the first",
+        description=(
+            "of every run: the last weights, or iterations in training.snapshots; "
+            "reports use the first"
+        ),
     )
     diversity: DiversitySettings | None = Field(None, description="null: not measured")
     trained_share: float = Field(
-        1.0, ge=0, le=1, description="share of the steps, from the noisy end, by the trained weights; the base does the rest"
+        1.0,
+        ge=0,
+        le=1,
+        description=(
+            "share of the steps, from the noisy end, by the trained weights; the base does the rest"
+        ),
     )
     processes: Processes = Field(1, description="as training.processes")
 

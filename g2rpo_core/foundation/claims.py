@@ -11,7 +11,11 @@ from pathlib import Path
 
 from g2rpo_core.foundation.errors import UserError
 
-WITHOUT_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # what flock answers on file systems that cannot lock
+WITHOUT_LOCKS = (
+    errno.ENOSYS,
+    errno.ENOLCK,
+    errno.EOPNOTSUPP,
+)  # what flock answers on file systems that cannot lock
 # file handles of locks, which the system closes with the process
 _held: dict[Path, int] = {}
 
@@ -38,7 +42,8 @@ def take(stage: str, name: str) -> str:
         os.close(_held.pop(path))
         who = path.read_text(errors="replace").strip() or "another process"
         raise UserError(
-            f"{stage} of {name} is already running ({who}): wait until it has ended, or end it; two at once would damage it"
+            f"{stage} of {name} is already running ({who}): wait until it has ended, or end it; "
+            "two at once would damage it"
         ) from None
     return owner
 
@@ -74,4 +79,8 @@ def _flock(handle: int, how: int) -> None:
         if error.errno not in WITHOUT_LOCKS:
             raise
         if how & fcntl.LOCK_EX:
-            print(f"warning: the disk of {Path.cwd()} has no locks (flock): start no run twice at once", file=sys.stderr)
+            print(
+                f"warning: the disk of {Path.cwd()} has no locks (flock): "
+                "start no run twice at once",
+                file=sys.stderr,
+            )

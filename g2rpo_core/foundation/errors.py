@@ -9,14 +9,16 @@ from g2rpo_core.foundation.texts import visible
 
 T = TypeVar("T")
 TRANSIENT_STATUS = os.EX_TEMPFAIL  # 75: the exit status of a stage that failed by a TransientError
-# the environment variable with the folder in which a process that accelerate started leaves a file named by its exit status
+# the environment variable with the folder in which a process that accelerate started leaves a file
+# named by its exit status
 STATUS_FOLDER = "G2RPO_STATUS_FOLDER"
 
 
 class UserError(Exception):
     """An error that the user can fix. Its text is one line: what is wrong, where, and what to do.
 
-    Names and texts from outside are escaped, so that they cannot control a terminal (see `texts.visible`).
+    Names and texts from outside are escaped, so that they cannot control a terminal (see
+    `texts.visible`).
     """
 
     def __init__(self, text: str):

@@ -1,7 +1,7 @@
 """Reads files, and writes them whole: the one place that turns what is wrong with a file into a one-line error.
 
-Every reader raises a UserError with the file, what is wrong with it, and what makes it again (`hint_for`). Nothing is repaired
-silently.
+Every reader raises a UserError with the file, what is wrong with it, and what makes it again
+(`hint_for`). Nothing is repaired silently.
 """
 
 import errno
@@ -43,8 +43,9 @@ def existing(path: Path) -> Path:
 def reading(path: Path, hint: str | None = None) -> Iterator[None]:
     """Turn every error in the block into a UserError about reading `path`; a UserError passes unchanged.
 
-    The libraries that parse files raise almost anything on a damaged one (KeyError, struct.error, RuntimeError, Arrow's and
-    Rust's own), so the block must do nothing but read. hint: what to do, in place of `hint_for`.
+    The libraries that parse files raise almost anything on a damaged one (KeyError, struct.error,
+    RuntimeError, Arrow's and Rust's own), so the block must do nothing but read. hint: what to do,
+    in place of `hint_for`.
     """
     try:
         yield
@@ -54,7 +55,9 @@ def reading(path: Path, hint: str | None = None) -> Iterator[None]:
         # A CheckpointException of torch is no Exception
         if not isinstance(error, Exception) and type(error).__name__ != "CheckpointException":
             raise
-        if any(_means(error, *what) for what in (NO_FILES, NO_MEMORY)):  # nothing is wrong with the file
+        if any(
+            _means(error, *what) for what in (NO_FILES, NO_MEMORY)
+        ):  # nothing is wrong with the file
             raise
         raise UserError(complaint(path, _reason(error), hint)) from error
 
@@ -66,20 +69,28 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except Exception as error:
         if is_full(error):
-            raise UserError(f"--out {path}: the disk is full: make room, and run the same command again") from None
+            raise UserError(
+                f"--out {path}: the disk is full: make room, and run the same command again"
+            ) from None
         if not isinstance(error, OSError):
             raise
-        raise UserError(f"--out {path}: cannot be written ({error.strerror or type(error).__name__})") from None
+        raise UserError(
+            f"--out {path}: cannot be written ({error.strerror or type(error).__name__})"
+        ) from None
 
 
-# What the machine lacks: the numbers of the system's errors, and the words of libraries in other languages, which have no number
+# What the machine lacks: the numbers of the system's errors, and the words of libraries in other
+# languages, which have no number
 FULL = (
     (errno.ENOSPC, errno.EDQUOT, errno.EFBIG),
     ("No space left on device", "os error 28", "Disk quota exceeded", "File too large"),
 )
 NO_FILES = ((errno.EMFILE, errno.ENFILE), ("Too many open files",))
 NO_MEMORY = ((errno.ENOMEM,), ("can't allocate memory", "out of memory"))
-NOT_ALLOWED = ((errno.EROFS, errno.EACCES, errno.EPERM), ("Read-only file system", "Permission denied"))
+NOT_ALLOWED = (
+    (errno.EROFS, errno.EACCES, errno.EPERM),
+    ("Read-only file system", "Permission denied"),
+)
 MEMORY_ERRORS = ("MemoryError", "OutOfMemoryError", "ArrowMemoryError")
 
 
@@ -91,7 +102,11 @@ def is_full(error: BaseException | None) -> bool:
 def _means(error: BaseException | None, numbers: Sequence[int], words: Sequence[str]) -> bool:
     """Say whether an error or its cause has one of these numbers or words."""
     while error is not None:
-        if isinstance(error, OSError) and error.errno in numbers or any(word in str(error) for word in words):
+        if (
+            isinstance(error, OSError)
+            and error.errno in numbers
+            or any(word in str(error) for word in words)
+        ):
             return True
         if numbers is NO_MEMORY[0] and type(error).__name__ in MEMORY_ERRORS:
             return True
@@ -108,11 +123,20 @@ def what_lacks(error: BaseException, then: str = "") -> str | None:
     if is_full(error):
         return f"{where}: the disk is full; {then or 'make room, and run the same command again'}"
     if _means(error, *NO_FILES):
-        return "too many open files: allow more with `ulimit -n 4096`, and run the same command again; no file is damaged"
+        return (
+            "too many open files: allow more with `ulimit -n 4096`, "
+            "and run the same command again; no file is damaged"
+        )
     if _means(error, *NO_MEMORY):
-        return "there is not enough memory: ask for less at once (images, group, batch), or take a larger machine"
+        return (
+            "there is not enough memory: ask for less at once (images, group, batch), "
+            "or take a larger machine"
+        )
     if isinstance(error, OSError) and _means(error, *NOT_ALLOWED):
-        return f"{where}: cannot be written or read ({error.strerror}): it must be a place that you may write to"
+        return (
+            f"{where}: cannot be written or read ({error.strerror}): "
+            "it must be a place that you may write to"
+        )
     return None
 
 
@@ -123,7 +147,11 @@ def complaint(path: Path | str, reason: str, hint: str | None = None) -> str:
 
 def _reason(error: BaseException) -> str:
     if isinstance(error, UnicodeDecodeError):
-        return f"is not UTF-8 (byte {error.object[error.start] if error.start < len(error.object) else 0:#04x} at {error.start})"
+        return (
+            "is not UTF-8 (byte "
+            f"{error.object[error.start] if error.start < len(error.object) else 0:#04x} at "
+            f"{error.start})"
+        )
     if isinstance(error, FileNotFoundError):
         inside = f" ({Path(error.filename).name})" if error.filename else ""
         return f"does not exist{inside}"
@@ -131,7 +159,13 @@ def _reason(error: BaseException) -> str:
         return "is a folder, not a file"
     if isinstance(error, RecursionError):
         return "is nested too deeply"
-    if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.EIO, errno.ENOTDIR, errno.ELOOP):
+    if isinstance(error, OSError) and error.errno in (
+        errno.EACCES,
+        errno.EPERM,
+        errno.EIO,
+        errno.ENOTDIR,
+        errno.ELOOP,
+    ):
         return f"cannot be read ({error.strerror})"
     text = str(error)
     if "Traceback (most recent call last)" in text:  # torch's, of all processes
@@ -206,9 +240,13 @@ def read_table(path: Path, columns: Sequence[str] = ()) -> "pd.DataFrame":
             raise UserError(complaint(path, "is not a Parquet file, or its beginning is damaged"))
         there = pq.read_schema(path).names
     if lacking := [column for column in columns if column not in there]:
-        raise UserError(complaint(path, f"has no column {lacking[0]!r}, only {', '.join(there[:MANY])}"))
+        raise UserError(
+            complaint(path, f"has no column {lacking[0]!r}, only {', '.join(there[:MANY])}")
+        )
     with reading(path):
-        pq.read_table(path, columns=list(columns) or None).validate(full=True)  # also that texts are UTF-8
+        pq.read_table(path, columns=list(columns) or None).validate(
+            full=True
+        )  # also that texts are UTF-8
         return pd.read_parquet(path, columns=list(columns) or None)
 
 
@@ -249,18 +287,29 @@ def _parsed(path: Path, text: str, kind: str) -> Any:
         what = " ".join(f"{error.context or ''} {error.problem or ''}".split())
         raise UserError(complaint(path, f"not YAML: {what[:LONGEST]}{where}")) from None
     except YAMLError as error:
-        raise UserError(complaint(path, f"not YAML: {' '.join(str(error).split())[:LONGEST]}")) from None
+        raise UserError(
+            complaint(path, f"not YAML: {' '.join(str(error).split())[:LONGEST]}")
+        ) from None
     except RecursionError:
         raise UserError(complaint(path, "not YAML: it is nested too deeply")) from None
-    except (ValueError, TypeError, AttributeError, LookupError, AssertionError) as error:  # of values, such as a date of month 13
-        raise UserError(complaint(path, f"not YAML: {' '.join(str(error).split())[:LONGEST]}")) from None
+    except (
+        ValueError,
+        TypeError,
+        AttributeError,
+        LookupError,
+        AssertionError,
+    ) as error:  # of values, such as a date of month 13
+        raise UserError(
+            complaint(path, f"not YAML: {' '.join(str(error).split())[:LONGEST]}")
+        ) from None
 
 
 def complaints(data: Any) -> list[str]:
     """List everything in YAML data that is not plain.
 
-    That is: keys that are not text, dates, sets and bytes, numbers that are not finite or too large, control characters, a value
-    that contains itself, and more or deeper values than any settings have.
+    That is: keys that are not text, dates, sets and bytes, numbers that are not finite or too
+    large, control characters, a value that contains itself, and more or deeper values than any
+    settings have.
     """
     found: list[str] = []
     seen = 0
@@ -316,7 +365,11 @@ def _not_plain(value: Any) -> str | None:
     if isinstance(value, bool) or value is None or isinstance(value, dict | list):
         return None
     if isinstance(value, int):
-        return None if abs(value) < LARGEST else f"must be less than 2**64 (got a number of {len(str(abs(value)))} digits)"
+        return (
+            None
+            if abs(value) < LARGEST
+            else f"must be less than 2**64 (got a number of {len(str(abs(value)))} digits)"
+        )
     if isinstance(value, float):
         return None if math.isfinite(value) else f"must be a finite number (got {value})"
     if isinstance(value, date):

@@ -4,20 +4,28 @@ import os
 from pathlib import Path
 
 FOLDERS = {  # of the pipeline -> the stage that makes what is in them
-    "models": "models", "prompts": "prompts", "embeddings": "embed", "published": "published", "runs": "train", "evaluations": "evaluate",
-}  # fmt: skip
+    "models": "models",
+    "prompts": "prompts",
+    "embeddings": "embed",
+    "published": "published",
+    "runs": "train",
+    "evaluations": "evaluate",
+}
 
 
 def hint_for(path: Path | str) -> str:
     """Return the command that regenerates `path`, or "" if there is none.
 
-    path: relative to the working directory or below it, which is a checkout; or below the Hugging Face cache.
+    path: relative to the working directory or below it, which is a checkout; or below the Hugging
+    Face cache.
     """
     path = Path(path)
     if path.is_absolute():
         cache = Path(os.environ.get("HF_HOME", Path.home() / ".cache" / "huggingface"))
         if path.is_relative_to(cache):
-            return "delete it, then dvc repro --force --single-item models (or published) fetches it"
+            return (
+                "delete it, then dvc repro --force --single-item models (or published) fetches it"
+            )
         if not path.is_relative_to(Path.cwd()):
             return ""
         path = path.relative_to(Path.cwd())
@@ -33,7 +41,9 @@ def hint_for(path: Path | str) -> str:
         case (".cache", "resume", *_):
             return f"delete {path}, and the same command resumes from what is left"
         case ("reports", "revisions", _):
-            return f"restore it with `git checkout {path}`, or delete it to look its commits up again"
+            return (
+                f"restore it with `git checkout {path}`, or delete it to look its commits up again"
+            )
         case ("reports", "timings", _):
             return "delete it; it is needed for nothing but the report's axis of seconds"
         case ("reports", "report.json" | "machine.json"):
@@ -41,7 +51,9 @@ def hint_for(path: Path | str) -> str:
         case ("reports", "metrics", *rest):
             stage = _stage("evaluate", Path(*rest).stem)
         case (kind, *rest) if kind in FOLDERS:
-            of_a_run = rest if of_a_study else rest[1:]  # a study's folders have no level for the profile
+            of_a_run = (
+                rest if of_a_study else rest[1:]
+            )  # a study's folders have no level for the profile
             stage = _stage(FOLDERS[kind], of_a_run[0] if of_a_run else "")
         case _:
             return ""

@@ -1,7 +1,8 @@
 """Reads profiles as plain data, with all that they extend; light, so that a process can look into one before it imports torch.
 
-A profile is `profiles/<name>.yaml`, read as YAML 1.2 (as DVC does; YAML 1.1 takes 1e-5 for a string). With `extends:` it inherits
-from another profile and overrides it key by key; null removes an inherited key.
+A profile is `profiles/<name>.yaml`, read as YAML 1.2 (as DVC does; YAML 1.1 takes 1e-5 for a
+string). With `extends:` it inherits from another profile and overrides it key by key; null removes
+an inherited key.
 """
 
 from collections.abc import Collection
@@ -66,7 +67,9 @@ def read_chain(path: Path, keeps_null: Collection[str] = ()) -> Resolved:
         layers.append((file, Resolved(data, origin)))
         if parent is not None:
             if not isinstance(parent, str):
-                raise UserError(f"{file}: extends: must be the name of one profile (got {str(parent)[:60]!r})")
+                raise UserError(
+                    f"{file}: extends: must be the name of one profile (got {str(parent)[:60]!r})"
+                )
             chain.append(file.with_name(f"{checked_name(parent, f'{file}: extends')}.yaml"))
     resolved = Resolved({}, {})
     for _, layer in reversed(layers):
@@ -103,14 +106,20 @@ def leaves(data: object, prefix: str = "") -> list[str]:
     """Return the dotted keys of all values except non-empty mappings."""
     if not isinstance(data, dict) or not data:
         return [prefix]
-    return [leaf for key, value in data.items() for leaf in leaves(value, f"{prefix}.{key}" if prefix else str(key))]
+    return [
+        leaf
+        for key, value in data.items()
+        for leaf in leaves(value, f"{prefix}.{key}" if prefix else str(key))
+    ]
 
 
 def _read(path: Path) -> tuple[dict, dict[str, str]]:
     """Return a YAML file's data, and `file:line` of each of its leaves."""
     if not path.exists():
         known = sorted(file.stem for file in path.parent.glob("*.yaml"))
-        raise UserError(f"{path}: no such profile; there are {', '.join(known) or 'none in that folder'}")
+        raise UserError(
+            f"{path}: no such profile; there are {', '.join(known) or 'none in that folder'}"
+        )
     data, lines = read_yaml_with_lines(path)
     if not isinstance(data, dict):
         raise UserError(f"{path}: must be a mapping of sections")

@@ -1,6 +1,7 @@
 """Imports experimental modules, each of which may have been deleted: everything else works without them.
 
-Which modules they are stands in pyproject.toml, in the import contract of that name; `tests/house/test_rings.py` deletes each.
+Which modules they are stands in pyproject.toml, in the import contract of that name;
+`tests/house/test_rings.py` deletes each.
 """
 
 from importlib import import_module

@@ -30,14 +30,22 @@ def name_bases(settings: Sequence[Mapping[str, object]]) -> list[str]:
     No entry of a profile has a dot in its name.
     """
     first = settings[0]
-    differing = [[f"{key}_{_shown(value)}" for key, value in each.items() if value != first[key]] for each in settings]
+    differing = [
+        [f"{key}_{_shown(value)}" for key, value in each.items() if value != first[key]]
+        for each in settings
+    ]
     return [".".join([BASE[0], *(["_".join(parts)] if parts else [])]) for parts in differing]
 
 
 def label_bases(settings: Sequence[Mapping[str, object]]) -> list[str]:
     """Label the base with each of these settings in reports: `base model`, or what differs among them: `base model, guidance 4.5`."""
-    differing = [key for key in settings[0] if any(each[key] != settings[0][key] for each in settings)]
-    return [", ".join(["base model", *(f"{key} {_shown(each[key])}" for key in differing)]) for each in settings]
+    differing = [
+        key for key in settings[0] if any(each[key] != settings[0][key] for each in settings)
+    ]
+    return [
+        ", ".join(["base model", *(f"{key} {_shown(each[key])}" for key in differing)])
+        for each in settings
+    ]
 
 
 def _shown(value: object) -> str:
@@ -54,7 +62,8 @@ def drawn_of(method: str, drawn: Mapping[str, Any]) -> dict[str, dict[str, Any]]
     known = {**drawn["published"], **drawn["methods"]}
     if method not in known:
         raise UserError(
-            f"--method {method}: is no entry of the profile's sections methods and published, only {', '.join(known)}"
+            f"--method {method}: is no entry of the profile's sections methods and published, "
+            f"only {', '.join(known)}"
         )
     return {method: known[method]}
 
@@ -66,20 +75,35 @@ def start_of(published: Path, method: str) -> Path:
 
 def evaluation_folder(method: str, seed: int | str) -> Path:
     """Return the folder of a run's evaluation, within that of all: `g2rpo-1`, or `base-0/guidance_1` for `base.guidance_1`."""
-    return Path(run_name(*BASE), method.partition(".")[2]) if is_base(method) else Path(run_name(method, seed))
+    return (
+        Path(run_name(*BASE), method.partition(".")[2])
+        if is_base(method)
+        else Path(run_name(method, seed))
+    )
 
 
 def check_one_kind(folder: Path) -> None:
     """Check that a run's folder does not hold a LoRA and whole weights, which are of two trainings; UserError otherwise."""
     if (folder / "lora").is_dir() and (folder / "transformer").is_dir():
-        raise UserError(f"{folder}: has lora and transformer, of two trainings: delete the older one, or train the run again")
+        raise UserError(
+            f"{folder}: has lora and transformer, of two trainings: delete the older one, "
+            "or train the run again"
+        )
 
 
 def hash_of_folder(folder: Path) -> str:
     """Return the hash of a folder's content as DVC's lock has it."""
-    files = sorted((file.relative_to(folder).as_posix(), file) for file in folder.rglob("*") if file.is_file())
-    entries = [{"md5": hashlib.file_digest(file.open("rb"), "md5").hexdigest(), "relpath": name} for name, file in files]
-    return hashlib.md5(json.dumps(entries, sort_keys=True).encode(), usedforsecurity=False).hexdigest() + ".dir"
+    files = sorted(
+        (file.relative_to(folder).as_posix(), file) for file in folder.rglob("*") if file.is_file()
+    )
+    entries = [
+        {"md5": hashlib.file_digest(file.open("rb"), "md5").hexdigest(), "relpath": name}
+        for name, file in files
+    ]
+    return (
+        hashlib.md5(json.dumps(entries, sort_keys=True).encode(), usedforsecurity=False).hexdigest()
+        + ".dir"
+    )
 
 
 def read_lock(path: Path) -> dict[str, dict]:
@@ -104,4 +128,8 @@ def _is_stage(stage: object) -> bool:
 
 
 def _is_entry(entry: object) -> bool:
-    return isinstance(entry, dict) and isinstance(entry.get("path"), str) and isinstance(entry.get("md5"), str)
+    return (
+        isinstance(entry, dict)
+        and isinstance(entry.get("path"), str)
+        and isinstance(entry.get("md5"), str)
+    )

@@ -23,7 +23,9 @@ def _named(value: str) -> str:
 
 
 def _different(values: Sequence) -> Sequence:
-    if twice := next((value for index, value in enumerate(values) if value in values[:index]), None):
+    if twice := next(
+        (value for index, value in enumerate(values) if value in values[:index]), None
+    ):
         raise ValueError(f"must be different from each other ({twice} appears twice)")
     return values
 
@@ -32,7 +34,10 @@ def name_problem(name: str) -> str | None:
     """Say what is wrong with a name that will name a file or folder; None if nothing is."""
     if re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}", name) and ".." not in name:
         return None
-    return f"is not a valid name: at most 100 letters, digits, _, - and ., and not .. (got {name[:60]!a})"
+    return (
+        "is not a valid name: at most 100 letters, digits, _, - and ., and not .. "
+        f"(got {name[:60]!a})"
+    )
 
 
 def checked_name(name: str, where: str) -> str:
@@ -42,7 +47,9 @@ def checked_name(name: str, where: str) -> str:
     return name
 
 
-Name = Annotated[str, AfterValidator(_named)]  # of a run, profile, study or reward: names files and columns
+Name = Annotated[
+    str, AfterValidator(_named)
+]  # of a run, profile, study or reward: names files and columns
 Different = AfterValidator(_different)
 
 
@@ -52,13 +59,16 @@ def _without_dot(value: str) -> str:
     return value
 
 
-EntryName = Annotated[Name, AfterValidator(_without_dot)]  # of an entry of `methods`: DVC looks its settings up by it
+EntryName = Annotated[
+    Name, AfterValidator(_without_dot)
+]  # of an entry of `methods`: DVC looks its settings up by it
 
 
 class Settings(BaseModel):
     """Frozen and strict: an unknown key, a value of another type, or a number that is not finite is an error.
 
-    `how`: names of fields that change how a run is computed, but not its result; a resumed run may change them.
+    `how`: names of fields that change how a run is computed, but not its result; a resumed run may
+    change them.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
@@ -74,10 +84,13 @@ def do_not_fit(problems: Sequence[str]) -> PydanticCustomError:
     return PydanticCustomError("do_not_fit", "do not fit together", {"problems": list(problems)})
 
 
-def problems_of(error: ValidationError, schema: type[Settings], lines: Mapping[str, str] | None = None) -> list[str]:
+def problems_of(
+    error: ValidationError, schema: type[Settings], lines: Mapping[str, str] | None = None
+) -> list[str]:
     """List every problem of validating a `schema`, as `key.of.setting: what is wrong (got value)`.
 
-    Unknown keys come first, because a misspelt key explains a missing one. lines: the `file:line` of each key.
+    Unknown keys come first, because a misspelt key explains a missing one. lines: the `file:line`
+    of each key.
     """
     found = []
     for problem in sorted(error.errors(), key=lambda each: each["type"] != "extra_forbidden"):
@@ -120,6 +133,8 @@ def _tags(option) -> tuple:
     if tags := [each.tag for each in getattr(option, "__metadata__", ()) if isinstance(each, Tag)]:
         return tuple(tags)
     literals = [
-        field.annotation for field in getattr(option, "model_fields", {}).values() if get_origin(field.annotation) is Literal
+        field.annotation
+        for field in getattr(option, "model_fields", {}).values()
+        if get_origin(field.annotation) is Literal
     ]
     return tuple(value for literal in literals for value in get_args(literal))

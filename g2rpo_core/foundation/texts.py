@@ -18,15 +18,19 @@ MARKDOWN = re.compile(r"([\\`*_{}\[\]<>|~$])")
 def steering(text: str) -> str | None:
     """Return the first character that controls how text is shown; None if there is none.
 
-    That is a control character other than line break and tab, one that changes the direction of what follows, a line or paragraph
-    separator, or half of a surrogate pair.
+    That is a control character other than line break and tab, one that changes the direction of
+    what follows, a line or paragraph separator, or half of a surrogate pair.
     """
     return next((char for char in text if _steers(char)), None)
 
 
 def _steers(char: str) -> bool:
     kind = unicodedata.category(char)
-    return (kind == "Cc" and char not in "\n\t") or kind in ("Cs", "Zl", "Zp") or unicodedata.bidirectional(char) in BIDI
+    return (
+        (kind == "Cc" and char not in "\n\t")
+        or kind in ("Cs", "Zl", "Zp")
+        or unicodedata.bidirectional(char) in BIDI
+    )
 
 
 def unprintable(text: str) -> str | None:
@@ -42,8 +46,8 @@ def normalized(text: str) -> str:
     return " ".join(unicodedata.normalize("NFC", text).split())
 
 
-# Unicode's property Default_Ignorable_Code_Point, and the blank of Braille: zero-width characters, soft hyphens, marks of direction, byte
-# order marks, fillers, variation selectors, tags
+# Unicode's property Default_Ignorable_Code_Point, and the blank of Braille: zero-width characters,
+# soft hyphens, marks of direction, byte order marks, fillers, variation selectors, tags
 IGNORABLE = re.compile(
     "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u2800\u3164\ufe00-\ufe0f\ufeff"
     "\uffa0\ufff0-\ufff8\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
@@ -53,7 +57,8 @@ IGNORABLE = re.compile(
 def comparable(text: str) -> str:
     """Return a text as texts are compared: two that look alike are equal.
 
-    Unicode's NFKC with case folded, as UAX #31 has it, without what is not seen, with single spaces and none at its ends.
+    Unicode's NFKC with case folded, as UAX #31 has it, without what is not seen, with single spaces
+    and none at its ends.
     """
     folded = unicodedata.normalize("NFKC", IGNORABLE.sub("", text)).casefold()
     return " ".join(IGNORABLE.sub("", unicodedata.normalize("NFKC", folded)).split())
@@ -61,17 +66,24 @@ def comparable(text: str) -> str:
 
 def unseen(text: str) -> bool:
     """Say whether no character of a text is seen: it is empty, or of spaces, controls and what `comparable` leaves out."""
-    return not any(unicodedata.category(char) not in ("Cc", "Zs", "Zl", "Zp") for char in IGNORABLE.sub("", text))
+    return not any(
+        unicodedata.category(char) not in ("Cc", "Zs", "Zl", "Zp")
+        for char in IGNORABLE.sub("", text)
+    )
 
 
 def natural(name: str) -> tuple[list[str | int], str]:
     """Return the key by which names are sorted as people count: 2.png before 10.png; of equal numbers (1, 01), the name decides."""
-    return [int(part) if place % 2 else part for place, part in enumerate(re.split("([0-9]+)", name))], name
+    return [
+        int(part) if place % 2 else part for place, part in enumerate(re.split("([0-9]+)", name))
+    ], name
 
 
 def visible(text: object) -> str:
     """Return `text` in one line for a terminal, with controlling characters as their code (that of escape is x1b after a backslash)."""
-    return "".join(ascii(char)[1:-1] if _steers(char) or char in "\n\t" else char for char in str(text))
+    return "".join(
+        ascii(char)[1:-1] if _steers(char) or char in "\n\t" else char for char in str(text)
+    )
 
 
 def show_any_text() -> None:

@@ -35,14 +35,17 @@ from g2rpo_core.hub.settings import HubFiles, HubModel, HubModels, PublishedMode
 INSTEAD = "or use profile tiny"
 
 
-REVISIONS = Path("reports", "revisions")  # committed: what was looked up on the hub, of models and of prompts
+REVISIONS = Path(
+    "reports", "revisions"
+)  # committed: what was looked up on the hub, of models and of prompts
 
 
 class Revisions:
     """Repository -> full commit of what a profile does not pin, from the committed JSON file `file` (empty if it does not exist).
 
-    A repository that is not in it is looked up on the hub at its first use and written into the file at once, so that everyone
-    who runs the same checkout later gets the same files. Delete its line to move to a newer commit.
+    A repository that is not in it is looked up on the hub at its first use and written into the
+    file at once, so that everyone who runs the same checkout later gets the same files. Delete its
+    line to move to a newer commit.
     """
 
     def __init__(self, file: Path):
@@ -58,7 +61,10 @@ class Revisions:
             if self.file.exists():  # what another stage has looked up since
                 self.known = read_json(self.file, dict)
             self.known.setdefault(repo, found)
-            print(f"{repo}: no revision in the profile; {self.known[repo]} is now in {self.file}: commit that file")
+            print(
+                f"{repo}: no revision in the profile; {self.known[repo]} is now in {self.file}: "
+                "commit that file"
+            )
             self._write()
         return self.known[repo]
 
@@ -70,16 +76,24 @@ class Revisions:
 def download_models(settings: HubModels, revisions: Revisions, root: Path) -> dict[str, dict]:
     """Download every model that is not in the cache yet, and return the entries for a lock in `root`.
 
-    UserError, saying what to do, if a licence is not accepted, a repo or revision does not exist, the disk is too small, or a
-    file is not the published one; TransientError if the hub cannot be reached or the download breaks off.
+    UserError, saying what to do, if a licence is not accepted, a repo or revision does not exist,
+    the disk is too small, or a file is not the published one; TransientError if the hub cannot be
+    reached or the download breaks off.
     """
-    return {name: _model(f"models.repos.{name}: {model.place}", model, revisions, root) for name, model in settings.repos.items()}
+    return {
+        name: _model(f"models.repos.{name}: {model.place}", model, revisions, root)
+        for name, model in settings.repos.items()
+    }
 
 
 def _model(what: str, model: HubModel, revisions: Revisions, root: Path) -> dict:
     if model.folder is not None:
         folder, files = files_of_folder(what, Path(model.folder), model.files)
-        entry: dict[str, object] = {"folder": os.path.relpath(folder, root), "outside": True, "files": files}
+        entry: dict[str, object] = {
+            "folder": os.path.relpath(folder, root),
+            "outside": True,
+            "files": files,
+        }
     else:
         folder, revision, files = download(what, model, revisions)
         entry = {"repo": model.repo, "revision": revision, "files": files}
@@ -94,33 +108,50 @@ def _model(what: str, model: HubModel, revisions: Revisions, root: Path) -> dict
     return entry | ({"architecture": model.architecture} if model.architecture else {})
 
 
-def fetch_published(name: str, settings: PublishedModel, root: Path, revisions: Revisions) -> tuple[Path, dict]:
+def fetch_published(
+    name: str, settings: PublishedModel, root: Path, revisions: Revisions
+) -> tuple[Path, dict]:
     """Return the folder of published or exported weights, and their entry for a lock in `root`; errors as in `download`.
 
     UserError if its folder does not exist. Nothing is copied: the files must stay in the folder.
     """
     where = f"published.{name}"
     if settings.repo:
-        wanted = HubFiles(repo=settings.repo, revision=settings.revision, files=settings.files, sha256=settings.sha256)
+        wanted = HubFiles(
+            repo=settings.repo,
+            revision=settings.revision,
+            files=settings.files,
+            sha256=settings.sha256,
+        )
         named = "files" in settings.model_fields_set
-        folder, revision, files = download(f"{where}: {settings.repo}", wanted, revisions, optional=() if named else ("*.json",))
+        folder, revision, files = download(
+            f"{where}: {settings.repo}", wanted, revisions, optional=() if named else ("*.json",)
+        )
         entry: dict[str, object] = {"repo": settings.repo, "revision": revision, "files": files}
     else:
-        folder, files = files_of_folder(f"{where}.folder", Path(settings.folder or ""), settings.files)
+        folder, files = files_of_folder(
+            f"{where}.folder", Path(settings.folder or ""), settings.files
+        )
         entry = {"folder": os.path.relpath(folder, root), "files": files}
     return folder, entry
 
 
-def files_of_folder(what: str, place: Path, patterns: Sequence[str]) -> tuple[Path, dict[str, dict]]:
+def files_of_folder(
+    what: str, place: Path, patterns: Sequence[str]
+) -> tuple[Path, dict[str, dict]]:
     """Return a folder of the user's and each file's size and hash, of those with these patterns; for a file, that and the JSON beside it.
 
     what: the setting; UserError if there is nothing of the kind.
     """
     if not place.exists():
         raise UserError(f"{what}: {place} does not exist")
-    folder, wanted = (place.parent, (place.name, "*.json")) if place.is_file() else (place, tuple(patterns))
+    folder, wanted = (
+        (place.parent, (place.name, "*.json")) if place.is_file() else (place, tuple(patterns))
+    )
     names = [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
-    if not (chosen := [name for name in names if any(fnmatch(name, pattern) for pattern in wanted)]):
+    if not (
+        chosen := [name for name in names if any(fnmatch(name, pattern) for pattern in wanted)]
+    ):
         raise UserError(f"{what}: {place} has no file {' or '.join(wanted)}")
     return folder, describe_files(folder, chosen)
 
@@ -134,15 +165,24 @@ def download(
 ) -> tuple[Path, str, dict[str, dict]]:
     """Return the cache folder with a repository's files, its commit, and each file's size and hash; errors as in `download_models`.
 
-    what: the setting and the repository, with which messages begin; optional: patterns that need no file.
+    what: the setting and the repository, with which messages begin; optional: patterns that need no
+    file.
     """
     # Resolve the revision, check the disk, download what is missing
     patterns = list(wanted.files)
     try:
-        newest = lambda: str(HfApi(endpoint=constants.ENDPOINT).repo_info(wanted.repo, repo_type=repo_type).sha)
+        newest = lambda: str(
+            HfApi(endpoint=constants.ENDPOINT).repo_info(wanted.repo, repo_type=repo_type).sha
+        )
         revision = wanted.revision or revisions.look_up(wanted.repo, newest)
         wanted = wanted.model_copy(update={"revision": revision})
-        snapshot = partial(snapshot_download, wanted.repo, repo_type=repo_type, revision=revision, allow_patterns=patterns)
+        snapshot = partial(
+            snapshot_download,
+            wanted.repo,
+            repo_type=repo_type,
+            revision=revision,
+            allow_patterns=patterns,
+        )
         if not constants.HF_HUB_OFFLINE:
             _check_disk(what, list(snapshot(dry_run=True)))
         folder = Path(snapshot())
@@ -150,21 +190,33 @@ def download(
         raise explain_error(what, wanted, error, repo_type) from None
     # Every pattern has a file, and every file its published content
     files = describe_files(folder)
-    files = {file: entry for file, entry in files.items() if any(fnmatch(file, pattern) for pattern in patterns)}
+    files = {
+        file: entry
+        for file, entry in files.items()
+        if any(fnmatch(file, pattern) for pattern in patterns)
+    }
     for pattern in patterns:
         if pattern not in optional and not any(fnmatch(file, pattern) for file in files):
             raise UserError(f"{what} has no file {pattern} at revision {revision}")
     if unknown := sorted(wanted.sha256.keys() - files.keys()):
-        raise UserError(f"{what}: sha256 names {unknown[0]}, which is not among its files at revision {revision}")
+        raise UserError(
+            f"{what}: sha256 names {unknown[0]}, which is not among its files at revision "
+            f"{revision}"
+        )
     for file, known in files.items():
         _check_content(what, folder / file, known["sha256"], wanted.sha256.get(file))
     return folder, revision, files
 
 
-def explain_error(what: str, wanted: HubFiles, error: Exception, repo_type: str = "model") -> UserError:
+def explain_error(
+    what: str, wanted: HubFiles, error: Exception, repo_type: str = "model"
+) -> UserError:
     """Return an error that says in one line what an error of the hub's client means and what to do."""
     if constants.HF_HUB_OFFLINE:
-        return UserError(f"{what} is not in the cache {constants.HF_HUB_CACHE}: unset HF_HUB_OFFLINE and run again, {INSTEAD}")
+        return UserError(
+            f"{what} is not in the cache {constants.HF_HUB_CACHE}: "
+            f"unset HF_HUB_OFFLINE and run again, {INSTEAD}"
+        )
     # the client wraps the real error
     cause: BaseException = error
     while isinstance(cause, DryRunError | LocalEntryNotFoundError) and cause.__cause__ is not None:
@@ -172,18 +224,26 @@ def explain_error(what: str, wanted: HubFiles, error: Exception, repo_type: str 
     status = cause.response.status_code if isinstance(cause, HfHubHTTPError) else None
     page = f"{constants.ENDPOINT}/{'datasets/' if repo_type == 'dataset' else ''}{wanted.repo}"
     if isinstance(cause, GatedRepoError):
-        return UserError(f"{what} is gated: accept its licence at {page}, then run `hf auth login` or set HF_TOKEN; {INSTEAD}")
+        return UserError(
+            f"{what} is gated: accept its licence at {page}, then run `hf auth login` or set "
+            f"HF_TOKEN; {INSTEAD}"
+        )
     if isinstance(cause, RevisionNotFoundError):
-        return UserError(f"{what} has no revision {wanted.revision}: put a commit of {page}/commits/main into the profile")
+        return UserError(
+            f"{what} has no revision {wanted.revision}: put a commit of {page}/commits/main into "
+            "the profile"
+        )
     if isinstance(cause, RepositoryNotFoundError) or status in (401, 403):
         return UserError(
-            f"{what} does not exist, or is private: run `hf auth login` or set HF_TOKEN, for an account that can see {page}"
+            f"{what} does not exist, or is private: run `hf auth login` or set HF_TOKEN, "
+            f"for an account that can see {page}"
         )
     if isinstance(cause, OSError) and cause.errno == errno.ENOSPC:
         return UserError(_no_space(what, constants.HF_HUB_CACHE))
     reason = str(cause).strip().splitlines()[0] if str(cause).strip() else type(cause).__name__
     return TransientError(
-        f"{what} could not be downloaded ({reason}): run again, complete files are kept (hub: {constants.ENDPOINT}); {INSTEAD}"
+        f"{what} could not be downloaded ({reason}): run again, complete files are kept (hub: "
+        f"{constants.ENDPOINT}); {INSTEAD}"
     )
 
 
@@ -196,25 +256,37 @@ def _check_content(what: str, path: Path, sha256: str, pinned: str | None) -> No
     published = path.resolve().name
     if re.fullmatch("[0-9a-f]{40}", published):  # a small file: git's hash of it
         content = path.read_bytes()
-        actual_hash = hashlib.sha1(f"blob {len(content)}\0".encode() + content, usedforsecurity=False).hexdigest()
+        actual_hash = hashlib.sha1(
+            f"blob {len(content)}\0".encode() + content, usedforsecurity=False
+        ).hexdigest()
     else:
         actual_hash = sha256 if re.fullmatch("[0-9a-f]{64}", published) else published
     for expected, actual in ((pinned, sha256), (published, actual_hash)):
         if expected not in (None, actual):
             raise UserError(
-                f"{what}: {path} is damaged or not the published file (hash {actual}, not {expected}): "
+                f"{what}: {path} is damaged or not the published file (hash {actual}, "
+                f"not {expected}): "
                 f"delete {path.resolve()} and run again"
             )
 
 
 def _check_disk(what: str, files: list) -> None:
     """Check that the disk has room for the missing files and for converting pickled checkpoints; UserError otherwise."""
-    needed = sum(file.file_size * (2 if Path(file.filename).suffix in PICKLED else 1) for file in files if file.will_download)
-    existing = next(folder for folder in [Path(constants.HF_HUB_CACHE), *Path(constants.HF_HUB_CACHE).parents] if folder.exists())
+    needed = sum(
+        file.file_size * (2 if Path(file.filename).suffix in PICKLED else 1)
+        for file in files
+        if file.will_download
+    )
+    existing = next(
+        folder
+        for folder in [Path(constants.HF_HUB_CACHE), *Path(constants.HF_HUB_CACHE).parents]
+        if folder.exists()
+    )
     free = shutil.disk_usage(existing).free
     if needed > free:
         raise UserError(
-            f"{what} needs {needed / 1e9:.1f} GB, {existing} has {free / 1e9:.1f} GB free: make room or set HF_HOME elsewhere"
+            f"{what} needs {needed / 1e9:.1f} GB, {existing} has {free / 1e9:.1f} GB free: "
+            "make room or set HF_HOME elsewhere"
         )
 
 
@@ -227,11 +299,14 @@ def _has_weights_alone(path: Path) -> bool:
     return path.suffix in PICKLED and not any(path.parent.glob("*.safetensors"))
 
 
-def convert_pickles(folder: Path, target: Path, files: Sequence[str], variant: str | None = None) -> Path:
+def convert_pickles(
+    folder: Path, target: Path, files: Sequence[str], variant: str | None = None
+) -> Path:
     """Return `target`, a folder with these files of `folder`, but pickled checkpoints as safetensors, or left out beside those.
 
-    variant: of the files that have it in their names, in each folder within; they get the names of those without, which are left out.
-    In it, LOCK has the size and hash of each, for `ModelStore.folder`. UserError names a checkpoint that holds anything but tensors by name.
+    variant: of the files that have it in their names, in each folder within; they get the names of
+    those without, which are left out. In it, LOCK has the size and hash of each, for
+    `ModelStore.folder`. UserError names a checkpoint that holds anything but tensors by name.
     """
     if (target / LOCK).exists():
         return target
@@ -261,8 +336,16 @@ def _without_variant(path: Path, variant: str | None) -> str | None:
         return path.name
     if f".{variant}." in path.name:
         return path.name.replace(f".{variant}.", ".")
-    beside = {other.name.replace(f".{variant}.", ".") for other in path.parent.iterdir() if f".{variant}." in other.name}
-    return None if path.name in beside or beside and path.name.endswith(".safetensors.index.json") else path.name
+    beside = {
+        other.name.replace(f".{variant}.", ".")
+        for other in path.parent.iterdir()
+        if f".{variant}." in other.name
+    }
+    return (
+        None
+        if path.name in beside or beside and path.name.endswith(".safetensors.index.json")
+        else path.name
+    )
 
 
 def read_pickled(path: Path) -> dict[str, torch.Tensor]:
@@ -272,7 +355,8 @@ def read_pickled(path: Path) -> dict[str, torch.Tensor]:
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else "it ends too early"
         raise UserError(
-            f"{path}: is damaged or holds more than weights, so it is not read ({reason}): delete it and run again"
+            f"{path}: is damaged or holds more than weights, so it is not read ({reason}): "
+            "delete it and run again"
         ) from None
     for key in NESTED:
         if isinstance(loaded, Mapping) and isinstance(loaded.get(key), Mapping):
@@ -282,4 +366,7 @@ def read_pickled(path: Path) -> dict[str, torch.Tensor]:
     for name, tensor in loaded.items():
         if not isinstance(tensor, torch.Tensor):
             raise UserError(f"{path}: {name} is not a tensor but a {type(tensor).__name__}")
-    return {name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in loaded.items()}
+    return {
+        name: tensor.detach().clone(memory_format=torch.contiguous_format)
+        for name, tensor in loaded.items()
+    }

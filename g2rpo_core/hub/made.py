@@ -14,12 +14,18 @@ from g2rpo_core.foundation.runs import hash_of_folder
 from g2rpo_core.foundation.settings import Settings
 from g2rpo_core.hub.model_store import sha256
 
-MADE = Path(".cache", "made")  # by key: the folder that was made, its hash, and what else came of it
+MADE = Path(
+    ".cache", "made"
+)  # by key: the folder that was made, its hash, and what else came of it
 
 
 def key_of(settings: Settings, dependencies: Iterable[Path], numerics: str) -> str:
     """Return a hash of all that decides an output: settings, PyTorch's version, numerics in use, and the content of files and folders."""
-    contents = [(str(file.relative_to(path)), sha256(file)) for path in dependencies for file in files_of(path)]
+    contents = [
+        (str(file.relative_to(path)), sha256(file))
+        for path in dependencies
+        for file in files_of(path)
+    ]
     decides = [settings.deciding(), contents, version("torch"), numerics]
     return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:16]
 

@@ -1,8 +1,8 @@
 """Finds the models: the folder of the `models` stage with its lock file `models.lock.json`.
 
-For every model, the lock has the size and SHA-256 of every file, and either the folder beside the lock in which the model was
-built, or its repo and revision on the hub (then the files are in the Hugging Face cache, and pickled ones beside it as
-safetensors).
+For every model, the lock has the size and SHA-256 of every file, and either the folder beside the
+lock in which the model was built, or its repo and revision on the hub (then the files are in the
+Hugging Face cache, and pickled ones beside it as safetensors).
 """
 
 import hashlib
@@ -15,7 +15,14 @@ from huggingface_hub import constants, snapshot_download
 from huggingface_hub.errors import LocalEntryNotFoundError
 
 from g2rpo_core.foundation.errors import UserError
-from g2rpo_core.foundation.files import complaint, existing, in_one_line, read_json, reading, write_whole
+from g2rpo_core.foundation.files import (
+    complaint,
+    existing,
+    in_one_line,
+    read_json,
+    reading,
+    write_whole,
+)
 
 LOCK = "models.lock.json"
 QUALITY = "quality.json"  # beside it: what the stage `models` measured of the models that it built, by name
@@ -44,7 +51,9 @@ class ModelStore:
     def entry(self, name: str) -> dict:
         """Return the lock's entry of a model; UserError if this profile has no such model."""
         if name not in self._entries:
-            raise UserError(f"{self.root / LOCK}: has no model {name!r}, only {', '.join(self._entries)}")
+            raise UserError(
+                f"{self.root / LOCK}: has no model {name!r}, only {', '.join(self._entries)}"
+            )
         return self._entries[name]
 
     def source(self, name: str) -> str | None:
@@ -57,7 +66,9 @@ class ModelStore:
         if entry.get("without_pickles"):
             folder = safe_folder(entry, entry.get("variant"))
             if not (folder / LOCK).exists():
-                raise UserError(f"{folder} is gone, or has no {LOCK}: make it again with `{self.fetch}`")
+                raise UserError(
+                    f"{folder} is gone, or has no {LOCK}: make it again with `{self.fetch}`"
+                )
             check_files(folder, read_json(folder / LOCK, dict))
             return folder
         if "folder" in entry:
@@ -73,12 +84,17 @@ class ModelStore:
         return self.folder(name) / self.entry(name).get("weights", "")
 
     def _of_cache(self, entry: dict) -> Path:
-        arguments = {"revision": entry["revision"], "allow_patterns": list(entry["files"]), "local_files_only": True}
+        arguments = {
+            "revision": entry["revision"],
+            "allow_patterns": list(entry["files"]),
+            "local_files_only": True,
+        }
         try:
             return Path(snapshot_download(entry["repo"], **arguments))
         except LocalEntryNotFoundError:
             raise UserError(
-                f"{entry['repo']} at {entry['revision']} is gone from the Hugging Face cache: fetch it again with `{self.fetch}`"
+                f"{entry['repo']} at {entry['revision']} is gone from the Hugging Face cache: "
+                f"fetch it again with `{self.fetch}`"
             ) from None
 
 
@@ -103,15 +119,29 @@ def _problem_of_entry(entry: object, stage: str) -> str | None:
     """Say what is wrong with a model's entry in the lock; None if nothing is. The folder may be anywhere if the user named it."""
     if not isinstance(entry, dict) or not isinstance(entry.get("files"), dict):
         return "is not a model's entry with files"
-    if not isinstance(entry.get("folder"), str) and not all(isinstance(entry.get(key), str) for key in ("repo", "revision")):
+    if not isinstance(entry.get("folder"), str) and not all(
+        isinstance(entry.get(key), str) for key in ("repo", "revision")
+    ):
         return "has neither a folder nor a repo and its revision"
     outside = stage == "published" or entry.get("outside") is True
-    inside = [None if outside else entry.get("folder"), entry.get("architecture"), entry.get("weights")]
+    inside = [
+        None if outside else entry.get("folder"),
+        entry.get("architecture"),
+        entry.get("weights"),
+    ]
     for path in [*entry["files"], *filter(None, inside)]:
-        if not isinstance(path, str) or PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts:
+        if (
+            not isinstance(path, str)
+            or PurePosixPath(path).is_absolute()
+            or ".." in PurePosixPath(path).parts
+        ):
             return f"{path!r} would lead out of its folder"
     for path, about in entry["files"].items():
-        if not (isinstance(about, dict) and isinstance(about.get("size"), int) and isinstance(about.get("sha256"), str)):
+        if not (
+            isinstance(about, dict)
+            and isinstance(about.get("size"), int)
+            and isinstance(about.get("sha256"), str)
+        ):
             return f"{path} has no size and sha256"
     return None
 
@@ -119,7 +149,9 @@ def _problem_of_entry(entry: object, stage: str) -> str | None:
 def safe_folder(entry: dict, variant: str | None = None) -> Path:
     """Return the folder, next to the Hugging Face cache, of a model whose pickled checkpoints were converted, or whose variant is read."""
     # the name depends on what was converted, so that another file is never mistaken for it
-    content = hashlib.sha256("".join(file["sha256"] for _, file in sorted(entry["files"].items())).encode()).hexdigest()[:16]
+    content = hashlib.sha256(
+        "".join(file["sha256"] for _, file in sorted(entry["files"].items())).encode()
+    ).hexdigest()[:16]
     name = entry["repo"].replace("/", "--") if "repo" in entry else Path(entry["folder"]).name
     return Path(constants.HF_HOME, "g2rpo", name, f"{content}.{variant}" if variant else content)
 
@@ -131,7 +163,10 @@ def describe_files(folder: Path, names: Iterable[str] | None = None) -> dict[str
         if names is None
         else [folder / name for name in sorted(names)]
     )
-    return {str(path.relative_to(folder)): {"size": path.stat().st_size, "sha256": sha256(path)} for path in files}
+    return {
+        str(path.relative_to(folder)): {"size": path.stat().st_size, "sha256": sha256(path)}
+        for path in files
+    }
 
 
 def sha256(path: Path) -> str:

@@ -6,7 +6,8 @@ from typing import Any
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import complaint, in_one_line, reading
 
-# Named in files, and used by no model here: an index that older versions saved, and the word head of an encoder
+# Named in files, and used by no model here: an index that older versions saved, and the word head
+# of an encoder
 UNUSED = ("relative_position_index", "lm_head.weight")
 
 
@@ -16,11 +17,23 @@ def load_whole(kind: Any, folder: Path, **options: object) -> Any:
     kind: a model class of transformers or diffusers, or an AutoModel of transformers.
     """
     with reading(folder):
-        model, info = kind.from_pretrained(folder, output_loading_info=True, ignore_mismatched_sizes=True, **options)
-    missing, mismatched = sorted(info["missing_keys"]), sorted(name for name, *_ in info["mismatched_keys"])
+        model, info = kind.from_pretrained(
+            folder, output_loading_info=True, ignore_mismatched_sizes=True, **options
+        )
+    missing, mismatched = (
+        sorted(info["missing_keys"]),
+        sorted(name for name, *_ in info["mismatched_keys"]),
+    )
     unknown = sorted(name for name in info["unexpected_keys"] if not name.endswith(UNUSED))
-    for which, names in (("lacks", missing), ("has another shape of", mismatched), ("has the unknown", unknown)):
+    for which, names in (
+        ("lacks", missing),
+        ("has another shape of", mismatched),
+        ("has the unknown", unknown),
+    ):
         if names:
-            reason = f"{which} {in_one_line(names)}: its weights belong to another model, or are incomplete"
+            reason = (
+                f"{which} {in_one_line(names)}: its weights belong to another model, "
+                "or are incomplete"
+            )
             raise UserError(complaint(folder, reason))
     return model

@@ -7,20 +7,28 @@ from pydantic import Field, PositiveInt, model_validator
 from g2rpo_core.foundation.settings import Settings
 
 Repo = Annotated[str, Field(pattern=r"^[\w.-]+/[\w.-]+$", description="owner/name on the hub")]
-Revision = Annotated[str | None, Field(pattern=r"^[0-9a-f]{40}$", description="a full commit, because branches move")]
+Revision = Annotated[
+    str | None, Field(pattern=r"^[0-9a-f]{40}$", description="a full commit, because branches move")
+]
 
 
 Variant = Annotated[
     str | None,
     Field(
-        pattern=r"^\w+$", description="fp16, ema, …: read the files with it in their names; null: those without any, as diffusers"
+        pattern=r"^\w+$",
+        description=(
+            "fp16, ema, …: read the files with it in their names; null: those without any, "
+            "as diffusers"
+        ),
     ),
 ]
 
 
 def _check_one_place(repo: str | None, folder: str | None) -> None:
     if (folder is None) == (repo is None):
-        raise ValueError("needs either `repo` or `folder`" + (": set the other one to null" if repo else ""))
+        raise ValueError(
+            "needs either `repo` or `folder`" + (": set the other one to null" if repo else "")
+        )
 
 
 class HubFiles(Settings):
@@ -29,18 +37,24 @@ class HubFiles(Settings):
     repo: Repo
     revision: Revision = None
     files: tuple[str, ...] = Field(min_length=1, description="patterns of the files to download")
-    sha256: dict[str, str] = Field({}, description="file -> hash, of files whose content must be the known one")
+    sha256: dict[str, str] = Field(
+        {}, description="file -> hash, of files whose content must be the known one"
+    )
 
 
 class HubModel(HubFiles):
     """One published model, or one of your own in a folder."""
 
     repo: Repo | None = Field(None, description="owner/name on the hub")  # type: ignore[assignment] # a folder may take its place
-    folder: str | None = Field(None, description="where the model lies, in diffusers' layout, in place of `repo` (then null)")
+    folder: str | None = Field(
+        None,
+        description="where the model lies, in diffusers' layout, in place of `repo` (then null)",
+    )
     variant: Variant = None
     architecture: str | None = Field(
         None,
-        description="the architecture's name in open_clip, for checkpoints that do not say it; of `pipeline`, the repository"
+        description="the architecture's name in open_clip, for checkpoints that do not say it; "
+        "of `pipeline`, the repository"
         " whose shape it has, for plans of a model that is not known here",
     )
 
@@ -66,23 +80,30 @@ class HubStyles(Settings):
 class HubPrompts(HubFiles):
     """Prompts in a data set, in the same formats as files on disk."""
 
-    distinct: PositiveInt | None = Field(None, description="how many different texts there must be; null: any")
+    distinct: PositiveInt | None = Field(
+        None, description="how many different texts there must be; null: any"
+    )
     styles: HubStyles | None = Field(None, description="lists that say each prompt's style")
 
 
 class PublishedModel(Settings):
     """Published or exported weights, evaluated with the runs: a transformer or a LoRA, on the hub or in a folder (docs/howto/export.md)."""
 
-    folder: str | None = Field(None, description="where exported or published weights lie: a folder, or one file")
+    folder: str | None = Field(
+        None, description="where exported or published weights lie: a folder, or one file"
+    )
     repo: Repo | None = Field(None, description="owner/name on the hub, in place of a folder")
     revision: Revision = None
     files: tuple[str, ...] = Field(
-        ("*.safetensors", "*.json"), description="patterns of the files to download, or of those in the folder"
+        ("*.safetensors", "*.json"),
+        description="patterns of the files to download, or of those in the folder",
     )
     variant: Variant = None
     sha256: dict[str, str] = Field({}, description="file -> hash")
     trained_on: dict[str, float] = Field({}, description="reward -> weight, if known")
-    method: str | None = Field(None, description="the method whose row of the paper's table is shown next to it")
+    method: str | None = Field(
+        None, description="the method whose row of the paper's table is shown next to it"
+    )
     label: str | None = Field(None, description="its name in reports")
 
     @model_validator(mode="after")
@@ -95,7 +116,9 @@ class HubModels(Settings):
     """Published models from the Hugging Face hub: the text-to-image pipeline, and what the rewards need (`RewardSpec.models`)."""
 
     source: Literal["hub"] = Field(description="download published models")
-    repos: dict[str, HubModel] = Field(description="model -> its repository: `pipeline`, and those of the rewards")
+    repos: dict[str, HubModel] = Field(
+        description="model -> its repository: `pipeline`, and those of the rewards"
+    )
 
     @model_validator(mode="after")
     def _has_a_pipeline(self):

@@ -63,30 +63,55 @@ def check_form(models: Path, form: Form) -> Architecture:
     return base
 
 
-def write(models: Path, trained: Path, name: str, form: Form, out: Path, dtype: Literal["float32", "bfloat16"]) -> Path:
+def write(
+    models: Path,
+    trained: Path,
+    name: str,
+    form: Form,
+    out: Path,
+    dtype: Literal["float32", "bfloat16"],
+) -> Path:
     """Write the weights to `out` and return the new file or folder.
 
-    models: the folder of the stage `models`; trained: as `weights_in` returns it; name: of a file that has no usual one. UserError if
-    the weights are not all of this base model's.
+    models: the folder of the stage `models`; trained: as `weights_in` returns it; name: of a file
+    that has no usual one. UserError if the weights are not all of this base model's.
     """
-    kind, architecture, pipeline = getattr(torch, dtype), check_form(models, form), ModelStore(models).folder("pipeline")
-    home = next((place for place in (trained, trained.parent) if (place / "config.json").exists()), pipeline / "transformer")
+    kind, architecture, pipeline = (
+        getattr(torch, dtype),
+        check_form(models, form),
+        ModelStore(models).folder("pipeline"),
+    )
+    home = next(
+        (place for place in (trained, trained.parent) if (place / "config.json").exists()),
+        pipeline / "transformer",
+    )
     with reading(home / "config.json"):
         config = architecture.transformer.load_config(home)
     # The whole transformer, as diffusers saves it, or one file with other names
     if form in ("diffusers", "original"):
-        transformer = load_transformer(architecture, trained, torch.device("cpu"), kind, trained=False, config=home)
+        transformer = load_transformer(
+            architecture, trained, torch.device("cpu"), kind, trained=False, config=home
+        )
         if form == "diffusers":
             transformer.save_pretrained(out / "transformer")
-            check_written(sorted((out / "transformer").glob("*.safetensors")), transformer.state_dict())
+            check_written(
+                sorted((out / "transformer").glob("*.safetensors")), transformer.state_dict()
+            )
             return out / "transformer"
-        file, weights = out / f"{name}.safetensors", architecture.original(transformer.state_dict(), config)
+        file, weights = (
+            out / f"{name}.safetensors",
+            architecture.original(transformer.state_dict(), config),
+        )
     # Or a LoRA, alone
     else:
         file, weights = _adapter_file(architecture, config, trained, name, form, out)
     # In the asked dtype; an alpha stays as it is
-    cast = {key: value if key.endswith(".alpha") else value.to(kind) for key, value in weights.items()}
-    save_file({key: value.contiguous() for key, value in cast.items()}, file, metadata={"format": "pt"})
+    cast = {
+        key: value if key.endswith(".alpha") else value.to(kind) for key, value in weights.items()
+    }
+    save_file(
+        {key: value.contiguous() for key, value in cast.items()}, file, metadata={"format": "pt"}
+    )
     check_written([file], cast)
     return file
 
@@ -101,8 +126,13 @@ def _adapter_file(
         return out / LORA_FILE, in_diffusers_names(adapter)
     if form == "kohya":
         tensors = in_kohyas_names(architecture, config, shapes, adapter)
-        if left := {key.partition(".")[0] for key in tensors if key.startswith("lora_unet_final_layer")}:
-            print(f"note: sd-scripts load no {' and '.join(sorted(left))}; ComfyUI does", file=sys.stderr)
+        if left := {
+            key.partition(".")[0] for key in tensors if key.startswith("lora_unet_final_layer")
+        }:
+            print(
+                f"note: sd-scripts load no {' and '.join(sorted(left))}; ComfyUI does",
+                file=sys.stderr,
+            )
         return out / f"{name}.safetensors", tensors
     tensors, about = in_peft_names(adapter, shapes)
     write_json(out / PEFT_CONFIG, about)
@@ -116,23 +146,40 @@ def check_written(files: Sequence[Path], weights: Mapping[str, torch.Tensor]) ->
         with reading(file), safe_open(file, "pt") as opened:
             names = opened.keys()
             for name in names:
-                if name not in missing or not torch.equal(opened.get_tensor(name), weights[name].cpu()):
-                    raise UserError(f"export: {file}: {name} is not what was written: try again, or another disk")
+                if name not in missing or not torch.equal(
+                    opened.get_tensor(name), weights[name].cpu()
+                ):
+                    raise UserError(
+                        f"export: {file}: {name} is not what was written: try again, "
+                        "or another disk"
+                    )
                 missing.remove(name)
     if missing:
-        raise UserError(f"export: {files[0].parent}: {min(missing)} was not written: try again, or another disk")
+        raise UserError(
+            f"export: {files[0].parent}: {min(missing)} was not written: try again, or another disk"
+        )
 
 
-def write_card(out: Path, profile: str, architecture: Architecture, run: Path, form: Form, file: Path, repo: str | None) -> Path:
+def write_card(
+    out: Path,
+    profile: str,
+    architecture: Architecture,
+    run: Path,
+    form: Form,
+    file: Path,
+    repo: str | None,
+) -> Path:
     """Write README.md and the images that it shows to `out`; repo: where they will be uploaded, for the code snippet.
 
-    Weights that were not evaluated here get neither table nor images, and those of no run of this checkout no settings either; the
-    card says so. UserError if the run is one of another profile.
+    Weights that were not evaluated here get neither table nor images, and those of no run of this
+    checkout no settings either; the card says so. UserError if the run is one of another profile.
     """
     # The run, its settings and its base model
     place = find_place(run)
     if place and place.profile != profile:
-        raise UserError(f"export: {run} is a run of profile {place.profile}: give --profile {place.profile}")
+        raise UserError(
+            f"export: {run} is a run of profile {place.profile}: give --profile {place.profile}"
+        )
     study = place.study if place else None
     settings = load_profile(profile_path(profile), load_study(study) if study else None)
     method = run.name.rsplit("-", 1)[0]
@@ -149,7 +196,13 @@ def write_card(out: Path, profile: str, architecture: Architecture, run: Path, f
         base_model_relation=("adapter" if lora else "finetune") if base else None,
         library_name="diffusers",
         pipeline_tag="text-to-image",
-        tags=["g2rpo", architecture.tag, "reinforcement-learning", "grpo", *(["lora"] if lora else [])],
+        tags=[
+            "g2rpo",
+            architecture.tag,
+            "reinforcement-learning",
+            "grpo",
+            *(["lora"] if lora else []),
+        ],
         **terms,
     )
     # Text
@@ -173,8 +226,12 @@ def write_card(out: Path, profile: str, architecture: Architecture, run: Path, f
         "sampling": trained.sampling if trained else None,
         "evaluation": settings.evaluation,
         "labels": labels(settings.rewards),
-        "scores": read_means(evaluation, beside, settings.evaluation) if evaluation and beside else [],
-        "images": copy_images(out, settings, profile, evaluation, beside) if evaluation and beside else [],
+        "scores": read_means(evaluation, beside, settings.evaluation)
+        if evaluation and beside
+        else [],
+        "images": copy_images(out, settings, profile, evaluation, beside)
+        if evaluation and beside
+        else [],
     }
     text = TEMPLATES.get_template("card.md.j2").render(shown)
     ModelCard(f"---\n{data.to_yaml()}\n---\n\n{text}").save(out / "README.md")
@@ -197,19 +254,34 @@ def licence(architecture: Architecture, base: str | None) -> dict[str, Any]:
     for start, licence in architecture.licences.items():
         if base.startswith(start):
             return dict(licence)
-    return {"license": "other", "license_name": "that-of-the-base-model", "license_link": f"https://huggingface.co/{base}"}
+    return {
+        "license": "other",
+        "license_name": "that-of-the-base-model",
+        "license_link": f"https://huggingface.co/{base}",
+    }
 
 
-def read_means(evaluated: Path, beside: Path, settings: EvaluationSettings) -> list[tuple[str, float, float]]:
+def read_means(
+    evaluated: Path, beside: Path, settings: EvaluationSettings
+) -> list[tuple[str, float, float]]:
     """Return every reward with the base's and the run's means over the test prompts; empty if the base was not evaluated alike."""
     files = [evaluated.parent / beside / "results.parquet", evaluated / "results.parquet"]
     if not files[0].exists():
         return []
-    base, run = (reported(read_table(file, SCORES), settings).groupby("reward").score.mean() for file in files)
-    return [(reward, float(base[reward]), float(run[reward])) for reward in settings.rewards if reward in base and reward in run]
+    base, run = (
+        reported(read_table(file, SCORES), settings).groupby("reward").score.mean()
+        for file in files
+    )
+    return [
+        (reward, float(base[reward]), float(run[reward]))
+        for reward in settings.rewards
+        if reward in base and reward in run
+    ]
 
 
-def copy_images(out: Path, settings: Profile, profile: str, evaluated: Path, base: Path) -> list[dict[str, str]]:
+def copy_images(
+    out: Path, settings: Profile, profile: str, evaluated: Path, base: Path
+) -> list[dict[str, str]]:
     """Copy the images of the report's first prompts; evaluated, base: the folders of the run's evaluation and, beside it, the base's.
 
     Return each prompt with the files of base and run, relative to `out`.
@@ -248,35 +320,47 @@ def check_repo(repo: str) -> None:
         raise UserError("--push: HF_HUB_OFFLINE is set: unset it")
     if not get_token():
         raise UserError(
-            "--push: you are not logged in to the hub: run `hf auth login`, or set HF_TOKEN to a token with write access"
+            "--push: you are not logged in to the hub: run `hf auth login`, "
+            "or set HF_TOKEN to a token with write access"
         )
 
 
 def push(folder: Path, repo: str, public: bool) -> str:
     """Upload the folder and return the commit's address; create the repository if needed, private unless `public`.
 
-    The hub is that of HF_ENDPOINT. UserError if it refuses, or if the repository is there already and not as `public` says;
-    TransientError if it cannot be reached.
+    The hub is that of HF_ENDPOINT. UserError if it refuses, or if the repository is there already
+    and not as `public` says; TransientError if it cannot be reached.
     """
     api = HfApi()
     try:
         created = api.create_repo(repo, private=not public, exist_ok=True)
         private = api.model_info(created.repo_id).private
         if private == public:
-            seen, option = ("nobody else", "leave --public away") if public else ("everyone", "give --public")
-            raise UserError(f"--push {repo}: it already exists and {seen} can see it: {option}, or another name")
-        done = api.upload_folder(repo_id=created.repo_id, folder_path=folder, commit_message="Upload by g2rpo export")
+            seen, option = (
+                ("nobody else", "leave --public away") if public else ("everyone", "give --public")
+            )
+            raise UserError(
+                f"--push {repo}: it already exists and {seen} can see it: {option}, or another name"
+            )
+        done = api.upload_folder(
+            repo_id=created.repo_id, folder_path=folder, commit_message="Upload by g2rpo export"
+        )
     except HfHubHTTPError as error:
         raise _explain_status(repo, api.endpoint, error.response.status_code) from None
     # its text may hold the request, and so the token
     except (HTTPError, OSError) as error:
-        raise TransientError(f"--push {repo}: {api.endpoint} cannot be reached ({type(error).__name__}): run it again") from None
+        raise TransientError(
+            f"--push {repo}: {api.endpoint} cannot be reached ({type(error).__name__}): "
+            "run it again"
+        ) from None
     return done.commit_url
 
 
 def _explain_status(repo: str, endpoint: str, status: int) -> UserError:
     if status in (401, 403):
-        return UserError(f"--push {repo}: {endpoint} refuses ({status}): the token needs write access to it")
+        return UserError(
+            f"--push {repo}: {endpoint} refuses ({status}): the token needs write access to it"
+        )
     if status >= 500 or status == 429:
         return TransientError(f"--push {repo}: {endpoint} answers {status}: run it again later")
     return UserError(f"--push {repo}: {endpoint} answers {status}")

@@ -13,7 +13,14 @@ from tqdm import tqdm
 from g2rpo_core.data.rows import COLUMNS, read_marked, read_rows
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import in_one_line, read_table, reading, write_whole
-from g2rpo_core.foundation.texts import comparable, natural, normalized, unprintable, unseen, visible
+from g2rpo_core.foundation.texts import (
+    comparable,
+    natural,
+    normalized,
+    unprintable,
+    unseen,
+    visible,
+)
 from g2rpo_core.inference.pictures import INDEX, settings_of
 from g2rpo_core.rewards.preprocess import OPEN, read_image
 from g2rpo_core.rewards.scoring import score_one
@@ -21,16 +28,21 @@ from g2rpo_core.rewards.spec import Reward, RewardWithReasons
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".gif")
 BATCH = 64  # images open at a time, if they are small
-LISTS = (INDEX, "metadata.csv", "metadata.jsonl")  # of images with prompts, in a folder: ours, and imagefolder's of `datasets`
+LISTS = (
+    INDEX,
+    "metadata.csv",
+    "metadata.jsonl",
+)  # of images with prompts, in a folder: ours, and imagefolder's of `datasets`
 SIDECARS = (".txt", ".caption")  # a text beside an image, of its name
 
 
 def pair(folder: Path, prompts: Path | None) -> pd.DataFrame:
     """Return one row per image with `file` (its path in the folder) and `prompt`.
 
-    prompts: a file that names its images, or one whose n-th row is for the n-th image in natural order; None: what is in the folder, the
-    first of: a list (LISTS), a text beside each image (SIDECARS), what stands in each PNG of `g2rpo generate`. UserError if folder and
-    prompts do not fit together, or if an image says that it is of another prompt.
+    prompts: a file that names its images, or one whose n-th row is for the n-th image in natural
+    order; None: what is in the folder, the first of: a list (LISTS), a text beside each image
+    (SIDECARS), what stands in each PNG of `g2rpo generate`. UserError if folder and prompts do not
+    fit together, or if an image says that it is of another prompt.
     """
     # Images
     if not folder.is_dir():
@@ -47,10 +59,13 @@ def pair(folder: Path, prompts: Path | None) -> pd.DataFrame:
     if empty := [file for file, prompt in rows if unseen(prompt)]:
         raise UserError(f"{source}: the prompt of {empty[0]} is empty")
     said = {file: own for file, _ in rows if (own := _own_prompt(folder / file)) is not None}
-    if other := [file for file, prompt in rows if comparable(said.get(file, prompt)) != comparable(prompt)]:
+    if other := [
+        file for file, prompt in rows if comparable(said.get(file, prompt)) != comparable(prompt)
+    ]:
         away = "leave --prompts away" if prompts else "correct it"
         raise UserError(
-            f"{source}: gives {in_one_line(other)} another prompt than the one that the picture says it is of: {away}"
+            f"{source}: gives {in_one_line(other)} another prompt than the one that the picture "
+            f"says it is of: {away}"
         )
     return pd.DataFrame(rows, columns=["file", "prompt"])
 
@@ -58,10 +73,13 @@ def pair(folder: Path, prompts: Path | None) -> pd.DataFrame:
 def images_in(folder: Path) -> list[str]:
     """Return the images of a folder, or if it has none those of its subfolders, as paths in it, in natural order.
 
-    Hidden files are none of them: `.x`, and what macOS puts beside files (`._x`, `__MACOSX`). UserError if there is no image.
+    Hidden files are none of them: `.x`, and what macOS puts beside files (`._x`, `__MACOSX`).
+    UserError if there is no image.
     """
     of = lambda paths: [
-        path.relative_to(folder).as_posix() for path in paths if path.suffix.lower() in SUFFIXES and path.is_file()
+        path.relative_to(folder).as_posix()
+        for path in paths
+        if path.suffix.lower() in SUFFIXES and path.is_file()
     ]
     seen = lambda names: [name for name in names if not _is_hidden(name)]
     if not (files := seen(of(folder.iterdir())) or seen(of(folder.rglob("*")))):
@@ -76,41 +94,66 @@ def _is_hidden(name: str) -> bool:
 def lists_in(folder: Path, files: Sequence[str]) -> dict[Path, Path]:
     """Return the list of prompts in a folder, by the folder to which its names are relative; without one there, those of subfolders.
 
-    The one that `g2rpo generate` writes wins. UserError for two others, and for a subfolder without one beside others with one.
+    The one that `g2rpo generate` writes wins. UserError for two others, and for a subfolder without
+    one beside others with one.
     """
     found: dict[Path, Path] = {}
     homes = dict.fromkeys((folder / file).parent for file in files)
     for home in dict.fromkeys([folder, *homes]):
         there = [home / name for name in LISTS if (home / name).exists()]
         if len(there) > 1 and there[0].name != INDEX:
-            raise UserError(f"{home}: has {there[0].name} and {there[1].name}: give one of them by --prompts")
+            raise UserError(
+                f"{home}: has {there[0].name} and {there[1].name}: give one of them by --prompts"
+            )
         if there:
             found[home] = there[0]
         if folder in found:
             return found
     if found and (without := [home for home in homes if home not in found]):
-        raise UserError(f"{without[0]}: has no {' or '.join(LISTS)}, which other subfolders have: give one list by --prompts")
+        raise UserError(
+            f"{without[0]}: has no {' or '.join(LISTS)}, which other subfolders have: "
+            "give one list by --prompts"
+        )
     return found
 
 
 def _rows(folder: Path, home: Path, prompts: Path, files: list[str]) -> list[tuple[str, str]]:
     """Return each image with its prompt, from a file of prompts whose names are relative to `home`; UserError if it does not fit."""
     rows = read_rows(prompts)
-    texts = [normalized(row["prompt"] if isinstance(row["prompt"], str) else "") for row in rows.values()]
+    texts = [
+        normalized(row["prompt"] if isinstance(row["prompt"], str) else "") for row in rows.values()
+    ]
     named = [row["file"] for row in rows.values() if isinstance(row.get("file"), str)]
     if not named and (prompts.suffix == ".csv" or prompts.name in LISTS):
         has = ",".join(map(str, rows[1])) if rows else "no row"
-        raise UserError(f"{prompts}: needs columns file,prompt; has {has} (file may be {' or '.join(COLUMNS['file'][1:])})")
+        raise UserError(
+            f"{prompts}: needs columns file,prompt; has {has} (file may be "
+            f"{' or '.join(COLUMNS['file'][1:])})"
+        )
     if not named:
         if len(rows) != len(files):
-            raise UserError(f"{prompts}: {len(rows)} lines for the {len(files)} images in {folder}; need one line per image")
-        ends = [f"{visible(files[place])} is {visible(texts[place])!r}" for place in dict.fromkeys((0, len(files) - 1))]
-        print(f"note: line n is for the n-th image in natural order: {', …, '.join(ends)}", file=sys.stderr)
+            raise UserError(
+                f"{prompts}: {len(rows)} lines for the {len(files)} images in {folder}; "
+                "need one line per image"
+            )
+        ends = [
+            f"{visible(files[place])} is {visible(texts[place])!r}"
+            for place in dict.fromkeys((0, len(files) - 1))
+        ]
+        print(
+            f"note: line n is for the n-th image in natural order: {', …, '.join(ends)}",
+            file=sys.stderr,
+        )
         return list(zip(files, texts))
     if len(named) < len(rows):
-        raise UserError(f"{prompts}: {len(named)} of {len(rows)} rows have a file: name one in every row, or in none")
+        raise UserError(
+            f"{prompts}: {len(named)} of {len(rows)} rows have a file: name one in every row, "
+            "or in none"
+        )
     paths = [(home.relative_to(folder) / name).as_posix() for name in named]
-    if unknown := sorted({name for path, name in zip(paths, named) if not _is_image(folder, path)}, key=natural):
+    if unknown := sorted(
+        {name for path, name in zip(paths, named) if not _is_image(folder, path)}, key=natural
+    ):
         raise UserError(f"{prompts}: {visible(unknown[0])} is not an image in {home}")
     return list(zip(paths, texts))
 
@@ -126,12 +169,20 @@ def _rows_beside(folder: Path, files: Sequence[str]) -> list[tuple[str, str]]:
     """Return each image with the prompt in the text beside it, or else in itself; UserError for one without, or with two texts."""
     rows = []
     for file in files:
-        beside = [path for suffix in SIDECARS if (path := (folder / file).with_suffix(suffix)).is_file()]
+        beside = [
+            path for suffix in SIDECARS if (path := (folder / file).with_suffix(suffix)).is_file()
+        ]
         if len(beside) > 1:
-            raise UserError(f"{folder}: {file} has {beside[0].name} and {beside[1].name}: remove one, or give --prompts")
+            raise UserError(
+                f"{folder}: {file} has {beside[0].name} and {beside[1].name}: remove one, "
+                "or give --prompts"
+            )
         prompt = _read_beside(beside[0]) if beside else _own_prompt(folder / file)
         if prompt is None:
-            raise UserError(f"{folder}: {file} does not say its prompt: give --prompts, or write it into {Path(file).stem}.txt")
+            raise UserError(
+                f"{folder}: {file} does not say its prompt: give --prompts, "
+                f"or write it into {Path(file).stem}.txt"
+            )
         rows.append((file, prompt))
     return rows
 
@@ -169,7 +220,10 @@ def check_images(folder: Path, files: list[str]) -> list[int]:
     if wrong:
         raise UserError(in_one_line(wrong))
     if moving:
-        print(f"note: of what moves, one frame is scored: {visible(in_one_line(moving))}", file=sys.stderr)
+        print(
+            f"note: of what moves, one frame is scored: {visible(in_one_line(moving))}",
+            file=sys.stderr,
+        )
     return pixels
 
 
@@ -192,7 +246,9 @@ class Parts:
     def __init__(self, out: Path, folder: Path, table: pd.DataFrame, decides: object):
         files = [(file, *_state(folder / file)) for file in table.file]
         text = json.dumps([decides, table.to_dict("list"), files], sort_keys=True, default=str)
-        self.folder = out.with_name(f".{out.name}.{hashlib.sha256(text.encode()).hexdigest()[:16]}.parts")
+        self.folder = out.with_name(
+            f".{out.name}.{hashlib.sha256(text.encode()).hexdigest()[:16]}.parts"
+        )
         self.folder.mkdir(parents=True, exist_ok=True)
 
     def get(self, part: slice) -> pd.DataFrame | None:
@@ -221,7 +277,9 @@ def _state(path: Path) -> tuple[int, int]:
     return stat.st_size, stat.st_mtime_ns
 
 
-def score_images(folder: Path, table: pd.DataFrame, scorers: Mapping[str, Reward], kept: Parts) -> pd.DataFrame:
+def score_images(
+    folder: Path, table: pd.DataFrame, scorers: Mapping[str, Reward], kept: Parts
+) -> pd.DataFrame:
     """Return new columns for the table: the scores of each reward, and the reasons for missing ones.
 
     UserError naming all images that cannot be read, before any is scored.

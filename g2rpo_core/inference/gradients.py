@@ -61,14 +61,19 @@ class Signal:
 def project(gradients: Iterable[torch.Tensor], size: int, seed: int) -> torch.Tensor:
     """Project gradients onto `size` numbers, float32 on the CPU, whose products are on average those of the gradients.
 
-    A count sketch: every element, with a random sign that depends on its place and the seed, is added to one of `size` sums. Nothing of
-    the gradients' size is kept but the signs of CHUNK elements.
+    A count sketch: every element, with a random sign that depends on its place and the seed, is
+    added to one of `size` sums. Nothing of the gradients' size is kept but the signs of CHUNK
+    elements.
     """
     total: torch.Tensor | None = None
     for number, gradient in enumerate(gradients):
         for start, part in enumerate(gradient.detach().flatten().split(CHUNK)):
-            signs = torch.Generator(part.device).manual_seed(seed_of("projection", seed, number, start))
-            drawn = torch.randint(0, 2, part.shape, generator=signs, device=part.device, dtype=torch.int8)
+            signs = torch.Generator(part.device).manual_seed(
+                seed_of("projection", seed, number, start)
+            )
+            drawn = torch.randint(
+                0, 2, part.shape, generator=signs, device=part.device, dtype=torch.int8
+            )
             signed = torch.where(drawn.bool(), part.float(), -part.float())
             sums = pad(signed, (0, -len(signed) % size)).view(-1, size).sum(0)
             total = sums if total is None else total + sums
@@ -94,21 +99,34 @@ def signal_to_noise(gradients: torch.Tensor) -> tuple[float, float]:
 
 
 def load_policy(
-    pipeline: Path, weights: Path | None, run: ResolvedRun, seed: int, device: torch.device, start: Path | None = None
+    pipeline: Path,
+    weights: Path | None,
+    run: ResolvedRun,
+    seed: int,
+    device: torch.device,
+    start: Path | None = None,
 ) -> Policy:
     """Load a policy as an entry computes, whose weights have gradients: those of a run, or (None) those that its training begins with.
 
-    Only a LoRA's have if the run has one, or the base gets one. start: the weights of `training.start`.
+    Only a LoRA's have if the run has one, or the base gets one. start: the weights of
+    `training.start`.
     """
     settings = policy_settings(run.sampling.drawn, device, **run.sampling.size)
     if weights is None:
         return Policy.load_to_train(pipeline, run.training.lora, seed, start=start, **settings)
     policy = Policy.load(pipeline, weights, **settings)
     if run.method.objective.needs_base:
-        began = Policy.load_to_train(pipeline, run.training.lora, seed, start=start, **settings) if start else pipeline
+        began = (
+            Policy.load_to_train(pipeline, run.training.lora, seed, start=start, **settings)
+            if start
+            else pipeline
+        )
         policy.use_base(began)
     if policy.quantize and not policy.has_lora:
-        raise UserError(f"{weights}: whole weights in {policy.quantize} have no gradients: choose a run with a LoRA")
+        raise UserError(
+            f"{weights}: whole weights in {policy.quantize} have no gradients: "
+            "choose a run with a LoRA"
+        )
     for name, parameter in policy.transformer.named_parameters():
         parameter.requires_grad_(not policy.has_lora or "lora_" in name)
     return policy
@@ -117,7 +135,8 @@ def load_policy(
 class Gradients:
     """The policy gradients of one entry on single prompts, by the rollout and the losses of training; the weights stay as they are.
 
-    rewards: those of `run.training.rewards`, `judge`, and perhaps others, all loaded; size: of projected gradients (None: as they are).
+    rewards: those of `run.training.rewards`, `judge`, and perhaps others, all loaded; size: of
+    projected gradients (None: as they are).
     """
 
     def __init__(
@@ -132,27 +151,47 @@ class Gradients:
     ):
         training = run.training.model_copy(
             update={
-                "max_grad_norm": 1e12, "max_old_policy_ratio_error": None, "ema": None,
+                "max_grad_norm": 1e12,
+                "max_old_policy_ratio_error": None,
+                "ema": None,
                 "rewards": {name: run.training.rewards.get(name, 0.0) for name in rewards},
             }
-        )  # fmt: skip
-        self.policy, self.run, self.store, self.rewards, self.seed, self.size = policy, run, store, rewards, seed, size
+        )
+        self.policy, self.run, self.store, self.rewards, self.seed, self.size = (
+            policy,
+            run,
+            store,
+            rewards,
+            seed,
+            size,
+        )
         self.trainer = Trainer(replace(run, training=training), policy, store, rewards, seed)
         self.trainer.optimizer = torch.optim.SGD(self.trainer.parameters, lr=0.0)  # type: ignore[assignment]  # moves nothing, keeps nothing
         self.own = self._objective(training.rewards)
-        self.judging = self._objective({name: float(name == judge) for name in rewards}) if judge else None
+        self.judging = (
+            self._objective({name: float(name == judge) for name in rewards}) if judge else None
+        )
 
     def _objective(self, weights: Mapping[str, float]) -> Objective:
         """Build the entry's objective with these weights of rewards."""
         method, training = self.run.method, self.run.training
-        credit = CreditAssignment(method.credit, method.groups, list(weights.values()), training.adv_clip_max)
+        credit = CreditAssignment(
+            method.credit, method.groups, list(weights.values()), training.adv_clip_max
+        )
         return build_objective(method, credit, self.trainer.sampler.sigmas, training.clip_range)
 
-    def sample(self, index: int, iteration: int) -> tuple[Conditioning, Rollout, torch.Tensor, list[torch.Tensor] | None]:
+    def sample(
+        self, index: int, iteration: int
+    ) -> tuple[Conditioning, Rollout, torch.Tensor, list[torch.Tensor] | None]:
         """Sample and score the rollout of one prompt of the store; what is drawn depends on the iteration and the prompt's index."""
-        conditioning, text = self.policy.cut(self.store.conditioning([index])), self.store.prompts[index].text
+        conditioning, text = (
+            self.policy.cut(self.store.conditioning([index])),
+            self.store.prompts[index].text,
+        )
         sampled = self.trainer.sampler(conditioning, iteration, index)
-        score = lambda each: score_rollout(self.policy, self.rewards, each, [text], self.run.sampling.decode_batch, iteration)
+        score = lambda each: score_rollout(
+            self.policy, self.rewards, each, [text], self.run.sampling.decode_batch, iteration
+        )
         gains = score_gains(sampled, score) if sampled.around is not None else None
         return conditioning, sampled, score(sampled), gains
 
@@ -161,18 +200,28 @@ class Gradients:
         total: torch.Tensor | None = None
         for update in updates:
             self.trainer.update(conditioning, update)
-            found = [each.grad if each.grad is not None else torch.zeros_like(each) for each in self.trainer.parameters]
-            vector = project(found, self.size, self.seed) if self.size else torch.cat([each.flatten() for each in found]).cpu()
+            found = [
+                each.grad if each.grad is not None else torch.zeros_like(each)
+                for each in self.trainer.parameters
+            ]
+            vector = (
+                project(found, self.size, self.seed)
+                if self.size
+                else torch.cat([each.flatten() for each in found]).cpu()
+            )
             total = vector if total is None else total + vector
         self.trainer.optimizer.zero_grad()
         assert total is not None, "nothing is trained on"
         return total
 
 
-def probe_steps(gradients: Gradients, prompts: Sequence[int], sets: Sequence[tuple[int, ...]]) -> list[Signal]:
+def probe_steps(
+    gradients: Gradients, prompts: Sequence[int], sets: Sequence[tuple[int, ...]]
+) -> list[Signal]:
     """Measure every SDE step with every set of granularities, from one rollout of all for each prompt.
 
-    The entry's tree must have a branch for each step, as G²RPO's, and all granularities of the sets.
+    The entry's tree must have a branch for each step, as G²RPO's, and all granularities of the
+    sets.
     """
     run = gradients.run
     found: dict[tuple, list[torch.Tensor]] = {}
@@ -188,11 +237,15 @@ def probe_steps(gradients: Gradients, prompts: Sequence[int], sets: Sequence[tup
                 advantages = objective.advantages(sampled, chosen, gains)
                 for each in objective.draw(sampled.transitions, advantages, draws):
                     key = (kind, each.sampled.sde_step.step, tails if kind == "own" else ())
-                    found.setdefault(key, []).append(gradients.of(conditioning, [objective.update([each])]))
+                    found.setdefault(key, []).append(
+                        gradients.of(conditioning, [objective.update([each])])
+                    )
     signals = []
     for step in run.method.tree.candidates(run.sampling.steps):
         for tails in sets:
-            alone = replace(run, method=run.method.changed(tree={"sde_steps": (step,), "granularities": tails}))
+            alone = replace(
+                run, method=run.method.changed(tree={"sde_steps": (step,), "granularities": tails})
+            )
             signals.append(
                 _signal(
                     alone,
@@ -220,9 +273,16 @@ def probe_method(gradients: Gradients, prompts: Sequence[int]) -> Signal:
         for objective, found in ((gradients.own, own), (gradients.judging, judged)):
             if objective:
                 advantages = objective.advantages(sampled, scores, gains)
-                found.append(gradients.of(conditioning, gradients.trainer.updates(conditioning, sampled, advantages, draws)))
+                found.append(
+                    gradients.of(
+                        conditioning,
+                        gradients.trainer.updates(conditioning, sampled, advantages, draws),
+                    )
+                )
     cost = cost_of_prompt(run)._replace(evaluations=evaluations / len(own))
-    return _signal(run, None, run.method.tree.granularities, own, judged or None, cost, gradients.policy)
+    return _signal(
+        run, None, run.method.tree.granularities, own, judged or None, cost, gradients.policy
+    )
 
 
 def _signal(
@@ -239,7 +299,11 @@ def _signal(
     cosine = None
     if judged:
         ours, theirs = torch.stack(own).double().sum(0), torch.stack(judged).double().sum(0)
-        cosine = float(ours @ theirs / (ours.norm() * theirs.norm())) if ours.any() and theirs.any() else None
+        cosine = (
+            float(ours @ theirs / (ours.norm() * theirs.norm()))
+            if ours.any() and theirs.any()
+            else None
+        )
     guided = policy.forward_evals
     evaluations = guided * cost.evaluations
     compute = cost._replace(evaluations=evaluations, guided=guided).total

@@ -14,7 +14,14 @@ from transformers.utils.logging import disable_progress_bar as disable_progress_
 from g2rpo_core.architectures.architecture import Schedule
 from g2rpo_core.architectures.table import read_architecture, read_schedule, text_encoders
 from g2rpo_core.config import Profile
-from g2rpo_core.data.embeddings import DTYPES, Conditioning, check_lengths, encode, encode_negative, note_short_encoders
+from g2rpo_core.data.embeddings import (
+    DTYPES,
+    Conditioning,
+    check_lengths,
+    encode,
+    encode_negative,
+    note_short_encoders,
+)
 from g2rpo_core.data.prompts import Prompt
 from g2rpo_core.hub.model_store import ModelStore
 from g2rpo_core.models.generate import draw
@@ -30,7 +37,8 @@ from g2rpo_core.sampling.settings import SamplingSettings
 class Painter:
     """Draws prompts with the base and with runs of one profile, at the image size of its evaluation, and scores the images.
 
-    models: the folder of the stage `models`; device: as of `device_of`. UserError if torch finds no such device.
+    models: the folder of the stage `models`; device: as of `device_of`. UserError if torch finds no
+    such device.
     """
 
     def __init__(self, profile: Profile, models: Path, device: str | None = None):
@@ -58,8 +66,13 @@ class Painter:
         drawn = (sampling or self.profile.sampling).drawn
         key = (folder, *(value for name, value in drawn.items() if name != "guidance"))
         if key not in self._policies:
-            size = {"height": self.profile.evaluation.height, "width": self.profile.evaluation.width}
-            self._policies[key] = Policy.load(self.pipeline, folder, **policy_settings(drawn, self.device, **size))
+            size = {
+                "height": self.profile.evaluation.height,
+                "width": self.profile.evaluation.width,
+            }
+            self._policies[key] = Policy.load(
+                self.pipeline, folder, **policy_settings(drawn, self.device, **size)
+            )
         policy = self._policies[key]
         policy.guidance = drawn["guidance"]
         return policy
@@ -71,11 +84,18 @@ class Painter:
     def encode(self, prompts: Sequence[Prompt]) -> list[Conditioning]:
         """Encode each prompt, float32 [1, ...]; UserError for one that the text encoders would cut."""
         embed = self.profile.embed
-        check_lengths(prompts, read_architecture(self.pipeline).tokenizer(self.encoders), embed.max_sequence_length)
+        check_lengths(
+            prompts,
+            read_architecture(self.pipeline).tokenizer(self.encoders),
+            embed.max_sequence_length,
+        )
         note_short_encoders(prompts, self.encoders)
         rows = encode(self.encoders, prompts, embed.max_sequence_length, embed.batch)
         return [
-            Conditioning({name: tensor.float()[None] for name, tensor in row.tensors.items()}, self.negative) for _, row in rows
+            Conditioning(
+                {name: tensor.float()[None] for name, tensor in row.tensors.items()}, self.negative
+            )
+            for _, row in rows
         ]
 
     def draw(
@@ -90,8 +110,8 @@ class Painter:
     ) -> torch.Tensor:
         """Draw images [N, 3, H, W] in [0, 1] of one encoded prompt, one per seed; a seed gives every prompt and run the same noise.
 
-        sampling: as in `policy`; trained_share: share of the steps in (0, 1], from the noisy end, by the run; the base does the rest. lora_scale: strength
-        of a LoRA run.
+        sampling: as in `policy`; trained_share: share of the steps in (0, 1], from the noisy end,
+        by the run; the base does the rest. lora_scale: strength of a LoRA run.
         """
         policy = self.policy(folder, sampling)
         share = trained_share if folder else 1.0
@@ -100,7 +120,14 @@ class Painter:
         noise = torch.stack([policy.noise(generator("generate", seed)) for seed in seeds])
         sigmas = self.find_schedule(policy).sigmas(steps)
         with scale_lora(policy, lora_scale):
-            images = draw(policy, prompt.repeated(len(seeds)), noise, sigmas, self.profile.evaluation.batch, share)
+            images = draw(
+                policy,
+                prompt.repeated(len(seeds)),
+                noise,
+                sigmas,
+                self.profile.evaluation.batch,
+                share,
+            )
         return images.cpu().clamp(0, 1)
 
     def find_schedule(self, policy: Policy) -> Schedule:
@@ -113,12 +140,16 @@ class Painter:
         self._rewards |= registry.load(missing, self.models, self.device, self.profile.rewards)
         return {name: self._rewards[name] for name in names}
 
-    def score(self, images: torch.Tensor, prompt: str, names: Sequence[str]) -> list[dict[str, float | str]]:
+    def score(
+        self, images: torch.Tensor, prompt: str, names: Sequence[str]
+    ) -> list[dict[str, float | str]]:
         """Return the scores of each image by reward; a missing score is replaced by its reason."""
         rows: list[dict[str, float | str]] = [{} for _ in images]
         for name, reward in self.load_rewards(names).items():
             try:
-                values, (reasons,) = score_all({name: reward}, images.to(self.device), [prompt] * len(images))
+                values, (reasons,) = score_all(
+                    {name: reward}, images.to(self.device), [prompt] * len(images)
+                )
             except ValueError:  # not a caption of a tiny task
                 if name not in registry.REWARDS or not registry.REWARDS[name].tasks_only:
                     raise
@@ -132,7 +163,9 @@ class Painter:
 @contextmanager
 def scale_lora(policy: Policy, scale: float) -> Iterator[None]:
     """Multiply the strength of the policy's LoRA, if it has one, by `scale` within the block."""
-    layers = [module for module in policy.transformer.modules() if isinstance(module, BaseTunerLayer)]
+    layers = [
+        module for module in policy.transformer.modules() if isinstance(module, BaseTunerLayer)
+    ]
 
     def set_scale(value: float) -> None:
         for layer in layers:

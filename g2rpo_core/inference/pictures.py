@@ -22,7 +22,11 @@ TEXT = "g2rpo"  # the text field of a PNG with its settings as JSON
 MOST_STEPS = 100  # of denoising, in a picture for a person to look at
 INDEX = "prompts.csv"
 COLUMNS = ["file", "prompt", "seed"]
-SEEN, LETTER, GAP = 96, 12, 6  # pixels in a picture of all: the least of an image's side, of a letter, and between
+SEEN, LETTER, GAP = (
+    96,
+    12,
+    6,
+)  # pixels in a picture of all: the least of an image's side, of a letter, and between
 
 
 @dataclass
@@ -48,22 +52,46 @@ class Pictures:
     def path(self, run: str, number: int, seed: int) -> Path:
         """Return the file of a picture; names sort as prompts and seeds do."""
         prompts, seeds = len(str(self.start + len(self.prompts) - 1)), len(str(max(self.seeds)))
-        return self.folder / f"{_named(run)}-{self.start + number:0{max(4, prompts)}d}-{seed:0{seeds}d}.png"
+        return (
+            self.folder
+            / f"{_named(run)}-{self.start + number:0{max(4, prompts)}d}-{seed:0{seeds}d}.png"
+        )
 
     @property
     def path_of_grid(self) -> Path:
-        return self.folder / f"{'-'.join(map(_named, self.runs))}-grid{f'-{self.start:04d}' if self.start else ''}.png"
+        return (
+            self.folder
+            / f"{'-'.join(map(_named, self.runs))}-grid{f'-{self.start:04d}' if self.start else ''}.png"
+        )
 
     def about(self, run: str, number: int, seed: int) -> dict[str, object]:
         """Return the settings of a picture."""
-        return {**self.origin, **self.own.get(run, {}), "run": run, "prompt": self.prompts[number].text, "seed": seed}
+        return {
+            **self.origin,
+            **self.own.get(run, {}),
+            "run": run,
+            "prompt": self.prompts[number].text,
+            "seed": seed,
+        }
 
     @property
     def about_grid(self) -> dict[str, object]:
         texts = [prompt.text for prompt in self.prompts]
-        own = {name: {run: about[name] for run, about in self.own.items()} for name in next(iter(self.own.values()), {})}
-        alike = {name: values if len(set(values.values())) > 1 else next(iter(values.values())) for name, values in own.items()}
-        return {**self.origin, **alike, "runs": list(self.runs), "prompts": texts, "seeds": list(self.seeds)}
+        own = {
+            name: {run: about[name] for run, about in self.own.items()}
+            for name in next(iter(self.own.values()), {})
+        }
+        alike = {
+            name: values if len(set(values.values())) > 1 else next(iter(values.values()))
+            for name, values in own.items()
+        }
+        return {
+            **self.origin,
+            **alike,
+            "runs": list(self.runs),
+            "prompts": texts,
+            "seeds": list(self.seeds),
+        }
 
     def find_room(self) -> None:
         """Choose the first number from 0 with which no other picture is written over, and read INDEX; UserError if it is not one."""
@@ -73,7 +101,9 @@ class Pictures:
         if file.exists():
             with reading(file, "it is not what `g2rpo generate` writes: give another --out"):
                 rows = list(csv.DictReader(io.StringIO(read_text(file)), strict=True))
-                self.index = {row["file"]: {column: row[column] for column in COLUMNS} for row in rows}
+                self.index = {
+                    row["file"]: {column: row[column] for column in COLUMNS} for row in rows
+                }
 
     def _wanted(self) -> Iterator[tuple[Path, dict[str, object]]]:
         for each in product(self.runs, range(len(self.prompts)), self.seeds):
@@ -86,7 +116,11 @@ class Pictures:
         for seed, image in zip(self.seeds, images):
             path = self.path(run, number, seed)
             write_whole(path, png(to_pil_image(image), self.about(run, number, seed)))
-            self.index[path.name] = {"file": path.name, "prompt": self.prompts[number].text, "seed": str(seed)}
+            self.index[path.name] = {
+                "file": path.name,
+                "prompt": self.prompts[number].text,
+                "seed": str(seed),
+            }
             yield path
         text = io.StringIO()
         writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
@@ -98,19 +132,29 @@ class Pictures:
         """Write the picture of all, if it is wanted; yield its file. drawn: of every run the images [seeds, 3, H, W] of each prompt."""
         if self.grid:
             texts = [prompt.text for prompt in self.prompts]
-            write_whole(self.path_of_grid, png(side_by_side(drawn, texts, self.seeds), self.about_grid))
+            write_whole(
+                self.path_of_grid, png(side_by_side(drawn, texts, self.seeds), self.about_grid)
+            )
             yield self.path_of_grid
 
 
-def side_by_side(drawn: Mapping[str, Sequence[torch.Tensor]], prompts: Sequence[str], seeds: Sequence[int]) -> Image.Image:
+def side_by_side(
+    drawn: Mapping[str, Sequence[torch.Tensor]], prompts: Sequence[str], seeds: Sequence[int]
+) -> Image.Image:
     """Draw one picture: each prompt above its row, each run above its columns, in the order given, a column for each seed.
 
-    drawn: of every run the images [seeds, 3, H, W] in [0, 1] of each prompt. Images of fewer than SEEN pixels are enlarged.
+    drawn: of every run the images [seeds, 3, H, W] in [0, 1] of each prompt. Images of fewer than
+    SEEN pixels are enlarged.
     """
     # Sizes in pixels
     height, width = next(iter(drawn.values()))[0].shape[2:]
     scale = -(-SEEN // min(height, width))
-    font, line, wide, high = ImageFont.load_default(LETTER), LETTER + GAP, width * scale + GAP, height * scale
+    font, line, wide, high = (
+        ImageFont.load_default(LETTER),
+        LETTER + GAP,
+        width * scale + GAP,
+        height * scale,
+    )
     columns = max(wide * len(seeds), *(int(font.getlength(run)) for run in drawn)) + 2 * GAP
     per_line = max(1, int((columns * len(drawn) - 2 * GAP) / font.getlength("m") * 1.7))
     titles = [textwrap.wrap(prompt, per_line) for prompt in prompts]

@@ -45,8 +45,9 @@ def probe(
 ) -> list[Step]:
     """Measure every SDE step but the last, over prompts of the store, by their indices.
 
-    A group's members share the initial noise and, at the step, get noise of their own (G²RPO's transition); everything else is
-    deterministic. granularities: rising, the finest first; group: members.
+    A group's members share the initial noise and, at the step, get noise of their own (G²RPO's
+    transition); everything else is deterministic. granularities: rising, the finest first; group:
+    members.
     """
     steps = tuple(range(sampling.steps - 1))
     method = METHODS["g2rpo"].changed(tree={"sde_steps": steps, "granularities": granularities})
@@ -55,19 +56,27 @@ def probe(
     per_prompt: list[torch.Tensor] = []  # [B, J, G]
     for index in prompts:
         sampled = sampler(policy.cut(store.conditioning([index])), iteration=0, first=index)
-        scores = score_rollout(policy, rewards, sampled, [store.prompts[index].text], sampling.decode_batch, 0)
+        scores = score_rollout(
+            policy, rewards, sampled, [store.prompts[index].text], sampling.decode_batch, 0
+        )
         per_prompt.append((weight * scores[:, 0].cpu()).sum(0))
     return _steps(torch.stack(per_prompt), steps, sampling, granularities, policy.forward_evals)
 
 
 def _steps(
-    scores: torch.Tensor, steps: Sequence[int], sampling: SamplingSettings, granularities: tuple[int, ...], forward_evals: int
+    scores: torch.Tensor,
+    steps: Sequence[int],
+    sampling: SamplingSettings,
+    granularities: tuple[int, ...],
+    forward_evals: int,
 ) -> list[Step]:
     """Summarize scores [P, B, J, G], one branch per step."""
     scaled, group = standardized(scores), scores.shape[-1]
     together = correlation(scaled, scaled[:, :, :1]).mean(0)  # [B, J]
     gaps = (scores - scores[:, :, :1]).mean((0, 3))
-    method = lambda step, granularity: METHODS["g2rpo"].changed(tree={"sde_steps": (step,), "granularities": (granularity,)})
+    method = lambda step, granularity: METHODS["g2rpo"].changed(
+        tree={"sde_steps": (step,), "granularities": (granularity,)}
+    )
     return [
         Step(
             step,
@@ -76,7 +85,8 @@ def _steps(
             {each: together[branch, index].item() for index, each in enumerate(granularities)},
             {each: gaps[branch, index].item() for index, each in enumerate(granularities)},
             {
-                each: forward_evals * method(step, each).tree.build(sampling.steps).num_forward_evals(group)
+                each: forward_evals
+                * method(step, each).tree.build(sampling.steps).num_forward_evals(group)
                 for each in granularities
             },
         )

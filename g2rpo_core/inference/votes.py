@@ -33,8 +33,9 @@ def file_of(profile: str) -> Path:
 def add_vote(file: Path, vote: Mapping[str, object], images: Mapping[str, bytes]) -> None:
     """Append one vote to the file, and write its images beside it, each as a PNG named by its hash.
 
-    vote: prompt, winner, voter, and run and seed of each side; images: side -> the PNG file. When this returns, all is on disk; a
-    process that ends before leaves the earlier votes as they were. Of several writers, one waits for the other.
+    vote: prompt, winner, voter, and run and seed of each side; images: side -> the PNG file. When
+    this returns, all is on disk; a process that ends before leaves the earlier votes as they were.
+    Of several writers, one waits for the other.
     """
     folder = file.with_suffix("")
     row = {"time": datetime.now(UTC), **vote}
@@ -45,9 +46,16 @@ def add_vote(file: Path, vote: Mapping[str, object], images: Mapping[str, bytes]
             path = folder / f"{digest[:16]}.png"
             if not path.exists():
                 write_whole(path, images[side])
-            row |= {f"{side}_file": path.relative_to(file.parent).as_posix(), f"{side}_sha256": digest}
+            row |= {
+                f"{side}_file": path.relative_to(file.parent).as_posix(),
+                f"{side}_sha256": digest,
+            }
         sync_folder(folder)
-        earlier = [pa.Table.from_pandas(read_votes(file), schema=SCHEMA, preserve_index=False)] if file.exists() else []
+        earlier = (
+            [pa.Table.from_pandas(read_votes(file), schema=SCHEMA, preserve_index=False)]
+            if file.exists()
+            else []
+        )
         table = pa.concat_tables([*earlier, pa.Table.from_pylist([row], schema=SCHEMA)])
         write_whole(file, table.to_pandas().to_parquet(index=False))
         sync_folder(file.parent)
@@ -68,7 +76,9 @@ def share(successes: int, count: int) -> str:
     if not count:
         return "0 of 0"
     low, high = wilson(successes, count)
-    return f"{successes} of {count}, {successes / count:.1%} ({low:.1%} to {high:.1%})".replace("%", " %")
+    return f"{successes} of {count}, {successes / count:.1%} ({low:.1%} to {high:.1%})".replace(
+        "%", " %"
+    )
 
 
 def win_rates(table: pd.DataFrame) -> list[str]:
@@ -76,7 +86,8 @@ def win_rates(table: pd.DataFrame) -> list[str]:
     lines = []
     for one, other in combinations(sorted({*table.left_run, *table.right_run}), 2):
         either = table[
-            ((table.left_run == one) & (table.right_run == other)) | ((table.left_run == other) & (table.right_run == one))
+            ((table.left_run == one) & (table.right_run == other))
+            | ((table.left_run == other) & (table.right_run == one))
         ]
         if len(either):
             votes = decided(either)
@@ -95,7 +106,11 @@ def agreement(name: str, reward: Reward, file: Path, table: pd.DataFrame) -> str
     left, right = np.concatenate(scores, 1) if scores else np.empty((2, 0))
     missing, equal = int((np.isnan(left) | np.isnan(right)).sum()), int((left == right).sum())
     agrees = int(np.where(votes.winner == "left", left > right, left < right).sum())
-    left_out = [f"{count} with {what} scores" for count, what in ((equal, "equal"), (missing, "missing")) if count]
+    left_out = [
+        f"{count} with {what} scores"
+        for count, what in ((equal, "equal"), (missing, "missing"))
+        if count
+    ]
     return f"{share(agrees, len(votes) - missing - equal)}{'; left out: ' + ', '.join(left_out) if left_out else ''}"
 
 
@@ -103,7 +118,12 @@ def _scores(name: str, reward: Reward, file: Path, table: pd.DataFrame, side: st
     """Score the left or right images, [N], NaN where a score is missing."""
     images, prompts = read_images(file, table, side), list(table.prompt)
     if name in REWARDS and REWARDS[name].tasks_only:
-        return np.array([_exact_score(reward, image, prompt) for image, prompt in zip(eight_bit(images), prompts)])
+        return np.array(
+            [
+                _exact_score(reward, image, prompt)
+                for image, prompt in zip(eight_bit(images), prompts)
+            ]
+        )
     return score_one(reward, images, prompts)[0].double().cpu().numpy()
 
 
@@ -119,4 +139,7 @@ def about(file: Path, table: pd.DataFrame) -> str:
     voters: Sequence[str] = [voter for voter in table.voter.unique() if voter]
     named = f" by {', '.join(sorted(voters))}" if voters else ""
     left, equal = int((table.winner == "left").sum()), int((table.winner == EQUAL).sum())
-    return f"{file}: {len(table)} votes{named} on {table.prompt.nunique()} prompts; {equal} equal; the left image won {share(left, len(table) - equal)}"
+    return (
+        f"{file}: {len(table)} votes{named} on {table.prompt.nunique()} prompts; {equal} equal; "
+        f"the left image won {share(left, len(table) - equal)}"
+    )

@@ -1,7 +1,7 @@
 """Compute what a call of a transformer takes, by tracing its own code: FLOPs, and bytes of intermediate tensors.
 
-Tracing is on PyTorch's fake tensors: nothing is allocated. Every operation reports its output's size, and a tensor counts from the operation
-that makes it until it is freed.
+Tracing is on PyTorch's fake tensors: nothing is allocated. Every operation reports its output's
+size, and a tensor counts from the operation that makes it until it is freed.
 """
 
 import weakref
@@ -24,16 +24,25 @@ from g2rpo_core.models.loading import add_adapter, lora_config
 from g2rpo_core.models.settings import LoraSettings
 
 PEAK_TFLOPS = {  # of dense products in bfloat16, by the data sheets: what torch's name of the GPU contains, the first that fits
-    "H200 NVL": 835, "H200": 989, "H100 NVL": 835, "H100 PCIe": 756, "H100": 989, "H800": 989, "A100": 312, "A800": 312, "B200": 2250,
+    "H200 NVL": 835,
+    "H200": 989,
+    "H100 NVL": 835,
+    "H100 PCIe": 756,
+    "H100": 989,
+    "H800": 989,
+    "A100": 312,
+    "A800": 312,
+    "B200": 2250,
     "L40S": 362,
-}  # fmt: skip
-# PyTorch counts the operations of attention on a GPU; on the CPU, where models are traced, they are the same
+}
+# PyTorch counts the operations of attention on a GPU; on the CPU, where models are traced, they are
+# the same
 ATTENTION = {
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: lambda q, k, v, *_, **__: sdpa_flop_count(
-        q.shape, k.shape, v.shape
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: lambda q, k, v, *_, **__: (
+        sdpa_flop_count(q.shape, k.shape, v.shape)
     ),
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: lambda out, q, k, v, *_, **__: sdpa_backward_flop_count(
-        out.shape, q.shape, k.shape, v.shape
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: lambda out, q, k, v, *_, **__: (
+        sdpa_backward_flop_count(out.shape, q.shape, k.shape, v.shape)
     ),
 }
 
@@ -48,9 +57,15 @@ class Measured(TorchDispatchMode):
 
     def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
         result = operation(*args, **(kwargs or {}))
-        if count := ATTENTION.get(operation.overloadpacket) or flop_registry.get(operation.overloadpacket):
+        if count := ATTENTION.get(operation.overloadpacket) or flop_registry.get(
+            operation.overloadpacket
+        ):
             self.flops += count(*args, **(kwargs or {}), out_val=result)
-        given = {id(tensor.untyped_storage()) for tensor in tree_leaves((args, kwargs)) if isinstance(tensor, torch.Tensor)}
+        given = {
+            id(tensor.untyped_storage())
+            for tensor in tree_leaves((args, kwargs))
+            if isinstance(tensor, torch.Tensor)
+        }
         for tensor in tree_leaves(result):
             if isinstance(tensor, torch.Tensor):
                 storage = tensor.untyped_storage()
@@ -68,7 +83,8 @@ class Measured(TorchDispatchMode):
 class FusedRMSNorm(torch.autograd.Function):
     """RMSNorm without arithmetic: its shapes, and what it keeps for the backward.
 
-    That is what CUDA's fused kernel keeps (input, weight, one float32 per row); a CPU build keeps more.
+    That is what CUDA's fused kernel keeps (input, weight, one float32 per row); a CPU build keeps
+    more.
     """
 
     @staticmethod
@@ -87,13 +103,17 @@ def rms_norm_under_autocast(input, normalized_shape, weight=None, eps=None):
     return FusedRMSNorm.apply(input.float(), None if weight is None else weight.float())
 
 
-def flash_attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
+def flash_attention(
+    query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False
+):
     """Attend without a mask as CUDA's flash kernel does, in bfloat16 as under autocast.
 
     A CPU build uses a kernel that keeps more.
     """
     qkv = (tensor.to(torch.bfloat16) for tensor in (query, key, value))
-    return torch.ops.aten._scaled_dot_product_flash_attention(*qkv, dropout_p, is_causal, scale=scale)[0]
+    return torch.ops.aten._scaled_dot_product_flash_attention(
+        *qkv, dropout_p, is_causal, scale=scale
+    )[0]
 
 
 @contextmanager
@@ -123,7 +143,9 @@ class Cost:
     """Of all operations."""
 
 
-def make_transformer(architecture: Architecture, config: Config, lora: LoraSettings | None) -> torch.nn.Module:
+def make_transformer(
+    architecture: Architecture, config: Config, lora: LoraSettings | None
+) -> torch.nn.Module:
     """Build a transformer of a configuration, with an adapter if there are settings of one."""
     transformer = architecture.transformer(**config)
     if lora:
@@ -149,7 +171,8 @@ class Call:
 def transformer_cost(architecture: Architecture, config: Config, call: Call) -> Cost:
     """Return the cost of a call of a base model's transformer.
 
-    Bytes and operations grow by the same amount with every block of a kind, so a few shallow models give those of any depth.
+    Bytes and operations grow by the same amount with every block of a kind, so a few shallow models
+    give those of any depth.
     """
     # Two kinds of blocks: three shallow models are traced, not one of 57 blocks
     shallow, deeper = architecture.shallow(config)
@@ -163,8 +186,16 @@ def transformer_cost(architecture: Architecture, config: Config, call: Call) -> 
 
 
 @cache
-def _traced_once(architecture: Architecture, config: tuple[tuple[str, Any], ...], call: Call) -> Cost:
-    return Cost(**kept("call", (architecture.label, config, call), lambda: asdict(traced_cost(architecture, dict(config), call))))
+def _traced_once(
+    architecture: Architecture, config: tuple[tuple[str, Any], ...], call: Call
+) -> Cost:
+    return Cost(
+        **kept(
+            "call",
+            (architecture.label, config, call),
+            lambda: asdict(traced_cost(architecture, dict(config), call)),
+        )
+    )
 
 
 def traced_cost(architecture: Architecture, config: Config, call: Call) -> Cost:
@@ -178,15 +209,23 @@ def traced_cost(architecture: Architecture, config: Config, call: Call) -> Cost:
             for name, parameter in module._parameters.items():
                 if parameter is not None:
                     kind = torch.float32 if call.lora and parameter.requires_grad else call.dtype
-                    fake = torch.nn.Parameter(torch.empty(parameter.shape, dtype=kind), parameter.requires_grad)
+                    fake = torch.nn.Parameter(
+                        torch.empty(parameter.shape, dtype=kind), parameter.requires_grad
+                    )
                     module._parameters[name] = fake
                     if parameter.requires_grad:
-                        fake.register_post_accumulate_grad_hook(lambda weight: setattr(weight, "grad", None))
+                        fake.register_post_accumulate_grad_hook(
+                            lambda weight: setattr(weight, "grad", None)
+                        )
             for name, buffer in module._buffers.items():
-                module._buffers[name] = None if buffer is None else torch.empty(buffer.shape, dtype=buffer.dtype)
+                module._buffers[name] = (
+                    None if buffer is None else torch.empty(buffer.shape, dtype=buffer.dtype)
+                )
         if call.checkpointing and call.training:
             transformer.enable_gradient_checkpointing()
-        arguments = architecture.inputs(config, call.batch, call.image_tokens, call.text_tokens, "cpu")
+        arguments = architecture.inputs(
+            config, call.batch, call.image_tokens, call.text_tokens, "cpu"
+        )
         # One call, measured
         with Measured() as measured, as_on_cuda(call.dtype), torch.set_grad_enabled(call.training):
             output = transformer(**arguments)[0]

@@ -15,7 +15,9 @@ CODE = ("architectures", "models")  # packages of the core that trace
 PACKAGES = ("diffusers", "peft", "torch", "transformers")
 
 
-def kept(what: str, decides: object, make: Callable[[], Mapping[str, int]], code: Sequence[str] = CODE) -> Mapping[str, int]:
+def kept(
+    what: str, decides: object, make: Callable[[], Mapping[str, int]], code: Sequence[str] = CODE
+) -> Mapping[str, int]:
     """Return what `make` returned for the same `what` and `decides`, or call it; a file that cannot be read is made again.
 
     decides: data of which `repr` tells all; code: packages of the core that `make` runs.

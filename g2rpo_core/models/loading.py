@@ -1,14 +1,19 @@
 """Read a transformer so that no process ever holds more than its part: build it without data, spread it, and fill it.
 
-Every process reads only its own slices of the safetensors, and casts them as it copies. A single process works the same way. The steps
-that spread a model over many GPUs are ordered as in torchtitan: activation checkpointing, compilation, sharding.
+Every process reads only its own slices of the safetensors, and casts them as it copies. A single
+process works the same way. The steps that spread a model over many GPUs are ordered as in
+torchtitan: activation checkpointing, compilation, sharding.
 """
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
-from diffusers.models.attention_dispatch import AttentionBackendName, attention_backend, dispatch_attention_fn
+from diffusers.models.attention_dispatch import (
+    AttentionBackendName,
+    attention_backend,
+    dispatch_attention_fn,
+)
 from diffusers.models.modeling_utils import ModelMixin
 from peft import LoraConfig
 from torch.distributed.distributed_c10d import _set_pg_timeout
@@ -42,9 +47,10 @@ def load_transformer(
 ) -> ModelMixin:
     """Read a transformer from a folder or a file onto `device`; UserError if they do not hold exactly the model's weights.
 
-    dtype: of its parameters; trained: whether they have gradients; lora: an adapter to add, in float32: then only it has
-    gradients, and `draw_lora` sets its values; spread: compiles and shards the model while it has no data; config: the folder
-    with the model's configuration, if it is not that of the files; quantized: how frozen weights are kept (`quantize`), null: in dtype.
+    dtype: of its parameters; trained: whether they have gradients; lora: an adapter to add, in
+    float32: then only it has gradients, and `draw_lora` sets its values; spread: compiles and
+    shards the model while it has no data; config: the folder with the model's configuration, if it
+    is not that of the files; quantized: how frozen weights are kept (`quantize`), null: in dtype.
     """
     # No from_pretrained: it would read all weights in every process before they are sharded
     transformer = empty_transformer(architecture, config or place, dtype, trained, lora)
@@ -59,7 +65,11 @@ def load_transformer(
 
 
 def empty_transformer(
-    architecture: Architecture, folder: Path, dtype: torch.dtype, trained: bool, lora: LoraConfig | None = None
+    architecture: Architecture,
+    folder: Path,
+    dtype: torch.dtype,
+    trained: bool,
+    lora: LoraConfig | None = None,
 ) -> ModelMixin:
     """Return a transformer on the meta device, without data.
 
@@ -67,7 +77,9 @@ def empty_transformer(
     """
     config = whole(folder / "config.json")
     with torch.device("meta"), reading(config):
-        transformer = architecture.transformer.from_config(architecture.transformer.load_config(folder))
+        transformer = architecture.transformer.from_config(
+            architecture.transformer.load_config(folder)
+        )
         # as from_pretrained does, for readers of the saved model
         transformer.register_to_config(_name_or_path=str(folder))
         transformer.requires_grad_(trained and lora is None)
@@ -76,7 +88,9 @@ def empty_transformer(
         if lora:
             add_adapter(transformer, lora)
     if lost := {name for name, _ in transformer.named_buffers()} - transformer.state_dict().keys():
-        raise ValueError(f"{type(transformer).__name__} computes {', '.join(lost)} when it is built")
+        raise ValueError(
+            f"{type(transformer).__name__} computes {', '.join(lost)} when it is built"
+        )
     for name, parameter in transformer.named_parameters():
         # The adapter stays float32: steps of 1e-5 are lost in bfloat16
         parameter.data = parameter.data.to(torch.float32 if ".lora_" in name else dtype)
@@ -88,7 +102,9 @@ def add_adapter(transformer: ModelMixin, lora: LoraConfig) -> None:
     try:
         transformer.add_adapter(lora)
     except ValueError as error:
-        raise UserError(f"training.lora.target_modules: {' '.join(str(error).split())[:LONGEST]}") from None
+        raise UserError(
+            f"training.lora.target_modules: {' '.join(str(error).split())[:LONGEST]}"
+        ) from None
 
 
 def use_attention(transformer: ModelMixin, backend: str | None) -> None:
@@ -96,43 +112,70 @@ def use_attention(transformer: ModelMixin, backend: str | None) -> None:
     if backend is None:
         return
     # diffusers passes over a processor without it, and a run would go on with another backend
-    attention = [module.processor for module in transformer.modules() if hasattr(module, "processor")]
+    attention = [
+        module.processor for module in transformer.modules() if hasattr(module, "processor")
+    ]
     if not all(hasattr(processor, "_attention_backend") for processor in attention):
-        raise UserError(f"sampling.attention: {type(transformer).__name__} has attention that takes no backend: set it to null")
+        raise UserError(
+            f"sampling.attention: {type(transformer).__name__} has attention that takes no "
+            "backend: set it to null"
+        )
     try:
-        with attention_backend("native"):  # after which diffusers' default for all models is again what it was
+        with attention_backend(
+            "native"
+        ):  # after which diffusers' default for all models is again what it was
             transformer.set_attention_backend(backend)
-    except (RuntimeError, ImportError, ValueError, OSError) as error:  # a package or a GPU that it needs, or its download
-        raise _refused(backend, f"cannot be used here ({' '.join(str(error).split())[:LONGEST]})") from None
+    except (
+        RuntimeError,
+        ImportError,
+        ValueError,
+        OSError,
+    ) as error:  # a package or a GPU that it needs, or its download
+        raise _refused(
+            backend, f"cannot be used here ({' '.join(str(error).split())[:LONGEST]})"
+        ) from None
 
 
-def check_attention(backend: str, device: torch.device, dtype: torch.dtype, *, masked: bool, trained: bool) -> None:
+def check_attention(
+    backend: str, device: torch.device, dtype: torch.dtype, *, masked: bool, trained: bool
+) -> None:
     """Try a backend of diffusers in a small call beside the native one; UserError if it computes something else.
 
-    masked: whether the base model masks the padding of its texts; trained: whether the gradients of query, key and value must be the
-    native ones, too. Backends that only infer (`sage`) return what has no gradient, and training would go on without a word.
+    masked: whether the base model masks the padding of its texts; trained: whether the gradients of
+    query, key and value must be the native ones, too. Backends that only infer (`sage`) return what
+    has no gradient, and training would go on without a word.
     """
     # Small and fixed: it must not touch the generator of the run
     draw = torch.Generator().manual_seed(0)
-    inputs = [torch.randn(2, 128, 4, 64, generator=draw).to(device, dtype) for _ in range(3)]  # [N, tokens, heads, width]
+    inputs = [
+        torch.randn(2, 128, 4, 64, generator=draw).to(device, dtype) for _ in range(3)
+    ]  # [N, tokens, heads, width]
     mask = torch.ones(2, 1, 1, 128, dtype=torch.bool, device=device)
     # A hole in the middle: a kernel that only cuts the end would pass otherwise
     mask[0, :, :, 40:70] = False
 
     def call(name: str, attn_mask: torch.Tensor | None) -> list[torch.Tensor | None]:
         given = [tensor.clone().requires_grad_(trained) for tensor in inputs]
-        made = dispatch_attention_fn(*given, attn_mask=attn_mask, backend=AttentionBackendName(name))
+        made = dispatch_attention_fn(
+            *given, attn_mask=attn_mask, backend=AttentionBackendName(name)
+        )
         gradients = (
-            torch.autograd.grad(made.float().square().sum(), given, allow_unused=True) if made.requires_grad else (None,) * 3
+            torch.autograd.grad(made.float().square().sum(), given, allow_unused=True)
+            if made.requires_grad
+            else (None,) * 3
         )
         return [made.detach(), *gradients] if trained else [made.detach()]
 
-    for given, what in ((None, ""), (mask, " under the mask of padding")) if masked else ((None, ""),):
+    for given, what in (
+        ((None, ""), (mask, " under the mask of padding")) if masked else ((None, ""),)
+    ):
         native = call("native", given)
         try:
             found = call(backend, given)
         except Exception as error:  # noqa: BLE001 - a kernel's own, whichever it is
-            raise _refused(backend, f"cannot be used here{what} ({' '.join(str(error).split())[:LONGEST]})") from None
+            raise _refused(
+                backend, f"cannot be used here{what} ({' '.join(str(error).split())[:LONGEST]})"
+            ) from None
         if trained and any(gradient is None for gradient in found[1:]):
             raise _refused(backend, f"returns no gradients{what}, so that nothing could be trained")
         for name, ours, theirs in zip(("attention", *["gradients"] * 3), found, native):
@@ -150,7 +193,9 @@ def _refused(backend: str, why: str) -> UserError:
     return UserError(f"sampling.attention: {backend} {why}: set it to null")
 
 
-def check_gradients(architecture: Architecture, transformer: ModelMixin, attention: str | None) -> None:
+def check_gradients(
+    architecture: Architecture, transformer: ModelMixin, attention: str | None
+) -> None:
     """Check after a backward pass that every trained weight got a gradient, but for those of no part (`Architecture.idle`); else UserError."""
     # Qwen-Image's last block computes a text stream that nothing reads
     idle = architecture.idle(transformer.config)
@@ -171,13 +216,19 @@ def check_gradients(architecture: Architecture, transformer: ModelMixin, attenti
 
 def allocate(transformer: torch.nn.Module, device: torch.device) -> None:
     """Allocate memory for every parameter, or for this process's part of it, without values."""
-    transformer._apply(lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor.to(device))
+    transformer._apply(
+        lambda tensor: (
+            torch.empty_like(tensor, device=device) if tensor.is_meta else tensor.to(device)
+        )
+    )
 
 
 def lora_config(architecture: Architecture, lora: LoraSettings) -> LoraConfig:
     """Return the adapter that the settings describe, on the base model's own layers if they name none; its values are not set."""
     targets = list(lora.target_modules or architecture.lora_targets)
-    return LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=targets, init_lora_weights=False)
+    return LoraConfig(
+        r=lora.rank, lora_alpha=lora.alpha, target_modules=targets, init_lora_weights=False
+    )
 
 
 def load_lora(architecture: Architecture, transformer: ModelMixin, file: Path) -> None:
@@ -185,22 +236,31 @@ def load_lora(architecture: Architecture, transformer: ModelMixin, file: Path) -
     add(transformer, read_lora(architecture, transformer, file))
 
 
-def read_lora(architecture: Architecture, transformer: ModelMixin, file: Path) -> dict[str, Matrices]:
+def read_lora(
+    architecture: Architecture, transformer: ModelMixin, file: Path
+) -> dict[str, Matrices]:
     """Read a LoRA for this transformer; errors as `read_adapter`."""
-    return read_adapter(architecture, transformer.config, shapes_of(architecture, transformer.config), file)
+    return read_adapter(
+        architecture, transformer.config, shapes_of(architecture, transformer.config), file
+    )
 
 
 @torch.no_grad()
 def draw_lora(transformer: ModelMixin, rank: int, generator: torch.Generator) -> None:
     """Set a new adapter's values: its first matrix normal with a deviation of 1 / rank, its second zero.
 
-    So it changes nothing yet. The values depend only on the generator, not on the number of processes.
+    So it changes nothing yet. The values depend only on the generator, not on the number of
+    processes.
     """
     for name, parameter in transformer.named_parameters():
         if ".lora_" not in name:
             continue
         # As PEFT's `gaussian` draws it
-        whole = torch.randn(parameter.shape, generator=generator) / rank if ".lora_A." in name else torch.zeros(parameter.shape)
+        whole = (
+            torch.randn(parameter.shape, generator=generator) / rank
+            if ".lora_A." in name
+            else torch.zeros(parameter.shape)
+        )
         fill(parameter, whole)  # each process has drawn all
 
 
@@ -214,17 +274,23 @@ def parallelize(
 ) -> None:
     """Compile and shard the transformer in place, as `training.parallel` says; it has no data yet, or is on its device.
 
-    blocks: those of the transformer that are compiled and sharded one by one; dtype: of the computation and of gathered weights;
-    masters and gradients keep the parameters' dtype; device: where the weights will be. UserError if the number of processes is not
-    a multiple of `shard_size`.
+    blocks: those of the transformer that are compiled and sharded one by one; dtype: of the
+    computation and of gathered weights; masters and gradients keep the parameters' dtype; device:
+    where the weights will be. UserError if the number of processes is not a multiple of
+    `shard_size`.
     """
     # Blocks, not the model: one graph serves all blocks of a kind
     if settings.compile:
         apply_compile(blocks)
     if processes.size > 1:
-        if settings.shard_size and processes.size > settings.shard_size and processes.size % settings.shard_size:
+        if (
+            settings.shard_size
+            and processes.size > settings.shard_size
+            and processes.size % settings.shard_size
+        ):
             raise UserError(
-                f"training.parallel.shard_size: {processes.size} processes cannot be divided into groups of {settings.shard_size}"
+                f"training.parallel.shard_size: {processes.size} processes cannot be divided into "
+                f"groups of {settings.shard_size}"
             )
         apply_fsdp(transformer, blocks, dtype, device, settings.shard_size)
 
@@ -249,8 +315,8 @@ def apply_fsdp(
 ) -> None:
     """Shard every block and the layers around them over all processes, or over groups of `shard_size` with a copy each (hybrid).
 
-    Gradients are means over all processes, summed in float32. Inputs are not cast: sigma reaches the model in float32, and
-    autocast decides what is computed in `dtype`.
+    Gradients are means over all processes, summed in float32. Inputs are not cast: sigma reaches
+    the model in float32, and autocast decides what is computed in `dtype`.
     """
     size = torch.distributed.get_world_size()
     shape: tuple[int, ...] = (size,)
@@ -261,7 +327,9 @@ def apply_fsdp(
     for dimension in names:  # groups that PyTorch makes have its own limit, ten minutes on GPUs
         _set_pg_timeout(TIMEOUT, mesh.get_group(dimension))
     # Gradients are summed in float32: 16 processes in bfloat16 would lose small ones
-    precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    precision = MixedPrecisionPolicy(
+        param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False
+    )
     for block in blocks:
         fully_shard(block, mesh=mesh, mp_policy=precision)
     # The rest last, as FSDP2 asks: it takes what no block has
@@ -277,8 +345,8 @@ def reduce_gradients(transformer: torch.nn.Module, now: bool) -> None:
 def reshard(transformer: torch.nn.Module) -> None:
     """Leave every process only its part of the weights.
 
-    After a forward without gradients, FSDP2 keeps the root module gathered; its parameters are then copies in the dtype of the
-    computation, which must not be saved instead of the masters.
+    After a forward without gradients, FSDP2 keeps the root module gathered; its parameters are then
+    copies in the dtype of the computation, which must not be saved instead of the masters.
     """
     if isinstance(transformer, FSDPModule):
         for module in transformer.modules():

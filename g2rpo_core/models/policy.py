@@ -57,10 +57,12 @@ def snapshot(run: Path, checkpoint: str | int) -> Path:
 class Policy:
     """A base model's transformer and VAE at one image size.
 
-    height, width: pixels, divisible by twice the VAE's factor (UserError otherwise); guidance: the scale, an input of the model or
-    that of classifier-free guidance; dtype: of the transformer's computation (autocast), while weights, latents and velocities stay
-    float32; runtime: reads the weights and makes the calls; attention: the backend of diffusers that all calls take (`use_attention`);
-    quantize: how frozen weights are kept (`models/quantized.py`); None: in the computation's dtype.
+    height, width: pixels, divisible by twice the VAE's factor (UserError otherwise); guidance: the
+    scale, an input of the model or that of classifier-free guidance; dtype: of the transformer's
+    computation (autocast), while weights, latents and velocities stay float32; runtime: reads the
+    weights and makes the calls; attention: the backend of diffusers that all calls take
+    (`use_attention`); quantize: how frozen weights are kept (`models/quantized.py`); None: in the
+    computation's dtype.
     """
 
     def __init__(
@@ -79,48 +81,79 @@ class Policy:
     ):
         self.architecture = architecture
         self.transformer, self.vae = transformer, vae.to(device).eval().requires_grad_(False)
-        self.height, self.width, self.guidance, self.dtype, self.device = height, width, guidance, dtype, torch.device(device)
+        self.height, self.width, self.guidance, self.dtype, self.device = (
+            height,
+            width,
+            guidance,
+            dtype,
+            torch.device(device),
+        )
         self.runtime, self.attention, self.quantize = runtime, attention, quantize
         # Before the check: a backend that this model cannot take has its own message
         use_attention(transformer, attention)
         self.check_attention(trained=False)
         self.vae_factor = architecture.vae_factor(vae.config)
         if height % (2 * self.vae_factor) or width % (2 * self.vae_factor):
-            raise UserError(f"height and width of images must be divisible by {2 * self.vae_factor}, got {height}x{width}")
+            raise UserError(
+                f"height and width of images must be divisible by {2 * self.vae_factor}, "
+                f"got {height}x{width}"
+            )
         longest = architecture.longest_side(transformer.config)
         if longest and max(height, width) > longest * self.vae_factor:
             raise UserError(
-                f"height and width of images are at most {longest * self.vae_factor} for this {architecture.label}, got {height}x{width}"
+                f"height and width of images are at most {longest * self.vae_factor} for this "
+                f"{architecture.label}, got {height}x{width}"
             )
         self.rows, self.columns = height // self.vae_factor, width // self.vae_factor
         self.unpacked_shape = architecture.latent_shape(vae.config, self.rows, self.columns)
         self.image_tokens = self.rows * self.columns // 4
         self._base: ModelMixin | None = None
-        self._start: list[torch.Tensor] | None = None  # of a LoRA that training goes on from, for `base_velocity`
+        self._start: list[torch.Tensor] | None = (
+            None  # of a LoRA that training goes on from, for `base_velocity`
+        )
         self._replica: ModelMixin | None = None
         self._positions = architecture.positions(self.rows, self.columns, self.device)
 
     @classmethod
-    def load(cls, pipeline: Path, run: Path | None = None, runtime: Runtime = REAL, **settings) -> "Policy":
+    def load(
+        cls, pipeline: Path, run: Path | None = None, runtime: Runtime = REAL, **settings
+    ) -> "Policy":
         """Load a policy to sample from: weights without gradients, in the dtype of the computation.
 
-        pipeline: the folder of a base model's pipeline; run: a folder for `weights_in`, whose weights replace the base's or whose
-        LoRA is added to them; settings: those of Policy. UserError if the files do not hold the model's weights.
+        pipeline: the folder of a base model's pipeline; run: a folder for `weights_in`, whose
+        weights replace the base's or whose LoRA is added to them; settings: those of Policy.
+        UserError if the files do not hold the model's weights.
         """
-        device, dtype = torch.device(settings.get("device", "cpu")), settings.get("dtype", torch.float32)
-        architecture, base, quantized = read_architecture(pipeline), pipeline / "transformer", settings.get("quantize")
+        device, dtype = (
+            torch.device(settings.get("device", "cpu")),
+            settings.get("dtype", torch.float32),
+        )
+        architecture, base, quantized = (
+            read_architecture(pipeline),
+            pipeline / "transformer",
+            settings.get("quantize"),
+        )
         place, lora = weights_in(run) if run else (base, False)
         weights = base if lora else place
         home = weights if weights.is_dir() else weights.parent
         # Weights from elsewhere may be one file: the configuration is then the base model's
         config = home if (home / "config.json").exists() else base
         transformer = load_transformer(
-            architecture, weights, device, dtype, trained=False, config=config, runtime=runtime, quantized=quantized
+            architecture,
+            weights,
+            device,
+            dtype,
+            trained=False,
+            config=config,
+            runtime=runtime,
+            quantized=quantized,
         )
         if lora:
             # Added, not merged: who draws images may choose its strength
             runtime.read(load_lora, architecture, transformer, place)
-        return cls(architecture, transformer, _vae(architecture, pipeline), runtime=runtime, **settings)
+        return cls(
+            architecture, transformer, _vae(architecture, pipeline), runtime=runtime, **settings
+        )
 
     @classmethod
     def load_to_train(
@@ -137,47 +170,72 @@ class Policy:
     ) -> "Policy":
         """Load a policy to train, spread over the processes as `parallel` says; collective.
 
-        All weights are float32 and trained. With a LoRA, only the LoRA is: its initial values depend on `seed` alone, and the
-        base's weights stay in the computation's dtype. base: also keep the model before training, for `base_velocity`; without a
-        LoRA this is a second set of weights, in the computation's dtype. start: weights in place of the base's, or a LoRA that is merged
-        into them, or whose values a new LoRA gets: then this is the model before training.
+        All weights are float32 and trained. With a LoRA, only the LoRA is: its initial values
+        depend on `seed` alone, and the base's weights stay in the computation's dtype. base: also
+        keep the model before training, for `base_velocity`; without a LoRA this is a second set of
+        weights, in the computation's dtype. start: weights in place of the base's, or a LoRA that
+        is merged into them, or whose values a new LoRA gets: then this is the model before
+        training.
         """
         if (backend := settings.get("attention")) in WITHOUT_BACKWARD:
             raise UserError(
-                f"sampling.attention: nothing is trained with {backend}, whose gradients are not numbers (numerics/cuda.py): set it to null"
+                f"sampling.attention: nothing is trained with {backend}, "
+                "whose gradients are not numbers (numerics/cuda.py): set it to null"
             )
         # The trained weights, or a new LoRA on frozen ones
-        device, dtype = torch.device(settings.get("device", "cpu")), settings.get("dtype", torch.float32)
+        device, dtype = (
+            torch.device(settings.get("device", "cpu")),
+            settings.get("dtype", torch.float32),
+        )
         architecture, folder = read_architecture(pipeline), pipeline / "transformer"
         place, of_lora = weights_in(start) if start else (folder, False)
         if lora and start and not of_lora:
             raise UserError(
-                "training.start: are whole weights, and training.lora a LoRA on those of the base model: set it to null"
+                "training.start: are whole weights, and training.lora a LoRA on those of the base "
+                "model: set it to null"
             )
         # Spread while it has no data: no process ever holds the whole model
         spread = lambda transformer: parallelize(
             transformer, architecture.blocks(transformer), parallel, dtype, processes, device
         )
         load = partial(
-            load_transformer, architecture, folder if of_lora else place, device, spread=spread, config=folder, runtime=runtime
+            load_transformer,
+            architecture,
+            folder if of_lora else place,
+            device,
+            spread=spread,
+            config=folder,
+            runtime=runtime,
         )
         adapter = lora and lora_config(architecture, lora)
-        transformer = load(dtype=dtype if lora else torch.float32, trained=True, lora=adapter, quantized=settings.get("quantize"))
+        transformer = load(
+            dtype=dtype if lora else torch.float32,
+            trained=True,
+            lora=adapter,
+            quantized=settings.get("quantize"),
+        )
         started = read_lora(architecture, transformer, place) if of_lora else None
         if adapter and started:
             set_values(transformer, started, adapter)
         elif lora:
-            # From its own generator, so that the base model or the number of processes changes no LoRA
+            # From its own generator, so that the base model or the number of processes changes no
+            # LoRA
             draw_lora(transformer, lora.rank, generator("adapter", seed))
         elif started:
             merge(transformer, started)
-        policy = cls(architecture, transformer, _vae(architecture, pipeline), runtime=runtime, **settings)
+        policy = cls(
+            architecture, transformer, _vae(architecture, pipeline), runtime=runtime, **settings
+        )
         if base and not lora:
             policy._keep_reference(load(dtype=dtype, trained=False), started)
         elif base and started:  # a new LoRA at zero is the model before training already
-            policy._start = [parameter.detach().clone() for parameter in policy.trained_parameters().values()]
+            policy._start = [
+                parameter.detach().clone() for parameter in policy.trained_parameters().values()
+            ]
         if parallel.replica and processes.size > 1:
-            replica = empty_transformer(architecture, folder, dtype, trained=False, lora=adapter).requires_grad_(False)
+            replica = empty_transformer(
+                architecture, folder, dtype, trained=False, lora=adapter
+            ).requires_grad_(False)
             policy._keep_replica(replica, dtype, device, parallel.compile)
         return policy
 
@@ -188,7 +246,9 @@ class Policy:
         self._base = reference.eval()
         use_attention(reference, self.attention)
 
-    def _keep_replica(self, replica: ModelMixin, dtype: torch.dtype, device: torch.device, compiled: bool) -> None:
+    def _keep_replica(
+        self, replica: ModelMixin, dtype: torch.dtype, device: torch.device, compiled: bool
+    ) -> None:
         """Keep an unsharded copy for rollouts."""
         # In the dtype of the computation, whole on every GPU: a rollout gathers nothing
         for parameter in replica.parameters():  # also the adapter's
@@ -208,16 +268,28 @@ class Policy:
         """Check that the backend that was chosen computes what this base model needs, and gradients if trained (`check_attention`)."""
         if self.attention is not None:
             masked = bool(self.architecture.padded)
-            self.runtime.attempt(check_attention, self.attention, self.device, self.dtype, masked=masked, trained=trained)
+            self.runtime.attempt(
+                check_attention,
+                self.attention,
+                self.device,
+                self.dtype,
+                masked=masked,
+                trained=trained,
+            )
 
     def trained_parameters(self) -> dict[str, torch.nn.Parameter]:
         """Return the parameters that training moves, by name: the LoRA's, or all."""
-        return {name: parameter for name, parameter in self.transformer.named_parameters() if parameter.requires_grad}
+        return {
+            name: parameter
+            for name, parameter in self.transformer.named_parameters()
+            if parameter.requires_grad
+        }
 
     def save(self, folder: Path, dtype: torch.dtype = torch.float32) -> None:
         """Write `folder`/transformer for diffusers' `from_pretrained`, or `folder`/lora for `load_lora_weights`.
 
-        dtype: of the written weights. Collective: the first process writes, the others only help to gather what is sharded.
+        dtype: of the written weights. Collective: the first process writes, the others only help to
+        gather what is sharded.
         """
         # Gather
         weights = {}
@@ -232,17 +304,26 @@ class Policy:
             return
         # Write, a LoRA alone
         if self.has_lora:
-            # diffusers' own writing has another order of a set, and of two entries of metadata, in every process
-            about = {f"transformer.{key}": value for key, value in self.transformer.peft_config["default"].to_dict().items()}
-            metadata = {"lora_adapter_metadata": json.dumps(about, default=sorted, sort_keys=True, indent=2)}
+            # diffusers' own writing has another order of a set, and of two entries of metadata, in
+            # every process
+            about = {
+                f"transformer.{key}": value
+                for key, value in self.transformer.peft_config["default"].to_dict().items()
+            }
+            metadata = {
+                "lora_adapter_metadata": json.dumps(about, default=sorted, sort_keys=True, indent=2)
+            }
             self.architecture.pipeline.save_lora_weights(
                 folder / "lora",
                 transformer_lora_layers=get_peft_model_state_dict(self.transformer, weights),
                 weight_name=LORA_FILE,
-                save_function=lambda tensors, file: safetensors.torch.save_file(tensors, file, metadata=metadata),
+                save_function=lambda tensors, file: safetensors.torch.save_file(
+                    tensors, file, metadata=metadata
+                ),
             )
             return
-        # Write a model of the same configuration around the weights: the trained one may be sharded or compiled
+        # Write a model of the same configuration around the weights: the trained one may be sharded
+        # or compiled
         with torch.device("meta"):
             whole = self.architecture.transformer.from_config(self.transformer.config)
         # on every process whole
@@ -260,14 +341,23 @@ class Policy:
     def cut(self, conditioning: Conditioning, processes: ProcessGroup = ALONE) -> Conditioning:
         """Leave out the padding behind the longest of these prompts, and the mask if none is shorter: attention costs less without.
 
-        Collective: of all processes together, so that any number of them computes the same. Cut once for all that must compute alike, as
-        a rollout and its update. Base models that attend to their padding keep it.
+        Collective: of all processes together, so that any number of them computes the same. Cut
+        once for all that must compute alike, as a rollout and its update. Base models that attend
+        to their padding keep it.
         """
-        padded, negative = self.architecture.padded, conditioning.negative if self.forward_evals > 1 else None
+        padded, negative = (
+            self.architecture.padded,
+            conditioning.negative if self.forward_evals > 1 else None,
+        )
         # What attends to its padding was trained with it, and computes other images without
         if not padded or MASK not in conditioning.tensors:
             return conditioning
-        own = [length for each in (conditioning.tensors, negative) if each for length in self.architecture.lengths(each)]
+        own = [
+            length
+            for each in (conditioning.tensors, negative)
+            if each
+            for length in self.architecture.lengths(each)
+        ]
         # One length for all processes: a ratio is exactly 1 only between equal calls
         every = [length for of_process in processes.gather(own) for length in of_process]
         if not min(every):  # a text has tokens: a rehearsal has no data
@@ -280,10 +370,13 @@ class Policy:
     def batch_size(self, tokens: int, conditioning: Conditioning) -> int:
         """Return how many latents of these prompts fit into a call of `tokens` image and text tokens; at least 1.
 
-        Padding that was left out counts, so that it is the same number for all prompts, and on all processes.
+        Padding that was left out counts, so that it is the same number for all prompts, and on all
+        processes.
         """
         # Of the padded length: a batch of another size rounds differently
-        of_one = self.image_tokens + (conditioning.length or self.architecture.text_tokens(conditioning.tensors))
+        of_one = self.image_tokens + (
+            conditioning.length or self.architecture.text_tokens(conditioning.tensors)
+        )
         return max(1, tokens // (of_one * self.forward_evals))
 
     @property
@@ -299,10 +392,13 @@ class Policy:
     def use_base(self, base: "Path | Policy") -> None:
         """Set the base for `base_velocity` if trained weights were loaded: from a pipeline's folder, or a loaded policy.
 
-        A LoRA's is the same weights with it at zero, or as the policy to train that is given here begins.
+        A LoRA's is the same weights with it at zero, or as the policy to train that is given here
+        begins.
         """
         if self.has_lora and isinstance(base, Policy) and base.has_lora:
-            self._start = [parameter.detach().clone() for parameter in base.trained_parameters().values()]
+            self._start = [
+                parameter.detach().clone() for parameter in base.trained_parameters().values()
+            ]
         if not self.has_lora:
             if isinstance(base, Path):
                 folder = base / "transformer"
@@ -357,7 +453,9 @@ class Policy:
 
     def sampling_velocity(self, conditioning: Conditioning) -> Velocity:
         """Return the field to sample with, without gradients: that of the replica if there is one, else as `velocity`."""
-        return self._velocity(self._replica if self._replica is not None else self.transformer, conditioning)
+        return self._velocity(
+            self._replica if self._replica is not None else self.transformer, conditioning
+        )
 
     def velocity(self, conditioning: Conditioning) -> Velocity:
         """Return the velocity field under P encoded prompts; sigmas reach the model unchanged."""
@@ -366,7 +464,9 @@ class Policy:
     def _velocity(self, transformer: ModelMixin, conditioning: Conditioning) -> Velocity:
         # Check that the prompts were encoded for this model
         guided = self.forward_evals > 1
-        if lacking := [name for name in self.architecture.encoding if name not in conditioning.tensors]:
+        if lacking := [
+            name for name in self.architecture.encoding if name not in conditioning.tensors
+        ]:
             raise self._not_encoded_for(f"their {', '.join(lacking)}")
         config, length = transformer.config, conditioning.tensors["context"].shape[1]
         for name, shape in self.architecture.encoding_shapes(config, length, 1).items():
@@ -375,20 +475,31 @@ class Policy:
         if guided and conditioning.negative is None:
             raise self._not_encoded_for("the empty prompt, for classifier-free guidance")
         # Make the field
-        names = [name for name in self.architecture.encoding if name != MASK or not conditioning.unpadded]
+        names = [
+            name for name in self.architecture.encoding if name != MASK or not conditioning.unpadded
+        ]
         encoded = {name: conditioning.tensors[name].to(self.device) for name in names}
-        negative = {name: tensor.to(self.device) for name, tensor in (conditioning.negative or {}).items()}
+        negative = {
+            name: tensor.to(self.device) for name, tensor in (conditioning.negative or {}).items()
+        }
         guidance, positions = self.guidance, self._positions
 
-        def velocity(latents: torch.Tensor, sigma: torch.Tensor, prompt: torch.Tensor) -> torch.Tensor:
+        def velocity(
+            latents: torch.Tensor, sigma: torch.Tensor, prompt: torch.Tensor
+        ) -> torch.Tensor:
             # Encoded once a prompt and repeated here: an encoding for each latent would not fit
             rows = {name: tensor[prompt] for name, tensor in encoded.items()}
             if guided:  # both in one call, in diffusers' order
                 latents, sigma = torch.cat([latents] * 2), torch.cat([sigma] * 2)
-                rows = {name: torch.cat([negative[name].expand_as(row), row]) for name, row in rows.items()}
+                rows = {
+                    name: torch.cat([negative[name].expand_as(row), row])
+                    for name, row in rows.items()
+                }
             # Sigma, latents and velocity stay float32: bfloat16 tells only 8 bits of sigma apart
             with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
-                output = self.architecture.velocity(transformer, latents, sigma, rows, guidance, positions)
+                output = self.architecture.velocity(
+                    transformer, latents, sigma, rows, guidance, positions
+                )
             if not guided:
                 return output.float()
             without, with_prompt = output.float().chunk(2)
@@ -399,7 +510,8 @@ class Policy:
     def _not_encoded_for(self, lacking: str) -> UserError:
         label = self.architecture.label
         return UserError(
-            f"the encoded prompts lack {lacking}, which {label} needs: they are of another model; {hint_for('embeddings')}"
+            f"the encoded prompts lack {lacking}, which {label} needs: they are of another model; "
+            f"{hint_for('embeddings')}"
         )
 
     @torch.no_grad()
@@ -408,7 +520,9 @@ class Policy:
         decode = partial(self.architecture.decode, self.vae)
         with self.runtime.phase("decode"):
             latents = self.architecture.unpack(latents, self.rows, self.columns)
-            images = [self.runtime.call(self.vae, decode, part) for part in latents.split(max_batch)]
+            images = [
+                self.runtime.call(self.vae, decode, part) for part in latents.split(max_batch)
+            ]
             # in place: a prompt's images are 1.7 GiB at 720 x 720
             return torch.cat(images).div_(2).add_(0.5).clamp_(0, 1)
 

@@ -7,14 +7,19 @@ from typing import Literal
 import torch
 
 Kind = Literal["int8", "nf4"]
-BITS: dict[Kind, float] = {"int8": 8, "nf4": 4.5}  # of a weight; nf4 with its share of a scale. int8 has a scale for each output
+BITS: dict[Kind, float] = {
+    "int8": 8,
+    "nf4": 4.5,
+}  # of a weight; nf4 with its share of a scale. int8 has a scale for each output
 BLOCK = 64  # weights of NF4 that share a scale
 RESTORING = 12  # bytes for each weight of the layer that is restored: its levels, the product in float32, and its dtype
 
 
 def _nf4_levels() -> tuple[float, ...]:
     end = 0.9677083  # eight quantiles above 0 and seven below it: QLoRA's equation 4, with the ends that its appendix E prints
-    quantiles = lambda count: [NormalDist().inv_cdf(end + (0.5 - end) * i / count) for i in range(count)]
+    quantiles = lambda count: [
+        NormalDist().inv_cdf(end + (0.5 - end) * i / count) for i in range(count)
+    ]
     above, below = quantiles(8), quantiles(7)
     return tuple(value / above[0] for value in sorted([*above, 0.0, *(-value for value in below)]))
 
@@ -26,19 +31,28 @@ NF4_LEVELS = _nf4_levels()
 class QuantizedLinear(torch.nn.Linear):
     """A linear layer with frozen weights in `kind`; it computes with what they stand for, in the dtype that they had.
 
-    int8: round(w / s), with s = max |w| / 127 of each output. nf4: the nearest of 16 levels times s = max |w| of 64 weights in a row
-    (4-bit NormalFloat, QLoRA, arXiv 2305.14314, without its double quantization).
+    int8: round(w / s), with s = max |w| / 127 of each output. nf4: the nearest of 16 levels times s
+    = max |w| of 64 weights in a row (4-bit NormalFloat, QLoRA, arXiv 2305.14314, without its double
+    quantization).
     """
 
     def __init__(self, layer: torch.nn.Linear, kind: Kind, device: torch.device):
-        super().__init__(layer.in_features, layer.out_features, layer.bias is not None, device="meta")
+        super().__init__(
+            layer.in_features, layer.out_features, layer.bias is not None, device="meta"
+        )
         self.kind, self.dtype = kind, layer.weight.dtype
-        codes, scales = (_int8 if kind == "int8" else _nf4)(layer.weight.detach().to(device).float())
+        codes, scales = (_int8 if kind == "int8" else _nf4)(
+            layer.weight.detach().to(device).float()
+        )
         self.weight = torch.nn.Parameter(codes, requires_grad=False)
         self.scales = torch.nn.Parameter(scales, requires_grad=False)
         levels = torch.tensor(NF4_LEVELS, device=device)
         # the two levels that each byte stands for
-        self.register_buffer("pairs", torch.stack([levels.repeat_interleave(16), levels.repeat(16)], 1), persistent=False)
+        self.register_buffer(
+            "pairs",
+            torch.stack([levels.repeat_interleave(16), levels.repeat(16)], 1),
+            persistent=False,
+        )
         if layer.bias is not None:
             self.bias = torch.nn.Parameter(layer.bias.detach().to(device), requires_grad=False)
 
@@ -72,17 +86,25 @@ class _Product(torch.autograd.Function):
         return grad @ ctx.layer.restored().to(grad.dtype), None
 
 
-def quantize(transformer: torch.nn.Module, blocks: Iterable[torch.nn.Module], kind: Kind, device: torch.device) -> None:
+def quantize(
+    transformer: torch.nn.Module,
+    blocks: Iterable[torch.nn.Module],
+    kind: Kind,
+    device: torch.device,
+) -> None:
     """Replace the frozen linear layers of the blocks, one after the other, and move the transformer to `device`.
 
-    So the device never holds more than the quantized weights and one layer. Layers around the blocks keep their dtype.
+    So the device never holds more than the quantized weights and one layer. Layers around the
+    blocks keep their dtype.
     """
     for module, name, layer in frozen_layers(blocks):
         setattr(module, name, QuantizedLinear(layer, kind, device))
     transformer.to(device)
 
 
-def frozen_layers(blocks: Iterable[torch.nn.Module]) -> list[tuple[torch.nn.Module, str, torch.nn.Linear]]:
+def frozen_layers(
+    blocks: Iterable[torch.nn.Module],
+) -> list[tuple[torch.nn.Module, str, torch.nn.Linear]]:
     """Return the linear layers of the blocks without gradients (not a LoRA's own), each with the module that has it, and its name."""
     modules = [module for block in blocks for module in block.modules()]
     return [
@@ -102,5 +124,7 @@ def _nf4(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     blocks = torch.nn.functional.pad(weight.flatten(), (0, -weight.numel() % BLOCK)).view(-1, BLOCK)
     scales = blocks.abs().amax(1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
     levels = torch.tensor(NF4_LEVELS, device=weight.device)
-    codes = torch.bucketize(blocks / scales, (levels[1:] + levels[:-1]) / 2).to(torch.uint8).flatten()
+    codes = (
+        torch.bucketize(blocks / scales, (levels[1:] + levels[:-1]) / 2).to(torch.uint8).flatten()
+    )
     return codes[::2] << 4 | codes[1::2], scales

@@ -13,7 +13,11 @@ class LoraSettings(Settings):
     rank: int = Field(gt=0, le=2**16, description="of the adapter")
     alpha: Scale = Field(description="the adapter is scaled by alpha / rank")
     target_modules: Annotated[tuple[str, ...], Different, Field(min_length=1)] | None = Field(
-        None, description="ends of module names; null: the attention projections, as the base model's published recipe has them"
+        None,
+        description=(
+            "ends of module names; null: the attention projections, "
+            "as the base model's published recipe has them"
+        ),
     )
 
 
@@ -23,10 +27,19 @@ class ParallelSettings(Settings):
     compile: bool = Field(False, description="compile every block")
     shard_size: Count | None = Field(
         None,
-        description="processes that share one copy of the weights; null, or more than there are: all of them",
+        description=(
+            "processes that share one copy of the weights; null, or more than there are: "
+            "all of them"
+        ),
     )
-    replica: bool = Field(False, description="a whole copy of the weights for rollouts, in the dtype of the computation")
+    replica: bool = Field(
+        False,
+        description="a whole copy of the weights for rollouts, in the dtype of the computation",
+    )
     reduce: Literal["update", "call"] = Field(
         "update",
-        description="sum gradients over the processes once per update, with unsharded float32 gradients on every GPU until then, or in every call",
+        description=(
+            "sum gradients over the processes once per update, with unsharded float32 gradients on "
+            "every GPU until then, or in every call"
+        ),
     )

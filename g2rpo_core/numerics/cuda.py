@@ -1,21 +1,25 @@
 """All that this project does on a GPU alone; elsewhere a device is a value that is handed on.
 
-A GPU also runs code of other libraries that no CPU does: NCCL (`distributed/process_group.py`), autocast (`models/policy.py`), compiled
-blocks (`models/loading.py`), layers in 8 or 4 bits (`models/quantized.py`). benchmarks/README.md says which of it has run.
+A GPU also runs code of other libraries that no CPU does: NCCL (`distributed/process_group.py`),
+autocast (`models/policy.py`), compiled blocks (`models/loading.py`), layers in 8 or 4 bits
+(`models/quantized.py`). benchmarks/README.md says which of it has run.
 """
 
 import torch
 
 from g2rpo_core.numerics import driver
 
-WITHOUT_BACKWARD = ("_native_cudnn",)  # attention of diffusers with which nothing can be trained: see `prepare`
+WITHOUT_BACKWARD = (
+    "_native_cudnn",
+)  # attention of diffusers with which nothing can be trained: see `prepare`
 
 
 def prepare(device: torch.device) -> torch.device:
     """Prepare this process to compute on a device, and return it; called wherever a process learns its device.
 
-    On an H100 PyTorch prefers cuDNN's attention. In FLUX's blocks its backward gave gradients that were NaN, or read memory that is not its
-    own (torch 2.11.0, cuDNN 9.19, 26 November 2026); with flash and memory-efficient attention gradients were those of the plain formula.
+    On an H100 PyTorch prefers cuDNN's attention. In FLUX's blocks its backward gave gradients that
+    were NaN, or read memory that is not its own (torch 2.11.0, cuDNN 9.19, 26 November 2026); with
+    flash and memory-efficient attention gradients were those of the plain formula.
     """
     if device.type == "cuda":
         torch.backends.cuda.enable_cudnn_sdp(False)

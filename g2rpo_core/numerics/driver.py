@@ -1,7 +1,7 @@
 """Find this machine's NVIDIA driver, and say which of PyTorch's builds it runs. Only the standard library: `make env` asks before there is more.
 
-Oldest drivers: NVIDIA, "CUDA Compatibility", minor-version compatibility, table 1. Within CUDA 12 or 13 an older driver runs a newer
-toolkit's programs.
+Oldest drivers: NVIDIA, "CUDA Compatibility", minor-version compatibility, table 1. Within CUDA 12
+or 13 an older driver runs a newer toolkit's programs.
 """
 
 import re
@@ -33,7 +33,10 @@ def find_version(says: Path = SAYS) -> str | None:
 
 def fitting_build(driver: str | None) -> str:
     """Return the newest build of torch that a driver runs; `cpu` where there is none, or none for it."""
-    return next((BUILDS[cuda] for cuda, oldest in OLDEST.items() if driver and _major(driver) >= oldest), "cpu")
+    return next(
+        (BUILDS[cuda] for cuda, oldest in OLDEST.items() if driver and _major(driver) >= oldest),
+        "cpu",
+    )
 
 
 def oldest_driver(cuda: str) -> int:
@@ -52,13 +55,20 @@ def why_no_gpu(torch: str, cuda: str | None, driver: str | None) -> str:
     if driver is None:
         return "there is no NVIDIA driver" + (f", and {needed}" if needed else "")
     if build == "cpu":
-        return f"the NVIDIA driver is {driver}, and every build of torch needs {min(OLDEST.values())} or newer: update the driver"
+        return (
+            f"the NVIDIA driver is {driver}, and every build of torch needs {min(OLDEST.values())} "
+            "or newer: update the driver"
+        )
     if cuda is None:
-        return f"the NVIDIA driver is {driver}, and torch {torch} is built without CUDA: make env TORCH={build}"
+        return (
+            f"the NVIDIA driver is {driver}, and torch {torch} is built without CUDA: "
+            f"make env TORCH={build}"
+        )
     if _major(driver) < oldest_driver(cuda):
         return f"the NVIDIA driver is {driver}, and {needed}: make env TORCH={build}"
     return (
-        f"the NVIDIA driver {driver} runs torch {torch}: look whether nvidia-smi lists a GPU, and CUDA_VISIBLE_DEVICES hides none"
+        f"the NVIDIA driver {driver} runs torch {torch}: look whether nvidia-smi lists a GPU, "
+        "and CUDA_VISIBLE_DEVICES hides none"
     )
 
 

@@ -1,6 +1,7 @@
 """Pins the instructions that numpy and torch compute with: environment variables, which act if they are set before both are imported.
 
-Libraries choose their code by processor, and the order of sums with it. These pins leave one choice for all processors with AVX2.
+Libraries choose their code by processor, and the order of sums with it. These pins leave one choice
+for all processors with AVX2.
 """
 
 import os
@@ -57,7 +58,10 @@ def processor_problem() -> str | None:
         return f"needs an x86-64 processor (this is {kind})"
     flags = read_processor().get("flags", "").split()
     if lacking := [flag for flag in NEEDED if flag not in flags]:
-        return f"needs a processor with AVX2 and FMA (this one is not known to have {' and '.join(lacking)})"
+        return (
+            "needs a processor with AVX2 and FMA (this one is not known to have "
+            f"{' and '.join(lacking)})"
+        )
     return None
 
 
@@ -66,4 +70,7 @@ def read_processor(file: Path = Path("/proc/cpuinfo")) -> dict[str, str]:
     if not file.exists():
         return {}
     first = file.read_text(encoding="utf-8", errors="replace").split("\n\n")[0]
-    return {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in first.splitlines())}
+    return {
+        name.strip(): value.strip()
+        for name, _, value in (line.partition(":") for line in first.splitlines())
+    }

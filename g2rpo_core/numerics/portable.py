@@ -1,9 +1,11 @@
 """Replaces what no pin makes portable: torch's matrix products and square roots on the CPU, and its logarithm of float64, by numpy's.
 
-MKL, which torch's wheels link, has one code path for each vendor; only its COMPATIBLE mode (SSE2, a fifth of the speed) is the same
-on all. numpy's OpenBLAS runs its Haswell kernels wherever OPENBLAS_CORETYPE asks for them. MKL's square root and logarithm start
-from an approximation that every vendor makes in its own way; numpy's root is that of IEEE 754. The logarithm of float32 comes out the
-same all the same: so did each of the 33 million values from 1/4 to 2 and from 2^-8 to 2^-7. `torch.log2` and `torch.atan` do not; nothing here uses them.
+MKL, which torch's wheels link, has one code path for each vendor; only its COMPATIBLE mode (SSE2, a
+fifth of the speed) is the same on all. numpy's OpenBLAS runs its Haswell kernels wherever
+OPENBLAS_CORETYPE asks for them. MKL's square root and logarithm start from an approximation that
+every vendor makes in its own way; numpy's root is that of IEEE 754. The logarithm of float32 comes
+out the same all the same: so did each of the 33 million values from 1/4 to 2 and from 2^-8 to 2^-7.
+`torch.log2` and `torch.atan` do not; nothing here uses them.
 """
 
 import os
@@ -30,10 +32,19 @@ def use(numerics: Numerics) -> None:
     if numerics == "deterministic":
         return use_deterministic()
     if problem := processor_problem():
-        raise UserError(f"numerics: portable {problem}: set numerics: native in the profile; its results have other bits")
+        raise UserError(
+            f"numerics: portable {problem}: set numerics: native in the profile; "
+            "its results have other bits"
+        )
     if not are_set():
-        pins = " ".join(f"{name}={value!r}" if " " in value else f"{name}={value}" for name, value in PINS.items())
-        raise UserError(f"numerics: portable has to be set before torch is imported: export {pins}, and start again")
+        pins = " ".join(
+            f"{name}={value!r}" if " " in value else f"{name}={value}"
+            for name, value in PINS.items()
+        )
+        raise UserError(
+            f"numerics: portable has to be set before torch is imported: export {pins}, "
+            "and start again"
+        )
     install()
 
 
@@ -48,7 +59,9 @@ def use_deterministic() -> None:
     """Make a GPU add in one order, so that it computes the same bits each time; to be called before CUDA starts."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # for who reads memory that nobody wrote
+    torch.utils.deterministic.fill_uninitialized_memory = (
+        False  # for who reads memory that nobody wrote
+    )
 
 
 def install() -> None:
@@ -81,7 +94,11 @@ def _product(before: Any) -> Callable:
     """Make `mm` and `bmm`; before: the kernel of all other dtypes."""
 
     def product(keys, a, b):
-        return matmul(a, b) if a.dtype in REAL and b.dtype == a.dtype else before.call_boxed(keys, a, b)
+        return (
+            matmul(a, b)
+            if a.dtype in REAL and b.dtype == a.dtype
+            else before.call_boxed(keys, a, b)
+        )
 
     return product
 

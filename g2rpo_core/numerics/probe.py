@@ -39,15 +39,22 @@ def check_machine() -> str:
         return f"portable numerics: {problem}; results here have other bits than the committed ones"
     command = [sys.executable, "-m", "g2rpo_core.numerics.probe"]
     done = subprocess.run(command, env=os.environ | PINS, capture_output=True, text=True)
-    found = done.stdout.strip() or f"failed: {(done.stderr.strip().splitlines() or ['no output'])[-1]}"
+    found = (
+        done.stdout.strip() or f"failed: {(done.stderr.strip().splitlines() or ['no output'])[-1]}"
+    )
     if found == COMMITTED:
         return f"portable numerics: this machine computes the committed bits (probe {found})"
-    return f"portable numerics: this machine computes other bits than the committed ones (probe {found}, not {COMMITTED}); compare the versions with requirements.lock"
+    return (
+        "portable numerics: this machine computes other bits than the committed ones (probe "
+        f"{found}, not {COMMITTED}); compare the versions with requirements.lock"
+    )
 
 
 def describe_numerics() -> str:
     """Return this process's numerics for a report: with the probe's hash where that is the same on every machine."""
-    return f"numerics {portable.in_use()}" + (f" (probe {fingerprint()})" if portable.in_use() == "portable" else "")
+    return f"numerics {portable.in_use()}" + (
+        f" (probe {fingerprint()})" if portable.in_use() == "portable" else ""
+    )
 
 
 def fingerprint() -> str:
@@ -64,18 +71,26 @@ def hash_values(values: object) -> str:
     """Return 16 hexadecimal digits of the SHA-256 of arrays and tensors, one or many."""
     digest = hashlib.sha256()
     for value in values if isinstance(values, list | tuple) else [values]:
-        array = value.detach().contiguous().numpy() if isinstance(value, torch.Tensor) else np.ascontiguousarray(value)
+        array = (
+            value.detach().contiguous().numpy()
+            if isinstance(value, torch.Tensor)
+            else np.ascontiguousarray(value)
+        )
         digest.update(array.tobytes())
     return digest.hexdigest()[:16]
 
 
 def draw(*shape: int, seed: int = 0) -> torch.Tensor:
     """Draw float32 values in [-2, 2), the same everywhere: they are made of whole numbers."""
-    values = np.random.Generator(np.random.PCG64(seed + sum(shape))).integers(-(2**24), 2**24, shape)
+    values = np.random.Generator(np.random.PCG64(seed + sum(shape))).integers(
+        -(2**24), 2**24, shape
+    )
     return torch.from_numpy((values / 2**23).astype(np.float32))
 
 
-def with_gradients(function: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> list[torch.Tensor]:
+def with_gradients(
+    function: Callable[..., torch.Tensor], *inputs: torch.Tensor
+) -> list[torch.Tensor]:
     """Return a function's result and the gradients of its inputs."""
     leaves = [each.clone().requires_grad_() for each in inputs]
     result = function(*leaves)
@@ -95,24 +110,51 @@ def operations(sizes: Sizes) -> Iterator[tuple[str, Callable[[], object]]]:
     # numpy
     x = draw(10007).double().numpy()
     square = x[:10000].reshape(100, 100)
-    yield "functions of numpy", lambda: [np.exp(x), np.log(np.abs(x) + 0.1), np.tanh(x), (np.abs(x) + 0.1) ** 1.7]
-    yield "sums of numpy", lambda: [x.sum(), x.std(), np.corrcoef(x[:5000], x[5000:10000]), np.quantile(x, [0.025, 0.975])]
+    yield (
+        "functions of numpy",
+        lambda: [np.exp(x), np.log(np.abs(x) + 0.1), np.tanh(x), (np.abs(x) + 0.1) ** 1.7],
+    )
+    yield (
+        "sums of numpy",
+        lambda: [
+            x.sum(),
+            x.std(),
+            np.corrcoef(x[:5000], x[5000:10000]),
+            np.quantile(x, [0.025, 0.975]),
+        ],
+    )
     yield "products of numpy", lambda: [square @ square, x @ x]
     yield (
         "random numbers of numpy",
-        lambda: [np.random.default_rng(5).normal(size=1000), np.random.default_rng(5).permutation(100)],
+        lambda: [
+            np.random.default_rng(5).normal(size=1000),
+            np.random.default_rng(5).permutation(100),
+        ],
     )
 
 
 def _products(sizes: Sizes) -> Iterator[tuple[str, Callable[[], object]]]:
     rows = sizes.rows
     for m, k, n in (
-        (rows, 128, 128), (rows, 128, 512), (rows, 512, 128), (rows, 640, 128), (rows, 32, 128), (1, 64, 128), (12, 64, 128), (28, 64, 128),
-    ):  # fmt: skip
-        yield f"linear {m}x{k}x{n}", partial(with_gradients, F.linear, draw(m, k), draw(n, k), draw(n))
+        (rows, 128, 128),
+        (rows, 128, 512),
+        (rows, 512, 128),
+        (rows, 640, 128),
+        (rows, 32, 128),
+        (1, 64, 128),
+        (12, 64, 128),
+        (28, 64, 128),
+    ):
+        yield (
+            f"linear {m}x{k}x{n}",
+            partial(with_gradients, F.linear, draw(m, k), draw(n, k), draw(n)),
+        )
     yield "gram 128x512", lambda: draw(128, 512) @ draw(128, 512).T
     yield "batched product", lambda: torch.bmm(draw(8, 28, 32), draw(8, 32, 28))
-    yield "product with a vector", lambda: [draw(128, 128) @ draw(128), torch.dot(draw(1000), draw(1000, seed=1))]
+    yield (
+        "product with a vector",
+        lambda: [draw(128, 128) @ draw(128), torch.dot(draw(1000), draw(1000, seed=1))],
+    )
     yield "product of float64", lambda: draw(64, 64).double() @ draw(64, 64).double()
 
 
@@ -124,15 +166,25 @@ def _images(sizes: Sizes) -> Iterator[tuple[str, Callable[[], object]]]:
         ("1x1", 16, 16, (32, 16, 1, 1), {}),
         ("patches", 3, 32, (96, 3, 8, 8), {"stride": 8}),
     ):
-        inputs = draw(sizes.batch, channels, side, side), draw(*weights, seed=1), draw(weights[0], seed=2)
+        inputs = (
+            draw(sizes.batch, channels, side, side),
+            draw(*weights, seed=1),
+            draw(weights[0], seed=2),
+        )
         yield f"convolution {name}", partial(with_gradients, partial(F.conv2d, **options), *inputs)
-    yield "resize", lambda: F.interpolate(draw(2, 3, 32, 32), (28, 28), mode="bicubic", antialias=True)
+    yield (
+        "resize",
+        lambda: F.interpolate(draw(2, 3, 32, 32), (28, 28), mode="bicubic", antialias=True),
+    )
 
 
 def _attention_and_norms(sizes: Sizes) -> Iterator[tuple[str, Callable[[], object]]]:
     for tokens, heads in ((28, 4), (17, 3), (12, 2)):
         inputs = (draw(sizes.batch, heads, tokens, 32, seed=seed) for seed in (1, 2, 3))
-        yield f"attention {tokens}", partial(with_gradients, F.scaled_dot_product_attention, *inputs)
+        yield (
+            f"attention {tokens}",
+            partial(with_gradients, F.scaled_dot_product_attention, *inputs),
+        )
     yield "softmax", partial(with_gradients, partial(torch.softmax, dim=-1), draw(8, 4, 28, 28))
     yield "log softmax", lambda: draw(8, 1000).log_softmax(-1)
     for width in (64, 128):
@@ -140,16 +192,36 @@ def _attention_and_norms(sizes: Sizes) -> Iterator[tuple[str, Callable[[], objec
         of_weights = lambda x, w, b, norm=norm: norm(x, weight=w, bias=b)
         yield (
             f"layer norm {width}",
-            partial(with_gradients, of_weights, draw(sizes.rows, width), draw(width), draw(width, seed=1)),
+            partial(
+                with_gradients,
+                of_weights,
+                draw(sizes.rows, width),
+                draw(width),
+                draw(width, seed=1),
+            ),
         )
     of_groups = lambda x, w, b: F.group_norm(x, 8, w, b, 1e-6)
-    yield "group norm", partial(with_gradients, of_groups, draw(sizes.batch, 32, 16, 16), draw(32), draw(32, seed=1))
+    yield (
+        "group norm",
+        partial(
+            with_gradients, of_groups, draw(sizes.batch, 32, 16, 16), draw(32), draw(32, seed=1)
+        ),
+    )
 
 
 def _functions(sizes: Sizes) -> Iterator[tuple[str, Callable[[], object]]]:
     """Yield functions of values in order and across memory, and sums."""
     x, positive = draw(33, sizes.rows), draw(33, sizes.rows).abs() + 0.1
-    for function in (torch.exp, torch.sin, torch.tanh, torch.erf, F.gelu, F.silu, torch.square, torch.expm1):
+    for function in (
+        torch.exp,
+        torch.sin,
+        torch.tanh,
+        torch.erf,
+        F.gelu,
+        F.silu,
+        torch.square,
+        torch.expm1,
+    ):
         yield function.__name__, partial(_every_way, function, x)
     for function in (torch.sqrt, torch.rsqrt, torch.log, torch.reciprocal):
         yield function.__name__, partial(_every_way, function, positive)
@@ -158,7 +230,9 @@ def _functions(sizes: Sizes) -> Iterator[tuple[str, Callable[[], object]]]:
         yield f"sums {dim}", partial(_sums, draw(sizes.rows, 257), dim)
 
 
-def _every_way(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> list[torch.Tensor]:
+def _every_way(
+    function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor
+) -> list[torch.Tensor]:
     return [*with_gradients(function, x), function(x.T), function(x.double())]
 
 
@@ -182,7 +256,10 @@ def draw_by_torch() -> list[torch.Tensor]:
     """Draw numbers of every kind that training draws, from one seed."""
     generator = torch.Generator().manual_seed(5)
     drawn = [torch.randn(n, generator=generator) for n in (3, 15, 16, 1000)]
-    drawn += [torch.rand(1000, generator=generator), torch.randint(8192, (1000,), generator=generator)]
+    drawn += [
+        torch.rand(1000, generator=generator),
+        torch.randint(8192, (1000,), generator=generator),
+    ]
     return [*drawn, torch.randperm(1000, generator=generator)]
 
 

@@ -17,7 +17,11 @@ from g2rpo_core.numerics.portable import in_use
 
 PACKAGES = ("torch", "numpy", "transformers", "diffusers")
 INSTRUCTIONS = ("avx2", "fma", "avx512f")  # by which sums run in another order
-NUMBERS = {"vendor": "vendor_id", "family": "cpu family", "model": "model"}  # ours -> Linux's, in /proc/cpuinfo
+NUMBERS = {
+    "vendor": "vendor_id",
+    "family": "cpu family",
+    "model": "model",
+}  # ours -> Linux's, in /proc/cpuinfo
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 LAUNCHER = "G2RPO_LAUNCHER"  # in the environment of processes that the launcher of this project started: its number
 
@@ -25,15 +29,17 @@ LAUNCHER = "G2RPO_LAUNCHER"  # in the environment of processes that the launcher
 def die_with_parent(parent: int | None = None) -> None:
     """Make this process, on Linux, die when its parent ends, however that ends; otherwise it would hang and keep its memory.
 
-    parent: the process that must be its parent; None: whichever is, such as a shell, srun, mpirun or a container's first process. If the
-    parent ended before this call, the system has given this process another one: it says so, and ends with status 1.
+    parent: the process that must be its parent; None: whichever is, such as a shell, srun, mpirun
+    or a container's first process. If the parent ended before this call, the system has given this
+    process another one: it says so, and ends with status 1.
     """
     if sys.platform == "linux":
         parent = parent or os.getppid()
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
             print(
-                f"error: process {os.getpid()} ends, because its launcher, process {parent}, has ended",
+                f"error: process {os.getpid()} ends, because its launcher, process {parent}, "
+                "has ended",
                 file=sys.stderr,
                 flush=True,
             )
@@ -60,7 +66,11 @@ def device_of(word: str | None) -> torch.device:
 
 def describe_machine() -> dict[str, object]:
     """Return what timings and the last digits of results depend on: the processor or GPU, threads, numerics, and versions."""
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{platform.machine()}, {os.cpu_count()} CPUs"
+    device = (
+        torch.cuda.get_device_name()
+        if torch.cuda.is_available()
+        else f"{platform.machine()}, {os.cpu_count()} CPUs"
+    )
     return {
         "device": device,
         "processor": describe_processor(read_processor()),

@@ -1,7 +1,8 @@
 """Draws the report's charts: Vega-Lite by altair, interactive in the page, or an SVG where no script runs.
 
-In the page, hovering shows values, and a click on a name in the legend hides the others. The page's style sets the colours of
-text and lines (`svg text`), so that they are readable on light and dark backgrounds.
+In the page, hovering shows values, and a click on a name in the legend hides the others. The page's
+style sets the colours of text and lines (`svg text`), so that they are readable on light and dark
+backgrounds.
 """
 
 import json
@@ -15,7 +16,18 @@ import vl_convert
 from g2rpo_core.reporting.tables import Run, lines_of
 
 INK = "#6f7683"  # for a separate SVG: readable on light and dark backgrounds
-PALETTE = ("#3b7dd8", "#d9822b", "#2f9e6e", "#a05fc0", "#c04f5f", "#6b7785", "#1fa2b8", "#b5a027", "#8a5a44", "#e377c2")  # fmt: skip
+PALETTE = (
+    "#3b7dd8",
+    "#d9822b",
+    "#2f9e6e",
+    "#a05fc0",
+    "#c04f5f",
+    "#6b7785",
+    "#1fa2b8",
+    "#b5a027",
+    "#8a5a44",
+    "#e377c2",
+)
 VERSION = "6.4"  # of Vega-Lite, as altair writes it
 PANELS = 3  # side by side
 WIDTH, HEIGHT = 290, 150  # of a panel
@@ -23,15 +35,22 @@ WIDTH, HEIGHT = 290, 150  # of a panel
 
 def _methods(names: Sequence[str]) -> alt.Scale:
     """Return a colour for each name; beyond the palette, colours repeat."""
-    colors = {"range": list(PALETTE[: len(names)])} if len(names) <= len(PALETTE) else {"scheme": "tableau20"}
+    colors = (
+        {"range": list(PALETTE[: len(names)])}
+        if len(names) <= len(PALETTE)
+        else {"scheme": "tableau20"}
+    )
     return alt.Scale(domain=list(names), **colors)
 
 
-def forest(lines: pd.DataFrame, gains: pd.DataFrame, labels: Mapping[str, str], titles: Mapping[str, str]) -> dict | None:
+def forest(
+    lines: pd.DataFrame, gains: pd.DataFrame, labels: Mapping[str, str], titles: Mapping[str, str]
+) -> dict | None:
     """Draw gains over the base, one row per method, one panel per reward: the mean over seeds with its interval, each seed as a dot.
 
-    lines: of every seed, method by method; gains: the same over seeds (`over_seeds`); labels: of methods; titles: of panels, by
-    reward. With fewer than three seeds, each seed shows its own interval, over prompts. Returns None if there is nothing to show.
+    lines: of every seed, method by method; gains: the same over seeds (`over_seeds`); labels: of
+    methods; titles: of panels, by reward. With fewer than three seeds, each seed shows its own
+    interval, over prompts. Returns None if there is nothing to show.
     """
     if not len(lines):
         return None
@@ -39,8 +58,10 @@ def forest(lines: pd.DataFrame, gains: pd.DataFrame, labels: Mapping[str, str], 
     names = [labels[name] for name in dict.fromkeys(gains.method)]
     order = [titles[name] for name in dict.fromkeys(gains.reward)]
     place = lambda line: {
-        "method": labels[line.method], "column": titles[line.reward], "gain": line.difference
-    }  # fmt: skip
+        "method": labels[line.method],
+        "column": titles[line.reward],
+        "gain": line.difference,
+    }
     interval = lambda line: {"low": line.low, "high": line.high} if line.known else {}
     seeds = [place(line) | {"seed": str(line.seed)} | interval(line) for line in lines_of(lines)]
     means = [place(line) | interval(line) for line in lines_of(gains) if line.known]
@@ -50,17 +71,33 @@ def forest(lines: pd.DataFrame, gains: pd.DataFrame, labels: Mapping[str, str], 
     def panel(title: str) -> alt.LayerChart:
         rows = lambda table: alt.Data(values=[row for row in table if row["column"] == title])
         x = alt.X("gain:Q", title=None, axis=alt.Axis(format="+~g", tickCount=4))
-        y = alt.Y("method:N", sort=names, title=None, axis=alt.Axis(labels=title == order[0], ticks=False, labelLimit=210))
+        y = alt.Y(
+            "method:N",
+            sort=names,
+            title=None,
+            axis=alt.Axis(labels=title == order[0], ticks=False, labelLimit=210),
+        )
         color = alt.Color("method:N", scale=_methods(names), legend=None)
-        shown = [alt.Tooltip("method:N"), *(alt.Tooltip(f"{what}:Q", format="+.4f") for what in ("gain", "low", "high"))]
+        shown = [
+            alt.Tooltip("method:N"),
+            *(alt.Tooltip(f"{what}:Q", format="+.4f") for what in ("gain", "low", "high")),
+        ]
         each = [*shown, alt.Tooltip("seed:N")]
-        zero = alt.Chart(alt.Data(values=[{"gain": 0}])).mark_rule(strokeDash=[3, 3], color=INK).encode(x="gain:Q")
+        zero = (
+            alt.Chart(alt.Data(values=[{"gain": 0}]))
+            .mark_rule(strokeDash=[3, 3], color=INK)
+            .encode(x="gain:Q")
+        )
         bars = (
             alt.Chart(rows([row for row in intervals if "low" in row]))
             .mark_rule(strokeWidth=2)
             .encode(x=alt.X("low:Q", title=None), x2="high:Q", y=y, color=color, tooltip=shown)
         )
-        dots = alt.Chart(rows(seeds)).mark_circle(size=34, opacity=0.55).encode(x=x, y=y, color=color, tooltip=each)
+        dots = (
+            alt.Chart(rows(seeds))
+            .mark_circle(size=34, opacity=0.55)
+            .encode(x=x, y=y, color=color, tooltip=each)
+        )
         # each seed has its own interval: one below the other
         if not means:
             bars, dots = (layer.encode(yOffset="seed:N") for layer in (bars, dots))
@@ -72,18 +109,24 @@ def forest(lines: pd.DataFrame, gains: pd.DataFrame, labels: Mapping[str, str], 
                 .encode(x=x, y=y, color=color, tooltip=shown)
             )
         size = {"width": 220, "height": max(60, 22 * len(names))}
-        return alt.layer(*layers).properties(title=alt.Title(title, anchor="start", fontSize=12), **size)
+        return alt.layer(*layers).properties(
+            title=alt.Title(title, anchor="start", fontSize=12), **size
+        )
 
     return _spec(alt.concat(*map(panel, order), columns=4, spacing=14))
 
 
 def curves(
-    runs: Mapping[Run, pd.DataFrame], columns: Mapping[str, str], axes: Mapping[str, str], labels: Mapping[str, str]
+    runs: Mapping[Run, pd.DataFrame],
+    columns: Mapping[str, str],
+    axes: Mapping[str, str],
+    labels: Mapping[str, str],
 ) -> dict | None:
     """Draw a faint line for every run, and for every method the mean and the band from its lowest to its highest seed.
 
-    runs: (method, seed) -> records; columns: column -> title of its panel; axes: column -> label, between which the page can
-    switch, the first of them iterations; labels: of methods. Return None without runs.
+    runs: (method, seed) -> records; columns: column -> title of its panel; axes: column -> label,
+    between which the page can switch, the first of them iterations; labels: of methods. Return None
+    without runs.
     """
     points = _points(runs, columns, axes, labels)
     if not points:
@@ -91,7 +134,9 @@ def curves(
     # What all panels share: the axis to choose, methods to hide, and colours
     names = [labels[name] for name in dict.fromkeys(method for method, _ in runs)]
     first = next(iter(axes.values()))
-    axis = alt.param("axis", value=first, bind=alt.binding_radio(options=list(axes.values()), name="against "))
+    axis = alt.param(
+        "axis", value=first, bind=alt.binding_radio(options=list(axes.values()), name="against ")
+    )
     chosen = alt.selection_point("chosen", fields=["method"], bind="legend")
     position = alt.X("position:Q", title=None, axis=alt.Axis(tickCount=6, format="~s"))
     color = alt.Color(
@@ -99,7 +144,13 @@ def curves(
         scale=_methods(names),
         sort=names,
         legend=alt.Legend(
-            title=None, orient="bottom", columns=4, labelLimit=260, symbolOpacity=1, symbolType="stroke", symbolStrokeWidth=3
+            title=None,
+            orient="bottom",
+            columns=4,
+            labelLimit=260,
+            symbolOpacity=1,
+            symbolType="stroke",
+            symbolStrokeWidth=3,
         ),
     )
     when = lambda on, off: alt.when(chosen).then(alt.value(on)).otherwise(alt.value(off))
@@ -110,17 +161,28 @@ def curves(
         base = alt.Chart(data).transform_calculate(position="datum[axis]")
         y = alt.Y("value:Q", title=None, scale=alt.Scale(zero=False), axis=alt.Axis(tickCount=5))
         shown = [alt.Tooltip("method:N"), alt.Tooltip("position:Q", title="at", format=",")]
-        faint = base.mark_line(strokeWidth=1).encode(x=position, y=y, color=color, detail="seed:N", opacity=when(0.3, 0.03))
-        over = base.transform_aggregate(mean="mean(value)", low="min(value)", high="max(value)", groupby=["method", "position"])
+        faint = base.mark_line(strokeWidth=1).encode(
+            x=position, y=y, color=color, detail="seed:N", opacity=when(0.3, 0.03)
+        )
+        over = base.transform_aggregate(
+            mean="mean(value)", low="min(value)", high="max(value)", groupby=["method", "position"]
+        )
         band = over.mark_area().encode(
-            x=position, y=alt.Y("low:Q", title=None), y2="high:Q", color=color, opacity=when(0.12, 0.01)
+            x=position,
+            y=alt.Y("low:Q", title=None),
+            y2="high:Q",
+            color=color,
+            opacity=when(0.12, 0.01),
         )
         line = over.mark_line(strokeWidth=2.2, point=alt.OverlayMarkDef(size=18)).encode(
             x=position,
             y=alt.Y("mean:Q", title=None, scale=alt.Scale(zero=False)),
             color=color,
             opacity=when(1, 0.06),
-            tooltip=[*shown, *(alt.Tooltip(f"{what}:Q", format=".4f") for what in ("mean", "low", "high"))],
+            tooltip=[
+                *shown,
+                *(alt.Tooltip(f"{what}:Q", format=".4f") for what in ("mean", "low", "high")),
+            ],
         )
         return alt.layer(band, faint, line).properties(
             title=alt.Title(title, anchor="start", fontSize=12), width=WIDTH, height=HEIGHT
@@ -129,11 +191,18 @@ def curves(
     # altair warns that all panels share one selection, as they are meant to
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Automatically deduplicated selection parameter")
-        return _spec(alt.concat(*map(panel, columns.values()), columns=PANELS, spacing=18).add_params(axis, chosen))
+        return _spec(
+            alt.concat(*map(panel, columns.values()), columns=PANELS, spacing=18).add_params(
+                axis, chosen
+            )
+        )
 
 
 def _points(
-    runs: Mapping[Run, pd.DataFrame], columns: Mapping[str, str], axes: Mapping[str, str], labels: Mapping[str, str]
+    runs: Mapping[Run, pd.DataFrame],
+    columns: Mapping[str, str],
+    axes: Mapping[str, str],
+    labels: Mapping[str, str],
 ) -> list[dict]:
     """Return a point for every value; its place on each axis is the mean over the method's seeds, so that they are one above another."""
     if not runs:
@@ -155,8 +224,14 @@ def lines(points: Sequence[Mapping]) -> dict:
     x = alt.X("iteration:Q", axis=alt.Axis(tickCount=5))
     y = alt.Y("value:Q", title=None, scale=alt.Scale(zero=False))
     color = alt.Color("line:N", title=None, legend=alt.Legend(labelLimit=300))
-    panels = alt.Column("reward:N", title=None, sort=list(dict.fromkeys(point["reward"] for point in points)))
-    chart = alt.Chart(alt.Data(values=list(points))).mark_line().encode(x=x, y=y, color=color, column=panels)
+    panels = alt.Column(
+        "reward:N", title=None, sort=list(dict.fromkeys(point["reward"] for point in points))
+    )
+    chart = (
+        alt.Chart(alt.Data(values=list(points)))
+        .mark_line()
+        .encode(x=x, y=y, color=color, column=panels)
+    )
     return _spec(chart.properties(width=WIDTH, height=HEIGHT).resolve_scale(y="independent"))
 
 
@@ -165,7 +240,14 @@ def _spec(chart: alt.Chart) -> dict:
     return json.loads(
         chart.configure(background="transparent", font="system-ui, sans-serif")
         .configure_view(stroke=None)
-        .configure_axis(labelColor=INK, titleColor=INK, gridColor=INK, gridOpacity=0.2, domainColor=INK, tickColor=INK)
+        .configure_axis(
+            labelColor=INK,
+            titleColor=INK,
+            gridColor=INK,
+            gridOpacity=0.2,
+            domainColor=INK,
+            tickColor=INK,
+        )
         .configure_legend(labelColor=INK, titleColor=INK)
         .configure_title(color=INK)
         .to_json(indent=None)

@@ -28,7 +28,9 @@ class Side:
 
     @property
     def runs(self) -> list[Run]:
-        return list(self.results[["method", "seed"]].drop_duplicates().itertuples(index=False, name=None))
+        return list(
+            self.results[["method", "seed"]].drop_duplicates().itertuples(index=False, name=None)
+        )
 
     @property
     def means_only(self) -> bool:
@@ -45,8 +47,14 @@ def changed_settings(before: Side, after: Side) -> list[tuple[str, object, objec
     """Return the dotted keys whose values differ, with both values (None if a profile lacks the key); methods only if both have them."""
     ours, theirs = dict(_leaves(before.profile)), dict(_leaves(after.profile))
     shared = {method for method, _ in before.runs} & {method for method, _ in after.runs}
-    keys = [key for key in dict.fromkeys([*ours, *theirs]) if not key.startswith("methods.") or key.split(".")[1] in shared]
-    return [(key, ours.get(key), theirs.get(key)) for key in keys if ours.get(key) != theirs.get(key)]
+    keys = [
+        key
+        for key in dict.fromkeys([*ours, *theirs])
+        if not key.startswith("methods.") or key.split(".")[1] in shared
+    ]
+    return [
+        (key, ours.get(key), theirs.get(key)) for key in keys if ours.get(key) != theirs.get(key)
+    ]
 
 
 def _leaves(data: object, prefix: str = "") -> Iterator[tuple[str, object]]:
@@ -60,13 +68,15 @@ def _leaves(data: object, prefix: str = "") -> Iterator[tuple[str, object]]:
 def changes(before: Side, after: Side) -> pd.DataFrame:
     """Return the change of each method and reward that both have, over shared seeds and prompts; UserError if nothing is shared.
 
-    Columns: those of `over_seeds`, of after - before paired by prompt; `value` is the mean after, `before` that before; `intervals`
-    has (low, high) of the mean over seeds or, with fewer than three, of each seed.
+    Columns: those of `over_seeds`, of after - before paired by prompt; `value` is the mean after,
+    `before` that before; `intervals` has (low, high) of the mean over seeds or, with fewer than
+    three, of each seed.
     """
     shared = [run for run in before.runs if run in after.runs]
     if not shared:
         raise UserError(
-            f"compare: {before.name} and {after.name} have no run in common: {_named(before.runs)} against {_named(after.runs)}"
+            f"compare: {before.name} and {after.name} have no run in common: "
+            f"{_named(before.runs)} against {_named(after.runs)}"
         )
     sides = _alike(before, after)
     rewards = [name for name in dict.fromkeys(sides[0].reward) if name in set(sides[1].reward)]
@@ -85,29 +95,42 @@ def changes(before: Side, after: Side) -> pd.DataFrame:
     of_seeds = table.groupby(["method", "reward"], sort=False)
     whole = over_seeds(table).assign(before=of_seeds.before.mean().to_numpy())
     own = [list(zip(seeds.low, seeds.high)) for _, seeds in of_seeds]
-    return whole.assign(intervals=[[(line.low, line.high)] if line.known else each for line, each in zip(lines_of(whole), own)])
+    return whole.assign(
+        intervals=[
+            [(line.low, line.high)] if line.known else each
+            for line, each in zip(lines_of(whole), own)
+        ]
+    )
 
 
 def _alike(before: Side, after: Side) -> list[pd.DataFrame]:
     """Return the results of both on shared prompts; as means over all prompts if one of them has no scores by prompt.
 
-    UserError if they share no prompts. Means do not tell their prompts: these count as the same if the settings of prompts and evaluation
-    are equal, or the base's means.
+    UserError if they share no prompts. Means do not tell their prompts: these count as the same if
+    the settings of prompts and evaluation are equal, or the base's means.
     """
     sides = [before.results, after.results]
     if before.means_only or after.means_only:
         keys = ["method", "seed", "reward"]
-        sides = [side.groupby(keys, sort=False).score.mean().reset_index().assign(prompt_id="all") for side in sides]
+        sides = [
+            side.groupby(keys, sort=False).score.mean().reset_index().assign(prompt_id="all")
+            for side in sides
+        ]
         base = [side[side.method == BASE[0]].set_index("reward").score for side in sides]
         shared = base[0].index.intersection(base[1].index)
         alike = before.evaluated == after.evaluated and any(before.evaluated)
-        same = len(shared) and (alike or np.allclose(base[0][shared], base[1][shared], rtol=0, atol=SAME))
+        same = len(shared) and (
+            alike or np.allclose(base[0][shared], base[1][shared], rtol=0, atol=SAME)
+        )
     else:
         prompts = set(sides[0].prompt_id) & set(sides[1].prompt_id)
         sides = [side[side.prompt_id.isin(prompts)] for side in sides]
         same = bool(prompts)
     if not same:
-        raise UserError(f"compare: {before.name} and {after.name} were evaluated on different prompts, so nothing can be paired")
+        raise UserError(
+            f"compare: {before.name} and {after.name} were evaluated on different prompts, "
+            "so nothing can be paired"
+        )
     return sides
 
 

@@ -24,7 +24,10 @@ def headline(page: Page) -> dict:
         means[run_name(*run)] = {reward: lines[reward].value for reward in rewards}
         if gain := lines.get(TRAINING):
             errors = standard_errors(gain) if gain.known else None
-            shown = {"training_reward_gain": gain.difference, "training_reward_gain_standard_errors": errors}
+            shown = {
+                "training_reward_gain": gain.difference,
+                "training_reward_gain_standard_errors": errors,
+            }
             means[run_name(*run)] |= shown
     bases = {run_name(name, BASE[1]): sampling.drawn for name, sampling in drawn.items()}
     return means | ({"drawn": bases} if len(bases) > 1 else {}) | {"comparisons": comparisons(page)}
@@ -33,9 +36,10 @@ def headline(page: Page) -> dict:
 def comparisons(page: Page) -> list[dict]:
     """Return one entry for every comparison with an interval that a page shows.
 
-    `of` and `against` are runs, or methods where the interval is over seeds; `reward` is one of the rewards or image statistics, or
-    `training`, the training reward; `on` tells the style, or the steps and checkpoint, where these are not the page's first; a
-    comparison that was named beforehand has the `margin` by which it may be below.
+    `of` and `against` are runs, or methods where the interval is over seeds; `reward` is one of the
+    rewards or image statistics, or `training`, the training reward; `on` tells the style, or the
+    steps and checkpoint, where these are not the page's first; a comparison that was named
+    beforehand has the `margin` by which it may be below.
     """
     every = (*_of_runs(page), *_of_methods(page))
     return [entry for entry in every if not math.isnan(entry["low"])]
@@ -44,7 +48,13 @@ def comparisons(page: Page) -> list[dict]:
 def _of_runs(page: Page) -> Iterator[dict]:
     """Yield every run against the base and against another of the same seed."""
     columns = (TRAINING, *page.compared.settings.evaluation.rewards), IMAGE_STATS
-    lines = [(of_run[name], "") for names in columns for of_run in page.runs.values() for name in names if name in of_run]
+    lines = [
+        (of_run[name], "")
+        for names in columns
+        for of_run in page.runs.values()
+        for name in names
+        if name in of_run
+    ]
     lines += [(line, f"style {line.style}") for line in page.part("style")]
     lines += [
         (of_run[TRAINING], _named(variant))
@@ -69,7 +79,9 @@ def _of_methods(page: Page) -> Iterator[dict]:
             yield from (_entry(line, line.method, line.against) for line in of_method.values())
     for group in page.gains.groups:
         for variant, gains in list(zip(page.variants, group.variants))[1:]:
-            yield from (_entry(line, name, base(name), _named(variant)) for name, line in gains.items())
+            yield from (
+                _entry(line, name, base(name), _named(variant)) for name, line in gains.items()
+            )
     for line in page.gains.preregistered:
         entry = _entry(line, line.method, line.against, "named beforehand")
         yield entry | {"margin": line.margin}

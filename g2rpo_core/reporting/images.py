@@ -64,7 +64,9 @@ class Images:
     worst: list[PromptImages]
 
 
-def embed_images(sources: Sources, compared: Compared, table: pd.DataFrame, best: Mapping[str, int]) -> Images:
+def embed_images(
+    sources: Sources, compared: Compared, table: pd.DataFrame, best: Mapping[str, int]
+) -> Images:
     """Embed the images of the base and of every method's best seed; best: by method, the best method first."""
     scores = table[table.part == "prompt"].rename(columns={"value": "score"})
     evaluated = sources.folders([*compared.base_runs, *compared.runs, *compared.others])
@@ -92,7 +94,9 @@ def embed_images(sources: Sources, compared: Compared, table: pd.DataFrame, best
     base = (compared.bases_of[first[0]], BASE[1])
     worst = most_changed(scores, first, base, compared.first_weights, WORST)
     # The models: the best few on the first screen, all below
-    label = lambda run: compared.labels[run[0]] + (f", seed {run[1]}" if run[0] in settings.methods else "")
+    label = lambda run: (
+        compared.labels[run[0]] + (f", seed {run[1]}" if run[0] in settings.methods else "")
+    )
     few = [run for run in best.items() if run in columns][:SHOWN]
     few, everyone = [*compared.base_runs, *few], list(columns)
     return Images(
@@ -116,7 +120,9 @@ def embed_image(file: Path, page: Path) -> EmbeddedImage:
     small.thumbnail((THUMBNAIL, THUMBNAIL))
     buffer = io.BytesIO()
     small.save(buffer, "WEBP", quality=QUALITY)
-    return EmbeddedImage(_uri("webp", buffer.getvalue()), Path(os.path.relpath(file, page)).as_posix())
+    return EmbeddedImage(
+        _uri("webp", buffer.getvalue()), Path(os.path.relpath(file, page)).as_posix()
+    )
 
 
 def _uri(kind: str, data: bytes) -> str:

@@ -1,7 +1,7 @@
 """Says what a report compares, and finds, reads and compares what was measured of it, from the scores of every prompt.
 
-If the numbers are incomplete or of other runs, a UserError says how to make them again. `recorded.py` reads the same from a study's
-results.parquet.
+If the numbers are incomplete or of other runs, a UserError says how to make them again.
+`recorded.py` reads the same from a study's results.parquet.
 """
 
 import platform
@@ -25,7 +25,15 @@ from g2rpo_core.evaluation.results import LABELS as IMAGE_STATS
 from g2rpo_core.evaluation.results import SCORES, chosen, reported
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import complaint, existing, read_json, read_table
-from g2rpo_core.foundation.runs import BASE, TRAINING_RECORDS, evaluation_folder, is_base, label_bases, read_lock, run_name
+from g2rpo_core.foundation.runs import (
+    BASE,
+    TRAINING_RECORDS,
+    evaluation_folder,
+    is_base,
+    label_bases,
+    read_lock,
+    run_name,
+)
 from g2rpo_core.foundation.texts import comparable
 from g2rpo_core.numerics.probe import describe_numerics
 from g2rpo_core.numerics.processes import version_of
@@ -80,7 +88,9 @@ class Compared:
         """Return the label of the base, of every entry and of published weights."""
         labels = dict(zip(self.drawn, label_bases([each.drawn for each in self.drawn.values()])))
         labels |= {name: self.entries[name].label or LABELS.get(name, name) for name in self.names}
-        return labels | {name: self.settings.published[name].label or name for name in self.published}
+        return labels | {
+            name: self.settings.published[name].label or name for name in self.published
+        }
 
     @cached_property
     def sampling(self) -> dict[str, SamplingSettings]:
@@ -110,12 +120,17 @@ class Compared:
     @cached_property
     def trained_on(self) -> dict[str, Mapping[str, float]]:
         """Return the training rewards of every entry, with their weights; one that compares images by the reward that judges it."""
-        return {name: measured_by(self.entries[name].training.rewards, self.settings.rewards) for name in self.names}
+        return {
+            name: measured_by(self.entries[name].training.rewards, self.settings.rewards)
+            for name in self.names
+        }
 
     @cached_property
     def weights(self) -> Weights:
         """Return `trained_on` with published weights: empty where their training rewards are unknown."""
-        return self.trained_on | {name: self.settings.published[name].trained_on for name in self.published}
+        return self.trained_on | {
+            name: self.settings.published[name].trained_on for name in self.published
+        }
 
     @property
     def first_weights(self) -> Mapping[str, float]:
@@ -147,7 +162,13 @@ class Compared:
         titles = {TRAINING: "training reward"}
         for name in self.settings.evaluation.rewards:
             trained = [name in rewards for rewards in self.weights.values()]
-            whose = "trained on" if all(trained) else "trained on by some" if any(trained) else "held out"
+            whose = (
+                "trained on"
+                if all(trained)
+                else "trained on by some"
+                if any(trained)
+                else "held out"
+            )
             titles[name] = f"{self.reward_labels[name]}, {whose}"
         return titles
 
@@ -199,19 +220,30 @@ def read_scores(run: Run, folder: Path) -> pd.DataFrame:
 
 
 def check_whole(
-    results: pd.DataFrame, evaluated: Mapping[Run, Path], settings: SimpleNamespace, published: Sequence[str]
+    results: pd.DataFrame,
+    evaluated: Mapping[Run, Path],
+    settings: SimpleNamespace,
+    published: Sequence[str],
 ) -> None:
     """Check that evaluations have all rewards, checkpoints and numbers of steps that the report needs; UserError otherwise."""
     evaluation = settings.evaluation
     for (method, seed), folder in evaluated.items():
         table = results[(results.method == method) & (results.seed == seed)]
-        checkpoints = ("final",) if is_base(method) or method in published else evaluation.checkpoints
+        checkpoints = (
+            ("final",) if is_base(method) or method in published else evaluation.checkpoints
+        )
         wanted = {
-            (str(kept), steps, reward) for kept in checkpoints for steps in evaluation.steps for reward in evaluation.rewards
+            (str(kept), steps, reward)
+            for kept in checkpoints
+            for steps in evaluation.steps
+            for reward in evaluation.rewards
         }
         there = set(zip(table.checkpoint, table.steps, table.reward))
         if lacking := sorted(wanted - there):
-            what = f"has no scores of {lacking[0][2]} at {lacking[0][1]} steps of checkpoint {lacking[0][0]}"
+            what = (
+                f"has no scores of {lacking[0][2]} at {lacking[0][1]} steps of checkpoint "
+                f"{lacking[0][0]}"
+            )
             raise UserError(complaint(folder / "results.parquet", what))
 
 
@@ -220,18 +252,24 @@ def read_seconds(
 ) -> dict[str, dict[str, float]]:
     """Read, by a method's label, the seconds of training until the end of each iteration, as means over seeds and folders of timings.
 
-    Leave out methods with a run that was made elsewhere, so that its timings are not here. UserError if a file is damaged.
+    Leave out methods with a run that was made elsewhere, so that its timings are not here.
+    UserError if a file is damaged.
     """
     by_method: dict[str, list[dict[str, float]]] = {}
     for folder, name, seed in product(timings, names, seeds):
         file = folder / f"{run_name(name, seed)}.json"
         found = read_json(file, dict).get("seconds") if file.exists() else {}
-        if not isinstance(found, dict) or not all(key.isdecimal() and type(found[key]) in (int, float) for key in found):
+        if not isinstance(found, dict) or not all(
+            key.isdecimal() and type(found[key]) in (int, float) for key in found
+        ):
             raise UserError(complaint(file, "holds no seconds of iterations"))
         by_method.setdefault(labels[name], []).append(found)
     shared = {label: set.intersection(*map(set, found)) for label, found in by_method.items()}
     return {
-        label: {iteration: round(mean(each[iteration] for each in found), 3) for iteration in sorted(shared[label], key=int)}
+        label: {
+            iteration: round(mean(each[iteration] for each in found), 3)
+            for iteration in sorted(shared[label], key=int)
+        }
         for label, found in by_method.items()
         if shared[label]
     }
@@ -254,7 +292,9 @@ def prompt_counts(folder: Path) -> str:
     """
     files = {name: folder / f"{name}.parquet" for name in ("train", "test")}
     sets = {name: load_prompts(file) for name, file in files.items()}
-    texts = {name: {comparable(prompt.text) for prompt in prompts} for name, prompts in sets.items()}
+    texts = {
+        name: {comparable(prompt.text) for prompt in prompts} for name, prompts in sets.items()
+    }
     if both := texts["train"] & texts["test"]:
         reason = f"has {len(both)} prompts that are also test prompts: nothing would be held out"
         raise UserError(complaint(files["train"], reason))
@@ -263,48 +303,81 @@ def prompt_counts(folder: Path) -> str:
     twice = sum(counts.get("twice", 0) for counts in left_out.values())
     tested = left_out["train"].get("test prompts", 0)
     return (
-        f"{len(sets['train'])} training prompts and {len(sets['test'])} test prompts; no text is in both ({tested} test prompts were left "
+        f"{len(sets['train'])} training prompts and {len(sets['test'])} test prompts; "
+        f"no text is in both ({tested} test prompts were left "
         f"out of training, and {twice} that a file had twice)"
     )
 
 
-def locked(locks: Iterable[Path], profile: str, runs: Iterable[Run], published: Sequence[str]) -> list[tuple[str, str]]:
+def locked(
+    locks: Iterable[Path], profile: str, runs: Iterable[Run], published: Sequence[str]
+) -> list[tuple[str, str]]:
     """List DVC's hashes of the code of training, and of the outputs of every stage that last ran with this profile."""
     stages: dict[str, dict] = {}
     for lock in filter(Path.exists, dict.fromkeys(locks)):
-        stages |= {name: stage for name, stage in read_lock(lock).items() if f"--profile {profile} " in f"{stage.get('cmd')} "}
+        stages |= {
+            name: stage
+            for name, stage in read_lock(lock).items()
+            if f"--profile {profile} " in f"{stage.get('cmd')} "
+        }
     # The outputs of every stage, in the order of the pipeline
     wanted = ["models", "prompts", "embed", "evaluate_base"]
     wanted += [f"{stage}@{run_name(*run)}" for stage in ("train", "evaluate") for run in runs]
-    wanted += ["published", *(f"evaluate_published@{name}" for name in published)] if published else []
+    wanted += (
+        ["published", *(f"evaluate_published@{name}" for name in published)] if published else []
+    )
     missing = "not in dvc.lock for this profile"
     # A study's paths start in its own folder, a base's in one further down
-    listed = lambda entries: ", ".join(f"{entry['path'].replace('../', '')} {entry['md5']}" for entry in entries)
-    code: list[dict] = next((stages[name].get("deps", []) for name in wanted if name.startswith("train@") and name in stages), [])
-    lines = [("code of training", listed(entry for entry in code if "g2rpo_core/" in entry["path"]) or missing)]
-    return lines + [(f"dvc.lock {name}", listed(stages.get(name, {}).get("outs", [])) or missing) for name in wanted]
+    listed = lambda entries: ", ".join(
+        f"{entry['path'].replace('../', '')} {entry['md5']}" for entry in entries
+    )
+    code: list[dict] = next(
+        (
+            stages[name].get("deps", [])
+            for name in wanted
+            if name.startswith("train@") and name in stages
+        ),
+        [],
+    )
+    lines = [
+        (
+            "code of training",
+            listed(entry for entry in code if "g2rpo_core/" in entry["path"]) or missing,
+        )
+    ]
+    return lines + [
+        (f"dvc.lock {name}", listed(stages.get(name, {}).get("outs", [])) or missing)
+        for name in wanted
+    ]
 
 
 def model_lines(file: Path) -> list[tuple[str, str]]:
     """Return the name of each model with a sentence on what the stage `models` measured of it."""
     quality = read_json(existing(file), dict)
     for values in quality.values():
-        if not isinstance(values, dict) or not all(isinstance(value, int | float) for value in values.values()):
+        if not isinstance(values, dict) or not all(
+            isinstance(value, int | float) for value in values.values()
+        ):
             raise UserError(complaint(file, "holds no numbers of models"))
     meaning = {
         "attribute": "right caption against one wrong attribute (chance 0.5)",
         "degraded": "clean against degraded image (chance 0.5)",
     }
-    shown = lambda key, value: f"{meaning.get(key, key)} {value:{',' if isinstance(value, int) else '.3f'}}"
-    return [(name, "; ".join(shown(key, value) for key, value in values.items())) for name, values in quality.items()]
+    shown = lambda key, value: (
+        f"{meaning.get(key, key)} {value:{',' if isinstance(value, int) else '.3f'}}"
+    )
+    return [
+        (name, "; ".join(shown(key, value) for key, value in values.items()))
+        for name, values in quality.items()
+    ]
 
 
 def measure(compared: Compared, sources: Sources) -> pd.DataFrame:
     """Read and compare evaluations and training records; UserError if some are missing, damaged or of other runs.
 
-    Returns the table of comparisons (`tables.py`), that checkpoint and number of steps first that reports use. Its attributes are
-    what a report says beside it: `prompts`, how many test prompts; `prompt_counts`, a sentence; `models`, as `model_lines`;
-    `versions`; `hashes`, as `locked`.
+    Returns the table of comparisons (`tables.py`), that checkpoint and number of steps first that
+    reports use. Its attributes are what a report says beside it: `prompts`, how many test prompts;
+    `prompt_counts`, a sentence; `models`, as `model_lines`; `versions`; `hashes`, as `locked`.
     """
     scores, records, about = _read(compared, sources)
     lines = [
@@ -320,7 +393,8 @@ def measure(compared: Compared, sources: Sources) -> pd.DataFrame:
 def measure_bases(compared: Compared, sources: Mapping[int, Sources]) -> pd.DataFrame:
     """Read each base's evaluations and records, average them over its seeds, and compare them; UserError as `measure`.
 
-    A base's runs are compared with that base before training; their interval is over prompts, whose scores the table lacks.
+    A base's runs are compared with that base before training; their interval is over prompts, whose
+    scores the table lacks.
     """
     lines: list[dict] = []
     about: dict[int, dict] = {}
@@ -330,9 +404,17 @@ def measure_bases(compared: Compared, sources: Mapping[int, Sources]) -> pd.Data
         # The mean over seeds, of every prompt's scores and of every record
         within = [name for name in SCORES if name not in ("seed", "score", "reason")]
         averaged = scores.groupby(within, sort=False, dropna=False).score.mean().reset_index()
-        averaged["seed"] = averaged.method.map(lambda method, base=base: BASE[1] if is_base(method) else base)
-        of_name = {name: pd.concat([records[name, seed] for seed in compared.seeds]) for name in compared.names}
-        curves = {(name, base): table.groupby("iteration", as_index=False).mean() for name, table in of_name.items()}
+        averaged["seed"] = averaged.method.map(
+            lambda method, base=base: BASE[1] if is_base(method) else base
+        )
+        of_name = {
+            name: pd.concat([records[name, seed] for seed in compared.seeds])
+            for name in compared.names
+        }
+        curves = {
+            (name, base): table.groupby("iteration", as_index=False).mean()
+            for name, table in of_name.items()
+        }
         alone = replace(compared, runs=[(name, base) for name in compared.names])
         lines += [
             *comparison_lines(alone, averaged),
@@ -345,7 +427,9 @@ def measure_bases(compared: Compared, sources: Mapping[int, Sources]) -> pd.Data
     lines.sort(key=lambda line: tables.PARTS.index(line["part"]))
     is_run = lambda line: line["part"] == "run"
     runs = _with_mean_base(compared, pd.DataFrame(filter(is_run, lines)))
-    together = lambda name: [(f"base {base}, {key}", text) for base in about for key, text in about[base][name]]
+    together = lambda name: [
+        (f"base {base}, {key}", text) for base in about for key, text in about[base][name]
+    ]
     of_all = {name: together(name) for name in ("hashes", "models")}
     every = [*runs.to_dict("records"), *filterfalse(is_run, lines)]
     return tables.tabulate(every, next(iter(about.values())) | of_all)
@@ -380,18 +464,26 @@ def _with_mean_base(compared: Compared, runs: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def _read(compared: Compared, sources: Sources) -> tuple[pd.DataFrame, dict[Run, pd.DataFrame], dict]:
+def _read(
+    compared: Compared, sources: Sources
+) -> tuple[pd.DataFrame, dict[Run, pd.DataFrame], dict]:
     """Return the scores of every run and of the base, the runs' training records, and what is said of them; UserError as `measure`."""
     folders = sources.folders([*compared.base_runs, *compared.runs, *compared.others])
-    scores = pd.concat([read_scores(run, folder) for run, folder in folders.items()], ignore_index=True)
+    scores = pd.concat(
+        [read_scores(run, folder) for run, folder in folders.items()], ignore_index=True
+    )
     check_whole(scores, folders, compared.settings, compared.published)
-    records = {run: read_training_records(run, sources.runs / run_name(*run)) for run in compared.runs}
+    records = {
+        run: read_training_records(run, sources.runs / run_name(*run)) for run in compared.runs
+    }
     packages = (f"{name} {version_of(name)}" for name in PACKAGES)
     about = {
         "prompts": reported(scores, compared.settings.evaluation).prompt_id.nunique(),
         "prompt_counts": prompt_counts(sources.prompts),
         "models": model_lines(sources.quality),
-        "versions": ", ".join([f"Python {platform.python_version()}", *packages, describe_numerics()]),
+        "versions": ", ".join(
+            [f"Python {platform.python_version()}", *packages, describe_numerics()]
+        ),
         "hashes": locked(sources.locks, compared.profile, compared.runs, compared.published),
     }
     return scores, records, about
@@ -428,4 +520,10 @@ def warning_lines(compared: Compared, records: Mapping[Run, pd.DataFrame]) -> It
         entry = compared.entries[run[0]]
         updates = entry.method.num_updates(entry.sampling.steps)
         for iteration, text in history(table.to_dict("records"), entry.training, updates):
-            yield {"part": "warning", "method": run[0], "seed": run[1], "iteration": iteration, "note": text}
+            yield {
+                "part": "warning",
+                "method": run[0],
+                "seed": run[1],
+                "iteration": iteration,
+                "note": text,
+            }

@@ -74,7 +74,8 @@ class Gains:
 def compare_over_seeds(compared: Compared, variants: Sequence[pd.DataFrame]) -> Gains:
     """Compare methods over their seeds: with the base, with each other, and as a study preregistered.
 
-    variants: the lines of runs at each checkpoint and number of steps, with the columns of `tables.judged`.
+    variants: the lines of runs at each checkpoint and number of steps, with the columns of
+    `tables.judged`.
     """
     rewards = [TRAINING, *compared.settings.evaluation.rewards]
     lines = variants[0][~variants[0].method.map(is_base) & variants[0].reward.isin(rewards)]
@@ -82,7 +83,10 @@ def compare_over_seeds(compared: Compared, variants: Sequence[pd.DataFrame]) -> 
     return Gains(
         lines=lines,
         table=over_seeds(lines),
-        groups=[compare_group(compared.trained_on[names[0]], names, variants) for names in compared.groups],
+        groups=[
+            compare_group(compared.trained_on[names[0]], names, variants)
+            for names in compared.groups
+        ],
         preregistered=lines_of(preregistered(lines, compared.comparisons)),
     )
 
@@ -90,8 +94,9 @@ def compare_over_seeds(compared: Compared, variants: Sequence[pd.DataFrame]) -> 
 def over_seeds(lines: pd.DataFrame) -> pd.DataFrame:
     """Return the mean of every method and reward over its lines (`tables.judged`), one of each seed, in their order.
 
-    The interval is Student's t; NaN below three seeds. `seeds` counts them, `by_seed` has their differences in rising order, and
-    `tone` is that of the interval; without one, that which every seed has.
+    The interval is Student's t; NaN below three seeds. `seeds` counts them, `by_seed` has their
+    differences in rising order, and `tone` is that of the interval; without one, that which every
+    seed has.
     """
     groups = lines.groupby(["method", "reward"], sort=False)
     rows = [
@@ -105,7 +110,9 @@ def over_seeds(lines: pd.DataFrame) -> pd.DataFrame:
     return table.assign(tone=table.tone.where(table.known, alike))
 
 
-def compare_group(weights: Mapping[str, float], methods: Sequence[str], variants: Sequence[pd.DataFrame]) -> Group:
+def compare_group(
+    weights: Mapping[str, float], methods: Sequence[str], variants: Sequence[pd.DataFrame]
+) -> Group:
     """Compare methods with one training reward; variants: the lines of runs at each checkpoint and number of steps."""
     trained = [lines[lines.method.isin(methods) & (lines.reward == TRAINING)] for lines in variants]
     gains = [over_seeds(lines).query("seeds >= @FEWEST") for lines in trained]
@@ -134,7 +141,8 @@ def between(lines: pd.DataFrame, methods: Sequence[str]) -> pd.DataFrame:
     """Return every method against every other one in the training reward, paired by seed."""
     gains = gains_by_seed(lines)
     rows = [
-        {"method": method, "against": other, "reward": TRAINING} | spread((gains[method] - gains[other]).dropna())
+        {"method": method, "against": other, "reward": TRAINING}
+        | spread((gains[method] - gains[other]).dropna())
         for method, other in permutations(methods, 2)
     ]
     columns = ["method", "against", "reward", "difference", "low", "high"]
@@ -144,7 +152,8 @@ def between(lines: pd.DataFrame, methods: Sequence[str]) -> pd.DataFrame:
 def pooled_difference(lines: pd.DataFrame, methods: Sequence[str]) -> float | None:
     """Return half of the 95 % interval of a difference between two methods with one variance for all.
 
-    None unless at least four methods have the same three to five seeds: few seeds, many comparisons.
+    None unless at least four methods have the same three to five seeds: few seeds, many
+    comparisons.
     """
     gains = gains_by_seed(lines).reindex(columns=methods).dropna(how="all")
     fits = len(methods) >= 4 and 3 <= len(gains) <= 5 and gains.notna().all(axis=None)
@@ -154,13 +163,16 @@ def pooled_difference(lines: pd.DataFrame, methods: Sequence[str]) -> float | No
 def preregistered(lines: pd.DataFrame, comparisons: Sequence[Comparison]) -> pd.DataFrame:
     """Return the comparisons that were registered before the runs, over the seeds or bases that both entries have, at least two.
 
-    With a primary one, that is judged at 5 %, the secondary one at 5 % if the primary holds, and all others by Holm. Without, all
-    have joint intervals: by Bonferroni, all of them contain the true differences in 95 % of studies.
+    With a primary one, that is judged at 5 %, the secondary one at 5 % if the primary holds, and
+    all others by Holm. Without, all have joint intervals: by Bonferroni, all of them contain the
+    true differences in 95 % of studies.
 
-    Columns: those of `Comparison` (level 0 for none), and difference, low, high: the interval by which it is judged, of two
-    one-sided tests for a level. `p` is two-sided, of Student's t for the mean being minus the margin, not adjusted; of a level, the
-    larger of both one-sided ones. `holm` is adjusted for all of its role. `exact` is as `p`, by sign flips; at best 2 / 2^n. `holds`:
-    whether the whole interval is above minus the margin, or within ± the level; with Holm, whether `holm` is below 5 %.
+    Columns: those of `Comparison` (level 0 for none), and difference, low, high: the interval by
+    which it is judged, of two one-sided tests for a level. `p` is two-sided, of Student's t for the
+    mean being minus the margin, not adjusted; of a level, the larger of both one-sided ones. `holm`
+    is adjusted for all of its role. `exact` is as `p`, by sign flips; at best 2 / 2^n. `holds`:
+    whether the whole interval is above minus the margin, or within ± the level; with Holm, whether
+    `holm` is below 5 %.
     """
     tested: list[tuple[Comparison, list[float]]] = []
     for each in comparisons:
@@ -190,7 +202,9 @@ def preregistered(lines: pd.DataFrame, comparisons: Sequence[Comparison]) -> pd.
     return table
 
 
-def _p_value(comparison: Comparison, values: list[float], test: Callable[[Sequence[float], float], float]) -> float:
+def _p_value(
+    comparison: Comparison, values: list[float], test: Callable[[Sequence[float], float], float]
+) -> float:
     """Return the p-value of a comparison by a two-sided test of (values, mean); of a level, of two one-sided tests."""
     if not comparison.level:
         return test(values, -comparison.margin)

@@ -97,7 +97,9 @@ class Page:
         return {(line.method, line.seed, runs[line.against]): line for line in self.part("matrix")}
 
 
-def build_page(compared: Compared, table: pd.DataFrame, title: Title, sources: Sources | None = None) -> Page:
+def build_page(
+    compared: Compared, table: pd.DataFrame, title: Title, sources: Sources | None = None
+) -> Page:
     """Return all that the templates show; sources: where images are, None for a page without them."""
     table = judged(table)
     settings = settings_table([compared.entries[name] for name in compared.names])
@@ -180,5 +182,11 @@ def provenance_lines(compared: Compared, versions: str) -> list[tuple[str, str]]
         ("versions", versions),
         ("training seeds", ", ".join(map(str, seeds))),
         *(bases if compared.bases else []),
-        ("other seeds", f"prompts {compared.settings.prompts.seed}, evaluation {compared.settings.evaluation.seed}"),
+        (
+            "other seeds",
+            (
+                f"prompts {compared.settings.prompts.seed}, evaluation "
+                f"{compared.settings.evaluation.seed}"
+            ),
+        ),
     ]

@@ -52,7 +52,8 @@ def gains_in(table: pd.DataFrame, reward: str = TRAINING) -> dict[Run, float]:
 def read_measured(compared: Compared, path: Path, hashes: Path) -> pd.DataFrame:
     """Read what `measure` returned when a study ran, from its table; hashes: runs.txt, one line per run.
 
-    UserError if the table is missing or damaged, or lacks what its params.yaml names. Other runs are left out.
+    UserError if the table is missing or damaged, or lacks what its params.yaml names. Other runs
+    are left out.
     """
     table = read_results(path)
     with reading(path):
@@ -78,7 +79,10 @@ def _lines_of_runs(compared: Compared, table: pd.DataFrame, path: Path) -> pd.Da
     for checkpoint, steps in product(evaluation.checkpoints, evaluation.steps):
         for method, seed in [*compared.base_runs, *compared.runs]:
             needed = [*evaluation.rewards, *([] if is_base(method) else [TRAINING])]
-            keys = {name: (str(checkpoint), steps, method, seed, name) for name in [*evaluation.rewards, *IMAGE_STATS, TRAINING]}
+            keys = {
+                name: (str(checkpoint), steps, method, seed, name)
+                for name in [*evaluation.rewards, *IMAGE_STATS, TRAINING]
+            }
             if lacking := [name for name in needed if keys[name] not in there]:
                 raise UserError(complaint(path, f"has no {lacking[0]} of {run_name(method, seed)}"))
             wanted += [key for key in keys.values() if key in there]

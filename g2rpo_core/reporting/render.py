@@ -29,7 +29,12 @@ def render(page: Page) -> dict[str, str]:
         "curves": curves(training.curves, training.panels, AXES, labels),
     }
     images = {name: svg(chart) for name, chart in charts.items()}
-    shown = {"page": page} | vars(page) | charts | {"svg": {name: Markup(image) for name, image in images.items()}}
+    shown = (
+        {"page": page}
+        | vars(page)
+        | charts
+        | {"svg": {name: Markup(image) for name, image in images.items()}}
+    )
     return fill(shown) | {f"{name}.svg": image for name, image in images.items()}
 
 
@@ -45,12 +50,19 @@ def fill(shown: Mapping[str, object]) -> dict[str, str]:
     environment.filters |= {"errors": standard_errors, "script": in_script, "literal": markdown}
     environment.tests["base"] = is_base
     environment.globals |= {"library": library, "TRAINING": TRAINING}
-    return {name: environment.get_template(f"{name}.j2").render(shown) for name in ("report.html", "report.md")}
+    return {
+        name: environment.get_template(f"{name}.j2").render(shown)
+        for name in ("report.html", "report.md")
+    }
 
 
 def _without_steering(value: object) -> object:
     """Replace characters that could steer a terminal or reorder text, in all that is not our own markup."""
-    return unsteered(value) if isinstance(value, str) and not isinstance(value, Markup) and steering(value) else value
+    return (
+        unsteered(value)
+        if isinstance(value, str) and not isinstance(value, Markup) and steering(value)
+        else value
+    )
 
 
 def in_script(value: object) -> Markup:
@@ -60,7 +72,9 @@ def in_script(value: object) -> Markup:
 
 def small(image: str) -> str:
     """Halve the size of a chart's SVG without a visible change: drop texts for screen readers, empty paths and far decimals."""
-    image = re.sub(r'<path class="(background" d="[^"]*"|foreground" d="" display="none")/>', "", image)
+    image = re.sub(
+        r'<path class="(background" d="[^"]*"|foreground" d="" display="none")/>', "", image
+    )
     image = re.sub(r' (aria-[a-z]+|role|class|pointer-events)="[^"]*"', "", image)
     rounded = lambda number: f"{float(number[0]):.1f}".removesuffix(".0")
     return re.sub(r"<[^>]*>", lambda tag: re.sub(r"-?\d+\.\d{2,}", rounded, tag[0]), image)

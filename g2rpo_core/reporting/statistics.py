@@ -15,15 +15,20 @@ CONFIDENCE = 0.95
 def paired_difference(treated: np.ndarray, control: np.ndarray, name: str = "") -> dict[str, float]:
     """Compute the mean of treated - control over pairs [N], with its 95 % interval by the bootstrap over pairs (BCa).
 
-    name: seeds the resampling. Pairs in which either value is missing (NaN) are left out. Returns columns of the table of
-    comparisons: difference, low, high, standard_error, win_rate (the share of pairs with a positive difference; ties count half)
-    and pairs. Of fewer than two pairs, all but the difference and their number is NaN.
+    name: seeds the resampling. Pairs in which either value is missing (NaN) are left out. Returns
+    columns of the table of comparisons: difference, low, high, standard_error, win_rate (the share
+    of pairs with a positive difference; ties count half) and pairs. Of fewer than two pairs, all
+    but the difference and their number is NaN.
     """
     gaps = np.asarray(treated, float) - np.asarray(control, float)
     gaps = gaps[~np.isnan(gaps)]
     if len(gaps) < 2:
         unknown = dict.fromkeys(("low", "high", "standard_error", "win_rate"), math.nan)
-        return {"difference": float(gaps[0]) if len(gaps) else math.nan, **unknown, "pairs": len(gaps)}
+        return {
+            "difference": float(gaps[0]) if len(gaps) else math.nan,
+            **unknown,
+            "pairs": len(gaps),
+        }
     mean = float(gaps.mean())
     low = high = mean
     # If all differences are equal, so are all resamples, and BCa is undefined
@@ -42,7 +47,9 @@ def paired_difference(treated: np.ndarray, control: np.ndarray, name: str = "") 
     }
 
 
-def spread(values: Sequence[float], confidence: float = CONFIDENCE, fewest: int = 2) -> dict[str, float]:
+def spread(
+    values: Sequence[float], confidence: float = CONFIDENCE, fewest: int = 2
+) -> dict[str, float]:
     """Compute the mean of values over seeds with its interval by Student's t: the columns difference, low and high.
 
     The interval is NaN for less than `fewest` values, which is at least two; confidence: in [0, 1].
@@ -81,10 +88,12 @@ def holm(p_values: Sequence[float]) -> list[float]:
 def pooled_half_width(values: np.ndarray, confidence: float = CONFIDENCE) -> float:
     """Return half of the interval of a difference of two rows' means, with one variance for all rows.
 
-    values: [k, n], k >= 2 methods at the same n >= 2 seeds. The variance is what neither method nor seed explains, with
-    (k - 1)(n - 1) degrees of freedom.
+    values: [k, n], k >= 2 methods at the same n >= 2 seeds. The variance is what neither method nor
+    seed explains, with (k - 1)(n - 1) degrees of freedom.
     """
     methods, seeds = values.shape
     rest = values - values.mean(0) - values.mean(1, keepdims=True) + values.mean()
     freedom = (methods - 1) * (seeds - 1)
-    return float(stats.t.ppf((1 + confidence) / 2, freedom) * np.sqrt(2 * (rest**2).sum() / freedom / seeds))
+    return float(
+        stats.t.ppf((1 + confidence) / 2, freedom) * np.sqrt(2 * (rest**2).sum() / freedom / seeds)
+    )

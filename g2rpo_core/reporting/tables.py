@@ -1,7 +1,8 @@
 """Compares runs prompt by prompt, from the scores (`SCORES`), and lays the lines out as one long table.
 
-The table is a study's results.parquet; docs/howto/studies.md describes its parts and columns. A page shows it, report.json lists
-it, and what is inferred over seeds (`over_seeds.py`) has lines of the same columns.
+The table is a study's results.parquet; docs/howto/studies.md describes its parts and columns. A
+page shows it, report.json lists it, and what is inferred over seeds (`over_seeds.py`) has lines of
+the same columns.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,12 +19,19 @@ from g2rpo_core.reporting.statistics import paired_difference
 Line = Any  # a row of a table of comparisons, with its columns as attributes
 Run = tuple[str, int]  # entry of the profile's `methods`, and seed
 Variant = tuple[str, int]  # checkpoint, number of steps
-Weights = Mapping[str, Mapping[str, float]]  # entry -> the rewards that it was trained on, with their weights
+Weights = Mapping[
+    str, Mapping[str, float]
+]  # entry -> the rewards that it was trained on, with their weights
 PARTS = ("run", "style", "pair", "matrix", "missing", "training", "warning", "seed", "prompt")
 DTYPES = {
-    **dict.fromkeys(("part", "method", "checkpoint", "reward", "style", "against", "prompt_id", "note"), "string"),
+    **dict.fromkeys(
+        ("part", "method", "checkpoint", "reward", "style", "against", "prompt_id", "note"),
+        "string",
+    ),
     **dict.fromkeys(("steps", "prompts", "missing", "pairs", "iteration"), "Int64"),
-    **dict.fromkeys(("value", "difference", "low", "high", "standard_error", "win_rate"), "float64"),
+    **dict.fromkeys(
+        ("value", "difference", "low", "high", "standard_error", "win_rate"), "float64"
+    ),
 }
 RATIO_ERROR = "old_policy_ratio_error"
 
@@ -44,7 +52,9 @@ def lines_of(table: pd.DataFrame) -> list[Line]:
 
 def arranged(table: pd.DataFrame, **orders: Iterable) -> pd.DataFrame:
     """Return a table sorted by columns, each in the order of the values given for it."""
-    places = {name: {value: place for place, value in enumerate(order)} for name, order in orders.items()}
+    places = {
+        name: {value: place for place, value in enumerate(order)} for name, order in orders.items()
+    }
     place_of = lambda column: column.map(places[column.name])
     return table.sort_values(list(orders), kind="stable", key=place_of)
 
@@ -70,7 +80,8 @@ def by_run(lines: pd.DataFrame) -> dict[Run, dict[str, Line]]:
 def judged(table: pd.DataFrame) -> pd.DataFrame:
     """Return a table with two more columns: `known`, whether a difference has an interval, and `tone`.
 
-    That is `up` or `down` for a difference whose interval excludes zero, else empty: also where the interval is not known (NaN).
+    That is `up` or `down` for a difference whose interval excludes zero, else empty: also where the
+    interval is not known (NaN).
     """
     excludes_zero = (table.low > 0) | (table.high < 0)
     tone = np.where(excludes_zero, np.where(table.difference > 0, "up", "down"), "")
@@ -84,11 +95,15 @@ def standard_errors(line: Line) -> float:
 
 def by_prompt(results: pd.DataFrame, run: Run, reward: str) -> pd.Series:
     """Return the scores of one run and reward, by prompt_id in sorted order."""
-    chosen = results[(results.method == run[0]) & (results.seed == run[1]) & (results.reward == reward)]
+    chosen = results[
+        (results.method == run[0]) & (results.seed == run[1]) & (results.reward == reward)
+    ]
     return chosen.set_index("prompt_id").score.sort_index()
 
 
-def difference(results: pd.DataFrame, treated: Run, control: Run, weights: Mapping[str, float]) -> dict[str, float]:
+def difference(
+    results: pd.DataFrame, treated: Run, control: Run, weights: Mapping[str, float]
+) -> dict[str, float]:
     """Compute treated - control in the weighted sum of rewards, paired by prompt."""
     first, second = (_weighted(results, run, weights) for run in (treated, control))
     name = "/".join(map(str, (*treated, *control, *weights)))
@@ -97,7 +112,9 @@ def difference(results: pd.DataFrame, treated: Run, control: Run, weights: Mappi
 
 def _weighted(results: pd.DataFrame, run: Run, weights: Mapping[str, float]) -> pd.Series:
     """Return the weighted sum of rewards of one run, by prompt_id in sorted order."""
-    first, *others = (weight * by_prompt(results, run, reward) for reward, weight in weights.items())
+    first, *others = (
+        weight * by_prompt(results, run, reward) for reward, weight in weights.items()
+    )
     return sum(others, first)
 
 
@@ -110,8 +127,9 @@ def run_lines(
 ) -> Iterator[dict]:
     """Yield every run in every reward beside the base; where its training rewards are known, also in image statistics and in these.
 
-    bases: run -> the base that it is compared with; a base stands beside itself and has no difference.
-    trained_on: lacks the bases, and is empty for published weights whose training rewards are unknown.
+    bases: run -> the base that it is compared with; a base stands beside itself and has no
+    difference. trained_on: lacks the bases, and is empty for published weights whose training
+    rewards are unknown.
     """
     for run, base in bases.items():
         about, on = {"part": "run", "method": run[0], "seed": run[1]}, trained_on.get(run[0])
@@ -124,7 +142,9 @@ def run_lines(
             yield about | {"reward": TRAINING} | difference(results, run, base, on)
 
 
-def pair_lines(results: pd.DataFrame, runs: Sequence[Run], rewards: Sequence[str], trained_on: Weights) -> Iterator[dict]:
+def pair_lines(
+    results: pd.DataFrame, runs: Sequence[Run], rewards: Sequence[str], trained_on: Weights
+) -> Iterator[dict]:
     """Yield every pair of methods with every seed that both have, in the training reward if they share it, and in each reward."""
     for first, second in combinations(dict.fromkeys(method for method, _ in runs), 2):
         shares = trained_on[first] == trained_on[second]
@@ -138,14 +158,18 @@ def pair_lines(results: pd.DataFrame, runs: Sequence[Run], rewards: Sequence[str
                     yield about | {"reward": reward} | gap
 
 
-def matrix_lines(results: pd.DataFrame, runs: Sequence[Run], weights: Mapping[str, float]) -> Iterator[dict]:
+def matrix_lines(
+    results: pd.DataFrame, runs: Sequence[Run], weights: Mapping[str, float]
+) -> Iterator[dict]:
     """Yield every run against every other in a weighted sum, which both were trained on; `against` names a run."""
     for run, other in permutations(runs, 2):
         about = {"part": "matrix", "method": run[0], "seed": run[1], "against": run_name(*other)}
         yield about | {"reward": TRAINING} | difference(results, run, other, weights)
 
 
-def style_lines(results: pd.DataFrame, bases: Mapping[Run, Run], trained_on: Weights) -> Iterator[dict]:
+def style_lines(
+    results: pd.DataFrame, bases: Mapping[Run, Run], trained_on: Weights
+) -> Iterator[dict]:
     """Yield runs beside their base in the training reward, style by style; not where fewer than two prompts have scores of both."""
     for style, part in results.groupby("style", sort=True):
         for run, base in bases.items():
@@ -169,7 +193,8 @@ def missing_lines(results: pd.DataFrame) -> list[dict]:
 def training_lines(records: Mapping[Run, pd.DataFrame]) -> Iterator[dict]:
     """Yield each record with held-out rewards, and the last, of every run.
 
-    What a report shows once for a run is in its last line: the largest ratio error, and the mean agreement of granularities.
+    What a report shows once for a run is in its last line: the largest ratio error, and the mean
+    agreement of granularities.
     """
     for (method, seed), table in records.items():
         heldout = list(table.filter(like="heldout_"))
@@ -185,10 +210,14 @@ def training_lines(records: Mapping[Run, pd.DataFrame]) -> Iterator[dict]:
 def records_of(table: pd.DataFrame) -> dict[Run, pd.DataFrame]:
     """Return what the table has of every run's training records, without columns that the run does not have."""
     training = part_of(table, "training").groupby(["method", "seed"], sort=False)
-    return {run: records.dropna(axis=1, how="all").reset_index(drop=True) for run, records in training}
+    return {
+        run: records.dropna(axis=1, how="all").reset_index(drop=True) for run, records in training
+    }
 
 
-def most_changed(results: pd.DataFrame, run: Run, base: Run, weights: Mapping[str, float], count: int) -> list[tuple[str, float]]:
+def most_changed(
+    results: pd.DataFrame, run: Run, base: Run, weights: Mapping[str, float], count: int
+) -> list[tuple[str, float]]:
     """Return the prompts whose weighted sum fell most from the base to a run: (prompt_id, difference), the worst first."""
     fall = _weighted(results, run, weights) - _weighted(results, base, weights)
     return list(fall.dropna().nsmallest(count).items())

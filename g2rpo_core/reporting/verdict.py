@@ -20,7 +20,10 @@ PAPER = YAML(typ="safe", pure=True).load(Path(__file__).with_name("paper.yaml").
 
 
 NOTICE = {
-    "built": "Profile {} is synthetic: images of coloured shapes by small models that were trained on this machine. Nothing on this page is a result of the paper.",
+    "built": (
+        "Profile {} is synthetic: images of coloured shapes by small models that were trained on "
+        "this machine. Nothing on this page is a result of the paper."
+    ),
     "hub": "Profile {}: published weights, trained and evaluated as stated below.",
 }  # fmt: skip
 
@@ -38,7 +41,9 @@ class Words:
     no_interval: str
 
 
-def write_words(compared: Compared, table: pd.DataFrame, first: pd.DataFrame, gains: Gains) -> Words:
+def write_words(
+    compared: Compared, table: pd.DataFrame, first: pd.DataFrame, gains: Gains
+) -> Words:
     """Write the sentences of a page on a table of comparisons (`tables.judged`); first: the lines of runs that it shows first."""
     trained = lines_of(first[first.reward == TRAINING])
     pairs = lines_of(table[(table.part == "pair") & (table.reward == TRAINING)])
@@ -74,22 +79,38 @@ def verdict(
     few = not any(group.ranked for group in gains.groups)
     sentences = [first_of_few(trained, pairs, labels)] if few and len(trained) > 1 else []
     every = " on every seed" if few and trained[0].seeds > 1 else ""
-    risen, rest = [line for line in trained if line.tone == "up"], [line for line in trained if line.tone != "up"]
-    names = lambda some: ", ".join(f"{labels[line.method]} ({line.difference:+.3f})" for line in some)
+    risen, rest = (
+        [line for line in trained if line.tone == "up"],
+        [line for line in trained if line.tone != "up"],
+    )
+    names = lambda some: ", ".join(
+        f"{labels[line.method]} ({line.difference:+.3f})" for line in some
+    )
     if len(trained) == 1:
         (only,) = trained
         verb = {"up": "raises", "down": "lowers", "": "does not significantly change"}[only.tone]
         sentences += [
-            f"{labels[only.method]} {verb} the reward that it was trained on{every and f',{every}'} ({only.difference:+.3f})."
+            (
+                f"{labels[only.method]} {verb} the reward that it was trained "
+                f"on{every and f',{every}'} ({only.difference:+.3f})."
+            )
         ]
     elif not rest:
         several = "Both methods" if len(trained) == 2 else f"All {len(trained)} methods"
         listed = f": {names(risen)}" if len(risen) < 4 else ""
-        sentences += [f"{several} raise the reward that they were trained on{every and f',{every}'}{listed}."]
+        sentences += [
+            f"{several} raise the reward that they were trained on{every and f',{every}'}{listed}."
+        ]
     else:
-        which = names(risen) if len(risen) == 1 else f"{len(risen) or 'None'} of {len(trained)} methods"
+        which = (
+            names(risen) if len(risen) == 1 else f"{len(risen) or 'None'} of {len(trained)} methods"
+        )
         verb = "raises" if len(risen) < 2 else "raise"
-        others = f"; {'not so' if every else 'no significant rise'}: {names(rest)}" if len(rest) < 4 else ""
+        others = (
+            f"; {'not so' if every else 'no significant rise'}: {names(rest)}"
+            if len(rest) < 4
+            else ""
+        )
         sentences += [f"{which} significantly {verb} the training reward{every}{others}."]
     shared = len(gains.groups) == 1
     ranked = [group for group in gains.groups if len(group.ranked) > 1]
@@ -101,7 +122,8 @@ def verdict(
 def first_of_group(group: Group, labels: Mapping[str, str], rewards: Mapping[str, str]) -> str:
     """Say which of the methods with one training reward gains most over its seeds, and whom it is significantly above.
 
-    rewards: names in reports; empty if all methods share the training reward, which then is not named.
+    rewards: names in reports; empty if all methods share the training reward, which then is not
+    named.
     """
     first = group.ranked[0]
     on = f"Trained on {' + '.join(rewards[name] for name in group.weights)}, " if rewards else ""
@@ -111,18 +133,33 @@ def first_of_group(group: Group, labels: Mapping[str, str], rewards: Mapping[str
         if len(below) < 3
         else f"{len(below)} of the {len(group.ranked) - 1} others"
     )
-    ahead = f"and is significantly above {whom}" if below else "but is not significantly above any other"
+    ahead = (
+        f"and is significantly above {whom}"
+        if below
+        else "but is not significantly above any other"
+    )
     return f"{on}{labels[first.method]} gains most ({first.difference:+.3f}) {ahead}."
 
 
-def held_out_rewards(gains: pd.DataFrame, labels: Mapping[str, str], rewards: Mapping[str, str], held_out: Sequence[str]) -> str:
+def held_out_rewards(
+    gains: pd.DataFrame,
+    labels: Mapping[str, str],
+    rewards: Mapping[str, str],
+    held_out: Sequence[str],
+) -> str:
     """Say whether held-out rewards rose too; nothing if none rose with every method and none fell."""
     others = gains[gains.reward.isin(held_out)]
     tones = others.groupby("reward", sort=False).tone.agg(set)
     always = [rewards[reward] for reward, seen in tones.items() if seen == {"up"}]
     unsure = [rewards[reward] for reward, seen in tones.items() if seen != {"up"}]
-    if fallen := [f"{rewards[line.reward]} of {labels[line.method]}" for line in lines_of(others[others.tone == "down"])]:
-        return f"Some held-out rewards fall: {', '.join(fallen[:4])}{', …' if len(fallen) > 4 else ''}."
+    if fallen := [
+        f"{rewards[line.reward]} of {labels[line.method]}"
+        for line in lines_of(others[others.tone == "down"])
+    ]:
+        return (
+            "Some held-out rewards fall: "
+            f"{', '.join(fallen[:4])}{', …' if len(fallen) > 4 else ''}."
+        )
     not_always = f"; not always significantly: {', '.join(unsure)}" if unsure else ""
     return f"Held-out rewards rise too: {', '.join(always)}{not_always}." if always else ""
 
@@ -134,7 +171,11 @@ def first_of_few(trained: Sequence[Line], pairs: Sequence[Line], labels: Mapping
     """
     first, second = (line.method for line in trained[:2])
     signs = {(first, second): 1, (second, first): -1}
-    shared = [(signs[line.method, line.against], line) for line in pairs if (line.method, line.against) in signs]
+    shared = [
+        (signs[line.method, line.against], line)
+        for line in pairs
+        if (line.method, line.against) in signs
+    ]
     if not shared:
         return ""
     by = sum(sign * line.difference for sign, line in shared) / len(shared)
@@ -144,16 +185,25 @@ def first_of_few(trained: Sequence[Line], pairs: Sequence[Line], labels: Mapping
     next_one = labels[second] if len(trained) == 2 else f"the next, {labels[second]},"
     if clear == len(shared):
         return f"{labels[first]} is ahead of {next_one} by {by:.3f}, significantly on {seeds}."
-    return f"No lead is shown: {labels[first]} gains {by:.3f} more than {next_one.rstrip(',')}, {significant}significantly on {seeds}."
+    return (
+        f"No lead is shown: {labels[first]} gains {by:.3f} more than {next_one.rstrip(',')}, "
+        f"{significant}significantly on {seeds}."
+    )
 
 
-def summary(trained: Sequence[Line], pairs: Sequence[Line], labels: Mapping[str, str], unit: str = "seed") -> list[str]:
+def summary(
+    trained: Sequence[Line], pairs: Sequence[Line], labels: Mapping[str, str], unit: str = "seed"
+) -> list[str]:
     """Return sentences on the training reward: each method against the base, then the methods against each other.
 
-    trained: every run beside the base; pairs: of runs in their training reward; unit: what runs are numbered by.
+    trained: every run beside the base; pairs: of runs in their training reward; unit: what runs are
+    numbered by.
     """
     against: dict[tuple[str, str], list[Line]] = {}
-    others = [*(("the base", line) for line in trained), *((labels[line.against], line) for line in pairs)]
+    others = [
+        *(("the base", line) for line in trained),
+        *((labels[line.against], line) for line in pairs),
+    ]
     for other, line in others:
         against.setdefault((labels[line.method], other), []).append(line)
     sentences = []
@@ -164,7 +214,11 @@ def summary(trained: Sequence[Line], pairs: Sequence[Line], labels: Mapping[str,
             "down": f"significantly below {second}",
             "": f"not significantly different from {second}",
         }
-        counted = ", ".join(f"{words[each]} with {tones.count(each)} of {len(tones)} {unit}s" for each in words if each in tones)
+        counted = ", ".join(
+            f"{words[each]} with {tones.count(each)} of {len(tones)} {unit}s"
+            for each in words
+            if each in tones
+        )
         interval = lambda line: f"[{line.low:+.3f}, {line.high:+.3f}]" if line.known else "[–]"
         values = ", ".join(f"{line.difference:+.3f} {interval(line)}" for line in lines)
         sentences.append(f"{first} is {counted}: {values}.")
@@ -176,13 +230,15 @@ def what_intervals_are_over(compared: Compared) -> str:
     if compared.unit == "base":
         runs = "one run" if len(compared.seeds) == 1 else f"the mean of {len(compared.seeds)} runs"
         return (
-            f"Each value is {runs} on one build of the models, and the interval is over builds: Student's t on their means, so that a "
+            f"Each value is {runs} on one build of the models, and the interval is over builds: "
+            "Student's t on their means, so that a "
             "method may gain more on one base than on another."
         )
     if compared.settings.models.source == "hub":
         return ""
     return (
-        "All runs share one build of the models: the intervals hold for this build alone, and another may end in another order."
+        "All runs share one build of the models: the intervals hold for this build alone, "
+        "and another may end in another order."
     )
 
 
@@ -190,16 +246,27 @@ def compared_with(compared: Compared) -> str:
     """Return a sentence on which methods are compared with which base; empty where the base is drawn in one way."""
     if len(compared.drawn) == 1:
         return ""
-    named = {base: [compared.labels[name] for name, of in compared.bases_of.items() if of == base] for base in compared.drawn}
-    listed = "; ".join(f"{compared.labels[base]}: {', '.join(names)}" for base, names in named.items())
-    return f"Every run is drawn as it was trained, and compared with the base drawn alike. {listed[0].upper()}{listed[1:]}."
+    named = {
+        base: [compared.labels[name] for name, of in compared.bases_of.items() if of == base]
+        for base in compared.drawn
+    }
+    listed = "; ".join(
+        f"{compared.labels[base]}: {', '.join(names)}" for base, names in named.items()
+    )
+    return (
+        "Every run is drawn as it was trained, and compared with the base drawn alike. "
+        f"{listed[0].upper()}{listed[1:]}."
+    )
 
 
 def without_interval(first: pd.DataFrame) -> str:
     """Return a sentence on differences without an interval; empty if there are none; first: the lines of runs."""
     if first.known[~first.method.map(is_base)].all():
         return ""
-    return "An interval over prompts needs at least two test prompts with scores: [–] stands where there are fewer."
+    return (
+        "An interval over prompts needs at least two test prompts with scores: "
+        "[–] stands where there are fewer."
+    )
 
 
 def made_before(table: pd.DataFrame, first: pd.DataFrame) -> str:
@@ -208,14 +275,17 @@ def made_before(table: pd.DataFrame, first: pd.DataFrame) -> str:
         return ""
     base = first.value[(first.method == BASE[0]) & (first.reward == "verifier")]
     verifier = "".join(f", with a base whose exact verifier is {value:.3f}" for value in base)
-    return f" These results were made with native numerics on one processor, which was not recorded{verifier}: a rerun has another base."
+    return (
+        " These results were made with native numerics on one processor, "
+        f"which was not recorded{verifier}: a rerun has another base."
+    )
 
 
 def paper_rows(compared: Compared, variants: Mapping[Variant, pd.DataFrame]) -> list[dict]:
     """Pair our runs with the paper's rows of the same method and training rewards; None where the paper has no number.
 
-    Columns are those of `evaluation.rewards`. `unlike` lists the settings that are not the paper's; only if it is empty may the
-    two be compared.
+    Columns are those of `evaluation.rewards`. `unlike` lists the settings that are not the paper's;
+    only if it is empty may the two be compared.
     """
     settings, evaluation = compared.settings, compared.settings.evaluation
     # Of weights that were trained elsewhere, the paper's method is known, and no settings
@@ -230,20 +300,30 @@ def paper_rows(compared: Compared, variants: Mapping[Variant, pd.DataFrame]) -> 
         tables = [table for table in PAPER["tables"] if table["steps"] in beside]
         for ((method, seed), lines), table in product(by_run(runs).items(), tables):
             key = method if method in named else theirs.get(method, method)
-            if key in table["rows"] and set(table["trained_on"]) == set(compared.weights.get(method, {})):
+            if key in table["rows"] and set(table["trained_on"]) == set(
+                compared.weights.get(method, {})
+            ):
                 values = dict(zip(PAPER["rewards"], table["rows"][key]))
                 pairs = [(lines[reward].value, values.get(reward)) for reward in evaluation.rewards]
                 differing = unlike(settings, compared.entries.get(method))
                 if table["steps"] != steps:
                     differing.append(f"evaluation.steps {steps} (the paper's {table['steps']})")
-                about = {"method": method, "seed": seed, "table": f"{table['name']}, {table['steps']} steps"}
+                about = {
+                    "method": method,
+                    "seed": seed,
+                    "table": f"{table['name']}, {table['steps']} steps",
+                }
                 rows.append(about | {"pairs": pairs, "unlike": differing})
     return rows
 
 
 def unlike(settings: SimpleNamespace, entry: ResolvedRun | None) -> list[str]:
     """Return the settings of an entry, or of other weights (None), that are not the paper's: `training.iterations 200 (the paper's 300)`."""
-    sections = {"models": settings.models, "prompts": settings.prompts, "evaluation": settings.evaluation}
+    sections = {
+        "models": settings.models,
+        "prompts": settings.prompts,
+        "evaluation": settings.evaluation,
+    }
     # How published weights were trained is not known here
     if entry:
         sections |= {"sampling": entry.sampling, "training": entry.training}

@@ -16,7 +16,10 @@ def on_loopback(host: str) -> bool:
 def checked_url(url: object) -> object:
     """Return `url`; ValueError, which does not repeat it, if it holds a name or password: it is printed and kept in files."""
     if isinstance(url, str) and re.match(r"([^/?#]*//)?[^/?#]*@", url):
-        raise ValueError("holds a name or password before @, and addresses are printed and kept in files: use key_variable")
+        raise ValueError(
+            "holds a name or password before @, and addresses are printed and kept in files: "
+            "use key_variable"
+        )
     return url
 
 

@@ -1,8 +1,9 @@
 """Score whether an image shows the objects, numbers, colours and positions that a prompt of GenEval asks for (arXiv 2310.11513).
 
-An object detector finds objects, and CLIP names their colours, as published: of ten colours the one whose texts are nearest to the
-object on grey. The detector is transformers' Mask2Former, of GenEval's own family, or any that finds boxes; GenEval's is mmdet's.
-What is asked is read from the prompt alone. See `geneval_rule` for the rule.
+An object detector finds objects, and CLIP names their colours, as published: of ten colours the one
+whose texts are nearest to the object on grey. The detector is transformers' Mask2Former, of
+GenEval's own family, or any that finds boxes; GenEval's is mmdet's. What is asked is read from the
+prompt alone. See `geneval_rule` for the rule.
 """
 
 import math
@@ -22,13 +23,24 @@ from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.settings import Count
 from g2rpo_core.hub.pretrained import load_whole
 from g2rpo_core.rewards import geneval_rule as rule
-from g2rpo_core.rewards.preprocess import OPENAI_MEAN, OPENAI_STD, Images, Preprocess, check_pairs, eight_bit
+from g2rpo_core.rewards.preprocess import (
+    OPENAI_MEAN,
+    OPENAI_STD,
+    Images,
+    Preprocess,
+    check_pairs,
+    eight_bit,
+)
 from g2rpo_core.rewards.spec import ModelSize, RewardSettings, RewardSpec
 
 MASKS = ("mask2former", "maskformer")  # types of models that find masks; others find boxes
 QUERIES = 100  # objects that a detector of masks finds at most in an image, as published
 GREY = 0x99  # what of an object's box is not the object, as published
-TEXTS = ("a photo of a {color} {name}", "a photo of a {color}-colored {name}", "a photo of a {color} object")
+TEXTS = (
+    "a photo of a {color} {name}",
+    "a photo of a {color}-colored {name}",
+    "a photo of a {color} object",
+)
 
 
 class GenEvalSettings(RewardSettings):
@@ -36,19 +48,36 @@ class GenEvalSettings(RewardSettings):
 
     partial: bool = Field(
         True,
-        description="the share of what is asked, as Flow-GRPO trains on; false: 1 if the image shows all of it, else 0, as GenEval",
+        description=(
+            "the share of what is asked, as Flow-GRPO trains on; false: "
+            "1 if the image shows all of it, else 0, as GenEval"
+        ),
     )
-    threshold: float = Field(0.3, ge=0, le=1, description="objects count that the detector is surer of")
-    counting_threshold: float = Field(0.9, ge=0, le=1, description="likewise, where the prompt names a number")
+    threshold: float = Field(
+        0.3, ge=0, le=1, description="objects count that the detector is surer of"
+    )
+    counting_threshold: float = Field(
+        0.9, ge=0, le=1, description="likewise, where the prompt names a number"
+    )
     max_objects: Count = Field(16, description="of a class that count; the surest")
     max_overlap: float = Field(
-        1.0, gt=0, le=1, description="intersection over union from which only the surer of two objects counts; 1: both do"
+        1.0,
+        gt=0,
+        le=1,
+        description="intersection over union from which only the surer of two objects counts; 1: both do",
     )
     position_margin: float = Field(
-        0.1, ge=0, le=1, description="of both objects' sizes, by which their centres must differ for a position"
+        0.1,
+        ge=0,
+        le=1,
+        description="of both objects' sizes, by which their centres must differ for a position",
     )
     shortest_edge: Count | None = Field(
-        800, description="pixels of an image's shorter side for the detector, as published; null: as its folder says"
+        800,
+        description=(
+            "pixels of an image's shorter side for the detector, as published; null: "
+            "as its folder says"
+        ),
     )
     micro_batch: Count = Field(8, description="images in one call of the detector")
 
@@ -66,52 +95,84 @@ class Query(NamedTuple):
 class Detector:
     """detector(images, queries) -> for each image its objects by class, not sorted.
 
-    images: [N, 3, H, W] uint8; found are objects of the classes named whose score is above the query's threshold.
+    images: [N, 3, H, W] uint8; found are objects of the classes named whose score is above the
+    query's threshold.
     """
 
-    def __init__(self, folder: Path, device: torch.device, shortest_edge: int | None = DEFAULT.shortest_edge):
+    def __init__(
+        self, folder: Path, device: torch.device, shortest_edge: int | None = DEFAULT.shortest_edge
+    ):
 
         config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
         self.masks = config.model_type in MASKS
-        if not self.masks and type(config) not in transformers.AutoModelForObjectDetection._model_mapping:
+        if (
+            not self.masks
+            and type(config) not in transformers.AutoModelForObjectDetection._model_mapping
+        ):
             raise UserError(
-                f"{folder}: is a model of type {config.model_type!r}, which detects no objects: use a Mask2Former of COCO's instances, "
+                f"{folder}: is a model of type {config.model_type!r}, which detects no objects: "
+                "use a Mask2Former of COCO's instances, "
                 "or a detector such as DETR"
             )
-        kind = transformers.AutoModelForUniversalSegmentation if self.masks else transformers.AutoModelForObjectDetection
+        kind = (
+            transformers.AutoModelForUniversalSegmentation
+            if self.masks
+            else transformers.AutoModelForObjectDetection
+        )
         self.model = load_whole(kind, folder, dtype=torch.float32, local_files_only=True)
         self.model.eval().requires_grad_(False).to(device)
-        self.processor = transformers.AutoImageProcessor.from_pretrained(folder, local_files_only=True)
+        self.processor = transformers.AutoImageProcessor.from_pretrained(
+            folder, local_files_only=True
+        )
         # 1333 pixels at most beside 800, as published
-        edges = shortest_edge and {"shortest_edge": shortest_edge, "longest_edge": shortest_edge * 5 // 3}
+        edges = shortest_edge and {
+            "shortest_edge": shortest_edge,
+            "longest_edge": shortest_edge * 5 // 3,
+        }
         self.size = {"size": edges} if edges else {}
         self.names = {label: rule.class_name(name) for label, name in config.id2label.items()}
 
     @torch.no_grad()
-    def __call__(self, images: torch.Tensor, queries: Sequence[Query]) -> list[dict[str, list[rule.Found]]]:
-        inputs = self.processor(images=list(images), return_tensors="pt", **self.size).to(self.model.device)
+    def __call__(
+        self, images: torch.Tensor, queries: Sequence[Query]
+    ) -> list[dict[str, list[rule.Found]]]:
+        inputs = self.processor(images=list(images), return_tensors="pt", **self.size).to(
+            self.model.device
+        )
         outputs = self.model(**inputs)
         shape = (images.shape[-2], images.shape[-1])
         read = self._instances if self.masks else self._boxes
         return [read(outputs, row, query, shape) for row, query in enumerate(queries)]
 
-    def _boxes(self, outputs, row: int, query: Query, shape: tuple[int, int]) -> dict[str, list[rule.Found]]:
+    def _boxes(
+        self, outputs, row: int, query: Query, shape: tuple[int, int]
+    ) -> dict[str, list[rule.Found]]:
         """Read a detector's boxes, cut to the image."""
-        one = type(outputs)(logits=outputs.logits[row : row + 1], pred_boxes=outputs.pred_boxes[row : row + 1])
-        (read,) = self.processor.post_process_object_detection(one, query.threshold, target_sizes=[shape])
+        one = type(outputs)(
+            logits=outputs.logits[row : row + 1], pred_boxes=outputs.pred_boxes[row : row + 1]
+        )
+        (read,) = self.processor.post_process_object_detection(
+            one, query.threshold, target_sizes=[shape]
+        )
         edge = read["boxes"].new_tensor(shape).flip(0).repeat(2)
         found: dict[str, list[rule.Found]] = {}
         for score, label, box in zip(
-            *(part.tolist() for part in (read["scores"], read["labels"], read["boxes"].clamp(min=0).min(edge)))
+            *(
+                part.tolist()
+                for part in (read["scores"], read["labels"], read["boxes"].clamp(min=0).min(edge))
+            )
         ):
             if self.names.get(label) in query.names:
                 found.setdefault(self.names[label], []).append(rule.Found(score, tuple(box)))
         return found
 
-    def _instances(self, outputs, row: int, query: Query, shape: tuple[int, int]) -> dict[str, list[rule.Found]]:
+    def _instances(
+        self, outputs, row: int, query: Query, shape: tuple[int, int]
+    ) -> dict[str, list[rule.Found]]:
         """Read masks as mmdet does: the score is the class's probability times the mean of the mask's, and the mask decides the box.
 
-        A mask is enlarged to the image before it is cut at 0, here in one step; transformers' own function cuts it at 384 x 384.
+        A mask is enlarged to the image before it is cut at 0, here in one step; transformers' own
+        function cuts it at 384 x 384.
         """
         # Queries and classes that could be above the threshold: a mask's mean is at most 1
         probabilities = outputs.class_queries_logits[row].float().softmax(-1)[:, :-1]
@@ -131,7 +192,9 @@ class Detector:
             rows, columns = (mask.any(axis).nonzero().flatten().tolist() for axis in (1, 0))
             box = (float(columns[0]), float(rows[0]), columns[-1] + 1.0, rows[-1] + 1.0)
             if score > query.threshold:
-                found.setdefault(self.names[label], []).append(rule.Found(score, box, mask.cpu().numpy()))
+                found.setdefault(self.names[label], []).append(
+                    rule.Found(score, box, mask.cpu().numpy())
+                )
         return found
 
 
@@ -143,7 +206,9 @@ class Colors:
 
     def __init__(self, folder: Path, device: torch.device):
 
-        self.model = load_whole(transformers.CLIPModel, folder, dtype=torch.float32, local_files_only=True)
+        self.model = load_whole(
+            transformers.CLIPModel, folder, dtype=torch.float32, local_files_only=True
+        )
         self.model.eval().requires_grad_(False).to(device)
         self.tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
         size = self.model.config.vision_config.image_size
@@ -180,7 +245,8 @@ def cut_out(image: torch.Tensor, one: rule.Found) -> Image.Image:
 class GenEval:
     """score(images, prompts) -> [N] float32, at most 1, NaN for a prompt that is not GenEval's. Images are rounded to 8 bits.
 
-    Whole images: 0 or 1; with `partial`, shares of what is asked, below 0 with far too many objects (see `geneval_rule.share`).
+    Whole images: 0 or 1; with `partial`, shares of what is asked, below 0 with far too many objects
+    (see `geneval_rule.share`).
     """
 
     def __init__(self, detector: Detector, colors: Colors, settings: GenEvalSettings = DEFAULT):
@@ -189,10 +255,15 @@ class GenEval:
     def __call__(self, images: Images, prompts: Sequence[str]) -> torch.Tensor:
         return self.score_with_reasons(images, prompts)[0]
 
-    def score_with_reasons(self, images: Images, prompts: Sequence[str]) -> tuple[torch.Tensor, list[str | None]]:
+    def score_with_reasons(
+        self, images: Images, prompts: Sequence[str]
+    ) -> tuple[torch.Tensor, list[str | None]]:
         """Return scores [N], and the reason for each NaN: why the prompt is not one of GenEval that the detector can judge."""
         check_pairs(images, prompts)
-        scores, reasons = torch.full((len(prompts),), math.nan), [problem_of_prompt(each, self.classes) for each in prompts]
+        scores, reasons = (
+            torch.full((len(prompts),), math.nan),
+            [problem_of_prompt(each, self.classes) for each in prompts],
+        )
         pixels = eight_bit(images)
         judged = [row for row, reason in enumerate(reasons) if reason is None]
         for _, same in groupby(judged, lambda row: pixels[row].shape):
@@ -200,7 +271,9 @@ class GenEval:
             for start in range(0, len(rows), self.settings.micro_batch):
                 part = rows[start : start + self.settings.micro_batch]
                 scores[part] = torch.tensor(
-                    self._judge(torch.stack([pixels[row] for row in part]), [prompts[row] for row in part])
+                    self._judge(
+                        torch.stack([pixels[row] for row in part]), [prompts[row] for row in part]
+                    )
                 )
         return scores, reasons
 
@@ -213,12 +286,17 @@ class GenEval:
         settings = self.settings
         asked = [rule.parse(prompt, self.classes) for prompt in prompts]
         queries = [
-            Query([thing.name for thing in each.things], settings.counting_threshold if each.counting else settings.threshold)
+            Query(
+                [thing.name for thing in each.things],
+                settings.counting_threshold if each.counting else settings.threshold,
+            )
             for each in asked
         ]
         judge = rule.share if settings.partial else rule.fulfils
         scores = []
-        for image, each, query, found in zip(images, asked, queries, self.detector(images, queries)):
+        for image, each, query, found in zip(
+            images, asked, queries, self.detector(images, queries)
+        ):
             objects = {
                 name: rule.keep(these, query.threshold, settings.max_objects, settings.max_overlap)
                 for name, these in found.items()
@@ -237,20 +315,32 @@ def problem_of_prompt(prompt: str, classes: Collection[str] | None = None) -> st
     return None
 
 
-def geneval(folder: Path, clip: Path, device: torch.device, settings: GenEvalSettings = DEFAULT) -> GenEval:
+def geneval(
+    folder: Path, clip: Path, device: torch.device, settings: GenEvalSettings = DEFAULT
+) -> GenEval:
     """Load the verifier from a detector's folder, laid out like `facebook/mask2former-swin-small-coco-instance`.
 
-    clip: the folder of a CLIPModel with its tokenizer, laid out like `openai/clip-vit-large-patch14`.
+    clip: the folder of a CLIPModel with its tokenizer, laid out like
+    `openai/clip-vit-large-patch14`.
     """
     return GenEval(Detector(folder, device, settings.shortest_edge), Colors(clip, device), settings)
 
 
-# Mask2Former with Swin-S (68.7 M parameters; for an image of 800 x 800, 442 GFLOP counted and 695 MiB of float32 states measured on a
-# processor) and CLIP ViT-L/14 (427.6 M; 162 GFLOP an object, two at most)
-SIZE = ModelSize(68_741_083 + 427_616_513, 695 * 2**20, 0.442e12 + 2 * 0.162e12, at_once=DEFAULT.micro_batch)
+# Mask2Former with Swin-S (68.7 M parameters; for an image of 800 x 800, 442 GFLOP counted and 695
+# MiB of float32 states measured on a processor) and CLIP ViT-L/14 (427.6 M; 162 GFLOP an object,
+# two at most)
+SIZE = ModelSize(
+    68_741_083 + 427_616_513, 695 * 2**20, 0.442e12 + 2 * 0.162e12, at_once=DEFAULT.micro_batch
+)
 
 SPEC = RewardSpec(
-    "geneval", "GenEval",
-    lambda models, device, settings: geneval(models.folder("geneval"), models.folder("geneval_clip"), device, settings),
-    settings=GenEvalSettings, models=("geneval", "geneval_clip"), problem_of_prompt=problem_of_prompt, size=SIZE,
-)  # fmt: skip
+    "geneval",
+    "GenEval",
+    lambda models, device, settings: geneval(
+        models.folder("geneval"), models.folder("geneval_clip"), device, settings
+    ),
+    settings=GenEvalSettings,
+    models=("geneval", "geneval_clip"),
+    problem_of_prompt=problem_of_prompt,
+    size=SIZE,
+)

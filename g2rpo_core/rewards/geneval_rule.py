@@ -1,8 +1,9 @@
 """Read what a prompt of GenEval asks for, and judge what a detector found by GenEval's rule (arXiv 2310.11513).
 
-The rule is that of https://github.com/djghosh13/geneval, `evaluation/evaluate_images.py`; the shares of what is asked are those that
-Flow-GRPO trains on (https://github.com/yifan123/reward-server, `reward_server/gen_eval.py`). One thing differs: there, a relation that
-does not hold counts both as 0 and as 1, and here only as 0.
+The rule is that of https://github.com/djghosh13/geneval, `evaluation/evaluate_images.py`; the
+shares of what is asked are those that Flow-GRPO trains on
+(https://github.com/yifan123/reward-server, `reward_server/gen_eval.py`). One thing differs: there,
+a relation that does not hold counts both as 0 and as 1, and here only as 0.
 """
 
 import math
@@ -14,12 +15,29 @@ from typing import NamedTuple
 import numpy as np
 
 COLORS = ("red", "orange", "yellow", "green", "blue", "purple", "pink", "brown", "black", "white")
-NUMBERS = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10}
+NUMBERS = {
+    "two": 2,
+    "three": 3,
+    "four": 4,
+    "five": 5,
+    "six": 6,
+    "seven": 7,
+    "eight": 8,
+    "nine": 9,
+    "ten": 10,
+}
 RELATIONS = ("left of", "right of", "above", "below")
 OTHER_NAMES = {  # of COCO's classes in the configurations of detectors -> GenEval's
-    "mouse": "computer mouse", "remote": "tv remote", "keyboard": "computer keyboard", "motorbike": "motorcycle",
-    "aeroplane": "airplane", "sofa": "couch", "pottedplant": "potted plant", "diningtable": "dining table", "tvmonitor": "tv",
-}  # fmt: skip
+    "mouse": "computer mouse",
+    "remote": "tv remote",
+    "keyboard": "computer keyboard",
+    "motorbike": "motorcycle",
+    "aeroplane": "airplane",
+    "sofa": "couch",
+    "pottedplant": "potted plant",
+    "diningtable": "dining table",
+    "tvmonitor": "tv",
+}
 ONE = re.compile(r"an? (.+)")
 TWO = re.compile(rf"an? (.+?) (and|{'|'.join(RELATIONS)}) an? (.+)")
 SEVERAL = re.compile(rf"({'|'.join(NUMBERS)}) (.+)")
@@ -71,7 +89,8 @@ def class_name(label: str) -> str:
 def parse(prompt: str, classes: Collection[str] | None = None) -> Asked:
     """Read a prompt of one of GenEval's six kinds; ValueError if it is of none, or names a class that is not among `classes`.
 
-    The plural ends in s or es. classes: in lower case; None takes every word, and leaves a plural as it is.
+    The plural ends in s or es. classes: in lower case; None takes every word, and leaves a plural
+    as it is.
     """
     text = " ".join(prompt.lower().split()).removesuffix(".")
     asked = text.removeprefix("a photo of ")
@@ -84,7 +103,10 @@ def parse(prompt: str, classes: Collection[str] | None = None) -> Asked:
     relation = two[2] if two and two[2] != "and" else None
     colored = {thing.color is not None for thing in things}
     if len(colored) > 1 or (relation and True in colored):
-        raise ValueError("not a prompt of GenEval: both objects have a colour, or none, and none has one beside a position")
+        raise ValueError(
+            "not a prompt of GenEval: both objects have a colour, or none, "
+            "and none has one beside a position"
+        )
     if len({thing.name for thing in things}) < len(things):
         raise ValueError(f"not a prompt of GenEval: it names {things[0].name!r} twice")
     return Asked(things, relation)
@@ -111,11 +133,13 @@ def _singular(plural: str, classes: Collection[str] | None) -> str:
 def keep(found: Sequence[Found], threshold: float, most: int, max_overlap: float) -> list[Found]:
     """Return the objects of one class that count, the surest first.
 
-    These are the `most` surest above `threshold`, without those whose intersection over union with a surer one is at least
-    `max_overlap`; 1 keeps all.
+    These are the `most` surest above `threshold`, without those whose intersection over union with
+    a surer one is at least `max_overlap`; 1 keeps all.
     """
     kept: list[Found] = []
-    for one in sorted((one for one in found if one.score > threshold), key=lambda one: -one.score)[:most]:
+    for one in sorted((one for one in found if one.score > threshold), key=lambda one: -one.score)[
+        :most
+    ]:
         if max_overlap == 1 or all(overlap(one.box, other.box) < max_overlap for other in kept):
             kept.append(one)
     return kept
@@ -132,12 +156,15 @@ def overlap(a: Box, b: Box) -> float:
 def relations(a: Box, b: Box, margin: float) -> set[str]:
     """Return which of RELATIONS box `a` has to box `b`: none if their centres are close, at most two.
 
-    On each axis, the distance of the centres counts as far as it is longer than `margin` times the sum of both extents. A relation
-    holds if that is more than half of the distance between the centres.
+    On each axis, the distance of the centres counts as far as it is longer than `margin` times the
+    sum of both extents. A relation holds if that is more than half of the distance between the
+    centres.
     """
     offset = [(a[axis] + a[axis + 2] - b[axis] - b[axis + 2]) / 2 for axis in (0, 1)]
     extent = [abs(a[axis + 2] - a[axis]) + abs(b[axis + 2] - b[axis]) for axis in (0, 1)]
-    beyond = [math.copysign(max(abs(way) - margin * size, 0.0), way) for way, size in zip(offset, extent)]
+    beyond = [
+        math.copysign(max(abs(way) - margin * size, 0.0), way) for way, size in zip(offset, extent)
+    ]
     if max(map(abs, beyond)) < 1e-3:
         return set()
     x, y = (way / math.hypot(*offset) for way in beyond)
@@ -155,7 +182,9 @@ def fulfils(asked: Asked, objects: Objects, colors_of: ColorsOf, margin: float) 
     if asked.counting and len(objects[asked.things[0].name]) > asked.things[0].count:
         return False
     colored = [(thing, found) for thing, found in zip(asked.things, surest) if thing.color]
-    if any(_count(colors_of(found, thing.name), thing.color) < thing.count for thing, found in colored):
+    if any(
+        _count(colors_of(found, thing.name), thing.color) < thing.count for thing, found in colored
+    ):
         return False
     return asked.relation is None or _related(asked.relation, surest, margin)
 
@@ -163,8 +192,9 @@ def fulfils(asked: Asked, objects: Objects, colors_of: ColorsOf, margin: float) 
 def share(asked: Asked, objects: Objects, colors_of: ColorsOf, margin: float) -> float:
     """Return the mean over what is asked, at most 1, as Flow-GRPO trains on it.
 
-    A class of n objects of which k are found counts 1 - |n - k| / n, which is negative for more than 2 n objects. A colour counts
-    likewise and a relation 0 or 1, and both 0 unless the numbers are exact.
+    A class of n objects of which k are found counts 1 - |n - k| / n, which is negative for more
+    than 2 n objects. A colour counts likewise and a relation 0 or 1, and both 0 unless the numbers
+    are exact.
     """
     parts: list[float] = []
     found = [objects.get(thing.name, ()) for thing in asked.things]

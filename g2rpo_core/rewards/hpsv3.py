@@ -1,7 +1,8 @@
 """Score images by HPSv3 (arXiv 2508.03789): Qwen2-VL reads an image and an instruction, and a head on one token gives the score.
 
-The model is transformers' own. `HPSv3.safetensors` names its weights as transformers 4.45 did, so the keys are renamed. All facts are
-those of the package hpsv3 1.0.0 (https://github.com/MizzenAI/HPSv3), whose instruction is in templates/hpsv3.v1.txt word for word.
+The model is transformers' own. `HPSv3.safetensors` names its weights as transformers 4.45 did, so
+the keys are renamed. All facts are those of the package hpsv3 1.0.0
+(https://github.com/MizzenAI/HPSv3), whose instruction is in templates/hpsv3.v1.txt word for word.
 """
 
 import re
@@ -37,10 +38,15 @@ class HPSv3Settings(RewardSettings):
     """How HPSv3 scores."""
 
     micro_batch: Count = Field(16, description="images in one call of the model")
-    dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="of weights and computation; auto: the files'")
+    dtype: Literal["auto", "float32", "bfloat16"] = Field(
+        "auto", description="of weights and computation; auto: the files'"
+    )
     pixels: Count = Field(
         256 * 28 * 28,
-        description="about the area that an image is resized to; another area than the published one has other scores",
+        description=(
+            "about the area that an image is resized to; another area than the published one has "
+            "other scores"
+        ),
     )
 
 
@@ -58,11 +64,19 @@ class HPSv3Model(nn.Module):
         self.trunk, self.token = trunk, token
         width = trunk.config.text_config.hidden_size
         self.head = nn.Sequential(
-            nn.Linear(width, 1024), nn.ReLU(), nn.Dropout(0.05), nn.Linear(1024, 16), nn.ReLU(), nn.Linear(16, 2)
+            nn.Linear(width, 1024),
+            nn.ReLU(),
+            nn.Dropout(0.05),
+            nn.Linear(1024, 16),
+            nn.ReLU(),
+            nn.Linear(16, 2),
         )
 
-    def forward(self, tokens: torch.Tensor, mask: torch.Tensor, patches: torch.Tensor, grids: torch.Tensor) -> torch.Tensor:
-        # Plain positions 0, 1, 2, ... also for patches: so the published model was trained, without Qwen2-VL's rotary grid
+    def forward(
+        self, tokens: torch.Tensor, mask: torch.Tensor, patches: torch.Tensor, grids: torch.Tensor
+    ) -> torch.Tensor:
+        # Plain positions 0, 1, 2, ... also for patches: so the published model was trained, without
+        # Qwen2-VL's rotary grid
         positions = torch.arange(tokens.shape[1], device=tokens.device).expand(3, *tokens.shape)
         states = self.trunk(
             input_ids=tokens,
@@ -86,7 +100,8 @@ def from_checkpoint(
 ) -> HPSv3Model:
     """Build the model of `HPSv3.safetensors` on a device; config: Qwen2-VL's; token: the id of TOKEN, which is the last.
 
-    Raise RuntimeError, naming the weights, if they are not exactly those of the model, and ValueError if `token` is not their last.
+    Raise RuntimeError, naming the weights, if they are not exactly those of the model, and
+    ValueError if `token` is not their last.
     """
     # The weights under our names
     renamed = {}
@@ -98,20 +113,35 @@ def from_checkpoint(
     rows = renamed[EMBEDDING].shape[0] if EMBEDDING in renamed else token + 1
     if token != rows - 1:
         raise ValueError(
-            f"{TOKEN} has the id {token}, but the weights have {rows} tokens: the tokenizer is not that of the weights"
+            f"{TOKEN} has the id {token}, but the weights have {rows} tokens: "
+            "the tokenizer is not that of the weights"
         )
     # The trunk, in the dtype of its weights, straight onto the device
     config.text_config.vocab_size = rows
-    trunk = {name.removeprefix("trunk."): value for name, value in renamed.items() if name.startswith("trunk.")}
+    trunk = {
+        name.removeprefix("trunk."): value
+        for name, value in renamed.items()
+        if name.startswith("trunk.")
+    }
     kept = renamed[EMBEDDING].dtype if EMBEDDING in renamed else torch.float32
     model, info = transformers.Qwen2VLModel.from_pretrained(
-        None, config=config, state_dict=trunk, output_loading_info=True, device_map=device,
+        None,
+        config=config,
+        state_dict=trunk,
+        output_loading_info=True,
+        device_map=device,
         dtype=kept if dtype == "auto" else getattr(torch, dtype),
-    )  # fmt: skip
-    if wrong := sorted({*info["missing_keys"], *info["unexpected_keys"], *map(str, info["mismatched_keys"])}):
+    )
+    if wrong := sorted(
+        {*info["missing_keys"], *info["unexpected_keys"], *map(str, info["mismatched_keys"])}
+    ):
         raise RuntimeError(f"not the weights of HPSv3: {', '.join(wrong[:5])}")
     built = HPSv3Model(model, token)
-    head = {name.removeprefix("head."): value.float() for name, value in renamed.items() if not name.startswith("trunk.")}
+    head = {
+        name.removeprefix("head."): value.float()
+        for name, value in renamed.items()
+        if not name.startswith("trunk.")
+    }
     built.head.load_state_dict(head)
     return built.to(device)
 
@@ -119,12 +149,17 @@ def from_checkpoint(
 class HPSv3:
     """mean scores [N] float32, without a gradient or a limit. Images are rounded to 8 bits, as in files.
 
-    An image is resized by PIL to about `pixels`, both sides whole patches; a narrow side is stretched by a patch, not cropped.
+    An image is resized by PIL to about `pixels`, both sides whole patches; a narrow side is
+    stretched by a patch, not cropped.
     """
 
     def __init__(self, model: HPSv3Model, processor, settings: HPSv3Settings = DEFAULT):
         self.model = model.eval().requires_grad_(False)
-        self.processor, self.pixels, self.micro_batch = processor, settings.pixels, settings.micro_batch
+        self.processor, self.pixels, self.micro_batch = (
+            processor,
+            settings.pixels,
+            settings.micro_batch,
+        )
         self.processor.tokenizer.padding_side = "right"
 
     @torch.no_grad()
@@ -133,9 +168,15 @@ class HPSv3:
         scores = []
         for start in range(0, len(prompts), self.micro_batch):
             part = slice(start, start + self.micro_batch)
-            inputs = encode(self.processor, images[part], prompts[part], self.pixels).to(self.model.trunk.device)
+            inputs = encode(self.processor, images[part], prompts[part], self.pixels).to(
+                self.model.trunk.device
+            )
             patches = inputs["pixel_values"].to(self.model.trunk.dtype)
-            scores.append(self.model(inputs["input_ids"], inputs["attention_mask"], patches, inputs["image_grid_thw"])[:, 0])
+            scores.append(
+                self.model(
+                    inputs["input_ids"], inputs["attention_mask"], patches, inputs["image_grid_thw"]
+                )[:, 0]
+            )
         return torch.cat(scores)
 
 
@@ -149,15 +190,24 @@ def encode(processor, images: Images, prompts: Sequence[str], pixels: int):
     for image in map(transforms().to_pil_image, eight_bit(images)):
         if max(image.size) > 200 * min(image.size):  # as smart_resize asks
             raise UserError(
-                f"hpsv3: an image has {image.width} x {image.height} pixels; it takes none longer than 200 times its width"
+                f"hpsv3: an image has {image.width} x {image.height} pixels; "
+                "it takes none longer than 200 times its width"
             )
         height, width = smart_resize(image.height, image.width, side, pixels, pixels)
         shown.append(image.resize((width, height), Resampling.BICUBIC))
     texts = [
-        processor.apply_chat_template(conversation(question(TEMPLATE, prompt)), add_generation_prompt=True, tokenize=False)
+        processor.apply_chat_template(
+            conversation(question(TEMPLATE, prompt)), add_generation_prompt=True, tokenize=False
+        )
         for prompt in prompts
     ]
-    return processor(text=texts, images=shown, padding=True, return_tensors="pt", images_kwargs={"do_resize": False})
+    return processor(
+        text=texts,
+        images=shown,
+        padding=True,
+        return_tensors="pt",
+        images_kwargs={"do_resize": False},
+    )
 
 
 def read_processor(folder: Path):
@@ -167,19 +217,29 @@ def read_processor(folder: Path):
     return processor, processor.tokenizer.convert_tokens_to_ids(TOKEN)
 
 
-def hpsv3(folder: Path, base: Path, device: torch.device, settings: HPSv3Settings = DEFAULT) -> HPSv3:
+def hpsv3(
+    folder: Path, base: Path, device: torch.device, settings: HPSv3Settings = DEFAULT
+) -> HPSv3:
     """Load HPSv3 from the folder with `HPSv3.safetensors`, as in `MizzenAI/HPSv3`.
 
-    base: the folder with config and processor of `Qwen/Qwen2-VL-7B-Instruct`. UserError if the two do not fit.
+    base: the folder with config and processor of `Qwen/Qwen2-VL-7B-Instruct`. UserError if the two
+    do not fit.
     """
     config = transformers.AutoConfig.from_pretrained(base, local_files_only=True)
     if config.model_type != "qwen2_vl":
         raise UserError(
-            f"{base}: is a model of type {config.model_type!r}, but HPSv3 is a qwen2_vl: take Qwen/Qwen2-VL-7B-Instruct"
+            f"{base}: is a model of type {config.model_type!r}, but HPSv3 is a qwen2_vl: "
+            "take Qwen/Qwen2-VL-7B-Instruct"
         )
     processor, token = read_processor(base)
     try:
-        model = from_checkpoint(packages.read_weights(folder / "HPSv3.safetensors"), config, token, settings.dtype, device)
+        model = from_checkpoint(
+            packages.read_weights(folder / "HPSv3.safetensors"),
+            config,
+            token,
+            settings.dtype,
+            device,
+        )
     except (ValueError, RuntimeError) as error:
         raise UserError(f"{folder}: {error}") from None
     return HPSv3(model, processor, settings)
@@ -189,9 +249,20 @@ def _build(models: ModelStore, device: torch.device, settings: HPSv3Settings) ->
     return hpsv3(models.folder("hpsv3"), models.folder("hpsv3_processor"), device, settings)
 
 
-# Qwen2-VL-7B without its output layer, in bfloat16. An image has 1,024 patches, merged to 256 tokens, and the text some 600: two
-# operations per token and parameter of its tower (0.68 and 6.53 billion), and at the peak two states of the language model's MLP.
+# Qwen2-VL-7B without its output layer, in bfloat16. An image has 1,024 patches, merged to 256
+# tokens, and the text some 600: two operations per token and parameter of its tower (0.68 and 6.53
+# billion), and at the peak two states of the language model's MLP.
 SPEC = RewardSpec(
-    "hpsv3", "HPSv3", _build, settings=HPSv3Settings, models=("hpsv3", "hpsv3_processor"),
-    size=ModelSize(7_748_610_610, 856 * 75_776, 2 * (0.68e9 * 1_024 + 6.53e9 * 856), width=2, at_once=DEFAULT.micro_batch),
-)  # fmt: skip
+    "hpsv3",
+    "HPSv3",
+    _build,
+    settings=HPSv3Settings,
+    models=("hpsv3", "hpsv3_processor"),
+    size=ModelSize(
+        7_748_610_610,
+        856 * 75_776,
+        2 * (0.68e9 * 1_024 + 6.53e9 * 856),
+        width=2,
+        at_once=DEFAULT.micro_batch,
+    ),
+)

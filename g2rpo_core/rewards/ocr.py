@@ -1,10 +1,12 @@
 """Score whether an image shows the text that its prompt has in quotation marks, as Flow-GRPO does (flow_grpo/ocr.py) with "".
 
-Marks of other languages count as well (`QUOTES`). A single straight mark does not: it is an apostrophe.
+Marks of other languages count as well (`QUOTES`). A single straight mark does not: it is an
+apostrophe.
 
-The text is read by RapidOCR, whose models come with the package, so nothing is downloaded; Flow-GRPO reads with PaddleOCR. Spaces and
-case do not count. The score is 1 - min(D, L) / L: D is the edit distance between what is read and the text of L characters, and 0 if
-the text is part of what is read.
+The text is read by RapidOCR, whose models come with the package, so nothing is downloaded;
+Flow-GRPO reads with PaddleOCR. Spaces and case do not count. The score is 1 - min(D, L) / L: D is
+the edit distance between what is read and the text of L characters, and 0 if the text is part of
+what is read.
 """
 
 import math
@@ -21,14 +23,32 @@ from g2rpo_core.hub.model_store import ModelStore
 from g2rpo_core.rewards.preprocess import Images, check_pairs, eight_bit
 from g2rpo_core.rewards.spec import RewardSettings, RewardSpec
 
-# Opening marks -> those that may close them; ‘ ’ and ‚ ‘ count where ’ is no apostrophe, followed by a letter
+# Opening marks -> those that may close them; ‘ ’ and ‚ ‘ count where ’ is no apostrophe, followed
+# by a letter
 QUOTES = {
-    '"': '"', "“": "”“", "”": "”", "„": "“”\"", "‟": "”", "«": "»", "»": "«", "‹": "›", "›": "‹", "「": "」", "『": "』", "〝": "〞〟", "＂": "＂",
-    "｢": "｣", "《": "》", "‘": "’", "‚": "‘’",
-}  # fmt: skip
+    '"': '"',
+    "“": "”“",
+    "”": "”",
+    "„": '“”"',
+    "‟": "”",
+    "«": "»",
+    "»": "«",
+    "‹": "›",
+    "›": "‹",
+    "「": "」",
+    "『": "』",
+    "〝": "〞〟",
+    "＂": "＂",
+    "｢": "｣",
+    "《": "》",
+    "‘": "’",
+    "‚": "‘’",
+}
 QUOTED = re.compile(
     "|".join(
-        f"{mark}([^{mark}{closing}]*?)[{closing}]" if mark not in "‘‚" else rf"{mark}(.*?)[{closing}](?!\w)"
+        f"{mark}([^{mark}{closing}]*?)[{closing}]"
+        if mark not in "‘‚"
+        else rf"{mark}(.*?)[{closing}](?!\w)"
         for mark, closing in QUOTES.items()
     )
 )
@@ -39,7 +59,10 @@ class OCRSettings(RewardSettings):
     """Settings of the reward for text in images."""
 
     min_confidence: float = Field(
-        0.5, ge=0, le=1, description="lines that are read with less are left out; PaddleOCR's too is 0.5"
+        0.5,
+        ge=0,
+        le=1,
+        description="lines that are read with less are left out; PaddleOCR's too is 0.5",
     )
     threads: Count = Field(4, description="images that are read at the same time, in each process")
 
@@ -68,7 +91,8 @@ def similarity(read: str, asked: str) -> float:
 class OCR:
     """score(images, prompts) -> [N] float32 in [0, 1], NaN for a prompt without a text. Images are rounded to 8 bits, as in files.
 
-    read: the text in an image [3, H, W] uint8, its lines joined; `threads` call it at the same time, for an image each.
+    read: the text in an image [3, H, W] uint8, its lines joined; `threads` call it at the same
+    time, for an image each.
     """
 
     def __init__(self, read: Read, threads: int):
@@ -77,11 +101,15 @@ class OCR:
     def __call__(self, images: Images, prompts: Sequence[str]) -> torch.Tensor:
         return self.score_with_reasons(images, prompts)[0]
 
-    def score_with_reasons(self, images: Images, prompts: Sequence[str]) -> tuple[torch.Tensor, list[str | None]]:
+    def score_with_reasons(
+        self, images: Images, prompts: Sequence[str]
+    ) -> tuple[torch.Tensor, list[str | None]]:
         """Return scores [N], and the reason for each NaN: the prompt has no text in double quotes."""
         check_pairs(images, prompts)
         reasons = [problem_of_prompt(prompt) for prompt in prompts]
-        texts = self.pool.map(lambda image, reason: "" if reason else self.read(image), eight_bit(images), reasons)
+        texts = self.pool.map(
+            lambda image, reason: "" if reason else self.read(image), eight_bit(images), reasons
+        )
         scores = [
             math.nan if reason else similarity(without_spaces(text), text_asked(prompt))
             for text, prompt, reason in zip(texts, prompts, reasons)
@@ -101,7 +129,8 @@ def problem_of_prompt(prompt: str) -> str | None:
 def make_reader(settings: OCRSettings) -> Read:
     """Make what reads the text of an image, on the processor: RapidOCR with the models in its package, without turning lines.
 
-    Each thread has models of its own, on one thread: more for one image would wait for each other where cores are shared.
+    Each thread has models of its own, on one thread: more for one image would wait for each other
+    where cores are shared.
     """
     from rapidocr import RapidOCR
 
@@ -119,7 +148,9 @@ def make_reader(settings: OCRSettings) -> Read:
         if not hasattr(own, "recognize"):
             own.recognize = RapidOCR(params=params)
         # blue first, as OpenCV has it
-        return "".join(own.recognize(image.flip(0).permute(1, 2, 0).contiguous().numpy()).txts or ())
+        return "".join(
+            own.recognize(image.flip(0).permute(1, 2, 0).contiguous().numpy()).txts or ()
+        )
 
     return read
 
@@ -130,6 +161,10 @@ def _build(models: ModelStore, device: torch.device, settings: OCRSettings) -> O
 
 # its size is not of interest to `g2rpo plan`: it runs on the processor
 SPEC = RewardSpec(
-    "ocr", "OCR accuracy", _build, settings=OCRSettings, requires=("rapidocr", "onnxruntime", "rapidfuzz"),
+    "ocr",
+    "OCR accuracy",
+    _build,
+    settings=OCRSettings,
+    requires=("rapidocr", "onnxruntime", "rapidfuzz"),
     problem_of_prompt=problem_of_prompt,
-)  # fmt: skip
+)

@@ -1,9 +1,10 @@
 """Run the published packages hpsv2 1.2.0, image-reward 1.5 and hpsv3 1.0.0 with today's torch, timm and transformers.
 
-Nothing here changes how a score is computed. It replaces packages that only their training or other scorers import and names that
-transformers 5 has moved, and adds a file that hpsv2's wheel lacks. The packages never contact a hub: their own classes build the
-models from the profile's files. They compute in float32 and get 8-bit images, as files hold them. Of hpsv3, which is no backend,
-only the model is run, to compare ours with it.
+Nothing here changes how a score is computed. It replaces packages that only their training or other
+scorers import and names that transformers 5 has moved, and adds a file that hpsv2's wheel lacks.
+The packages never contact a hub: their own classes build the models from the profile's files. They
+compute in float32 and get 8-bit images, as files hold them. Of hpsv3, which is no backend, only the
+model is run, to compare ours with it.
 """
 
 import importlib.metadata
@@ -34,7 +35,9 @@ VERSIONS = {
     "hpsv3": "1.0.0",
 }  # those that the code below is written for, as in requirements-parity.lock
 VOCABULARY = "bpe_simple_vocab_16e6.txt.gz"
-Score = Callable[[str, Sequence[Image.Image]], Sequence[float]]  # of images that were made for one prompt
+Score = Callable[
+    [str, Sequence[Image.Image]], Sequence[float]
+]  # of images that were made for one prompt
 
 
 class PackageReward:
@@ -80,7 +83,9 @@ def hpsv2(folder: Path, architecture: str, device: torch.device) -> Score:
         scores = []
         for image in images:
             outputs = model(preprocess(image)[None].to(device), tokenize([prompt]).to(device))
-            scores.append(torch.diagonal(outputs["image_features"] @ outputs["text_features"].T).item())
+            scores.append(
+                torch.diagonal(outputs["image_features"] @ outputs["text_features"].T).item()
+            )
         return scores
 
     return score
@@ -93,12 +98,22 @@ def image_reward(folder: Path, tokenizer: Path, device: torch.device) -> Score:
     patch = weights["blip.visual_encoder.patch_embed.proj.weight"]  # [width, 3, patch, patch]
     positions = weights["blip.visual_encoder.pos_embed"].shape[1] - 1
     vision = {
-        "img_size": round(positions**0.5) * patch.shape[-1], "patch_size": patch.shape[-1], "embed_dim": patch.shape[0],
-        "depth": sum(name.startswith("blip.visual_encoder.") and name.endswith("attn.qkv.weight") for name in weights),
+        "img_size": round(positions**0.5) * patch.shape[-1],
+        "patch_size": patch.shape[-1],
+        "embed_dim": patch.shape[0],
+        "depth": sum(
+            name.startswith("blip.visual_encoder.") and name.endswith("attn.qkv.weight")
+            for name in weights
+        ),
         "num_heads": patch.shape[0] // 64,  # as wide as in BLIP's base and large size
-    }  # fmt: skip
+    }
     hidden = weights["mlp.layers.0.weight"].shape[1]
-    model = image_reward_model(folder / "med_config.json", transformers.AutoTokenizer.from_pretrained(tokenizer), vision, hidden)
+    model = image_reward_model(
+        folder / "med_config.json",
+        transformers.AutoTokenizer.from_pretrained(tokenizer),
+        vision,
+        hidden,
+    )
     model.load_state_dict(weights)
     model.to(device).device = device
 
@@ -128,7 +143,10 @@ def _undisturbed() -> Iterator[None]:
 def hpsv2_model(folder: Path, architecture: str):
     """Load (model, preprocess, tokenize) of hpsv2 with `HPS_v2.1_compressed`; architecture: a name, or a file in the folder."""
     _place_vocabulary()
-    with _replace_missing("clint", "clint.textui", progress=None), _replace_missing("turtle", forward=None):
+    with (
+        _replace_missing("clint", "clint.textui", progress=None),
+        _replace_missing("turtle", forward=None),
+    ):
         from hpsv2.src.open_clip import create_model_and_transforms, factory, get_tokenizer
 
     # Build the model with another architecture under the only name that the package knows
@@ -138,10 +156,24 @@ def hpsv2_model(folder: Path, architecture: str):
     length = factory._MODEL_CONFIGS["ViT-H-14"]["text_cfg"]["context_length"]
     try:  # the arguments of hpsv2.img_score, in full precision
         model, _, preprocess = create_model_and_transforms(
-            "ViT-H-14", None, precision="fp32", device="cpu", jit=False, force_quick_gelu=False, force_custom_text=False,
-            force_patch_dropout=False, force_image_size=None, pretrained_image=False, image_mean=None, image_std=None,
-            light_augmentation=True, aug_cfg={}, output_dict=True, with_score_predictor=False, with_region_predictor=False,
-        )  # fmt: skip
+            "ViT-H-14",
+            None,
+            precision="fp32",
+            device="cpu",
+            jit=False,
+            force_quick_gelu=False,
+            force_custom_text=False,
+            force_patch_dropout=False,
+            force_image_size=None,
+            pretrained_image=False,
+            image_mean=None,
+            image_std=None,
+            light_augmentation=True,
+            aug_cfg={},
+            output_dict=True,
+            with_score_predictor=False,
+            with_region_predictor=False,
+        )
         tokenize = get_tokenizer("ViT-H-14")
     finally:
         factory._MODEL_CONFIGS["ViT-H-14"] = published
@@ -173,10 +205,15 @@ def image_reward_model(med_config: Path, tokenizer, vision: dict, hidden: int):
     base = med.BertPreTrainedModel
     base.all_tied_weights_keys = {}
     base.get_head_mask = lambda self, mask, layers, *rest: [None] * layers
-    base.invert_attention_mask = lambda self, mask: (1 - mask[:, None, None].float()) * torch.finfo(torch.float32).min
+    base.invert_attention_mask = lambda self, mask: (
+        (1 - mask[:, None, None].float()) * torch.finfo(torch.float32).min
+    )
     # The model from the profile's files, in the sizes of its weights
     blip_pretrain.init_tokenizer = lambda: tokenizer
-    blip_pretrain.create_vit = lambda *published_sizes: (VisionTransformer(**vision), vision["embed_dim"])
+    blip_pretrain.create_vit = lambda *published_sizes: (
+        VisionTransformer(**vision),
+        vision["embed_dim"],
+    )
     module: Any = sys.modules["ImageReward.ImageReward"]
     head = module.MLP
     module.MLP = lambda published_width: head(hidden)
@@ -197,7 +234,11 @@ def hpsv3_model(config, token: int):
     # The module alone: the package's `__init__` imports what its training needs
     package: Any = ModuleType("hpsv3")
     package.__path__ = [str(importlib.metadata.distribution("hpsv3").locate_file("hpsv3"))]
-    for name in ("DistributedTensorGatherer", "SequentialDistributedSampler", "nested_concat"):  # which transformers 5 lacks
+    for name in (
+        "DistributedTensorGatherer",
+        "SequentialDistributedSampler",
+        "nested_concat",
+    ):  # which transformers 5 lacks
         setattr(transformers.trainer, name, getattr(transformers.trainer, name, None))
     sys.modules["hpsv3"] = package
     try:
@@ -210,8 +251,17 @@ def hpsv3_model(config, token: int):
     finally:
         del sys.modules["hpsv3"]
     # The arguments of config/HPSv3_7B.yaml
-    config.hidden_size, config.pad_token_id = config.text_config.hidden_size, config.text_config.pad_token_id
-    model = Qwen2VLRewardModelBT(config, output_dim=2, reward_token="special", special_token_ids=[token], rm_head_type="ranknet")
+    config.hidden_size, config.pad_token_id = (
+        config.text_config.hidden_size,
+        config.text_config.pad_token_id,
+    )
+    model = Qwen2VLRewardModelBT(
+        config,
+        output_dim=2,
+        reward_token="special",
+        special_token_ids=[token],
+        rm_head_type="ranknet",
+    )
     # The parts where transformers 4.45 had them
     model.visual = model.model.visual
     model.model = model.model.language_model
@@ -236,7 +286,8 @@ NEEDS = {"turtle": "tkinter"}  # which some distributions leave out of Python
 def _replace_missing(*names: str, **attributes) -> Iterator[None]:
     """Replace packages that are missing, or lack what they need, by empty modules while importing code that never uses them.
 
-    They are removed afterwards, because other libraries check whether, say, `datasets` is installed.
+    They are removed afterwards, because other libraries check whether, say, `datasets` is
+    installed.
     """
     absent = []
     for name in names:
@@ -267,5 +318,6 @@ def _place_vocabulary() -> None:
         unfinished.replace(file)
     except OSError as error:
         raise UserError(
-            f"{file}: hpsv2 needs this file, which its wheel lacks, and it cannot be written: {error.strerror}"
+            f"{file}: hpsv2 needs this file, which its wheel lacks, and it cannot be written: "
+            f"{error.strerror}"
         ) from None

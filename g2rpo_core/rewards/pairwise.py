@@ -1,8 +1,10 @@
 """Score each image of a group by how often a vision-language model prefers it to the group's others (Pref-GRPO, arXiv 2508.20751).
 
-The questions are in templates/, word for word: `think.v1` as https://github.com/CodeGoat24/Pref-GRPO asks UnifiedReward-Think, and
-`rank.v1` as https://github.com/CodeGoat24/UnifiedReward asks UnifiedReward to rank two images. Answers count as Pref-GRPO counts them:
-one that names no winner is half a win for both. It rounds win rates to three decimals, which is not done here.
+The questions are in templates/, word for word: `think.v1` as
+https://github.com/CodeGoat24/Pref-GRPO asks UnifiedReward-Think, and `rank.v1` as
+https://github.com/CodeGoat24/UnifiedReward asks UnifiedReward to rank two images. Answers count as
+Pref-GRPO counts them: one that names no winner is half a win for both. It rounds win rates to three
+decimals, which is not done here.
 """
 
 import re
@@ -17,7 +19,13 @@ from pydantic import Field
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.settings import Count, Name
 from g2rpo_core.rewards.preprocess import Images, check_pairs, eight_bit
-from g2rpo_core.rewards.spec import ChatServerSettings, ModelSize, RewardServerSettings, RewardSettings, RewardSpec
+from g2rpo_core.rewards.spec import (
+    ChatServerSettings,
+    ModelSize,
+    RewardServerSettings,
+    RewardSettings,
+    RewardSpec,
+)
 from g2rpo_core.rewards.unified_reward import Ask, ChatServer, InProcess, question
 
 FIRST, SECOND, EQUAL = "Image 1 is better", "Image 2 is better", "Both images are equally good"
@@ -28,21 +36,34 @@ class PairwiseSettings(RewardSettings):
     """How images of a group are compared."""
 
     micro_batch: Count = Field(8, description="pairs of images in one call of the model")
-    dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="of weights and computation; auto: the files'")
+    dtype: Literal["auto", "float32", "bfloat16"] = Field(
+        "auto", description="of weights and computation; auto: the files'"
+    )
     template: Literal["think.v1", "rank.v1"] = Field(
-        "think.v1", description="the question, which must fit the model: UnifiedReward-Think's, or UnifiedReward's"
+        "think.v1",
+        description="the question, which must fit the model: UnifiedReward-Think's, or UnifiedReward's",
     )
     max_new_tokens: Count = Field(4096, description="of an answer; a longer one has no winner")
     opponents: int | None = Field(
         None,
         ge=2,
         multiple_of=2,
-        description="how many others of its group an image meets: half of them before it and half after it, in a ring; null: all",
+        description=(
+            "how many others of its group an image meets: half of them before it and half after "
+            "it, in a ring; null: all"
+        ),
     )
     judged_by: Name = Field(
-        "unified_reward", description="the reward of evaluations that stands for win rates in reports, which score single images"
+        "unified_reward",
+        description=(
+            "the reward of evaluations that stands for win rates in reports, "
+            "which score single images"
+        ),
     )
-    both_orders: bool = Field(False, description="ask about each pair in both orders, which cancels a preference for one place")
+    both_orders: bool = Field(
+        False,
+        description="ask about each pair in both orders, which cancels a preference for one place",
+    )
     server: ChatServerSettings | None = Field(  # type: ignore[assignment] # a score server compares nothing
         None, description="which answers; null: a model in this process"
     )
@@ -57,7 +78,11 @@ def pairs_of(group: int, opponents: int | None, both_orders: bool) -> Pairs:
     if opponents is None or opponents >= group - 1:
         once = list(combinations(range(group), 2))
     else:
-        once = [(first, (first + step) % group) for step in range(1, opponents // 2 + 1) for first in range(group)]
+        once = [
+            (first, (first + step) % group)
+            for step in range(1, opponents // 2 + 1)
+            for first in range(group)
+        ]
     return once + [(second, first) for first, second in once] if both_orders else once
 
 
@@ -79,25 +104,39 @@ class Pairwise:
 
     def __call__(self, images: Images, prompts: Sequence[str]) -> torch.Tensor:
         """Raise UserError: an image has no win rate by itself."""
-        raise UserError(f"pairwise compares images of a group: train on it, evaluate by {self.settings.judged_by}")
+        raise UserError(
+            "pairwise compares images of a group: train on it, evaluate by "
+            f"{self.settings.judged_by}"
+        )
 
-    def score_groups(self, images: Images, prompts: Sequence[str], group: int) -> tuple[torch.Tensor, list[str | None]]:
+    def score_groups(
+        self, images: Images, prompts: Sequence[str], group: int
+    ) -> tuple[torch.Tensor, list[str | None]]:
         """Compare the images of each group [G], which are in a row; ValueError if N is no multiple of G.
 
-        A rate is NaN, with a reason, for both images of a pair without an answer, and for a whole group of which no answer says
-        anything: such a model was asked in words that it does not know.
+        A rate is NaN, with a reason, for both images of a pair without an answer, and for a whole
+        group of which no answer says anything: such a model was asked in words that it does not
+        know.
         """
         check_pairs(images, prompts)
         if len(prompts) % group:
             raise ValueError(f"{len(prompts)} images are no groups of {group}")
         pairs = pairs_of(group, self.settings.opponents, self.settings.both_orders)
         if not pairs:
-            return torch.full((len(prompts),), torch.nan), ["no other image in its group"] * len(prompts)
+            return torch.full((len(prompts),), torch.nan), ["no other image in its group"] * len(
+                prompts
+            )
         # Ask about the pairs of all groups at once
         files = eight_bit(images)
         starts = range(0, len(prompts), group)
-        shown = [[files[start + first], files[start + second]] for start in starts for first, second in pairs]
-        questions = [question(self.settings.template, prompts[start]) for start in starts for _ in pairs]
+        shown = [
+            [files[start + first], files[start + second]]
+            for start in starts
+            for first, second in pairs
+        ]
+        questions = [
+            question(self.settings.template, prompts[start]) for start in starts for _ in pairs
+        ]
         answers = self.ask(shown, questions)
         # Count the wins of each group
         rates, reasons = list[float](), list[str | None]()
@@ -108,7 +147,9 @@ class Pairwise:
             reasons += why
         return torch.tensor(rates), reasons
 
-    def _rates(self, group: int, pairs: Pairs, answers: Sequence[str | Exception]) -> tuple[list[float], list[str | None]]:
+    def _rates(
+        self, group: int, pairs: Pairs, answers: Sequence[str | Exception]
+    ) -> tuple[list[float], list[str | None]]:
         """Return win rates [G] and the reasons for missing ones, of the answers about a group's pairs."""
         wins, met, said = [0.0] * group, [0] * group, False
         reasons: list[str | None] = [None] * group
@@ -124,16 +165,28 @@ class Pairwise:
                 met[place] += 1
         if not said:
             example = next((answer for answer in answers if isinstance(answer, str)), "")
-            unread = f"no answer names a winner: does template {self.settings.template} fit the model? One answer was {example!r}"
+            unread = (
+                f"no answer names a winner: does template {self.settings.template} fit the model? "
+                f"One answer was {example!r}"
+            )
             reasons = [why or unread for why in reasons]
-        return [float("nan") if why else won / times for won, times, why in zip(wins, met, reasons)], reasons
+        return [
+            float("nan") if why else won / times for won, times, why in zip(wins, met, reasons)
+        ], reasons
 
 
-def pairwise(folder: Callable[[], Path], device: torch.device, settings: PairwiseSettings) -> Pairwise:
+def pairwise(
+    folder: Callable[[], Path], device: torch.device, settings: PairwiseSettings
+) -> Pairwise:
     """Load the reward from its model's folder, or for the server in the settings (then `folder` is not called)."""
     if settings.server is not None:
-        return Pairwise(ChatServer(settings.server, settings.server.model, settings.max_new_tokens, "pairwise"), settings)
-    ask = InProcess(folder(), device, settings.micro_batch, settings.max_new_tokens, settings.dtype, "pairwise")
+        return Pairwise(
+            ChatServer(settings.server, settings.server.model, settings.max_new_tokens, "pairwise"),
+            settings,
+        )
+    ask = InProcess(
+        folder(), device, settings.micro_batch, settings.max_new_tokens, settings.dtype, "pairwise"
+    )
     return Pairwise(ask, settings)
 
 
@@ -142,12 +195,23 @@ def calls_per_image(settings: PairwiseSettings, group: int) -> float:
     return len(pairs_of(group, settings.opponents, settings.both_orders)) / group
 
 
-# Qwen2.5-VL-7B in bfloat16, as UnifiedReward; of a pair: two images of 1,369 tokens, the question's and answer's some 1,700, and per
-# token keys and values of 28 layers (57 KB) and two states of its MLP (76 KB). Two operations per parameter and token.
-SIZE = ModelSize(8_292_166_656, 4_440 * (57_344 + 75_776), 2 * 8.29e9 * 4_440, width=2, at_once=PairwiseSettings().micro_batch)
+# Qwen2.5-VL-7B in bfloat16, as UnifiedReward; of a pair: two images of 1,369 tokens, the question's
+# and answer's some 1,700, and per token keys and values of 28 layers (57 KB) and two states of its
+# MLP (76 KB). Two operations per parameter and token.
+SIZE = ModelSize(
+    8_292_166_656,
+    4_440 * (57_344 + 75_776),
+    2 * 8.29e9 * 4_440,
+    width=2,
+    at_once=PairwiseSettings().micro_batch,
+)
 
 SPEC = RewardSpec(
-    "pairwise", "Win rate in its group",
+    "pairwise",
+    "Win rate in its group",
     lambda models, device, settings: pairwise(lambda: models.folder("pairwise"), device, settings),
-    settings=PairwiseSettings, models=("pairwise",), size=SIZE, calls_in_group=calls_per_image,
-)  # fmt: skip
+    settings=PairwiseSettings,
+    models=("pairwise",),
+    size=SIZE,
+    calls_in_group=calls_per_image,
+)

@@ -1,7 +1,7 @@
 """Read images, and turn them into a model's input: each published scorer has its own way, and the score depends on it.
 
-What is transparent is laid on white first, for every reward (`opaque`). Of the published scorers PickScore does so; the others drop the alpha
-channel, and score what nobody sees.
+What is transparent is laid on white first, for every reward (`opaque`). Of the published scorers
+PickScore does so; the others drop the alpha channel, and score what nobody sees.
 
 | reward | fits by | resamples | converts to RGB |
 |---|---|---|---|
@@ -10,9 +10,11 @@ channel, and score what nobody sees.
 | PickScore | shortest side, centre cropped | PIL, rounded to 8 bits | first |
 | ImageReward | shortest side, centre cropped | PIL, rounded to 8 bits | last |
 
-A tensor is resampled as a tensor (bicubic with antialiasing, as PIL's), so it differs from a PIL image by PIL's rounding alone.
+A tensor is resampled as a tensor (bicubic with antialiasing, as PIL's), so it differs from a PIL
+image by PIL's rounding alone.
 
-torchvision takes 1.5 seconds to import, so it is imported only when an image is scored (`transforms`).
+torchvision takes 1.5 seconds to import, so it is imported only when an image is scored
+(`transforms`).
 """
 
 import warnings
@@ -30,7 +32,10 @@ from PIL import Image
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import complaint, reading, whole
 
-OPENAI_MEAN, OPENAI_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)  # of CLIP's images
+OPENAI_MEAN, OPENAI_STD = (
+    (0.48145466, 0.4578275, 0.40821073),
+    (0.26862954, 0.26130258, 0.27577711),
+)  # of CLIP's images
 OPEN = 2**26  # pixels of the images that are open at a time; one with more is refused
 Images: TypeAlias = torch.Tensor | Sequence[Image.Image]
 
@@ -79,7 +84,9 @@ class Preprocess:
         height, width = images.shape[-2:]
         shape = self._shape(height, width)
         if shape != (height, width):
-            images = transforms().resize(images, list(shape), transforms().InterpolationMode.BICUBIC, antialias=True)
+            images = transforms().resize(
+                images, list(shape), transforms().InterpolationMode.BICUBIC, antialias=True
+            )
             if self.fit != "pad":  # 8 bits hold no overshoot; hpsv2 keeps it
                 images = images.clamp(0, 1)
         if self.fit == "pad":
@@ -114,7 +121,10 @@ def in_eight_bits(image: Image.Image) -> Image.Image:
         return Image.fromarray(np.rint(np.asarray(image, dtype=np.float32) / 257).astype(np.uint8))
     if image.mode in ("I", "F"):
         kind = "32-bit numbers" if image.mode == "I" else "floating-point numbers"
-        raise ValueError(f"is of mode {image.mode}: {kind}, whose black and white are not known: save it with 8 or 16 bits")
+        raise ValueError(
+            f"is of mode {image.mode}: {kind}, whose black and white are not known: "
+            "save it with 8 or 16 bits"
+        )
     return image
 
 
@@ -137,7 +147,9 @@ def read_image(path: Path) -> Image.Image:
     with image, reading(path):
         frames = getattr(image, "n_frames", 1)
         if (pixels := image.width * image.height) > OPEN:
-            raise UserError(complaint(path, f"has {pixels / 1e6:.0f} megapixels, more than {OPEN / 1e6:.0f}"))
+            raise UserError(
+                complaint(path, f"has {pixels / 1e6:.0f} megapixels, more than {OPEN / 1e6:.0f}")
+            )
         image.load()
         try:
             found = opaque(in_eight_bits(image))
@@ -158,6 +170,10 @@ def eight_bit(images: Images) -> list[torch.Tensor]:
 def check_pairs(images: Images, prompts: Sequence[str]) -> None:
     """Check that there is one prompt per image, and that no image has more than 8 bits a value; ValueError otherwise."""
     if len(images) != len(prompts):
-        raise ValueError(f"{len(images)} images and {len(prompts)} prompts; need one prompt per image")
+        raise ValueError(
+            f"{len(images)} images and {len(prompts)} prompts; need one prompt per image"
+        )
     if not isinstance(images, torch.Tensor) and any(image.mode[0] in "IF" for image in images):
-        raise ValueError("images have 16 bits or floating-point numbers: call `in_eight_bits` on them first")
+        raise ValueError(
+            "images have 16 bits or floating-point numbers: call `in_eight_bits` on them first"
+        )

@@ -1,6 +1,7 @@
 """Look up rewards by name: the built-in ones, one line each, and the user's own.
 
-The user's own is a class, given by its import path, whose method `score(images, prompts)` returns a tensor [N]; or a server.
+The user's own is a class, given by its import path, whose method `score(images, prompts)` returns a
+tensor [N]; or a server.
 """
 
 import importlib
@@ -32,9 +33,16 @@ from g2rpo_core.tasks.table import verify
 class CustomRewardSettings(RewardSettings):
     """A reward of the user's own: a class, or a server, which may have the class instead."""
 
-    class_: str | None = Field(None, alias="class", pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$", description="package.module:Class")
+    class_: str | None = Field(
+        None,
+        alias="class",
+        pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$",
+        description="package.module:Class",
+    )
     settings: dict[str, object] = Field({}, description="what the class is made with")
-    version: int = Field(1, description="raise it when the code changes, so that DVC reruns what uses it")
+    version: int = Field(
+        1, description="raise it when the code changes, so that DVC reruns what uses it"
+    )
     label: str | None = Field(None, description="its name in reports")
 
 
@@ -48,7 +56,8 @@ def import_class(where: str, path: str) -> Callable[..., Any]:
         return getattr(importlib.import_module(module), attribute)
     except ModuleNotFoundError as error:
         raise UserError(
-            f"{where}: {path}: no module {error.name!r}; modules are searched for in this folder and the environment"
+            f"{where}: {path}: no module {error.name!r}; modules are searched for in this folder "
+            "and the environment"
         ) from None
     except AttributeError as error:
         if getattr(error, "name", None) == attribute:
@@ -77,14 +86,18 @@ def class_of(name: str, settings: CustomRewardSettings) -> Callable[..., Any]:
         signature.bind(**settings.settings)
     except TypeError as error:
         takes = ", ".join(signature.parameters) or "nothing"
-        raise UserError(f"rewards.{name}.settings: {settings.class_} {error}; it takes {takes}") from None
+        raise UserError(
+            f"rewards.{name}.settings: {settings.class_} {error}; it takes {takes}"
+        ) from None
     return make
 
 
 def describe_error(error: Exception) -> str:
     """Describe an error in the user's own code in one line, with the line of code that raised it."""
     at = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]} ({at.filename}:{at.lineno})"
+    return (
+        f"{type(error).__name__}: {' '.join(str(error).split())[:300]} ({at.filename}:{at.lineno})"
+    )
 
 
 class CustomReward:
@@ -99,7 +112,10 @@ class CustomReward:
         except UserError:  # it already says what to do, or that it may pass
             raise
         except Exception as error:  # the user's own code may raise anything
-            raise UserError(f"{self.where}: cannot be made with rewards.{name}.settings: {describe_error(error)}") from error
+            raise UserError(
+                f"{self.where}: cannot be made with rewards.{name}.settings: "
+                f"{describe_error(error)}"
+            ) from error
         if not callable(getattr(self.reward, "score", None)):
             raise UserError(f"{self.where}: has no method score(images, prompts)")
 
@@ -111,7 +127,9 @@ class CustomReward:
         """
         if not isinstance(images, torch.Tensor):
             if len({image.size for image in images}) > 1:
-                return torch.cat([self([image], [prompt]) for image, prompt in zip(images, prompts)])
+                return torch.cat(
+                    [self([image], [prompt]) for image, prompt in zip(images, prompts)]
+                )
             images = torch.stack(eight_bit(images)).to(self.device) / 255
         before = None if images.is_inference() else images._version
         try:
@@ -119,18 +137,38 @@ class CustomReward:
         except UserError:  # it already says what to do, or that it may pass
             raise
         except Exception as error:  # the user's own code may raise anything
-            raise UserError(f"{self.where}: score(images, prompts): {describe_error(error)}") from error
+            raise UserError(
+                f"{self.where}: score(images, prompts): {describe_error(error)}"
+            ) from error
         if before is not None and images._version != before:
             raise UserError(
-                f"{self.where}: score(images, prompts) changes its images, which others score and save: copy them first"
+                f"{self.where}: score(images, prompts) changes its images, "
+                "which others score and save: copy them first"
             )
-        if not isinstance(scores, torch.Tensor) or scores.shape != (len(images),) or scores.is_complex():
-            got = f"a tensor {list(scores.shape)}" if isinstance(scores, torch.Tensor) else f"a {type(scores).__name__}"
-            raise UserError(f"{self.where}: score(images, prompts) must return a tensor [{len(images)}], it returned {got}")
+        if (
+            not isinstance(scores, torch.Tensor)
+            or scores.shape != (len(images),)
+            or scores.is_complex()
+        ):
+            got = (
+                f"a tensor {list(scores.shape)}"
+                if isinstance(scores, torch.Tensor)
+                else f"a {type(scores).__name__}"
+            )
+            raise UserError(
+                f"{self.where}: score(images, prompts) must return a tensor [{len(images)}], "
+                f"it returned {got}"
+            )
         return scores.float()
 
 
-EXPERIMENTAL = ("hpsv3", "pairwise", "ocr", "geneval", "votes")  # modules of this package, each with a SPEC
+EXPERIMENTAL = (
+    "hpsv3",
+    "pairwise",
+    "ocr",
+    "geneval",
+    "votes",
+)  # modules of this package, each with a SPEC
 SPECS: tuple[RewardSpec, ...] = (
     similarity.HPS,
     similarity.CLIP_SCORE,
@@ -138,8 +176,15 @@ SPECS: tuple[RewardSpec, ...] = (
     image_reward.SPEC,
     unified_reward.SPEC,
     *(module.SPEC for name in EXPERIMENTAL if (module := experimental(f"{__package__}.{name}"))),
-    # scores images of tiny tasks exactly: it has no weights, so it cannot be hacked as a learned reward can
-    RewardSpec("verifier", "Verifier (exact)", lambda models, device, settings: verify, settings=RewardSettings, tasks_only=True),
+    # scores images of tiny tasks exactly: it has no weights, so it cannot be hacked as a learned
+    # reward can
+    RewardSpec(
+        "verifier",
+        "Verifier (exact)",
+        lambda models, device, settings: verify,
+        settings=RewardSettings,
+        tasks_only=True,
+    ),
 )
 REWARDS: dict[str, RewardSpec] = {spec.name: spec for spec in SPECS}
 ALIASES = {alias: spec.name for spec in SPECS for alias in spec.aliases}  # that commands take
@@ -150,12 +195,15 @@ def settings_of(section: Section, name: str) -> RewardSettings:
     schema = REWARDS[name].settings if name in REWARDS else CustomRewardSettings
     if schema is CustomRewardSettings and not {"class", "server"} & section.get(name, {}).keys():
         raise ValueError(
-            f"rewards.{name}: one of your own needs `class: package.module:Class`, or `server:`; built in are {', '.join(REWARDS)}"
+            f"rewards.{name}: one of your own needs `class: package.module:Class`, or `server:`; "
+            f"built in are {', '.join(REWARDS)}"
         )
     try:
         return schema.model_validate_json(json.dumps(section.get(name, {})))
     except ValidationError as error:
-        raise ValueError("; ".join(f"rewards.{name}.{problem}" for problem in problems_of(error, schema))) from None
+        raise ValueError(
+            "; ".join(f"rewards.{name}.{problem}" for problem in problems_of(error, schema))
+        ) from None
 
 
 def models_of(section: Section, name: str) -> tuple[str, ...]:
@@ -185,7 +233,11 @@ def measured_by(weights: Mapping[str, float], section: Section) -> dict[str, flo
 
 def labels(section: Section) -> dict[str, str]:
     """Return the names in reports of all rewards, built-in or in the section `rewards`."""
-    custom = {name: str(entry.get("label") or name) for name, entry in section.items() if name not in REWARDS}
+    custom = {
+        name: str(entry.get("label") or name)
+        for name, entry in section.items()
+        if name not in REWARDS
+    }
     return {name: spec.label for name, spec in REWARDS.items()} | custom
 
 
@@ -203,7 +255,10 @@ def load(
 ) -> dict[str, Reward]:
     """Load the named rewards, in order, from the folder of the stage `models`; section: the profile's section `rewards`."""
     store = ModelStore(models)
-    return {name: runtime.read(build, name, store, torch.device(device), section or {}) for name in names}
+    return {
+        name: runtime.read(build, name, store, torch.device(device), section or {})
+        for name in names
+    }
 
 
 def check(name: str, section: Section) -> None:

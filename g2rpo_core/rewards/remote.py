@@ -16,16 +16,40 @@ from typing import Any, Self, TypeVar
 
 import httpx
 import torch
-from tenacity import RetryCallState, RetryError, Retrying, retry_if_exception_type, stop_after_attempt, wait_exponential_jitter
+from tenacity import (
+    RetryCallState,
+    RetryError,
+    Retrying,
+    retry_if_exception_type,
+    stop_after_attempt,
+    wait_exponential_jitter,
+)
 
 from g2rpo_core.foundation.errors import TransientError, UserError
 from g2rpo_core.rewards.addresses import on_loopback
 from g2rpo_core.rewards.preprocess import Images, check_pairs
-from g2rpo_core.rewards.reward_protocol import NPY, PNG, Health, Scored, encode, read_answer, read_health
+from g2rpo_core.rewards.reward_protocol import (
+    NPY,
+    PNG,
+    Health,
+    Scored,
+    encode,
+    read_answer,
+    read_health,
+)
 from g2rpo_core.rewards.spec import RewardServerSettings, ServerSettings
 
 LONGEST_WAIT = 60.0  # seconds between two tries
-PASSING = {408, 409, 425, 429, 500, 502, 503, 504}  # HTTP statuses after which the same request may succeed
+PASSING = {
+    408,
+    409,
+    425,
+    429,
+    500,
+    502,
+    503,
+    504,
+}  # HTTP statuses after which the same request may succeed
 MOST_BYTES = 2**26  # largest answer; scores and reasons are short
 REFUSED = {401, 403, 404}  # wrong key, model or address: every request would fail
 
@@ -54,15 +78,18 @@ def check_key(settings: ServerSettings, where: str) -> None:
         return
     key = os.environ.get(variable, "")
     if not key or not key.isascii() or not key.isprintable():
-        problem = "holds characters that a key cannot have" if key else "is not set in the environment"
+        problem = (
+            "holds characters that a key cannot have" if key else "is not set in the environment"
+        )
         raise UserError(f"{where}.key_variable: {variable} {problem}")
 
 
 class HttpClient:
     """request(path) -> the body of an answer of status 200; Unanswered if every try failed.
 
-    Failures that may pass (busy, failing, silent, cut off) are retried, each time after twice the wait, or after as long as the
-    server asks for. UserError if the server refuses every request; its text has `where` (a setting) and `hint`.
+    Failures that may pass (busy, failing, silent, cut off) are retried, each time after twice the
+    wait, or after as long as the server asks for. UserError if the server refuses every request;
+    its text has `where` (a setting) and `hint`.
     """
 
     def __init__(self, settings: ServerSettings, where: str, hint: str = ""):
@@ -74,12 +101,20 @@ class HttpClient:
             check_key(settings, where)
             headers["Authorization"] = f"Bearer {os.environ[settings.key_variable]}"
             if (address := httpx.URL(self.url)).scheme == "http" and not on_loopback(address.host):
-                print(f"warning: {where}: the key of {settings.key_variable} is sent unencrypted to {self.url}", file=sys.stderr)
+                print(
+                    f"warning: {where}: the key of {settings.key_variable} is sent unencrypted to "
+                    f"{self.url}",
+                    file=sys.stderr,
+                )
         # A new connection for each request, so that `Watch` sees it
         limits = httpx.Limits(max_connections=settings.concurrency, max_keepalive_connections=0)
-        self.client = httpx.Client(headers=headers, timeout=settings.timeout, limits=limits, trust_env=False)
+        self.client = httpx.Client(
+            headers=headers, timeout=settings.timeout, limits=limits, trust_env=False
+        )
         # at random, so that requests are not repeated all at once
-        longer = wait_exponential_jitter(initial=settings.backoff, max=LONGEST_WAIT, jitter=settings.backoff)
+        longer = wait_exponential_jitter(
+            initial=settings.backoff, max=LONGEST_WAIT, jitter=settings.backoff
+        )
         self.retrying = Retrying(
             stop=stop_after_attempt(settings.tries),
             wait=lambda state: min(max(longer(state), _read_wait(state)), LONGEST_WAIT),
@@ -97,14 +132,18 @@ class HttpClient:
         try:
             return self.retrying(self._once, path, data)
         except RetryError as failed:
-            raise Passing(f"{failed.last_attempt.exception()} ({self.settings.tries} tries)") from None
+            raise Passing(
+                f"{failed.last_attempt.exception()} ({self.settings.tries} tries)"
+            ) from None
 
     def _once(self, path: str, body: bytes | None) -> bytes:
         """Try once, within `timeout` seconds in all, however slowly the server sends."""
         address, data, method = self.url + path, bytearray(), "GET" if body is None else "POST"
         with Watch(self.settings.timeout) as watch:
             try:
-                with self.client.stream(method, address, content=body, extensions={"trace": watch.see}) as response:
+                with self.client.stream(
+                    method, address, content=body, extensions={"trace": watch.see}
+                ) as response:
                     for chunk in response.iter_raw():
                         data += chunk
                         if len(data) > MOST_BYTES:
@@ -192,47 +231,74 @@ def seconds(retry_after: str | None) -> float:
 class RemoteReward:
     """score(images, prompts) -> [N] float32, NaN where a score is missing; `score_with_reasons` also says why.
 
-    The constructor asks the server which reward it serves: UserError if it serves another one, TransientError if it cannot be
-    reached now.
+    The constructor asks the server which reward it serves: UserError if it serves another one,
+    TransientError if it cannot be reached now.
     """
 
     def __init__(self, name: str, settings: RewardServerSettings):
         self.settings, self.where = settings, f"rewards.{name}.server"
-        self.client = HttpClient(settings, self.where, " (a score server, see docs/reward_servers.md)")
+        self.client = HttpClient(
+            settings, self.where, " (a score server, see docs/reward_servers.md)"
+        )
         self.health = self._health()
         self._check(settings.reward or name)
-        self.size = min(settings.max_images_per_request, self.health.max_images or settings.max_images_per_request)
+        self.size = min(
+            settings.max_images_per_request,
+            self.health.max_images or settings.max_images_per_request,
+        )
 
     def _health(self) -> Health:
         try:
             return read_health(self.client.request("/health"))
         except Unanswered as error:
             kind = TransientError if isinstance(error, Passing) else UserError
-            raise kind(f"{self.where}: {self.client.url} did not say which reward it serves: {error}") from None
+            raise kind(
+                f"{self.where}: {self.client.url} did not say which reward it serves: {error}"
+            ) from None
         except ValueError as error:
-            raise UserError(f"{self.where}: {self.client.url}/health is not a score server: {error}") from None
+            raise UserError(
+                f"{self.where}: {self.client.url}/health is not a score server: {error}"
+            ) from None
 
     def _check(self, reward: str) -> None:
         health, settings = self.health, self.settings
         if health.reward != reward:
-            raise UserError(f"{self.where}: {self.client.url} serves {health.reward!r} ({health.label}), not {reward!r}")
+            raise UserError(
+                f"{self.where}: {self.client.url} serves {health.reward!r} ({health.label}), "
+                f"not {reward!r}"
+            )
         if settings.version not in (None, health.version):
-            raise UserError(f"{self.where}.version: {self.client.url} serves version {health.version}, not {settings.version}")
+            raise UserError(
+                f"{self.where}.version: {self.client.url} serves version {health.version}, "
+                f"not {settings.version}"
+            )
         if PNG not in health.images:
-            raise UserError(f"{self.where}: {self.client.url} reads {', '.join(health.images) or 'no images'}, not {PNG}")
+            raise UserError(
+                f"{self.where}: {self.client.url} reads {', '.join(health.images) or 'no images'}, "
+                f"not {PNG}"
+            )
         if settings.images == "float32" and NPY not in health.images:
-            raise UserError(f"{self.where}.images: {self.client.url} reads {', '.join(health.images)} only: set images: png")
+            raise UserError(
+                f"{self.where}.images: {self.client.url} reads {', '.join(health.images)} only: "
+                "set images: png"
+            )
 
     def __call__(self, images: Images, prompts: Sequence[str]) -> torch.Tensor:
         return self.score_with_reasons(images, prompts)[0]
 
-    def score_with_reasons(self, images: Images, prompts: Sequence[str]) -> tuple[torch.Tensor, list[str | None]]:
+    def score_with_reasons(
+        self, images: Images, prompts: Sequence[str]
+    ) -> tuple[torch.Tensor, list[str | None]]:
         """Return scores [N], and the reason for each that is NaN."""
         check_pairs(images, prompts)
         parts = [slice(start, start + self.size) for start in range(0, len(images), self.size)]
-        scored = self.client.together(self._ask, [images[part] for part in parts], [list(prompts[part]) for part in parts])
+        scored = self.client.together(
+            self._ask, [images[part] for part in parts], [list(prompts[part]) for part in parts]
+        )
         pairs = [pair for part in scored for pair in part]
-        return torch.tensor([score for score, _ in pairs], dtype=torch.float32), [why for _, why in pairs]
+        return torch.tensor([score for score, _ in pairs], dtype=torch.float32), [
+            why for _, why in pairs
+        ]
 
     def _ask(self, images: Images, prompts: list[str]) -> list[Scored]:
         body = {"prompts": prompts, "images": encode(images, self.settings.images)}

@@ -20,7 +20,9 @@ PNG, NPY = "image/png", "application/x-npy"
 PNG_MODES = {"1", "L", "LA", "P", "RGB", "RGBA", "I;16"}
 FLOAT32 = np.dtype("<f4")
 LARGEST = torch.finfo(torch.float32).max  # scores are kept as float32
-Sent = tuple[torch.Tensor | Image.Image, int]  # an image, as [3, H, W] float32 or a PIL image, and its number of pixels
+Sent = tuple[
+    torch.Tensor | Image.Image, int
+]  # an image, as [3, H, W] float32 or a PIL image, and its number of pixels
 Scored = tuple[float, str | None]  # a score, or NaN and the reason why there is none
 
 
@@ -53,12 +55,16 @@ class ScoreRequest(BaseModel):
 def encode(images: Images, form: Literal["float32", "png"]) -> list[str]:
     """Encode N images as data URLs: tensors [N, 3, H, W] in [0, 1] in that form, PIL images losslessly as PNG of their own mode.
 
-    What is transparent is laid on white, as servers would each do in their way. Modes that PNG does not have, such as CMYK, are sent as RGB.
+    What is transparent is laid on white, as servers would each do in their way. Modes that PNG does
+    not have, such as CMYK, are sent as RGB.
     """
     from torchvision.transforms.v2 import functional as TF
 
     if not isinstance(images, torch.Tensor):
-        return [as_png(image if image.mode in PNG_MODES else image.convert("RGB")) for image in map(opaque, images)]
+        return [
+            as_png(image if image.mode in PNG_MODES else image.convert("RGB"))
+            for image in map(opaque, images)
+        ]
     if form == "png":
         return [as_png(TF.to_pil_image(image)) for image in eight_bit(images)]
     return [_as_npy(image) for image in images.detach().to("cpu", torch.float32)]
@@ -99,7 +105,9 @@ def _decode_png(data: bytes, most_pixels: int) -> Sent:
         pixels = _check_pixels(image.width * image.height, most_pixels)
         image.load()
     except (OSError, SyntaxError, Image.DecompressionBombError) as error:
-        raise ValueError(f"not a PNG that can be read ({' '.join(str(error).split())[:99]})") from None
+        raise ValueError(
+            f"not a PNG that can be read ({' '.join(str(error).split())[:99]})"
+        ) from None
     return in_eight_bits(image), pixels
 
 
@@ -113,10 +121,15 @@ def _decode_npy(data: bytes, most_pixels: int) -> Sent:
     except (SyntaxError, TokenError) as error:  # in the header, which NumPy parses as Python
         raise ValueError(f"not a .npy that can be read ({error})") from None
     if len(shape) != 3 or shape[0] != 3 or min(shape) < 1 or by_columns or dtype != FLOAT32:
-        raise ValueError(f"a .npy of {dtype} {list(shape)}; only [3, H, W] of little-endian float32, by rows, is read")
+        raise ValueError(
+            f"a .npy of {dtype} {list(shape)}; only [3, H, W] of little-endian float32, by rows, "
+            "is read"
+        )
     pixels = _check_pixels(shape[1] * shape[2], most_pixels)
     if len(data) - buffer.tell() != 3 * pixels * FLOAT32.itemsize:
-        raise ValueError(f"a .npy of {list(shape)} with {len(data) - buffer.tell()} bytes of values")
+        raise ValueError(
+            f"a .npy of {list(shape)} with {len(data) - buffer.tell()} bytes of values"
+        )
     values = np.frombuffer(data, FLOAT32, offset=buffer.tell()).reshape(shape)
     return torch.from_numpy(values.astype(np.float32)), pixels
 
@@ -131,7 +144,10 @@ def answer(scores: Sequence[Scored]) -> dict[str, list]:
     """Return the body of an answer to POST /score: a score that is not finite becomes null, with a reason."""
     return {
         "scores": [score if math.isfinite(score) else None for score, _ in scores],
-        "reasons": [None if math.isfinite(score) else why or f"the reward is {score}" for score, why in scores],
+        "reasons": [
+            None if math.isfinite(score) else why or f"the reward is {score}"
+            for score, why in scores
+        ],
     }
 
 
@@ -141,16 +157,29 @@ def read_answer(data: bytes, count: int) -> list[Scored]:
         body = json.loads(data)
         scores, reasons = body["scores"], body.get("reasons") or [None] * count
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        raise ValueError(f"not an answer with scores: {data[:200].decode(errors='replace')!r}") from None
-    if not isinstance(scores, list) or len(scores) != count or not isinstance(reasons, list) or len(reasons) != count:
-        counts = [len(part) if isinstance(part, list) else type(part).__name__ for part in (scores, reasons)]
+        raise ValueError(
+            f"not an answer with scores: {data[:200].decode(errors='replace')!r}"
+        ) from None
+    if (
+        not isinstance(scores, list)
+        or len(scores) != count
+        or not isinstance(reasons, list)
+        or len(reasons) != count
+    ):
+        counts = [
+            len(part) if isinstance(part, list) else type(part).__name__
+            for part in (scores, reasons)
+        ]
         raise ValueError(f"{counts[0]} scores and {counts[1]} reasons for {count} images")
     return [_read_score(score, why) for score, why in zip(scores, reasons)]
 
 
 def _read_score(score: object, why: object) -> Scored:
     if score is None:
-        return math.nan, f"the server: {why}" if why else "the server gave neither a score nor a reason"
+        return (
+            math.nan,
+            f"the server: {why}" if why else "the server gave neither a score nor a reason",
+        )
     if isinstance(score, bool) or not isinstance(score, int | float):
         return math.nan, f"not a number: {str(score)[:60]!r}"
     if not abs(score) <= LARGEST:
@@ -165,4 +194,6 @@ def read_health(data: bytes) -> Health:
     except ValidationError as error:
         problem = error.errors()[0]
         key = ".".join(map(str, problem["loc"]))
-        raise ValueError(f"{key + ': ' if key else ''}{problem['msg']}: {data[:200].decode(errors='replace')!r}") from None
+        raise ValueError(
+            f"{key + ': ' if key else ''}{problem['msg']}: {data[:200].decode(errors='replace')!r}"
+        ) from None

@@ -1,7 +1,7 @@
 """Serve a reward over HTTP: GET /health and POST /score, as docs/reward_servers.md describes them.
 
-Requests are scored one after the other. One that cannot be answered gets a status and a reason in one line, never a made-up
-score.
+Requests are scored one after the other. One that cannot be answered gets a status and a reason in
+one line, never a made-up score.
 """
 
 import asyncio
@@ -27,12 +27,22 @@ from starlette.requests import ClientDisconnect
 
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.rewards.preprocess import opaque
-from g2rpo_core.rewards.reward_protocol import NPY, PNG, Health, Scored, ScoreRequest, answer, decode
+from g2rpo_core.rewards.reward_protocol import (
+    NPY,
+    PNG,
+    Health,
+    Scored,
+    ScoreRequest,
+    answer,
+    decode,
+)
 from g2rpo_core.rewards.scoring import score_one
 from g2rpo_core.rewards.spec import Reward
 
 log = logging.getLogger(__name__)
-AT_ONCE = 8  # requests that are decoded and scored at once, and that fit into memory at their largest
+AT_ONCE = (
+    8  # requests that are decoded and scored at once, and that fit into memory at their largest
+)
 MOST_IMAGES = 256  # of a request
 MOST_LETTERS = 4000  # of a prompt; a tokenizer's time grows with the square of a word's length
 MOST_PIXELS = 2**28  # all images of a request together, 256 of 1024 x 1024
@@ -87,7 +97,10 @@ def make_app(served: Served) -> FastAPI:
     async def score(request: Request) -> JSONResponse:
         check_key(request, served.key)
         # A page of another site can send anything but this type without asking
-        if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        if (
+            request.headers.get("content-type", "").partition(";")[0].strip().lower()
+            != "application/json"
+        ):
             raise Refused(415, "the request must be of Content-Type: application/json")
         # What arrives slowly keeps nobody else waiting
         async with whole_body(request, served.most_bytes, room) as data, places:
@@ -99,7 +112,9 @@ def make_app(served: Served) -> FastAPI:
 
     @app.exception_handler(Exception)
     async def failed(request: Request, error: Exception) -> JSONResponse:
-        return JSONResponse({"detail": f"the server failed: {type(error).__name__}"}, 500)  # its log has more
+        return JSONResponse(
+            {"detail": f"the server failed: {type(error).__name__}"}, 500
+        )  # its log has more
 
     return app
 
@@ -137,7 +152,9 @@ async def whole_body(request: Request, most: int, room: Room) -> AsyncIterator[b
 
 def too_large(most: int) -> Refused:
     return Refused(
-        413, f"the request is over {most / 2**20:g} MiB: send fewer images at once, or start the server with a higher limit"
+        413,
+        f"the request is over {most / 2**20:g} MiB: send fewer images at once, "
+        "or start the server with a higher limit",
     )
 
 
@@ -151,11 +168,17 @@ def score_request(served: Served, data: bytes, turn: Lock) -> dict[str, list]:
         raise Refused(422, ": ".join([*map(str, problem["loc"]), problem["msg"]])) from None
     prompts, urls = asked.prompts, asked.images
     if len(prompts) != len(urls):
-        raise Refused(422, f"{len(urls)} images and {len(prompts)} prompts; need one prompt per image")
+        raise Refused(
+            422, f"{len(urls)} images and {len(prompts)} prompts; need one prompt per image"
+        )
     if len(urls) > MOST_IMAGES:
         raise Refused(413, f"{len(urls)} images; a request may have at most {MOST_IMAGES}")
     if long := [number for number, prompt in enumerate(prompts) if len(prompt) > MOST_LETTERS]:
-        raise Refused(422, f"prompts: {long[0]}: {len(prompts[long[0]])} characters; a prompt may have at most {MOST_LETTERS}")
+        raise Refused(
+            422,
+            f"prompts: {long[0]}: {len(prompts[long[0]])} characters; "
+            f"a prompt may have at most {MOST_LETTERS}",
+        )
     # Decode the images, no more pixels than fit into memory
     images: list[torch.Tensor | Image.Image] = []
     left = MOST_PIXELS
@@ -172,13 +195,17 @@ def score_request(served: Served, data: bytes, turn: Lock) -> dict[str, list]:
             return answer(score_images(served, images, prompts))
     except UserError as error:
         reason = str(error)
-    except Exception as error:  # a reward's code may raise anything; the next request may still be scored
+    except (
+        Exception
+    ) as error:  # a reward's code may raise anything; the next request may still be scored
         log.exception("%s failed", served.health.reward)
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
     raise Refused(500, f"{served.health.reward} failed: {reason}")
 
 
-def score_images(served: Served, images: Sequence[torch.Tensor | Image.Image], prompts: Sequence[str]) -> list[Scored]:
+def score_images(
+    served: Served, images: Sequence[torch.Tensor | Image.Image], prompts: Sequence[str]
+) -> list[Scored]:
     """Return scores in the images' order.
 
     Files are scored together, and so are tensors of one size, as the reward would get them locally.
@@ -186,8 +213,12 @@ def score_images(served: Served, images: Sequence[torch.Tensor | Image.Image], p
     from torchvision.transforms.v2 import functional as TF
 
     if served.tensors:
-        to_tensor = lambda image: TF.to_dtype(TF.pil_to_tensor(opaque(image).convert("RGB")), torch.float32, scale=True)
-        images = [image if isinstance(image, torch.Tensor) else to_tensor(image) for image in images]
+        to_tensor = lambda image: TF.to_dtype(
+            TF.pil_to_tensor(opaque(image).convert("RGB")), torch.float32, scale=True
+        )
+        images = [
+            image if isinstance(image, torch.Tensor) else to_tensor(image) for image in images
+        ]
     alike = defaultdict(list)
     for number, image in enumerate(images):
         alike[image.shape if isinstance(image, torch.Tensor) else None].append(number)
@@ -195,7 +226,9 @@ def score_images(served: Served, images: Sequence[torch.Tensor | Image.Image], p
     for shape, numbers in alike.items():
         part = [images[number] for number in numbers]
         together = torch.stack(part).to(served.device) if shape is not None else part  # type: ignore[arg-type]
-        values, reasons = score_one(served.reward, together, [prompts[number] for number in numbers])
+        values, reasons = score_one(
+            served.reward, together, [prompts[number] for number in numbers]
+        )
         scored |= dict(zip(numbers, zip(values.tolist(), reasons)))
     return [scored[number] for number in range(len(images))]
 
@@ -208,4 +241,11 @@ def describe(name: str, label: str, settings: dict, models: dict, note: str | No
     except importlib.metadata.PackageNotFoundError:  # a checkout that is not installed
         release = "0"
     version = f"{release}+{hashlib.sha256(decides).hexdigest()[:12]}"
-    return Health(reward=name, label=label, version=version, images=[PNG, NPY], max_images=MOST_IMAGES, note=note)
+    return Health(
+        reward=name,
+        label=label,
+        version=version,
+        images=[PNG, NPY],
+        max_images=MOST_IMAGES,
+        note=note,
+    )

@@ -22,12 +22,20 @@ class Scores(NamedTuple):
     """Why a score is missing, else None; by reward and image."""
 
 
-def score_all(rewards: Mapping[str, Reward], images: torch.Tensor, prompts: Sequence[str], group: int | None = None) -> Scores:
+def score_all(
+    rewards: Mapping[str, Reward],
+    images: torch.Tensor,
+    prompts: Sequence[str],
+    group: int | None = None,
+) -> Scores:
     """Score every image [N, 3, H, W] with every reward; a `RewardWithReasons` gives its own reasons.
 
-    group: each so many images in a row are a group, for a `GroupReward`, which raises UserError without it.
+    group: each so many images in a row are a group, for a `GroupReward`, which raises UserError
+    without it.
     """
-    values, reasons = zip(*(score_one(reward, images, prompts, group) for reward in rewards.values()))
+    values, reasons = zip(
+        *(score_one(reward, images, prompts, group) for reward in rewards.values())
+    )
     stacked = torch.stack([scores.float().to(images.device) for scores in values])
     return Scores(stacked.masked_fill(~stacked.isfinite(), math.nan), list(reasons))
 
@@ -41,14 +49,24 @@ def score_one(
     if isinstance(reward, RewardWithReasons):
         return reward.score_with_reasons(images, prompts)
     scores = reward(images, prompts)
-    return scores, [None if math.isfinite(value) else f"the reward is {value}" for value in scores.tolist()]
+    return scores, [
+        None if math.isfinite(value) else f"the reward is {value}" for value in scores.tolist()
+    ]
 
 
-def score_table(rewards: Mapping[str, Reward], prompts: list[Prompt], images: torch.Tensor) -> pd.DataFrame:
+def score_table(
+    rewards: Mapping[str, Reward], prompts: list[Prompt], images: torch.Tensor
+) -> pd.DataFrame:
     """Return one row per prompt and reward: prompt_id, style, reward, score, reason; a missing score is NaN and has a reason."""
     scores, reasons = score_all(rewards, images, [prompt.text for prompt in prompts])
     rows = [
-        {"prompt_id": prompt.id, "style": prompt.style, "reward": name, "score": value, "reason": reason}
+        {
+            "prompt_id": prompt.id,
+            "style": prompt.style,
+            "reward": name,
+            "score": value,
+            "reason": reason,
+        }
         for name, values, why in zip(rewards, scores.tolist(), reasons)
         for prompt, value, reason in zip(prompts, values, why)
     ]
@@ -67,5 +85,6 @@ def check_missing(name: str, missing: int, total: int, largest: float, reason: s
     """Check that at most the share `largest` of a reward's `total` scores is missing; else UserError with the example `reason`."""
     if missing > largest * total:
         raise UserError(
-            f"reward {name}: {missing} of {total} scores are missing, more than rewards.{name}.max_missing = {largest:g} allows; for example: {reason}"
+            f"reward {name}: {missing} of {total} scores are missing, "
+            f"more than rewards.{name}.max_missing = {largest:g} allows; for example: {reason}"
         )

@@ -1,6 +1,7 @@
 """Score images by the cosine of image and prompt under a model of two towers: HPS-v2.1, CLIP Score and PickScore.
 
-HPS-v2.1 and CLIP Score leave out the model's logit scale; PickScore has it, over 100, as in the paper (0.22, not 22).
+HPS-v2.1 and CLIP Score leave out the model's logit scale; PickScore has it, over 100, as in the
+paper (0.22, not 22).
 """
 
 import json
@@ -18,7 +19,14 @@ from g2rpo_core.hub.model_store import ModelStore
 from g2rpo_core.hub.pretrained import load_whole
 from g2rpo_core.rewards import packages
 from g2rpo_core.rewards.preprocess import OPENAI_MEAN, OPENAI_STD, Images, Preprocess, check_pairs
-from g2rpo_core.rewards.spec import VIT_H_14, BackendSettings, Reward, RewardSpec, ScorerSettings, Tokens
+from g2rpo_core.rewards.spec import (
+    VIT_H_14,
+    BackendSettings,
+    Reward,
+    RewardSpec,
+    ScorerSettings,
+    Tokens,
+)
 
 DEFAULT = ScorerSettings()
 MOST_TEXTS = 2**14  # encoded prompts that are kept; 64 MiB with a ViT-H-14
@@ -27,8 +35,8 @@ MOST_TEXTS = 2**14  # encoded prompts that are kept; 64 MiB with a ViT-H-14
 class CosineScore:
     """scale * cosine, [N] float32. Texts are encoded once and kept; nothing has a gradient.
 
-    encode_images: [n, 3, size, size] -> [n, D]; encode_texts: n texts -> [n, D]; both on `device` in the dtype of `settings`, of
-    any length. Cosines are taken in float32.
+    encode_images: [n, 3, size, size] -> [n, D]; encode_texts: n texts -> [n, D]; both on `device`
+    in the dtype of `settings`, of any length. Cosines are taken in float32.
     """
 
     def __init__(
@@ -41,7 +49,11 @@ class CosineScore:
         scale: float = 1.0,
         tokens: Tokens | None = None,
     ):
-        self.encode_images, self.encode_texts, self.preprocess = encode_images, encode_texts, preprocess
+        self.encode_images, self.encode_texts, self.preprocess = (
+            encode_images,
+            encode_texts,
+            preprocess,
+        )
         self.device, self.scale, self.micro_batch = device, scale, settings.micro_batch
         self.dtype, self.tokens = getattr(torch, settings.dtype), tokens
         self._texts: dict[str, torch.Tensor] = {}
@@ -59,25 +71,38 @@ class CosineScore:
         new = [prompt for prompt in asked if prompt not in known]
         for start in range(0, len(new), self.micro_batch):
             part = new[start : start + self.micro_batch]
-            known.update(zip(part, map(torch.clone, F.normalize(self.encode_texts(part).float(), dim=-1))))
+            known.update(
+                zip(part, map(torch.clone, F.normalize(self.encode_texts(part).float(), dim=-1)))
+            )
         texts = torch.stack([known[prompt] for prompt in prompts])
         # The last asked for are at the end
         self._texts |= known
         for prompt in list(self._texts)[:-MOST_TEXTS]:
             del self._texts[prompt]
-        parts = (images[start : start + self.micro_batch] for start in range(0, len(images), self.micro_batch))
-        encoded = (self.encode_images(self.preprocess(part, self.device).to(self.dtype)) for part in parts)
+        parts = (
+            images[start : start + self.micro_batch]
+            for start in range(0, len(images), self.micro_batch)
+        )
+        encoded = (
+            self.encode_images(self.preprocess(part, self.device).to(self.dtype)) for part in parts
+        )
         return torch.cat([F.normalize(part.float(), dim=-1) for part in encoded]), texts
 
 
 def make_open_clip_score(
-    model: torch.nn.Module, tokenize, preprocess: Preprocess, device: torch.device, settings: ScorerSettings
+    model: torch.nn.Module,
+    tokenize,
+    preprocess: Preprocess,
+    device: torch.device,
+    settings: ScorerSettings,
 ) -> CosineScore:
     """Make the cosine score of an open_clip model, which is moved to the device and dtype."""
     model = model.eval().requires_grad_(False).to(device, getattr(torch, settings.dtype))
     encode_texts = lambda texts: model.encode_text(tokenize(texts).to(device))
     tokens = Tokens(tokenize.context_length, lambda texts: _count_tokens(tokenize, texts))
-    return CosineScore(model.encode_image, encode_texts, preprocess, device, settings, tokens=tokens)
+    return CosineScore(
+        model.encode_image, encode_texts, preprocess, device, settings, tokens=tokens
+    )
 
 
 def _count_tokens(tokenize, texts: Sequence[str]) -> list[int]:
@@ -90,10 +115,14 @@ def _count_tokens(tokenize, texts: Sequence[str]) -> list[int]:
 class HPSSettings(BackendSettings):
     """Settings of HPS-v2.1."""
 
-    backend: Literal["native", "hpsv2"] = Field("native", description="our own code, or the package hpsv2 itself")
+    backend: Literal["native", "hpsv2"] = Field(
+        "native", description="our own code, or the package hpsv2 itself"
+    )
 
 
-def hps(folder: Path, device: torch.device, architecture: str, settings: ScorerSettings = DEFAULT) -> CosineScore:
+def hps(
+    folder: Path, device: torch.device, architecture: str, settings: ScorerSettings = DEFAULT
+) -> CosineScore:
     """Load HPS-v2.1 from `HPS_v2.1_compressed`, .pt or .safetensors.
 
     architecture: a name in open_clip, or a file in the folder of the weights.
@@ -104,7 +133,9 @@ def hps(folder: Path, device: torch.device, architecture: str, settings: ScorerS
         open_clip.add_model_config(folder / architecture)
     name = architecture.removesuffix(".json")
     (weights,) = folder.glob("HPS_v2.1_compressed.*")
-    model = open_clip.create_model(name, pretrained=str(weights), precision="fp32", weights_only=True)
+    model = open_clip.create_model(
+        name, pretrained=str(weights), precision="fp32", weights_only=True
+    )
     preprocess = Preprocess(model.visual.image_size[0], "pad", OPENAI_MEAN, OPENAI_STD, rgb="first")
     return make_open_clip_score(model, open_clip.get_tokenizer(name), preprocess, device, settings)
 
@@ -118,70 +149,108 @@ def _build_hps(models: ModelStore, device: torch.device, settings: HPSSettings) 
 
 
 HPS = RewardSpec(
-    "hps", "HPS-v2.1", _build_hps, settings=HPSSettings, models=("hps",), open_clip=("hps",), size=VIT_H_14,
+    "hps",
+    "HPS-v2.1",
+    _build_hps,
+    settings=HPSSettings,
+    models=("hps",),
+    open_clip=("hps",),
+    size=VIT_H_14,
     aliases=("hps_v2_1", "hps-v2.1"),
-)  # fmt: skip
+)
 
 
-def clip_score(folder: Path, device: torch.device, settings: ScorerSettings = DEFAULT) -> CosineScore:
+def clip_score(
+    folder: Path, device: torch.device, settings: ScorerSettings = DEFAULT
+) -> CosineScore:
     """Load CLIP Score from a folder with `open_clip_config.json` and weights, laid out like `apple/DFN5B-CLIP-ViT-H-14`."""
     import open_clip
 
     name = f"local-dir:{folder}"
     config = json.loads((folder / "open_clip_config.json").read_text())["preprocess_cfg"]
     how = (config.get("resize_mode", "shortest"), config.get("interpolation", "bicubic"))
-    fits: dict[tuple[str, str], Literal["squash", "crop"]] = {("squash", "bicubic"): "squash", ("shortest", "bicubic"): "crop"}
+    fits: dict[tuple[str, str], Literal["squash", "crop"]] = {
+        ("squash", "bicubic"): "squash",
+        ("shortest", "bicubic"): "crop",
+    }
     if how not in fits:
         raise UserError(
-            f"{folder}: open_clip_config.json asks for {how[0]}, {how[1]}; clip_score knows squash and shortest, bicubic"
+            f"{folder}: open_clip_config.json asks for {how[0]}, {how[1]}; "
+            "clip_score knows squash and shortest, bicubic"
         )
     model = open_clip.create_model(name, precision="fp32", weights_only=True)
-    preprocess = Preprocess(model.visual.image_size[0], fits[how], tuple(config["mean"]), tuple(config["std"]), rgb="last")
+    preprocess = Preprocess(
+        model.visual.image_size[0],
+        fits[how],
+        tuple(config["mean"]),
+        tuple(config["std"]),
+        rgb="last",
+    )
     return make_open_clip_score(model, open_clip.get_tokenizer(name), preprocess, device, settings)
 
 
 CLIP_SCORE = RewardSpec(
-    "clip_score", "CLIP Score",
+    "clip_score",
+    "CLIP Score",
     lambda models, device, settings: clip_score(models.folder("clip_score"), device, settings),
-    models=("clip_score",), size=VIT_H_14,
-)  # fmt: skip
+    models=("clip_score",),
+    size=VIT_H_14,
+)
 
 
-def pickscore(folder: Path, processor: Path, device: torch.device, settings: ScorerSettings = DEFAULT) -> CosineScore:
+def pickscore(
+    folder: Path, processor: Path, device: torch.device, settings: ScorerSettings = DEFAULT
+) -> CosineScore:
     """Load PickScore from a CLIPModel's folder, laid out like `yuvalkirstain/PickScore_v1`.
 
-    processor: the folder with the tokenizer and `preprocessor_config.json`, as `laion/CLIP-ViT-H-14-laion2B-s32B-b79K`'s.
+    processor: the folder with the tokenizer and `preprocessor_config.json`, as
+    `laion/CLIP-ViT-H-14-laion2B-s32B-b79K`'s.
     """
-    model = load_whole(transformers.CLIPModel, folder, dtype=torch.float32).eval().requires_grad_(False)
-    scale = model.logit_scale.exp().item() / 100  # before rounding: in bfloat16 it would be off by a hundredth
+    model = (
+        load_whole(transformers.CLIPModel, folder, dtype=torch.float32).eval().requires_grad_(False)
+    )
+    scale = (
+        model.logit_scale.exp().item() / 100
+    )  # before rounding: in bfloat16 it would be off by a hundredth
     model.to(device, getattr(torch, settings.dtype))
     tokenizer = transformers.AutoTokenizer.from_pretrained(processor)
     config = json.loads((processor / "preprocessor_config.json").read_text())
     length = model.config.text_config.max_position_embeddings
 
     def encode_texts(texts: list[str]) -> torch.Tensor:
-        tokens = tokenizer(texts, padding=True, truncation=True, max_length=length, return_tensors="pt").to(device)
+        tokens = tokenizer(
+            texts, padding=True, truncation=True, max_length=length, return_tensors="pt"
+        ).to(device)
         return model.get_text_features(**tokens).pooler_output
 
     return CosineScore(
         lambda images: model.get_image_features(images).pooler_output,
         encode_texts,
         Preprocess(
-            model.config.vision_config.image_size, "crop", tuple(config["image_mean"]), tuple(config["image_std"]),
-            rgb="first", crop_floor=True,
+            model.config.vision_config.image_size,
+            "crop",
+            tuple(config["image_mean"]),
+            tuple(config["image_std"]),
+            rgb="first",
+            crop_floor=True,
         ),
         device,
         settings,
         scale,
-        Tokens(length, lambda texts: [len(ids) for ids in tokenizer(list(texts), verbose=False).input_ids]),
-    )  # fmt: skip
+        Tokens(
+            length,
+            lambda texts: [len(ids) for ids in tokenizer(list(texts), verbose=False).input_ids],
+        ),
+    )
 
 
 # the size is that of its ViT-H-14
 PICKSCORE = RewardSpec(
-    "pickscore", "PickScore",
+    "pickscore",
+    "PickScore",
     lambda models, device, settings: pickscore(
         models.folder("pickscore"), models.folder("pickscore_processor"), device, settings
     ),
-    models=("pickscore", "pickscore_processor"), size=VIT_H_14,
-)  # fmt: skip
+    models=("pickscore", "pickscore_processor"),
+    size=VIT_H_14,
+)

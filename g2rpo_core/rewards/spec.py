@@ -14,14 +14,17 @@ from g2rpo_core.rewards.addresses import checked_url
 if TYPE_CHECKING:
     from g2rpo_core.rewards.preprocess import Images
 
-Section = Mapping[str, Mapping[str, object]]  # the section `rewards` of a profile: name -> settings, not yet checked
+Section = Mapping[
+    str, Mapping[str, object]
+]  # the section `rewards` of a profile: name -> settings, not yet checked
 
 
 class Reward(Protocol):
     """reward(images, prompts) -> float32 [N].
 
-    images: [N, 3, H, W] float in [0, 1], or N PIL images of any size (the verifier only takes tensors); prompts: N texts.
-    No gradient; higher is better; ValueError unless there is one prompt per image.
+    images: [N, 3, H, W] float in [0, 1], or N PIL images of any size (the verifier only takes
+    tensors); prompts: N texts. No gradient; higher is better; ValueError unless there is one prompt
+    per image.
     """
 
     def __call__(self, images: "Images", prompts: Sequence[str]) -> torch.Tensor: ...
@@ -40,17 +43,22 @@ class Tokens(NamedTuple):
 class RewardWithReasons(Protocol):
     """A reward that can fail on single images: scores [N], with NaN for each missing one, and the reasons."""
 
-    def score_with_reasons(self, images: "Images", prompts: Sequence[str]) -> tuple[torch.Tensor, list[str | None]]: ...
+    def score_with_reasons(
+        self, images: "Images", prompts: Sequence[str]
+    ) -> tuple[torch.Tensor, list[str | None]]: ...
 
 
 @runtime_checkable
 class GroupReward(Protocol):
     """A reward that compares the images of a group, so that an image has no score by itself.
 
-    images: N, of which each `group` in a row are one group, for one prompt. Return scores [N], NaN where one is missing, and reasons.
+    images: N, of which each `group` in a row are one group, for one prompt. Return scores [N], NaN
+    where one is missing, and reasons.
     """
 
-    def score_groups(self, images: "Images", prompts: Sequence[str], group: int) -> tuple[torch.Tensor, list[str | None]]: ...
+    def score_groups(
+        self, images: "Images", prompts: Sequence[str], group: int
+    ) -> tuple[torch.Tensor, list[str | None]]: ...
 
 
 Connections = Annotated[int, Field(gt=0, le=10_000)]
@@ -59,45 +67,65 @@ Connections = Annotated[int, Field(gt=0, le=10_000)]
 class ServerSettings(Settings):
     """A server that a reward asks."""
 
-    url: Annotated[str, BeforeValidator(checked_url)] = Field(pattern=r"^https?://\S+$", description="the server's address")
+    url: Annotated[str, BeforeValidator(checked_url)] = Field(
+        pattern=r"^https?://\S+$", description="the server's address"
+    )
     timeout: float = Field(120, gt=0, le=86_400, description="seconds for one try")
     tries: int = Field(5, gt=0, le=1000, description="of each request")
     backoff: float = Field(
         1.0,
         ge=0,
         le=3600,
-        description="seconds before the second try, doubled before each further one, and up to as many more at random",
+        description=(
+            "seconds before the second try, doubled before each further one, "
+            "and up to as many more at random"
+        ),
     )
     concurrency: Connections = Field(16, description="open requests at once")
-    key_variable: str | None = Field(None, description="the environment variable with the server's key")
+    key_variable: str | None = Field(
+        None, description="the environment variable with the server's key"
+    )
 
 
 class RewardServerSettings(ServerSettings):
     """A score server, such as `g2rpo serve-reward` (docs/reward_servers.md); /health and /score are added to its url."""
 
     concurrency: Connections = Field(
-        4, description="open requests at once; the server scores one after the other, and each holds its images in memory"
+        4,
+        description=(
+            "open requests at once; the server scores one after the other, "
+            "and each holds its images in memory"
+        ),
     )
     reward: str | None = Field(None, description="its name at the server; null: the name here")
     version: str | None = Field(None, description="that the server must have; null: any")
     max_images_per_request: Count = Field(8, description="images in one request")
-    images: Literal["float32", "png"] = Field("float32", description="how tensors are sent: exactly, or rounded to 8 bits")
+    images: Literal["float32", "png"] = Field(
+        "float32", description="how tensors are sent: exactly, or rounded to 8 bits"
+    )
 
 
 class ChatServerSettings(ServerSettings):
     """A server with OpenAI's chat completions, such as vLLM's or SGLang's, whose url ends in the API's version."""
 
     model: str = Field(description="its name at the server")
-    concurrency: Connections = Field(16, description="open requests at once; such servers batch them")
+    concurrency: Connections = Field(
+        16, description="open requests at once; such servers batch them"
+    )
 
 
 class RewardSettings(Settings):
     """Settings of every reward."""
 
     max_missing: float = Field(
-        0.05, ge=0, lt=1, description="the largest share of images without a score before an evaluation stops"
+        0.05,
+        ge=0,
+        lt=1,
+        description="the largest share of images without a score before an evaluation stops",
     )
-    server: RewardServerSettings | None = Field(None, description="where scores come from; null: computed here")
+    server: RewardServerSettings | None = Field(
+        None, description="where scores come from; null: computed here"
+    )
 
     @property
     def remote(self) -> bool:
@@ -114,13 +142,16 @@ class ScorerSettings(RewardSettings):
     """Settings of a reward with a model. Scores are always float32; in bfloat16 they do not equal the published package's to 1e-5."""
 
     micro_batch: Count = Field(256, description="images in one call of the model")
-    dtype: Literal["float32", "bfloat16"] = Field("float32", description="of weights and computation")
+    dtype: Literal["float32", "bfloat16"] = Field(
+        "float32", description="of weights and computation"
+    )
 
 
 class BackendSettings(ScorerSettings):
     """Settings of a reward that a published package can compute instead of our own code, `native`.
 
-    The scores are equal to 1e-5. The package is slower: it takes one image at a time, whatever the micro_batch, as 8-bit files hold it.
+    The scores are equal to 1e-5. The package is slower: it takes one image at a time, whatever the
+    micro_batch, as 8-bit files hold it.
     """
 
     backend: str = "native"
@@ -128,7 +159,10 @@ class BackendSettings(ScorerSettings):
     @model_validator(mode="after")
     def _packages_compute_in_float32(self):
         if self.backend != "native" and self.dtype != "float32":
-            raise ValueError(f"backend: {self.backend} computes only in float32; leave out dtype: {self.dtype}, or use native")
+            raise ValueError(
+                f"backend: {self.backend} computes only in float32; leave out dtype: {self.dtype}, "
+                "or use native"
+            )
         return self
 
 
@@ -150,7 +184,8 @@ class ModelSize:
         return self.width * self.parameters
 
 
-# ViT-H-14: open_clip's parameters; twelve float32 of its 257 x 1280 states at once (residual, norm, MLP, ...)
+# ViT-H-14: open_clip's parameters; twelve float32 of its 257 x 1280 states at once (residual, norm,
+# MLP, ...)
 VIT_H_14 = ModelSize(986_109_441, 12 * 257 * 1280 * 4, 0.324e12)
 
 
@@ -160,7 +195,9 @@ class RewardSpec:
 
     name: str
     label: str
-    build: Callable[[ModelStore, torch.device, Any], Reward]  # the last argument is of the type `settings`
+    build: Callable[
+        [ModelStore, torch.device, Any], Reward
+    ]  # the last argument is of the type `settings`
     """Make the reward from the profile's models, on a device. It imports its libraries when called, so that listing names is fast."""
     settings: type[RewardSettings] = ScorerSettings
     models: tuple[str, ...] = ()

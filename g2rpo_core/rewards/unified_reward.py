@@ -1,9 +1,11 @@
 """Ask a vision-language model about each image, and read its answer as a score from 1 to 5 (UnifiedReward).
 
-The questions are in templates/, word for word as UnifiedReward's authors publish them. Three families are in use, and their scores
-are not interchangeable: `final_score` (the first models: elements, then one score), `word_axes` (version 1.5: every word, then three
-scores) and `axes` (version 2: three scores). The published inference scripts of https://github.com/CodeGoat24/UnifiedReward hold them
-as point_score_image_generation and point_score_ACS_image_generation. A change of wording becomes a new version; the old one stays.
+The questions are in templates/, word for word as UnifiedReward's authors publish them. Three
+families are in use, and their scores are not interchangeable: `final_score` (the first models:
+elements, then one score), `word_axes` (version 1.5: every word, then three scores) and `axes`
+(version 2: three scores). The published inference scripts of
+https://github.com/CodeGoat24/UnifiedReward hold them as point_score_image_generation and
+point_score_ACS_image_generation. A change of wording becomes a new version; the old one stays.
 """
 
 import json
@@ -22,11 +24,22 @@ from g2rpo_core.hub.pretrained import load_whole
 from g2rpo_core.rewards.preprocess import Images, check_pairs, eight_bit, transforms
 from g2rpo_core.rewards.remote import HttpClient, Unanswered
 from g2rpo_core.rewards.reward_protocol import as_png
-from g2rpo_core.rewards.spec import Connections, ModelSize, RewardServerSettings, RewardSettings, RewardSpec, ServerSettings
+from g2rpo_core.rewards.spec import (
+    Connections,
+    ModelSize,
+    RewardServerSettings,
+    RewardSettings,
+    RewardSpec,
+    ServerSettings,
+)
 
 FOLDER = Path(__file__).parent / "templates"
 AXES = ("Alignment Score (1-5):", "Coherence Score (1-5):", "Style Score (1-5):")
-TEMPLATES = {"final_score.v1": ("Final Score:",), "word_axes.v1": AXES, "axes.v1": AXES}  # name -> the labels of its scores
+TEMPLATES = {
+    "final_score.v1": ("Final Score:",),
+    "word_axes.v1": AXES,
+    "axes.v1": AXES,
+}  # name -> the labels of its scores
 LOWEST, HIGHEST = 1.0, 5.0
 FAMILIES = ("qwen2_5_vl", "llava_onevision")
 Answers = list[str | Exception]  # an answer, or why there is none
@@ -39,16 +52,22 @@ class UnifiedRewardServerSettings(RewardServerSettings):
 
     model: str | None = Field(
         None,
-        description="of a server with OpenAI's chat completions, whose url ends in the API's version, as http://localhost:8000/v1",
+        description=(
+            "of a server with OpenAI's chat completions, whose url ends in the API's version, "
+            "as http://localhost:8000/v1"
+        ),
     )
-    concurrency: Connections = Field(16, description="open requests at once; such servers batch them")
+    concurrency: Connections = Field(
+        16, description="open requests at once; such servers batch them"
+    )
 
     @model_validator(mode="after")
     def _of_one_kind(self):
         score_only = RewardServerSettings.model_fields.keys() - ServerSettings.model_fields.keys()
         if self.model is not None and (wrong := sorted(score_only & self.model_fields_set)):
             raise ValueError(
-                f"{wrong[0]} is a setting of score servers; a chat completions server, which has a model, does not take it"
+                f"{wrong[0]} is a setting of score servers; a chat completions server, "
+                "which has a model, does not take it"
             )
         return self
 
@@ -57,12 +76,16 @@ class UnifiedRewardSettings(RewardSettings):
     """How UnifiedReward is asked."""
 
     micro_batch: Count = Field(16, description="images in one call of the model")
-    dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="of weights and computation; auto: the files'")
+    dtype: Literal["auto", "float32", "bfloat16"] = Field(
+        "auto", description="of weights and computation; auto: the files'"
+    )
     template: Literal["final_score.v1", "word_axes.v1", "axes.v1"] = Field(
         "final_score.v1", description="the family of questions, which must fit the model"
     )
     max_new_tokens: Count = Field(512, description="of an answer; a longer one has no score")
-    server: UnifiedRewardServerSettings | None = Field(None, description="where scores come from; null: a model in this process")
+    server: UnifiedRewardServerSettings | None = Field(
+        None, description="where scores come from; null: a model in this process"
+    )
 
     @property
     def score_server(self) -> RewardServerSettings | None:
@@ -85,7 +108,8 @@ def question(template: str, prompt: str) -> str:
 def parse(template: str, answer: str) -> float:
     """Return the score in [1, 5]: the one after the template's label, or the mean of those after its three.
 
-    ValueError, saying what is wrong, unless every label appears exactly once, followed by only a number from 1 to 5.
+    ValueError, saying what is wrong, unless every label appears exactly once, followed by only a
+    number from 1 to 5.
     """
     values = []
     for label in TEMPLATES[template]:
@@ -100,7 +124,15 @@ def parse(template: str, answer: str) -> float:
 
 def conversation(text: str, images: int = 1) -> list[dict]:
     """Return images and a question about them in the form of chat templates."""
-    return [{"role": "user", "content": [*({"type": "image"} for _ in range(images)), {"type": "text", "text": text}]}]
+    return [
+        {
+            "role": "user",
+            "content": [
+                *({"type": "image"} for _ in range(images)),
+                {"type": "text", "text": text},
+            ],
+        }
+    ]
 
 
 class UnifiedReward:
@@ -112,10 +144,15 @@ class UnifiedReward:
     def __call__(self, images: Images, prompts: Sequence[str]) -> torch.Tensor:
         return self.score_with_reasons(images, prompts)[0]
 
-    def score_with_reasons(self, images: Images, prompts: Sequence[str]) -> tuple[torch.Tensor, list[str | None]]:
+    def score_with_reasons(
+        self, images: Images, prompts: Sequence[str]
+    ) -> tuple[torch.Tensor, list[str | None]]:
         """Return scores [N], and the reason for each NaN: the failure, or what is wrong with the answer, with its text."""
         check_pairs(images, prompts)
-        answers = self.ask([[image] for image in eight_bit(images)], [question(self.template, prompt) for prompt in prompts])
+        answers = self.ask(
+            [[image] for image in eight_bit(images)],
+            [question(self.template, prompt) for prompt in prompts],
+        )
         scores, reasons = zip(*(self._read(answer) for answer in answers))
         return torch.tensor(scores), list(reasons)
 
@@ -144,15 +181,23 @@ class InProcess:
         reward: str = "unified_reward",
     ):
 
-        model_type = transformers.AutoConfig.from_pretrained(folder, local_files_only=True).model_type
+        model_type = transformers.AutoConfig.from_pretrained(
+            folder, local_files_only=True
+        ).model_type
         if model_type not in FAMILIES:
             raise UserError(
-                f"{folder}: is a model of type {model_type!r}, but only {', '.join(FAMILIES)} can run in this process; "
+                f"{folder}: is a model of type {model_type!r}, but only {', '.join(FAMILIES)} can "
+                "run in this process; "
                 f"serve it and set rewards.{reward}.server"
             )
-        # Straight onto the device: each process of a node would hold all weights on the host at the same time
+        # Straight onto the device: each process of a node would hold all weights on the host at the
+        # same time
         self.model = load_whole(
-            transformers.AutoModelForImageTextToText, folder, dtype=dtype, local_files_only=True, device_map=device
+            transformers.AutoModelForImageTextToText,
+            folder,
+            dtype=dtype,
+            local_files_only=True,
+            device_map=device,
         )
         self.model.eval().requires_grad_(False).to(device)
         self.processor = transformers.AutoProcessor.from_pretrained(folder, local_files_only=True)
@@ -165,25 +210,43 @@ class InProcess:
         for start in range(0, len(shown), self.micro_batch):
             part = slice(start, start + self.micro_batch)
             texts = [
-                self.processor.apply_chat_template(conversation(text, len(images)), add_generation_prompt=True, tokenize=False)
+                self.processor.apply_chat_template(
+                    conversation(text, len(images)), add_generation_prompt=True, tokenize=False
+                )
                 for text, images in zip(questions[part], shown[part])
             ]
-            inputs = self.processor(text=texts, images=list(map(list, shown[part])), padding=True, return_tensors="pt")
+            inputs = self.processor(
+                text=texts, images=list(map(list, shown[part])), padding=True, return_tensors="pt"
+            )
             inputs = inputs.to(self.model.device, self.model.dtype)
             made = self.model.generate(
-                **inputs, max_new_tokens=self.max_new_tokens, do_sample=False, temperature=None, top_p=None, top_k=None
+                **inputs,
+                max_new_tokens=self.max_new_tokens,
+                do_sample=False,
+                temperature=None,
+                top_p=None,
+                top_k=None,
             )
-            answers += self.processor.batch_decode(made[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+            answers += self.processor.batch_decode(
+                made[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True
+            )
         return answers
 
 
 class ChatServer:
     """ask(the images of N questions, N questions) -> N answers in order, with Unanswered where every try failed.
 
-    reward: whose settings a mistake names. UserError if the server refuses every request: wrong key, model or address.
+    reward: whose settings a mistake names. UserError if the server refuses every request: wrong
+    key, model or address.
     """
 
-    def __init__(self, settings: ServerSettings, model: str, max_new_tokens: int, reward: str = "unified_reward"):
+    def __init__(
+        self,
+        settings: ServerSettings,
+        model: str,
+        max_new_tokens: int,
+        reward: str = "unified_reward",
+    ):
         self.model, self.max_new_tokens = model, max_new_tokens
         self.client = HttpClient(settings, f"rewards.{reward}.server", f" with model {model!r}")
 
@@ -191,7 +254,9 @@ class ChatServer:
         # An image of many questions is encoded once
         different = {id(image): image for images in shown for image in images}
         urls = dict(zip(different, self.client.together(_url, list(different.values()))))
-        return self.client.together(self._ask, [[urls[id(image)] for image in images] for images in shown], questions)
+        return self.client.together(
+            self._ask, [[urls[id(image)] for image in images] for images in shown], questions
+        )
 
     def _ask(self, urls: Sequence[str], question: str) -> str | Exception:
         content: list[dict] = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
@@ -212,7 +277,9 @@ class ChatServer:
             choice = json.loads(data)["choices"][0]
             text, finished = choice["message"]["content"], choice.get("finish_reason")
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-            raise Unanswered(f"not a chat completion: {data[:200].decode(errors='replace')!r}") from None
+            raise Unanswered(
+                f"not a chat completion: {data[:200].decode(errors='replace')!r}"
+            ) from None
         if not isinstance(text, str):
             raise Unanswered("an answer without text")
         if finished == "length":
@@ -225,20 +292,37 @@ def _url(image: torch.Tensor) -> str:
     return as_png(transforms().to_pil_image(image))
 
 
-def unified_reward(folder: Callable[[], Path], device: torch.device, settings: UnifiedRewardSettings) -> UnifiedReward:
+def unified_reward(
+    folder: Callable[[], Path], device: torch.device, settings: UnifiedRewardSettings
+) -> UnifiedReward:
     """Load UnifiedReward from its model's folder, or for the chat server in the settings (then `folder` is not called)."""
     if settings.server is not None and settings.server.model is not None:
-        return UnifiedReward(ChatServer(settings.server, settings.server.model, settings.max_new_tokens), settings.template)
+        return UnifiedReward(
+            ChatServer(settings.server, settings.server.model, settings.max_new_tokens),
+            settings.template,
+        )
     ask = InProcess(folder(), device, settings.micro_batch, settings.max_new_tokens, settings.dtype)
     return UnifiedReward(ask, settings.template)
 
 
-# Qwen2.5-VL-7B in bfloat16, as the files are. An image of 1024² has 1,369 tokens, question and answer some 900: keys and values of 28
-# layers (57 KB per token) and, in the prefill, two states of its MLP (76 KB per token). Two operations per parameter and token.
-QWEN_7B = ModelSize(8_292_166_656, 2_270 * (57_344 + 75_776), 2 * 8.29e9 * 2_270, width=2, at_once=DEFAULT.micro_batch)
+# Qwen2.5-VL-7B in bfloat16, as the files are. An image of 1024² has 1,369 tokens, question and
+# answer some 900: keys and values of 28 layers (57 KB per token) and, in the prefill, two states of
+# its MLP (76 KB per token). Two operations per parameter and token.
+QWEN_7B = ModelSize(
+    8_292_166_656,
+    2_270 * (57_344 + 75_776),
+    2 * 8.29e9 * 2_270,
+    width=2,
+    at_once=DEFAULT.micro_batch,
+)
 
 SPEC = RewardSpec(
-    "unified_reward", "UnifiedReward",
-    lambda models, device, settings: unified_reward(lambda: models.folder("unified_reward"), device, settings),
-    settings=UnifiedRewardSettings, models=("unified_reward",), size=QWEN_7B,
-)  # fmt: skip
+    "unified_reward",
+    "UnifiedReward",
+    lambda models, device, settings: unified_reward(
+        lambda: models.folder("unified_reward"), device, settings
+    ),
+    settings=UnifiedRewardSettings,
+    models=("unified_reward",),
+    size=QWEN_7B,
+)

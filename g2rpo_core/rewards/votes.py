@@ -1,10 +1,12 @@
 """Fit a reward to human votes: a linear Bradley-Terry head on the features of the profile's CLIP Score model.
 
-A vote says which of two images of one prompt is better. With phi(image, prompt) = [f, f * t], unit vectors f of the image and t of
-the prompt, the odds that the left image wins are exp(w . (phi(left) - phi(right))) (Bradley and Terry, 1952), and the score is
-w . phi: a difference of 1 means odds of e. All ones on f * t would be CLIP Score itself. Features of the prompt alone cancel.
+A vote says which of two images of one prompt is better. With phi(image, prompt) = [f, f * t], unit
+vectors f of the image and t of the prompt, the odds that the left image wins are exp(w . (phi(left)
+- phi(right))) (Bradley and Terry, 1952), and the score is w . phi: a difference of 1 means odds of
+e. All ones on f * t would be CLIP Score itself. Features of the prompt alone cancel.
 
-The votes are a Parquet file (`SCHEMA`, a row per vote), with the images beside it. `g2rpo demo` writes both.
+The votes are a Parquet file (`SCHEMA`, a row per vote), with the images beside it. `g2rpo demo`
+writes both.
 """
 
 import hashlib
@@ -40,7 +42,10 @@ SCHEMA = pa.schema(
     | {f"{side}_{name}": kind for side in SIDES for name, kind in _OF_A_SIDE.items()}
     | {"time": pa.timestamp("us", tz="UTC"), "voter": pa.string()}
 )
-LEAST_VOTES, LEAST_PROMPTS = 30, 5  # votes that are not `equal`, and their prompts; with fewer nothing is fitted
+LEAST_VOTES, LEAST_PROMPTS = (
+    30,
+    5,
+)  # votes that are not `equal`, and their prompts; with fewer nothing is fitted
 FOLDS = 5
 FORM = "1"  # of the head: raise it when features or fit change, so that kept heads are fitted again
 
@@ -48,13 +53,18 @@ FORM = "1"  # of the head: raise it when features or fit change, so that kept he
 class VotesSettings(ScorerSettings):
     """Settings of the reward that is fitted to human votes; micro_batch and dtype are those of the CLIP Score model."""
 
-    file: str | None = Field(None, description="the votes, such as votes/tiny.parquet; the images are beside it")
+    file: str | None = Field(
+        None, description="the votes, such as votes/tiny.parquet; the images are beside it"
+    )
     sha256: str | None = Field(
         None,
         pattern="^[0-9a-f]{64}$",
         description="hash of that file, so that new votes rerun what uses them; `g2rpo votes` prints it",
     )
-    l2: Scale = Field(1.0, description="strength of the prior: l2 / 2 * |w|^2 is added to the summed log loss of all votes")
+    l2: Scale = Field(
+        1.0,
+        description="strength of the prior: l2 / 2 * |w|^2 is added to the summed log loss of all votes",
+    )
 
 
 def read_votes(file: Path) -> pd.DataFrame:
@@ -63,10 +73,14 @@ def read_votes(file: Path) -> pd.DataFrame:
     with reading(file):
         table = pa.Table.from_pandas(table, schema=SCHEMA, preserve_index=False).to_pandas()
     if wrong := set(table.winner) - set(WINS):
-        raise UserError(complaint(file, f"has the winner {str(wrong.pop())[:20]!r}, not {', '.join(WINS)}"))
+        raise UserError(
+            complaint(file, f"has the winner {str(wrong.pop())[:20]!r}, not {', '.join(WINS)}")
+        )
     for name in (name for side in SIDES for name in table[f"{side}_file"].unique()):
         if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
-            raise UserError(complaint(file, f"names the image {name[:60]!r}, which leads out of its folder"))
+            raise UserError(
+                complaint(file, f"names the image {name[:60]!r}, which leads out of its folder")
+            )
     return table
 
 
@@ -80,7 +94,8 @@ def enough(file: Path, table: pd.DataFrame) -> None:
     votes, prompts = len(decided(table)), decided(table).prompt.nunique()
     if votes < LEAST_VOTES or prompts < LEAST_PROMPTS:
         raise UserError(
-            f"{file}: a reward needs at least {LEAST_VOTES} votes that name a better image, on {LEAST_PROMPTS} prompts; there are {votes} "
+            f"{file}: a reward needs at least {LEAST_VOTES} votes that name a better image, "
+            f"on {LEAST_PROMPTS} prompts; there are {votes} "
             f"on {prompts}: vote more in `g2rpo demo`"
         )
 
@@ -107,7 +122,9 @@ def differences(scorer: CosineScore, file: Path, table: pd.DataFrame) -> torch.T
     parts = []
     for start in range(0, len(table), scorer.micro_batch):
         part = table.iloc[start : start + scorer.micro_batch]
-        left, right = (features(scorer, read_images(file, part, side), list(part.prompt)) for side in SIDES)
+        left, right = (
+            features(scorer, read_images(file, part, side), list(part.prompt)) for side in SIDES
+        )
         parts.append((left.double() - right.double()).cpu())
     return torch.cat(parts)
 
@@ -117,26 +134,36 @@ def won(table: pd.DataFrame) -> torch.Tensor:
     return torch.tensor(table.winner.map(WINS).to_numpy(), dtype=torch.float64)
 
 
-def gradient(weights: torch.Tensor, scaled: torch.Tensor, wins: torch.Tensor, l2: float) -> torch.Tensor:
+def gradient(
+    weights: torch.Tensor, scaled: torch.Tensor, wins: torch.Tensor, l2: float
+) -> torch.Tensor:
     """Return the gradient [F] of sum(softplus(z) - wins * z) + l2 / 2 * |w|^2 with z = scaled @ w, the log loss and its prior."""
     return scaled.T @ (torch.sigmoid(scaled @ weights) - wins) + l2 * weights
 
 
 def scale_of(differences: torch.Tensor) -> torch.Tensor:
     """Return a factor for each feature [2 D], one for each half, with which the differences' mean squared norm is 1 in each half."""
-    halves = [half.square().sum(1).mean().sqrt().expand(half.shape[1]) for half in differences.chunk(2, 1)]
+    halves = [
+        half.square().sum(1).mean().sqrt().expand(half.shape[1]) for half in differences.chunk(2, 1)
+    ]
     return 1 / torch.cat(halves).clamp_min(1e-12)
 
 
 def fit(differences: torch.Tensor, wins: torch.Tensor, l2: float) -> torch.Tensor:
     """Fit the head: weights [2 D] float64 of the features, by L2-regularised logistic regression on differences [V, 2 D].
 
-    The prior holds for features as `scale_of` scales them. Deterministic: the objective is strictly convex, and LBFGS starts at 0.
+    The prior holds for features as `scale_of` scales them. Deterministic: the objective is strictly
+    convex, and LBFGS starts at 0.
     """
     scale = scale_of(differences)
     scaled, weights = differences * scale, torch.zeros(differences.shape[1], dtype=torch.float64)
     steps = torch.optim.LBFGS(
-        [weights], max_iter=1000, tolerance_grad=1e-10, tolerance_change=0, history_size=50, line_search_fn="strong_wolfe"
+        [weights],
+        max_iter=1000,
+        tolerance_grad=1e-10,
+        tolerance_change=0,
+        history_size=50,
+        line_search_fn="strong_wolfe",
     )
 
     @torch.no_grad()
@@ -152,7 +179,9 @@ def fit(differences: torch.Tensor, wins: torch.Tensor, l2: float) -> torch.Tenso
 def cross_validate(differences: torch.Tensor, table: pd.DataFrame, l2: float) -> tuple[int, int]:
     """Return of how many votes a head that has not seen their prompts names the winner, and of how many in all, the equal left out."""
     prompts = sorted(table.prompt.unique(), key=lambda prompt: seed_of("votes", prompt))
-    fold = torch.tensor(table.prompt.map({prompt: rank % FOLDS for rank, prompt in enumerate(prompts)}).to_numpy())
+    fold = torch.tensor(
+        table.prompt.map({prompt: rank % FOLDS for rank, prompt in enumerate(prompts)}).to_numpy()
+    )
     wins, right, count = won(table), 0, 0
     for held_out in range(FOLDS):
         asked = (fold == held_out) & (wins != 0.5)
@@ -174,11 +203,21 @@ class VotesReward:
 def check(settings: VotesSettings) -> Path:
     """Return the file of votes if it is the one that the settings name by its hash, with votes enough; UserError otherwise."""
     if settings.file is None:
-        raise UserError("rewards.votes.file: name the file of votes, such as votes/tiny.parquet; `g2rpo demo` writes it")
+        raise UserError(
+            "rewards.votes.file: name the file of votes, such as votes/tiny.parquet; "
+            "`g2rpo demo` writes it"
+        )
     file = whole(existing(Path(settings.file)))
     if (found := sha256(file)) != settings.sha256:
-        named = f"is of other votes than {file} has now" if settings.sha256 else f"has to name the votes of {file}"
-        raise UserError(f"rewards.votes.sha256: {named}: write `sha256: {found}`, and what uses the reward runs again")
+        named = (
+            f"is of other votes than {file} has now"
+            if settings.sha256
+            else f"has to name the votes of {file}"
+        )
+        raise UserError(
+            f"rewards.votes.sha256: {named}: write `sha256: {found}`, "
+            "and what uses the reward runs again"
+        )
     enough(file, read_votes(file))
     return file
 
@@ -188,9 +227,19 @@ def kept_head(models: ModelStore, scorer: CosineScore, settings: VotesSettings) 
 
     The processes of a run wait for the one that fits, so that all have the same weights.
     """
-    model = hashlib.sha256(json.dumps(models.entry("clip_score")["files"], sort_keys=True).encode()).hexdigest()
-    decides = {"votes": settings.sha256, "clip_score": model, "l2": settings.l2, "dtype": settings.dtype, "form": FORM}
-    about = {"fitted_from": json.dumps(decides)}  # one text: safetensors writes several in any order
+    model = hashlib.sha256(
+        json.dumps(models.entry("clip_score")["files"], sort_keys=True).encode()
+    ).hexdigest()
+    decides = {
+        "votes": settings.sha256,
+        "clip_score": model,
+        "l2": settings.l2,
+        "dtype": settings.dtype,
+        "form": FORM,
+    }
+    about = {
+        "fitted_from": json.dumps(decides)
+    }  # one text: safetensors writes several in any order
     file = check(settings)
     head = file.with_suffix(".safetensors")
     with one_at_a_time(lock_of(file)):
@@ -218,5 +267,11 @@ def build(models: ModelStore, device: torch.device, settings: VotesSettings) -> 
 
 
 SPEC = RewardSpec(
-    "votes", "Human votes", build, settings=VotesSettings, models=("clip_score",), size=VIT_H_14, check=check,
-)  # fmt: skip
+    "votes",
+    "Human votes",
+    build,
+    settings=VotesSettings,
+    models=("clip_score",),
+    size=VIT_H_14,
+    check=check,
+)

@@ -5,16 +5,24 @@ import math
 import torch
 
 
-def ode(latents: torch.Tensor, velocity: torch.Tensor, sigma: float, next_sigma: float) -> torch.Tensor:
+def ode(
+    latents: torch.Tensor, velocity: torch.Tensor, sigma: float, next_sigma: float
+) -> torch.Tensor:
     """Make an Euler step x + v Delta between two sigmas (paper Eq. 1), float32. There is no density, so no Transition."""
     return latents.float() + velocity.float() * (next_sigma - sigma)
 
 
-def dpm2(latents: torch.Tensor, x0: torch.Tensor, before: torch.Tensor, sigmas: tuple[float, float, float]) -> torch.Tensor:
+def dpm2(
+    latents: torch.Tensor,
+    x0: torch.Tensor,
+    before: torch.Tensor,
+    sigmas: tuple[float, float, float],
+) -> torch.Tensor:
     """Make a step of DPM-Solver++(2M), midpoint (arXiv 2211.01095, Algorithm 2), on the linear path alpha = 1 - sigma; float32.
 
-    x0, before: the clean samples predicted at sigma and at the one before it; sigmas: (the sigma before, sigma, next sigma),
-    falling. First order if the sigma before is 1 (its log-SNR is minus infinity) and at the jump to 0, as in MixGRPO-Flash.
+    x0, before: the clean samples predicted at sigma and at the one before it; sigmas: (the sigma
+    before, sigma, next sigma), falling. First order if the sigma before is 1 (its log-SNR is minus
+    infinity) and at the jump to 0, as in MixGRPO-Flash.
     """
     last, sigma, following = sigmas
     if last == 1 or following == 0:

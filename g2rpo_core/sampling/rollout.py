@@ -1,6 +1,7 @@
 """Runs a tree of model calls: ready nodes go through the model in full batches, and nothing is computed twice.
 
-Axes of tensors: P prompts, B branches, J granularities, G members of a group, then the latents' own (`...`).
+Axes of tensors: P prompts, B branches, J granularities, G members of a group, then the latents' own
+(`...`).
 """
 
 from collections import defaultdict
@@ -24,7 +25,8 @@ SigmaOf = Callable[[float], float]
 class SampledTransition:
     """An SDE step as it was sampled, for P prompts: V states and W next states, W a multiple of V; all tensors float32.
 
-    The next states of one state are neighbours. W is smaller than G, the members of the group, until all states of the tree have split.
+    The next states of one state are neighbours. W is smaller than G, the members of the group,
+    until all states of the tree have split.
     """
 
     sde_step: SDEStep
@@ -46,14 +48,19 @@ class SampledTransition:
     def members(self, members: slice | torch.Tensor) -> "SampledTransition":
         """Return the same SDE step for a part of the next states: a slice, or indices.
 
-        A slice that splits no state's next states keeps the states; in any other part, each next state has its own copy of its state.
+        A slice that splits no state's next states keeps the states; in any other part, each next
+        state has its own copy of its state.
         """
         each = lambda tensor: tensor.repeat_interleave(self.members_of_state, 1)[:, members]
         if isinstance(members, slice) and (states := whole_states(members, self.members_of_state)):
             each = lambda tensor: tensor[:, states]
         part = lambda tensor: tensor if tensor.shape[1] == 1 else each(tensor)
         return SampledTransition(
-            self.sde_step, part(self.latents), part(self.mean), self.next_latents[:, members], self.log_prob[:, members]
+            self.sde_step,
+            part(self.latents),
+            part(self.mean),
+            self.next_latents[:, members],
+            self.log_prob[:, members],
         )
 
 
@@ -94,18 +101,20 @@ def rollout(
 ) -> Rollout:
     """Sample the group of every branch for P prompts.
 
-    sigma_of: sigma of a step index; transition: the tree's SDE step; initial: x_T [P, I, ...] of I initial noises, standard
-    normal; noises: for every SDE step of the tree [P, W, ...] of W next states, standard normal (the last W is G);
-    max_batch: latents in one call of the model, at least 1; solver: of the tails, `euler` or `dpm2`; predictions: keep
-    `Rollout.around`.
+    sigma_of: sigma of a step index; transition: the tree's SDE step; initial: x_T [P, I, ...] of I
+    initial noises, standard normal; noises: for every SDE step of the tree [P, W, ...] of W next
+    states, standard normal (the last W is G); max_batch: latents in one call of the model, at least
+    1; solver: of the tails, `euler` or `dpm2`; predictions: keep `Rollout.around`.
 
-    Nodes of any step share a call once their latents are known; those with the most steps left go first. Nothing waits for the
-    device.
+    Nodes of any step share a call once their latents are known; those with the most steps left go
+    first. Nothing waits for the device.
     """
     children = children_of(tree)
     leaf_nodes = {leaf for ends in tree.leaves for leaf in ends}
     states = {root: initial.float() for root in children[None]}  # node -> [P, its width, ...]
-    predicted: dict[int, torch.Tensor] = {}  # node -> its clean prediction, kept while a second-order step needs it
+    predicted: dict[
+        int, torch.Tensor
+    ] = {}  # node -> its clean prediction, kept while a second-order step needs it
     clean: dict[int, torch.Tensor] = {}
     transitions: dict[int, SampledTransition] = {}
     ends = tree.transitions()
@@ -114,7 +123,9 @@ def rollout(
 
     while states:
         # One call of the model for the nodes that are ready
-        chosen = _next_call({index: states[index].shape[:2].numel() for index in states}, tree, max_batch)
+        chosen = _next_call(
+            {index: states[index].shape[:2].numel() for index in states}, tree, max_batch
+        )
         ready = [(states[index], sigma_of(tree.nodes[index].step)) for index in chosen]
         for index, v in zip(chosen, _velocities_of_nodes(velocity, ready, max_batch)):
             parent, x = tree.nodes[index], states.pop(index)
@@ -127,19 +138,27 @@ def rollout(
             for child in children[index]:
                 node = tree.nodes[child]
                 if node.noise is not None:
-                    sampled = _sample(tree.sde_steps[node.noise], x, v, transition, noises[node.noise])
+                    sampled = _sample(
+                        tree.sde_steps[node.noise], x, v, transition, noises[node.noise]
+                    )
                     states[child], transitions[node.noise] = sampled.next_latents, sampled
                 elif parent.tail and parent.parent is not None and solver == "dpm2":
                     sigmas = (sigma_of(tree.nodes[parent.parent].step), sigma, sigma_of(node.step))
-                    states[child] = dpm2(x, predicted[index], _of_each(predicted[parent.parent], x.shape[1]), sigmas)
+                    states[child] = dpm2(
+                        x, predicted[index], _of_each(predicted[parent.parent], x.shape[1]), sigmas
+                    )
                 else:
                     states[child] = ode(x, v, sigma, sigma_of(node.step))
             if solver == "euler" and index not in around:
                 del predicted[index]
 
-    finished = torch.stack([torch.stack([clean[leaf] for leaf in leaves], 1) for leaves in tree.leaves], 1)  # [P, B, J, G, ...]
+    finished = torch.stack(
+        [torch.stack([clean[leaf] for leaf in leaves], 1) for leaves in tree.leaves], 1
+    )  # [P, B, J, G, ...]
     in_order = [transitions[index] for index in range(len(tree.sde_steps))]
-    kept = [(predicted[before], predicted[after]) for before, after in ends] if predictions else None
+    kept = (
+        [(predicted[before], predicted[after]) for before, after in ends] if predictions else None
+    )
     return Rollout(finished, in_order, num_forward_evals, tree.granularities, kept)
 
 
@@ -148,7 +167,9 @@ def _of_each(before: torch.Tensor, count: int) -> torch.Tensor:
     return before.repeat_interleave(count // before.shape[1], 1)
 
 
-def _sample(step: SDEStep, x: torch.Tensor, v: torch.Tensor, transition: Stochastic, noise: torch.Tensor) -> SampledTransition:
+def _sample(
+    step: SDEStep, x: torch.Tensor, v: torch.Tensor, transition: Stochastic, noise: torch.Tensor
+) -> SampledTransition:
     """Sample the next states [P, W, ...] of states x [P, V, ...] with velocities v; noise: [P, W, ...]."""
     one = transition(x.flatten(0, 1), v.flatten(0, 1), step=step.step, span=step.span)
     noisy = one.repeat(noise.shape[1] // x.shape[1])
@@ -159,10 +180,15 @@ def _sample(step: SDEStep, x: torch.Tensor, v: torch.Tensor, transition: Stochas
 
 def num_calls(tree: Tree, prompts: int, group_size: int, max_batch: int) -> int:
     """Count the calls of the model that `rollout` makes, without the model."""
-    return sum(-(-sum(chosen.values()) // max_batch) for chosen in shared_calls(tree, prompts, group_size, max_batch))
+    return sum(
+        -(-sum(chosen.values()) // max_batch)
+        for chosen in shared_calls(tree, prompts, group_size, max_batch)
+    )
 
 
-def shared_calls(tree: Tree, prompts: int, group_size: int, max_batch: int) -> Iterator[dict[int, int]]:
+def shared_calls(
+    tree: Tree, prompts: int, group_size: int, max_batch: int
+) -> Iterator[dict[int, int]]:
     """Yield the nodes that `rollout` computes together, each with its latents: in one call, or in several of equal size."""
     widths = tree.widths(group_size)
     size = lambda index: prompts * widths[index]
@@ -193,27 +219,39 @@ def _next_call(ready: dict[int, int], tree: Tree, max_batch: int) -> list[int]:
     return chosen
 
 
-def _velocities_of_nodes(velocity: Velocity, nodes: list[tuple[torch.Tensor, float]], max_batch: int) -> list[torch.Tensor]:
+def _velocities_of_nodes(
+    velocity: Velocity, nodes: list[tuple[torch.Tensor, float]], max_batch: int
+) -> list[torch.Tensor]:
     """Return the velocities of nodes, each with its latents [P, g, ...] (g is the node's width) and its sigma, in the shape of the latents."""
     rows = [latents.flatten(0, 1) for latents, _ in nodes]
     sigma = torch.cat([row.new_full((len(row),), sigma) for row, (_, sigma) in zip(rows, nodes)])
     prompt = torch.cat([prompt_of_rows(latents) for latents, _ in nodes])
-    velocities = velocity_in_batches(velocity, torch.cat(rows), sigma, prompt, max_batch).split([len(row) for row in rows])
+    velocities = velocity_in_batches(velocity, torch.cat(rows), sigma, prompt, max_batch).split(
+        [len(row) for row in rows]
+    )
     return [v.view(latents.shape) for v, (latents, _) in zip(velocities, nodes)]
 
 
 @torch.no_grad()
-def sample(velocity: Velocity, initial: torch.Tensor, sigmas: Sequence[float], max_batch: int) -> torch.Tensor:
+def sample(
+    velocity: Velocity, initial: torch.Tensor, sigmas: Sequence[float], max_batch: int
+) -> torch.Tensor:
     """Sample one image per prompt without noise (Eq. 1): x_T [P, ...] -> clean latents [P, ...], float32."""
     latents, prompt = initial.float(), torch.arange(len(initial), device=initial.device)
     for sigma, following in zip(sigmas, sigmas[1:]):
-        v = velocity_in_batches(velocity, latents, latents.new_full((len(latents),), sigma), prompt, max_batch)
+        v = velocity_in_batches(
+            velocity, latents, latents.new_full((len(latents),), sigma), prompt, max_batch
+        )
         latents = ode(latents, v, sigma, following)
     return latents
 
 
 def velocity_in_batches(
-    velocity: Velocity, latents: torch.Tensor, sigma: torch.Tensor, prompt: torch.Tensor, max_batch: int
+    velocity: Velocity,
+    latents: torch.Tensor,
+    sigma: torch.Tensor,
+    prompt: torch.Tensor,
+    max_batch: int,
 ) -> torch.Tensor:
     """Return the velocity of latents [N, ...] at a sigma [N] each, in calls of equal size, at most `max_batch`."""
     calls = -(-len(latents) // max_batch)

@@ -1,8 +1,8 @@
 """Stochastic transitions of the sampler from one sigma to the next, each with the paper's equation.
 
-Latents are [N, ...] of any shape and dtype; all arithmetic is float32, because clip ranges of 1e-4 on the probability
-ratio leave no room for the 5e-3 that bfloat16 costs. With v the velocity and x0 = x - sigma v,
-Delta = sigma' - sigma < 0 is the change of sigma in one step.
+Latents are [N, ...] of any shape and dtype; all arithmetic is float32, because clip ranges of 1e-4
+on the probability ratio leave no room for the 5e-3 that bfloat16 costs. With v the velocity and x0
+= x - sigma v, Delta = sigma' - sigma < 0 is the change of sigma in one step.
 """
 
 import math
@@ -27,7 +27,12 @@ class Transition:
     def repeat(self, members: int) -> "Transition":
         """Return the transition of N * members states: each of the N states, `members` times in a row."""
         parts = (self.mean, self.std)
-        return Transition(*(part if len(part) == 1 < len(self.mean) else part.repeat_interleave(members, 0) for part in parts))
+        return Transition(
+            *(
+                part if len(part) == 1 < len(self.mean) else part.repeat_interleave(members, 0)
+                for part in parts
+            )
+        )
 
     def kl(self, other: "Transition") -> torch.Tensor:
         """Return the KL divergence to a transition of the same std, averaged over all elements but the batch: float32 [N] (Flow-GRPO)."""
@@ -40,16 +45,20 @@ class Transition:
     def log_prob(self, next_latents: torch.Tensor) -> torch.Tensor:
         """Return the log-density of next_latents [N, ...], *averaged* over all elements but the batch: float32 [N].
 
-        The average (published code) instead of the sum makes the ratio's scale independent of the resolution.
+        The average (published code) instead of the sum makes the ratio's scale independent of the
+        resolution.
         """
         z = (next_latents.float() - self.mean) / self.std
         density = -0.5 * z.square() - self.std.log() - 0.5 * math.log(2 * math.pi)
-        # A GPU sums in an order that depends on addresses; in float64 the ratio of two equal calls stays exactly 1
+        # A GPU sums in an order that depends on addresses; in float64 the ratio of two equal calls
+        # stays exactly 1
         wide = density.dtype if density.is_cpu else torch.float64
         return density.flatten(1).mean(1, dtype=wide).to(density.dtype)
 
 
-def _sigmas_at(sigmas: torch.Tensor, step: Step, span: Step, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _sigmas_at(
+    sigmas: torch.Tensor, step: Step, span: Step, like: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return sigma[step] and sigma[step+span] in float32, shaped to broadcast against `like` [N, ...]; wait for no device."""
     sigmas = sigmas.to(like.device, torch.float32)
     shape = (-1,) + (1,) * (like.ndim - 1)
@@ -57,14 +66,21 @@ def _sigmas_at(sigmas: torch.Tensor, step: Step, span: Step, like: torch.Tensor)
 
 
 def flow_sde(
-    latents: torch.Tensor, velocity: torch.Tensor, sigmas: torch.Tensor, step: Step, eta: float, span: Step = 1
+    latents: torch.Tensor,
+    velocity: torch.Tensor,
+    sigmas: torch.Tensor,
+    step: Step,
+    eta: float,
+    span: Step = 1,
 ) -> Transition:
     """Make a step of Flow-GRPO's SDE (paper Eq. 2 and 3), used by Flow-GRPO, MixGRPO and G2RPO with eta = 0.7.
 
-    s = eta sqrt(sigma / (1 - sigma)), singular at sigma = 1, where 1 - sigma[1] replaces 1 - sigma (published code).
+    s = eta sqrt(sigma / (1 - sigma)), singular at sigma = 1, where 1 - sigma[1] replaces 1 - sigma
+    (published code).
 
-    sigmas: [T+1] of `shifted_sigmas`; step: in 0...T-1; methods leave out the last, whose density is too narrow to train on;
-    span: how many steps of the grid this one takes at once (E-GRPO merges several, arXiv 2601.00423), to sigma[step+span].
+    sigmas: [T+1] of `shifted_sigmas`; step: in 0...T-1; methods leave out the last, whose density
+    is too narrow to train on; span: how many steps of the grid this one takes at once (E-GRPO
+    merges several, arXiv 2601.00423), to sigma[step+span].
     """
     x, v = latents.float(), velocity.float()
     sigma, next_sigma = _sigmas_at(sigmas, step, span, x)
@@ -75,7 +91,12 @@ def flow_sde(
 
 
 def dance_sde(
-    latents: torch.Tensor, velocity: torch.Tensor, sigmas: torch.Tensor, step: Step, eta: float, span: Step = 1
+    latents: torch.Tensor,
+    velocity: torch.Tensor,
+    sigmas: torch.Tensor,
+    step: Step,
+    eta: float,
+    span: Step = 1,
 ) -> Transition:
     """Make a step of DanceGRPO's SDE with constant noise eta (0.3), by the score of the linear path; arguments as `flow_sde`."""
     x, v = latents.float(), velocity.float()
@@ -88,7 +109,12 @@ def dance_sde(
 
 
 def cps(
-    latents: torch.Tensor, velocity: torch.Tensor, sigmas: torch.Tensor, step: Step, eta: float, span: Step = 1
+    latents: torch.Tensor,
+    velocity: torch.Tensor,
+    sigmas: torch.Tensor,
+    step: Step,
+    eta: float,
+    span: Step = 1,
 ) -> Transition:
     """Make a step of coefficient-preserving sampling (arXiv 2509.05952): as much predicted noise makes way for the new; eta in (0, 1]."""
     x, v = latents.float(), velocity.float()

@@ -1,11 +1,13 @@
 """Builds the tree of model calls that a rollout needs, without duplicates.
 
-A node is one call of the velocity model. Its identity is its history (parent, step, noise on the way), so prefixes
-and tails that coincide are one node by construction: all branches share the deterministic prefix (the anchor), the
-members of a group share the call from which their noise departs, and granularities share a tail's start.
+A node is one call of the velocity model. Its identity is its history (parent, step, noise on the
+way), so prefixes and tails that coincide are one node by construction: all branches share the
+deterministic prefix (the anchor), the members of a group share the call from which their noise
+departs, and granularities share a tail's start.
 
-A node stands for one state or for several: its *width*. A rollout begins with its initial noises, one for the whole group
-in most methods; wherever the states split, each becomes as many, until there is one for each member of the group.
+A node stands for one state or for several: its *width*. A rollout begins with its initial noises,
+one for the whole group in most methods; wherever the states split, each becomes as many, until
+there is one for each member of the group.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -69,7 +71,10 @@ class Tree:
         children = children_of_split(per_noise, self.splits)
         if rest or children is None:
             noises = f"{first} initial noises" if first > 1 else "one initial noise"
-            raise ValueError(f"a group of {group_size} cannot come of {noises} by {self.splits} splits into equally many")
+            raise ValueError(
+                f"a group of {group_size} cannot come of {noises} by {self.splits} splits into "
+                "equally many"
+            )
         return first * children**splits
 
     def widths(self, group_size: int) -> list[int]:
@@ -78,7 +83,11 @@ class Tree:
 
     def transitions(self) -> list[tuple[int, int]]:
         """Return the node before and the node after each SDE step."""
-        ends = {node.noise: (node.parent or 0, index) for index, node in enumerate(self.nodes) if node.noise is not None}
+        ends = {
+            node.noise: (node.parent or 0, index)
+            for index, node in enumerate(self.nodes)
+            if node.noise is not None
+        }
         return [ends[index] for index in range(len(self.sde_steps))]
 
     def num_forward_evals(self, group_size: int) -> int:
@@ -103,9 +112,11 @@ def build(
 ) -> Tree:
     """Build the smallest tree for branches with SDE steps at the given rising step indices, each finished at all granularities.
 
-    A branch without SDE steps is one tail from the initial noise to the clean latents, step by step. steps: T; spans: how many steps of the grid an SDE step takes at once, 1 if it is not in there; splits: the SDE steps at which
-    states split, None for the first of every branch. ValueError (from `tail`) for an SDE step that does not end by T-1, for a
-    granularity under 1, for SDE steps that overlap, and for branches that do not split equally often.
+    A branch without SDE steps is one tail from the initial noise to the clean latents, step by
+    step. steps: T; spans: how many steps of the grid an SDE step takes at once, 1 if it is not in
+    there; splits: the SDE steps at which states split, None for the first of every branch.
+    ValueError (from `tail`) for an SDE step that does not end by T-1, for a granularity under 1,
+    for SDE steps that overlap, and for branches that do not split equally often.
     """
     nodes: dict[tuple[int | None, float, int | None, bool], int] = {}
     table: list[Node] = []
@@ -121,11 +132,16 @@ def build(
         return nodes[key]
 
     for branch, stochastic in enumerate(branches):
-        splitting = stochastic[:1] if splits is None else [step for step in stochastic if step in splits]
+        splitting = (
+            stochastic[:1] if splits is None else [step for step in stochastic if step in splits]
+        )
         split_counts.add(len(splitting))
         # From the initial noise to the end of the branch's last SDE step
         last = stochastic[-1] + spans.get(stochastic[-1], 1) if stochastic else 0
-        tails = [tail(steps, last - 1, granularity, grid) if stochastic else range(steps) for granularity in granularities]
+        tails = [
+            tail(steps, last - 1, granularity, grid) if stochastic else range(steps)
+            for granularity in granularities
+        ]
         node, step, split = add(None, 0, None, 0, False), 0, 0
         while step < last:
             noisy = step in stochastic
@@ -133,7 +149,9 @@ def build(
             if any(step < other < step + span for other in stochastic):
                 raise ValueError(f"SDE step {step} spans {span} steps, over another SDE step")
             split += step in splitting
-            target = add(node, step + span, len(sde_steps) if noisy else None, split, step + span == last)
+            target = add(
+                node, step + span, len(sde_steps) if noisy else None, split, step + span == last
+            )
             if noisy:
                 sde_steps.append(SDEStep(branch, step, span))
             node, step = target, step + span
@@ -146,5 +164,15 @@ def build(
             ends.append(end)
         leaves.append(tuple(ends))
     if len(split_counts) > 1:
-        raise ValueError(f"branches split {' and '.join(map(str, sorted(split_counts)))} times: all must split equally often")
-    return Tree(tuple(table), tuple(sde_steps), tuple(leaves), tuple(granularities), initial_noises, split_counts.pop())
+        raise ValueError(
+            f"branches split {' and '.join(map(str, sorted(split_counts)))} times: "
+            "all must split equally often"
+        )
+    return Tree(
+        tuple(table),
+        tuple(sde_steps),
+        tuple(leaves),
+        tuple(granularities),
+        initial_noises,
+        split_counts.pop(),
+    )

@@ -58,11 +58,14 @@ def canvas(color: tuple[int, int, int], size: int) -> np.ndarray:
 def nearest_color(images: torch.Tensor) -> torch.Tensor:
     """Label the pixels of images [N, 3, H, W] in [0, 1] by palette index [N, H, W]: 0 background, then COLORS in order.
 
-    Anti-aliased edges between an object and the background may lie nearest to a third colour, so a pixel that is
-    not close to any palette entry takes the label that most of its 3x3 neighbourhood has.
+    Anti-aliased edges between an object and the background may lie nearest to a third colour, so a
+    pixel that is not close to any palette entry takes the label that most of its 3x3 neighbourhood
+    has.
     """
     palette = torch.tensor([BACKGROUND, *COLORS.values()]).float() / 255
-    distance = (images[:, :, None] - palette.T[None, :, :, None, None]).square().sum(1).sqrt()  # [N, palette, H, W]
+    distance = (
+        (images[:, :, None] - palette.T[None, :, :, None, None]).square().sum(1).sqrt()
+    )  # [N, palette, H, W]
     nearest, labels = distance.min(1)
     sure = F.one_hot(labels, len(palette)).permute(0, 3, 1, 2).float() * (nearest < CLOSE)[:, None]
     votes = F.avg_pool2d(F.pad(sure, (1, 1, 1, 1)), 3, stride=1)

@@ -1,8 +1,9 @@
 """Define task `marks`: one to four textured objects of one kind and up to three small marks, on 64 x 64 pixels.
 
-Textures repeat every four pixels and marks are as small, so fine detail is half of what a caption asks for. The verifier searches
-each quarter of the image for the stencil (shape, size, texture, position) that best covers the pixels of the asked colour, and
-looks for marks at the places that they can have.
+Textures repeat every four pixels and marks are as small, so fine detail is half of what a caption
+asks for. The verifier searches each quarter of the image for the stencil (shape, size, texture,
+position) that best covers the pixels of the asked colour, and looks for marks at the places that
+they can have.
 """
 
 import dataclasses
@@ -16,7 +17,15 @@ import torch
 import torch.nn.functional as F
 
 from g2rpo_core.tasks import SIZES
-from g2rpo_core.tasks.drawing import BACKGROUND, COLORS, SHAPES, canvas, nearest_color, paint, stencil
+from g2rpo_core.tasks.drawing import (
+    BACKGROUND,
+    COLORS,
+    SHAPES,
+    canvas,
+    nearest_color,
+    paint,
+    stencil,
+)
 from g2rpo_core.tasks.task import Task
 
 SIZE = SIZES["marks"]
@@ -34,26 +43,42 @@ MARKS = (
         for number, count in enumerate(COUNTS[:3], 1)
     }
 )
-SPOTS = [(SIZE // 2, y) for y in (8, 24, 40, 56)] + [(x, SIZE // 2) for x in (8, 24, 40, 56)]  # centres (x, y), between quarters
+SPOTS = [(SIZE // 2, y) for y in (8, 24, 40, 56)] + [
+    (x, SIZE // 2) for x in (8, 24, 40, 56)
+]  # centres (x, y), between quarters
 AROUND = 5  # pixels: half the side of what belongs to a spot
 JITTER = 1  # pixels: centres are drawn up to so far from the middle of their quarter
 
 Y, X = np.indices((SIZE, SIZE))
-PATTERNS: dict[str, np.ndarray] = {  # texture -> which pixels [SIZE, SIZE] it paints, 0 or 1, wherever the object is
+PATTERNS: dict[
+    str, np.ndarray
+] = {  # texture -> which pixels [SIZE, SIZE] it paints, 0 or 1, wherever the object is
     "plain": np.ones((SIZE, SIZE), np.float32),
     "striped": (Y // 2 % 2 == 0).astype(np.float32),
     "checked": ((Y // 2 + X // 2) % 2 == 0).astype(np.float32),
-    "dotted": (((Y + 1) // 2 % 2 == 0) | ((X + 1) // 2 % 2 == 0)).astype(np.float32),  # holes of 2 x 2
+    "dotted": (((Y + 1) // 2 % 2 == 0) | ((X + 1) // 2 % 2 == 0)).astype(
+        np.float32
+    ),  # holes of 2 x 2
 }
 CHOICES: dict[str, Sequence[str]] = {
-    "count": COUNTS, "size": tuple(RADII), "texture": tuple(PATTERNS), "color": OBJECT_COLORS, "shape": SHAPES, "marks": tuple(MARKS),
-}  # fmt: skip
+    "count": COUNTS,
+    "size": tuple(RADII),
+    "texture": tuple(PATTERNS),
+    "color": OBJECT_COLORS,
+    "shape": SHAPES,
+    "marks": tuple(MARKS),
+}
 
 MIN_IOU = 0.55  # between the pixels of the asked colour in a quarter and the best stencil; under it no object is recognised
-AREAS = (16, 600)  # pixels of the asked colour in a quarter; with fewer there is nothing, with more it is flooded
+AREAS = (
+    16,
+    600,
+)  # pixels of the asked colour in a quarter; with fewer there is nothing, with more it is flooded
 MIN_MARK = 4  # pixels of black; a spot with fewer has no mark
 MAX_STRAY = 0.02  # share of the image's pixels that may belong to neither background, asked colour nor marks
-REACH = 12  # pixels: half the side of a stencil; it may lie up to QUARTER / 2 - REACH from the middle
+REACH = (
+    12  # pixels: half the side of a stencil; it may lie up to QUARTER / 2 - REACH from the middle
+)
 
 
 @dataclass(frozen=True)
@@ -107,7 +132,9 @@ class Marks(Task[MarksScene]):
         return dataclasses.replace(scene, **{kind: str(rng.choice(CHOICES[kind]))})
 
     def all_scenes(self, style: str) -> tuple[MarksScene, ...]:
-        return tuple(MarksScene(*words) for words in product(*CHOICES.values()) if words[2] == style)
+        return tuple(
+            MarksScene(*words) for words in product(*CHOICES.values()) if words[2] == style
+        )
 
     def parse(self, caption: str) -> MarksScene:
         words, _, marks = caption.partition(" with ")
@@ -117,7 +144,11 @@ class Marks(Task[MarksScene]):
             scene = MarksScene(count, size, texture, color, singular.get(noun, noun), marks)
         except ValueError:
             scene = None
-        if scene is None or scene.caption != caption or any(getattr(scene, kind) not in known for kind, known in CHOICES.items()):
+        if (
+            scene is None
+            or scene.caption != caption
+            or any(getattr(scene, kind) not in known for kind, known in CHOICES.items())
+        ):
             raise ValueError(f"not a caption of a scene with marks: {caption!r}")
         return scene
 
@@ -133,7 +164,10 @@ class Marks(Task[MarksScene]):
         spots = range(marks) if rng is None else rng.permutation(len(SPOTS))[:marks]
         for quarter in quarters:
             jitter = (0, 0) if rng is None else rng.integers(-JITTER, JITTER + 1, size=2)
-            dx, dy = (QUARTER * int(side) - QUARTER // 2 + int(by) for side, by in zip((quarter % 2, quarter // 2), jitter))
+            dx, dy = (
+                QUARTER * int(side) - QUARTER // 2 + int(by)
+                for side, by in zip((quarter % 2, quarter // 2), jitter)
+            )
             cover = stencil(scene.shape, RADII[scene.size], SIZE, dx, dy) * PATTERNS[scene.texture]
             image = paint(image, cover, COLORS[scene.color])
         for spot in spots:
@@ -141,18 +175,25 @@ class Marks(Task[MarksScene]):
             image = paint(image, np.roll(mark_cover(mark, SIZE), (dy, dx), (0, 1)), COLORS["black"])
         return image / 255
 
-    def attributes(self, images: torch.Tensor, scenes: Sequence[MarksScene]) -> list[dict[str, bool]]:
+    def attributes(
+        self, images: torch.Tensor, scenes: Sequence[MarksScene]
+    ) -> list[dict[str, bool]]:
         """Check count, color, size, texture and shape of the objects of the asked colour, marks, and `clean`.
 
-        An attribute holds only if all objects hold it. An object that is not recognised is not counted, and holds neither size,
-        texture nor shape.
+        An attribute holds only if all objects hold it. An object that is not recognised is not
+        counted, and holds neither size, texture nor shape.
         """
         labels = nearest_color(images)  # [N, H, W], 0 is the background
         colors = list(COLORS)
         asked = torch.tensor([colors.index(scene.color) + 1 for scene in scenes])[:, None, None]
         objects = (labels == asked).float()
         black = (labels == colors.index("black") + 1).float()
-        quarters = objects.unflatten(1, (2, QUARTER)).unflatten(3, (2, QUARTER)).transpose(2, 3).flatten(1, 2)  # [N, 4, 32, 32]
+        quarters = (
+            objects.unflatten(1, (2, QUARTER))
+            .unflatten(3, (2, QUARTER))
+            .transpose(2, 3)
+            .flatten(1, 2)
+        )  # [N, 4, 32, 32]
         areas = quarters.sum((2, 3))
         recognised = _best_objects(quarters.flatten(0, 1))
         marks = _marks(black)
@@ -160,14 +201,19 @@ class Marks(Task[MarksScene]):
 
         results = []
         for n, scene in enumerate(scenes):
-            seen = [recognised[4 * n + quarter] for quarter in range(4) if AREAS[0] <= areas[n, quarter] <= AREAS[1]]
+            seen = [
+                recognised[4 * n + quarter]
+                for quarter in range(4)
+                if AREAS[0] <= areas[n, quarter] <= AREAS[1]
+            ]
             all_have = lambda place, word, seen=seen: (
                 bool(seen) and all(each is not None and each[place] == word for each in seen)
             )
             mark, number = MARKS[scene.marks]
             results.append(
                 {
-                    "count": sum(each is not None for each in seen) == COUNTS.index(scene.count) + 1,
+                    "count": sum(each is not None for each in seen)
+                    == COUNTS.index(scene.count) + 1,
                     "size": all_have(1, scene.size),
                     "texture": all_have(2, scene.texture),
                     "color": bool(seen),
@@ -182,13 +228,22 @@ class Marks(Task[MarksScene]):
 def _best_objects(quarters: torch.Tensor) -> list[tuple[str, str, str] | None]:
     """Find shape, size and texture of the best stencil for every mask [32, 32]; None if even the best one covers it badly."""
     names = [(shape, size) for shape in SHAPES for size in RADII]
-    outlines = torch.stack([torch.from_numpy(stencil(shape, RADII[size], 2 * REACH) > 0.5).float() for shape, size in names])
+    outlines = torch.stack(
+        [
+            torch.from_numpy(stencil(shape, RADII[size], 2 * REACH) > 0.5).float()
+            for shape, size in names
+        ]
+    )
     kernels = outlines[:, None]
     ious = []
     for pattern in (torch.from_numpy(each[:QUARTER, :QUARTER]) for each in PATTERNS.values()):
         overlap = F.conv2d((quarters * pattern)[:, None], kernels)  # [N, names, 9, 9]
         area = F.conv2d(pattern[None, None], kernels)
-        ious.append((overlap / (quarters.sum((1, 2))[:, None, None, None] + area - overlap)).flatten(2).amax(2))
+        ious.append(
+            (overlap / (quarters.sum((1, 2))[:, None, None, None] + area - overlap))
+            .flatten(2)
+            .amax(2)
+        )
     best, index = torch.cat(ious, 1).max(1)
     textures = list(PATTERNS)
     which = [(*names[i % len(names)], textures[i // len(names)]) for i in index.tolist()]
@@ -198,10 +253,19 @@ def _best_objects(quarters: torch.Tensor) -> list[tuple[str, str, str] | None]:
 def _marks(black: torch.Tensor) -> list[list[str]]:
     """Find the marks at the spots of every image's black pixels [N, H, W]; `unknown` for what is neither dot nor bar."""
     names, side = ("dot", "bar"), 2 * AROUND
-    windows = torch.stack([black[:, y - AROUND : y + AROUND, x - AROUND : x + AROUND] for x, y in SPOTS], 1)  # [N, 8, 10, 10]
-    covers = torch.stack([torch.from_numpy(mark_cover(name, side - 2) > 0.5).float() for name in names])
+    windows = torch.stack(
+        [black[:, y - AROUND : y + AROUND, x - AROUND : x + AROUND] for x, y in SPOTS], 1
+    )  # [N, 8, 10, 10]
+    covers = torch.stack(
+        [torch.from_numpy(mark_cover(name, side - 2) > 0.5).float() for name in names]
+    )
     areas = windows.sum((2, 3))
-    overlap = F.conv2d(windows.flatten(0, 1)[:, None], covers[:, None]).flatten(2).amax(2).unflatten(0, areas.shape)
+    overlap = (
+        F.conv2d(windows.flatten(0, 1)[:, None], covers[:, None])
+        .flatten(2)
+        .amax(2)
+        .unflatten(0, areas.shape)
+    )
     ious = overlap / (areas[..., None] + covers.sum((1, 2)) - overlap)
     best, index = ious.max(2)
     named = lambda iou, which: names[which] if iou >= MIN_IOU else "unknown"

@@ -1,7 +1,8 @@
 """Define task `shapes`: one object at a place, or two objects of different colours in a relation, on 32 x 32 pixels.
 
-The verifier gives every pixel to the nearest colour of the palette; for every object asked for, it searches the stencil
-(shape, size, position) that best covers the pixels of its colour, exhaustively.
+The verifier gives every pixel to the nearest colour of the palette; for every object asked for, it
+searches the stencil (shape, size, position) that best covers the pixels of its colour,
+exhaustively.
 """
 
 import dataclasses
@@ -14,7 +15,15 @@ import torch
 import torch.nn.functional as F
 
 from g2rpo_core.tasks import SIZES
-from g2rpo_core.tasks.drawing import BACKGROUND, COLORS, SHAPES, canvas, nearest_color, paint, stencil
+from g2rpo_core.tasks.drawing import (
+    BACKGROUND,
+    COLORS,
+    SHAPES,
+    canvas,
+    nearest_color,
+    paint,
+    stencil,
+)
 from g2rpo_core.tasks.task import Task
 
 SIZE = SIZES["shapes"]
@@ -93,16 +102,24 @@ class Shapes(Task[ShapesScene]):
         """Draw one or two objects with equal probability."""
         count = int(rng.integers(1, 3))
         colors = rng.choice(list(COLORS), size=count, replace=False)
-        objects = tuple(Object(str(color), str(rng.choice(SHAPES)), str(rng.choice(list(RADII)))) for color in colors)
+        objects = tuple(
+            Object(str(color), str(rng.choice(SHAPES)), str(rng.choice(list(RADII))))
+            for color in colors
+        )
         return ShapesScene(objects, str(rng.choice(list(PLACES if count == 1 else RELATIONS))))
 
     def changed(self, scene: ShapesScene, rng: np.random.Generator) -> ShapesScene | None:
         index = int(rng.integers(len(scene.objects)))
         field = str(rng.choice(["color", "shape", "size", "layout"]))
         if field == "layout":
-            return dataclasses.replace(scene, layout=str(rng.choice(list(PLACES if len(scene.objects) == 1 else RELATIONS))))
+            return dataclasses.replace(
+                scene,
+                layout=str(rng.choice(list(PLACES if len(scene.objects) == 1 else RELATIONS))),
+            )
         objects = list(scene.objects)
-        objects[index] = dataclasses.replace(objects[index], **{field: str(rng.choice(list(self.kinds[field])))})
+        objects[index] = dataclasses.replace(
+            objects[index], **{field: str(rng.choice(list(self.kinds[field])))}
+        )
         distinct = len({thing.color for thing in objects}) == len(objects)
         return ShapesScene(tuple(objects), scene.layout) if distinct else None
 
@@ -111,7 +128,11 @@ class Shapes(Task[ShapesScene]):
         if style == STYLES[0]:
             return tuple(ShapesScene((thing,), place) for thing in things for place in PLACES)
         return tuple(
-            ShapesScene((a, b), relation) for a in things for b in things if a.color != b.color for relation in RELATIONS
+            ShapesScene((a, b), relation)
+            for a in things
+            for b in things
+            if a.color != b.color
+            for relation in RELATIONS
         )
 
     def parse(self, caption: str) -> ShapesScene:
@@ -130,7 +151,10 @@ class Shapes(Task[ShapesScene]):
 
     def elements(self, scene: ShapesScene) -> list[tuple[str, str]]:
         """List first object, layout, second object."""
-        things = [[(thing.size, "size"), (thing.color, "color"), (thing.shape, "shape")] for thing in scene.objects]
+        things = [
+            [(thing.size, "size"), (thing.color, "color"), (thing.shape, "shape")]
+            for thing in scene.objects
+        ]
         return [*things[0], (scene.layout, "layout"), *(things[1] if len(things) > 1 else [])]
 
     def draw(self, scene: ShapesScene, rng: np.random.Generator | None = None) -> np.ndarray:
@@ -138,18 +162,30 @@ class Shapes(Task[ShapesScene]):
         image = canvas(BACKGROUND, SIZE)
         for thing, (x, y) in zip(scene.objects, scene.centers):
             dx, dy = (0, 0) if rng is None else rng.integers(-JITTER, JITTER + 1, size=2)
-            cover = stencil(thing.shape, RADII[thing.size], SIZE, int(x - SIZE // 2 + dx), int(y - SIZE // 2 + dy))
+            cover = stencil(
+                thing.shape,
+                RADII[thing.size],
+                SIZE,
+                int(x - SIZE // 2 + dx),
+                int(y - SIZE // 2 + dy),
+            )
             image = paint(image, cover, COLORS[thing.color])
         return image / 255
 
-    def attributes(self, images: torch.Tensor, scenes: Sequence[ShapesScene]) -> list[dict[str, bool]]:
+    def attributes(
+        self, images: torch.Tensor, scenes: Sequence[ShapesScene]
+    ) -> list[dict[str, bool]]:
         """Check colour, shape and size of each object, the layout, and `clean`: no pixels of colours that nobody asked for.
 
         An attribute of an object that is not recognised counts as not held.
         """
         labels = nearest_color(images)  # [N, H, W], 0 is the background
         colors = list(COLORS)
-        asked = [(n, colors.index(thing.color) + 1) for n, scene in enumerate(scenes) for thing in scene.objects]
+        asked = [
+            (n, colors.index(thing.color) + 1)
+            for n, scene in enumerate(scenes)
+            for thing in scene.objects
+        ]
         masks = torch.stack([labels[n] == color for n, color in asked]).float()
         best = iter(zip(masks.sum((1, 2)).tolist(), _best_stencils(masks)))
 
@@ -182,10 +218,22 @@ def _parse_object(text: str) -> Object:
 
 def _best_stencils(masks: torch.Tensor) -> list[tuple[float, str, str, tuple[int, int]]]:
     """Return for every mask [H, W] the largest intersection over union with any stencil, its shape, size and centre (x, y)."""
-    stencils = torch.stack([torch.from_numpy(stencil(shape, RADII[size], SIZE) > 0.5).float() for shape, size in _KINDS])
+    stencils = torch.stack(
+        [
+            torch.from_numpy(stencil(shape, RADII[size], SIZE) > 0.5).float()
+            for shape, size in _KINDS
+        ]
+    )
     kernels = stencils[:, None, SIZE // 2 - 8 : SIZE // 2 + 8, SIZE // 2 - 8 : SIZE // 2 + 8]
-    overlap = F.conv2d(masks[:, None], kernels, padding=8)  # [N, kinds, H + 1, W + 1]; index (y, x) is the centre
-    union = masks.sum((1, 2))[:, None, None, None] + stencils.sum((1, 2))[None, :, None, None] - overlap
+    overlap = F.conv2d(
+        masks[:, None], kernels, padding=8
+    )  # [N, kinds, H + 1, W + 1]; index (y, x) is the centre
+    union = (
+        masks.sum((1, 2))[:, None, None, None] + stencils.sum((1, 2))[None, :, None, None] - overlap
+    )
     iou, index = (overlap / union).flatten(1).max(1)
     kinds, y, x = torch.unravel_index(index, overlap.shape[1:])
-    return [(value, *_KINDS[k], (cx, cy)) for value, k, cx, cy in zip(iou.tolist(), kinds.tolist(), x.tolist(), y.tolist())]
+    return [
+        (value, *_KINDS[k], (cx, cy))
+        for value, k, cx, cy in zip(iou.tolist(), kinds.tolist(), x.tolist(), y.tolist())
+    ]

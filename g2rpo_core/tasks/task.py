@@ -85,21 +85,36 @@ class Task(ABC, Generic[S]):
                 scenes.append(scene)
         return scenes, np.stack([self.draw(scene, rng) for scene in scenes])
 
-    def distinct_scenes(self, count: int, seed: int, *, testing: bool, without: Collection[str] = ()) -> list[S]:
+    def distinct_scenes(
+        self, count: int, seed: int, *, testing: bool, without: Collection[str] = ()
+    ) -> list[S]:
         """Draw `count` different scenes with a seed: held-out captions if `testing`, else the others; none of `without`.
 
-        The styles have equal shares, or as many scenes as there are. ValueError if there are fewer captions of that kind.
+        The styles have equal shares, or as many scenes as there are. ValueError if there are fewer
+        captions of that kind.
         """
         rng = np.random.default_rng(seed)
         fits = lambda caption: held_out(caption) == testing and caption not in without
-        pools = [[scene for scene in self.all_scenes(style) if fits(scene.caption)] for style in self.styles]
+        pools = [
+            [scene for scene in self.all_scenes(style) if fits(scene.caption)]
+            for style in self.styles
+        ]
         sizes: list[int] = []
-        for left, pool in zip(range(len(pools), 0, -1), pools):  # what a small pool lacks, the later ones give
+        for left, pool in zip(
+            range(len(pools), 0, -1), pools
+        ):  # what a small pool lacks, the later ones give
             wanted = count - sum(sizes)
             sizes.append(wanted if left == 1 else min(wanted // left, len(pool)))
         if sizes[-1] > len(pools[-1]):
-            raise ValueError(f"this task has no {count} different {'held-out' if testing else 'training'} captions")
-        chosen = [pool[index] for pool, size in zip(pools, sizes) for index in rng.permutation(len(pool))[:size]]
+            raise ValueError(
+                f"this task has no {count} different {'held-out' if testing else 'training'} "
+                "captions"
+            )
+        chosen = [
+            pool[index]
+            for pool, size in zip(pools, sizes)
+            for index in rng.permutation(len(pool))[:size]
+        ]
         return [chosen[index] for index in rng.permutation(count)]
 
     def verify(self, images: torch.Tensor, prompts: Sequence[str]) -> torch.Tensor:
@@ -109,7 +124,8 @@ class Task(ABC, Generic[S]):
         """
         if images.shape[1:] != (3, self.size, self.size) or len(images) != len(prompts):
             raise ValueError(
-                f"need one prompt per image [N, 3, {self.size}, {self.size}], got {tuple(images.shape)} and {len(prompts)} prompts"
+                f"need one prompt per image [N, 3, {self.size}, {self.size}], "
+                f"got {tuple(images.shape)} and {len(prompts)} prompts"
             )
         results = self.attributes(images.float().cpu(), [self.parse(prompt) for prompt in prompts])
         return torch.tensor([sum(held.values()) / len(held) for held in results])

@@ -1,7 +1,8 @@
 """Build and train every model of a profile such as `tiny`, in two processes of one thread each.
 
-The pipeline (VAE, then transformer with text encoders) and the scorers do not depend on each other. On small models two
-processes of one thread beat one of two threads, and one thread sums in one order: the same weights every time.
+The pipeline (VAE, then transformer with text encoders) and the scorers do not depend on each other.
+On small models two processes of one thread beat one of two threads, and one thread sums in one
+order: the same weights every time.
 """
 
 import shutil
@@ -40,7 +41,13 @@ from g2rpo_core.tiny_models.clip import (
 )
 from g2rpo_core.tiny_models.image_reward import save_image_reward, train_image_reward
 from g2rpo_core.tiny_models.language import TinyFlux2, TinyQwenImage, TinyZImage
-from g2rpo_core.tiny_models.pipeline import TinyBase, TinyFlux, TinyStableDiffusion3, train_pipeline, train_vae
+from g2rpo_core.tiny_models.pipeline import (
+    TinyBase,
+    TinyFlux,
+    TinyStableDiffusion3,
+    train_pipeline,
+    train_vae,
+)
 from g2rpo_core.tiny_models.settings import BuiltModels, FitSettings, TowerSize
 from g2rpo_core.tiny_models.unified_reward import TEMPLATE, train_vlm
 
@@ -68,7 +75,10 @@ def fit_device(settings: BuiltModels) -> torch.device:
     if settings.device == "cpu":
         return CPU
     if not torch.cuda.is_available():
-        raise UserError(f"models.device: gpu: torch finds no GPU here: {why_none()}; else choose a profile for a CPU")
+        raise UserError(
+            f"models.device: gpu: torch finds no GPU here: {why_none()}; "
+            "else choose a profile for a CPU"
+        )
     torch.set_float32_matmul_precision("high")
     return prepare(torch.device("cuda"))
 
@@ -76,11 +86,14 @@ def fit_device(settings: BuiltModels) -> torch.device:
 def build_models(root: Path, settings: BuiltModels, parts: Path) -> tuple[dict, dict]:
     """Write the folders of the pipeline and of the scorers below `root`; return their lock entries and the quality reached.
 
-    parts: where each model waits until all are built. What an earlier call with equal settings left there is used again.
+    parts: where each model waits until all are built. What an earlier call with equal settings left
+    there is used again.
     """
     fit_device(settings)  # refused before anything is built
     names = [PIPELINE, *(name for name in BUILDERS if settings.fit_of(name))]
-    with ProcessPoolExecutor(2, mp_context=get_context("spawn"), initializer=_start, initargs=(in_use(),)) as pool:
+    with ProcessPoolExecutor(
+        2, mp_context=get_context("spawn"), initializer=_start, initargs=(in_use(),)
+    ) as pool:
         jobs = [pool.submit(_build, parts / name, settings, name) for name in names]
         try:
             quality = {name: value for job in jobs for name, value in job.result().items()}
@@ -99,12 +112,18 @@ def build_models(root: Path, settings: BuiltModels, parts: Path) -> tuple[dict, 
 def _build(part: Path, settings: BuiltModels, name: str) -> dict:
     """Build one model into the folder `part`, unless it is there, whole; return its quality."""
     known = part.with_name(f"{name}.json")
-    if known.exists() and part.is_dir() and (about := read_json(known, dict))["hash"] == hash_of_folder(part):
+    if (
+        known.exists()
+        and part.is_dir()
+        and (about := read_json(known, dict))["hash"] == hash_of_folder(part)
+    ):
         print(f"{name}: built before the last call was stopped, so it is used")
         return about["quality"]
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
-    quality = build_pipeline(part, settings) if name == PIPELINE else build_scorer(part, settings, name)
+    quality = (
+        build_pipeline(part, settings) if name == PIPELINE else build_scorer(part, settings, name)
+    )
     write_json(known, {"hash": hash_of_folder(part), "quality": quality})
     return quality
 
@@ -112,7 +131,8 @@ def _build(part: Path, settings: BuiltModels, name: str) -> dict:
 def describe_models(root: Path) -> dict[str, dict]:
     """Return the lock entries of the models that were built below `root`."""
     entries: dict[str, dict] = {
-        folder.name: {"folder": folder.name, "files": describe_files(folder)} for folder in sorted(root.iterdir())
+        folder.name: {"folder": folder.name, "files": describe_files(folder)}
+        for folder in sorted(root.iterdir())
     }
     if "hps" in entries:
         entries["hps"]["architecture"] = HPS_ARCHITECTURE
@@ -153,25 +173,37 @@ def build_scorer(root: Path, settings: BuiltModels, name: str) -> dict:
     """Train one scorer of BUILDERS into its folders; return its loss and its accuracy, with the weights read back from the files."""
     task, fit = TASKS[settings.source], settings.fit_of(name)
     assert fit is not None  # `build_models` asks for no other
-    how = Scorer(task, fit, seed_of(name, settings.seed) % 2**32, settings.sizes.scorers, fit_device(settings))
+    how = Scorer(
+        task,
+        fit,
+        seed_of(name, settings.seed) % 2**32,
+        settings.sizes.scorers,
+        fit_device(settings),
+    )
     scorer, quality = BUILDERS[name](root, how)
     return {name: quality | scorer_quality(scorer, task)}
 
 
 def _hps(root: Path, how: Scorer) -> tuple[Callable, dict]:
-    model, quality = train_towers(open_clip_towers, *how[:3], "hps", how.size, how.device, preferences=True)
+    model, quality = train_towers(
+        open_clip_towers, *how[:3], "hps", how.size, how.device, preferences=True
+    )
     save_hps(model, how.task, how.size, root / "hps")
     return hps(root / "hps", CPU, HPS_ARCHITECTURE), quality
 
 
 def _clip_score(root: Path, how: Scorer) -> tuple[Callable, dict]:
-    model, quality = train_towers(open_clip_towers, *how[:3], "clip score", how.size, how.device, preferences=False)
+    model, quality = train_towers(
+        open_clip_towers, *how[:3], "clip score", how.size, how.device, preferences=False
+    )
     save_clip_score(model, how.task, how.size, root / "clip_score")
     return clip_score(root / "clip_score", CPU), quality
 
 
 def _pickscore(root: Path, how: Scorer) -> tuple[Callable, dict]:
-    model, quality = train_towers(transformers_towers, *how[:3], "pickscore", how.size, how.device, preferences=True)
+    model, quality = train_towers(
+        transformers_towers, *how[:3], "pickscore", how.size, how.device, preferences=True
+    )
     model.save_pretrained(root / "pickscore")
     save_pickscore_processor(how.task, root / "pickscore_processor")
     return pickscore(root / "pickscore", root / "pickscore_processor", CPU), quality

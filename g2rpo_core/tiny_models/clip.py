@@ -17,7 +17,9 @@ from g2rpo_core.tiny_models.fit import fit
 from g2rpo_core.tiny_models.settings import FitSettings, TowerSize
 from g2rpo_core.tiny_models.tokenizers import CLIP_LENGTH, clip_tokenizer
 
-HPS_ARCHITECTURE = "tiny-ViT.json"  # a file next to the checkpoint; open_clip knows the published one by name
+HPS_ARCHITECTURE = (
+    "tiny-ViT.json"  # a file next to the checkpoint; open_clip knows the published one by name
+)
 PREPROCESS = {  # of `apple/DFN5B-CLIP-ViT-H-14`
     "mean": [0.48145466, 0.4578275, 0.40821073], "std": [0.26862954, 0.26130258, 0.27577711],
     "interpolation": "bicubic", "resize_mode": "squash",
@@ -28,15 +30,30 @@ def architecture(task: Task, size: TowerSize) -> dict[str, Any]:
     """Return the configuration of both towers, as in open_clip's files."""
     return {
         "embed_dim": 64,
-        "vision_cfg": {"image_size": task.size, "layers": size.layers, "width": size.width, "head_width": 32, "patch_size": 8},
-        "text_cfg": {"context_length": CLIP_LENGTH, "vocab_size": 49408, "width": 64, "heads": 2, "layers": 2},
+        "vision_cfg": {
+            "image_size": task.size,
+            "layers": size.layers,
+            "width": size.width,
+            "head_width": 32,
+            "patch_size": 8,
+        },
+        "text_cfg": {
+            "context_length": CLIP_LENGTH,
+            "vocab_size": 49408,
+            "width": 64,
+            "heads": 2,
+            "layers": 2,
+        },
     }
 
 
-def pairs(task: Task, count: int, seed: int, *, testing: bool) -> tuple[list[str], torch.Tensor, list[str], torch.Tensor]:
+def pairs(
+    task: Task, count: int, seed: int, *, testing: bool
+) -> tuple[list[str], torch.Tensor, list[str], torch.Tensor]:
     """Draw `count` scenes and a neighbour of each: captions and images [count, 3, size, size] in [0, 1], both twice.
 
-    With `testing` the first scenes are held-out ones; otherwise neither they nor their neighbours are.
+    With `testing` the first scenes are held-out ones; otherwise neither they nor their neighbours
+    are.
     """
     rng = np.random.default_rng(seed)
     firsts: list[Scene] = []
@@ -47,28 +64,43 @@ def pairs(task: Task, count: int, seed: int, *, testing: bool) -> tuple[list[str
         if held_out(first.caption) == testing and (testing or not held_out(second.caption)):
             firsts.append(first)
             seconds.append(second)
-    images = [torch.from_numpy(np.stack([task.draw(scene, rng) for scene in group])) for group in (firsts, seconds)]
+    images = [
+        torch.from_numpy(np.stack([task.draw(scene, rng) for scene in group]))
+        for group in (firsts, seconds)
+    ]
     return [s.caption for s in firsts], images[0], [s.caption for s in seconds], images[1]
 
 
-def degrade(task: Task, images: torch.Tensor, others: torch.Tensor, strength: float, generator: torch.Generator) -> torch.Tensor:
+def degrade(
+    task: Task,
+    images: torch.Tensor,
+    others: torch.Tensor,
+    strength: float,
+    generator: torch.Generator,
+) -> torch.Tensor:
     """Degrade each image [N, 3, H, W] in [0, 1] as an unfinished generator does, in one of five ways at random.
 
-    The ways: noise, blur, speckles, a faded part, a part that blends into the image of `others`. A strength of 1 is plainly
-    visible; every image draws its own share of it, from a third upwards.
+    The ways: noise, blur, speckles, a faded part, a part that blends into the image of `others`. A
+    strength of 1 is plainly visible; every image draws its own share of it, from a third upwards.
     """
     n, _, height, width = images.shape
     draw = partial(torch.rand, generator=generator, device=images.device)
     index = partial(torch.randint, generator=generator, device=images.device)
     amount = strength * (1 / 3 + 2 / 3 * draw(n, 1, 1, 1))
     part = amount.clamp(max=1)
-    noisy = images + 0.15 * amount * torch.randn(images.shape, generator=generator, device=images.device)
-    blurred = torch.lerp(images, F.avg_pool2d(images, 5, stride=1, padding=2, count_include_pad=False), part)
+    noisy = images + 0.15 * amount * torch.randn(
+        images.shape, generator=generator, device=images.device
+    )
+    blurred = torch.lerp(
+        images, F.avg_pool2d(images, 5, stride=1, padding=2, count_include_pad=False), part
+    )
     palette = torch.tensor(list(task.colors.values()), device=images.device).float() / 255
     colors = palette[index(len(palette), (n, height, width))].permute(0, 3, 1, 2)
     speckled = torch.where(draw(n, 1, height, width) < 0.06 * amount, colors, images)
     coarse = F.interpolate(draw(n, 1, 4, 4), (height, width), mode="bilinear")
-    faded = torch.lerp(images, images[:, :, :1, :1].expand_as(images), (coarse > 0.5).float() * 0.7 * part)
+    faded = torch.lerp(
+        images, images[:, :, :1, :1].expand_as(images), (coarse > 0.5).float() * 0.7 * part
+    )
     blended = torch.lerp(images, others, (4 * coarse - 1.5).clamp(0, 1) * part)
     ways = torch.stack([noisy, blurred, speckled, faded, blended])
     return ways[index(len(ways), (n,)), torch.arange(n, device=images.device)].clamp(0, 1)
@@ -104,17 +136,32 @@ def transformers_towers(task: Task, size: TowerSize) -> Towers:
     }
     shared = {"projection_dim": whole["embed_dim"], "hidden_act": "gelu"}
     text_config = CLIPTextConfig(
-        **widths(text), **shared, num_attention_heads=text["heads"], vocab_size=len(tokenizer), max_position_embeddings=CLIP_LENGTH,
-        bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id,
-    )  # fmt: skip
+        **widths(text),
+        **shared,
+        num_attention_heads=text["heads"],
+        vocab_size=len(tokenizer),
+        max_position_embeddings=CLIP_LENGTH,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+    )
     heads = vision["width"] // vision["head_width"]
     vision_config = CLIPVisionConfig(
-        **widths(vision), **shared, num_attention_heads=heads, image_size=task.size, patch_size=vision["patch_size"]
+        **widths(vision),
+        **shared,
+        num_attention_heads=heads,
+        image_size=task.size,
+        patch_size=vision["patch_size"],
     )
-    model = CLIPModel(CLIPConfig(text_config=text_config, vision_config=vision_config, projection_dim=whole["embed_dim"]))
+    model = CLIPModel(
+        CLIPConfig(
+            text_config=text_config, vision_config=vision_config, projection_dim=whole["embed_dim"]
+        )
+    )
     tokenize = lambda texts: tokenizer(texts, padding=True, return_tensors="pt").input_ids
     encode_text = lambda tokens: model.get_text_features(tokens).pooler_output
-    return Towers(model, tokenize, encode_text, lambda images: model.get_image_features(images).pooler_output)
+    return Towers(
+        model, tokenize, encode_text, lambda images: model.get_image_features(images).pooler_output
+    )
 
 
 def train_towers(
@@ -130,8 +177,9 @@ def train_towers(
 ) -> tuple[torch.nn.Module, dict]:
     """Train a tiny CLIP by contrastive learning, every scene in one batch with a neighbour that differs in one attribute.
 
-    preferences: add the loss of HPS-v2.1 and PickScore: of two images for one caption, the softmax of the scaled cosines should
-    choose the right and clean one over the neighbour's, or over a degraded copy. device: to train on; the model comes back to the CPU.
+    preferences: add the loss of HPS-v2.1 and PickScore: of two images for one caption, the softmax
+    of the scaled cosines should choose the right and clean one over the neighbour's, or over a
+    degraded copy. device: to train on; the model comes back to the CPU.
     """
     # Model and data
     torch.manual_seed(seed)
@@ -142,13 +190,17 @@ def train_towers(
     images, other_images = images.to(device), other_images.to(device)
     generator = torch.Generator(device).manual_seed(seed)
     spoil = partial(degrade, task)
-    mean, std = (torch.tensor(PREPROCESS[key], device=device).view(3, 1, 1) for key in ("mean", "std"))
+    mean, std = (
+        torch.tensor(PREPROCESS[key], device=device).view(3, 1, 1) for key in ("mean", "std")
+    )
 
     def compute_loss(indices):
         # Contrast of all captions and images of the batch, neighbours included
         text = F.normalize(encode_text(torch.cat([texts[indices], other_texts[indices]])), dim=-1)
         clean = torch.cat([images[indices], other_images[indices]])
-        image = F.normalize(encode_image((spoil(clean, clean.roll(1, 0), 0.4, generator) - mean) / std), dim=-1)
+        image = F.normalize(
+            encode_image((spoil(clean, clean.roll(1, 0), 0.4, generator) - mean) / std), dim=-1
+        )
         logits = model.logit_scale.exp() * image @ text.T
         target = torch.arange(len(logits), device=device)
         loss = (F.cross_entropy(logits, target) + F.cross_entropy(logits.T, target)) / 2
@@ -158,28 +210,40 @@ def train_towers(
             spoilt = spoil(clean[:count], clean[count:], 1.0, generator)
             worse = F.normalize(encode_image((spoilt - mean) / std), dim=-1)
             better = F.normalize(encode_image((clean[:count] - mean) / std), dim=-1)
-            right, wrong, bad = ((features * text[:count]).sum(1) for features in (better, image[count:], worse))
+            right, wrong, bad = (
+                (features * text[:count]).sum(1) for features in (better, image[count:], worse)
+            )
             scale = model.logit_scale.exp()
-            loss = loss + F.softplus(scale * (wrong - right)).mean() + F.softplus(scale * (bad - right)).mean()
+            loss = (
+                loss
+                + F.softplus(scale * (wrong - right)).mean()
+                + F.softplus(scale * (bad - right)).mean()
+            )
         return loss
 
     loss = fit([model], compute_loss, settings, generator, len(captions), label)
-    return model.eval().cpu(), {"loss": loss, "parameters": sum(p.numel() for p in model.parameters())}
+    return model.eval().cpu(), {
+        "loss": loss,
+        "parameters": sum(p.numel() for p in model.parameters()),
+    }
 
 
 @torch.no_grad()
 def scorer_quality(score, task: Task, seed: int = 10_000, count: int = 512) -> dict[str, float]:
     """Measure how often a scorer `score(images, prompts) -> [N]` is right on held-out scenes; chance is 0.5 for both.
 
-    `attribute`: share of captions whose image scores over a neighbour's (ties count half, a missing score is lost);
-    `degraded`: over a degraded copy of it.
+    `attribute`: share of captions whose image scores over a neighbour's (ties count half, a missing
+    score is lost); `degraded`: over a degraded copy of it.
     """
     captions, images, _, neighbours = pairs(task, count, seed, testing=True)
     right = score(images, captions)
     worse = degrade(task, images, neighbours, 1.0, torch.Generator().manual_seed(seed))
     return {
         name: ((right > other).float() + 0.5 * (right == other).float()).mean().item()
-        for name, other in (("attribute", score(neighbours, captions)), ("degraded", score(worse, captions)))
+        for name, other in (
+            ("attribute", score(neighbours, captions)),
+            ("degraded", score(worse, captions)),
+        )
     }
 
 
@@ -201,7 +265,7 @@ def save_hps(model: torch.nn.Module, task: Task, size: TowerSize, folder: Path) 
 
 def save_pickscore_processor(task: Task, folder: Path) -> None:
     """Write tokenizer and preprocessing of `laion/CLIP-ViT-H-14-laion2B-s32B-b79K`, the files that are not weights."""
-    CLIPImageProcessor(size={"shortest_edge": task.size}, crop_size={"height": task.size, "width": task.size}).save_pretrained(
-        folder
-    )
+    CLIPImageProcessor(
+        size={"shortest_edge": task.size}, crop_size={"height": task.size, "width": task.size}
+    ).save_pretrained(folder)
     clip_tokenizer().save_pretrained(folder)

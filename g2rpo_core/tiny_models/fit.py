@@ -9,7 +9,11 @@ from tqdm import tqdm
 from g2rpo_core.tiny_models.settings import FitSettings
 
 WARM_UP = 0.05  # of the steps
-QUINTIC = (3.4445, -4.775, 2.0315)  # of Jordan et al. (2024), https://kellerjordan.github.io/posts/muon, as are the next two
+QUINTIC = (
+    3.4445,
+    -4.775,
+    2.0315,
+)  # of Jordan et al. (2024), https://kellerjordan.github.io/posts/muon, as are the next two
 ITERATIONS = 5
 MOMENTUM = 0.95
 
@@ -24,17 +28,23 @@ def fit(
 ) -> float:
     """Minimize `compute_loss(indices) -> scalar`, with linear warm-up over 5 % of the steps and cosine decay.
 
-    Return the mean loss of the last 5 % of the steps. indices: [batch] int64, drawn from range(count) with `generator`, on its device.
+    Return the mean loss of the last 5 % of the steps. indices: [batch] int64, drawn from
+    range(count) with `generator`, on its device.
     """
     parameters = [p for module in modules for p in module.parameters() if p.requires_grad]
     optimizers = make_optimizers(modules, settings)
-    schedules = [torch.optim.lr_scheduler.LambdaLR(each, lambda step: rate_share(step, settings.steps)) for each in optimizers]
+    schedules = [
+        torch.optim.lr_scheduler.LambdaLR(each, lambda step: rate_share(step, settings.steps))
+        for each in optimizers
+    ]
     losses = []
     # two processes show progress at once, each on its own line
     line = 0 if label in ("vae", "transformer") else 1
     bar = tqdm(range(settings.steps), desc=label, mininterval=2, unit="step", position=line)
     for step in bar:
-        loss = compute_loss(torch.randint(count, (settings.batch,), generator=generator, device=generator.device))
+        loss = compute_loss(
+            torch.randint(count, (settings.batch,), generator=generator, device=generator.device)
+        )
         for parameter in parameters:
             parameter.grad = None
         loss.backward()
@@ -48,34 +58,46 @@ def fit(
     return sum(last) / len(last)
 
 
-def make_optimizers(modules: list[torch.nn.Module], settings: FitSettings) -> list[torch.optim.Optimizer]:
+def make_optimizers(
+    modules: list[torch.nn.Module], settings: FitSettings
+) -> list[torch.optim.Optimizer]:
     """Return Muon for the weights of linear layers in stacks of blocks, and AdamW for all else, first and last layers included.
 
-    With Muon, the tiny transformer of profile `tiny` reaches the same loss in half of the steps that AdamW alone takes.
+    With Muon, the tiny transformer of profile `tiny` reaches the same loss in half of the steps
+    that AdamW alone takes.
     """
     of_blocks = {
         id(layer.weight)
         for module in modules
         for name, layer in module.named_modules()
-        if settings.muon_rate and isinstance(layer, torch.nn.Linear) and any(part.isdigit() for part in name.split("."))
+        if settings.muon_rate
+        and isinstance(layer, torch.nn.Linear)
+        and any(part.isdigit() for part in name.split("."))
     }
     trained = [p for module in modules for p in module.parameters() if p.requires_grad]
     weights = [p for p in trained if id(p) in of_blocks]
     others = [p for p in trained if id(p) not in of_blocks]
-    adamw = torch.optim.AdamW(others, settings.learning_rate, betas=(0.9, 0.99), weight_decay=0.01, fused=True)
+    adamw = torch.optim.AdamW(
+        others, settings.learning_rate, betas=(0.9, 0.99), weight_decay=0.01, fused=True
+    )
     return [adamw, Muon(weights, settings.muon_rate)] if weights and settings.muon_rate else [adamw]
 
 
 def rate_share(step: int, steps: int) -> float:
     """Return the share of the peak learning rate at a step of range(steps): it rises over the first 5 %, then falls as a half cosine."""
     warm = max(1, round(WARM_UP * steps))
-    return (step + 1) / warm if step < warm else (1 + math.cos(math.pi * (step - warm) / max(1, steps - warm))) / 2
+    return (
+        (step + 1) / warm
+        if step < warm
+        else (1 + math.cos(math.pi * (step - warm) / max(1, steps - warm))) / 2
+    )
 
 
 class Muon(torch.optim.Optimizer):
     """The optimizer Muon in float32: steps along Nesterov momentum whose singular values are set to 1, times √max(1, rows / columns).
 
-    `torch.optim.Muon` iterates in bfloat16, which takes fifteen times as long on a processor without AVX-512.
+    `torch.optim.Muon` iterates in bfloat16, which takes fifteen times as long on a processor
+    without AVX-512.
     """
 
     def __init__(self, weights: Iterable[torch.Tensor], learning_rate: float) -> None:
@@ -94,7 +116,9 @@ class Muon(torch.optim.Optimizer):
                 momentum = state["momentum"].lerp_(gradient, 1 - MOMENTUM)
                 rows, columns = weight.shape
                 scale = math.sqrt(max(1, rows / columns))
-                weight.add_(orthogonal(gradient.lerp(momentum, MOMENTUM)), alpha=-group["lr"] * scale)
+                weight.add_(
+                    orthogonal(gradient.lerp(momentum, MOMENTUM)), alpha=-group["lr"] * scale
+                )
 
 
 def orthogonal(matrix: torch.Tensor) -> torch.Tensor:

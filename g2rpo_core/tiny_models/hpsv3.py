@@ -26,7 +26,11 @@ from g2rpo_core.tiny_models.tokenizers import byte_level
 from g2rpo_core.tiny_models.unified_reward import CHAT, END, INIT, PATCH, SPECIAL
 
 SCENES: Final = 6144
-PUBLISHED = [(r"^trunk\.visual\.", "visual."), (r"^trunk\.language_model\.", "model."), (r"^head\.", "rm_head.")]
+PUBLISHED = [
+    (r"^trunk\.visual\.", "visual."),
+    (r"^trunk\.language_model\.", "model."),
+    (r"^head\.", "rm_head."),
+]
 
 
 def tokenizer(task: Task) -> Qwen2TokenizerFast:
@@ -51,26 +55,52 @@ def processor(task: Task) -> Qwen2VLProcessor:
 
 def config_of(words: Qwen2TokenizerFast) -> Qwen2VLConfig:
     """Return the base model's configuration, for the ids of its tokenizer, which has no TOKEN yet."""
-    ids = dict(zip(("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id"),
-                   words.convert_tokens_to_ids(["<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>"])))  # fmt: skip
-    end = {name: words.convert_tokens_to_ids(END) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    ids = dict(
+        zip(
+            ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id"),
+            words.convert_tokens_to_ids(
+                ["<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>"]
+            ),
+        )
+    )
+    end = {
+        name: words.convert_tokens_to_ids(END)
+        for name in ("bos_token_id", "eos_token_id", "pad_token_id")
+    }
     text = {
-        "vocab_size": len(words), "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3, "num_attention_heads": 2,
-        "num_key_value_heads": 2, "max_position_embeddings": 2048, "initializer_range": INIT,
-        "rope_parameters": {"rope_type": "default", "mrope_section": [4, 6, 6], "rope_theta": 10_000.0},
-    } | end  # fmt: skip
+        "vocab_size": len(words),
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 2048,
+        "initializer_range": INIT,
+        "rope_parameters": {
+            "rope_type": "default",
+            "mrope_section": [4, 6, 6],
+            "rope_theta": 10_000.0,
+        },
+    } | end
     vision = {
-        "depth": 2, "embed_dim": 64, "hidden_size": 64, "mlp_ratio": 2, "num_heads": 2, "patch_size": PATCH,
-        "spatial_patch_size": PATCH, "initializer_range": INIT,
-    }  # fmt: skip
+        "depth": 2,
+        "embed_dim": 64,
+        "hidden_size": 64,
+        "mlp_ratio": 2,
+        "num_heads": 2,
+        "patch_size": PATCH,
+        "spatial_patch_size": PATCH,
+        "initializer_range": INIT,
+    }
     return Qwen2VLConfig(text_config=text, vision_config=vision, **ids, **end)
 
 
 def train_hpsv3(task: Task, settings: FitSettings, seed: int) -> tuple[HPSv3Model, dict]:
     """Train on preferences: of two images for one caption, the right and clean one over a neighbour's, and over a degraded copy.
 
-    The published model also learns a deviation; here the head's second output stays untrained, as no reward reads it. The words of
-    the caption are learned too, from the right image before them: this teaches the model to see.
+    The published model also learns a deviation; here the head's second output stays untrained, as
+    no reward reads it. The words of the caption are learned too, from the right image before them:
+    this teaches the model to see.
     """
     # Model and tokenizer, with the token that the head reads
     torch.manual_seed(seed)
@@ -87,16 +117,25 @@ def train_hpsv3(task: Task, settings: FitSettings, seed: int) -> tuple[HPSv3Mode
     captions, images, _, other_images = pairs(task, SCENES, seed, testing=False)
     generator = torch.Generator().manual_seed(seed)
     states: list[torch.Tensor] = []
-    model.trunk.language_model.register_forward_hook(lambda *call: states.append(call[2].last_hidden_state))
+    model.trunk.language_model.register_forward_hook(
+        lambda *call: states.append(call[2].last_hidden_state)
+    )
 
     def compute_loss(indices):
         clean, others = images[indices], other_images[indices]
         near = degrade(task, torch.cat([clean, others]), torch.cat([others, clean]), 0.4, generator)
-        seen = torch.cat([near, degrade(task, clean, others, 1.0, generator)])  # right images, neighbours', degraded ones
+        seen = torch.cat(
+            [near, degrade(task, clean, others, 1.0, generator)]
+        )  # right images, neighbours', degraded ones
         asked = [captions[index] for index in indices] * 3
         inputs = encode(inputs_of, seen, asked, task.size**2)
         states.clear()
-        scores = model(inputs["input_ids"], inputs["attention_mask"], inputs["pixel_values"], inputs["image_grid_thw"])[:, 0]
+        scores = model(
+            inputs["input_ids"],
+            inputs["attention_mask"],
+            inputs["pixel_values"],
+            inputs["image_grid_thw"],
+        )[:, 0]
         right, wrong, bad = scores.split(len(indices))
         # The caption's words, by their embeddings
         ids = inputs["input_ids"][: len(indices)]

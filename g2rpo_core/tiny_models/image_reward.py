@@ -37,31 +37,49 @@ PUBLISHED = [  # the names of transformers in those of `ImageReward.pt`, see REN
 def train_image_reward(task: Task, settings: FitSettings, seed: int) -> tuple[nn.ModuleDict, dict]:
     """Train the reward model and BLIP's two projections, by BLIP's contrastive loss and ImageReward's ranking loss at once.
 
-    Ranking: of two images for one caption, the right and clean one should score over a neighbour's (a scene with one attribute
-    changed), and over a degraded copy of itself.
+    Ranking: of two images for one caption, the right and clean one should score over a neighbour's
+    (a scene with one attribute changed), and over a degraded copy of itself.
     """
     # Model: image and text tower, and BLIP's projections
     torch.manual_seed(seed)
     tokenizer = bert_tokenizer(task)
     vision = BlipVisionConfig(
-        hidden_size=WIDTH, intermediate_size=4 * WIDTH, num_hidden_layers=2, num_attention_heads=WIDTH // HEAD_WIDTH,
-        image_size=task.size, patch_size=8, hidden_act="gelu", layer_norm_eps=1e-6, initializer_range=INITIAL,
-    )  # fmt: skip
-    text = BlipTextConfig(
-        vocab_size=len(tokenizer), hidden_size=TEXT_WIDTH, intermediate_size=4 * TEXT_WIDTH, num_hidden_layers=2,
-        num_attention_heads=3, encoder_hidden_size=WIDTH, pad_token_id=tokenizer.pad_token_id,
+        hidden_size=WIDTH,
+        intermediate_size=4 * WIDTH,
+        num_hidden_layers=2,
+        num_attention_heads=WIDTH // HEAD_WIDTH,
+        image_size=task.size,
+        patch_size=8,
+        hidden_act="gelu",
+        layer_norm_eps=1e-6,
         initializer_range=INITIAL,
-    )  # fmt: skip
+    )
+    text = BlipTextConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=TEXT_WIDTH,
+        intermediate_size=4 * TEXT_WIDTH,
+        num_hidden_layers=2,
+        num_attention_heads=3,
+        encoder_hidden_size=WIDTH,
+        pad_token_id=tokenizer.pad_token_id,
+        initializer_range=INITIAL,
+    )
     reward = ImageRewardModel(vision, text)
     model = nn.ModuleDict(
-        {"reward": reward, "vision_proj": nn.Linear(WIDTH, EMBEDDING), "text_proj": nn.Linear(TEXT_WIDTH, EMBEDDING)}
+        {
+            "reward": reward,
+            "vision_proj": nn.Linear(WIDTH, EMBEDDING),
+            "text_proj": nn.Linear(TEXT_WIDTH, EMBEDDING),
+        }
     )
     # Data: pairs of a scene and its neighbour
     captions, images, other_captions, other_images = pairs(task, 6144, seed, testing=False)
     encoded = tokenizer(captions + other_captions, padding=True, return_tensors="pt")
     tokens, masks = encoded.input_ids, encoded.attention_mask
     generator = torch.Generator().manual_seed(seed)
-    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (OPENAI_DATASET_MEAN, OPENAI_DATASET_STD))
+    mean, std = (
+        torch.tensor(values).view(3, 1, 1) for values in (OPENAI_DATASET_MEAN, OPENAI_DATASET_STD)
+    )
 
     def compute_loss(indices):
         count = len(indices)
@@ -74,7 +92,9 @@ def train_image_reward(task: Task, settings: FitSettings, seed: int) -> tuple[nn
                 degrade(task, clean[:count], clean[count:], 1.0, generator),
             ]
         )
-        seen = reward.vision((seen - mean) / std).last_hidden_state  # right images, neighbours, degraded ones
+        seen = reward.vision(
+            (seen - mean) / std
+        ).last_hidden_state  # right images, neighbours, degraded ones
         # Contrast of captions and images, as BLIP has it
         image = F.normalize(model["vision_proj"](seen[: 2 * count, 0]), dim=-1)
         words = reward.text(token, attention_mask=mask, is_decoder=False).last_hidden_state
@@ -83,7 +103,10 @@ def train_image_reward(task: Task, settings: FitSettings, seed: int) -> tuple[nn
         contrast = (F.cross_entropy(logits, target) + F.cross_entropy(logits.T, target)) / 2
         # Ranking of the right image over the neighbour's and the degraded one
         states = reward.text(
-            token[:count].repeat(3, 1), attention_mask=mask[:count].repeat(3, 1), encoder_hidden_states=seen, is_decoder=False
+            token[:count].repeat(3, 1),
+            attention_mask=mask[:count].repeat(3, 1),
+            encoder_hidden_states=seen,
+            is_decoder=False,
         ).last_hidden_state
         right, wrong, bad = reward.head(states[:, 0]).squeeze(1).split(count)
         return contrast + F.softplus(wrong - right).mean() + F.softplus(bad - right).mean()
@@ -95,18 +118,30 @@ def train_image_reward(task: Task, settings: FitSettings, seed: int) -> tuple[nn
 def save_image_reward(model: nn.ModuleDict, task: Task, folder: Path, tokenizer: Path) -> None:
     """Write the files of `THUDM/ImageReward`, ImageReward.pt and med_config.json, and those of bert-base-uncased's tokenizer."""
     folder.mkdir(parents=True)
-    weights = {f"blip.{name}": value for name, value in model.state_dict().items() if not name.startswith("reward.")}
+    weights = {
+        f"blip.{name}": value
+        for name, value in model.state_dict().items()
+        if not name.startswith("reward.")
+    }
     for name, value in model["reward"].state_dict().items():
         for pattern, replacement in PUBLISHED:
             name = re.sub(pattern, replacement, name)
         weights[name] = value
     text = model["reward"].text.config
-    weights["blip.text_encoder.embeddings.position_ids"] = torch.arange(text.max_position_embeddings)[None]
+    weights["blip.text_encoder.embeddings.position_ids"] = torch.arange(
+        text.max_position_embeddings
+    )[None]
     torch.save(weights, folder / "ImageReward.pt")
     med_config = {
-        "architectures": ["BertModel"], "model_type": "bert", "add_cross_attention": True, "encoder_width": WIDTH,
-        "attention_probs_dropout_prob": 0.1, "hidden_dropout_prob": 0.1, "initializer_range": 0.02, "type_vocab_size": 2,
-    }  # fmt: skip
+        "architectures": ["BertModel"],
+        "model_type": "bert",
+        "add_cross_attention": True,
+        "encoder_width": WIDTH,
+        "attention_probs_dropout_prob": 0.1,
+        "hidden_dropout_prob": 0.1,
+        "initializer_range": 0.02,
+        "type_vocab_size": 2,
+    }
     med_config |= {key: getattr(text, key) for key in MED_CONFIG}
     (folder / "med_config.json").write_text(json.dumps(med_config, indent=1))
     bert_tokenizer(task).save_pretrained(tokenizer)

@@ -25,7 +25,14 @@ from transformers import (
 from g2rpo_core.architectures.architecture import Architecture
 from g2rpo_core.architectures.table import ARCHITECTURES
 from g2rpo_core.tasks.task import Task
-from g2rpo_core.tiny_models.pipeline import DROPPED, TinyBase, TinyVae, initialize, quieted, vae_config
+from g2rpo_core.tiny_models.pipeline import (
+    DROPPED,
+    TinyBase,
+    TinyVae,
+    initialize,
+    quieted,
+    vae_config,
+)
 from g2rpo_core.tiny_models.settings import TOKEN
 from g2rpo_core.tiny_models.tokenizers import QWEN_LENGTH, qwen_tokenizer
 
@@ -47,7 +54,9 @@ class WithLanguageModel(TinyBase):
     def __init__(self, task: Task, captions: list[str]):
         self.tokenizer = qwen_tokenizer(task)
         self.encoder = self.make_encoder(len(self.tokenizer)).eval().requires_grad_(False)
-        torch.nn.init.normal_(self.encoder.get_input_embeddings().weight)  # so that what a token is outweighs its context
+        torch.nn.init.normal_(
+            self.encoder.get_input_embeddings().weight
+        )  # so that what a token is outweighs its context
         transformer = self.make_transformer(task)
         initialize(transformer)
         self.parts = torch.nn.ModuleDict({"transformer": transformer})
@@ -56,7 +65,9 @@ class WithLanguageModel(TinyBase):
         encoders, parts = self.pipeline({"transformer": None}, vae=None, scheduler=None), []
         with torch.no_grad():
             for start in range(0, len(texts), 256):
-                parts.append(self.architecture.encode(encoders, texts[start : start + 256], QWEN_LENGTH))
+                parts.append(
+                    self.architecture.encode(encoders, texts[start : start + 256], QWEN_LENGTH)
+                )
         self.encoded = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
         self.rows = torch.tensor([texts.index(text) for text in captions])
         self.scheduler = next(iter(self.architecture.published.values())).scheduler
@@ -79,20 +90,31 @@ class WithLanguageModel(TinyBase):
         dropped = torch.rand(len(prompt), generator=generator, device=prompt.device) < DROPPED
         rows = self.rows[prompt].masked_fill(dropped, 0)
         encoded = {name: tensor[rows] for name, tensor in self.encoded.items()}
-        return self.architecture.velocity(self.parts["transformer"], latents, sigma, encoded, 1.0, self.positions)
+        return self.architecture.velocity(
+            self.parts["transformer"], latents, sigma, encoded, 1.0, self.positions
+        )
 
     def pipeline(self, parts, **others):
         encoders = {"text_encoder": self.encoder, "tokenizer": self.tokenizer}
         return self.architecture.pipeline(**encoders, transformer=parts["transformer"], **others)
 
 
-def qwen3(kind: Callable[[Qwen3Config], PreTrainedModel], vocabulary: int, layers: int) -> PreTrainedModel:
+def qwen3(
+    kind: Callable[[Qwen3Config], PreTrainedModel], vocabulary: int, layers: int
+) -> PreTrainedModel:
     """Make a small Qwen3 of a class of transformers."""
     config = Qwen3Config(
-        vocab_size=vocabulary, hidden_size=WIDTH, intermediate_size=2 * WIDTH, num_hidden_layers=layers, num_attention_heads=2,
-        num_key_value_heads=1, head_dim=16, max_position_embeddings=128, tie_word_embeddings=True,
+        vocab_size=vocabulary,
+        hidden_size=WIDTH,
+        intermediate_size=2 * WIDTH,
+        num_hidden_layers=layers,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        max_position_embeddings=128,
+        tie_word_embeddings=True,
         rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
-    )  # fmt: skip
+    )
     return kind(config)
 
 
@@ -121,13 +143,21 @@ class TinyFlux2(WithLanguageModel):
     pipeline_class, vae = "Flux2KleinPipeline", Flux2Vae
 
     def make_encoder(self, vocabulary):
-        return qwen3(Qwen3ForCausalLM, vocabulary, 28)  # the pipeline takes the states of layers 9, 18 and 27
+        return qwen3(
+            Qwen3ForCausalLM, vocabulary, 28
+        )  # the pipeline takes the states of layers 9, 18 and 27
 
     def make_transformer(self, task):
         return Flux2Transformer2DModel(
-            in_channels=32, num_layers=2, num_single_layers=2, attention_head_dim=32, num_attention_heads=4,
-            joint_attention_dim=3 * WIDTH, guidance_embeds=False, axes_dims_rope=(8, 8, 8, 8),
-        )  # fmt: skip
+            in_channels=32,
+            num_layers=2,
+            num_single_layers=2,
+            attention_head_dim=32,
+            num_attention_heads=4,
+            joint_attention_dim=3 * WIDTH,
+            guidance_embeds=False,
+            axes_dims_rope=(8, 8, 8, 8),
+        )
 
 
 class TinyZImage(WithLanguageModel):
@@ -140,9 +170,16 @@ class TinyZImage(WithLanguageModel):
 
     def make_transformer(self, task):
         return ZImageTransformer2DModel(
-            in_channels=8, dim=128, n_layers=3, n_refiner_layers=1, n_heads=4, n_kv_heads=4, cap_feat_dim=WIDTH, axes_dims=(8, 12, 12),
+            in_channels=8,
+            dim=128,
+            n_layers=3,
+            n_refiner_layers=1,
+            n_heads=4,
+            n_kv_heads=4,
+            cap_feat_dim=WIDTH,
+            axes_dims=(8, 12, 12),
             axes_lens=(128, 32, 32),
-        )  # fmt: skip
+        )
 
 
 class QwenImageVae(TinyVae):
@@ -152,9 +189,14 @@ class QwenImageVae(TinyVae):
     def make(side, size):
         first = size.channels[0]
         vae = AutoencoderKLQwenImage(
-            base_dim=first, z_dim=8, dim_mult=[channels // first for channels in size.channels], num_res_blocks=1, temperal_downsample=(False, True),
-            latents_mean=(0.0,) * 8, latents_std=(1.0,) * 8,
-        )  # fmt: skip
+            base_dim=first,
+            z_dim=8,
+            dim_mult=[channels // first for channels in size.channels],
+            num_res_blocks=1,
+            temperal_downsample=(False, True),
+            latents_mean=(0.0,) * 8,
+            latents_std=(1.0,) * 8,
+        )
         torch.nn.init.zeros_(vae.quant_conv.weight[8:])
         return quieted(vae, vae.quant_conv)
 
@@ -174,7 +216,8 @@ class QwenImageVae(TinyVae):
     @staticmethod
     def normalize(vae, latents):
         mean, deviation = (
-            torch.tensor(each, device=latents.device).view(-1, 1, 1) for each in (vae.config.latents_mean, vae.config.latents_std)
+            torch.tensor(each, device=latents.device).view(-1, 1, 1)
+            for each in (vae.config.latents_mean, vae.config.latents_std)
         )
         return (latents[:, :, 0] - mean) / deviation
 
@@ -186,15 +229,38 @@ class TinyQwenImage(WithLanguageModel):
 
     def make_encoder(self, vocabulary):
         text = {
-            "vocab_size": vocabulary, "hidden_size": WIDTH, "intermediate_size": 2 * WIDTH, "num_hidden_layers": 3, "num_attention_heads": 2,
-            "num_key_value_heads": 1, "max_position_embeddings": 128, "tie_word_embeddings": False,
-            "rope_parameters": {"rope_type": "default", "mrope_section": (2, 3, 3), "rope_theta": 10_000.0},
-        }  # fmt: skip
-        vision = {"depth": 1, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "out_hidden_size": WIDTH}
-        return Qwen2_5_VLForConditionalGeneration(Qwen2_5_VLConfig(text_config=text, vision_config=vision))
+            "vocab_size": vocabulary,
+            "hidden_size": WIDTH,
+            "intermediate_size": 2 * WIDTH,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 1,
+            "max_position_embeddings": 128,
+            "tie_word_embeddings": False,
+            "rope_parameters": {
+                "rope_type": "default",
+                "mrope_section": (2, 3, 3),
+                "rope_theta": 10_000.0,
+            },
+        }
+        vision = {
+            "depth": 1,
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "num_heads": 2,
+            "out_hidden_size": WIDTH,
+        }
+        return Qwen2_5_VLForConditionalGeneration(
+            Qwen2_5_VLConfig(text_config=text, vision_config=vision)
+        )
 
     def make_transformer(self, task):
         return QwenImageTransformer2DModel(
-            in_channels=32, out_channels=8, num_layers=4, attention_head_dim=32, num_attention_heads=4, joint_attention_dim=WIDTH,
+            in_channels=32,
+            out_channels=8,
+            num_layers=4,
+            attention_head_dim=32,
+            num_attention_heads=4,
+            joint_attention_dim=WIDTH,
             axes_dims_rope=(8, 12, 12),
-        )  # fmt: skip
+        )

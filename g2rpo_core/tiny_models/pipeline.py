@@ -20,7 +20,13 @@ from diffusers import (
 from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
 from diffusers.models.modeling_utils import ModelMixin
 from torch.utils._pytree import tree_map_only
-from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection, T5Config, T5EncoderModel
+from transformers import (
+    CLIPTextConfig,
+    CLIPTextModel,
+    CLIPTextModelWithProjection,
+    T5Config,
+    T5EncoderModel,
+)
 
 from g2rpo_core.tasks.task import Task
 from g2rpo_core.tiny_models.fit import fit
@@ -73,7 +79,9 @@ class TinyVae:
     @staticmethod
     def measure(vae: ModelMixin, latents: torch.Tensor) -> None:
         """Write the statistics of latents where the published VAE has them."""
-        vae.register_to_config(shift_factor=latents.mean().item(), scaling_factor=1 / latents.std().item())
+        vae.register_to_config(
+            shift_factor=latents.mean().item(), scaling_factor=1 / latents.std().item()
+        )
 
     @staticmethod
     def normalize(vae: ModelMixin, latents: torch.Tensor) -> torch.Tensor:
@@ -100,7 +108,11 @@ def train_vae(
         batch = images[indices]
         posterior = kind.encode(vae, batch)
         decoded = kind.decode(vae, posterior.sample(generator))
-        return F.l1_loss(decoded, batch) + F.mse_loss(decoded, batch) + KL_WEIGHT * posterior.kl().mean()
+        return (
+            F.l1_loss(decoded, batch)
+            + F.mse_loss(decoded, batch)
+            + KL_WEIGHT * posterior.kl().mean()
+        )
 
     loss = fit([vae], compute_loss, settings, generator, len(images), "vae")
     vae.eval()
@@ -131,7 +143,9 @@ class TinyBase(ABC):
         self.parts.to(device)
         for name, value in vars(self).items():
             if name != "parts":
-                setattr(self, name, tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), value))
+                setattr(
+                    self, name, tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), value)
+                )
 
     def pack(self, latents: torch.Tensor) -> torch.Tensor:
         """Bring normalized latents into the shape that the transformer takes."""
@@ -139,7 +153,11 @@ class TinyBase(ABC):
 
     @abstractmethod
     def velocity(
-        self, latents: torch.Tensor, sigma: torch.Tensor, prompt: torch.Tensor, generator: torch.Generator
+        self,
+        latents: torch.Tensor,
+        sigma: torch.Tensor,
+        prompt: torch.Tensor,
+        generator: torch.Generator,
     ) -> torch.Tensor:
         """Call the transformer, with gradients for all parts; generator: draws whatever else is random in training."""
 
@@ -154,18 +172,34 @@ class WithT5(TinyBase):
     def __init__(self, task: Task, texts: list[str]):
         self.clip_tokens, self.t5_tokens = clip_tokenizer(), t5_tokenizer(task)
         self.clip_ids = self.clip_tokens(texts, padding="max_length", return_tensors="pt").input_ids
-        self.t5_ids = self.t5_tokens(texts, padding="max_length", max_length=T5_LENGTH, return_tensors="pt").input_ids
+        self.t5_ids = self.t5_tokens(
+            texts, padding="max_length", max_length=T5_LENGTH, return_tensors="pt"
+        ).input_ids
 
     def clip_config(self, width: int, layers: int) -> CLIPTextConfig:
         return CLIPTextConfig(
-            vocab_size=len(self.clip_tokens), hidden_size=width, intermediate_size=128, num_hidden_layers=layers,
-            num_attention_heads=2, projection_dim=width, max_position_embeddings=CLIP_LENGTH,
-            bos_token_id=self.clip_tokens.bos_token_id, eos_token_id=self.clip_tokens.eos_token_id,
-        )  # fmt: skip
+            vocab_size=len(self.clip_tokens),
+            hidden_size=width,
+            intermediate_size=128,
+            num_hidden_layers=layers,
+            num_attention_heads=2,
+            projection_dim=width,
+            max_position_embeddings=CLIP_LENGTH,
+            bos_token_id=self.clip_tokens.bos_token_id,
+            eos_token_id=self.clip_tokens.eos_token_id,
+        )
 
     def t5(self) -> T5EncoderModel:
         return T5EncoderModel(
-            T5Config(vocab_size=len(self.t5_tokens), d_model=WIDTH, d_ff=128, d_kv=32, num_layers=2, num_heads=2, dropout_rate=0)
+            T5Config(
+                vocab_size=len(self.t5_tokens),
+                d_model=WIDTH,
+                d_ff=128,
+                d_kv=32,
+                num_layers=2,
+                num_heads=2,
+                dropout_rate=0,
+            )
         )
 
 
@@ -180,10 +214,16 @@ def flux_config(size: TransformerSize) -> dict[str, Any]:
     """Return the configuration of a small FLUX.1's transformer, with the published proportions of its position embedding."""
     place = 3 * size.head_width // 8
     return {
-        "in_channels": 32, "num_layers": size.blocks, "num_single_layers": size.single_blocks, "attention_head_dim": size.head_width,
-        "num_attention_heads": size.heads, "joint_attention_dim": WIDTH, "pooled_projection_dim": 64, "guidance_embeds": True,
+        "in_channels": 32,
+        "num_layers": size.blocks,
+        "num_single_layers": size.single_blocks,
+        "attention_head_dim": size.head_width,
+        "num_attention_heads": size.heads,
+        "joint_attention_dim": WIDTH,
+        "pooled_projection_dim": 64,
+        "guidance_embeds": True,
         "axes_dims_rope": (size.head_width // 4, place, place),
-    }  # fmt: skip
+    }
 
 
 def vae_config(size: VaeSize) -> dict[str, Any]:
@@ -201,7 +241,9 @@ class TinyFlux(WithT5):
         initialize(transformer)
         self.parts = torch.nn.ModuleDict({"transformer": transformer, "clip": clip, "t5": t5})
         tokens = task.size // TOKEN
-        self.image_ids = FluxPipeline._prepare_latent_image_ids(1, tokens, tokens, "cpu", torch.float32)
+        self.image_ids = FluxPipeline._prepare_latent_image_ids(
+            1, tokens, tokens, "cpu", torch.float32
+        )
         self.text_ids = torch.zeros(T5_LENGTH, 3)
 
     def pack(self, latents: torch.Tensor) -> torch.Tensor:
@@ -236,13 +278,26 @@ class TinyStableDiffusion3(WithT5):
 
     def __init__(self, task: Task, captions: list[str]):
         super().__init__(task, [*captions, ""])  # the last one is the empty prompt
-        clips = {name: CLIPTextModelWithProjection(self.clip_config(WIDTH // 2, 2)) for name in ("clip_l", "clip_g")}
+        clips = {
+            name: CLIPTextModelWithProjection(self.clip_config(WIDTH // 2, 2))
+            for name in ("clip_l", "clip_g")
+        }
         t5 = self.t5()
         transformer = SD3Transformer2DModel(
-            sample_size=task.size // TOKEN * 2, patch_size=2, in_channels=8, out_channels=8, num_layers=4, attention_head_dim=32, num_attention_heads=4,
-            joint_attention_dim=WIDTH, caption_projection_dim=128, pooled_projection_dim=WIDTH, pos_embed_max_size=task.size // TOKEN * 2,
-            dual_attention_layers=(0,), qk_norm="rms_norm",
-        )  # fmt: skip
+            sample_size=task.size // TOKEN * 2,
+            patch_size=2,
+            in_channels=8,
+            out_channels=8,
+            num_layers=4,
+            attention_head_dim=32,
+            num_attention_heads=4,
+            joint_attention_dim=WIDTH,
+            caption_projection_dim=128,
+            pooled_projection_dim=WIDTH,
+            pos_embed_max_size=task.size // TOKEN * 2,
+            dual_attention_layers=(0,),
+            qk_norm="rms_norm",
+        )
         initialize(transformer)
         self.parts = torch.nn.ModuleDict({"transformer": transformer, **clips, "t5": t5})
 
@@ -250,14 +305,19 @@ class TinyStableDiffusion3(WithT5):
         """Encode the prompts as `StableDiffusion3Pipeline.encode_prompt` does, some of them as the empty prompt, and call the transformer."""
         dropped = torch.rand(len(prompt), generator=generator, device=prompt.device) < DROPPED
         prompt = prompt.masked_fill(dropped, len(self.clip_ids) - 1)
-        clips = [self.parts[name](self.clip_ids[prompt], output_hidden_states=True) for name in ("clip_l", "clip_g")]
+        clips = [
+            self.parts[name](self.clip_ids[prompt], output_hidden_states=True)
+            for name in ("clip_l", "clip_g")
+        ]
         context = torch.cat([clip.hidden_states[-2] for clip in clips], -1)
         context = F.pad(context, (0, WIDTH - context.shape[-1]))
         return self.parts["transformer"](
             hidden_states=latents,
             timestep=1000 * sigma,
             pooled_projections=torch.cat([clip.text_embeds for clip in clips], -1),
-            encoder_hidden_states=torch.cat([context, self.parts["t5"](self.t5_ids[prompt]).last_hidden_state], 1),
+            encoder_hidden_states=torch.cat(
+                [context, self.parts["t5"](self.t5_ids[prompt]).last_hidden_state], 1
+            ),
             return_dict=False,
         )[0]
 
@@ -285,8 +345,9 @@ def train_pipeline(
 ) -> tuple[DiffusionPipeline, dict]:
     """Train transformer and text encoders together by flow matching; return the pipeline with averaged weights, and its quality.
 
-    build: makes the model for captions of a task, after `torch.manual_seed`; captions, images [N, 3, size, size] in [-1, 1]: the
-    training set, on the device to train on. Sigma is uniform, shifted by 3 like sampling's.
+    build: makes the model for captions of a task, after `torch.manual_seed`; captions, images [N,
+    3, size, size] in [-1, 1]: the training set, on the device to train on. Sigma is uniform,
+    shifted by 3 like sampling's.
     """
     torch.manual_seed(seed)
     base = build(task, captions)
@@ -304,9 +365,13 @@ def train_pipeline(
         noisy = torch.lerp(clean, noise, sigma.view(-1, *[1] * (clean.ndim - 1)))
         velocity = base.velocity(noisy, sigma, indices, generator)
         with torch.no_grad():
-            torch._foreach_lerp_(list(average.parameters()), list(parts.parameters()), 1 - EMA_DECAY)
+            torch._foreach_lerp_(
+                list(average.parameters()), list(parts.parameters()), 1 - EMA_DECAY
+            )
         return F.mse_loss(velocity, noise - clean)
 
     loss = fit([parts], compute_loss, settings, generator, len(latents), "transformer")
-    pipeline = base.pipeline(average.eval(), vae=vae, scheduler=FlowMatchEulerDiscreteScheduler(**base.scheduler))
+    pipeline = base.pipeline(
+        average.eval(), vae=vae, scheduler=FlowMatchEulerDiscreteScheduler(**base.scheduler)
+    )
     return pipeline, {"loss": loss, "parameters": parts["transformer"].num_parameters()}

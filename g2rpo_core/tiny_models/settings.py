@@ -25,7 +25,8 @@ class FitSettings(Settings):
     batch: Count = Field(description="examples in a step")
     learning_rate: Rate = Field(description="AdamW's peak learning rate")
     muon_rate: Rate | None = Field(
-        0.02, description="Muon's, for the matrices of blocks; 0.02 is its published default; none: AdamW alone"
+        0.02,
+        description="Muon's, for the matrices of blocks; 0.02 is its published default; none: AdamW alone",
     )
 
 
@@ -43,7 +44,9 @@ class TransformerSize(Settings):
 class VaeSize(Settings):
     """The VAE: three levels, so that a latent is 4 x 4 pixels; 8 latent channels."""
 
-    channels: tuple[Channels, Channels, Channels] = Field((16, 32, 32), description="of its levels, each a multiple of the first")
+    channels: tuple[Channels, Channels, Channels] = Field(
+        (16, 32, 32), description="of its levels, each a multiple of the first"
+    )
 
     @field_validator("channels")
     @classmethod
@@ -56,7 +59,9 @@ class VaeSize(Settings):
 class TowerSize(Settings):
     """The image tower of the CLIP scorers: HPS-v2.1, CLIP Score and PickScore."""
 
-    width: Annotated[int, Field(gt=0, le=8192, multiple_of=32)] = Field(96, description="channels, in heads of 32")
+    width: Annotated[int, Field(gt=0, le=8192, multiple_of=32)] = Field(
+        96, description="channels, in heads of 32"
+    )
     layers: Count = Field(3, description="transformer blocks")
 
 
@@ -71,22 +76,32 @@ class Sizes(Settings):
 class BuiltModels(Settings):
     """Models built and trained here on the images of a task.
 
-    The base model is the one whose fit is given, such as `flux`: its transformer and text encoders. A scorer without a fit is not built.
+    The base model is the one whose fit is given, such as `flux`: its transformer and text encoders.
+    A scorer without a fit is not built.
     """
 
     source: TaskName = Field(description="build and train the models here, on this task's images")
     seed: Seed = Field(description="of images and weights")
     images: Count = Field(description="how many the pipeline is trained on")
     device: Literal["cpu", "gpu"] = Field(
-        "cpu", description="where VAE, base model and CLIP scorers are trained; a GPU computes other bits"
+        "cpu",
+        description="where VAE, base model and CLIP scorers are trained; a GPU computes other bits",
     )
     sizes: Sizes = Field(Sizes(), description="how large they are")
     vae: FitSettings
     flux: FitSettings | None = Field(None, description="build a small FLUX.1, and fit it so")
-    sd3: FitSettings | None = Field(None, description="build a small Stable Diffusion 3.5 instead, and fit it so")
-    flux2: FitSettings | None = Field(None, description="build a small FLUX.2 klein instead, and fit it so")
-    zimage: FitSettings | None = Field(None, description="build a small Z-Image instead, and fit it so")
-    qwen_image: FitSettings | None = Field(None, description="build a small Qwen-Image instead, and fit it so")
+    sd3: FitSettings | None = Field(
+        None, description="build a small Stable Diffusion 3.5 instead, and fit it so"
+    )
+    flux2: FitSettings | None = Field(
+        None, description="build a small FLUX.2 klein instead, and fit it so"
+    )
+    zimage: FitSettings | None = Field(
+        None, description="build a small Z-Image instead, and fit it so"
+    )
+    qwen_image: FitSettings | None = Field(
+        None, description="build a small Qwen-Image instead, and fit it so"
+    )
     clip_score: FitSettings | None = None
     hps: FitSettings | None = None
     pickscore: FitSettings | None = None
@@ -97,9 +112,14 @@ class BuiltModels(Settings):
     @model_validator(mode="after")
     def _has_one_base(self):
         if sum(self.fit_of(name) is not None for name in BASES) != 1:
-            raise ValueError(f"needs the fit of one base model: either {' or '.join(f'`{name}`' for name in BASES)}")
+            raise ValueError(
+                "needs the fit of one base model: either "
+                f"{' or '.join(f'`{name}`' for name in BASES)}"
+            )
         if self.flux is None and self.sizes.transformer != TransformerSize():
-            raise ValueError("sizes.transformer: is that of `flux`; the other base models have one size")
+            raise ValueError(
+                "sizes.transformer: is that of `flux`; the other base models have one size"
+            )
         return self
 
     @property

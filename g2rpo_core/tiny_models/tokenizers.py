@@ -19,13 +19,16 @@ CLIP_LENGTH = 16  # tokens; the published CLIP has 77, captions of any task have
 
 QWEN_LENGTH = 32  # tokens: captions, and the template around them
 TEMPLATES = (  # the words of Qwen-Image's template and of a chat's
-    "system user assistant Describe the image by detailing the color shape size texture quantity text spatial relationships of the objects and"
+    "system user assistant Describe the image by detailing the color shape size texture quantity "
+    "text spatial relationships of the objects and"
     " background"
 )
 THOUGHT = "<think>\n\n</think>\n\n"
 CHAT = (  # the part of Qwen3's template that one turn of a user needs
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% if enable_thinking is false %}" + THOUGHT + "{% endif %}{% endif %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% if enable_thinking is false %}"
+    + THOUGHT
+    + "{% endif %}{% endif %}"
 )
 
 
@@ -34,21 +37,42 @@ def clip_tokenizer() -> CLIPTokenizer:
     path = Path(open_clip.__file__).parent / "bpe_simple_vocab_16e6.txt.gz"
     merges = gzip.decompress(path.read_bytes()).decode().split("\n")[1 : 49152 - 256 - 2 + 1]
     letters = list(bytes_to_unicode().values())
-    words = letters + [letter + "</w>" for letter in letters] + ["".join(merge.split()) for merge in merges]
-    vocabulary = {token: index for index, token in enumerate([*words, "<|startoftext|>", "<|endoftext|>"])}
+    words = (
+        letters
+        + [letter + "</w>" for letter in letters]
+        + ["".join(merge.split()) for merge in merges]
+    )
+    vocabulary = {
+        token: index for index, token in enumerate([*words, "<|startoftext|>", "<|endoftext|>"])
+    }
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "vocab.json").write_text(json.dumps(vocabulary, ensure_ascii=False))
         Path(folder, "merges.txt").write_text("\n".join(["#version: 0.2", *merges, ""]))
         end = "<|endoftext|>"
-        special = {"bos_token": "<|startoftext|>", "eos_token": end, "unk_token": end, "pad_token": end}
-        config = {"tokenizer_class": "CLIPTokenizer", "model_max_length": CLIP_LENGTH, "do_lower_case": True, **special}
+        special = {
+            "bos_token": "<|startoftext|>",
+            "eos_token": end,
+            "unk_token": end,
+            "pad_token": end,
+        }
+        config = {
+            "tokenizer_class": "CLIPTokenizer",
+            "model_max_length": CLIP_LENGTH,
+            "do_lower_case": True,
+            **special,
+        }
         Path(folder, "tokenizer_config.json").write_text(json.dumps(config))
         return CLIPTokenizer.from_pretrained(folder)
 
 
 def t5_tokenizer(task: Task) -> T5TokenizerFast:
     """Make a unigram tokenizer in T5's form with a token for every word of a task; other words fall back to letters."""
-    vocabulary = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), *((f"▁{word}", -3.0) for word in _words(task))]
+    vocabulary = [
+        ("<pad>", 0.0),
+        ("</s>", 0.0),
+        ("<unk>", 0.0),
+        *((f"▁{word}", -3.0) for word in _words(task)),
+    ]
     vocabulary += [(letter, -10.0) for letter in ["▁", *map(chr, range(33, 127))]]
     return T5TokenizerFast(vocab=vocabulary, extra_ids=0, model_max_length=T5_LENGTH)
 
@@ -58,16 +82,28 @@ def qwen_tokenizer(task: Task) -> Qwen2TokenizerFast:
     end = "<|endoftext|>"
     words = [*_words(task), *TEMPLATES.split()]
     made = byte_level(words, [end, "<|im_start|>", "<|im_end|>"], [THOUGHT])
-    made.pad_token, made.eos_token, made.chat_template, made.model_max_length = end, "<|im_end|>", CHAT, QWEN_LENGTH
+    made.pad_token, made.eos_token, made.chat_template, made.model_max_length = (
+        end,
+        "<|im_end|>",
+        CHAT,
+        QWEN_LENGTH,
+    )
     return made
 
 
 def byte_level(words: Iterable[str], special: list[str], fixed: list[str]) -> Qwen2TokenizerFast:
     """Make a byte-level BPE tokenizer of Qwen's class with a token for every word, special text and fixed text."""
     trained = ByteLevelBPETokenizer()
-    trained.train_from_iterator([f"{word} {word}" for word in words] * 8, vocab_size=1000, min_frequency=2, show_progress=False)
+    trained.train_from_iterator(
+        [f"{word} {word}" for word in words] * 8,
+        vocab_size=1000,
+        min_frequency=2,
+        show_progress=False,
+    )
     model = json.loads(trained.to_str())["model"]
-    made = Qwen2TokenizerFast(vocab=model["vocab"], merges=[tuple(merge) for merge in model["merges"]])
+    made = Qwen2TokenizerFast(
+        vocab=model["vocab"], merges=[tuple(merge) for merge in model["merges"]]
+    )
     made.add_special_tokens({"additional_special_tokens": special})
     made.add_tokens([AddedToken(text, normalized=False) for text in fixed])
     return made
@@ -76,11 +112,27 @@ def byte_level(words: Iterable[str], special: list[str], fixed: list[str]) -> Qw
 def bert_tokenizer(task: Task) -> BertTokenizer:
     """Make a WordPiece tokenizer as bert-base-uncased's, with a token for every word of a task; others fall back to letters."""
     letters = list(map(chr, range(33, 65))) + list(map(chr, range(91, 127)))  # all but the capitals
-    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *_words(task), *letters, *("##" + letter for letter in letters)]
-    return BertTokenizer(vocab={piece: index for index, piece in enumerate(dict.fromkeys(pieces))}, do_lower_case=True)
+    pieces = [
+        "[PAD]",
+        "[UNK]",
+        "[CLS]",
+        "[SEP]",
+        "[MASK]",
+        *_words(task),
+        *letters,
+        *("##" + letter for letter in letters),
+    ]
+    return BertTokenizer(
+        vocab={piece: index for index, piece in enumerate(dict.fromkeys(pieces))},
+        do_lower_case=True,
+    )
 
 
-TOKENIZERS: dict[str, Callable[[Task], Any]] = {"clip": lambda _: clip_tokenizer(), "t5": t5_tokenizer, "qwen": qwen_tokenizer}
+TOKENIZERS: dict[str, Callable[[Task], Any]] = {
+    "clip": lambda _: clip_tokenizer(),
+    "t5": t5_tokenizer,
+    "qwen": qwen_tokenizer,
+}
 
 
 def _words(task: Task) -> list[str]:

@@ -1,7 +1,8 @@
 """Train the tiny UnifiedReward: a Qwen2.5-VL that judges a task's images in the form that a template asks for.
 
-An answer names every attribute that the caption asks for and whether the image holds it, then gives the score: 5, less 1
-for each attribute that is wrong and less 2 for a degraded image, never under 1.
+An answer names every attribute that the caption asks for and whether the image holds it, then gives
+the score: 5, less 1 for each attribute that is wrong and less 2 for a degraded image, never under
+1.
 """
 
 from typing import Final
@@ -28,10 +29,19 @@ from g2rpo_core.tiny_models.tokenizers import byte_level
 TEMPLATE: Final = "final_score.v1"
 PATCH = 4  # pixels; four patches make one token of the language model
 END = "<|im_end|>"
-SPECIAL = ["<|im_start|>", END, "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
+SPECIAL = [
+    "<|im_start|>",
+    END,
+    "<|vision_start|>",
+    "<|vision_end|>",
+    "<|image_pad|>",
+    "<|video_pad|>",
+]
 CHAT = (
-    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{% for c in m['content'] %}{% if c['type'] == 'image' %}"
-    "<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ c['text'] }}{% endif %}{% endfor %}<|im_end|>\n{% endfor %}"
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n"
+    "{% for c in m['content'] %}{% if c['type'] == 'image' %}"
+    "<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ c['text'] }}{% endif %}{% endfor "
+    "%}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 SCENES = 6144
@@ -42,13 +52,22 @@ INIT = 0.1  # of weights; with Qwen's 0.02 this model stayed unlearned, which wa
 def answer(task: Task, asked: Scene, shown: Scene, spoilt: bool) -> str:
     """Return the right answer for a caption and an image of scenes with equally many objects."""
     held = [one == other for one, other in zip(task.elements(asked), task.elements(shown))]
-    lines = [f"{element} ({kind}): {int(value)}" for (element, kind), value in zip(task.elements(asked), held)]
+    lines = [
+        f"{element} ({kind}): {int(value)}"
+        for (element, kind), value in zip(task.elements(asked), held)
+    ]
     return "\n".join([*lines, f"Final Score: {max(1, 5 - held.count(False) - 2 * spoilt)}"])
 
 
 def tokenizer(task: Task) -> Qwen2TokenizerFast:
     """Make a byte-level BPE tokenizer in Qwen's form: one token per word, per element, and for the fixed part of the question."""
-    fixed = [read_template(TEMPLATE).partition("{prompt}")[0], "Final Score: ", "assistant\n", "user\n", *VALUES]
+    fixed = [
+        read_template(TEMPLATE).partition("{prompt}")[0],
+        "Final Score: ",
+        "assistant\n",
+        "user\n",
+        *VALUES,
+    ]
     fixed += [f" {phrase}" for phrase in list(task.kinds.values())[-1]]
     fixed += [f"{element} ({kind}): " for kind, words in task.kinds.items() for element in words]
     made = byte_level(task.phrases, SPECIAL, fixed)
@@ -71,19 +90,48 @@ def processor(task: Task) -> Qwen2_5_VLProcessor:
 
 def model(task: Task, words: Qwen2TokenizerFast) -> Qwen2_5_VLForConditionalGeneration:
     """Make the vision-language model with random weights, for the ids of a tokenizer."""
-    ids = dict(zip(("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id"),
-                   words.convert_tokens_to_ids(["<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>"])))  # fmt: skip
-    end = {name: words.convert_tokens_to_ids(END) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    ids = dict(
+        zip(
+            ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id"),
+            words.convert_tokens_to_ids(
+                ["<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>"]
+            ),
+        )
+    )
+    end = {
+        name: words.convert_tokens_to_ids(END)
+        for name in ("bos_token_id", "eos_token_id", "pad_token_id")
+    }
     text = {
-        "vocab_size": len(words), "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3, "num_attention_heads": 2,
-        "num_key_value_heads": 2, "max_position_embeddings": 2048, "tie_word_embeddings": False, "initializer_range": INIT,
-        "rope_parameters": {"rope_type": "default", "mrope_section": [4, 6, 6], "rope_theta": 10_000.0},
-    } | end  # fmt: skip
+        "vocab_size": len(words),
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 2048,
+        "tie_word_embeddings": False,
+        "initializer_range": INIT,
+        "rope_parameters": {
+            "rope_type": "default",
+            "mrope_section": [4, 6, 6],
+            "rope_theta": 10_000.0,
+        },
+    } | end
     vision = {
-        "depth": 2, "hidden_size": 64, "intermediate_size": 128, "num_heads": 2, "out_hidden_size": 64, "patch_size": PATCH,
-        "window_size": task.size, "initializer_range": INIT, "fullatt_block_indexes": [0, 1],
-    }  # fmt: skip
-    return Qwen2_5_VLForConditionalGeneration(Qwen2_5_VLConfig(text_config=text, vision_config=vision, **ids, **end))
+        "depth": 2,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_heads": 2,
+        "out_hidden_size": 64,
+        "patch_size": PATCH,
+        "window_size": task.size,
+        "initializer_range": INIT,
+        "fullatt_block_indexes": [0, 1],
+    }
+    return Qwen2_5_VLForConditionalGeneration(
+        Qwen2_5_VLConfig(text_config=text, vision_config=vision, **ids, **end)
+    )
 
 
 def train_vlm(
@@ -91,7 +139,8 @@ def train_vlm(
 ) -> tuple[Qwen2_5_VLForConditionalGeneration, Qwen2_5_VLProcessor, dict]:
     """Train on right captions, captions with one and with several wrong attributes, and degraded images.
 
-    Where the caption is right, its own words are learned too, from the image before them: this teaches the model to see.
+    Where the caption is right, its own words are learned too, from the image before them: this
+    teaches the model to see.
     """
     # Model and scenes
     torch.manual_seed(seed)
@@ -99,10 +148,16 @@ def train_vlm(
     words = inputs_of.tokenizer
     vlm = model(task, words)
     rng, generator = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
-    scenes = [scene for scene in (task.random_scene(rng) for _ in range(2 * SCENES)) if not held_out(scene.caption)][:SCENES]
+    scenes = [
+        scene
+        for scene in (task.random_scene(rng) for _ in range(2 * SCENES))
+        if not held_out(scene.caption)
+    ][:SCENES]
     drawn = torch.from_numpy(np.stack([task.draw(scene, rng) for scene in scenes]))
     # the tokens before an answer, and before a caption
-    reply, caption = words.convert_tokens_to_ids(["assistant\n", read_template(TEMPLATE).partition("{prompt}")[0]])
+    reply, caption = words.convert_tokens_to_ids(
+        ["assistant\n", read_template(TEMPLATE).partition("{prompt}")[0]]
+    )
     judged = torch.tensor(words.convert_tokens_to_ids([*VALUES, *"12345"]))
 
     def compute_loss(indices):
@@ -113,15 +168,27 @@ def train_vlm(
         bad = degrade(task, images, images.roll(1, 0), 1.0, generator)
         images = torch.where(spoilt[:, None, None, None], bad, images)
         texts = [
-            inputs_of.apply_chat_template(conversation(question(TEMPLATE, a.caption)), add_generation_prompt=True, tokenize=False)
-            + answer(task, a, s, bool(b)) + END
+            inputs_of.apply_chat_template(
+                conversation(question(TEMPLATE, a.caption)),
+                add_generation_prompt=True,
+                tokenize=False,
+            )
+            + answer(task, a, s, bool(b))
+            + END
             for a, s, b in zip(asked, shown, spoilt)
-        ]  # fmt: skip
-        inputs = inputs_of(text=texts, images=list((images * 255).round().byte()), padding=True, return_tensors="pt")
+        ]
+        inputs = inputs_of(
+            text=texts,
+            images=list((images * 255).round().byte()),
+            padding=True,
+            return_tensors="pt",
+        )
         # Cross-entropy of the answer, of its judgements, and of right captions
         logits, ids = vlm(**inputs).logits[:, :-1], inputs["input_ids"]
         target = ids[:, 1:]
-        losses = F.cross_entropy(logits.flatten(0, 1), target.flatten(), reduction="none").view_as(target)
+        losses = F.cross_entropy(logits.flatten(0, 1), target.flatten(), reduction="none").view_as(
+            target
+        )
         mean = lambda where: (losses * where).sum() / where.sum().clamp(min=1)
         after = lambda token: (ids == token).cumsum(1)[:, :-1] > 0
         right = torch.tensor([a == s for a, s in zip(asked, shown)])[:, None]
@@ -130,7 +197,11 @@ def train_vlm(
         return mean(answered) + mean(chosen) + mean(after(caption) & ~after(reply) & right)
 
     loss = fit([vlm], compute_loss, settings, generator, len(scenes), "unified reward")
-    return vlm.eval(), inputs_of, {"loss": loss, "parameters": sum(p.numel() for p in vlm.parameters())}
+    return (
+        vlm.eval(),
+        inputs_of,
+        {"loss": loss, "parameters": sum(p.numel() for p in vlm.parameters())},
+    )
 
 
 def change(task: Task, scene: Scene, changes: int, rng: np.random.Generator) -> Scene:

@@ -1,7 +1,8 @@
 """Shows a run while it goes on: a progress bar, warnings on stderr, and curves and images in TensorBoard or another tracker.
 
-Nothing here changes the result of a run or ends it: a stderr that nobody reads any more is ignored, as is a tracker that fails. No
-stage reads the trackers' files, which are in LIVE, outside what DVC hashes.
+Nothing here changes the result of a run or ends it: a stderr that nobody reads any more is ignored,
+as is a tracker that fails. No stage reads the trackers' files, which are in LIVE, outside what DVC
+hashes.
 """
 
 import math
@@ -43,8 +44,8 @@ CAPTION = 14  # pixels under an image
 class Tracking:
     """The trackers of the run `name`, which log each iteration; only in the first process.
 
-    first: the iteration after which a resumed run begins; what was logged of later ones is removed if the tracker can do that.
-    UserError if a tracker is not installed.
+    first: the iteration after which a resumed run begins; what was logged of later ones is removed
+    if the tracker can do that. UserError if a tracker is not installed.
     """
 
     def __init__(self, name: str, settings: TrackingSettings, first: int = 0, folder: Path = LIVE):
@@ -69,7 +70,9 @@ class Tracking:
         for tracker in self.trackers:
             with self.at_most_a_warning(tracker.name):
                 if tracker.name == "tensorboard":  # accelerate would write them as another run
-                    for summary in import_module("torch.utils.tensorboard.summary").hparams(dict(settings), {}):
+                    for summary in import_module("torch.utils.tensorboard.summary").hparams(
+                        dict(settings), {}
+                    ):
                         tracker.writer.file_writer.add_summary(summary)
                 else:
                     tracker.store_init_configuration(dict(settings))
@@ -90,7 +93,10 @@ class Tracking:
                 self.reported.add(what)
                 words = visible(f"{type(error).__name__}: {error}")[:300]
                 with suppress(OSError):  # of a stderr that nobody reads any more
-                    print(f"warning: {what} could not be shown ({words}); training continues", file=sys.stderr)
+                    print(
+                        f"warning: {what} could not be shown ({words}); training continues",
+                        file=sys.stderr,
+                    )
 
     def record(self, record: Mapping, num_images: int) -> None:
         """Log an iteration's record as curves by topic, with its speed and memory; num_images: images that it sampled."""
@@ -99,12 +105,18 @@ class Tracking:
         self.before = record
 
     def _record(self, record: Mapping, num_images: int) -> None:
-        values = {f"{topic(key)}/{key}": value for key, value in record.items() if key != "iteration" and math.isfinite(value)}
+        values = {
+            f"{topic(key)}/{key}": value
+            for key, value in record.items()
+            if key != "iteration" and math.isfinite(value)
+        }
         # Speed since the record before, and memory
         if self.before and (seconds := record["seconds"] - self.before["seconds"]) > 0:
             values["speed/seconds_per_iteration"] = seconds
             values["speed/images_per_second"] = num_images / seconds
-            values["speed/nfe_per_second"] = (record["num_forward_evals"] - self.before["num_forward_evals"]) / seconds
+            values["speed/nfe_per_second"] = (
+                record["num_forward_evals"] - self.before["num_forward_evals"]
+            ) / seconds
             if self.share:
                 values["perf/mfu"] = self.share(self.before, record)
         values["memory/host_gib"] = psutil.Process().memory_info().rss / 2**30
@@ -123,13 +135,32 @@ class Tracking:
             if iteration == 0:
                 self.folder.mkdir(parents=True, exist_ok=True)
                 now.save(base)
-            self._show("samples", "samples: the base, and now", iteration, [Image.open(base), now] if base.exists() else [now])
+            self._show(
+                "samples",
+                "samples: the base, and now",
+                iteration,
+                [Image.open(base), now] if base.exists() else [now],
+            )
 
-    def group(self, iteration: int, images: torch.Tensor, rewards: Mapping[str, Sequence[float]], prompt: str) -> None:
+    def group(
+        self,
+        iteration: int,
+        images: torch.Tensor,
+        rewards: Mapping[str, Sequence[float]],
+        prompt: str,
+    ) -> None:
         """Log images [G, 3, H, W] of one group, each with its rewards, and the prompt below all."""
         with self.at_most_a_warning("the images of a group"):
-            captions = [" ".join(f"{values[index]:.3f}" for values in rewards.values()) for index in range(len(images))]
-            self._show("group", f"a group's {', '.join(rewards)}", iteration, [_row(images, captions), _text(prompt, 400)])
+            captions = [
+                " ".join(f"{values[index]:.3f}" for values in rewards.values())
+                for index in range(len(images))
+            ]
+            self._show(
+                "group",
+                f"a group's {', '.join(rewards)}",
+                iteration,
+                [_row(images, captions), _text(prompt, 400)],
+            )
 
     def finish(self) -> None:
         for tracker in self.trackers:
@@ -137,7 +168,9 @@ class Tracking:
                 tracker.finish()
 
     def _show(self, name: str, title: str, iteration: int, rows: list[Image.Image]) -> None:
-        whole = Image.new("RGB", (max(row.width for row in rows), sum(row.height for row in rows)), "white")
+        whole = Image.new(
+            "RGB", (max(row.width for row in rows), sum(row.height for row in rows)), "white"
+        )
         top = 0
         for row in rows:
             whole.paste(row, (0, top))
@@ -152,7 +185,9 @@ class Tracking:
 def _remove_later(folder: Path, first: int) -> None:
     """Remove the images of iterations after `first`, and at the start of a new run all that TensorBoard has of an earlier one."""
     for file in folder.glob("*-*.png"):
-        if (number := file.stem.rpartition("-")[2]).isdigit() and (not first or int(number) > first):
+        if (number := file.stem.rpartition("-")[2]).isdigit() and (
+            not first or int(number) > first
+        ):
             file.unlink()
     for file in folder.glob("events.out.tfevents.*") if not first else ():
         file.unlink()
@@ -171,12 +206,20 @@ def settings_of(trainer: Trainer) -> dict[str, Setting]:
     parts = {"method": trainer.method, "sampling": trainer.sampling, "training": trainer.training}
     nested = {name: part.deciding() for name, part in parts.items()}
     (flat,) = pd.json_normalize(nested | {"seed": trainer.seed}).to_dict("records")
-    return {name: value if isinstance(value, (bool, int, float, str)) else str(value) for name, value in flat.items()}
+    return {
+        name: value if isinstance(value, (bool, int, float, str)) else str(value)
+        for name, value in flat.items()
+    }
 
 
 def topic(key: str) -> str:
     """Return the group of curves that a record's column belongs to."""
-    topics = {"heldout_": "held out", "reward_": "rewards", "gap_": "granularities", "correlation_": "granularities"}
+    topics = {
+        "heldout_": "held out",
+        "reward_": "rewards",
+        "gap_": "granularities",
+        "correlation_": "granularities",
+    }
     for start, name in topics.items():
         if key.startswith(start):
             return name
@@ -186,7 +229,8 @@ def topic(key: str) -> str:
 def _tracker(kind: str, name: str, folder: Path, first: int) -> GeneralTracker:
     """Return a tracker of the run `tiny/g2rpo-1`; in trackers with projects, this is the run g2rpo-1 in the project g2rpo-tiny.
 
-    Only TensorBoard can remove what was logged after a checkpoint; in the others a resumed run appears as another run.
+    Only TensorBoard can remove what was logged after a checkpoint; in the others a resumed run
+    appears as another run.
     """
     make = LOGGER_TYPE_TO_CLASS[kind]
     if kind == "tensorboard":
@@ -198,11 +242,15 @@ def _tracker(kind: str, name: str, folder: Path, first: int) -> GeneralTracker:
     (folder / name).mkdir(parents=True, exist_ok=True)
     if kind == "mlflow":  # by default its database would be in the checkout
         os.environ.setdefault("MLFLOW_TRACKING_URI", f"sqlite:///{folder.resolve() / 'mlflow.db'}")
-        return make(project, logging_dir=(folder / name / "mlflow").resolve().as_uri(), run_name=run)
+        return make(
+            project, logging_dir=(folder / name / "mlflow").resolve().as_uri(), run_name=run
+        )
     return make(project, name=run, **({"dir": str(folder / name)} if kind == "wandb" else {}))
 
 
-def _show_image(tracker: GeneralTracker, name: str, title: str, image: Image.Image, step: int) -> None:
+def _show_image(
+    tracker: GeneralTracker, name: str, title: str, image: Image.Image, step: int
+) -> None:
     """Use the tracker's own interface if accelerate has none for images."""
     if tracker.name == "tensorboard":
         # Groups are shown in the order of their names: pictures after all curves
@@ -239,8 +287,8 @@ def _text(text: str, width: int) -> Image.Image:
 class Display:
     """The display of the run `name`, such as tiny/g2rpo-1; only the first process shows anything.
 
-    prompts: those of the sample images; first: the iteration after which a resumed run begins. UserError if a tracker is not
-    installed.
+    prompts: those of the sample images; first: the iteration after which a resumed run begins.
+    UserError if a tracker is not installed.
     """
 
     def __init__(self, name: str, trainer: Trainer, prompts: EmbeddingStore, first: int):
@@ -254,19 +302,34 @@ class Display:
             with self.tracking.at_most_a_warning("the settings"):
                 self.tracking.configure(settings_of(trainer))
         total = trainer.training.iterations
-        self.bar = tqdm(total=total, initial=first, desc=self.name, unit="iteration", mininterval=2, disable=self.quiet)
+        self.bar = tqdm(
+            total=total,
+            initial=first,
+            desc=self.name,
+            unit="iteration",
+            mininterval=2,
+            disable=self.quiet,
+        )
 
-    def group(self, iteration: int, prompt: str, images: torch.Tensor, scores: torch.Tensor) -> None:
+    def group(
+        self, iteration: int, prompt: str, images: torch.Tensor, scores: torch.Tensor
+    ) -> None:
         """Show a group's images [G, 3, H, W] with their scores [R, G], if images are due."""
         if self.tracking and self.settings.samples_due(iteration):
-            self.tracking.group(iteration, images, dict(zip(self.trainer.rewards, scores.tolist())), prompt)
+            self.tracking.group(
+                iteration, images, dict(zip(self.trainer.rewards, scores.tolist())), prompt
+            )
 
     def record(self, record: dict) -> None:
         """Show an iteration's record, and samples if they are due; collective."""
         with suppress(OSError):
             if record["num_forward_evals"]:
-                rewards = {reward: f"{record[f'reward_{reward}']:.3f}" for reward in self.trainer.rewards}
-                self.bar.set_postfix(rewards | {"NFE/s": round(record["num_forward_evals"] / record["seconds"])})
+                rewards = {
+                    reward: f"{record[f'reward_{reward}']:.3f}" for reward in self.trainer.rewards
+                }
+                self.bar.set_postfix(
+                    rewards | {"NFE/s": round(record["num_forward_evals"] / record["seconds"])}
+                )
             self.bar.update(record["iteration"] - self.bar.n)
         if self.tracking:
             self.tracking.record(record, self.trainer.num_images)

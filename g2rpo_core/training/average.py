@@ -23,14 +23,18 @@ class Schedule(Protocol):
 class Average:
     """An average of the policy's trained parameters, float32, spread over the processes as they are.
 
-    `values`: name -> average, at first the weights themselves; `num_updates`: how often `update` was called, int64.
+    `values`: name -> average, at first the weights themselves; `num_updates`: how often `update`
+    was called, int64.
     """
 
     def __init__(self, policy: Policy, schedule: Schedule):
         self.policy, self.schedule = policy, schedule
         # Clones of gathered weights would be copies in the dtype of the computation
         reshard(policy.transformer)
-        self.values = {name: parameter.detach().clone() for name, parameter in policy.trained_parameters().items()}
+        self.values = {
+            name: parameter.detach().clone()
+            for name, parameter in policy.trained_parameters().items()
+        }
         self.num_updates = torch.tensor(0)
 
     def state(self) -> dict[str, torch.Tensor]:
@@ -71,4 +75,6 @@ class Average:
         reshard(self.policy.transformer)
         local = lambda tensor: tensor.to_local() if isinstance(tensor, DTensor) else tensor
         weights = self.policy.trained_parameters()
-        return [local(value) for value in self.values.values()], [local(weights[name].detach()) for name in self.values]
+        return [local(value) for value in self.values.values()], [
+            local(weights[name].detach()) for name in self.values
+        ]

@@ -26,7 +26,9 @@ class DriftError(UserError):
     """A run that was stopped by `training.drift.stop`."""
 
 
-def find_warnings(records: Sequence[Mapping], training: TrainingSettings, updates: int) -> dict[str, str]:
+def find_warnings(
+    records: Sequence[Mapping], training: TrainingSettings, updates: int
+) -> dict[str, str]:
     """Return the warnings after the last of the records (row 0 first), by their names in the table above; empty if there are none.
 
     updates: per iteration, see `Method.num_updates`.
@@ -34,32 +36,63 @@ def find_warnings(records: Sequence[Mapping], training: TrainingSettings, update
     return dict(_warnings(records, training, updates))
 
 
-def history(records: Sequence[Mapping], training: TrainingSettings, updates: int) -> list[tuple[int, str]]:
+def history(
+    records: Sequence[Mapping], training: TrainingSettings, updates: int
+) -> list[tuple[int, str]]:
     """Return every warning of a run, with the iteration at which it began."""
     begun: list[tuple[int, str]] = []
     before: set[str] = set()
     for end in range(1, len(records) + 1):
         now = find_warnings(records[:end], training, updates)
-        begun += [(int(records[end - 1]["iteration"]), text) for name, text in now.items() if name not in before]
+        begun += [
+            (int(records[end - 1]["iteration"]), text)
+            for name, text in now.items()
+            if name not in before
+        ]
         before = set(now)
     return begun
 
 
-def _warnings(records: Sequence[Mapping], training: TrainingSettings, updates: int) -> Iterator[tuple[str, str]]:
+def _warnings(
+    records: Sequence[Mapping], training: TrainingSettings, updates: int
+) -> Iterator[tuple[str, str]]:
     """Yield the names and texts of the warnings after the last record."""
     yield from _held_out(records, training)
     # Clipped: with U updates per iteration, the first of them always has the ratio 1
     iterations, patience = records[1:], training.drift.patience
     last = iterations[-patience:]
     most = 1 - 1 / updates  # of clip_ratio, a mean over the updates
-    if most and len(last) == patience and all(record.get("clip_ratio", 0) >= CLIPPED * most for record in last):
+    if (
+        most
+        and len(last) == patience
+        and all(record.get("clip_ratio", 0) >= CLIPPED * most for record in last)
+    ):
         share = f"{CLIPPED * most:.2g} or more (of at most {most:.2g}) in {patience} iterations"
-        yield "clipped", f"clip_ratio was {share}: updates do nothing; try a lower learning_rate or a wider clip_range"
+        yield (
+            "clipped",
+            (
+                f"clip_ratio was {share}: updates do nothing; try a lower learning_rate or a wider "
+                "clip_range"
+            ),
+        )
     # The ratio at the first update, where only rounding makes it differ from 1
-    if iterations and (error := iterations[-1].get("old_policy_ratio_error", 0.0)) > training.clip_range:
-        other = "calls of other sizes round otherwise; give sampling.batch_tokens and training.batch_tokens the same value"
-        yield "ratio", f"|ratio - 1| was {error:.2g} before the first update, over clip_range {training.clip_range:g}: {other}"
-    # Spread: none at all, in a run of fewer iterations in all of them; then the last iterations against the first
+    if (
+        iterations
+        and (error := iterations[-1].get("old_policy_ratio_error", 0.0)) > training.clip_range
+    ):
+        other = (
+            "calls of other sizes round otherwise; give sampling.batch_tokens and "
+            "training.batch_tokens the same value"
+        )
+        yield (
+            "ratio",
+            (
+                f"|ratio - 1| was {error:.2g} before the first update, "
+                f"over clip_range {training.clip_range:g}: {other}"
+            ),
+        )
+    # Spread: none at all, in a run of fewer iterations in all of them; then the last iterations
+    # against the first
     flat = []
     count = min(patience, training.iterations)
     for reward in training.rewards:
@@ -72,41 +105,74 @@ def _warnings(records: Sequence[Mapping], training: TrainingSettings, updates: i
         column = f"reward_std_{reward}"
         first, now = _mean(iterations[:patience], column), _mean(last, column)
         if now < COLLAPSED * first:
-            fell = f"{column} fell from {first:.2g} to {now:.2g}: a group's images score alike, and nothing is left to learn from"
-            yield f"spread_{reward}", f"{fell}; try more noise (eta), other SDE steps or a higher kl_coef"
+            fell = (
+                f"{column} fell from {first:.2g} to {now:.2g}: a group's images score alike, "
+                "and nothing is left to learn from"
+            )
+            yield (
+                f"spread_{reward}",
+                f"{fell}; try more noise (eta), other SDE steps or a higher kl_coef",
+            )
 
 
 def _no_spread(reward: str, iterations: int, training: TrainingSettings) -> str:
     """Say that a reward teaches nothing, and what to look at."""
     learns = "nothing is learned" if len(training.rewards) == 1 else "nothing is learned from it"
-    found = f"reward {reward} gave all images of a group the same score, in every group of {iterations} iterations: {learns}"
-    return f"{found}; see what it says of other images (g2rpo score), take another reward, or more noise (eta) and larger groups"
+    found = (
+        f"reward {reward} gave all images of a group the same score, "
+        f"in every group of {iterations} iterations: {learns}"
+    )
+    return (
+        f"{found}; see what it says of other images (g2rpo score), take another reward, "
+        "or more noise (eta) and larger groups"
+    )
 
 
 def _held_out(records: Sequence[Mapping], training: TrainingSettings) -> Iterator[tuple[str, str]]:
     """Yield warnings about the last `drift.measurements` intervals between measurements of held-out prompts."""
     columns = [key for key in records[0] if key.startswith("heldout_")]
-    measured = [index for index, record in enumerate(records) if columns and _is_number(record.get(columns[0]))]
+    measured = [
+        index
+        for index, record in enumerate(records)
+        if columns and _is_number(record.get(columns[0]))
+    ]
     count = training.drift.measurements
     if len(measured) <= count:
         return
     # A reward that fell, although the same reward in training, or what is trained on, rose
     points = measured[-count - 1 :]
     values = lambda column: [records[index][column] for index in points]
-    weights = {f"heldout_{name}": weight for name, weight in training.rewards.items() if f"heldout_{name}" in columns}
-    sums = [sum(weight * records[index][column] for column, weight in weights.items()) for index in points]
+    weights = {
+        f"heldout_{name}": weight
+        for name, weight in training.rewards.items()
+        if f"heldout_{name}" in columns
+    }
+    sums = [
+        sum(weight * records[index][column] for column, weight in weights.items())
+        for index in points
+    ]
     for column in columns:
         name = column.removeprefix("heldout_")
         if not _rises([-value for value in values(column)]):
             continue
         if name in training.rewards:
-            means = [_mean(records[start + 1 : end + 1], f"reward_{name}") for start, end in zip(points, points[1:])]
+            means = [
+                _mean(records[start + 1 : end + 1], f"reward_{name}")
+                for start, end in zip(points, points[1:])
+            ]
             risen = training.rewards[name] > 0 and _rises(means)
         else:
             risen = _rises(sums)
         if risen:
-            other = "it rose in training" if name in training.rewards else "the held-out training reward rose"
-            text = f"{column} fell {count} times in a row while {other}: the run overfits its prompts, or hacks its reward"
+            other = (
+                "it rose in training"
+                if name in training.rewards
+                else "the held-out training reward rose"
+            )
+            text = (
+                f"{column} fell {count} times in a row while {other}: "
+                "the run overfits its prompts, or hacks its reward"
+            )
             yield f"held_out_{name}", text
 
 

@@ -27,10 +27,18 @@ class NonFiniteError(UserError):
 class RolloutSampler:
     """A callable that samples the rollouts of an iteration for P prompts.
 
-    They depend only on seed, iteration and each prompt's index in the iteration. num_generations: G, members of a group.
+    They depend only on seed, iteration and each prompt's index in the iteration. num_generations:
+    G, members of a group.
     """
 
-    def __init__(self, policy: Policy, method: Method, sampling: SamplingSettings, num_generations: int, seed: int):
+    def __init__(
+        self,
+        policy: Policy,
+        method: Method,
+        sampling: SamplingSettings,
+        num_generations: int,
+        seed: int,
+    ):
         self.policy, self.method, self.sampling = policy, method, sampling
         self.num_generations, self.seed = num_generations, seed
         self.sigmas = shifted_sigmas(sampling.steps, sampling.shift).to(policy.device)
@@ -38,16 +46,25 @@ class RolloutSampler:
         self.sigma_of = partial(sigma_at, steps=sampling.steps, shift=sampling.shift)
 
     def __call__(
-        self, conditioning: Conditioning, iteration: int, first: int = 0, before_call: Callable[[], None] = lambda: None
+        self,
+        conditioning: Conditioning,
+        iteration: int,
+        first: int = 0,
+        before_call: Callable[[], None] = lambda: None,
     ) -> Rollout:
         """Sample a rollout; first: index in the iteration of the first prompt; before_call: called before each call of the transformer."""
         # The tree, and its noise: of each prompt from its own generator
         settings, group = self.method.tree, self.num_generations
         tree = settings.build(self.sampling.steps, iteration, self.seed)
-        # A generator a prompt: any number of processes draws the same noise, and a group's noise does not depend on
-        # its neighbours
-        generators = [generator("rollout", self.seed, iteration, index) for index in range(first, first + len(conditioning))]
-        noise = lambda count: torch.stack([self.policy.noise(each, count) for each in generators])  # [P, count, ...]
+        # A generator a prompt: any number of processes draws the same noise, and a group's noise
+        # does not depend on its neighbours
+        generators = [
+            generator("rollout", self.seed, iteration, index)
+            for index in range(first, first + len(conditioning))
+        ]
+        noise = lambda count: torch.stack(
+            [self.policy.noise(each, count) for each in generators]
+        )  # [P, count, ...]
         initial = noise(tree.width(0, group))
         widths = tree.widths(group)
         ends = zip(tree.transitions(), tree.sde_steps)
@@ -61,7 +78,17 @@ class RolloutSampler:
             return field(*arguments)
 
         predictions = self.method.credit.needs_predictions
-        return rollout(velocity, tree, self.sigma_of, self.transition, initial, noises, max_batch, settings.solver, predictions)
+        return rollout(
+            velocity,
+            tree,
+            self.sigma_of,
+            self.transition,
+            initial,
+            noises,
+            max_batch,
+            settings.solver,
+            predictions,
+        )
 
 
 @torch.no_grad()
@@ -78,9 +105,10 @@ def score_rollout(
 ) -> torch.Tensor:
     """Score every image of a rollout: [R, P, B, J, G] float32, R rewards, P prompts, B branches, J granularities, G members.
 
-    texts: the P prompts; decode_batch: images in one call of the VAE; before_call: called before a prompt's images are decoded,
-    and before they are scored; watch: called with the images [G, 3, H, W] and scores [R, G] of the first prompt's first group.
-    Collective; NonFiniteError names prompt and reward. The images of the paper's 16 prompts on one GPU would take 59 GiB at once.
+    texts: the P prompts; decode_batch: images in one call of the VAE; before_call: called before a
+    prompt's images are decoded, and before they are scored; watch: called with the images [G, 3, H,
+    W] and scores [R, G] of the first prompt's first group. Collective; NonFiniteError names prompt
+    and reward. The images of the paper's 16 prompts on one GPU would take 59 GiB at once.
     """
     # Decode and score, one prompt's images at a time
     shape = sampled.clean.shape[:4]  # P, B, J, G
@@ -97,7 +125,10 @@ def score_rollout(
     # Stop all processes if a number is not finite on one
     prompts = [text for text in texts for _ in range(images_per_prompt)]
     scores = torch.cat([part.values for part in scored], 1)  # [R, P * B * J * G]
-    reasons = [[reason for part in of_reward for reason in part] for of_reward in zip(*(part.reasons for part in scored))]
+    reasons = [
+        [reason for part in of_reward for reason in part]
+        for of_reward in zip(*(part.reasons for part in scored))
+    ]
     problem = _first_not_finite(rewards, sampled.clean, scores, reasons, prompts)
     if problem := processes.first(problem and f"iteration {iteration + 1}: {problem}"):
         raise NonFiniteError(problem)
@@ -107,27 +138,44 @@ def score_rollout(
 def score_gains(sampled: Rollout, score: Callable[[Rollout], torch.Tensor]) -> list[torch.Tensor]:
     """Return, of every transition [R, P, W], the rewards of the clean prediction after it minus those before it (arXiv 2603.28718).
 
-    score: `score_rollout` with all else given. Every prediction is scored once, also where one transition follows another. Collective.
+    score: `score_rollout` with all else given. Every prediction is scored once, also where one
+    transition follows another. Collective.
     """
     around = sampled.around or []
-    # By identity: where one transition follows another they share a prediction, which is scored once
+    # By identity: where one transition follows another they share a prediction, which is scored
+    # once
     predictions = {id(each): each for pair in around for each in pair}
-    scored = {key: score(replace(sampled, clean=each[:, None, None]))[:, :, 0, 0] for key, each in predictions.items()}
+    scored = {
+        key: score(replace(sampled, clean=each[:, None, None]))[:, :, 0, 0]
+        for key, each in predictions.items()
+    }
     pairs = [(scored[id(before)], scored[id(after)]) for before, after in around]
-    return [after - before.repeat_interleave(after.shape[-1] // before.shape[-1], -1) for before, after in pairs]
+    return [
+        after - before.repeat_interleave(after.shape[-1] // before.shape[-1], -1)
+        for before, after in pairs
+    ]
 
 
 def _first_not_finite(
-    rewards: Mapping[str, Reward], clean: torch.Tensor, scores: torch.Tensor, reasons: list[list[str | None]], prompts: list[str]
+    rewards: Mapping[str, Reward],
+    clean: torch.Tensor,
+    scores: torch.Tensor,
+    reasons: list[list[str | None]],
+    prompts: list[str],
 ) -> str | None:
     """Return which latents or score are not a number, for which prompt and why; None if all are numbers."""
     # A sum is finite only if all are, and is one number to copy instead of a mask
     sums = clean.flatten(0, 3).flatten(1).sum(1).cpu()
     if not sums.isfinite().all():
-        return f"latents are not finite for the prompt {prompts[int((~sums.isfinite()).nonzero()[0])]!r}"
+        return (
+            "latents are not finite for the prompt "
+            f"{prompts[int((~sums.isfinite()).nonzero()[0])]!r}"
+        )
     for name, values, why in zip(rewards, scores, reasons):
         if not values.isfinite().all():
             index = int((~values.isfinite()).nonzero()[0])
             reason = f": {why[index]}" if why[index] else ""
-            return f"reward {name} is {values[index].item()} for the prompt {prompts[index]!r}{reason}"
+            return (
+                f"reward {name} is {values[index].item()} for the prompt {prompts[index]!r}{reason}"
+            )
     return None

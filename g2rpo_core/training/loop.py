@@ -30,9 +30,10 @@ def train(
 ) -> list[dict]:
     """Return the records of all iterations from 0 on, with `heldout()` when `training.monitor` says so; collective.
 
-    folder: from `checkpoint.scratch`; progress: called with every new record; warn: called with an iteration and a warning
-    (`drift.py`), once until that is over. Raises DriftError if `training.drift.stop` says so. After SIGTERM, writes a checkpoint
-    and raises Terminated; after a number that stops the run, also writes one, from which the error can be reproduced. However
+    folder: from `checkpoint.scratch`; progress: called with every new record; warn: called with an
+    iteration and a warning (`drift.py`), once until that is over. Raises DriftError if
+    `training.drift.stop` says so. After SIGTERM, writes a checkpoint and raises Terminated; after a
+    number that stops the run, also writes one, from which the error can be reproduced. However
     often a run is stopped, its final weights and records (except their seconds) are the same.
     """
     settings, processes, runtime = trainer.training, trainer.processes, trainer.runtime
@@ -55,7 +56,8 @@ def train(
         for record in trainer.run(records[-1]):
             kept.publish()
             iteration, last = record["iteration"], record["iteration"] == settings.iterations
-            # The record, with what is measured on held-out prompts of what is kept: the average, if there is one
+            # The record, with what is measured on held-out prompts of what is kept: the average, if
+            # there is one
             if iteration % settings.monitor.every == 0 or last:
                 with trainer.result():
                     record |= heldout()
@@ -72,26 +74,35 @@ def train(
             look(records)
         kept.finish()
     except (Terminated, NonFiniteError, DriftError) as error:
-        # Within an update, the previous checkpoint stays, and what came after it is computed again, bit for bit
+        # Within an update, the previous checkpoint stays, and what came after it is computed again,
+        # bit for bit
         if trainer.weights_unchanged or isinstance(error, DriftError):
             save()
         kept.finish()
         if isinstance(error, NonFiniteError):
             resumes = f"the same command resumes before it, from {folder}"
-            raise NonFiniteError(f"{error}; nothing of that iteration was kept; {resumes}") from None
+            raise NonFiniteError(
+                f"{error}; nothing of that iteration was kept; {resumes}"
+            ) from None
         raise
     return records
 
 
-def _begin(trainer: Trainer, kept: checkpoint.Checkpoints, folder: Path, heldout: Callable[[], dict]) -> list[dict]:
+def _begin(
+    trainer: Trainer, kept: checkpoint.Checkpoints, folder: Path, heldout: Callable[[], dict]
+) -> list[dict]:
     """Return the records so far: from the newest checkpoint, which is restored, or that of the start. An EMA begins as the weights."""
     if not (written := checkpoint.checkpoints(folder)):
         return [{**START, **heldout()}]
     records = kept.load_records(written[-1])
     last = records[-1]["iteration"]
     # A longer run would not have measured there; its curve must be the same as without the stop
-    if last % trainer.training.monitor.every and last < trainer.training.iterations:  # measured because a shorter run ended there
-        records[-1] = {name: value for name, value in records[-1].items() if not name.startswith(HELDOUT)}
+    if (
+        last % trainer.training.monitor.every and last < trainer.training.iterations
+    ):  # measured because a shorter run ended there
+        records[-1] = {
+            name: value for name, value in records[-1].items() if not name.startswith(HELDOUT)
+        }
     with trainer.runtime.phase("resume"):
         trainer.restore(partial(kept.load_state, written[-1]), updated=records[-1]["iteration"] > 0)
     return records
@@ -110,7 +121,8 @@ class _Due:
     def __call__(self, iteration: int) -> bool:
         if self.settings.minutes is None:
             return iteration % self.settings.every == 0
-        # Clocks differ: all follow the first one, or some would wait for a checkpoint that others skip
+        # Clocks differ: all follow the first one, or some would wait for a checkpoint that others
+        # skip
         return self.processes.gather(time.monotonic() - self.last >= 60 * self.settings.minutes)[0]
 
 
@@ -130,7 +142,10 @@ class _Drift:
         self.warned = warnings
         stopping = [text for name, text in warnings.items() if name != NEVER_STOPS]
         if stopping and self.settings.drift.stop:
-            raise DriftError(f"iteration {iteration}: {'; '.join(stopping)}; set training.drift.stop: false to go on from here")
+            raise DriftError(
+                f"iteration {iteration}: {'; '.join(stopping)}; set training.drift.stop: "
+                "false to go on from here"
+            )
 
 
 def finish(trainer: Trainer, folder: Path, records: list[dict]) -> None:
@@ -160,7 +175,8 @@ def _bytes_of_checkpoint(trainer: Trainer) -> int:
 def bytes_needed(trainer: Trainer, folder: Path) -> float:
     """Return the bytes on disk that the run still takes: its checkpoints, snapshots and weights.
 
-    There is one checkpoint more than `keep` while it is written. The final weights are there twice, as the run's own and as DVC's copy.
+    There is one checkpoint more than `keep` while it is written. The final weights are there twice,
+    as the run's own and as DVC's copy.
     """
     training, count = trainer.training, sum(parameter.numel() for parameter in trainer.parameters)
     coming = training.checkpoints.keep + 1 - len(checkpoint.checkpoints(folder))

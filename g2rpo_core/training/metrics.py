@@ -22,7 +22,12 @@ from g2rpo_core.sampling.settings import SamplingSettings
 HELDOUT_CURVE = "curve.json"  # in a run's folder
 HELDOUT = "heldout_"  # begins the names of what is measured on held-out prompts
 NO_SPREAD = "no_spread_"  # begins the names of the shares of groups whose rewards are all equal
-START = {"iteration": 0, "num_forward_evals": 0, "num_transitions": 0, "seconds": 0.0}  # before the first iteration
+START = {
+    "iteration": 0,
+    "num_forward_evals": 0,
+    "num_transitions": 0,
+    "seconds": 0.0,
+}  # before the first iteration
 
 
 def reward_metrics(
@@ -40,7 +45,9 @@ def reward_metrics(
     alike = without_spread(rewards.unflatten(-1, (groups, -1))).float()
     return {
         **{f"reward_{name}": score.mean().item() for name, score in zip(names, rewards)},
-        **{f"reward_std_{name}": score.std(-1).mean().item() for name, score in zip(names, rewards)},
+        **{
+            f"reward_std_{name}": score.std(-1).mean().item() for name, score in zip(names, rewards)
+        },
         **{f"{NO_SPREAD}{name}": share.mean().item() for name, share in zip(names, alike)},
         **granularity_correlation(rewards, names, granularities),
         "adv_clip_share": (advantages.abs() >= adv_clip_max).float().mean().item(),
@@ -51,15 +58,21 @@ def update_metrics(updates: list[dict[str, float]]) -> dict[str, float]:
     """Average the figures of the iteration's optimizer steps; an old-policy ratio error is that of the first step alone."""
     error = {key: value for key, value in updates[0].items() if key == "old_policy_ratio_error"}
     of_all = ("loss", "kl", "grad_norm")
-    figures = [*of_all, *(key for key in updates[0] if key not in (*of_all, *error, "num_transitions"))]
+    figures = [
+        *of_all,
+        *(key for key in updates[0] if key not in (*of_all, *error, "num_transitions")),
+    ]
     return error | {key: sum(step[key] for step in updates) / len(updates) for key in figures}
 
 
-def granularity_correlation(rewards: torch.Tensor, names: Sequence[str], granularities: tuple[int, ...]) -> dict[str, float]:
+def granularity_correlation(
+    rewards: torch.Tensor, names: Sequence[str], granularities: tuple[int, ...]
+) -> dict[str, float]:
     """Compare the scores of the same directions at each granularity with the finest (the paper's Fig. 3).
 
-    rewards: [R, P, B, J, G]. `gap_<reward>_<granularity>`: its mean reward minus the finest's; `correlation_...`: the correlation
-    with the finest's within a group, as a mean over groups. A group whose rewards are all equal counts as a correlation of 0.
+    rewards: [R, P, B, J, G]. `gap_<reward>_<granularity>`: its mean reward minus the finest's;
+    `correlation_...`: the correlation with the finest's within a group, as a mean over groups. A
+    group whose rewards are all equal counts as a correlation of 0.
     """
     # Standardized, as the advantages are: a coarse tail may shift all rewards and still rank alike
     scaled = standardized(rewards)
@@ -83,27 +96,44 @@ def heldout_means(
 ) -> dict[str, float]:
     """Return `heldout_<reward>`: its mean over the first `count` test prompts with noise that training never sees; collective.
 
-    max_missing: for each reward, the share of scores that may be missing (none if it is left out); the mean is over the others.
-    If batches cannot be shared evenly, the last one is made more than once, because sharded weights need all processes in every
-    call.
+    max_missing: for each reward, the share of scores that may be missing (none if it is left out);
+    the mean is over the others. If batches cannot be shared evenly, the last one is made more than
+    once, because sharded weights need all processes in every call.
     """
     # Share the batches
     batch = sampling.decode_batch
     last = -(-min(count, len(prompts)) // batch) - 1
     mine = [min(turn + processes.rank, last) for turn in range(0, last + 1, processes.size)]
-    batches = generate_images(policy, prompts, count, even_sigmas(sampling.steps, sampling.shift), 0, batch, mine)
+    batches = generate_images(
+        policy, prompts, count, even_sigmas(sampling.steps, sampling.shift), 0, batch, mine
+    )
     with policy.runtime.phase("monitor"):
-        scored = {number: score_table(rewards, part, images) for number, (part, images) in zip(mine, batches)}
+        scored = {
+            number: score_table(rewards, part, images)
+            for number, (part, images) in zip(mine, batches)
+        }
     # Put the scores of all processes in the order of prompts
-    everyone = {number: table for of_process in processes.gather(scored) for number, table in of_process.items()}
+    everyone = {
+        number: table
+        for of_process in processes.gather(scored)
+        for number, table in of_process.items()
+    }
     table = pd.concat([everyone[number] for number in range(last + 1)])
     for name in rewards:
         reasons = table.reason[table.reward == name].dropna()
-        check_missing(name, len(reasons), min(count, len(prompts)), (max_missing or {}).get(name, 0.0), *reasons[:1])
+        check_missing(
+            name,
+            len(reasons),
+            min(count, len(prompts)),
+            (max_missing or {}).get(name, 0.0),
+            *reasons[:1],
+        )
     return {f"{HELDOUT}{name}": float(table.score[table.reward == name].mean()) for name in rewards}
 
 
-def write_records(records: list[dict], name: str, out: Path, timings: Path, warnings: list[tuple[int, str]]) -> None:
+def write_records(
+    records: list[dict], name: str, out: Path, timings: Path, warnings: list[tuple[int, str]]
+) -> None:
     """Write the records as a table into the run's folder `out`, and the curve of held-out rewards beside it.
 
     Into `timings`, which DVC does not hash: seconds, and warnings by iteration.
@@ -113,8 +143,17 @@ def write_records(records: list[dict], name: str, out: Path, timings: Path, warn
     out.mkdir(parents=True, exist_ok=True)
     table.to_parquet(out / TRAINING_RECORDS, index=False)
     measured = table[table.filter(like="heldout_").notna().all(axis=1)]
-    columns = ["iteration", "num_forward_evals", "num_transitions", *measured.filter(like="heldout_")]
+    columns = [
+        "iteration",
+        "num_forward_evals",
+        "num_transitions",
+        *measured.filter(like="heldout_"),
+    ]
     write_json(out / HELDOUT_CURVE, measured[columns].to_dict("records"))
-    drifted = {"warnings": [f"iteration {iteration}: {text}" for iteration, text in warnings]} if warnings else {}
+    drifted = (
+        {"warnings": [f"iteration {iteration}: {text}" for iteration, text in warnings]}
+        if warnings
+        else {}
+    )
     took = {"seconds": dict(zip(table.iteration.tolist(), seconds.round(3)))}
     write_json(timings / f"{name}.json", {**describe_machine(), **drifted, **took})

@@ -15,17 +15,33 @@ from g2rpo_core.training.settings import TrainingSettings
 
 
 def load_rewards(
-    training: TrainingSettings, models: Path, device: torch.device, section: Section, runtime: Runtime
+    training: TrainingSettings,
+    models: Path,
+    device: torch.device,
+    section: Section,
+    runtime: Runtime,
 ) -> tuple[dict[str, Reward], dict[str, Reward]]:
     """Load the rewards that are trained on, and those that held-out images are scored by: both, but for those that compare images."""
-    loaded = registry.load(dict.fromkeys([*training.rewards, *training.monitor.rewards]), models, device, section, runtime)
+    loaded = registry.load(
+        dict.fromkeys([*training.rewards, *training.monitor.rewards]),
+        models,
+        device,
+        section,
+        runtime,
+    )
     monitored = {reward: loaded[reward] for reward in loaded if not registry.compares(reward)}
     return {reward: loaded[reward] for reward in training.rewards}, monitored
 
 
 def say_what_is_cut(
-    rewards: Mapping[str, Reward], prompts: EmbeddingStore, held_out: EmbeddingStore, measured: int, processes: ProcessGroup
+    rewards: Mapping[str, Reward],
+    prompts: EmbeddingStore,
+    held_out: EmbeddingStore,
+    measured: int,
+    processes: ProcessGroup,
 ) -> None:
     """Say once which prompts a reward cuts, of those that are trained on and of the first `measured` held-out ones."""
     if processes.rank == 0:
-        note_cut(rewards, (prompt.text for prompt in (*prompts.prompts, *held_out.prompts[:measured])))
+        note_cut(
+            rewards, (prompt.text for prompt in (*prompts.prompts, *held_out.prompts[:measured]))
+        )

@@ -19,25 +19,33 @@ class MonitorSettings(Settings):
 
     every: Count = Field(description="iterations between two measurements")
     prompts: Count = Field(description="how many of the first test prompts")
-    rewards: Annotated[tuple[str, ...], Different] = Field(description="that are measured, trained on or not")
+    rewards: Annotated[tuple[str, ...], Different] = Field(
+        description="that are measured, trained on or not"
+    )
 
 
 class CheckpointSettings(Settings):
     """When a run writes a checkpoint to resume from; it always does on SIGTERM."""
 
     every: Count = Field(10, description="iterations")
-    minutes: Scale | None = Field(None, description="instead of `every`: minutes from the end of one to the start of the next")
+    minutes: Scale | None = Field(
+        None, description="instead of `every`: minutes from the end of one to the start of the next"
+    )
     keep: Count = Field(1, description="how many of the newest stay on disk while the run trains")
     finished: bool | None = Field(
         None,
-        description="keep the last one of a finished run, from which it goes on if only training.iterations changes and the learning rate is"
+        description="keep the last one of a finished run, from which it goes on if only "
+        "training.iterations changes and the learning rate is"
         f" constant; null: if it takes less than {SMALL / 2**30:.0f} GiB",
     )
     grace: float = Field(
         25.0,
         gt=0,
         le=86_400,
-        description="seconds from SIGTERM until the process ends in any case; schedulers commonly wait for 30",
+        description=(
+            "seconds from SIGTERM until the process ends in any case; "
+            "schedulers commonly wait for 30"
+        ),
     )
 
 
@@ -68,10 +76,12 @@ class SampleSettings(Settings):
 class TrackingSettings(Settings):
     """Where a run can be watched while it trains: `tensorboard --logdir .cache/live`, or another tracker that is installed."""
 
-    to: Annotated[tuple[Literal["tensorboard", "wandb", "trackio", "mlflow", "dvclive"], ...], Different] = Field(
-        ("tensorboard",), description="the trackers that a run writes to"
+    to: Annotated[
+        tuple[Literal["tensorboard", "wandb", "trackio", "mlflow", "dvclive"], ...], Different
+    ] = Field(("tensorboard",), description="the trackers that a run writes to")
+    samples: SampleSettings | None = Field(
+        SampleSettings(), description="sample images; null: none"
     )
-    samples: SampleSettings | None = Field(SampleSettings(), description="sample images; null: none")
 
     def samples_due(self, iteration: int) -> bool:
         """Tell whether images are shown after this iteration; also before the first one, for comparison."""
@@ -82,9 +92,15 @@ class DriftSettings(Settings):
     """When a run warns of drift (`training/drift.py`), and whether that stops the run."""
 
     patience: Annotated[int, Field(ge=2, le=10**6)] = Field(
-        20, description="iterations in a row that are clipped or have no spread, or over which groups' spread is averaged"
+        20,
+        description=(
+            "iterations in a row that are clipped or have no spread, "
+            "or over which groups' spread is averaged"
+        ),
     )
-    measurements: Annotated[int, Field(ge=2, le=1000)] = Field(5, description="how many times in a row a held-out reward falls")
+    measurements: Annotated[int, Field(ge=2, le=1000)] = Field(
+        5, description="how many times in a row a held-out reward falls"
+    )
     stop: bool = Field(False, description="end the run, with a checkpoint, at the first warning")
 
 
@@ -95,42 +111,70 @@ class TrainingSettings(Settings):
 
     iterations: Count = Field(description="of rollout and update")
     prompts_per_iteration: Count = Field(description="of all processes together")
-    num_generations: int = Field(ge=2, le=10_000, description="G, members of a group: samples of one SDE step for one prompt")
+    num_generations: int = Field(
+        ge=2, le=10_000, description="G, members of a group: samples of one SDE step for one prompt"
+    )
     batch_tokens: Count = Field(description="as sampling.batch_tokens, for a forward and backward")
     rewards: dict[str, Annotated[float, Field(ge=-1e6, le=1e6)]] = Field(
         min_length=1, description="name: weight of its advantage"
     )
     learning_rate: Rate = Field(description="AdamW's, at the start")
-    lr_scheduler: Literal["constant", "linear"] = Field(description="the paper's is constant; linear falls to 0")
+    lr_scheduler: Literal["constant", "linear"] = Field(
+        description="the paper's is constant; linear falls to 0"
+    )
     weight_decay: float = Field(ge=0, le=1, description="AdamW's")
     max_grad_norm: Scale = Field(description="gradients are clipped to this norm")
     clip_range: float = Field(
-        gt=0, le=1,
-        description="eps of the clipped objective: ratios beyond 1 ± eps get no gradient; of methods that do not publish their own",
-    )  # fmt: skip
+        gt=0,
+        le=1,
+        description=(
+            "eps of the clipped objective: ratios beyond 1 ± eps get no gradient; "
+            "of methods that do not publish their own"
+        ),
+    )
     adv_clip_max: Scale = Field(description="advantages are clamped to plus or minus this")
     monitor: MonitorSettings = Field(description="measurements on held-out prompts")
-    lora: LoraSettings | None = Field(None, description="train a LoRA on frozen weights; null: all weights")
+    lora: LoraSettings | None = Field(
+        None, description="train a LoRA on frozen weights; null: all weights"
+    )
     start: Name | None = Field(
         None,
-        description="the entry of section `published` whose weights, or whose LoRA, training goes on from; null: the base model",
+        description=(
+            "the entry of section `published` whose weights, or whose LoRA, training goes on from; "
+            "null: the base model"
+        ),
     )
-    ema: EmaSettings | None = Field(None, description="evaluate and keep the average of the weights; null: the last ones")
-    gradient_checkpointing: bool = Field(False, description="recompute activations in the backward pass instead of keeping them")
+    ema: EmaSettings | None = Field(
+        None, description="evaluate and keep the average of the weights; null: the last ones"
+    )
+    gradient_checkpointing: bool = Field(
+        False, description="recompute activations in the backward pass instead of keeping them"
+    )
     max_old_policy_ratio_error: Annotated[float, Field(gt=0)] | None = Field(
         None,
-        description="the |ratio - 1| before an iteration's first update that ends a run, in clip ranges; null: above 1 it only warns",
+        description=(
+            "the |ratio - 1| before an iteration's first update that ends a run, in clip ranges; "
+            "null: above 1 it only warns"
+        ),
     )
-    checkpoints: CheckpointSettings = Field(CheckpointSettings(), description="when a run writes one")
+    checkpoints: CheckpointSettings = Field(
+        CheckpointSettings(), description="when a run writes one"
+    )
     drift: DriftSettings = Field(DriftSettings(), description="when a run warns")
     snapshots: Annotated[tuple[Count, ...], Different] = Field(
         (), description="iterations whose weights are also kept, for evaluation"
     )
     save_dtype: Literal["float32", "bfloat16"] = Field(
-        "float32", description="of the weights that a finished run and its snapshots keep; checkpoints to resume from are float32"
+        "float32",
+        description=(
+            "of the weights that a finished run and its snapshots keep; "
+            "checkpoints to resume from are float32"
+        ),
     )
     tracking: TrackingSettings = Field(TrackingSettings(), description="where a run can be watched")
-    parallel: ParallelSettings = Field(ParallelSettings(), description="how the model is spread over GPUs")
+    parallel: ParallelSettings = Field(
+        ParallelSettings(), description="how the model is spread over GPUs"
+    )
     processes: Processes = Field(1, description="on all nodes together; auto: one for each GPU")
 
     @field_validator("rewards")

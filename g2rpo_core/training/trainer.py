@@ -6,7 +6,8 @@ The data's way through an iteration:
             -> batches: states with M next states each, or noised images -> loss         (algorithm/{objective,matching}.py)
             -> one or more optimizer steps -> a record                                   (metrics.py)
 
-R rewards, P prompts of this process, B branches of the rollout's tree, J granularities, G members of a group.
+R rewards, P prompts of this process, B branches of the rollout's tree, J granularities, G members
+of a group.
 """
 
 import math
@@ -26,12 +27,22 @@ from g2rpo_core.data.embeddings import Conditioning, EmbeddingStore
 from g2rpo_core.data.prompts import prompt_order
 from g2rpo_core.distributed.launcher import Terminated, Termination
 from g2rpo_core.distributed.process_group import ALONE, ProcessGroup
-from g2rpo_core.models.loading import apply_gradient_checkpointing, check_gradients, reduce_gradients, reshard
+from g2rpo_core.models.loading import (
+    apply_gradient_checkpointing,
+    check_gradients,
+    reduce_gradients,
+    reshard,
+)
 from g2rpo_core.models.policy import Policy
 from g2rpo_core.rewards.spec import Reward
 from g2rpo_core.sampling.rollout import Rollout, velocity_in_batches
 from g2rpo_core.training.average import Average
-from g2rpo_core.training.experience import NonFiniteError, RolloutSampler, score_gains, score_rollout
+from g2rpo_core.training.experience import (
+    NonFiniteError,
+    RolloutSampler,
+    score_gains,
+    score_rollout,
+)
 from g2rpo_core.training.metrics import START, reward_metrics, update_metrics
 from g2rpo_core.training.settings import RunSettings, TrainingSettings
 
@@ -46,9 +57,10 @@ def learning_rate_at(iteration: int, training: TrainingSettings) -> float:
 class Trainer:
     """The training of `policy.transformer`, in place.
 
-    rewards: those that `training.rewards` weighs, in its order; prompts: the encoded training prompts; seed: decides the order of
-    the prompts, all noise and the drawn steps; processes: each takes its share of every iteration's prompts, whole groups; what
-    it samples depends on the prompt's index among all, so that any number of processes computes the same.
+    rewards: those that `training.rewards` weighs, in its order; prompts: the encoded training
+    prompts; seed: decides the order of the prompts, all noise and the drawn steps; processes: each
+    takes its share of every iteration's prompts, whole groups; what it samples depends on the
+    prompt's index among all, so that any number of processes computes the same.
     """
 
     def __init__(
@@ -61,22 +73,36 @@ class Trainer:
         processes: ProcessGroup = ALONE,
         termination: Termination | None = None,
     ):
-        self.policy, self.method, self.sampling, self.training = policy, run.method, run.sampling, run.training
+        self.policy, self.method, self.sampling, self.training = (
+            policy,
+            run.method,
+            run.sampling,
+            run.training,
+        )
         self.prompts, self.rewards, self.seed = prompts, rewards, seed
         # A Termination that nobody asks: a caller without signals needs no special case
-        self.runtime, self.processes, self.termination = policy.runtime, processes, termination or Termination()
+        self.runtime, self.processes, self.termination = (
+            policy.runtime,
+            processes,
+            termination or Termination(),
+        )
         method, training = run.method, run.training
         self.sampler = RolloutSampler(policy, method, run.sampling, training.num_generations, seed)
-        # Called with an iteration, a prompt, and the images and scores of the iteration's first group
+        # Called with an iteration, a prompt, and the images and scores of the iteration's first
+        # group
         self.watch: Callable[[int, str, torch.Tensor, torch.Tensor], None] | None = None
         self.num_images = 0  # that the last iteration sampled, of all processes
         # Whether the weights are those with which the iteration began
         self.weights_unchanged = True
         weights = [training.rewards[name] for name in rewards]
-        credit = CreditAssignment(method.credit, method.groups, weights, training.adv_clip_max, processes)
+        credit = CreditAssignment(
+            method.credit, method.groups, weights, training.adv_clip_max, processes
+        )
         self.objective = build_objective(method, credit, self.sampler.sigmas, training.clip_range)
         self.parameters = list(policy.trained_parameters().values())
-        self.optimizer = torch.optim.AdamW(self.parameters, training.learning_rate, weight_decay=training.weight_decay)
+        self.optimizer = torch.optim.AdamW(
+            self.parameters, training.learning_rate, weight_decay=training.weight_decay
+        )
         self.has_gradients = False  # seen after the first backward pass
         # Before the first rollout: a backend without gradients would be found after minutes
         policy.check_attention(trained=True)
@@ -92,10 +118,15 @@ class Trainer:
     def run(self, last: Mapping = MappingProxyType(START)) -> Iterator[dict]:
         """Yield the record of each iteration after that of `last`, after its updates; docs/metrics.md lists its columns.
 
-        The iteration's number decides its prompts, noise, window and learning rate; beyond that, a resumed run only needs the
-        weights and the optimizer (`state`). Raises Terminated after SIGTERM, before the iteration has changed the weights.
+        The iteration's number decides its prompts, noise, window and learning rate; beyond that, a
+        resumed run only needs the weights and the optimizer (`state`). Raises Terminated after
+        SIGTERM, before the iteration has changed the weights.
         """
-        num_forward_evals, num_transitions, seconds = last["num_forward_evals"], last["num_transitions"], last["seconds"]
+        num_forward_evals, num_transitions, seconds = (
+            last["num_forward_evals"],
+            last["num_transitions"],
+            last["seconds"],
+        )
         for iteration in range(last["iteration"], self.training.iterations):
             start = time.perf_counter()
             record = self.iterate(iteration)
@@ -103,7 +134,11 @@ class Trainer:
             num_transitions += record.pop("num_transitions")
             # What the caller does between iterations does not count
             seconds += time.perf_counter() - start
-            totals = {"num_forward_evals": num_forward_evals, "num_transitions": num_transitions, "seconds": seconds}
+            totals = {
+                "num_forward_evals": num_forward_evals,
+                "num_transitions": num_transitions,
+                "seconds": seconds,
+            }
             yield {"iteration": iteration + 1, **totals, **record}
 
     def iterate(self, iteration: int) -> dict:
@@ -115,7 +150,9 @@ class Trainer:
         # Its prompts
         mine = processes.share(training.prompts_per_iteration)
         # By number, not by a data loader: a resumed run has the same prompts
-        order = prompt_order(iteration, training.prompts_per_iteration, len(self.prompts), self.seed)
+        order = prompt_order(
+            iteration, training.prompts_per_iteration, len(self.prompts), self.seed
+        )
         indices = [order[index] for index in mine]
         texts = [self.prompts.prompts[index].text for index in indices]
         # in one length for all that the iteration computes, or its ratios would not begin at 1
@@ -124,12 +161,22 @@ class Trainer:
         # Rollout and rewards
         old = self.method.objective.old
         with self._by_old(old is not None and old.samples), self.runtime.phase("rollout"):
-            sampled = self.sampler(conditioning, iteration, mine.start, before_call=self._stop_if_asked)
+            sampled = self.sampler(
+                conditioning, iteration, mine.start, before_call=self._stop_if_asked
+            )
         score = partial(
-            score_rollout, self.policy, self.rewards, texts=texts, decode_batch=self.sampling.decode_batch, iteration=iteration,
-            processes=processes, before_call=self._stop_if_asked,
-        )  # fmt: skip
-        rewards = score(sampled, watch=partial(self.watch, iteration + 1, texts[0]) if self.watch else None)
+            score_rollout,
+            self.policy,
+            self.rewards,
+            texts=texts,
+            decode_batch=self.sampling.decode_batch,
+            iteration=iteration,
+            processes=processes,
+            before_call=self._stop_if_asked,
+        )
+        rewards = score(
+            sampled, watch=partial(self.watch, iteration + 1, texts[0]) if self.watch else None
+        )
         self.num_images = rewards[0].numel() * processes.size
         # Advantages, and what is trained on
         gains = score_gains(sampled, score) if sampled.around is not None else None
@@ -142,7 +189,9 @@ class Trainer:
                 updates = [self.update(conditioning, each) for each in coming]
         except NonFiniteError as error:
             prompts = ", ".join(map(repr, texts))
-            raise NonFiniteError(f"iteration {iteration + 1}: {error}; the prompts are {prompts}") from None
+            raise NonFiniteError(
+                f"iteration {iteration + 1}: {error}; the prompts are {prompts}"
+            ) from None
         self.optimizer.zero_grad()  # frees their memory for the next rollout
         if self.old:
             self.old.update()
@@ -151,28 +200,45 @@ class Trainer:
         # The record
         every = torch.cat([each.flatten() for each in advantages])
         means = reward_metrics(
-            list(self.rewards), rewards, every, sampled.granularities, training.adv_clip_max, self.method.groups
+            list(self.rewards),
+            rewards,
+            every,
+            sampled.granularities,
+            training.adv_clip_max,
+            self.method.groups,
         )
         return {
-            "num_forward_evals": sampled.num_forward_evals * self.policy.forward_evals * processes.size,
-            "num_transitions": sum(update["num_transitions"] for update in updates) * processes.size,
+            "num_forward_evals": sampled.num_forward_evals
+            * self.policy.forward_evals
+            * processes.size,
+            "num_transitions": sum(update["num_transitions"] for update in updates)
+            * processes.size,
             **dict(zip(means, processes.mean(list(means.values())))),
             **update_metrics(updates),
         }
 
     def updates(
-        self, conditioning: Conditioning, sampled: Rollout, advantages: list[torch.Tensor], draws: Draws
+        self,
+        conditioning: Conditioning,
+        sampled: Rollout,
+        advantages: list[torch.Tensor],
+        draws: Draws,
     ) -> Iterable[Update]:
         """Return the optimizer steps of an iteration; old velocities are those of the old policy, if there is one."""
         # Old velocities are computed in the batches of training, or they would round differently
-        size, field = self.policy.batch_size(self.training.batch_tokens, conditioning), self.policy.velocity(conditioning)
+        size, field = (
+            self.policy.batch_size(self.training.batch_tokens, conditioning),
+            self.policy.velocity(conditioning),
+        )
 
         def one_call(*arguments: torch.Tensor) -> torch.Tensor:
             self._stop_if_asked()
             return field(*arguments)
 
         with self._by_old(True):
-            return self.objective.updates(sampled, advantages, draws, partial(velocity_in_batches, one_call, max_batch=size))
+            return self.objective.updates(
+                sampled, advantages, draws, partial(velocity_in_batches, one_call, max_batch=size)
+            )
 
     def _by_old(self, wanted: bool) -> AbstractContextManager:
         """Within the block, the policy has the weights of the old policy, if they are wanted and there is one. Collective."""
@@ -181,33 +247,49 @@ class Trainer:
     def update(self, conditioning: Conditioning, update: Update) -> dict:
         """Make one optimizer step on the mean weighted loss, in as many batches as it takes (Eq. 12).
 
-        Return the step's metrics; NonFiniteError before the step if a number is not finite, or the old policy's ratio is not 1.
+        Return the step's metrics; NonFiniteError before the step if a number is not finite, or the
+        old policy's ratio is not 1.
         """
         objective = self.objective
         # Batches that fit into memory
         size = self.policy.batch_size(self.training.batch_tokens, conditioning)
         parts = [part for whole in update.batches for part in whole.split(size)]
         velocity = self.policy.velocity(conditioning)
-        reference = self.policy.base_velocity(conditioning) if self.method.objective.needs_base else None
+        reference = (
+            self.policy.base_velocity(conditioning) if self.method.objective.needs_base else None
+        )
         # Gradients of the weighted loss, batch after batch
         sums: list[torch.Tensor] = []
         worst: list[torch.Tensor] = []
         self.optimizer.zero_grad()
         for batch in self.runtime.passes(parts):
             self._stop_if_asked()
-            reduce_gradients(self.policy.transformer, self.training.parallel.reduce == "call" or batch is parts[-1])
-            # The sum over batches is divided once by all samples: batches of different sizes weigh by what is in them
+            reduce_gradients(
+                self.policy.transformer,
+                self.training.parallel.reduce == "call" or batch is parts[-1],
+            )
+            # The sum over batches is divided once by all samples: batches of different sizes weigh
+            # by what is in them
             losses = objective.losses(velocity, reference, batch)
             (losses.total.sum() / update.num_samples).backward()
             sums.append(torch.stack(list(losses.sums.values())))
             worst += [] if losses.ratio_error is None else [losses.ratio_error]
         if parts and not self.has_gradients:
-            check_gradients(self.policy.architecture, self.policy.transformer, self.policy.attention)
+            check_gradients(
+                self.policy.architecture, self.policy.transformer, self.policy.attention
+            )
             self.has_gradients = True
         # Figures over all processes, and the optimizer's step
-        figures = dict(zip(losses.sums, self.processes.mean(torch.stack(sums).sum(0).div(update.num_samples).tolist())))
+        figures = dict(
+            zip(
+                losses.sums,
+                self.processes.mean(torch.stack(sums).sum(0).div(update.num_samples).tolist()),
+            )
+        )
         if worst:
-            figures["old_policy_ratio_error"] = max(self.processes.gather(torch.stack(worst).max().item()))
+            figures["old_policy_ratio_error"] = max(
+                self.processes.gather(torch.stack(worst).max().item())
+            )
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.training.max_grad_norm)
         norm = (norm.full_tensor() if isinstance(norm, DTensor) else norm).item()
         # Before the step: weights that are not numbers cannot be taken back
@@ -226,25 +308,42 @@ class Trainer:
     def _check_update(self, figures: dict[str, float], norm: float, where: str) -> None:
         loss, ratio_error = figures["loss"], figures.get("old_policy_ratio_error", 0.0)
         if not (math.isfinite(loss) and math.isfinite(norm)):
-            raise NonFiniteError(f"loss {loss} with gradient norm {norm} at {where}; nothing was updated")
+            raise NonFiniteError(
+                f"loss {loss} with gradient norm {norm} at {where}; nothing was updated"
+            )
         limit = self.training.max_old_policy_ratio_error
         # Only before the first update of an iteration: after it the ratio is meant to differ from 1
         if limit and self.weights_unchanged and ratio_error > limit * self.training.clip_range:
             raise NonFiniteError(
-                f"|ratio - 1| is {ratio_error:.2g} before the first update, over {limit * self.training.clip_range:.2g} "
-                "(training.max_old_policy_ratio_error clip ranges): rollout and training do not compute the same"
+                f"|ratio - 1| is {ratio_error:.2g} before the first update, "
+                f"over {limit * self.training.clip_range:.2g} "
+                "(training.max_old_policy_ratio_error clip ranges): "
+                "rollout and training do not compute the same"
             )
 
     def state(self) -> dict[str, dict]:
         """Return what the iterations change, by name: trained weights, the optimizer's moments once it has any, EMA, old policy."""
-        # After a forward without gradients the root is still gathered, in the dtype of the computation
+        # After a forward without gradients the root is still gathered, in the dtype of the
+        # computation
         reshard(self.policy.transformer)
-        averages = {name: average.state() for name, average in (("ema", self.ema), ("old", self.old)) if average}
+        averages = {
+            name: average.state()
+            for name, average in (("ema", self.ema), ("old", self.old))
+            if average
+        }
         parameters = self.policy.trained_parameters()
         if self.optimizer.state:
             self._lay_out_moments()
-        moments = {name: self.optimizer.state[each] for name, each in parameters.items()} if self.optimizer.state else {}
-        return {"weights": {name: parameter.detach() for name, parameter in parameters.items()}, "moments": moments, **averages}
+        moments = (
+            {name: self.optimizer.state[each] for name, each in parameters.items()}
+            if self.optimizer.state
+            else {}
+        )
+        return {
+            "weights": {name: parameter.detach() for name, parameter in parameters.items()},
+            "moments": moments,
+            **averages,
+        }
 
     def result(self) -> AbstractContextManager:
         """Within the block, the policy has the weights that are evaluated and kept: the EMA's if there is one. Collective."""

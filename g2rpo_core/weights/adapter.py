@@ -1,8 +1,9 @@
 """Read a LoRA in any form that others write, account for every tensor in it, add it to a transformer, and write it in those forms.
 
-A file's names are undone from the outside in: the wrapper that a trainer left (`_orig_mod.`), the prefix of a form (`transformer.`,
-`base_model.model.`, `diffusion_model.`, `lora_unet_`), and the module, under diffusers' name or its first publisher's
-(`architectures/original.py`). What is then left over, or lacks its other half, is an error that names it: nothing is left out.
+A file's names are undone from the outside in: the wrapper that a trainer left (`_orig_mod.`), the
+prefix of a form (`transformer.`, `base_model.model.`, `diffusion_model.`, `lora_unet_`), and the
+module, under diffusers' name or its first publisher's (`architectures/original.py`). What is then
+left over, or lacks its other half, is an error that names it: nothing is left out.
 """
 
 import json
@@ -31,8 +32,16 @@ PEFT_FILE, PEFT_CONFIG = "adapter_model.safetensors", "adapter_config.json"  # P
 METADATA = "lora_adapter_metadata"  # diffusers' key in a file's header, with PEFT's configuration
 Shapes = Mapping[str, torch.Size]  # of diffusers' weights, by name
 
-WRAPPERS = re.compile(r"(?:^|(?<=\.))(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.|^module\.")
-PREFIXES = ("base_model.model.", "model.diffusion_model.", "diffusion_model.", "transformer.", "model.")
+WRAPPERS = re.compile(
+    r"(?:^|(?<=\.))(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.|^module\."
+)
+PREFIXES = (
+    "base_model.model.",
+    "model.diffusion_model.",
+    "diffusion_model.",
+    "transformer.",
+    "model.",
+)
 SHOWN = 4  # names of many in a message
 UNDERSCORED = ("lora_unet_", "lora_transformer_", "lycoris_")
 TEXT_ENCODERS = ("text_encoder", "lora_te", "te1.", "te2.", "te3.")
@@ -41,11 +50,19 @@ ENDS = re.compile(
     r"|(?P<alpha>alpha))(?:\.(?!weight$|bias$)[^.]+)?(?:\.(?P<end>weight|bias))?"
 )
 FORMS = {  # what a name has in it -> its form, the most telling first
-    "lokr_": "a LoKr of LyCORIS", "hada_": "a LoHa of LyCORIS", "oft_": "an OFT", ".processor.": "a LoRA of XLabs",
-    "base_model.model.": "a LoRA of PEFT", "lora_unet_": "a LoRA of kohya's sd-scripts", "lora_te": "a LoRA of kohya's sd-scripts",
-    "diffusion_model.": "a LoRA in ComfyUI's names", "double_blocks.": "a LoRA in Black Forest Labs' names",
-    "joint_blocks.": "a LoRA in Stability AI's names", "transformer.": "a LoRA of diffusers", "unet.": "a LoRA of a U-Net",
-}  # fmt: skip
+    "lokr_": "a LoKr of LyCORIS",
+    "hada_": "a LoHa of LyCORIS",
+    "oft_": "an OFT",
+    ".processor.": "a LoRA of XLabs",
+    "base_model.model.": "a LoRA of PEFT",
+    "lora_unet_": "a LoRA of kohya's sd-scripts",
+    "lora_te": "a LoRA of kohya's sd-scripts",
+    "diffusion_model.": "a LoRA in ComfyUI's names",
+    "double_blocks.": "a LoRA in Black Forest Labs' names",
+    "joint_blocks.": "a LoRA in Stability AI's names",
+    "transformer.": "a LoRA of diffusers",
+    "unet.": "a LoRA of a U-Net",
+}
 
 
 @dataclass(frozen=True)
@@ -69,7 +86,12 @@ class Matrices:
     def merged(self) -> "Matrices":
         """Multiply alpha / rank into `up`, for readers that know no alpha."""
         scale = self.alpha / self.rank
-        return replace(self, up=self.up * scale, bias=None if self.bias is None else self.bias * scale, alpha=float(self.rank))
+        return replace(
+            self,
+            up=self.up * scale,
+            bias=None if self.bias is None else self.bias * scale,
+            alpha=float(self.rank),
+        )
 
 
 Adapter = Mapping[str, Matrices]  # diffusers' name of a module -> its matrices
@@ -77,20 +99,27 @@ Adapter = Mapping[str, Matrices]  # diffusers' name of a module -> its matrices
 
 def is_adapter(names: Iterable[str]) -> bool:
     """Tell whether a file with tensors of these names holds an adapter, of any form."""
-    return any(re.search(r"[._](lora|lokr|hada|oft)[._]|lora_magnitude|_lora\.", name) for name in names)
+    return any(
+        re.search(r"[._](lora|lokr|hada|oft)[._]|lora_magnitude|_lora\.", name) for name in names
+    )
 
 
 def form_of(names: Iterable[str]) -> str:
     """Return in words which form of LoRA uses these names."""
     joined = "\n".join(names)
-    return next((form for part, form in FORMS.items() if part in joined), "a LoRA without a prefix to its names")
+    return next(
+        (form for part, form in FORMS.items() if part in joined),
+        "a LoRA without a prefix to its names",
+    )
 
 
-def read_adapter(architecture: Architecture, config: Config, shapes: Shapes, file: Path) -> dict[str, Matrices]:
+def read_adapter(
+    architecture: Architecture, config: Config, shapes: Shapes, file: Path
+) -> dict[str, Matrices]:
     """Read the LoRA in a file, with PEFT's adapter_config.json beside it or diffusers' in its header, if there is one.
 
-    config, shapes: of the transformer that it is for. UserError if a tensor has no place in it, lacks its other half or has another
-    shape, or if a configuration says what is not computed here.
+    config, shapes: of the transformer that it is for. UserError if a tensor has no place in it,
+    lacks its other half or has another shape, or if a configuration says what is not computed here.
     """
     with reading(whole(file)), safe_open(file, "pt") as opened:
         tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - not iterable itself
@@ -98,7 +127,9 @@ def read_adapter(architecture: Architecture, config: Config, shapes: Shapes, fil
     form = form_of(tensors)
     kinds, left = sorted_out(architecture, config, shapes, tensors)
     if left:
-        raise UserError(complaint(file, _left_over(architecture, form, left, len(tensors)), hint=""))
+        raise UserError(
+            complaint(file, _left_over(architecture, form, left, len(tensors)), hint="")
+        )
     said = _configuration(file, header, form)
     adapter = {module: _matrices(file, module, parts, said) for module, parts in kinds.items()}
     check(architecture, shapes, adapter, file)
@@ -110,7 +141,8 @@ def sorted_out(
 ) -> tuple[dict[str, dict[str, torch.Tensor]], list[str]]:
     """Sort a file's tensors by diffusers' modules and by kind, and return the names of those that have no place.
 
-    A module that stacks several of diffusers' has one `down` for all of them, and in `up` the rows of each.
+    A module that stacks several of diffusers' has one `down` for all of them, and in `up` the rows
+    of each.
     """
     spelled = spellings(architecture, config, shapes)
     found: dict[str, dict[str, torch.Tensor]] = {}
@@ -124,26 +156,36 @@ def sorted_out(
         if places is None or kind is None:
             left.append(name)
             continue
-        if twice := [origin[module, kind] for module in places if (module, kind) in origin]:  # as of two adapters
+        if twice := [
+            origin[module, kind] for module in places if (module, kind) in origin
+        ]:  # as of two adapters
             left.append(f"{name} beside {twice[0]}")
             continue
         for module, rows in places.items():
             origin[module, kind] = name
-            found.setdefault(module, {})[kind] = value if kind in ("down", "alpha") else rows.of(value)
+            found.setdefault(module, {})[kind] = (
+                value if kind in ("down", "alpha") else rows.of(value)
+            )
     return found, sorted(left)
 
 
 def stripped(module: str) -> str:
     """Return a module's name without the prefix of its form."""
-    while start := next((prefix for prefix in (*PREFIXES, *UNDERSCORED) if module.startswith(prefix)), None):
+    while start := next(
+        (prefix for prefix in (*PREFIXES, *UNDERSCORED) if module.startswith(prefix)), None
+    ):
         module = module.removeprefix(start)
     return module
 
 
-def spellings(architecture: Architecture, config: Config, shapes: Shapes) -> dict[str, dict[str, Rows]]:
+def spellings(
+    architecture: Architecture, config: Config, shapes: Shapes
+) -> dict[str, dict[str, Rows]]:
     """Return every name that a module has in a LoRA's file -> diffusers' modules, and which rows of `up` are theirs."""
     outputs = {
-        name.removesuffix(".weight"): shape[0] for name, shape in shapes.items() if name.endswith(".weight") and len(shape) > 1
+        name.removesuffix(".weight"): shape[0]
+        for name, shape in shapes.items()
+        if name.endswith(".weight") and len(shape) > 1
     }
     found = {module: {module: Rows(module)} for module in outputs}
     for stacked in architecture.original_modules(config):
@@ -162,17 +204,22 @@ def _left_over(architecture: Architecture, form: str, left: Sequence[str], total
     """Say what a file holds beside a LoRA of this base model, and what to do."""
     if (texts := [name for name in left if name.startswith(TEXT_ENCODERS)]) == list(left):
         return (
-            f"is {form}, and {len(texts)} of its {total} tensors are for a text encoder ({texts[0]}): prompts are encoded by the base "
-            "model's own, so it cannot be applied as it was trained; take one of the transformer alone"
+            f"is {form}, and {len(texts)} of its {total} tensors are for a text encoder "
+            f"({texts[0]}): prompts are encoded by the base "
+            "model's own, so it cannot be applied as it was trained; "
+            "take one of the transformer alone"
         )
     names = ", ".join(left[:SHOWN]) + (f", … {len(left) - SHOWN} more" if len(left) > SHOWN else "")
     return (
-        f"is {form}, and {len(left)} of its {total} tensors have no place in this {architecture.label}'s transformer ({names}): it was made for "
-        "another model, or in a form that is not read here (docs/howto/export.md lists those that are)"
+        f"is {form}, and {len(left)} of its {total} tensors have no place in this "
+        f"{architecture.label}'s transformer ({names}): it was made for "
+        "another model, or in a form that is not read here (docs/howto/export.md lists those that "
+        "are)"
     )
 
 
-# What PEFT's configuration may say: what is used; what only says how an adapter was made, or trained; and what changes the base's own weights
+# What PEFT's configuration may say: what is used; what only says how an adapter was made, or
+# trained; and what changes the base's own weights
 USED = (
     "r",
     "lora_alpha",
@@ -185,10 +232,24 @@ USED = (
     "init_lora_weights",
 )
 OF_TRAINING = (
-    "auto_mapping", "base_model_name_or_path", "revision", "task_type", "inference_mode", "peft_version", "target_modules",
-    "exclude_modules", "layers_to_transform", "layers_pattern", "lora_dropout", "fan_in_fan_out", "runtime_config", "eva_config",
-    "megatron_core", "qalora_group_size", "ensure_weight_tying",
-)  # fmt: skip
+    "auto_mapping",
+    "base_model_name_or_path",
+    "revision",
+    "task_type",
+    "inference_mode",
+    "peft_version",
+    "target_modules",
+    "exclude_modules",
+    "layers_to_transform",
+    "layers_pattern",
+    "lora_dropout",
+    "fan_in_fan_out",
+    "runtime_config",
+    "eva_config",
+    "megatron_core",
+    "qalora_group_size",
+    "ensure_weight_tying",
+)
 KEEPS_THE_BASE = (
     True,
     False,
@@ -206,26 +267,52 @@ def _configuration(file: Path, header: Mapping[str, str], form: str) -> dict[str
     elif METADATA in header:
         with reading(file):
             place, said = file, json.loads(header[METADATA])
-            said = {key.removeprefix("transformer."): value for key, value in said.items() if not key.startswith(TEXT_ENCODERS)}
+            said = {
+                key.removeprefix("transformer."): value
+                for key, value in said.items()
+                if not key.startswith(TEXT_ENCODERS)
+            }
     elif form == FORMS["base_model.model."]:
-        raise UserError(complaint(beside, f"does not exist: {file.name} is a LoRA of PEFT, whose alpha stands there", hint=""))
+        raise UserError(
+            complaint(
+                beside,
+                f"does not exist: {file.name} is a LoRA of PEFT, whose alpha stands there",
+                hint="",
+            )
+        )
     else:
         return None
     usual = LoraConfig().to_dict()
     if said.get("peft_type", "LORA") != "LORA":
-        raise UserError(complaint(place, f"is an adapter of kind {said['peft_type']}, and only LORA is computed here", hint=""))
-    unlike = {key: value for key, value in said.items() if key not in (*USED, *OF_TRAINING) and value and value != usual.get(key)}
+        raise UserError(
+            complaint(
+                place,
+                f"is an adapter of kind {said['peft_type']}, and only LORA is computed here",
+                hint="",
+            )
+        )
+    unlike = {
+        key: value
+        for key, value in said.items()
+        if key not in (*USED, *OF_TRAINING) and value and value != usual.get(key)
+    }
     if said.get("init_lora_weights", True) not in KEEPS_THE_BASE:
         unlike["init_lora_weights"] = said["init_lora_weights"]
     if unlike:
         what = in_one_line([f"{key}: {value}"[:LONGEST] for key, value in sorted(unlike.items())])
         raise UserError(
-            complaint(place, f"asks for what is not computed here ({what}): merge the LoRA into its base model", hint="")
+            complaint(
+                place,
+                f"asks for what is not computed here ({what}): merge the LoRA into its base model",
+                hint="",
+            )
         )
     return said
 
 
-def _matrices(file: Path, module: str, parts: Mapping[str, torch.Tensor], said: Mapping[str, Any] | None) -> Matrices:
+def _matrices(
+    file: Path, module: str, parts: Mapping[str, torch.Tensor], said: Mapping[str, Any] | None
+) -> Matrices:
     """Put a module's matrices together; UserError if one is missing, or if rank and alpha are said in two ways."""
     if lacking := [kind for kind in ("down", "up") if kind not in parts]:
         name = {"down": "first (lora_A, lora_down)", "up": "second (lora_B, lora_up)"}[lacking[0]]
@@ -235,13 +322,29 @@ def _matrices(file: Path, module: str, parts: Mapping[str, torch.Tensor], said: 
     if said is None:
         alpha = float(rank) if own is None else own
     else:
-        of_module = lambda pattern, usual: pattern.get(get_pattern_key(list(pattern), module), usual)
-        alpha = float(of_module(said.get("alpha_pattern") or {}, said.get("lora_alpha", LoraConfig().lora_alpha)))
+        of_module = lambda pattern, usual: pattern.get(
+            get_pattern_key(list(pattern), module), usual
+        )
+        alpha = float(
+            of_module(
+                said.get("alpha_pattern") or {}, said.get("lora_alpha", LoraConfig().lora_alpha)
+            )
+        )
         wanted = of_module(said.get("rank_pattern") or {}, said.get("r", LoraConfig().r))
         if wanted != rank:
-            raise UserError(complaint(file, f"{module} has rank {rank}, and its configuration says {wanted}", hint=""))
+            raise UserError(
+                complaint(
+                    file, f"{module} has rank {rank}, and its configuration says {wanted}", hint=""
+                )
+            )
         if own not in (None, alpha):
-            raise UserError(complaint(file, f"{module} has alpha {own:g}, and its configuration says {alpha:g}", hint=""))
+            raise UserError(
+                complaint(
+                    file,
+                    f"{module} has alpha {own:g}, and its configuration says {alpha:g}",
+                    hint="",
+                )
+            )
         if bool(said.get("use_dora")) != ("magnitude" in parts):
             which = "lacks" if said.get("use_dora") else "has, against its configuration,"
             raise UserError(complaint(file, f"{module} {which} the magnitudes of DoRA", hint=""))
@@ -256,25 +359,49 @@ def check(architecture: Architecture, shapes: Shapes, adapter: Adapter, file: Pa
     Print a warning if all second matrices are zero.
     """
     if not adapter:
-        raise UserError(complaint(file, f"holds no LoRA of {architecture.label}'s transformer", hint=""))
+        raise UserError(
+            complaint(file, f"holds no LoRA of {architecture.label}'s transformer", hint="")
+        )
     first = next(iter(adapter.values()))
     for module, one in adapter.items():
         outputs, inputs, *window = shapes[f"{module}.weight"]
         ones = [1] * len(window)
-        wanted = {"down": [one.rank, inputs, *window], "up": [outputs, one.rank, *ones], "bias": [outputs],
-                  "magnitude": [1, outputs, *ones] if window else [outputs]}  # fmt: skip
+        wanted = {
+            "down": [one.rank, inputs, *window],
+            "up": [outputs, one.rank, *ones],
+            "bias": [outputs],
+            "magnitude": [1, outputs, *ones] if window else [outputs],
+        }
         for kind, shape in wanted.items():
             if (value := getattr(one, kind)) is not None and list(value.shape) != shape:
                 raise UserError(
-                    complaint(file, f"the {kind} matrix of {module} is {list(value.shape)}, this model's {shape}", hint="")
+                    complaint(
+                        file,
+                        f"the {kind} matrix of {module} is {list(value.shape)}, "
+                        f"this model's {shape}",
+                        hint="",
+                    )
                 )
     for kind in ("magnitude", "bias"):
         if len({getattr(one, kind) is None for one in adapter.values()}) > 1:
-            raise UserError(complaint(file, f"has a {kind} for some modules only, which PEFT cannot compute", hint=""))
+            raise UserError(
+                complaint(
+                    file, f"has a {kind} for some modules only, which PEFT cannot compute", hint=""
+                )
+            )
     if first.magnitude is not None and first.bias is not None:
-        raise UserError(complaint(file, "has DoRA's magnitudes and biases, which PEFT cannot compute together", hint=""))
+        raise UserError(
+            complaint(
+                file,
+                "has DoRA's magnitudes and biases, which PEFT cannot compute together",
+                hint="",
+            )
+        )
     if not any(one.up.any() for one in adapter.values()):
-        print(f"warning: {file}: all its second matrices are zero: it changes nothing", file=sys.stderr)
+        print(
+            f"warning: {file}: all its second matrices are zero: it changes nothing",
+            file=sys.stderr,
+        )
 
 
 def peft_config(adapter: Adapter) -> LoraConfig:
@@ -284,8 +411,12 @@ def peft_config(adapter: Adapter) -> LoraConfig:
     return LoraConfig(
         r=first.rank,
         lora_alpha=first.alpha,  # type: ignore[arg-type] # a float is divided as well
-        rank_pattern={exact(module): one.rank for module, one in adapter.items() if one.rank != first.rank},
-        alpha_pattern={exact(module): one.alpha for module, one in adapter.items() if one.alpha != first.alpha},
+        rank_pattern={
+            exact(module): one.rank for module, one in adapter.items() if one.rank != first.rank
+        },
+        alpha_pattern={
+            exact(module): one.alpha for module, one in adapter.items() if one.alpha != first.alpha
+        },
         target_modules="|".join(map(re.escape, adapter)),
         use_dora=first.magnitude is not None,
         lora_bias=first.bias is not None,
@@ -297,17 +428,25 @@ def peft_config(adapter: Adapter) -> LoraConfig:
 def add(transformer: ModelMixin, adapter: Adapter) -> None:
     """Add an adapter to a transformer, in float32; ValueError unless PEFT made exactly its matrices, and no others."""
     transformer.add_adapter(peft_config(adapter))
-    ends = {"down": "lora_A.default.weight", "up": "lora_B.default.weight", "bias": "lora_B.default.bias",
-            "magnitude": "lora_magnitude_vector.default.weight"}  # fmt: skip
+    ends = {
+        "down": "lora_A.default.weight",
+        "up": "lora_B.default.weight",
+        "bias": "lora_B.default.bias",
+        "magnitude": "lora_magnitude_vector.default.weight",
+    }
     values = {
         f"{module}.{end}": value
         for module, one in adapter.items()
         for kind, end in ends.items()
         if (value := getattr(one, kind)) is not None
     }
-    made = {name: parameter for name, parameter in transformer.named_parameters() if ".lora_" in name}
+    made = {
+        name: parameter for name, parameter in transformer.named_parameters() if ".lora_" in name
+    }
     if unlike := made.keys() ^ values.keys():
-        raise ValueError(f"PEFT made other matrices than the adapter has: {in_one_line(sorted(unlike))}")
+        raise ValueError(
+            f"PEFT made other matrices than the adapter has: {in_one_line(sorted(unlike))}"
+        )
     for name, parameter in made.items():
         parameter.data = values[name].to(parameter.device, torch.float32)
 
@@ -319,16 +458,24 @@ def set_values(transformer: ModelMixin, adapter: Adapter, made: LoraConfig) -> N
     transformer: with the adapter that `made` describes, whole or sharded.
     """
     if any(one.magnitude is not None or one.bias is not None for one in adapter.values()):
-        raise UserError("training.start: a LoRA with DoRA or biases is not trained on: merge it into its base model")
-    parameters = {name: parameter for name, parameter in transformer.named_parameters() if ".lora_" in name}
+        raise UserError(
+            "training.start: a LoRA with DoRA or biases is not trained on: "
+            "merge it into its base model"
+        )
+    parameters = {
+        name: parameter for name, parameter in transformer.named_parameters() if ".lora_" in name
+    }
     modules = {name.partition(".lora_")[0] for name in parameters}
     if unlike := sorted(modules ^ adapter.keys()):
         which = "lacks" if unlike[0] in modules else "has"
         raise UserError(
-            f"training.start: its LoRA {which} {unlike[0]} ({len(unlike)} such differences): set training.lora.target_modules to its own"
+            f"training.start: its LoRA {which} {unlike[0]} ({len(unlike)} such differences): "
+            "set training.lora.target_modules to its own"
         )
     if wrong := {one.rank for one in adapter.values()} - {made.r}:
-        raise UserError(f"training.start: its LoRA has rank {min(wrong)}: set training.lora.rank to that")
+        raise UserError(
+            f"training.start: its LoRA has rank {min(wrong)}: set training.lora.rank to that"
+        )
     for module, one in adapter.items():
         scale = one.alpha / one.rank * made.r / made.lora_alpha
         fill(parameters[f"{module}.lora_A.default.weight"], one.down)
@@ -339,7 +486,10 @@ def set_values(transformer: ModelMixin, adapter: Adapter, made: LoraConfig) -> N
 def merge(transformer: ModelMixin, adapter: Adapter) -> None:
     """Add a LoRA to the weights of a transformer, whole or sharded; UserError for DoRA and biases."""
     if any(one.magnitude is not None or one.bias is not None for one in adapter.values()):
-        raise UserError("training.start: a LoRA with DoRA or biases is not merged here: merge it into its base model by PEFT")
+        raise UserError(
+            "training.start: a LoRA with DoRA or biases is not merged here: "
+            "merge it into its base model by PEFT"
+        )
     parameters = dict(transformer.named_parameters())
     for module, one in adapter.items():
         weight = parameters[f"{module}.weight"]
@@ -352,7 +502,9 @@ def fill(parameter: torch.Tensor, whole: torch.Tensor) -> None:
     """Copy values into a parameter; of a sharded one each process, which has all values, takes its part, and nothing is sent."""
     whole = whole.to(parameter.device, parameter.dtype)
     if isinstance(parameter, DTensor):
-        whole = distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)
+        whole = distribute_tensor(
+            whole, parameter.device_mesh, parameter.placements, src_data_rank=None
+        )
     parameter.copy_(whole)
 
 
@@ -361,18 +513,26 @@ def in_diffusers_names(adapter: Adapter) -> dict[str, torch.Tensor]:
     return _named({module: one.merged() for module, one in adapter.items()}, "transformer.")
 
 
-def in_peft_names(adapter: Adapter, shapes: Shapes) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+def in_peft_names(
+    adapter: Adapter, shapes: Shapes
+) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """Return a LoRA's tensors as `PeftModel.save_pretrained` writes them, and the configuration that it writes beside them."""
     about = peft_config(adapter).to_dict() | {"inference_mode": True}
     others = {name.removesuffix(".weight") for name in shapes} - adapter.keys()
-    # A list is what readers know, but PEFT takes its names as ends of others, too; then it stays one expression
+    # A list is what readers know, but PEFT takes its names as ends of others, too; then it stays
+    # one expression
     if not any(other.endswith(f".{module}") for module in adapter for other in others):
         about["target_modules"] = sorted(adapter)
     return _named(adapter, "base_model.model."), about
 
 
 def _named(adapter: Adapter, prefix: str) -> dict[str, torch.Tensor]:
-    ends = {"down": "lora_A.weight", "up": "lora_B.weight", "magnitude": "lora_magnitude_vector", "bias": "lora_B.bias"}
+    ends = {
+        "down": "lora_A.weight",
+        "up": "lora_B.weight",
+        "magnitude": "lora_magnitude_vector",
+        "bias": "lora_B.bias",
+    }
     return {
         f"{prefix}{module}.{end}": value
         for module, one in adapter.items()
@@ -381,23 +541,33 @@ def _named(adapter: Adapter, prefix: str) -> dict[str, torch.Tensor]:
     }
 
 
-def in_kohyas_names(architecture: Architecture, config: Config, shapes: Shapes, adapter: Adapter) -> dict[str, torch.Tensor]:
+def in_kohyas_names(
+    architecture: Architecture, config: Config, shapes: Shapes, adapter: Adapter
+) -> dict[str, torch.Tensor]:
     """Return a LoRA's tensors as kohya's sd-scripts write them: `lora_unet_<module>.lora_down.weight`, `.lora_up.weight`, `.alpha`.
 
-    The module is the original one. One that stacks several of diffusers' gets their ranks one after the other and a block diagonal
-    up matrix, whose rows of a part without an adapter are zero. alpha is the rank: the strength is in the matrices. UserError for
-    DoRA and biases, which have no name there.
+    The module is the original one. One that stacks several of diffusers' gets their ranks one after
+    the other and a block diagonal up matrix, whose rows of a part without an adapter are zero.
+    alpha is the rank: the strength is in the matrices. UserError for DoRA and biases, which have no
+    name there.
     """
     if any(one.magnitude is not None or one.bias is not None for one in adapter.values()):
-        raise UserError("export: kohya's names have none for DoRA or a bias: take --form lora or peft")
+        raise UserError(
+            "export: kohya's names have none for DoRA or a bias: take --form lora or peft"
+        )
     renamed: dict[str, torch.Tensor] = {}
-    stacked = {part: module for module in architecture.original_modules(config) for part in module.parts}
+    stacked = {
+        part: module for module in architecture.original_modules(config) for part in module.parts
+    }
     for module in dict.fromkeys(stacked.get(name, Original(name, (name,))) for name in adapter):
         present = {part: adapter[part].merged() for part in module.parts if part in adapter}
         rank = sum(one.rank for one in present.values())
         first = next(iter(present.values()))
         up = torch.zeros(
-            sum(shapes[f"{part}.weight"][0] for part in module.parts), rank, *first.up.shape[2:], dtype=first.up.dtype
+            sum(shapes[f"{part}.weight"][0] for part in module.parts),
+            rank,
+            *first.up.shape[2:],
+            dtype=first.up.dtype,
         )
         # Each part's up matrix has its own rows and its own ranks
         top = left = 0

@@ -1,6 +1,7 @@
 """Find which files of a folder hold a transformer's weights, as diffusers does, and fill a model from them: every tensor, and only those.
 
-Names may be diffusers' or the first publisher's (`architectures/original.py`), and may carry the wrapper of a trainer.
+Names may be diffusers' or the first publisher's (`architectures/original.py`), and may carry the
+wrapper of a trainer.
 """
 
 import re
@@ -19,9 +20,22 @@ from g2rpo_core.architectures.table import read_architecture
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import complaint, in_one_line, read_json, reading, whole
 from g2rpo_core.foundation.runs import check_one_kind
-from g2rpo_core.weights.adapter import LORA_FILE, PEFT_FILE, WRAPPERS, Shapes, fill, is_adapter, read_adapter, stripped
+from g2rpo_core.weights.adapter import (
+    LORA_FILE,
+    PEFT_FILE,
+    WRAPPERS,
+    Shapes,
+    fill,
+    is_adapter,
+    read_adapter,
+    stripped,
+)
 
-NAMES = (SAFETENSORS_WEIGHTS_NAME, LORA_FILE, PEFT_FILE)  # that others give their files, of which a folder has one
+NAMES = (
+    SAFETENSORS_WEIGHTS_NAME,
+    LORA_FILE,
+    PEFT_FILE,
+)  # that others give their files, of which a folder has one
 SHARD = re.compile(r"(.+)-\d{5}-of-\d{5}\.safetensors")
 PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 
@@ -29,8 +43,8 @@ PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 def weights_in(run: Path) -> tuple[Path, bool]:
     """Find the weights of a run, and whether they are a LoRA's: the folder, index or file of a transformer, or the file of a LoRA.
 
-    run: what `Policy.save` wrote, or a transformer or a LoRA of others, in a file or anywhere below a folder. UserError if there are
-    none, or if it is not clear which are meant.
+    run: what `Policy.save` wrote, or a transformer or a LoRA of others, in a file or anywhere below
+    a folder. UserError if there are none, or if it is not clear which are meant.
     """
     place = run
     if run.is_dir():
@@ -49,27 +63,49 @@ def weights_in(run: Path) -> tuple[Path, bool]:
 def choose(folder: Path, files: Sequence[Path], variant: str | None = None) -> Path:
     """Return the file that diffusers reads among these in and below a folder: the index if there is one, else that of the weights.
 
-    variant: what its name ends in, as `fp16`; None: a file with no such end. UserError if there is none, or if several could be meant.
+    variant: what its name ends in, as `fp16`; None: a file with no such end. UserError if there is
+    none, or if several could be meant.
     """
     files = _of_one_folder(folder, sorted(files))
-    stems = {stem for file in files if "." not in (stem := _stem(file))} | {Path(name).stem for name in NAMES}
+    stems = {stem for file in files if "." not in (stem := _stem(file))} | {
+        Path(name).stem for name in NAMES
+    }
     of_variant = {
-        file: next((_stem(file)[len(stem) + 1 :] for stem in stems if _stem(file).startswith(f"{stem}.")), None) for file in files
+        file: next(
+            (_stem(file)[len(stem) + 1 :] for stem in stems if _stem(file).startswith(f"{stem}.")),
+            None,
+        )
+        for file in files
     }
     fitting = [file for file in files if of_variant[file] == variant]
     indices = [file for file in fitting if file.suffix == ".json"]
     weights = [file for file in fitting if file.suffix == ".safetensors"]
     usual = [file for file in weights if file.name in NAMES]
-    for few in ([index for index in indices if index.name == SAFE_WEIGHTS_INDEX_NAME], indices, usual, weights):
+    for few in (
+        [index for index in indices if index.name == SAFE_WEIGHTS_INDEX_NAME],
+        indices,
+        usual,
+        weights,
+    ):
         if len(few) == 1:
             return few[0]
     names = in_one_line([file.name for file in weights or files if file.suffix == ".safetensors"])
     if any(SHARD.fullmatch(file.name) for file in weights):
-        raise UserError(complaint(folder, f"holds parts ({names}) without an index, which says what belongs together"))
+        raise UserError(
+            complaint(
+                folder, f"holds parts ({names}) without an index, which says what belongs together"
+            )
+        )
     if weights:
-        raise UserError(complaint(folder, f"holds {len(weights)} files of weights ({names}): name one"))
+        raise UserError(
+            complaint(folder, f"holds {len(weights)} files of weights ({names}): name one")
+        )
     raise UserError(
-        complaint(folder, f"has no weights {f'of variant {variant}' if variant else 'without a variant'}, only {names}: name one")
+        complaint(
+            folder,
+            f"has no weights {f'of variant {variant}' if variant else 'without a variant'}, "
+            f"only {names}: name one",
+        )
     )
 
 
@@ -85,11 +121,18 @@ def _of_one_folder(run: Path, files: Sequence[Path]) -> list[Path]:
     homes = sorted({file.parent for file in weights})
     homes = [home for home in homes if home == run / "transformer"] or homes
     if len(homes) == 1:
-        return [file for file in files if file.parent == homes[0] and (file in weights or ".safetensors.index." in file.name)]
+        return [
+            file
+            for file in files
+            if file.parent == homes[0] and (file in weights or ".safetensors.index." in file.name)
+        ]
     if homes:
         reason = f"weights in {len(homes)} folders ({', '.join(map(str, homes[:3]))}): name one"
     elif pickled := [file for file in files if file.suffix in PICKLED]:
-        reason = f"holds {pickled[0].relative_to(run)}, which is pickled and so not read: save it as safetensors"
+        reason = (
+            f"holds {pickled[0].relative_to(run)}, which is pickled and so not read: "
+            "save it as safetensors"
+        )
     else:
         reason = "no safetensors; it must hold a transformer or a LoRA"
     raise UserError(complaint(run, reason))
@@ -105,14 +148,17 @@ def files_in(place: Path) -> tuple[Path, ...]:
     if not parts or not all(isinstance(part, str) and Path(part).name == part for part in parts):
         raise UserError(complaint(place, "names no files beside it"))
     if gone := sorted(part for part in parts if not (place.parent / part).exists()):
-        raise UserError(complaint(place.parent / gone[0], f"does not exist, and {place.name} names it"))
+        raise UserError(
+            complaint(place.parent / gone[0], f"does not exist, and {place.name} names it")
+        )
     return tuple(place.parent / part for part in sorted(parts))
 
 
 def check_fits(pipeline: Path, run: Path) -> None:
     """Check all names and shapes of a run's weights against the base model in a folder; UserError naming what differs.
 
-    Of whole weights only headers are read. Weights with a configuration beside them are of the model that it describes.
+    Of whole weights only headers are read. Weights with a configuration beside them are of the
+    model that it describes.
     """
     base, (place, lora) = read_architecture(pipeline), weights_in(run)
     own = (place if place.is_dir() else place.parent) / "config.json"
@@ -129,19 +175,35 @@ def check_fits(pipeline: Path, run: Path) -> None:
 def shapes_of(architecture: Architecture, config: Config) -> dict[str, torch.Size]:
     """Return the shape of every weight of a transformer of this configuration."""
     with torch.device("meta"):
-        return {name: value.shape for name, value in architecture.transformer.from_config(config).state_dict().items()}
+        return {
+            name: value.shape
+            for name, value in architecture.transformer.from_config(config).state_dict().items()
+        }
 
 
 def read_weights(architecture: Architecture, transformer: torch.nn.Module, place: Path) -> None:
     """Fill all but an adapter's weights from a folder or file; each process reads its own slices, but of stacked modules whole ones."""
     files = files_in(place)
-    state = {name.replace(".base_layer.", "."): value for name, value in transformer.state_dict().items() if ".lora_" not in name}
-    where = _match(architecture, transformer.config, {name: value.shape for name, value in state.items()}, files)
+    state = {
+        name.replace(".base_layer.", "."): value
+        for name, value in transformer.state_dict().items()
+        if ".lora_" not in name
+    }
+    where = _match(
+        architecture,
+        transformer.config,
+        {name: value.shape for name, value in state.items()},
+        files,
+    )
     if all(rows.count is None and not rows.shift_first for _, rows in where.values()):
         reader = HuggingFaceStorageReader(str(files[0].parent))
         reader.fs.ls = lambda _: list(map(str, files))  # type: ignore[method-assign] # not every file of the folder
         with reading(files[0]):  # each process reads for itself
-            dcp.load({rows.name: state[name] for name, (_, rows) in where.items()}, storage_reader=reader, no_dist=True)
+            dcp.load(
+                {rows.name: state[name] for name, (_, rows) in where.items()},
+                storage_reader=reader,
+                no_dist=True,
+            )
         return
     for file in files:
         with reading(file), safe_open(file, "pt") as opened, torch.no_grad():
@@ -151,7 +213,9 @@ def read_weights(architecture: Architecture, transformer: torch.nn.Module, place
                 fill(state[name], rows.of(opened.get_slice(rows.name)))
 
 
-def _match(architecture: Architecture, config: Config, shapes: Shapes, files: Sequence[Path]) -> dict[str, tuple[Path, Rows]]:
+def _match(
+    architecture: Architecture, config: Config, shapes: Shapes, files: Sequence[Path]
+) -> dict[str, tuple[Path, Rows]]:
     """Return where each weight stands: in which file, under which name; UserError unless the files hold these weights and no others."""
     # Names and shapes in the headers
     stored: dict[str, tuple[Path, str, list[int]]] = {}
@@ -161,7 +225,12 @@ def _match(architecture: Architecture, config: Config, shapes: Shapes, files: Se
                 known = name if name in shapes else stripped(WRAPPERS.sub("", name))
                 if known in stored:
                     raise UserError(
-                        complaint(file, f"{name} stands in {stored[known][0].name}, too: leave one of them away", hint="")
+                        complaint(
+                            file,
+                            f"{name} stands in {stored[known][0].name}, too: "
+                            "leave one of them away",
+                            hint="",
+                        )
                     )
                 stored[known] = (file, name, opened.get_slice(name).get_shape())
     for name in architecture.unused:
@@ -176,15 +245,26 @@ def _match(architecture: Architecture, config: Config, shapes: Shapes, files: Se
     if wrong:
         first = min(wrong)
         which = "has the unknown weight" if first in stored else "lacks"
-        reason = f"{which} {first} ({len(wrong)} such differences): its weights belong to another model, or are incomplete"
+        reason = (
+            f"{which} {first} ({len(wrong)} such differences): its weights belong to another "
+            "model, or are incomplete"
+        )
         raise UserError(complaint(files[0] if len(files) == 1 else files[0].parent, reason))
     # Each of the model's shape; those that one tensor holds, all of it
     rows_of: dict[str, int] = {}
     for name, rows in layout.items():
         file, _, shape = stored[rows.name]
         rows_of[rows.name] = rows_of.get(rows.name, 0) + (shapes[name][0] if shapes[name] else 1)
-        if shape[1:] != list(shapes[name][1:]) or rows.count is None and shape != list(shapes[name]):
-            raise UserError(complaint(file, f"{rows.name} is {shape}, the model's {name} is {list(shapes[name])}"))
+        if (
+            shape[1:] != list(shapes[name][1:])
+            or rows.count is None
+            and shape != list(shapes[name])
+        ):
+            raise UserError(
+                complaint(
+                    file, f"{rows.name} is {shape}, the model's {name} is {list(shapes[name])}"
+                )
+            )
     for name, count in rows_of.items():
         file, _, shape = stored[name]
         if shape and shape[0] != count:

@@ -20,29 +20,66 @@ from g2rpo_core.tasks.table import TASKS
 from g2rpo_core.tiny_models.tokenizers import TOKENIZERS, bert_tokenizer, clip_tokenizer
 
 # Published shapes of the rewards' models; those of base models are in `g2rpo_core/architectures`
-OPEN_CLIP: dict[str, Any] = {  # ViT-H-14 as open_clip has it: HPS-v2.1's and CLIP Score's architecture
-    "embed_dim": 1024, "vision_cfg": {"image_size": 224, "layers": 32, "width": 1280, "head_width": 80, "patch_size": 14},
-    "text_cfg": {"context_length": 77, "vocab_size": 49408, "width": 1024, "heads": 16, "layers": 24},
-}  # fmt: skip
+OPEN_CLIP: dict[
+    str, Any
+] = {  # ViT-H-14 as open_clip has it: HPS-v2.1's and CLIP Score's architecture
+    "embed_dim": 1024,
+    "vision_cfg": {
+        "image_size": 224,
+        "layers": 32,
+        "width": 1280,
+        "head_width": 80,
+        "patch_size": 14,
+    },
+    "text_cfg": {
+        "context_length": 77,
+        "vocab_size": 49408,
+        "width": 1024,
+        "heads": 16,
+        "layers": 24,
+    },
+}
 PICKSCORE: dict[str, Any] = {  # config.json of yuvalkirstain/PickScore_v1
     "projection_dim": 1024,
     "text_config": {
-        "hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 16, "num_hidden_layers": 24, "hidden_act": "gelu",
+        "hidden_size": 1024,
+        "intermediate_size": 4096,
+        "num_attention_heads": 16,
+        "num_hidden_layers": 24,
+        "hidden_act": "gelu",
         "projection_dim": 1024,
     },
     "vision_config": {
-        "hidden_size": 1280, "intermediate_size": 5120, "num_attention_heads": 16, "num_hidden_layers": 32, "hidden_act": "gelu",
-        "patch_size": 14, "projection_dim": 1024,
+        "hidden_size": 1280,
+        "intermediate_size": 5120,
+        "num_attention_heads": 16,
+        "num_hidden_layers": 32,
+        "hidden_act": "gelu",
+        "patch_size": 14,
+        "projection_dim": 1024,
     },
-}  # fmt: skip
+}
 IMAGE_REWARD_TEXT: dict[str, Any] = {  # med_config.json of zai-org/ImageReward
-    "vocab_size": 30524, "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12,
-    "max_position_embeddings": 512, "hidden_act": "gelu", "layer_norm_eps": 1e-12, "pad_token_id": 0,
-}  # fmt: skip
+    "vocab_size": 30524,
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "max_position_embeddings": 512,
+    "hidden_act": "gelu",
+    "layer_norm_eps": 1e-12,
+    "pad_token_id": 0,
+}
 IMAGE_REWARD_IMAGE: dict[str, Any] = {  # BLIP's ViT-L/16
-    "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 16, "image_size": 224, "patch_size": 16,
-    "hidden_act": "gelu", "layer_norm_eps": 1e-6,
-}  # fmt: skip
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "image_size": 224,
+    "patch_size": 16,
+    "hidden_act": "gelu",
+    "layer_norm_eps": 1e-6,
+}
 PROMPTS = 16  # of each set: those of an iteration
 ANY_TASK = TASKS["shapes"]  # no text is looked at
 LENGTHS = {"clip": CLIP_TOKENS, "t5": 512, "qwen": 131_072}  # of published tokenizers, by kind
@@ -107,7 +144,9 @@ def make_models(folder: Path, profile: Profile) -> None:
     (folder / "clip_score" / "open_clip_config.json").write_text(json.dumps(about))
     (folder / "clip_score" / "open_clip_model.safetensors").touch()
     (folder / "pickscore").mkdir()
-    (folder / "pickscore" / "config.json").write_text(json.dumps({**PICKSCORE, "model_type": "clip"}))
+    (folder / "pickscore" / "config.json").write_text(
+        json.dumps({**PICKSCORE, "model_type": "clip"})
+    )
     clip_tokenizer().save_pretrained(folder / "pickscore_processor")
     how = {"image_mean": [0.5] * 3, "image_std": [0.25] * 3}
     (folder / "pickscore_processor" / "preprocessor_config.json").write_text(json.dumps(how))
@@ -129,11 +168,17 @@ def make_embeddings(folder: Path, profile: Profile) -> None:
         prompts = make_prompt_set(part)
         encoded = lambda some: ((one, Conditioning(zeros)) for one in some)
         if part == "train" and profile.embed.encode == "online":
-            write_online(folder / part, prompts, profile.embed.dtype, profile.embed.max_sequence_length)
+            write_online(
+                folder / part, prompts, profile.embed.dtype, profile.embed.max_sequence_length
+            )
         else:
             write(folder / part, prompts, encoded, profile.embed.dtype, profile.embed.shard_rows)
         if base.has_negative:
-            write_negative(folder / part, {name: tensor[None] for name, tensor in zeros.items()}, profile.embed.dtype)
+            write_negative(
+                folder / part,
+                {name: tensor[None] for name, tensor in zeros.items()},
+                profile.embed.dtype,
+            )
 
 
 def make_prompts(folder: Path) -> None:
@@ -143,4 +188,7 @@ def make_prompts(folder: Path) -> None:
 
 
 def make_prompt_set(part: str) -> list[Prompt]:
-    return [Prompt(f"{part}-{number:06d}", f"a red circle, {part} {number}", "none") for number in range(PROMPTS)]
+    return [
+        Prompt(f"{part}-{number:06d}", f"a red circle, {part} {number}", "none")
+        for number in range(PROMPTS)
+    ]

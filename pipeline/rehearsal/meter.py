@@ -1,7 +1,7 @@
 """Measures a run, by phase: live memory on GPU and host, floating-point operations, and what processes send each other.
 
-It follows storages at PyTorch's dispatch, below autograd and FSDP2: a tensor counts from the operation that makes it until it is
-freed.
+It follows storages at PyTorch's dispatch, below autograd and FSDP2: a tensor counts from the
+operation that makes it until it is freed.
 """
 
 import time
@@ -40,7 +40,12 @@ class Collective:
     @property
     def sent(self) -> float:
         """Return the bytes that leave a process in a ring: a gather or scatter moves all parts but its own once, an all-reduce twice."""
-        return self.bytes * (self.group - 1) / self.group * (2 if "allreduce" in self.name.replace("_", "") else 1)
+        return (
+            self.bytes
+            * (self.group - 1)
+            / self.group
+            * (2 if "allreduce" in self.name.replace("_", "") else 1)
+        )
 
 
 @dataclass
@@ -129,11 +134,18 @@ class Meter(TorchDispatchMode):
             self._add("cuda", cost.bytes)
             self._add("cuda", -cost.bytes)
             return cost.result()
-        flops, count, alive, high = self._of(self.phase).flops, len(self.collectives), self.alive["cuda"], self.high
+        flops, count, alive, high = (
+            self._of(self.phase).flops,
+            len(self.collectives),
+            self.alive["cuda"],
+            self.high,
+        )
         self.high = alive
         result = function()
         like = partial(torch.empty, result.shape, dtype=result.dtype, device=result.device)
-        self._costs[key] = Repeated(self.high - alive, self._of(self.phase).flops - flops, self.collectives[count:], like)
+        self._costs[key] = Repeated(
+            self.high - alive, self._of(self.phase).flops - flops, self.collectives[count:], like
+        )
         self.high = max(self.high, high)
         return result
 
@@ -154,7 +166,8 @@ class Meter(TorchDispatchMode):
         if size > 0 and device == "cuda" and self.limit and self.alive[device] > self.limit:
             limit, self.limit = self.limit, None
             raise torch.OutOfMemoryError(
-                f"{self.alive[device] / GIB:.1f} GiB of {limit / GIB:.1f} in use in the phase {self.phase!r}"
+                f"{self.alive[device] / GIB:.1f} GiB of {limit / GIB:.1f} in use in the phase "
+                f"{self.phase!r}"
             )
         if device == "cuda":
             self.high = max(self.high, self.alive[device])
@@ -175,7 +188,10 @@ class Meter(TorchDispatchMode):
             return result
         if count := flop_registry.get(operation._overloadpacket):
             self._of(self.phase).flops += count(*args, **(kwargs or {}), out_val=result)
-        if operation.namespace in COLLECTIVES and "barrier" not in operation._overloadpacket.__name__:
+        if (
+            operation.namespace in COLLECTIVES
+            and "barrier" not in operation._overloadpacket.__name__
+        ):
             self._note(operation, args)
         self._count(result, args, kwargs)
         return result
@@ -190,7 +206,11 @@ class Meter(TorchDispatchMode):
             if storage in self._known:
                 continue
             if given is None:
-                given = {id(one.untyped_storage()) for one in tree_leaves((args, kwargs)) if isinstance(one, FakeTensor)}
+                given = {
+                    id(one.untyped_storage())
+                    for one in tree_leaves((args, kwargs))
+                    if isinstance(one, FakeTensor)
+                }
             if id(storage) not in given:
                 device, size = tensor.fake_device.type, storage.nbytes()
                 box = Boxed(device, -(-size // BLOCK) * BLOCK if device == "cuda" else size)
@@ -201,12 +221,20 @@ class Meter(TorchDispatchMode):
     def _note(self, operation, args) -> None:
         """Add a collective, with the processes that take part."""
         name = operation._overloadpacket.__name__
-        size = max(tensor.numel() * tensor.element_size() for tensor in tree_leaves(args) if isinstance(tensor, torch.Tensor))
+        size = max(
+            tensor.numel() * tensor.element_size()
+            for tensor in tree_leaves(args)
+            if isinstance(tensor, torch.Tensor)
+        )
         if operation.namespace == "_c10d_functional":
             group = dist.distributed_c10d._resolve_process_group(args[-1])
             size *= group.size() if "all_gather" in name else 1
         else:
-            boxed = next(one for one in args if isinstance(one, torch.ScriptObject) and "ProcessGroup" in str(one._type()))
+            boxed = next(
+                one
+                for one in args
+                if isinstance(one, torch.ScriptObject) and "ProcessGroup" in str(one._type())
+            )
             group = dist.ProcessGroup.unbox(boxed)
         nodes = {rank // self.per_node for rank in dist.get_process_group_ranks(group)}
         self.collectives.append(Collective(self.phase, name, group.size(), len(nodes) > 1, size))

@@ -1,7 +1,7 @@
 """Runs one stage as one of many processes, at true size and without data, in its own process (`pipeline.rehearsal.__main__`).
 
-The stage's own `main` runs, from its command line to its last file, in a runtime that only counts (`runtime`), with tensors that
-have no data (`simulate`). Prints one JSON line.
+The stage's own `main` runs, from its command line to its last file, in a runtime that only counts
+(`runtime`), with tensors that have no data (`simulate`). Prints one JSON line.
 """
 
 import argparse
@@ -31,13 +31,26 @@ from pipeline.rehearsal import simulate
 from pipeline.rehearsal.meter import GIB, Meter
 from pipeline.rehearsal.runtime import Rehearsed
 
-STAGES = {"embed": stages.embed, "train": stages.train, "resume": stages.train, "evaluate": stages.evaluate}
+STAGES = {
+    "embed": stages.embed,
+    "train": stages.train,
+    "resume": stages.train,
+    "evaluate": stages.evaluate,
+}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="pipeline.rehearsal", description=__doc__)
     parser.add_argument("stage", choices=STAGES)
-    options = {"home": Path, "profile": str, "method": str, "gpus": int, "nodes": int, "memory": float, "rank": int}
+    options = {
+        "home": Path,
+        "profile": str,
+        "method": str,
+        "gpus": int,
+        "nodes": int,
+        "memory": float,
+        "rank": int,
+    }
     for name, kind in options.items():
         parser.add_argument(f"--{name}", type=kind, required=True)
     args = parser.parse_args()
@@ -62,7 +75,9 @@ def main() -> None:
     except BaseException as error:  # noqa: BLE001 - whatever ends a stage is reported
         if not isinstance(error, SystemExit) or error.code:
             # Stages turn what a machine lacks into one line and an exit
-            cause = error.__context__ if isinstance(error, SystemExit) and error.__context__ else error
+            cause = (
+                error.__context__ if isinstance(error, SystemExit) and error.__context__ else error
+            )
             ended = f"{type(cause).__name__}: {cause}"
             traceback.print_exc()
     print(json.dumps(report(args, runtime, ended)))
@@ -81,14 +96,25 @@ def report(args: argparse.Namespace, runtime: Rehearsed, ended: str | None) -> d
     keys = ("phase", "name", "group", "between_nodes")
     collectives = [{**dict(zip(keys, kind)), **sums} for kind, sums in kinds.items()]
     phases = {
-        name: {"gpu": phase.peak["cuda"], "host": phase.peak["cpu"], "flops": phase.flops, "seconds": phase.seconds}
+        name: {
+            "gpu": phase.peak["cuda"],
+            "host": phase.peak["cpu"],
+            "flops": phase.flops,
+            "seconds": phase.seconds,
+        }
         for name, phase in meter.phases.items()
     }
     order = [(call.phase, call.name, call.group, call.bytes) for call in meter.collectives]
     return {
-        "stage": args.stage, "rank": args.rank, "ended": ended, "phases": phases, "collectives": collectives,
-        "order": hashlib.sha256(repr(order).encode()).hexdigest(), "written": dict(runtime.written), "updates": runtime.updates,
-    }  # fmt: skip
+        "stage": args.stage,
+        "rank": args.rank,
+        "ended": ended,
+        "phases": phases,
+        "collectives": collectives,
+        "order": hashlib.sha256(repr(order).encode()).hexdigest(),
+        "written": dict(runtime.written),
+        "updates": runtime.updates,
+    }
 
 
 def prepare(args: argparse.Namespace) -> LoraConfig | None:
@@ -106,7 +132,9 @@ def prepare(args: argparse.Namespace) -> LoraConfig | None:
         for done in cwd.glob(f".cache/resume/train/*/*/*/{FINISHED}"):
             done.unlink()
     for source in [args.home / "profiles", *(args.home / "inputs").glob("*/*")]:
-        link = cwd / source.relative_to(args.home if source.name == "profiles" else args.home / "inputs")
+        link = cwd / source.relative_to(
+            args.home if source.name == "profiles" else args.home / "inputs"
+        )
         link.parent.mkdir(exist_ok=True)
         if not link.exists():
             link.symlink_to(source.resolve())

@@ -33,7 +33,12 @@ class SimulatedGroup(ProcessGroup):
 
     def gather(self, value: Any) -> list:
         # Batches by number, of which every process has some
-        if self.size > 1 and isinstance(value, dict) and value and all(isinstance(key, int) for key in value):
+        if (
+            self.size > 1
+            and isinstance(value, dict)
+            and value
+            and all(isinstance(key, int) for key in value)
+        ):
             return [{number: next(iter(value.values()))} for number in range(self.size)]
         return [value] * self.size
 
@@ -42,7 +47,11 @@ class Rehearsed(Runtime):
     """Process `rank` of `size` with the GPU number `local` of its node; lora: the adapter in a run's weights, if any."""
 
     def __init__(self, meter: Meter, rank: int, size: int, local: int, lora: LoraConfig | None):
-        self.meter, self.group, self.local = meter, SimulatedGroup(rank if size > 1 else 0, size), local
+        self.meter, self.group, self.local = (
+            meter,
+            SimulatedGroup(rank if size > 1 else 0, size),
+            local,
+        )
         self.written: Counter = Counter()
         """Bytes that would be on disk, by what they are."""
         self.updates = 0
@@ -53,7 +62,9 @@ class Rehearsed(Runtime):
             registry.build: build_reward,
         }
 
-    def join(self, asked: Processes, items: int | None = None, grace: float = 0.0) -> tuple[ProcessGroup, torch.device]:
+    def join(
+        self, asked: Processes, items: int | None = None, grace: float = 0.0
+    ) -> tuple[ProcessGroup, torch.device]:
         if self.group.size > 1:
             simulate.join_as(self.group.rank, self.group.size)
         return self.group, torch.device("cuda", self.local)
@@ -64,15 +75,23 @@ class Rehearsed(Runtime):
     def read(self, function: Callable[..., T], *arguments: Any) -> T:
         return self._stand_ins[function](*arguments)
 
-    def call(self, model: torch.nn.Module, function: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> torch.Tensor:
+    def call(
+        self, model: torch.nn.Module, function: Callable[..., torch.Tensor], *inputs: torch.Tensor
+    ) -> torch.Tensor:
         if torch.is_grad_enabled():
             return function(*inputs)
-        return self.meter.call((self.meter.phase, id(model), tuple(inputs[0].shape)), lambda: function(*inputs))
+        return self.meter.call(
+            (self.meter.phase, id(model), tuple(inputs[0].shape)), lambda: function(*inputs)
+        )
 
     def passes(self, batches: Sequence[Any]) -> Iterator[Any]:
         """Yield the first two and the last of the batches that an update has of a kind; the others count as the second."""
-        kinds = [list(kind) for _, kind in groupby(batches, lambda batch: batch.advantages.shape[1])]
-        kept = [batch for kind in kinds for batch in (kind if len(kind) <= 3 else [*kind[:2], kind[-1]])]
+        kinds = [
+            list(kind) for _, kind in groupby(batches, lambda batch: batch.advantages.shape[1])
+        ]
+        kept = [
+            batch for kind in kinds for batch in (kind if len(kind) <= 3 else [*kind[:2], kind[-1]])
+        ]
         self.updates += len(batches)
         starts = []
         for batch in kept:
@@ -81,7 +100,9 @@ class Rehearsed(Runtime):
         if left_out := len(batches) - len(kept):
             self.meter.repeat(starts[1], starts[2], left_out)
 
-    def checkpoints(self, folder: Path, keep: int, processes: ProcessGroup) -> checkpoint.Checkpoints:
+    def checkpoints(
+        self, folder: Path, keep: int, processes: ProcessGroup
+    ) -> checkpoint.Checkpoints:
         return Copies(folder, self.written)
 
     def scratch(self, stage: str, name: str, settings: Mapping[str, object], *_: Any) -> Path:
@@ -136,7 +157,9 @@ class Copies(checkpoint.Checkpoints):
 def local_tensors(tree: object) -> list[torch.Tensor]:
     """Return this process's part of every tensor."""
     return [
-        leaf.to_local() if isinstance(leaf, DTensor) else leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)
+        leaf.to_local() if isinstance(leaf, DTensor) else leaf
+        for leaf in tree_leaves(tree)
+        if isinstance(leaf, torch.Tensor)
     ]
 
 
@@ -173,7 +196,11 @@ def build_by_size(size: ModelSize, device: torch.device) -> Reward:
     weights = torch.empty(size.bytes, dtype=torch.uint8, device=device)
 
     def score(images: torch.Tensor, prompts: Sequence[str]) -> torch.Tensor:
-        torch.empty(min(size.at_once, len(images)) * size.bytes_per_image, dtype=torch.uint8, device=weights.device)
+        torch.empty(
+            min(size.at_once, len(images)) * size.bytes_per_image,
+            dtype=torch.uint8,
+            device=weights.device,
+        )
         return torch.zeros(len(prompts))
 
     return score

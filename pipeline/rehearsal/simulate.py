@@ -1,8 +1,8 @@
 """Simulates a machine with GPUs on any machine: tensors have shapes, dtypes and devices, but no data.
 
-The device `cuda` then works without a GPU and its driver, on every build of torch, with autograd, autocast, FSDP2 and AdamW. This
-patches other libraries, all of them here; what a rehearsal replaces of this project's own code goes through
-`g2rpo_core.distributed.runtime.Runtime`:
+The device `cuda` then works without a GPU and its driver, on every build of torch, with autograd,
+autocast, FSDP2 and AdamW. This patches other libraries, all of them here; what a rehearsal replaces
+of this project's own code goes through `g2rpo_core.distributed.runtime.Runtime`:
 
 - CUDA's hooks and device guard: a stub that does nothing (`stub.py`, which the process has loaded before torch);
 - `torch.cuda`'s streams, events and queries; a number that is read from a tensor without data is 0, 1 or true;
@@ -12,7 +12,8 @@ patches other libraries, all of them here; what a rehearsal replaces of this pro
 - torch.distributed: its `fake` backend, one process of many, whose collectives return at once, and meshes with data;
 - diffusers, transformers, open_clip, safetensors: models are made from their configuration, and written files stay empty.
 
-What it cannot show: workspaces of kernels and of NCCL, fragmentation, speed, overlap, numerics, a collective that hangs.
+What it cannot show: workspaces of kernels and of NCCL, fragmentation, speed, overlap, numerics, a
+collective that hangs.
 """
 
 import contextlib
@@ -90,10 +91,15 @@ def gpus(count: int, local: int, memory: float) -> None:
     torch.autograd.set_multithreading_enabled(False)
     _Nothing.device = torch.device("cuda", local)
     stream, nothing, total = _Nothing(), lambda *_, **__: None, int(memory * GIB)
-    properties = types.SimpleNamespace(name="simulated", major=9, minor=0, total_memory=total, multi_processor_count=132)
+    properties = types.SimpleNamespace(
+        name="simulated", major=9, minor=0, total_memory=total, multi_processor_count=132
+    )
     # What torch.cuda tells of itself
     stand_ins: dict[str, object] = {
-        **dict.fromkeys(("set_device", "init", "_lazy_init", "synchronize", "empty_cache", "manual_seed_all"), nothing),
+        **dict.fromkeys(
+            ("set_device", "init", "_lazy_init", "synchronize", "empty_cache", "manual_seed_all"),
+            nothing,
+        ),
         **dict.fromkeys(("Stream", "Event"), _Nothing),
         **dict.fromkeys(("current_stream", "default_stream"), lambda *_: stream),
         "is_available": lambda: True,
@@ -119,19 +125,45 @@ def gpus(count: int, local: int, memory: float) -> None:
 
 
 def _attention(plain):
-    def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
+    def attention(
+        query,
+        key,
+        value,
+        attn_mask=None,
+        dropout_p=0.0,
+        is_causal=False,
+        scale=None,
+        enable_gqa=False,
+    ):
         if query.device.type != "cuda":
-            return plain(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
-        if attn_mask is not None:  # the plain function asks a CUDA build for the version of its cuDNN
+            return plain(
+                query,
+                key,
+                value,
+                attn_mask,
+                dropout_p,
+                is_causal,
+                scale=scale,
+                enable_gqa=enable_gqa,
+            )
+        if (
+            attn_mask is not None
+        ):  # the plain function asks a CUDA build for the version of its cuDNN
             how = {"scale": scale, "enable_gqa": enable_gqa}
-            return aten._scaled_dot_product_attention_math(query, key, value, attn_mask, dropout_p, is_causal, **how)[0]
+            return aten._scaled_dot_product_attention_math(
+                query, key, value, attn_mask, dropout_p, is_causal, **how
+            )[0]
         qkv = [query, key, value]
         if torch.is_autocast_enabled("cuda"):
             qkv = [tensor.to(torch.get_autocast_dtype("cuda")) for tensor in qkv]
         if qkv[0].dtype in (torch.bfloat16, torch.float16):
-            return aten._scaled_dot_product_flash_attention(*qkv, dropout_p, is_causal, scale=scale)[0]
+            return aten._scaled_dot_product_flash_attention(
+                *qkv, dropout_p, is_causal, scale=scale
+            )[0]
         keep = torch.is_grad_enabled() and query.requires_grad
-        return aten._scaled_dot_product_efficient_attention(*qkv, None, keep, dropout_p, is_causal, scale=scale)[0]
+        return aten._scaled_dot_product_efficient_attention(
+            *qkv, None, keep, dropout_p, is_causal, scale=scale
+        )[0]
 
     return attention
 
@@ -161,7 +193,11 @@ def _apply(self: torch.nn.Module, fn, recurse: bool = True) -> torch.nn.Module:
                 made = fn(parameter)
             if made is parameter:
                 continue
-            new = made if isinstance(made, torch.nn.Parameter) else torch.nn.Parameter(made, parameter.requires_grad)
+            new = (
+                made
+                if isinstance(made, torch.nn.Parameter)
+                else torch.nn.Parameter(made, parameter.requires_grad)
+            )
             parameter._became = new
         self._parameters[key] = new
     for key, buffer in self._buffers.items():
@@ -178,7 +214,8 @@ def _numpy(self: torch.Tensor, *, force: bool = False):
     if not isinstance(self, FakeTensor):
         return _plain_numpy(self, force=force)
     return numpy.zeros(
-        tuple(self.shape), {torch.uint8: "uint8", torch.int64: "int64", torch.bool: "bool"}.get(self.dtype, "float32")
+        tuple(self.shape),
+        {torch.uint8: "uint8", torch.int64: "int64", torch.bool: "bool"}.get(self.dtype, "float32"),
     )
 
 
@@ -193,13 +230,20 @@ def join_as(rank: int, size: int) -> None:
             return made(*arguments, **more)
 
     dist.init_device_mesh = outside
-    # It compares every tensor with every tensor, 780² in a step of AdamW, for a kind of sharding that FSDP2 alone does not use
+    # It compares every tensor with every tensor, 780² in a step of AdamW, for a kind of sharding
+    # that FSDP2 alone does not use
     _sharding_prop._propagate_use_strided_shard_flag = lambda *_: None
 
 
-def storages(resized: Callable[[torch.UntypedStorage], None], pause: Callable[[], AbstractContextManager[None]]) -> None:
+def storages(
+    resized: Callable[[torch.UntypedStorage], None],
+    pause: Callable[[], AbstractContextManager[None]],
+) -> None:
     """Call `resized` after a storage has changed its size, and try DTensor's operations at global shapes within `pause()`."""
-    plain_resize, plain_propagate = torch.UntypedStorage.resize_, ShardingPropagator._propagate_tensor_meta_non_cached
+    plain_resize, plain_propagate = (
+        torch.UntypedStorage.resize_,
+        ShardingPropagator._propagate_tensor_meta_non_cached,
+    )
 
     def resize_(storage, size):
         result = plain_resize(storage, size)
@@ -224,7 +268,16 @@ def files(written: Callable[[object], None]) -> None:
         model = cls.from_config(cls.load_config(folder)).to(dtype).eval()
         return (model, NOTHING_WRONG) if output_loading_info else model
 
-    def of_transformers(cls, folder, *_, dtype=torch.float32, config=None, subfolder="", output_loading_info=False, **__):
+    def of_transformers(
+        cls,
+        folder,
+        *_,
+        dtype=torch.float32,
+        config=None,
+        subfolder="",
+        output_loading_info=False,
+        **__,
+    ):
         model = cls(cls.config_class.from_pretrained(Path(folder, subfolder))).to(dtype).eval()
         return (model, NOTHING_WRONG) if output_loading_info else model
 

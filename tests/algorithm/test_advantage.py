@@ -14,20 +14,32 @@ GOLDEN = json.loads((GOLDENS / "advantages.json").read_text())
 
 def test_advantages_are_the_published_ones():
     ours = group_advantages(torch.tensor(GOLDEN["rewards"]))
-    torch.testing.assert_close(ours, torch.tensor(GOLDEN["advantage_clamped_5"]), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        ours, torch.tensor(GOLDEN["advantage_clamped_5"]), rtol=1e-5, atol=1e-5
+    )
 
 
 def test_standardizing_forgets_scale_and_shift():
-    rewards = torch.randn(2, 3, 8, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    torch.testing.assert_close(group_advantages(rewards), group_advantages(3 * rewards + 7), rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(standardized(rewards).mean(-1), torch.zeros(2, 3, 8), atol=1e-5, rtol=0)
-    torch.testing.assert_close(standardized(rewards).std(-1), torch.ones(2, 3, 8), atol=1e-5, rtol=0)
+    rewards = torch.randn(
+        2, 3, 8, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    )
+    torch.testing.assert_close(
+        group_advantages(rewards), group_advantages(3 * rewards + 7), rtol=1e-4, atol=1e-4
+    )
+    torch.testing.assert_close(
+        standardized(rewards).mean(-1), torch.zeros(2, 3, 8), atol=1e-5, rtol=0
+    )
+    torch.testing.assert_close(
+        standardized(rewards).std(-1), torch.ones(2, 3, 8), atol=1e-5, rtol=0
+    )
 
 
 def test_members_keep_their_places():
     rewards = torch.randn(1, 2, 3, 12, generator=torch.Generator().manual_seed(0))
     order = torch.randperm(12, generator=torch.Generator().manual_seed(1))
-    torch.testing.assert_close(group_advantages(rewards)[:, order], group_advantages(rewards[..., order]))
+    torch.testing.assert_close(
+        group_advantages(rewards)[:, order], group_advantages(rewards[..., order])
+    )
 
 
 @pytest.mark.parametrize("value", [0.1, 1 / 3, 1e4])
@@ -43,7 +55,10 @@ ONE_BIT = [0.3, 0.3, 0.3, 0.30000004, *[0.3] * 8]
 THREE_BITS = [*[0.3] * 11, 0.3000001]
 
 
-@pytest.mark.parametrize("rewards", [ONE_BIT, THREE_BITS, [-value for value in ONE_BIT], [1e6 * value for value in THREE_BITS]])
+@pytest.mark.parametrize(
+    "rewards",
+    [ONE_BIT, THREE_BITS, [-value for value in ONE_BIT], [1e6 * value for value in THREE_BITS]],
+)
 def test_equal_images_in_two_calls_of_a_scorer_have_no_advantage(rewards):
     """Nor have several granularities together, whose roundings would all have one sign."""
     group = torch.tensor(rewards).expand(1, 3, 2, 12)
@@ -60,11 +75,18 @@ def test_a_few_last_bits_are_no_spread(base, sign, ulps):
     rewards = np.full(len(ulps), base, np.float32)
     for place, steps in enumerate(ulps):
         for _ in range(abs(steps)):
-            rewards[place] = np.nextafter(rewards[place], np.float32(np.inf if steps > 0 else -np.inf))
+            rewards[place] = np.nextafter(
+                rewards[place], np.float32(np.inf if steps > 0 else -np.inf)
+            )
     assert (standardized(sign * torch.from_numpy(rewards)) == 0).all()
 
 
-@given(base=st.floats(0.125, 2.0**60, width=32), share=st.floats(1e-4, 1), members=st.integers(2, 24), better=st.integers(0, 23))
+@given(
+    base=st.floats(0.125, 2.0**60, width=32),
+    share=st.floats(1e-4, 1),
+    members=st.integers(2, 24),
+    better=st.integers(0, 23),
+)
 def test_what_a_scorer_can_tell_apart_has_an_advantage(base, share, members, better):
     """Also of large rewards that lie close together, whose mean in float32 would be none of theirs."""
     rewards = torch.full((members,), base)
@@ -91,8 +113,13 @@ def test_the_sum_is_clamped_and_not_its_parts():
 
 @pytest.mark.parametrize(
     "rewards, weights",
-    [(torch.zeros(2, 3, 4), None), (torch.zeros(1, 1, 1, 1), None), (torch.zeros(2, 1, 1, 3), [1.0]), (torch.tensor([[[[1.0, float("nan")]]]]), None)],
-)  # fmt: skip
+    [
+        (torch.zeros(2, 3, 4), None),
+        (torch.zeros(1, 1, 1, 1), None),
+        (torch.zeros(2, 1, 1, 3), [1.0]),
+        (torch.tensor([[[[1.0, float("nan")]]]]), None),
+    ],
+)
 def test_unusable_rewards_are_refused(rewards, weights):
     with pytest.raises(ValueError):
         group_advantages(rewards, weights)

@@ -13,7 +13,9 @@ from tests.fixtures.rollouts import small_method, with_advantages
 
 
 def test_advantages_stay_with_their_prompt_and_branch():
-    scores = torch.randn(2, 3, 4, 2, 5, generator=torch.Generator().manual_seed(0))  # [R, P, B, J, G]
+    scores = torch.randn(
+        2, 3, 4, 2, 5, generator=torch.Generator().manual_seed(0)
+    )  # [R, P, B, J, G]
     ours = branch_advantages(scores, [1.0, 0.5], clip=100)
     for prompt, branch in itertools.product(range(3), range(4)):
         group = scores[:, prompt, branch]  # [R, J, G]
@@ -23,7 +25,9 @@ def test_advantages_stay_with_their_prompt_and_branch():
 
 
 def test_updates_on_parts_of_the_group_cover_every_transition_once(policy, embeddings, settings):
-    trainer = Trainer(RunSettings(small_method("mix_grpo"), *settings), policy, embeddings, {}, seed=0)
+    trainer = Trainer(
+        RunSettings(small_method("mix_grpo"), *settings), policy, embeddings, {}, seed=0
+    )
     sampled = trainer.sampler(embeddings.conditioning([0, 1]), 0).transitions
     advantages = torch.randn(2, 1, 3)
     transitions = [with_advantages(each, advantages) for each in sampled]
@@ -32,12 +36,21 @@ def test_updates_on_parts_of_the_group_cover_every_transition_once(policy, embed
         for index, transition in enumerate(sampled):
             of_parts = [part[index] for part in parts]
             assert [part.advantages.shape[-1] for part in of_parts] == sizes
-            assert torch.equal(torch.cat([part.advantages for part in of_parts], -1), advantages[:, 0])
-            assert torch.equal(torch.cat([part.sampled.next_latents for part in of_parts], 1), transition.next_latents)
-            assert torch.equal(torch.cat([part.sampled.log_prob for part in of_parts], 1), transition.log_prob)
+            assert torch.equal(
+                torch.cat([part.advantages for part in of_parts], -1), advantages[:, 0]
+            )
+            assert torch.equal(
+                torch.cat([part.sampled.next_latents for part in of_parts], 1),
+                transition.next_latents,
+            )
+            assert torch.equal(
+                torch.cat([part.sampled.log_prob for part in of_parts], 1), transition.log_prob
+            )
 
 
-@pytest.mark.parametrize("name, states", [("g2rpo", [(3 * 2, 3)]), ("mix_grpo", [(2, 3), (3 * 2 * 3, 1)])])
+@pytest.mark.parametrize(
+    "name, states", [("g2rpo", [(3 * 2, 3)]), ("mix_grpo", [(2, 3), (3 * 2 * 3, 1)])]
+)
 def test_rows_keep_what_belongs_together(policy, embeddings, settings, name, states):
     """A state that the group departs from is one row with all members; a state of one member is a row of its own."""
     trainer = Trainer(RunSettings(small_method(name), *settings), policy, embeddings, {}, seed=0)
@@ -59,7 +72,15 @@ def test_rows_keep_what_belongs_together(policy, embeddings, settings, name, sta
     }
     for batch in batches:
         for row, column in itertools.product(*map(range, batch.old_log_prob.shape)):
-            latents, next_latents, advantage, step, prompt = expected.pop(batch.old_log_prob[row, column].item())
-            assert torch.equal(batch.latents[row], latents) and torch.equal(batch.next_latents[row, column], next_latents)
-            assert (batch.advantages[row, column], batch.step[row], batch.prompt[row]) == (advantage, step, prompt)
+            latents, next_latents, advantage, step, prompt = expected.pop(
+                batch.old_log_prob[row, column].item()
+            )
+            assert torch.equal(batch.latents[row], latents) and torch.equal(
+                batch.next_latents[row, column], next_latents
+            )
+            assert (batch.advantages[row, column], batch.step[row], batch.prompt[row]) == (
+                advantage,
+                step,
+                prompt,
+            )
     assert not expected

@@ -57,7 +57,9 @@ def test_the_clipped_objective_in_closed_form():
     ratios = torch.tensor(list(expected), dtype=torch.float64)
     for column, advantage in enumerate((2.0, -2.0)):
         objective = -clipped_loss(ratios, torch.full_like(ratios, advantage), eps)
-        torch.testing.assert_close(objective, torch.tensor([row[column] for row in expected.values()], dtype=torch.float64))
+        torch.testing.assert_close(
+            objective, torch.tensor([row[column] for row in expected.values()], dtype=torch.float64)
+        )
 
 
 def test_what_moved_too_far_is_masked_where_it_would_move_on_and_nowhere_else():
@@ -70,5 +72,7 @@ def test_what_moved_too_far_is_masked_where_it_would_move_on_and_nowhere_else():
     torch.testing.assert_close(loss, torch.where(masked, 0.0, -(r * a)))
     (gradient,) = torch.autograd.grad(loss.sum(), r)
     assert torch.equal(gradient, torch.where(masked, 0.0, -a))
-    assert masked_loss(r, a, divergence, 2e-5)[1].tolist() == masked.tolist()  # at the threshold it is masked
+    assert (
+        masked_loss(r, a, divergence, 2e-5)[1].tolist() == masked.tolist()
+    )  # at the threshold it is masked
     assert not masked_loss(r, a, divergence, 2.1e-5)[1].any()

@@ -33,16 +33,28 @@ def random(*shape: int, seed: int = 0) -> torch.Tensor:
 def noised(advantages: torch.Tensor, old: torch.Tensor | None = None) -> NoisedBatch:
     ones = torch.ones(ROWS, 1, dtype=torch.float64)
     return NoisedBatch(
-        clean=random(ROWS, *SHAPE, seed=1), noise=random(ROWS, *SHAPE, seed=2), sigma=torch.tensor([1.0, 0.9, 0.6, 0.2]).double(),
-        advantages=advantages[:, None], weights=ones, prompt=torch.zeros(ROWS, dtype=torch.int64), member=torch.arange(ROWS), old=old,
-    )  # fmt: skip
+        clean=random(ROWS, *SHAPE, seed=1),
+        noise=random(ROWS, *SHAPE, seed=2),
+        sigma=torch.tensor([1.0, 0.9, 0.6, 0.2]).double(),
+        advantages=advantages[:, None],
+        weights=ones,
+        prompt=torch.zeros(ROWS, dtype=torch.int64),
+        member=torch.arange(ROWS),
+        old=old,
+    )
 
 
-V, OLD, BASE = random(ROWS, *SHAPE, seed=3), random(ROWS, *SHAPE, seed=4), random(ROWS, *SHAPE, seed=5)
+V, OLD, BASE = (
+    random(ROWS, *SHAPE, seed=3),
+    random(ROWS, *SHAPE, seed=4),
+    random(ROWS, *SHAPE, seed=5),
+)
 A = torch.tensor([0.8, -0.3, 0.1, -1.0]).double()
 
 
-def gradient(name: str, v: torch.Tensor, old: torch.Tensor | None, advantages: torch.Tensor = A) -> torch.Tensor:
+def gradient(
+    name: str, v: torch.Tensor, old: torch.Tensor | None, advantages: torch.Tensor = A
+) -> torch.Tensor:
     """Of a method's loss, by its own objective, with respect to the velocity."""
     leaf, settings = v.clone().requires_grad_(), METHODS[name].objective
     base = (lambda *arguments: BASE) if settings.needs_base else None
@@ -79,7 +91,11 @@ def published_awm(v: torch.Tensor) -> torch.Tensor:
         return -batch.sigma / power * ((error + 1e-10) ** power - 1e-10**power)
 
     ratio = (log_likelihood(v) - log_likelihood(v.detach())).exp()
-    return -torch.minimum(ratio * A, ratio.clamp(0, 2) * A) + mean((v - OLD) ** 2) + 1e-4 * mean((v - BASE) ** 2)
+    return (
+        -torch.minimum(ratio * A, ratio.clamp(0, 2) * A)
+        + mean((v - OLD) ** 2)
+        + 1e-4 * mean((v - BASE) ** 2)
+    )
 
 
 def published_advantage_flow(v: torch.Tensor) -> torch.Tensor:
@@ -87,7 +103,11 @@ def published_advantage_flow(v: torch.Tensor) -> torch.Tensor:
     batch, t = noised(A), noised(A).sigma.view(-1, 1, 1)
     x0, of_old, of_base = (batch.latents - t * each for each in (v, OLD, BASE))
     weight = mean((x0 - batch.clean).abs()).detach().clamp(min=1e-5)
-    return (A * mean((x0 - batch.clean) ** 2) + 1.1 * mean((x0 - of_old) ** 2) + 1e-3 * mean((x0 - of_base) ** 2)) / weight
+    return (
+        A * mean((x0 - batch.clean) ** 2)
+        + 1.1 * mean((x0 - of_old) ** 2)
+        + 1e-3 * mean((x0 - of_base) ** 2)
+    ) / weight
 
 
 def published_rvm(v: torch.Tensor) -> torch.Tensor:
@@ -127,8 +147,12 @@ def test_on_its_own_policy_nfts_gradient_knows_the_advantages_its_value_not():
 def test_on_its_own_policy_nft_is_the_kernel_with_the_weight_of_errors():
     batch = noised(A)
     weight = WEIGHTS["error"](V - batch.target, batch.sigma)
-    kernel = written_out(lambda v: weight * quadratic(v, V, V, batch.target, A, torch.full_like(A, 1.0)), V)
-    torch.testing.assert_close(written_out(lambda v: branches(v, V, batch.target, batch.sigma, A, 1.0), V), kernel)
+    kernel = written_out(
+        lambda v: weight * quadratic(v, V, V, batch.target, A, torch.full_like(A, 1.0)), V
+    )
+    torch.testing.assert_close(
+        written_out(lambda v: branches(v, V, batch.target, batch.sigma, A, 1.0), V), kernel
+    )
 
 
 def test_nft_with_beta_one_is_advantage_flow_with_gamma_one_minus_the_advantage():
@@ -142,10 +166,15 @@ def test_the_best_velocity_lies_as_far_from_the_anchor_as_the_advantage_says():
     """Where the gradient is 0: v - v_old = A (v* - v_old) / c."""
     target, trust = noised(A).target, 1.1
     best = OLD + (A / (trust + A)).view(-1, 1, 1) * (target - OLD)
-    assert written_out(lambda v: quadratic(v, OLD, OLD, target, A, trust + A), best).abs().max() < 1e-12
+    assert (
+        written_out(lambda v: quadratic(v, OLD, OLD, target, A, trust + A), best).abs().max()
+        < 1e-12
+    )
 
 
-def images(advantages: torch.Tensor, shape: tuple[int, ...] = (2, 2, 1, 3)) -> tuple[Rollout, list[torch.Tensor]]:
+def images(
+    advantages: torch.Tensor, shape: tuple[int, ...] = (2, 2, 1, 3)
+) -> tuple[Rollout, list[torch.Tensor]]:
     """Clean latents [P, B, J, G, ...], and the advantages of every branch."""
     return Rollout(random(*shape, *SHAPE).float(), [], 0, (1,)), list(advantages.unbind(1))
 
@@ -155,7 +184,9 @@ def of_run(settings: MatchingSettings) -> VelocityMatching:
 
 
 def trained(advantages: torch.Tensor | None = None, **settings: object) -> NoisedBatch:
-    objective = MatchingSettings.model_validate({"trains": "noised", "trust": 1.0, **settings}, strict=False)
+    objective = MatchingSettings.model_validate(
+        {"trains": "noised", "trust": 1.0, **settings}, strict=False
+    )
     advantages = random(2, 2, 3, seed=6).float() if advantages is None else advantages
     velocity = lambda latents, sigma, prompt: latents * sigma.view(-1, 1, 1)
     return of_run(objective).noised(*images(advantages), Draws(0, 4, range(3, 5)), velocity)
@@ -166,18 +197,30 @@ def test_every_image_is_noised_as_often_as_asked_with_its_own_advantage():
     batch = trained(advantages, times=4, advantage_scale=0.5, advantage_limit=0.6)
     assert len(batch) == 2 * 2 * 3 * 4
     grid = (2, 2, 3, 4)
-    torch.testing.assert_close(batch.advantages.view(grid)[..., 1], (advantages / 2).clamp(-0.6, 0.6))
-    assert (batch.clean.view(*grid, *SHAPE)[:, :, :, 2] == images(advantages)[0].clean[:, :, 0]).all()
-    assert batch.prompt.view(grid)[1].unique().tolist() == [1] and batch.member.view(grid)[0, 1, :, 0].tolist() == [0, 1, 2]
+    torch.testing.assert_close(
+        batch.advantages.view(grid)[..., 1], (advantages / 2).clamp(-0.6, 0.6)
+    )
+    assert (
+        batch.clean.view(*grid, *SHAPE)[:, :, :, 2] == images(advantages)[0].clean[:, :, 0]
+    ).all()
+    assert batch.prompt.view(grid)[1].unique().tolist() == [1] and batch.member.view(grid)[
+        0, 1, :, 0
+    ].tolist() == [0, 1, 2]
     times = batch.sigma.view(24 // 2, 4)[:, :, None].expand(-1, -1, 1)
-    assert all(len(row.unique()) == 4 for row in times) and set(batch.sigma.tolist()) <= set(SIGMAS[:-1].tolist())
+    assert all(len(row.unique()) == 4 for row in times) and set(batch.sigma.tolist()) <= set(
+        SIGMAS[:-1].tolist()
+    )
     assert len(batch.noise.flatten(1).unique(dim=0)) == len(batch)
 
 
 def test_members_that_share_have_the_same_times_and_noise():
     batch = trained(times=2, shared=True)
     sigma, noise = batch.sigma.view(2, 6, 2), batch.noise.view(2, 6, 2, -1)
-    assert (sigma == sigma[:, :1]).all() and (noise == noise[:, :1]).all() and not torch.equal(noise[0, 0], noise[1, 0])
+    assert (
+        (sigma == sigma[:, :1]).all()
+        and (noise == noise[:, :1]).all()
+        and not torch.equal(noise[0, 0], noise[1, 0])
+    )
     assert not torch.equal(noise[0, 0, 0], noise[0, 0, 1])
 
 
@@ -189,7 +232,9 @@ def test_what_sharing_members_have_in_common_cancels():
     for shared in (True, False):
         settings = METHODS["nft_shared"].changed(objective={"shared": shared}).objective
         objective = of_run(settings)
-        batch = objective.noised(alike, list(advantages.unbind(1)), Draws(0, 0, range(2)), lambda *arguments: None)
+        batch = objective.noised(
+            alike, list(advantages.unbind(1)), Draws(0, 0, range(2)), lambda *arguments: None
+        )
         weight = torch.ones(SHAPE, requires_grad=True)
         velocity = lambda latents, sigma, prompt, weight=weight: latents * weight
         objective.losses(velocity, None, batch).total.sum().backward()
@@ -202,8 +247,12 @@ def test_an_image_is_noised_the_same_way_whichever_process_has_it():
     rollout, advantages = images(random(2, 2, 3, seed=6).float())
     both = objective.noised(rollout, advantages, Draws(0, 4, range(3, 5)), lambda *arguments: None)
     second = Rollout(rollout.clean[1:], [], 0, (1,))
-    alone = objective.noised(second, [each[1:] for each in advantages], Draws(0, 4, range(4, 5)), lambda *arguments: None)
-    assert torch.equal(both.noise[len(alone) :], alone.noise) and torch.equal(both.sigma[len(alone) :], alone.sigma)
+    alone = objective.noised(
+        second, [each[1:] for each in advantages], Draws(0, 4, range(4, 5)), lambda *arguments: None
+    )
+    assert torch.equal(both.noise[len(alone) :], alone.noise) and torch.equal(
+        both.sigma[len(alone) :], alone.sigma
+    )
 
 
 @pytest.mark.parametrize(
@@ -231,11 +280,18 @@ def test_times_come_from_a_share_of_the_grid(draw, share, allowed):
 def test_times_may_have_another_density():
     uniform = trained(times=2000, draw="uniform").sigma
     linear = trained(times=2000, draw="linear").sigma
-    assert uniform.mean().item() == pytest.approx(1 / 2, abs=0.01) and linear.mean().item() == pytest.approx(2 / 3, abs=0.01)
+    assert uniform.mean().item() == pytest.approx(
+        1 / 2, abs=0.01
+    ) and linear.mean().item() == pytest.approx(2 / 3, abs=0.01)
     assert 0 < linear.min() and linear.max() <= 1
-    # A part of the way: times from 1/2, where the mean of a density 2t is (2/3) (1 - 1/8) / (1 - 1/4)
+    # A part of the way: times from 1/2, where the mean of a density 2t is (2/3) (1 - 1/8) / (1 -
+    # 1/4)
     part = trained(times=2000, draw="linear", share=(0.0, 0.5)).sigma
-    assert 0.5 <= part.min() < 0.51 and part.max() > 0.99 and part.mean().item() == pytest.approx(7 / 9, abs=0.01)
+    assert (
+        0.5 <= part.min() < 0.51
+        and part.max() > 0.99
+        and part.mean().item() == pytest.approx(7 / 9, abs=0.01)
+    )
 
 
 def test_updates_on_parts_of_the_group_cover_every_image_once_with_old_velocities():
@@ -243,9 +299,13 @@ def test_updates_on_parts_of_the_group_cover_every_image_once_with_old_velocitie
     batch = trained(updates_per_rollout=2)
     torch.testing.assert_close(batch.old, batch.latents * batch.sigma.view(-1, 1, 1))
     velocity = lambda latents, sigma, prompt: latents * sigma.view(-1, 1, 1)
-    updates = objective.updates(*images(random(2, 2, 3, seed=6).float()), Draws(0, 4, range(3, 5)), velocity)
+    updates = objective.updates(
+        *images(random(2, 2, 3, seed=6).float()), Draws(0, 4, range(3, 5)), velocity
+    )
     parts = [part for update in updates for part in update.batches]
-    assert [len(part) for part in parts] == [8, 4] == [update.num_samples for update in updates] and len(batch) == 12
+    assert [len(part) for part in parts] == [8, 4] == [
+        update.num_samples for update in updates
+    ] and len(batch) == 12
     assert sorted(torch.cat([part.clean.flatten(1)[:, 0] for part in parts]).tolist()) == sorted(
         batch.clean.flatten(1)[:, 0].tolist()
     )

@@ -15,7 +15,9 @@ STEPS = tuple(range(24))  # the SDE steps of T = 25
 
 
 def test_mix_grpo_slides_its_window_by_one_every_25_iterations_and_starts_again():
-    starts = [METHODS["mix_grpo"].tree.branches(25, iteration)[0] for iteration in range(0, 550, 25)]
+    starts = [
+        METHODS["mix_grpo"].tree.branches(25, iteration)[0] for iteration in range(0, 550, 25)
+    ]
     assert starts == [tuple(range(k, k + 4)) for k in [*range(21), 0]]
     assert METHODS["mix_grpo"].tree.branches(25, 24) == METHODS["mix_grpo"].tree.branches(25, 0)
 
@@ -50,7 +52,9 @@ def test_steps_and_granularities_are_numbers_in_rising_order(wrong, complaint):
 
 
 def test_a_frozen_window_stays_at_the_first_steps():
-    assert {Window(size=4, order="frozen").choose(STEPS, iteration, 1) for iteration in range(50)} == {(0, 1, 2, 3)}
+    assert {
+        Window(size=4, order="frozen").choose(STEPS, iteration, 1) for iteration in range(50)
+    } == {(0, 1, 2, 3)}
 
 
 def test_a_window_wider_than_the_steps_is_all_of_them():
@@ -64,7 +68,14 @@ def test_a_share_of_the_sde_steps_is_drawn():
     assert all(len(draw) == len(set(draw)) == 9 for draw in draws)
     assert {index for draw in draws for index in draw} == set(range(15))
     # DanceGRPO's int(T f): 8.4 and 6.6 are rounded down
-    assert [method.objective.num_trained(steps) for steps in (1, 9, 11, 14, 15, 24)] == [1, 5, 6, 8, 9, 14]
+    assert [method.objective.num_trained(steps) for steps in (1, 9, 11, 14, 15, 24)] == [
+        1,
+        5,
+        6,
+        8,
+        9,
+        14,
+    ]
 
 
 def test_the_published_entries_are_the_methods_own_settings():
@@ -76,12 +87,22 @@ def test_the_published_entries_are_the_methods_own_settings():
         assert Method.model_validate_json(json.dumps(entry["settings"])) == METHODS[name], name
         assert entry.get("training", {}).get("clip_range") == CLIP_RANGES.get(name), name
     coarse = METHODS["g2rpo_coarse"].tree
-    assert (coarse.sde_steps, coarse.window, coarse.granularities) == ((3, 4, 5, 6, 7), Window(size=1, order="scattered"), (3,))
+    assert (coarse.sde_steps, coarse.window, coarse.granularities) == (
+        (3, 4, 5, 6, 7),
+        Window(size=1, order="scattered"),
+        (3,),
+    )
 
 
 def test_the_last_tails_begin_where_the_last_sde_step_ends():
-    assert [METHODS[name].tree.last_step(16) for name in ("g2rpo", "dance_grpo", "e_grpo")] == [8, 15, 9]
-    assert METHODS["e_grpo"].changed(tree={"spans": (1, 1, 1, 1, 1, 1, 5, 2)}).tree.last_step(16) == 11
+    assert [METHODS[name].tree.last_step(16) for name in ("g2rpo", "dance_grpo", "e_grpo")] == [
+        8,
+        15,
+        9,
+    ]
+    assert (
+        METHODS["e_grpo"].changed(tree={"spans": (1, 1, 1, 1, 1, 1, 5, 2)}).tree.last_step(16) == 11
+    )
 
 
 def test_e_grpo_merges_steps_until_their_entropy_is_over_its_threshold():
@@ -89,7 +110,10 @@ def test_e_grpo_merges_steps_until_their_entropy_is_over_its_threshold():
     tree = METHODS["e_grpo"].tree
     transition, one = tree.transition(shifted_sigmas(16, 3.0)), torch.zeros(1, 1)
     for step in range(8):
-        entropies = [2 * math.pi * math.e * transition(one, one, step=step, span=span).std.item() ** 2 for span in (1, 2, 3)]
+        entropies = [
+            2 * math.pi * math.e * transition(one, one, step=step, span=span).std.item() ** 2
+            for span in (1, 2, 3)
+        ]
         assert tree.spans_at(16)[step] == 1 + sum(each < 2.2 for each in entropies)
     assert tree.branches(16) == tuple((step,) for step in range(8))
 
@@ -97,7 +121,9 @@ def test_e_grpo_merges_steps_until_their_entropy_is_over_its_threshold():
 def test_tempflow_grpos_weights_are_its_codes_constant_times_the_noise():
     """scripts/train_flux_pr.py multiplies by 1.73 times the deviation: T = 10, shift 3.158 at 1024 x 1024, eta 0.9."""
     method, sigmas = METHODS["tempflow_grpo"], shifted_sigmas(10, math.exp(1.15))
-    objective = build_objective(method, CreditAssignment(method.credit, method.groups, [1.0], 5.0), sigmas, 1e-4)
+    objective = build_objective(
+        method, CreditAssignment(method.credit, method.groups, [1.0], 5.0), sigmas, 1e-4
+    )
     assert len(objective.step_weights) == 9
     for step, weight in objective.step_weights.items():
         assert weight == pytest.approx(1.73 * objective.std(step, 1), rel=0.003)

@@ -38,9 +38,13 @@ def test_samples_of_one_call_may_differ_in_sigma_and_prompt(policy, embeddings):
     latents = policy.noise(torch.Generator().manual_seed(1), 4)
     sigma, prompt = torch.tensor([1.0, 0.7, 0.3, 0.9]), torch.tensor([2, 0, 3, 3])
     together = velocity(latents, sigma, prompt)
-    alone = torch.cat([velocity(latents[n : n + 1], sigma[n : n + 1], prompt[n : n + 1]) for n in range(4)])
+    alone = torch.cat(
+        [velocity(latents[n : n + 1], sigma[n : n + 1], prompt[n : n + 1]) for n in range(4)]
+    )
     torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
-    assert not torch.allclose(together[2], velocity(latents[2:3], sigma[2:3], prompt[:1])[0], atol=1e-4)
+    assert not torch.allclose(
+        together[2], velocity(latents[2:3], sigma[2:3], prompt[:1])[0], atol=1e-4
+    )
 
 
 def test_noise_is_drawn_as_diffusers_draws_it(policy):
@@ -55,22 +59,36 @@ def test_sigma_and_guidance_reach_the_time_embedding_as_they_are(models, embeddi
     """diffusers alone rounds them to the dtype of the hidden states: 976 for 978.26, and 3504 for 3500, in bfloat16."""
     policy = Policy.load(models / "pipeline", height=32, width=32, guidance=3.5, dtype=dtype)
     seen = []
-    policy.transformer.time_text_embed.time_proj.register_forward_hook(lambda module, given, _: seen.append(given[0]))
+    policy.transformer.time_text_embed.time_proj.register_forward_hook(
+        lambda module, given, _: seen.append(given[0])
+    )
     sigmas = torch.tensor([45 / 46, 0.9545454, 0.8333333, 0.7941176])
     latents = policy.noise(torch.Generator().manual_seed(1), 4)
-    policy.velocity(embeddings.conditioning([0]))(latents, sigmas, torch.zeros(4, dtype=torch.int64))
+    policy.velocity(embeddings.conditioning([0]))(
+        latents, sigmas, torch.zeros(4, dtype=torch.int64)
+    )
     times, guidances = seen
     assert torch.equal(times, 1000 * sigmas) and torch.equal(guidances, torch.full((4,), 3500.0))
 
 
 def test_sizes_must_fit_the_patches(policy):
     with pytest.raises(UserError, match="divisible by 8"):
-        Policy(policy.architecture, policy.transformer, policy.vae, height=36, width=32, guidance=3.5)
+        Policy(
+            policy.architecture, policy.transformer, policy.vae, height=36, width=32, guidance=3.5
+        )
 
 
-def images_by_diffusers(pipeline: FluxPipeline, texts: list[str], initial: torch.Tensor) -> torch.Tensor:
+def images_by_diffusers(
+    pipeline: FluxPipeline, texts: list[str], initial: torch.Tensor
+) -> torch.Tensor:
     pipeline.set_progress_bar_config(disable=True)
-    settings = {"height": 32, "width": 32, "num_inference_steps": 4, "guidance_scale": 3.5, "max_sequence_length": 16}
+    settings = {
+        "height": 32,
+        "width": 32,
+        "num_inference_steps": 4,
+        "guidance_scale": 3.5,
+        "max_sequence_length": 16,
+    }
     return pipeline(texts, latents=initial, output_type="pt", **settings).images
 
 
@@ -79,7 +97,8 @@ def adapted(models, policy, tmp_path):
     """The randomized policy as a base on disk, and a policy on it whose LoRA is not zero."""
     policy.save(tmp_path / "base")
     pipeline = FluxPipeline.from_pretrained(
-        models / "pipeline", transformer=FluxTransformer2DModel.from_pretrained(tmp_path / "base" / "transformer")
+        models / "pipeline",
+        transformer=FluxTransformer2DModel.from_pretrained(tmp_path / "base" / "transformer"),
     )
     pipeline.save_pretrained(tmp_path / "pipeline")
     lora = LoraSettings(rank=3, alpha=6.0)
@@ -92,25 +111,39 @@ def adapted(models, policy, tmp_path):
 
 
 def test_a_lora_alone_is_trained_and_starts_as_the_base(models, policy, embeddings):
-    adapted = Policy.load_to_train(models / "pipeline", LoraSettings(rank=2, alpha=2.0), height=32, width=32, guidance=3.5)
+    adapted = Policy.load_to_train(
+        models / "pipeline", LoraSettings(rank=2, alpha=2.0), height=32, width=32, guidance=3.5
+    )
     names = adapted.trained_parameters()
     assert names and all("lora_" in name for name in names)
-    assert sum(parameter.numel() for parameter in names.values()) < sum(p.numel() for p in policy.transformer.parameters()) / 20
+    assert (
+        sum(parameter.numel() for parameter in names.values())
+        < sum(p.numel() for p in policy.transformer.parameters()) / 20
+    )
     base = Policy.load(models / "pipeline", height=32, width=32, guidance=3.5)
     latents = policy.noise(torch.Generator().manual_seed(1), 2)
     arguments = latents, torch.tensor([0.9, 0.4]), torch.tensor([0, 1])
     conditioning = embeddings.conditioning([0, 1])
-    assert torch.equal(adapted.velocity(conditioning)(*arguments), base.velocity(conditioning)(*arguments))
+    assert torch.equal(
+        adapted.velocity(conditioning)(*arguments), base.velocity(conditioning)(*arguments)
+    )
 
 
-def test_a_saved_lora_draws_the_same_images_in_plain_diffusers_bit_for_bit(adapted, embeddings, tmp_path):
+def test_a_saved_lora_draws_the_same_images_in_plain_diffusers_bit_for_bit(
+    adapted, embeddings, tmp_path
+):
     adapted.save(tmp_path / "run")
-    initial, texts = adapted.noise(torch.Generator().manual_seed(5), 2), [prompt.text for prompt in embeddings.prompts[:2]]
+    initial, texts = (
+        adapted.noise(torch.Generator().manual_seed(5), 2),
+        [prompt.text for prompt in embeddings.prompts[:2]],
+    )
     in_memory = FluxPipeline.from_pretrained(tmp_path / "pipeline", transformer=adapted.transformer)
     plain = FluxPipeline.from_pretrained(tmp_path / "pipeline")
     before = images_by_diffusers(plain, texts, initial)
     plain.load_lora_weights(tmp_path / "run" / "lora")
-    ours, theirs = (images_by_diffusers(pipeline, texts, initial) for pipeline in (in_memory, plain))
+    ours, theirs = (
+        images_by_diffusers(pipeline, texts, initial) for pipeline in (in_memory, plain)
+    )
     assert torch.equal(ours, theirs)
     assert (theirs - before).abs().max() > 0.01
     loaded = Policy.load(tmp_path / "pipeline", tmp_path / "run", height=32, width=32, guidance=3.5)
@@ -121,7 +154,11 @@ def test_a_saved_lora_draws_the_same_images_in_plain_diffusers_bit_for_bit(adapt
 def test_the_base_under_a_lora_needs_no_second_model(adapted, policy, embeddings):
     adapted.keep_base()
     assert adapted._base is None
-    arguments = policy.noise(torch.Generator().manual_seed(1), 2), torch.tensor([0.9, 0.4]), torch.tensor([0, 1])
+    arguments = (
+        policy.noise(torch.Generator().manual_seed(1), 2),
+        torch.tensor([0.9, 0.4]),
+        torch.tensor([0, 1]),
+    )
     conditioning = embeddings.conditioning([0, 1])
     base = adapted.base_velocity(conditioning)(*arguments)
     assert torch.equal(base, policy.velocity(conditioning)(*arguments))

@@ -58,20 +58,38 @@ class About:
 
 def rows_of_qwen_image(pipeline, texts):
     context, mask = pipeline.encode_prompt(texts)
-    return [row if mask is None else row[keep.bool()] for row, keep in zip(context, context if mask is None else mask)]
+    return [
+        row if mask is None else row[keep.bool()]
+        for row, keep in zip(context, context if mask is None else mask)
+    ]
 
 
 ABOUT = {
     "flux2": About(
-        "guidance_scale", 1.0, "time_guidance_embed.time_proj", lambda time: time / 1000,
+        "guidance_scale",
+        1.0,
+        "time_guidance_embed.time_proj",
+        lambda time: time / 1000,
         lambda pipeline, texts: list(pipeline.encode_prompt(texts, max_sequence_length=32)[0]),
     ),
     "zimage": About(
-        "guidance_scale", 0.0, "t_embedder", lambda time: 1 - time / 1000,
-        lambda pipeline, texts: pipeline.encode_prompt(list(texts), do_classifier_free_guidance=False)[0],
+        "guidance_scale",
+        0.0,
+        "t_embedder",
+        lambda time: 1 - time / 1000,
+        lambda pipeline, texts: pipeline.encode_prompt(
+            list(texts), do_classifier_free_guidance=False
+        )[0],
     ),
-    "qwen_image": About("true_cfg_scale", 1.0, "time_text_embed.time_proj", lambda time: time, rows_of_qwen_image, {"negative_prompt": " "}),
-}  # fmt: skip
+    "qwen_image": About(
+        "true_cfg_scale",
+        1.0,
+        "time_text_embed.time_proj",
+        lambda time: time,
+        rows_of_qwen_image,
+        {"negative_prompt": " "},
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -86,17 +104,29 @@ class Twin:
     def policy(self, guidance: float = 4.0, load=Policy.load, **settings) -> Policy:
         return load(self.models / "pipeline", **{**SIZE, "guidance": guidance, **settings})
 
-    def draw(self, pipeline, texts: list[str], guidance: float = 4.0, steps: int = 6) -> torch.Tensor:
+    def draw(
+        self, pipeline, texts: list[str], guidance: float = 4.0, steps: int = 6
+    ) -> torch.Tensor:
         """Images by the pipeline itself, from its own noise of seed 5."""
         pipeline.set_progress_bar_config(disable=True)
-        how = {**SIZE, "num_inference_steps": steps, self.about.scale: guidance, "max_sequence_length": 32, "output_type": "pt"}
+        how = {
+            **SIZE,
+            "num_inference_steps": steps,
+            self.about.scale: guidance,
+            "max_sequence_length": 32,
+            "output_type": "pt",
+        }
         how |= {name: [value] * len(texts) for name, value in self.about.call.items()}
         return pipeline(prompt=texts, generator=torch.Generator().manual_seed(5), **how).images
 
     def draw_ours(self, policy: Policy, count: int, steps: int = 6) -> torch.Tensor:
-        sigmas = read_schedule(self.base, self.models / "pipeline", policy.image_tokens).sigmas(steps)
+        sigmas = read_schedule(self.base, self.models / "pipeline", policy.image_tokens).sigmas(
+            steps
+        )
         velocity = policy.velocity(self.store.conditioning(range(count)))
-        return policy.decode(sample(velocity, policy.noise(torch.Generator().manual_seed(5), count), sigmas, 2), 2)
+        return policy.decode(
+            sample(velocity, policy.noise(torch.Generator().manual_seed(5), count), sigmas, 2), 2
+        )
 
     def texts(self, count: int) -> list[str]:
         return [prompt.text for prompt in self.store.prompts[:count]]
@@ -136,18 +166,25 @@ def test_images_noise_and_noise_levels_are_those_of_plain_diffusers(randomized, 
     policy = twin.policy(guidance)
     ours = twin.draw_ours(policy, 3, steps)
     sigmas = read_schedule(twin.base, twin.models / "pipeline", policy.image_tokens).sigmas(steps)
-    torch.testing.assert_close(torch.tensor(sigmas), pipeline.scheduler.sigmas, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        torch.tensor(sigmas), pipeline.scheduler.sigmas, rtol=1e-5, atol=1e-6
+    )
     assert_alike(ours, theirs, theirs.flip(0))
 
 
 def test_encodings_are_those_of_the_pipeline(twin):
     """However the prompts are batched; and all tokens that the model gets are counted."""
     pipeline = text_encoders(twin.models / "pipeline")
-    stored, texts = twin.store.conditioning([11, 0]), [twin.store.prompts[number].text for number in (11, 0)]
+    stored, texts = (
+        twin.store.conditioning([11, 0]),
+        [twin.store.prompts[number].text for number in (11, 0)],
+    )
     with torch.no_grad():
         for ours, given in ((stored.tensors, texts), (stored.negative, [twin.base.negative])):
             masks = ours.get("mask", torch.ones(len(given), 32))
-            for context, mask, theirs in zip(ours["context"], masks, twin.about.rows(pipeline, given), strict=True):
+            for context, mask, theirs in zip(
+                ours["context"], masks, twin.about.rows(pipeline, given), strict=True
+            ):
                 torch.testing.assert_close(context[mask.bool()], theirs, rtol=1e-5, atol=1e-5)
     config = twin.base.transformer.load_config(twin.models / "pipeline" / "transformer")
     shapes = twin.base.encoding_shapes(config, 32, 0)
@@ -163,20 +200,31 @@ def test_encodings_are_those_of_the_pipeline(twin):
 def test_rows_of_one_call_may_differ_in_sigma_and_prompt(randomized):
     _, twin = randomized
     policy, conditioning = twin.policy(), twin.store.conditioning(range(4))
-    velocity, latents = policy.velocity(conditioning), policy.noise(torch.Generator().manual_seed(1), 4)
+    velocity, latents = (
+        policy.velocity(conditioning),
+        policy.noise(torch.Generator().manual_seed(1), 4),
+    )
     sigma, prompt = torch.tensor([1.0, 0.7, 0.3, 0.9]), torch.tensor([2, 0, 3, 3])
     together = velocity(latents, sigma, prompt)
-    alone = torch.cat([velocity(latents[n : n + 1], sigma[n : n + 1], prompt[n : n + 1]) for n in range(4)])
+    alone = torch.cat(
+        [velocity(latents[n : n + 1], sigma[n : n + 1], prompt[n : n + 1]) for n in range(4)]
+    )
     torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
-    assert not torch.allclose(together[2], velocity(latents[2:3], sigma[2:3], prompt[:1])[0], atol=1e-4)
+    assert not torch.allclose(
+        together[2], velocity(latents[2:3], sigma[2:3], prompt[:1])[0], atol=1e-4
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_sigma_reaches_the_time_embedding_as_it_is(twin, dtype):
     policy, seen = twin.policy(twin.about.alone, dtype=dtype), []
-    policy.transformer.get_submodule(twin.about.times).register_forward_hook(lambda module, given, _: seen.append(given[0]))
+    policy.transformer.get_submodule(twin.about.times).register_forward_hook(
+        lambda module, given, _: seen.append(given[0])
+    )
     sigmas = torch.tensor([45 / 46, 0.9545454, 0.8333333, 0.7941176])
-    policy.velocity(twin.store.conditioning([0]))(policy.noise(torch.Generator(), 4), sigmas, torch.zeros(4, dtype=torch.int64))
+    policy.velocity(twin.store.conditioning([0]))(
+        policy.noise(torch.Generator(), 4), sigmas, torch.zeros(4, dtype=torch.int64)
+    )
     (times,) = seen
     assert times.dtype == torch.float32
     torch.testing.assert_close(twin.about.sigma_of(times), sigmas, rtol=1e-6, atol=1e-7)
@@ -186,9 +234,16 @@ def test_every_forward_evaluation_is_counted_and_an_update_moves_the_weights(ran
     _, twin = randomized
     policy = twin.policy(load=Policy.load_to_train)
     tokens = policy.image_tokens + 32
-    changes = {"iterations": 1, "num_generations": 4, "rewards": {"redness": 1.0}, "batch_tokens": tokens * 6}
+    changes = {
+        "iterations": 1,
+        "num_generations": 4,
+        "rewards": {"redness": 1.0},
+        "batch_tokens": tokens * 6,
+    }
     training = tiny.training.model_copy(update=changes)
-    sampling = tiny.sampling.model_copy(update={"steps": 6, "guidance": 4.0, "batch_tokens": tokens * 6})
+    sampling = tiny.sampling.model_copy(
+        update={"steps": 6, "guidance": 4.0, "batch_tokens": tokens * 6}
+    )
     method, rows = small_method("g2rpo"), []
 
     def count(_, args, kwargs):
@@ -197,11 +252,16 @@ def test_every_forward_evaluation_is_counted_and_an_update_moves_the_weights(ran
 
     policy.transformer.register_forward_pre_hook(count, with_kwargs=True)
     before = {name: parameter.clone() for name, parameter in policy.trained_parameters().items()}
-    (record,) = Trainer(RunSettings(method, sampling, training), policy, twin.store, {"redness": redness}, seed=1).run()
+    (record,) = Trainer(
+        RunSettings(method, sampling, training), policy, twin.store, {"redness": redness}, seed=1
+    ).run()
     expected = 2 * method.tree.build(6, 0, 1).num_forward_evals(4) * training.prompts_per_iteration
     assert sum(rows) == record["num_forward_evals"] == expected and max(rows) <= 6
     assert record["old_policy_ratio_error"] < 1e-5 and record["grad_norm"] > 0
-    assert any(not torch.equal(parameter, before[name]) for name, parameter in policy.trained_parameters().items())
+    assert any(
+        not torch.equal(parameter, before[name])
+        for name, parameter in policy.trained_parameters().items()
+    )
 
 
 def test_a_saved_lora_draws_the_same_images_in_plain_diffusers(randomized, tmp_path):
@@ -220,7 +280,9 @@ def test_a_saved_lora_draws_the_same_images_in_plain_diffusers(randomized, tmp_p
     assert_alike(twin.draw_ours(twin.policy(run=tmp_path / "run"), 2), theirs, before)
 
 
-DISTILLED = [(repo, base.distilled[repo]) for base in ARCHITECTURES.values() for repo in base.distilled]
+DISTILLED = [
+    (repo, base.distilled[repo]) for base in ARCHITECTURES.values() for repo in base.distilled
+]
 
 
 @pytest.mark.parametrize("repo, instead", DISTILLED)
@@ -229,14 +291,22 @@ def test_a_model_distilled_to_a_few_steps_is_not_trained(repo, instead, tmp_path
     match = f"{repo} is distilled .* only generate; to train, name {instead}"
     shutil.copytree(ROOT / "profiles", tmp_path / "profiles")
     pipeline = {"repo": repo, "revision": None, "sha256": None}
-    YAML().dump({"extends": "flux_hps_clip", "models": {"repos": {"pipeline": pipeline}}}, tmp_path / "profiles" / "mine.yaml")
+    YAML().dump(
+        {"extends": "flux_hps_clip", "models": {"repos": {"pipeline": pipeline}}},
+        tmp_path / "profiles" / "mine.yaml",
+    )
     (tmp_path / "params.yaml").write_text("profile: mine\nmethods: [g2rpo]\nseeds: [1]\n")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=match):
         shape_of(load_profile(tmp_path / "profiles" / "mine.yaml"))
     assert any(re.search(match, problem) for problem in complaints())
-    write_lock(tmp_path / "models" / "mine", {"pipeline": {"repo": repo, "revision": "0" * 40, "files": {}}})
-    done = run_here(train.main, "--profile", "mine", "--method", "g2rpo", "--seed", 1, folder=tmp_path)
+    write_lock(
+        tmp_path / "models" / "mine",
+        {"pipeline": {"repo": repo, "revision": "0" * 40, "files": {}}},
+    )
+    done = run_here(
+        train.main, "--profile", "mine", "--method", "g2rpo", "--seed", 1, folder=tmp_path
+    )
     assert done.returncode == 1 and re.search(match, done.stderr), done.stderr
     assert known_shape(instead) and not known_shape(repo)
 
@@ -246,14 +316,18 @@ def masks_of(policy: Policy) -> list:
     seen = []
     for block in policy.architecture.blocks(policy.transformer):
         block.register_forward_pre_hook(
-            lambda _, args, kwargs: seen.append(kwargs.get("encoder_hidden_states_mask", args[1] if len(args) > 1 else None)),
+            lambda _, args, kwargs: seen.append(
+                kwargs.get("encoder_hidden_states_mask", args[1] if len(args) > 1 else None)
+            ),
             with_kwargs=True,
         )
     return seen
 
 
 @pytest.mark.parametrize("guided", [True, False])
-def test_padding_that_a_model_does_not_attend_to_is_left_out_and_changes_nothing(randomized, guided):
+def test_padding_that_a_model_does_not_attend_to_is_left_out_and_changes_nothing(
+    randomized, guided
+):
     """Velocities and gradients are those with the padding; models that attend to it keep it."""
     _, twin = randomized
     policy = twin.policy(4.0 if guided else twin.about.alone, load=Policy.load_to_train)
@@ -262,9 +336,19 @@ def test_padding_that_a_model_does_not_attend_to_is_left_out_and_changes_nothing
     if not twin.base.padded:
         assert cut is whole
         return
-    lengths = [*twin.base.lengths(whole.tensors), *(twin.base.lengths(whole.negative) if guided else ())]
-    assert min(lengths) < max(lengths) < 32 and cut.tensors["context"].shape[1] == max(lengths) and not cut.unpadded
-    assert policy.cut(cut).tensors["context"].shape == cut.tensors["context"].shape and policy.cut(cut).length == 32
+    lengths = [
+        *twin.base.lengths(whole.tensors),
+        *(twin.base.lengths(whole.negative) if guided else ()),
+    ]
+    assert (
+        min(lengths) < max(lengths) < 32
+        and cut.tensors["context"].shape[1] == max(lengths)
+        and not cut.unpadded
+    )
+    assert (
+        policy.cut(cut).tensors["context"].shape == cut.tensors["context"].shape
+        and policy.cut(cut).length == 32
+    )
     # As many latents in a call, whatever the prompts: processes make equally many calls
     assert policy.batch_size(999, cut) == policy.batch_size(999, whole)
     latents, sigma, prompt = (
@@ -277,7 +361,11 @@ def test_padding_that_a_model_does_not_attend_to_is_left_out_and_changes_nothing
         policy.transformer.zero_grad()
         velocity = policy.velocity(conditioning)(latents, sigma, prompt)
         velocity.square().mean().backward()
-        gradients = [parameter.grad.flatten() for parameter in policy.trained_parameters().values() if parameter.grad is not None]
+        gradients = [
+            parameter.grad.flatten()
+            for parameter in policy.trained_parameters().values()
+            if parameter.grad is not None
+        ]
         found.append((velocity.detach(), torch.cat(gradients)))
     torch.testing.assert_close(found[1][0], found[0][0], rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(found[1][1], found[0][1], rtol=1e-3, atol=1e-6)
@@ -294,11 +382,15 @@ def test_prompts_of_one_length_need_no_mask_and_those_of_two_do(randomized):
     other = next(number for number in range(12) if lengths[number] != lengths[0])
     seen, x = masks_of(policy), policy.noise(torch.Generator(), 1)
     for chosen in (alike[:2], [0, other]):
-        policy.velocity(policy.cut(twin.store.conditioning(chosen)))(x, torch.ones(1), torch.zeros(1, dtype=torch.int64))
+        policy.velocity(policy.cut(twin.store.conditioning(chosen)))(
+            x, torch.ones(1), torch.zeros(1, dtype=torch.int64)
+        )
     half = len(seen) // 2
     assert policy.cut(twin.store.conditioning(alike[:2])).unpadded
     if twin.base.label == "Qwen-Image":
-        assert all(mask is None for mask in seen[:half]) and all(mask is not None for mask in seen[half:])
+        assert all(mask is None for mask in seen[:half]) and all(
+            mask is not None for mask in seen[half:]
+        )
 
 
 def test_the_ratio_begins_at_exactly_one_and_fewer_operations_are_made(randomized, tiny):
@@ -306,7 +398,13 @@ def test_the_ratio_begins_at_exactly_one_and_fewer_operations_are_made(randomize
     from torch.utils.flop_counter import FlopCounterMode
 
     _, twin = randomized
-    changes = {"iterations": 1, "prompts_per_iteration": 3, "num_generations": 2, "rewards": {"redness": 1.0}, "batch_tokens": 1}
+    changes = {
+        "iterations": 1,
+        "prompts_per_iteration": 3,
+        "num_generations": 2,
+        "rewards": {"redness": 1.0},
+        "batch_tokens": 1,
+    }
     training = tiny.training.model_copy(update=changes)
     sampling = tiny.sampling.model_copy(update={"steps": 6, "guidance": 4.0, "batch_tokens": 1})
     flops, records = [], []
@@ -316,7 +414,11 @@ def test_the_ratio_begins_at_exactly_one_and_fewer_operations_are_made(randomize
             policy.cut = lambda conditioning, processes=None: conditioning
         with FlopCounterMode(display=False) as counter:
             trainer = Trainer(
-                RunSettings(small_method("g2rpo"), sampling, training), policy, twin.store, {"redness": redness}, seed=1
+                RunSettings(small_method("g2rpo"), sampling, training),
+                policy,
+                twin.store,
+                {"redness": redness},
+                seed=1,
             )
             records += trainer.run()
         flops.append(counter.get_total_flops())
@@ -335,7 +437,9 @@ def test_processes_cut_to_the_longest_prompt_of_all(twin):
 
     class Two(ProcessGroup):
         def gather(self, value):
-            return [twin.base.lengths(store.conditioning(part).tensors) for part in ([0, 1], [2, 3])]
+            return [
+                twin.base.lengths(store.conditioning(part).tensors) for part in ([0, 1], [2, 3])
+            ]
 
     for part in ([0, 1], [2, 3]):
         apart = policy.cut(store.conditioning(part), Two(0, 2))

@@ -14,12 +14,18 @@ from tests.conftest import ROOT
 
 OWN = ("g2rpo_core/architectures/", "g2rpo_core/tiny_models/")
 CLASSES = re.compile(
-    "|".join(kind.__name__ for base in ARCHITECTURES.values() for kind in (base.pipeline, base.transformer, base.vae))
+    "|".join(
+        kind.__name__
+        for base in ARCHITECTURES.values()
+        for kind in (base.pipeline, base.transformer, base.vae)
+    )
 )
 MODULES = re.compile("|".join({type(base).__module__ for base in ARCHITECTURES.values()}))
 
 
-@pytest.mark.parametrize("package", ["g2rpo_core", "stages", "pipeline", "flows", "studies", "tools"])
+@pytest.mark.parametrize(
+    "package", ["g2rpo_core", "stages", "pipeline", "flows", "studies", "tools"]
+)
 def test_no_other_file_names_a_class_of_a_base_model(package):
     """Nor imports a base model's own module: it is found by the pipeline's class, or by the repository."""
     for file in (ROOT / package).rglob("*.py"):
@@ -48,12 +54,17 @@ def test_the_shape_of_an_unknown_repository_is_that_of_the_model_it_names():
 
     def with_pipeline(**changes):
         model = HubModel(repo="somebody/flux-finetune", files=("*",), **changes)
-        models = profile.models.model_copy(update={"repos": {**profile.models.repos, "pipeline": model}})
+        models = profile.models.model_copy(
+            update={"repos": {**profile.models.repos, "pipeline": model}}
+        )
         return profile.model_copy(update={"models": models})
 
     named = with_pipeline(architecture="black-forest-labs/FLUX.1-schnell")
     assert shape_of(named)[1].transformer["guidance_embeds"] is False
-    with pytest.raises(UserError, match="somebody/flux-finetune is not known before its download: name .*, one of black-forest"):
+    with pytest.raises(
+        UserError,
+        match="somebody/flux-finetune is not known before its download: name .*, one of black-forest",
+    ):
         shape_of(with_pipeline())
     with pytest.raises(UserError, match="builds its own small models"):
         shape_of(load_profile(ROOT / "profiles" / "tiny_sd3.yaml"))
@@ -62,4 +73,6 @@ def test_the_shape_of_an_unknown_repository_is_that_of_the_model_it_names():
 def test_the_forms_of_a_base_are_those_that_it_can_write():
     for base in ARCHITECTURES.values():
         renames = type(base).original_modules is not Architecture.original_modules
-        assert ("original" in base.forms) == renames and {"diffusers", "lora", "peft"} <= set(base.forms)
+        assert ("original" in base.forms) == renames and {"diffusers", "lora", "peft"} <= set(
+            base.forms
+        )

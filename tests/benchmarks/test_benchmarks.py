@@ -16,26 +16,36 @@ from tests.fixtures.projects import small_project
 
 def last_line(*words: str) -> dict:
     # Benchmarks measure what the machine can do; compiled bfloat16 is not even right under the pins
-    native = {name: value for name, value in os.environ.items() if name not in PINS} | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-m", *words], cwd=ROOT, capture_output=True, text=True, env=native)
+    native = {name: value for name, value in os.environ.items() if name not in PINS} | {
+        "OMP_NUM_THREADS": "1"
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", *words], cwd=ROOT, capture_output=True, text=True, env=native
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.strip().split("\n")[-1])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "evaluations", [{"mix_grpo": [192, 181]}, pytest.param({"g2rpo": [2188, 1700]}, marks=pytest.mark.engines)]
+    "evaluations",
+    [{"mix_grpo": [192, 181]}, pytest.param({"g2rpo": [2188, 1700]}, marks=pytest.mark.engines)],
 )
 def test_the_published_loops_and_ours_agree_to_rounding(evaluations, models):
     words = ["--size", "tiny", "--methods", *evaluations, "--repeats", "1", "--json"]
     results = last_line("benchmarks.rollout", "--models", str(models), *words)
-    counted = {name: [result[loop]["evaluations"] for loop in ("published", "ours")] for name, result in results.items()}
+    counted = {
+        name: [result[loop]["evaluations"] for loop in ("published", "ours")]
+        for name, result in results.items()
+    }
     assert counted == evaluations
     for result in results.values():
         assert result["max_difference"]["latents"] < 1e-4
         assert result["max_difference"]["rewards"] < 1e-4
         assert result["max_difference"]["gradients_relative"] < 5e-3
-        assert result["speedup"] == pytest.approx(result["published"]["seconds"] / result["ours"]["seconds"])
+        assert result["speedup"] == pytest.approx(
+            result["published"]["seconds"] / result["ours"]["seconds"]
+        )
 
 
 @pytest.mark.slow
@@ -47,14 +57,19 @@ def test_diffusion_nfts_published_loop_has_our_gradients(models):
     assert counted["published"] == counted["diffusion_nft"] == (120, 12)
     assert counted["g2rpo_coarse"] == counted["nft_leaves"] and counted["nft_leaves"][0] < 60
     apart = results["published"]["max_difference"]
-    assert apart["latents"] < 1e-4 and apart["rewards"] < 1e-4 and apart["gradients_relative"] < 5e-3
+    assert (
+        apart["latents"] < 1e-4 and apart["rewards"] < 1e-4 and apart["gradients_relative"] < 5e-3
+    )
     assert results["published"]["ratio"] == 1
 
 
 @pytest.mark.slow
 @pytest.mark.engines
 def test_the_gpu_benchmark_runs_on_a_small_model_without_one():
-    result = last_line("benchmarks.flux", *["--size", "tiny", "--device", "cpu", "--batches", "24", "--iteration", "--json"])
+    result = last_line(
+        "benchmarks.flux",
+        *["--size", "tiny", "--device", "cpu", "--batches", "24", "--iteration", "--json"],
+    )
     assert result["rollout_seconds"]["evaluations"] == {"ours": 1700, "published": 2188}
     for variant in result["variants"].values():
         assert variant["batches"]["24"]["ms_per_evaluation"] > 0
@@ -66,14 +81,23 @@ def test_the_gpu_benchmark_runs_on_a_small_model_without_one():
 def test_what_a_gpu_should_tell_first_is_one_table(tmp_path):
     (tmp_path / "profiles").symlink_to(ROOT / "profiles")
     command = [sys.executable, "-m", "benchmarks.gpu_first"]
-    native = {name: value for name, value in os.environ.items() if name not in PINS} | {"PYTHONPATH": str(ROOT)}
-    start = lambda *words: subprocess.run([*command, *words], cwd=tmp_path, capture_output=True, text=True, env=native)
+    native = {name: value for name, value in os.environ.items() if name not in PINS} | {
+        "PYTHONPATH": str(ROOT)
+    }
+    start = lambda *words: subprocess.run(
+        [*command, *words], cwd=tmp_path, capture_output=True, text=True, env=native
+    )
     done = start("--size", "tiny", "--device", "cpu")
     assert done.returncode == 0, done.stderr
-    rows = [line.strip("| ").split(" | ") for line in done.stdout.splitlines() if line.startswith("|")]
+    rows = [
+        line.strip("| ").split(" | ") for line in done.stdout.splitlines() if line.startswith("|")
+    ]
     assert (tmp_path / ".cache" / "gpu_first.md").read_text() == done.stdout
     said = {row[0].split(":")[0]: row[1] for row in rows[2:]}
-    assert float(said["seconds of an iteration, the second time"]) > 0 and float(said["the same iteration twice"]) == 0.0
+    assert (
+        float(said["seconds of an iteration, the second time"]) > 0
+        and float(said["the same iteration twice"]) == 0.0
+    )
     assert float(said["HPS-v2.1's architecture in half precision"]) > 0 and len(rows) == 14
     if not torch.cuda.is_available():
         done = start()
@@ -89,9 +113,16 @@ def test_every_reward_scores_as_its_published_package(models):
     for by_source in results.values():
         assert list(by_source) == ["files", "tensors"]
         for measured in by_source.values():
-            assert measured["max_difference"] < 1e-5  # at this size a tensor's 8 bits are the file's
-            assert set(measured["images_per_second"]) == {"ours", "published"} and measured["ratio"] > 0
-            assert all(0 < rate["min"] <= rate["median"] for rate in measured["images_per_second"].values())
+            assert (
+                measured["max_difference"] < 1e-5
+            )  # at this size a tensor's 8 bits are the file's
+            assert (
+                set(measured["images_per_second"]) == {"ours", "published"}
+                and measured["ratio"] > 0
+            )
+            assert all(
+                0 < rate["min"] <= rate["median"] for rate in measured["images_per_second"].values()
+            )
 
 
 @pytest.mark.slow
@@ -101,7 +132,10 @@ def test_load_is_measured_on_the_real_stages(models):
     measured = last_line("benchmarks.load", *words, "--models", str(models))
     (prompts,) = measured["prompts"]
     assert prompts["prompts"] == 40 and prompts["embed_mib"] > 100 and prompts["parquet_mib"] >= 0
-    assert [(row["kind"], row["processes"], row["prompts"]) for row in measured["scaling"]] == [("strong", 2, 2), ("weak", 2, 2)]
+    assert [(row["kind"], row["processes"], row["prompts"]) for row in measured["scaling"]] == [
+        ("strong", 2, 2),
+        ("weak", 2, 2),
+    ]
     assert all(row["seconds"] > 0 and row["of_one"] == 1 for row in measured["scaling"])
 
 
@@ -110,7 +144,13 @@ def test_load_is_measured_on_the_real_stages(models):
 def test_servers_under_load_answer_everybody(models, tmp_path):
     small_project(tmp_path, models)
     command = [sys.executable, "-m", "benchmarks.serving", "--clients", "3", "--seconds", "3"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    done = subprocess.run(
+        command,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
     assert done.returncode == 0, done.stderr
     measured = [json.loads(line) for line in done.stdout.splitlines()]
     assert [row["server"] for row in measured] == ["reward", "demo"]

@@ -28,7 +28,19 @@ from tests.conftest import ROOT
 from tests.fixtures.commands import run_here
 
 COMMANDS = (
-    *("doctor", "plan", "models", "prompts", "probe", "generate", "score", "demo", "votes", "export", "report"),
+    *(
+        "doctor",
+        "plan",
+        "models",
+        "prompts",
+        "probe",
+        "generate",
+        "score",
+        "demo",
+        "votes",
+        "export",
+        "report",
+    ),
     *("profile list", "profile show", "profile diff"),
 )
 # of the commands that hand their words to a module, what `--help` loads
@@ -69,7 +81,11 @@ def test_help_says_of_every_list_that_its_option_may_be_repeated():
     """A word given twice, where only one is taken, is lost without a word."""
     lists = []
     for name, command in typer.main.get_command(app).commands.items():
-        lists += [(name, each) for each in command.params if each.param_type_name == "option" and each.multiple]
+        lists += [
+            (name, each)
+            for each in command.params
+            if each.param_type_name == "option" and each.multiple
+        ]
     assert {(name, each.name) for name, each in lists} == {
         ("generate", "run"),
         ("score", "reward"),
@@ -88,25 +104,41 @@ def test_what_runs_takes_the_options_of_its_command():
                 asked = getattr(commands, node.name)
                 runs = getattr(import_module(f"g2rpo_core.cli.{each.args[0].value}"), node.name)
                 assert get_type_hints(runs) == get_type_hints(asked), node.name
-                assert list(inspect.signature(runs).parameters) == list(inspect.signature(asked).parameters), node.name
+                assert list(inspect.signature(runs).parameters) == list(
+                    inspect.signature(asked).parameters
+                ), node.name
                 compared += 1
     assert compared == 12
 
 
 def test_help_waits_for_no_torch():
     script = (
-        "import sys; from importlib import import_module; from typer.testing import CliRunner; from g2rpo_core.cli.commands import app\n"
-        f"for command in {COMMANDS}: assert CliRunner().invoke(app, [*command.split(), '--help']).exit_code == 0, command\n"
+        "import sys; from importlib import import_module; from typer.testing import CliRunner; "
+        "from g2rpo_core.cli.commands import app\n"
+        f"for command in {COMMANDS}: assert CliRunner().invoke(app, [*command.split(), "
+        "'--help']).exit_code == 0, command\n"
         f"for module in {MODULES}: import_module(module)\n"
         "print(sorted({'torch', 'diffusers', 'transformers', 'gradio'} & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     assert done.stdout == "[]\n"
 
 
 def test_pictures_depend_on_prompt_seed_and_weights_and_say_what_made_them(project):
     def pictures(*words):
-        done = run_here(main, "generate", "a small red circle", "--out", "out", "--seeds", "1,3", *words, folder=project)
+        done = run_here(
+            main,
+            "generate",
+            "a small red circle",
+            "--out",
+            "out",
+            "--seeds",
+            "1,3",
+            *words,
+            folder=project,
+        )
         assert done.returncode == 0, done.stderr
         return [np.asarray(Image.open(project / file)) for file in done.stdout.split()]
 
@@ -117,7 +149,12 @@ def test_pictures_depend_on_prompt_seed_and_weights_and_say_what_made_them(proje
     assert not np.array_equal(base[0], base[1])
     assert not np.array_equal(base[0], trained[0]) and not np.array_equal(trained[0], half[0])
     about = json.loads(Image.open(project / "out" / "g2rpo-1-0000-3.png").text["g2rpo"])
-    assert (about["prompt"], about["seed"], about["steps"], about["run"]) == ("a small red circle", 3, 3, "g2rpo-1")
+    assert (about["prompt"], about["seed"], about["steps"], about["run"]) == (
+        "a small red circle",
+        3,
+        3,
+        "g2rpo-1",
+    )
     # No other picture was written over, and prompts.csv says what each is
     names = [
         f"{run}-{number}-{seed}.png"
@@ -125,27 +162,54 @@ def test_pictures_depend_on_prompt_seed_and_weights_and_say_what_made_them(proje
         for seed in (1, 3)
     ]
     table = pd.read_csv(project / "out" / "prompts.csv")
-    assert table.file.tolist() == names == sorted(path.name for path in (project / "out").glob("*.png"))
+    assert (
+        table.file.tolist()
+        == names
+        == sorted(path.name for path in (project / "out").glob("*.png"))
+    )
     assert set(table.prompt) == {"a small red circle"} and table.seed.tolist() == [1, 3] * 3
 
 
 def test_names_sort_as_prompts_and_seeds_do_however_many_there_are(tmp_path):
     prompts = [Prompt(str(number), f"prompt {number}", "") for number in range(10_002)]
     pictures = Pictures(tmp_path, ["base"], prompts, range(8, 12), {}, False)
-    names = [pictures.path("base", number, seed).name for number in range(len(prompts)) for seed in pictures.seeds]
-    assert names == sorted(names) and names[0] == "base-00000-08.png" and len(set(names)) == len(names)
+    names = [
+        pictures.path("base", number, seed).name
+        for number in range(len(prompts))
+        for seed in pictures.seeds
+    ]
+    assert (
+        names == sorted(names) and names[0] == "base-00000-08.png" and len(set(names)) == len(names)
+    )
 
 
 def test_several_runs_are_all_drawn_in_the_order_given_and_put_into_one_picture(project):
     (project / "prompts.txt").write_text("a small red circle\na large blue square\n")
-    words = ["--file", "prompts.txt", "--seeds", "1-3", "--grid", "--out", "grid", "--run", "g2rpo-1", "--run", "base"]
+    words = [
+        "--file",
+        "prompts.txt",
+        "--seeds",
+        "1-3",
+        "--grid",
+        "--out",
+        "grid",
+        "--run",
+        "g2rpo-1",
+        "--run",
+        "base",
+    ]
     done = run_here(main, "generate", *words, folder=project)
     files = done.stdout.split()
     assert done.returncode == 0 and len(files) == 2 * 2 * 3 + 1, done.stderr
-    assert [file.split("/")[1].rsplit("-", 2)[0] for file in files[:-1]] == ["g2rpo-1"] * 6 + ["base"] * 6
+    assert [file.split("/")[1].rsplit("-", 2)[0] for file in files[:-1]] == ["g2rpo-1"] * 6 + [
+        "base"
+    ] * 6
     shown = Image.open(project / "grid" / "g2rpo-1-base-grid.png")
     about = json.loads(shown.text["g2rpo"])
-    assert about["runs"] == ["g2rpo-1", "base"] and about["prompts"] == ["a small red circle", "a large blue square"]
+    assert about["runs"] == ["g2rpo-1", "base"] and about["prompts"] == [
+        "a small red circle",
+        "a large blue square",
+    ]
     table = pd.read_csv(project / "grid" / "prompts.csv")
     assert len(table) == 12 and set(table.file) == {file.split("/")[1] for file in files[:-1]}
 
@@ -156,15 +220,33 @@ def test_several_runs_are_all_drawn_in_the_order_given_and_put_into_one_picture(
         (["a circle " * 20], "prompt 0000 has 41 tokens ('a circle"),
         ([], "generate: give prompts, or a file of them with --file"),
         (["a circle", "--seeds", "1-x"], "generate: --seeds 1-x: give whole numbers from 0"),
-        (["a circle", "--run", "g2rpo-9"], "g2rpo-9: no trained weights; profile tiny has base, g2rpo-1"),
+        (
+            ["a circle", "--run", "g2rpo-9"],
+            "g2rpo-9: no trained weights; profile tiny has base, g2rpo-1",
+        ),
         (["a circle", "--steps", "0"], "generate: --steps must be at least 1 and at most 100"),
-        (["a circle", "--steps", "99999999"], "generate: --steps must be at least 1 and at most 100"),
-        (["a circle", "--guidance", "nan"], "generate: --guidance and --lora-scale must be finite numbers"),
-        (["a circle", "--lora-scale", "inf"], "generate: --guidance and --lora-scale must be finite numbers"),
-        (["a circle", "--seeds", "0-4000000000000"], "generate: --seeds 0-4000000000000: give whole numbers from 0"),
+        (
+            ["a circle", "--steps", "99999999"],
+            "generate: --steps must be at least 1 and at most 100",
+        ),
+        (
+            ["a circle", "--guidance", "nan"],
+            "generate: --guidance and --lora-scale must be finite numbers",
+        ),
+        (
+            ["a circle", "--lora-scale", "inf"],
+            "generate: --guidance and --lora-scale must be finite numbers",
+        ),
+        (
+            ["a circle", "--seeds", "0-4000000000000"],
+            "generate: --seeds 0-4000000000000: give whole numbers from 0",
+        ),
         (["caf\udce9"], "prompt 0000 has the character '\\udce9': type it as UTF-8"),
         (["a circle", "--device", "mps"], "--device mps: only cuda and cpu are supported"),
-        (["a circle", "--out", "/proc/pictures"], "--out /proc/pictures: cannot be written (No such file or directory)"),
+        (
+            ["a circle", "--out", "/proc/pictures"],
+            "--out /proc/pictures: cannot be written (No such file or directory)",
+        ),
         (["a circle", "--out", "params.yaml"], "generate: --out params.yaml is not a folder"),
         (["--file", "nothing.txt"], "nothing.txt: no such prompt file"),
     ],
@@ -183,7 +265,9 @@ def test_the_probe_shows_every_step_and_the_same_as_json(project):
     assert [step["step"] for step in steps] == list(range(9)) and set(steps[0]["gap"]) == {"1", "3"}
     lines = shown.stdout.splitlines()
     assert lines[0] == "tiny, base: training reward hps + clip_score over 2 prompts, groups of 3"
-    assert lines[2].split()[:3] == ["0", "1.000", f"{steps[0]['spread']:.4f}"] and len(lines) == 2 + 9
+    assert (
+        lines[2].split()[:3] == ["0", "1.000", f"{steps[0]['spread']:.4f}"] and len(lines) == 2 + 9
+    )
 
 
 @pytest.mark.parametrize(
@@ -192,12 +276,21 @@ def test_the_probe_shows_every_step_and_the_same_as_json(project):
         (["--granularities", "3,1"], "probe: --granularities are rising whole numbers from 1"),
         (
             ["--group", "1"],
-            "probe: --granularities are rising whole numbers from 1, as 1,2,3; --prompts is at least 1, --group at least 2",
+            (
+                "probe: --granularities are rising whole numbers from 1, as 1,2,3; "
+                "--prompts is at least 1, --group at least 2"
+            ),
         ),
         (["--run", "g2rpo-9"], "g2rpo-9: no trained weights"),
         (["--device", "cuda:99"], "--device cuda:99: torch finds "),
         (["--device", "gpu"], "--device gpu: Expected one of cpu, cuda"),
-        (["--profile", "tiny_sd3"], "embeddings/tiny_sd3/train/part-00000.parquet: does not exist; the stage `embed` makes it"),
+        (
+            ["--profile", "tiny_sd3"],
+            (
+                "embeddings/tiny_sd3/train/part-00000.parquet: does not exist; "
+                "the stage `embed` makes it"
+            ),
+        ),
     ],
 )
 def test_what_cannot_be_probed_is_said_in_one_line(project, words, complaint):
@@ -208,15 +301,21 @@ def test_what_cannot_be_probed_is_said_in_one_line(project, words, complaint):
 
 def test_the_doctor_names_what_is_missing_and_never_shows_a_token(project, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
-    (project / "profiles" / "own.yaml").write_text("extends: flux_hps\nprompts: {train: data/own.txt}\n")
+    (project / "profiles" / "own.yaml").write_text(
+        "extends: flux_hps\nprompts: {train: data/own.txt}\n"
+    )
     done = run_here(main, "doctor", folder=project)
     assert done.returncode == 0 and "hf_secret" not in done.stdout
     lines = dict(line.split(": ", 1) for line in done.stdout.splitlines() if ": " in line)
     assert "HF_TOKEN" in lines["tokens"] and lines["profile tiny"] == "nothing is missing"
     assert "the training prompts data/own.txt" in lines["profile own"]
-    assert "the training prompts of ymhao/HPDv2, which dvc repro fetches" in lines["profile flux_hps"]
+    assert (
+        "the training prompts of ymhao/HPDv2, which dvc repro fetches" in lines["profile flux_hps"]
+    )
     unknown = run_here(main, "doctor", "--profile", "tinny", folder=project)
-    assert unknown.returncode == 1 and unknown.stderr.startswith("error: profiles/tinny.yaml: no such profile")
+    assert unknown.returncode == 1 and unknown.stderr.startswith(
+        "error: profiles/tinny.yaml: no such profile"
+    )
 
 
 def test_profiles_are_listed_and_their_differences_shown():
@@ -226,8 +325,12 @@ def test_profiles_are_listed_and_their_differences_shown():
     )
     shown = run_here(main, "profile", "diff", "flux_hps_clip", "flux_hps", folder=ROOT)
     assert shown.stdout == "training.rewards.clip_score: 1.0 -> -\n"
-    lora = run_here(main, "profile", "diff", "flux_hps_clip", "flux_lora_1gpu", folder=ROOT).stdout.splitlines()
-    assert "training.lora.rank: - -> 32" in lora and "training.prompts_per_iteration: 16 -> 1" in lora
+    lora = run_here(
+        main, "profile", "diff", "flux_hps_clip", "flux_lora_1gpu", folder=ROOT
+    ).stdout.splitlines()
+    assert (
+        "training.lora.rank: - -> 32" in lora and "training.prompts_per_iteration: 16 -> 1" in lora
+    )
 
 
 def test_a_word_that_no_command_has_ends_with_status_two():
@@ -246,7 +349,11 @@ def test_a_studys_page_is_rendered_from_its_committed_table(tmp_path):
     done = run_here(main, "report", "--study", "marks_late", folder=tmp_path)
     assert done.stdout == f"{page}\n", done.stderr
     text = page.read_text()
-    assert "Late noise where fine detail counts" in text and "+0.0327 [+0.0213, +0.0440]" in text and "data:image" not in text
+    assert (
+        "Late noise where fine detail counts" in text
+        and "+0.0327 [+0.0213, +0.0440]" in text
+        and "data:image" not in text
+    )
     (page.parents[1] / "results.parquet").write_bytes(b"PAR1")
     command = [sys.executable, "-m", "g2rpo_core.cli", "report", "--study", "marks_late"]
     damaged = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
@@ -257,7 +364,10 @@ def test_a_studys_page_is_rendered_from_its_committed_table(tmp_path):
 def test_a_study_that_is_not_there_is_answered_with_those_that_are():
     unknown = run_here(main, "report", "--study", "nope", folder=ROOT)
     known = ", ".join(sorted(path.parent.name for path in (ROOT / "studies").glob("*/params.yaml")))
-    assert unknown.returncode == 1 and unknown.stderr == f"error: report: --study nope: there are {known}\n"
+    assert (
+        unknown.returncode == 1
+        and unknown.stderr == f"error: report: --study nope: there are {known}\n"
+    )
 
 
 def test_open_hands_the_report_to_the_browser(tmp_path, monkeypatch):
@@ -281,7 +391,9 @@ def test_another_profiles_prompts_come_from_the_stage_and_a_mistake_is_one_line(
     assert done.stdout == "256 train prompts, 512 test prompts\n", done.stderr
     assert (tmp_path / "prompts" / "tiny_verdict" / "train.parquet").exists()
     missing = subprocess.run([*command, "flux_hps"], cwd=tmp_path, capture_output=True, text=True)
-    assert missing.returncode == 1 and missing.stderr.startswith("error: prompts.test: ymhao/HPDv2 is not in the cache")
+    assert missing.returncode == 1 and missing.stderr.startswith(
+        "error: prompts.test: ymhao/HPDv2 is not in the cache"
+    )
 
 
 @pytest.mark.parametrize("name", ["tiny_verdict", "flux_lora_1gpu"])
@@ -289,7 +401,10 @@ def test_what_is_shown_is_the_whole_profile_with_where_each_value_comes_from(tmp
     done = run_here(main, "profile", "show", name, folder=ROOT)
     assert done.returncode == 0, done.stderr
     (tmp_path / "shown.yaml").write_text(done.stdout)
-    shown, profile = load_profile(tmp_path / "shown.yaml"), load_profile(ROOT / "profiles" / f"{name}.yaml")
+    shown, profile = (
+        load_profile(tmp_path / "shown.yaml"),
+        load_profile(ROOT / "profiles" / f"{name}.yaml"),
+    )
     for section in set(type(profile).model_fields) - {"methods"}:
         assert getattr(shown, section) == getattr(profile, section), section
     assert list(shown.methods) == list(profile.methods)
@@ -304,7 +419,12 @@ def test_what_is_shown_is_the_whole_profile_with_where_each_value_comes_from(tmp
 
 def test_an_unknown_profile_ends_in_one_line():
     done = subprocess.run(
-        [sys.executable, "-m", "g2rpo_core.cli", "profile", "show", "tinny"], cwd=ROOT, capture_output=True, text=True
+        [sys.executable, "-m", "g2rpo_core.cli", "profile", "show", "tinny"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
     )
-    assert done.returncode == 1 and done.stderr.startswith("error: profiles/tinny.yaml: no such profile; there are ")
+    assert done.returncode == 1 and done.stderr.startswith(
+        "error: profiles/tinny.yaml: no such profile; there are "
+    )
     assert done.stderr.count("\n") == 1

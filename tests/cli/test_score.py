@@ -40,17 +40,36 @@ def g2rpo(*words: object, folder: Path = ROOT) -> subprocess.CompletedProcess[st
 def test_line_n_belongs_to_the_nth_image_by_name(models, folder, tmp_path):
     out = tmp_path / "scores.parquet"
     command = [
-        sys.executable, "-m", "g2rpo_core.cli", "score", "--reward", "hps_v2_1", "--reward", "pickscore",
-        "--prompts", tmp_path / "prompts.txt", "--models", models, "--out", out, folder,
-    ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+        sys.executable,
+        "-m",
+        "g2rpo_core.cli",
+        "score",
+        "--reward",
+        "hps_v2_1",
+        "--reward",
+        "pickscore",
+        "--prompts",
+        tmp_path / "prompts.txt",
+        "--models",
+        models,
+        "--out",
+        out,
+        folder,
+    ]
+    done = subprocess.run(
+        command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
     assert done.returncode == 0, done.stderr
     table = pd.read_parquet(out)
     assert table.columns.tolist() == ["file", "prompt", "hps", "pickscore", "models"]
     assert (
-        set(table.models) == {"tiny models, not HPS-v2.1, PickScore"} and "(tiny models, not HPS-v2.1, PickScore)" in done.stdout
+        set(table.models) == {"tiny models, not HPS-v2.1, PickScore"}
+        and "(tiny models, not HPS-v2.1, PickScore)" in done.stdout
     )
-    assert table.file.tolist() == sorted(f"{name}.png" for name in IMAGES) and table.prompt.tolist() == PROMPTS
+    assert (
+        table.file.tolist() == sorted(f"{name}.png" for name in IMAGES)
+        and table.prompt.tolist() == PROMPTS
+    )
     images = [IMAGES[name] for name in sorted(IMAGES)]
     expected = rewards.load(["hps"], models)["hps"](images, PROMPTS)
     assert table.hps.tolist() == pytest.approx(expected.tolist(), abs=1e-5)
@@ -58,9 +77,14 @@ def test_line_n_belongs_to_the_nth_image_by_name(models, folder, tmp_path):
 
 
 def test_a_csv_names_its_images_and_may_name_few(folder, tmp_path):
-    (tmp_path / "some.csv").write_text('file,prompt\nwide.png,"a red circle, large"\ntiny.png,a blue cross\n')
+    (tmp_path / "some.csv").write_text(
+        'file,prompt\nwide.png,"a red circle, large"\ntiny.png,a blue cross\n'
+    )
     table = pair(folder, tmp_path / "some.csv")
-    assert table.to_dict("list") == {"file": ["wide.png", "tiny.png"], "prompt": ["a red circle, large", "a blue cross"]}
+    assert table.to_dict("list") == {
+        "file": ["wide.png", "tiny.png"],
+        "prompt": ["a red circle, large", "a blue cross"],
+    }
 
 
 def test_rows_that_name_images_belong_to_these_in_any_format(folder, tmp_path):
@@ -95,24 +119,46 @@ def test_prompts_that_do_not_fit_are_named(folder, tmp_path, file, text, message
 
 @pytest.mark.pipeline
 def test_mistakes_end_in_one_line_and_leave_no_file(models, folder, tmp_path):
-    prompts = ["--prompts", tmp_path / "prompts.txt", "--models", models, "--out", tmp_path / "s.csv"]
+    prompts = [
+        "--prompts",
+        tmp_path / "prompts.txt",
+        "--models",
+        models,
+        "--out",
+        tmp_path / "s.csv",
+    ]
     (folder / "wide.png").write_bytes(b"half an image")
     done = g2rpo("score", "--reward", "clip_score", *prompts, folder)
-    assert done.returncode == 1 and done.stderr.strip().split("\n")[-1].startswith(f"error: {folder / 'wide.png'}: ")
+    assert done.returncode == 1 and done.stderr.strip().split("\n")[-1].startswith(
+        f"error: {folder / 'wide.png'}: "
+    )
     assert "Traceback" not in done.stderr and not (tmp_path / "s.csv").exists()
-    Image.new("1", (20_000, 20_000)).save(folder / "wide.png")  # 50 KiB of file, a gigabyte of picture
+    Image.new("1", (20_000, 20_000)).save(
+        folder / "wide.png"
+    )  # 50 KiB of file, a gigabyte of picture
     done = g2rpo("score", "--reward", "clip_score", *prompts, folder)
-    assert done.returncode == 1 and "exceeds limit" in done.stderr.strip().split("\n")[-1] and "Traceback" not in done.stderr
+    assert (
+        done.returncode == 1
+        and "exceeds limit" in done.stderr.strip().split("\n")[-1]
+        and "Traceback" not in done.stderr
+    )
     IMAGES["wide"].save(folder / "wide.png")
     for words, message in (
-        (["--prompts", folder, "--out", tmp_path / "s.csv"], f"error: {folder}: prompts are read from "),
-        (["--prompts", tmp_path / "prompts.txt", "--out", folder / "notes.txt" / "s.csv"], "cannot be written (File exists)"),
+        (
+            ["--prompts", folder, "--out", tmp_path / "s.csv"],
+            f"error: {folder}: prompts are read from ",
+        ),
+        (
+            ["--prompts", tmp_path / "prompts.txt", "--out", folder / "notes.txt" / "s.csv"],
+            "cannot be written (File exists)",
+        ),
     ):
         done = g2rpo("score", "--reward", "clip_score", "--models", models, *words, folder)
         assert done.returncode == 1 and message in done.stderr.strip().split("\n")[-1]
     done = g2rpo("score", "--reward", "beauty", *prompts, folder)
     assert done.stderr == (
-        "error: --reward beauty: unknown; there are hps, clip_score, pickscore, image_reward, unified_reward, hpsv3, ocr, geneval, votes, "
+        "error: --reward beauty: unknown; there are hps, clip_score, pickscore, image_reward, "
+        "unified_reward, hpsv3, ocr, geneval, votes, "
         "hps_v2_1, hps-v2.1\n"
     )
 
@@ -122,27 +168,53 @@ def test_a_profile_decides_how_rewards_score(models, folder, tmp_path):
     """UnifiedReward from a server that the profile names, without any model; what it could not have keeps its reason."""
 
     def reply(request):
-        return completion("I would rather not say." if PROMPTS[0] in request.question else "Final Score: 4")
+        return completion(
+            "I would rather not say." if PROMPTS[0] in request.question else "Final Score: 4"
+        )
 
     with serve(reply) as server:
         text = (ROOT / "profiles" / "tiny.yaml").read_text()
         ours = "unified_reward: {micro_batch: 128, max_new_tokens: 32}"
         assert ours in text
-        asking = f"unified_reward: {{max_missing: 0.2, server: {{url: '{server.url}', model: vlm, concurrency: 1}}}}"
+        asking = (
+            f"unified_reward: {{max_missing: 0.2, server: {{url: '{server.url}', model: vlm, "
+            f"concurrency: 1}}}}"
+        )
         (tmp_path / "profiles").mkdir()
         (tmp_path / "profiles" / "mine.yaml").write_text(text.replace(ours, asking))
-        (tmp_path / "profiles" / "strict.yaml").write_text(text.replace(ours, asking.replace("0.2", "0.1")))
-        words = ["score", "--reward", "unified_reward", "--prompts", tmp_path / "prompts.txt", folder]
+        (tmp_path / "profiles" / "strict.yaml").write_text(
+            text.replace(ours, asking.replace("0.2", "0.1"))
+        )
+        words = [
+            "score",
+            "--reward",
+            "unified_reward",
+            "--prompts",
+            tmp_path / "prompts.txt",
+            folder,
+        ]
         done = g2rpo(*words, "--profile", "mine", "--out", tmp_path / "s.csv", folder=tmp_path)
         assert done.returncode == 0, done.stderr
         table = pd.read_csv(tmp_path / "s.csv")
-        assert table.columns.tolist() == ["file", "prompt", "unified_reward", "unified_reward_reason"]
-        assert table.unified_reward.isna().tolist() == [True] + [False] * 7 and set(table.unified_reward[1:]) == {4.0}
-        assert "I would rather not say." in table.unified_reward_reason[0] and table.unified_reward_reason[1:].isna().all()
+        assert table.columns.tolist() == [
+            "file",
+            "prompt",
+            "unified_reward",
+            "unified_reward_reason",
+        ]
+        assert table.unified_reward.isna().tolist() == [True] + [False] * 7 and set(
+            table.unified_reward[1:]
+        ) == {4.0}
+        assert (
+            "I would rather not say." in table.unified_reward_reason[0]
+            and table.unified_reward_reason[1:].isna().all()
+        )
         assert [request.body["model"] for request in server.requests] == ["vlm"] * 8
         done = g2rpo(*words, "--profile", "strict", "--out", tmp_path / "t.csv", folder=tmp_path)
     last = done.stderr.strip().split("\n")[-1]
-    assert done.returncode == 1 and last.startswith("error: reward unified_reward: 1 of 8 scores are missing, more than ")
+    assert done.returncode == 1 and last.startswith(
+        "error: reward unified_reward: 1 of 8 scores are missing, more than "
+    )
     assert len(pd.read_csv(tmp_path / "t.csv")) == 8  # nothing is lost
 
 
@@ -153,16 +225,33 @@ def test_what_was_scored_is_kept_and_a_second_start_goes_on(folder, tmp_path, mo
     failing = [PROMPTS[5]]
 
     def reply(request):
-        return completion("?" if any(prompt in request.question for prompt in failing) else "Final Score: 4")
+        return completion(
+            "?" if any(prompt in request.question for prompt in failing) else "Final Score: 4"
+        )
 
     with serve(reply) as server:
         settings = f"server: {{url: '{server.url}', model: vlm, concurrency: 1, tries: 1}}"
         (tmp_path / "profiles").mkdir()
         shutil.copy(ROOT / "profiles" / "tiny.yaml", tmp_path / "profiles" / "tiny.yaml")
-        (tmp_path / "profiles" / "mine.yaml").write_text(f"extends: tiny\nrewards: {{unified_reward: {{{settings}}}}}\n")
-        words = ["score", "--reward", "unified_reward", "--prompts", tmp_path / "prompts.txt", "--profile", "mine", folder]
+        (tmp_path / "profiles" / "mine.yaml").write_text(
+            f"extends: tiny\nrewards: {{unified_reward: {{{settings}}}}}\n"
+        )
+        words = [
+            "score",
+            "--reward",
+            "unified_reward",
+            "--prompts",
+            tmp_path / "prompts.txt",
+            "--profile",
+            "mine",
+            folder,
+        ]
         done = g2rpo(*words, "--out", tmp_path / "s.csv", folder=tmp_path)
-        assert done.returncode == 1 and "1 of 8 scores are missing" in done.stderr and len(server.requests) == 8
+        assert (
+            done.returncode == 1
+            and "1 of 8 scores are missing" in done.stderr
+            and len(server.requests) == 8
+        )
         failing.clear()
         done = g2rpo(*words, "--out", tmp_path / "s.csv", folder=tmp_path)
         assert done.returncode == 0 and len(server.requests) == 8 + 4, done.stderr
@@ -193,13 +282,21 @@ def test_scores_of_another_code_of_a_reward_are_not_gone_on_with(tmp_path):
     (tmp_path / "prompts.txt").write_text("a red circle\n" * 70)
     (tmp_path / "profiles").mkdir()
     shutil.copy(ROOT / "profiles" / "tiny.yaml", tmp_path / "profiles" / "tiny.yaml")
-    (tmp_path / "profiles" / "mine.yaml").write_text('extends: tiny\nrewards: {half: {class: "half:Half"}}\n')
+    (tmp_path / "profiles" / "mine.yaml").write_text(
+        'extends: tiny\nrewards: {half: {class: "half:Half"}}\n'
+    )
     words = ["score", "--reward", "half", "--prompts", "prompts.txt", "--profile", "mine", "many"]
     command = [sys.executable, "-m", "g2rpo_core.cli", *words]
     ends = []
     for code in (HALF.format(good=1, score=1), HALF.format(good=9, score=2)):
         (tmp_path / "half.py").write_text(code)
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+        done = subprocess.run(
+            command,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
         ends.append(done.returncode)
     assert ends == [1, 0] and set(pd.read_csv(tmp_path / "scores.csv").half) == {2.0}, done.stderr
 
@@ -211,6 +308,11 @@ def test_the_prompts_are_never_written_over(models, folder, tmp_path):
     (tmp_path / "link.csv").symlink_to(prompts)
     for out in (prompts, tmp_path / "link.csv"):
         for given in (["--prompts", prompts], []):  # the one in the folder is read if none is given
-            done = g2rpo("score", "--reward", "hps", "--models", models, *given, "--out", out, folder)
-            assert done.returncode == 1 and done.stderr == f"error: --out {out}: is the file of prompts: give another\n"
+            done = g2rpo(
+                "score", "--reward", "hps", "--models", models, *given, "--out", out, folder
+            )
+            assert (
+                done.returncode == 1
+                and done.stderr == f"error: --out {out}: is the file of prompts: give another\n"
+            )
     assert prompts.read_text() == "file,prompt\nwide.png,a red circle\n"

@@ -54,25 +54,58 @@ def test_votes_become_a_reward_that_scores_and_trains(project):
     first, wins, verifier, hps, note, predicts, use = done.stdout.splitlines()
     table = read_votes(project / "votes" / "tiny.parquet")
     count = int((table.winner != "equal").sum())
-    assert first.startswith("votes/tiny.parquet: 120 votes on ") and wins.startswith("base beats g2rpo-1 in ")
-    assert verifier.startswith(f"Verifier (exact) (verifier) agrees with {count} of {count}, 100.0 % (")
-    assert re.fullmatch(rf"HPS-v2.1 \(hps\) agrees with \d+ of {count}, [\d.]+ % \([\d.]+ % to [\d.]+ %\)", hps)
+    assert first.startswith("votes/tiny.parquet: 120 votes on ") and wins.startswith(
+        "base beats g2rpo-1 in "
+    )
+    assert verifier.startswith(
+        f"Verifier (exact) (verifier) agrees with {count} of {count}, 100.0 % ("
+    )
+    assert re.fullmatch(
+        rf"HPS-v2.1 \(hps\) agrees with \d+ of {count}, [\d.]+ % \([\d.]+ % to [\d.]+ %\)", hps
+    )
     assert note == "note: scores are from tiny models, not HPS-v2.1"
-    right = int(re.match(rf"a reward fitted to these votes predicts (\d+) of {count}, ", predicts)[1])
-    assert right / count > 0.65 and predicts.endswith("on prompts that it has not seen; 50 % is chance")
+    right = int(
+        re.match(rf"a reward fitted to these votes predicts (\d+) of {count}, ", predicts)[1]
+    )
+    assert right / count > 0.65 and predicts.endswith(
+        "on prompts that it has not seen; 50 % is chance"
+    )
     # Into a profile, as it says
     section = use.removeprefix("to use it: rewards: ")
     (project / "profiles" / "mine.yaml").write_text(MINE.format(section=section))
     done = run_here(
-        main, "score", "--reward", "votes", "--profile", "mine", "--prompts", prompts(project), "votes/tiny", folder=project
+        main,
+        "score",
+        "--reward",
+        "votes",
+        "--profile",
+        "mine",
+        "--prompts",
+        prompts(project),
+        "votes/tiny",
+        folder=project,
     )
     assert done.returncode == 0, done.stderr
     scores = pd.read_csv(project / "scores.csv").votes
     assert len(scores) == len(list((project / "votes" / "tiny").iterdir())) and scores.std() > 0.1
     assert "(tiny models, not CLIP Score)" in done.stdout
-    command = [sys.executable, "-m", "stages.train", "--profile", "mine", "--method", "g2rpo", "--seed", "1"]
+    command = [
+        sys.executable,
+        "-m",
+        "stages.train",
+        "--profile",
+        "mine",
+        "--method",
+        "g2rpo",
+        "--seed",
+        "1",
+    ]
     done = subprocess.run(
-        command, cwd=project, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": f"{project}:{ROOT}"}
+        command,
+        cwd=project,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": f"{project}:{ROOT}"},
     )
     assert done.returncode == 0, done.stderr
     records = pd.read_parquet(project / "runs" / "mine" / "g2rpo-1" / "records.parquet")
@@ -83,7 +116,9 @@ def prompts(project):
     """A csv with the prompt of each image."""
     table = read_votes(project / "votes" / "tiny.parquet")
     sides = [
-        pd.DataFrame({"file": table[f"{side}_file"].str.removeprefix("tiny/"), "prompt": table.prompt})
+        pd.DataFrame(
+            {"file": table[f"{side}_file"].str.removeprefix("tiny/"), "prompt": table.prompt}
+        )
         for side in ("left", "right")
     ]
     pd.concat(sides).drop_duplicates("file").to_csv(project / "prompts.csv", index=False)
@@ -103,8 +138,13 @@ def test_too_few_votes_are_counted_but_make_no_reward(project):
 def test_a_profile_that_trains_on_comparisons_leaves_them_out(project):
     """Of the usual rewards, those that score single images are asked; the server that it names does not exist."""
     section = "{pairwise: {server: {url: http://127.0.0.1:9, model: vlm}}}"
-    text = f"extends: tiny\nrewards: {section}\ntraining: {{rewards: {{hps: null, clip_score: null, pairwise: 1.0}}}}\n"
-    (project / "profiles" / "pairs.yaml").write_text(text + "evaluation: {rewards: [verifier, unified_reward]}\n")
+    text = (
+        f"extends: tiny\nrewards: {section}\n"
+        f"training: {{rewards: {{hps: null, clip_score: null, pairwise: 1.0}}}}\n"
+    )
+    (project / "profiles" / "pairs.yaml").write_text(
+        text + "evaluation: {rewards: [verifier, unified_reward]}\n"
+    )
     file = project / "votes" / "tiny.parquet"
     (project / "models" / "pairs").symlink_to(project / "models" / "tiny")
     done = run_here(main, "votes", "--profile", "pairs", "--file", file, folder=project)
@@ -115,9 +155,21 @@ def test_a_profile_that_trains_on_comparisons_leaves_them_out(project):
 @pytest.mark.parametrize(
     "words, complaint",
     [
-        (["--reward", "nonsense"], "error: --reward nonsense: unknown; there are hps, clip_score, "),
-        (["--reward", "votes"], "error: --reward votes: was fitted to votes, so its agreement with them says nothing"),
-        (["--reward", "pairwise"], "error: --reward pairwise: pairwise compares images of a group: train on it, evaluate by "),
+        (
+            ["--reward", "nonsense"],
+            "error: --reward nonsense: unknown; there are hps, clip_score, ",
+        ),
+        (
+            ["--reward", "votes"],
+            "error: --reward votes: was fitted to votes, so its agreement with them says nothing",
+        ),
+        (
+            ["--reward", "pairwise"],
+            (
+                "error: --reward pairwise: pairwise compares images of a group: train on it, "
+                "evaluate by "
+            ),
+        ),
         (["--file", "nowhere.parquet"], "error: nowhere.parquet: does not exist"),
         (["--file", "params.yaml"], "error: params.yaml: is not a Parquet file"),
     ],
@@ -125,7 +177,9 @@ def test_a_profile_that_trains_on_comparisons_leaves_them_out(project):
 def test_a_mistake_ends_in_one_line(project, words, complaint):
     (project / "params.yaml").write_text("profile: tiny\nmethods: [g2rpo]\nseeds: [1]\n")
     done = votes(project, *words)
-    assert done.returncode == 1 and done.stderr.startswith(complaint) and done.stderr.count("\n") == 1
+    assert (
+        done.returncode == 1 and done.stderr.startswith(complaint) and done.stderr.count("\n") == 1
+    )
 
 
 def test_new_votes_stop_a_profile_that_names_others(project):
@@ -134,10 +188,29 @@ def test_new_votes_stop_a_profile_that_names_others(project):
     (project / "profiles" / "mine.yaml").write_text(MINE.format(section=section))
     read_votes(file).iloc[1:].to_parquet(file, index=False)
     done = run_here(
-        main, "score", "--reward", "votes", "--profile", "mine", "--prompts", prompts(project), "votes/tiny", folder=project
+        main,
+        "score",
+        "--reward",
+        "votes",
+        "--profile",
+        "mine",
+        "--prompts",
+        prompts(project),
+        "votes/tiny",
+        folder=project,
     )
     new = f"write `sha256: {sha256(file)}`, and what uses the reward runs again\n"
     assert done.returncode == 1 and done.stderr.endswith(new)
     # The command that prints the new line works all the same
-    done = run_here(main, "votes", "--profile", "mine", "--file", "votes/tiny.parquet", "--reward", "verifier", folder=project)
+    done = run_here(
+        main,
+        "votes",
+        "--profile",
+        "mine",
+        "--file",
+        "votes/tiny.parquet",
+        "--reward",
+        "verifier",
+        folder=project,
+    )
     assert done.returncode == 0 and sha256(file) in done.stdout, done.stderr

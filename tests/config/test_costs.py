@@ -17,9 +17,20 @@ def test_the_verdicts_table_has_the_total_compute_and_images_of_every_method(mon
     study = load_study("verdict")
     profile = load_profile(profile_path(study.profile), study)
     table = pd.read_parquet("studies/verdict/results.parquet")
-    records = table[table.part == "training"].groupby(["method", "iteration"], as_index=False).mean(numeric_only=True)
-    # Counted by hand from each method's settings: images an iteration, and whether there is a KL term
-    for method, images in {"g2rpo_coarse": 12, "g2rpo": 180, "stepwise_flow_grpo": 121, "mix_grpo": 12, "flow_grpo": 12}.items():
+    records = (
+        table[table.part == "training"]
+        .groupby(["method", "iteration"], as_index=False)
+        .mean(numeric_only=True)
+    )
+    # Counted by hand from each method's settings: images an iteration, and whether there is a KL
+    # term
+    for method, images in {
+        "g2rpo_coarse": 12,
+        "g2rpo": 180,
+        "stepwise_flow_grpo": 121,
+        "mix_grpo": 12,
+        "flow_grpo": 12,
+    }.items():
         rows = records[records.method == method]
         cost, end = cost_of(profile.run(method), 1001, rows), rows.iloc[-1]
         assert list(cost.images) == list(images * rows.iteration) and cost.guided == 1
@@ -33,12 +44,20 @@ def test_guidance_doubles_what_a_trained_state_costs(monkeypatch):
     profile = load_profile(profile_path("tiny_sd3"))
     run = profile.run("g2rpo")
     tree = run.method.tree.build(run.sampling.steps)
-    of_one = run.training.prompts_per_iteration * tree.num_forward_evals(run.training.num_generations)
+    of_one = run.training.prompts_per_iteration * tree.num_forward_evals(
+        run.training.num_generations
+    )
     records = pd.DataFrame(
-        {"iteration": [5, 10], "num_forward_evals": [10.0 * of_one, 20.0 * of_one], "num_transitions": [25, 50]}
+        {
+            "iteration": [5, 10],
+            "num_forward_evals": [10.0 * of_one, 20.0 * of_one],
+            "num_transitions": [25, 50],
+        }
     )
     cost = cost_of(run, 1, records)
-    assert cost.guided == 2 and list(cost.total) == pytest.approx([10 * of_one + 150 + 450, 20 * of_one + 300 + 900])
+    assert cost.guided == 2 and list(cost.total) == pytest.approx(
+        [10 * of_one + 150 + 450, 20 * of_one + 300 + 900]
+    )
     assert Cost(100, 10, 20, 10).total == 100 + 30 + 10 + 10
 
 
@@ -52,12 +71,19 @@ def test_guidance_doubles_what_a_trained_state_costs(monkeypatch):
         ("g2rpo", 3, 1, "step"),
     ],
 )
-def test_the_trained_states_of_a_prompt_are_those_that_the_trainer_counts(make_trainer, settings, name, group, noises, updates):
+def test_the_trained_states_of_a_prompt_are_those_that_the_trainer_counts(
+    make_trainer, settings, name, group, noises, updates
+):
     """Members that begin with one noise share its state, also where an optimizer step trains on some of the members alone."""
-    method = small_method(name, tree={"initial_noises": noises}, objective={"updates_per_rollout": updates})
+    method = small_method(
+        name, tree={"initial_noises": noises}, objective={"updates_per_rollout": updates}
+    )
     sampling, training = settings
     trainer = make_trainer(method, num_generations=group)
     run = ResolvedRun(method, sampling, trainer.training, "mine", None, name)
     record = trainer.iterate(0)
     assert record["num_transitions"] == training.prompts_per_iteration * cost_of_prompt(run).trained
-    assert record["num_forward_evals"] == training.prompts_per_iteration * cost_of_prompt(run).evaluations
+    assert (
+        record["num_forward_evals"]
+        == training.prompts_per_iteration * cost_of_prompt(run).evaluations
+    )

@@ -15,9 +15,18 @@ from tests.conftest import ROOT
 PROFILES = sorted(path.stem for path in (ROOT / "profiles").glob("*.yaml"))
 # What a later stage does not take over from an entry, and why
 NOT_TAKEN_OVER = {
-    "steps": "evaluation.steps: many numbers of steps are compared, the same ones for the base and for every run",
-    "shift": "evaluation and generation take the scheduler's own sigmas, as whoever uses the weights does, for the base and for every run",
-    "height": "evaluation.height: published tables have the model's own size, and some trainings a smaller one",
+    "steps": (
+        "evaluation.steps: many numbers of steps are compared, the same ones for the base and for "
+        "every run"
+    ),
+    "shift": (
+        "evaluation and generation take the scheduler's own sigmas, "
+        "as whoever uses the weights does, for the base and for every run"
+    ),
+    "height": (
+        "evaluation.height: published tables have the model's own size, "
+        "and some trainings a smaller one"
+    ),
     "width": "as height",
     "batch_tokens": "how much is computed at once: evaluation.batch",
     "decode_batch": "how much is computed at once: evaluation.batch",
@@ -45,15 +54,21 @@ def test_every_entry_is_drawn_alike_in_training_monitor_evaluation_and_generatio
     profile = load_profile(ROOT / "profiles" / f"{name}.yaml")
     drawn, entries = profile.drawn(), {entry: profile.run(entry) for entry in profile.methods}
     compared = Compared(name, profile, entries, [(entry, 1) for entry in entries])
-    assert list(drawn_of("base", drawn)) == list(compared.drawn)  # what the report reads was evaluated
+    assert list(drawn_of("base", drawn)) == list(
+        compared.drawn
+    )  # what the report reads was evaluated
     for entry, run in entries.items():
         training = {key: getattr(run.sampling, key) for key in DRAWN}
         assert drawn_of(entry, drawn) == {entry: training}
         shown = drawn_as(["base", f"{entry}-1"], name, profile)
-        assert shown[f"{entry}-1"][1].drawn == shown["base"][1].drawn == training and len(shown) == 2
+        assert (
+            shown[f"{entry}-1"][1].drawn == shown["base"][1].drawn == training and len(shown) == 2
+        )
         # The base that its gain is over
         base = compared.base_of((entry, 1))[0]
-        assert drawn_of("base", drawn)[base] == training and base == base_for(compared.drawn, run.sampling)
+        assert drawn_of("base", drawn)[base] == training and base == base_for(
+            compared.drawn, run.sampling
+        )
 
 
 @pytest.mark.parametrize("name", PROFILES)
@@ -68,10 +83,19 @@ def test_methods_that_train_without_guidance_are_measured_without():
     """The runs for which this matters: they were once evaluated with a guidance that they had never seen."""
     profile = load_profile(ROOT / "profiles" / "sd35_medium_hps_clip.yaml")
     drawn = profile.drawn(["g2rpo", "diffusion_nft", "awm", "advantage_flow"])
-    assert {name: drawn_of(name, drawn)[name]["guidance"] for name in ("g2rpo", "diffusion_nft", "awm", "advantage_flow")} == {
-        "g2rpo": 4.5, "diffusion_nft": 1.0, "awm": 1.0, "advantage_flow": 1.0,
-    }  # fmt: skip
-    assert {name: how["guidance"] for name, how in drawn_of("base", drawn).items()} == {"base": 4.5, "base.guidance_1": 1.0}
+    assert {
+        name: drawn_of(name, drawn)[name]["guidance"]
+        for name in ("g2rpo", "diffusion_nft", "awm", "advantage_flow")
+    } == {
+        "g2rpo": 4.5,
+        "diffusion_nft": 1.0,
+        "awm": 1.0,
+        "advantage_flow": 1.0,
+    }
+    assert {name: how["guidance"] for name, how in drawn_of("base", drawn).items()} == {
+        "base": 4.5,
+        "base.guidance_1": 1.0,
+    }
 
 
 def test_no_module_reads_these_settings_but_those_that_say_whose():

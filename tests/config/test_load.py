@@ -27,18 +27,37 @@ def profiles(tmp_path):
 
 
 def test_a_profile_that_extends_another_is_laid_over_it_key_by_key(profiles, tiny):
-    profiles("mine", "extends: tiny\ntraining: {iterations: 7, monitor: {every: 3}}\nevaluation: {rewards: [clip_score, hps]}\n")
+    profiles(
+        "mine",
+        "extends: tiny\ntraining: {iterations: 7, monitor: {every: 3}}\n"
+        "evaluation: {rewards: [clip_score, hps]}\n",
+    )
     deeper = load_profile(profiles("deeper", "extends: mine\ntraining:\n  monitor: {prompts: 9}\n"))
     training = deeper.training
     assert (training.iterations, training.monitor.every, training.monitor.prompts) == (7, 3, 9)
-    assert training.monitor.rewards == tiny.training.monitor.rewards and training.learning_rate == tiny.training.learning_rate
-    assert deeper.evaluation.rewards == ("clip_score", "hps")  # a list is a value: it takes the place of the other
-    assert deeper.evaluation.model_copy(update={"rewards": tiny.evaluation.rewards}) == tiny.evaluation
-    assert (deeper.models, deeper.prompts, deeper.methods) == (tiny.models, tiny.prompts, tiny.methods)
+    assert (
+        training.monitor.rewards == tiny.training.monitor.rewards
+        and training.learning_rate == tiny.training.learning_rate
+    )
+    assert deeper.evaluation.rewards == (
+        "clip_score",
+        "hps",
+    )  # a list is a value: it takes the place of the other
+    assert (
+        deeper.evaluation.model_copy(update={"rewards": tiny.evaluation.rewards}) == tiny.evaluation
+    )
+    assert (deeper.models, deeper.prompts, deeper.methods) == (
+        tiny.models,
+        tiny.prompts,
+        tiny.methods,
+    )
 
 
 def test_null_takes_an_inherited_key_away(profiles, tiny):
-    text = "extends: tiny\ntraining: {rewards: {clip_score: null}}\nevaluation: {diversity: null}\nmethods: {flow_grpo: null, dance_grpo: {training: null}}\n"
+    text = (
+        "extends: tiny\ntraining: {rewards: {clip_score: null}}\nevaluation: {diversity: null}\n"
+        "methods: {flow_grpo: null, dance_grpo: {training: null}}\n"
+    )
     mine = load_profile(profiles("mine", text))
     assert mine.training.rewards == {"hps": 1.0}
     assert mine.evaluation.diversity is None
@@ -48,7 +67,11 @@ def test_null_takes_an_inherited_key_away(profiles, tiny):
 
 def test_null_is_none_where_none_is_a_value_of_its_own(profiles):
     """Not the default, which is something: also when it repeats or takes back what a parent says."""
-    profiles("first", "extends: tiny\ntraining: {tracking: {samples: {every: 5}}}\nmodels: {image_reward: {muon_rate: 0.01}}\n")
+    profiles(
+        "first",
+        "extends: tiny\ntraining: {tracking: {samples: {every: 5}}}\n"
+        "models: {image_reward: {muon_rate: 0.01}}\n",
+    )
     null = "training: {tracking: {samples: null}}\nmodels: {image_reward: {muon_rate: null}}\n"
     profiles("second", f"extends: first\n{null}")
     for name in ("second", "third"):
@@ -65,7 +88,9 @@ def test_all_settings_whose_null_is_no_default_are_known():
         seen.add(model)
         for name, field in model.model_fields.items():
             kinds = every_kind(field.annotation)
-            waiting += [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)]
+            waiting += [
+                kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)
+            ]
             if (
                 type(None) in get_args(field.annotation)
                 and not field.is_required()
@@ -81,7 +106,9 @@ def every_kind(annotation: object) -> list[object]:
 
 
 def test_what_was_taken_away_may_be_missed(profiles):
-    with pytest.raises(UserError, match="mine.yaml: training.learning_rate: Field required") as error:
+    with pytest.raises(
+        UserError, match="mine.yaml: training.learning_rate: Field required"
+    ) as error:
         load_profile(profiles("mine", "extends: tiny\ntraining: {learning_rate: null}\n"))
     assert "\n" not in str(error.value)
 
@@ -89,21 +116,31 @@ def test_what_was_taken_away_may_be_missed(profiles):
 def test_a_circle_of_profiles_ends_in_one_line(profiles):
     profiles("first", "extends: second\n")
     profiles("second", "extends: third\n")
-    with pytest.raises(UserError, match="first.yaml: extends: the profiles extend each other in a circle") as error:
+    with pytest.raises(
+        UserError, match="first.yaml: extends: the profiles extend each other in a circle"
+    ) as error:
         load_profile(profiles("third", "extends: first\n").with_name("first.yaml"))
     assert "\n" not in str(error.value)
-    with pytest.raises(UserError, match="itself.yaml: extends: the profiles extend each other in a circle"):
+    with pytest.raises(
+        UserError, match="itself.yaml: extends: the profiles extend each other in a circle"
+    ):
         load_profile(profiles("itself", "extends: itself\n"))
 
 
 def test_a_missing_parent_ends_in_one_line(profiles):
-    with pytest.raises(UserError, match="tinny.yaml: no such profile; there are mine, tiny") as error:
+    with pytest.raises(
+        UserError, match="tinny.yaml: no such profile; there are mine, tiny"
+    ) as error:
         load_profile(profiles("mine", "extends: tinny\n"))
     assert "\n" not in str(error.value)
 
 
 def test_the_origin_of_a_value_is_the_line_that_says_it(profiles):
-    path = profiles("mine", "# a profile\nextends: tiny\ntraining:\n  iterations: 7\n  rewards: {clip_score: null, hps: 2.0}\n")
+    path = profiles(
+        "mine",
+        "# a profile\nextends: tiny\ntraining:\n  iterations: 7\n"
+        "  rewards: {clip_score: null, hps: 2.0}\n",
+    )
     resolved = resolve(path)
     assert resolved.origin["training.iterations"] == f"{path}:4"
     assert resolved.origin["training.rewards.hps"] == f"{path}:5"
@@ -117,34 +154,52 @@ def test_the_origin_of_a_value_is_the_line_that_says_it(profiles):
         assert file == str(parent) and value in parent.read_text().splitlines()[int(line) - 1]
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "profiles").glob("*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "profiles").glob("*.yaml")), ids=lambda path: path.stem
+)
 def test_every_value_of_the_projects_profiles_has_an_origin(path):
     resolved = resolve(path)
 
     def leaves(data, prefix):
         for key, value in data.items():
-            yield from leaves(value, f"{prefix}{key}.") if isinstance(value, dict) and value else [f"{prefix}{key}"]
+            yield from (
+                leaves(value, f"{prefix}{key}.")
+                if isinstance(value, dict) and value
+                else [f"{prefix}{key}"]
+            )
 
     assert sorted(resolved.origin) == sorted(leaves(resolved.data, ""))
 
 
 def test_a_named_variant_departs_from_the_method_that_it_names(profiles):
     variant = (
-        "{method: g2rpo, label: G²RPO of two steps, settings: {tree: {sde_steps: [0, 1, 2, 3, 4], window: {size: 2, order: scattered}}}, "
+        "{method: g2rpo, label: G²RPO of two steps, settings: {tree: {sde_steps: [0, 1, 2, 3, 4], "
+        "window: {size: 2, order: scattered}}}, "
         "sampling: {steps: 12}, training: {num_generations: 6}}"
     )
     profile = load_profile(profiles("mine", f"extends: tiny\nmethods:\n  g2rpo_two: {variant}\n"))
     method = profile.run("g2rpo_two").method
     assert method.tree.window.size == 2 and method.tree.window.order == "scattered"
-    assert method.changed(tree={"window": None}) == METHODS["g2rpo"].changed(tree={"sde_steps": (0, 1, 2, 3, 4)})
+    assert method.changed(tree={"window": None}) == METHODS["g2rpo"].changed(
+        tree={"sde_steps": (0, 1, 2, 3, 4)}
+    )
     assert profile.methods["g2rpo_two"].label == "G²RPO of two steps"
     assert profile.run("g2rpo_two").sampling.steps == 12
     assert profile.run("g2rpo_two").training.num_generations == 6
     assert profile.run("g2rpo").method.tree.window is None
-    with pytest.raises(UserError, match=r"methods.g2rpo_two: unknown method 'g2rpo_two'; .* needs `method:`"):
-        load_profile(profiles("mine", "extends: tiny\nmethods:\n  g2rpo_two: {settings: {tree: {eta: 0.5}}}\n"))
+    with pytest.raises(
+        UserError, match=r"methods.g2rpo_two: unknown method 'g2rpo_two'; .* needs `method:`"
+    ):
+        load_profile(
+            profiles(
+                "mine", "extends: tiny\nmethods:\n  g2rpo_two: {settings: {tree: {eta: 0.5}}}\n"
+            )
+        )
 
 
 def test_an_entry_has_no_dot_at_which_dvc_would_split_its_name(profiles):
-    with pytest.raises(UserError, match=r"methods.*must have no dot, at which DVC would split it \(got 'g2rpo_eta0.5'\)"):
+    with pytest.raises(
+        UserError,
+        match=r"methods.*must have no dot, at which DVC would split it \(got 'g2rpo_eta0.5'\)",
+    ):
         load_profile(profiles("mine", "extends: tiny\nmethods: {g2rpo_eta0.5: {method: g2rpo}}\n"))

@@ -13,7 +13,9 @@ TINY = (ROOT / "profiles" / "tiny.yaml").read_text()
 REWARDS = "unified_reward: {micro_batch: 128, max_new_tokens: 32}"
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "profiles").glob("*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "profiles").glob("*.yaml")), ids=lambda path: path.stem
+)
 def test_every_profile_of_the_project_is_valid(path):
     profile = load_profile(path)
     assert all(profile.run(name).method for name in profile.methods)
@@ -27,7 +29,11 @@ def test_every_profile_of_the_project_is_valid(path):
             "  adv_clip_max: 5.0\n  parallel: {compile: true}",
             "training.parallel.compile: compiled code has other bits",
         ),
-        ("num_generations: 12", "num_generation: 12", "training.num_generation: unknown key; allowed are iterations, "),
+        (
+            "num_generations: 12",
+            "num_generation: 12",
+            "training.num_generation: unknown key; allowed are iterations, ",
+        ),
         (
             "num_generations: 12",
             "num_generations: 1",
@@ -38,8 +44,16 @@ def test_every_profile_of_the_project_is_valid(path):
             "num_generations: twelve",
             "training.num_generations: Input should be a valid integer (got 'twelve')",
         ),
-        ("num_generations: 12", "num_generations: '12'", "training.num_generations: Input should be a valid integer (got '12')"),
-        ("steps: 10\n  shift", "steps: 5\n  shift", "methods.g2rpo: SDE step 4 needs sampling.steps of at least 6"),
+        (
+            "num_generations: 12",
+            "num_generations: '12'",
+            "training.num_generations: Input should be a valid integer (got '12')",
+        ),
+        (
+            "steps: 10\n  shift",
+            "steps: 5\n  shift",
+            "methods.g2rpo: SDE step 4 needs sampling.steps of at least 6",
+        ),
         (
             "g2rpo_no_mgai: {settings: {tree: {sde_steps: [0, 1, 2, 3, 4]}}}",
             "g2rpo_no_mgai: {settings: {tree: {granularities: [0, 1]}}}",
@@ -53,7 +67,10 @@ def test_every_profile_of_the_project_is_valid(path):
         (
             "g2rpo_no_mgai: {settings: {tree: {sde_steps: [0, 1, 2, 3, 4]}}}",
             "g2rpo_no_mgai: {settings: {tree: {sde: wave}}}",
-            "methods.g2rpo_no_mgai.settings.tree.sde: Input should be 'flow', 'dance' or 'cps' (got 'wave')",
+            (
+                "methods.g2rpo_no_mgai.settings.tree.sde: Input should be 'flow', "
+                "'dance' or 'cps' (got 'wave')"
+            ),
         ),
         (
             "g2rpo_no_mgai: {settings: {tree: {sde_steps: [0, 1, 2, 3, 4]}}}",
@@ -74,7 +91,10 @@ def test_every_profile_of_the_project_is_valid(path):
         (
             "rewards: {hps: 1.0",
             "rewards: {geneval: 1.0, hps: 1.0",
-            "training.rewards: geneval has no small model that is built here: set rewards.geneval.server, use a profile of published models, or remove it",
+            (
+                "training.rewards: geneval has no small model that is built here: "
+                "set rewards.geneval.server, use a profile of published models, or remove it"
+            ),
         ),
         (
             REWARDS,
@@ -84,19 +104,30 @@ def test_every_profile_of_the_project_is_valid(path):
         (
             REWARDS,
             "hps: {microbatch: 2}",
-            "rewards.hps.microbatch: unknown key; allowed are max_missing, server, micro_batch, dtype, backend",
+            (
+                "rewards.hps.microbatch: unknown key; allowed are max_missing, server, "
+                "micro_batch, "
+                "dtype, backend"
+            ),
         ),
         (
             REWARDS,
             "hps: {micro_batch: 0}",
             "rewards.hps.micro_batch: Input should be greater than 0",
         ),
-        (REWARDS, "red: {settings: {}}", "rewards.red: one of your own needs `class: package.module:Class`"),
+        (
+            REWARDS,
+            "red: {settings: {}}",
+            "rewards.red: one of your own needs `class: package.module:Class`",
+        ),
         (REWARDS, "red: {class: mine.Red}", "rewards.red.class: String should match pattern"),
         (
             REWARDS,
             "unified_reward: {template: v2}",
-            "rewards.unified_reward.template: Input should be 'final_score.v1', 'word_axes.v1' or 'axes.v1'",
+            (
+                "rewards.unified_reward.template: Input should be 'final_score.v1', "
+                "'word_axes.v1' or 'axes.v1'"
+            ),
         ),
         (
             REWARDS,
@@ -120,19 +151,47 @@ def test_every_profile_of_the_project_is_valid(path):
             "  iterations: 150\n  snapshots: [300]",
             "methods.g2rpo: training.snapshots: 300 is beyond training.iterations",
         ),
-        ("  steps:\n  - 10", "  steps: [10, 10]", "evaluation.steps: must be different from each other"),
+        (
+            "  steps:\n  - 10",
+            "  steps: [10, 10]",
+            "evaluation.steps: must be different from each other",
+        ),
         (
             "  - hps\n  - clip_score\n  - pick",
             "  - clip_score\n  - pick",
             "training.rewards: hps is not among evaluation.rewards",
         ),
         ("source: shapes", "source: attic", "models: Input tag 'attic'"),
-        ("dtype: float32", "dtype: float8", "embed.dtype: Input should be 'float32' or 'bfloat16' (got 'float8')"),
-        ("  test: shapes", "  test: mine.txt", "the verifier only knows captions of shapes and marks, not mine.txt"),
-        ("  test: shapes", "  test: marks", "prompts.test: models of shapes do not know the words of marks: ask for shapes"),
-        ("  clip_score: {steps", "  # clip_score: {steps", "clip_score is not built: say in models.clip_score how it is trained"),
-        ("seed: 0\n  images", "seed: zero\n  images", "models.seed: Input should be a valid integer (got 'zero')"),
-        ("vae: {steps: 800", "vae: {stepz: 800", "models.vae.stepz: unknown key; allowed are steps, batch, learning_rate"),
+        (
+            "dtype: float32",
+            "dtype: float8",
+            "embed.dtype: Input should be 'float32' or 'bfloat16' (got 'float8')",
+        ),
+        (
+            "  test: shapes",
+            "  test: mine.txt",
+            "the verifier only knows captions of shapes and marks, not mine.txt",
+        ),
+        (
+            "  test: shapes",
+            "  test: marks",
+            "prompts.test: models of shapes do not know the words of marks: ask for shapes",
+        ),
+        (
+            "  clip_score: {steps",
+            "  # clip_score: {steps",
+            "clip_score is not built: say in models.clip_score how it is trained",
+        ),
+        (
+            "seed: 0\n  images",
+            "seed: zero\n  images",
+            "models.seed: Input should be a valid integer (got 'zero')",
+        ),
+        (
+            "vae: {steps: 800",
+            "vae: {stepz: 800",
+            "models.vae.stepz: unknown key; allowed are steps, batch, learning_rate",
+        ),
         ("embed:", "embed: [", "not YAML"),
     ],
 )
@@ -158,8 +217,9 @@ def test_a_reward_on_another_rewards_model_needs_that_model(tmp_path):
     )
     with pytest.raises(UserError) as error:
         load_profile(path)
-    assert "training.rewards: clip_score is not built: say in models.clip_score how it is trained, or remove votes" in str(
-        error.value
+    assert (
+        "training.rewards: clip_score is not built: say in models.clip_score how it is trained, "
+        "or remove votes" in str(error.value)
     )
     path.write_text(path.read_text().replace("  # clip_score: {steps", "  clip_score: {steps"))
     assert load_profile(path).training.rewards == {"hps": 1.0, "votes": 1.0}
@@ -185,22 +245,53 @@ PIPELINE = section_of("pipeline")
             "models.repos.hps: needs `architecture`, its name in open_clip, such as ViT-H-14",
         ),
         (PIPELINE, "", "models: repos: needs `pipeline`, the text-to-image model"),
-        ("    clip_score:\n", "    hps_2:\n", "models.repos.hps_2: unknown model; allowed are pipeline, hps, clip_score, "),
-        ("revision: 3de623", "revision: main", "models.repos.pipeline.revision: String should match pattern"),
-        (section_of("pickscore_processor"), "", "evaluation.rewards: pickscore needs pickscore_processor in models.repos"),
+        (
+            "    clip_score:\n",
+            "    hps_2:\n",
+            "models.repos.hps_2: unknown model; allowed are pipeline, hps, clip_score, ",
+        ),
+        (
+            "revision: 3de623",
+            "revision: main",
+            "models.repos.pipeline.revision: String should match pattern",
+        ),
+        (
+            section_of("pickscore_processor"),
+            "",
+            "evaluation.rewards: pickscore needs pickscore_processor in models.repos",
+        ),
         (
             section_of("image_reward") + section_of("image_reward_tokenizer"),
             "",
-            "evaluation.rewards: image_reward needs image_reward and image_reward_tokenizer in models.repos",
+            (
+                "evaluation.rewards: image_reward needs image_reward and image_reward_tokenizer in "
+                "models.repos"
+            ),
         ),
-        ("train: {repo: ymhao/HPDv2,", "train: {repo: HPDv2,", "prompts.train.repo: String should match pattern"),
+        (
+            "train: {repo: ymhao/HPDv2,",
+            "train: {repo: HPDv2,",
+            "prompts.train.repo: String should match pattern",
+        ),
         (
             "files: [test.json]",
             "file: test.json",
-            "prompts.test.file: unknown key; allowed are repo, revision, files, sha256, distinct, styles",
+            (
+                "prompts.test.file: unknown key; allowed are repo, revision, files, sha256, "
+                "distinct, "
+                "styles"
+            ),
         ),
-        ("  g2rpo_published:", "  g2rpo:", "published.g2rpo: is the name of a method; choose another name"),
-        ("    method: mix_grpo\n", "    method: mix\n", "published.mix_grpo_published.method: unknown method 'mix'"),
+        (
+            "  g2rpo_published:",
+            "  g2rpo:",
+            "published.g2rpo: is the name of a method; choose another name",
+        ),
+        (
+            "    method: mix_grpo\n",
+            "    method: mix\n",
+            "published.mix_grpo_published.method: unknown method 'mix'",
+        ),
         ("repo: tulvgengenr/MixGRPO", "sha256: {}", "needs either `repo` or `folder`"),
         (
             "trained_on: {hps: 1.0}",
@@ -233,7 +324,11 @@ def test_params_are_checked_against_their_profile(tmp_path, monkeypatch):
         load_run(path)
     path.write_text("profile: tiny\nmethods: [g2rpo]\nseeds: [1]\npublished: [theirs]\n")
     with pytest.raises(
-        UserError, match="published: 'theirs' is not in section published of profiles/tiny.yaml; allowed are none"
+        UserError,
+        match=(
+            "published: 'theirs' is not in section published of profiles/tiny.yaml; "
+            "allowed are none"
+        ),
     ):
         load_run(path)
     path.write_text("profile: tiny\nmethods: []\nseeds: [1]\n")
@@ -249,11 +344,14 @@ def test_departures_of_a_method_apply_to_it_alone(tmp_path):
     path.write_text(
         TINY.replace(
             "g2rpo_no_mgai: {settings: {tree: {sde_steps: [0, 1, 2, 3, 4]}}}",
-            "g2rpo_no_mgai: {settings: {tree: {sde_steps: [3], eta: 0.5}}, training: {learning_rate: 1.0e-3}}",
+            "g2rpo_no_mgai: {settings: {tree: {sde_steps: [3], eta: 0.5}}, training: "
+            "{learning_rate: 1.0e-3}}",
         )
     )
     profile = load_profile(path)
-    assert profile.run("g2rpo_no_mgai").method == METHODS["g2rpo_no_mgai"].changed(tree={"eta": 0.5, "sde_steps": (3,)})
+    assert profile.run("g2rpo_no_mgai").method == METHODS["g2rpo_no_mgai"].changed(
+        tree={"eta": 0.5, "sde_steps": (3,)}
+    )
     assert profile.run("g2rpo").method.tree.eta == 0.7
     assert profile.run("g2rpo_no_mgai").training.learning_rate == 1e-3
     assert profile.run("g2rpo").training == profile.training
@@ -264,8 +362,13 @@ def test_a_methods_published_clip_range_is_its_own_unless_an_entry_says_otherwis
     profile = load_profile(ROOT / "profiles" / "tiny.yaml")
     clip_ranges = {name: profile.run(name).training.clip_range for name in profile.methods}
     assert clip_ranges == dict.fromkeys(profile.methods, 1e-4) | {"flow_grpo_fast": 1e-5}
-    other = {"guard": {"method": "grpo_guard"}, "wide": {"method": "grpo_guard", "training": {"clip_range": 0.1}}}
-    changed = profile.changed(methods={name: MethodRun.model_validate(entry) for name, entry in other.items()})
+    other = {
+        "guard": {"method": "grpo_guard"},
+        "wide": {"method": "grpo_guard", "training": {"clip_range": 0.1}},
+    }
+    changed = profile.changed(
+        methods={name: MethodRun.model_validate(entry) for name, entry in other.items()}
+    )
     assert [changed.run(name).training.clip_range for name in other] == [4e-6, 0.1]
 
 
@@ -276,13 +379,18 @@ def test_the_protocols_entries_have_a_fifth_of_the_full_forward_evaluations(monk
 
     def num_forward_evals(profile, name):
         method, training = profile.run(name).method, profile.run(name).training
-        trees = (method.tree.build(profile.sampling.steps, iteration, 101) for iteration in range(training.iterations))
+        trees = (
+            method.tree.build(profile.sampling.steps, iteration, 101)
+            for iteration in range(training.iterations)
+        )
         return sum(tree.num_forward_evals(training.num_generations) for tree in trees)
 
     fifth = num_forward_evals(full, "g2rpo") / 5
     assert fifth == 17_070
     study = load_profile(Path("profiles/tiny.yaml"), load_study("development"))
-    counted = {name: num_forward_evals(study, name) for name in study.methods} | {"": num_forward_evals(full, "g2rpo_coarse")}
+    counted = {name: num_forward_evals(study, name) for name in study.methods} | {
+        "": num_forward_evals(full, "g2rpo_coarse")
+    }
     assert counted == pytest.approx(dict.fromkeys(counted, fifth), rel=0.03)
 
 
@@ -290,14 +398,26 @@ def test_the_protocols_entries_have_a_fifth_of_the_full_forward_evaluations(monk
     "comparison, complaint",
     [
         ("{method: g2rpo, against: mix_grpo, reward: verifier}", None),
-        ("{method: g2rpo, against: flow_grpo}", "comparisons.0: 'flow_grpo' is not in methods; allowed are g2rpo, mix_grpo, dance_grpo"),
-        ("{method: g2rpo, against: mix_grpo, reward: beauty}", "comparisons.0.reward: 'beauty' is not in rewards; allowed are training, hps, "),
+        (
+            "{method: g2rpo, against: flow_grpo}",
+            "comparisons.0: 'flow_grpo' is not in methods; allowed are g2rpo, mix_grpo, dance_grpo",
+        ),
+        (
+            "{method: g2rpo, against: mix_grpo, reward: beauty}",
+            "comparisons.0.reward: 'beauty' is not in rewards; allowed are training, hps, ",
+        ),
     ],
-)  # fmt: skip
-def test_a_study_compares_its_own_methods_by_its_own_rewards(comparison, complaint, tmp_path, monkeypatch):
+)
+def test_a_study_compares_its_own_methods_by_its_own_rewards(
+    comparison, complaint, tmp_path, monkeypatch
+):
     (tmp_path / "profiles").symlink_to(ROOT / "profiles")
     (tmp_path / "studies" / "steps").mkdir(parents=True)
-    text = (ROOT / "studies" / "steps" / "params.yaml").read_text().replace("comparisons: []", f"comparisons: [{comparison}]")
+    text = (
+        (ROOT / "studies" / "steps" / "params.yaml")
+        .read_text()
+        .replace("comparisons: []", f"comparisons: [{comparison}]")
+    )
     (tmp_path / "studies" / "steps" / "params.yaml").write_text(text)
     monkeypatch.chdir(tmp_path)
     if complaint is None:
@@ -311,4 +431,6 @@ def test_a_study_compares_its_own_methods_by_its_own_rewards(comparison, complai
 def test_every_method_trains_a_lora_with_one_learning_rate(name):
     """Rates of whole weights, ten to thirty times smaller, would make the baselines learn nothing."""
     profile = load_profile(ROOT / "profiles" / f"{name}.yaml")
-    assert {profile.run(method).training.learning_rate for method in profile.methods} == {profile.training.learning_rate}
+    assert {profile.run(method).training.learning_rate for method in profile.methods} == {
+        profile.training.learning_rate
+    }

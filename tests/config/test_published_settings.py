@@ -6,7 +6,11 @@ from g2rpo_core.config import load_profile
 from tests.conftest import ROOT
 from tools.reference import PUBLISHED, resolved_settings, rows_of
 
-HUB = sorted(path.stem for path in (ROOT / "profiles").glob("*.yaml") if load_profile(path).models.source == "hub")
+HUB = sorted(
+    path.stem
+    for path in (ROOT / "profiles").glob("*.yaml")
+    if load_profile(path).models.source == "hub"
+)
 
 
 def differing(name: str):
@@ -23,7 +27,8 @@ def differing(name: str):
 def test_every_setting_is_the_published_one_or_has_a_reason(name):
     for entry, row, setting, published in differing(name):
         assert setting in row["differs"], (
-            f"{name}, {entry}: {setting} is not {published}, as {row['source'] or row['instead']} has it"
+            f"{name}, {entry}: {setting} is not {published}, as {row['source'] or row['instead']} "
+            "has it"
         )
 
 
@@ -36,7 +41,10 @@ def test_every_entry_has_a_row(name):
 def test_every_reason_is_needed_and_said():
     needed = {(id(row), setting) for name in HUB for _, row, setting, _ in differing(name)}
     stale = [
-        (row["methods"], setting) for row in PUBLISHED["rows"] for setting in row["differs"] if (id(row), setting) not in needed
+        (row["methods"], setting)
+        for row in PUBLISHED["rows"]
+        for setting in row["differs"]
+        if (id(row), setting) not in needed
     ]
     assert stale == []
     texts = [reason for row in PUBLISHED["rows"] for reason in row["differs"].values()]
@@ -47,14 +55,30 @@ def test_every_reason_is_needed_and_said():
 
 def test_diffusion_nft_and_awm_of_stable_diffusion_3_5_are_their_own_papers():
     """Not what Flow-Factory chose for FLUX.1, which the profiles extend."""
-    read = lambda name, entry: resolved_settings(load_profile(ROOT / "profiles" / f"{name}.yaml"), entry)
-    for name, rate in (("sd35_medium_hps_clip", 1e-5), ("sd35_medium_lora_1gpu", 3e-4), ("sd35_large_hps_clip", 1e-5)):
+    read = lambda name, entry: resolved_settings(
+        load_profile(ROOT / "profiles" / f"{name}.yaml"), entry
+    )
+    for name, rate in (
+        ("sd35_medium_hps_clip", 1e-5),
+        ("sd35_medium_lora_1gpu", 3e-4),
+        ("sd35_large_hps_clip", 1e-5),
+    ):
         nft, awm = read(name, "diffusion_nft"), read(name, "awm")
-        assert [nft(f"objective.{key}") for key in ("times", "share", "kl_coef")] == [9, [0.0, 0.99], 1e-4]
-        assert [awm(f"objective.{key}") for key in ("times", "kl_coef", "old_coef")] == [6, 1e-4, 1.0]
-        assert (nft("sampling.steps"), awm("sampling.steps")) == (10, 14) and nft("credit.deviation") == awm(
+        assert [nft(f"objective.{key}") for key in ("times", "share", "kl_coef")] == [
+            9,
+            [0.0, 0.99],
+            1e-4,
+        ]
+        assert [awm(f"objective.{key}") for key in ("times", "kl_coef", "old_coef")] == [
+            6,
+            1e-4,
+            1.0,
+        ]
+        assert (nft("sampling.steps"), awm("sampling.steps")) == (10, 14) and nft(
             "credit.deviation"
-        ) == "batch"
+        ) == awm("credit.deviation") == "batch"
         assert nft("training.learning_rate") == awm("training.learning_rate") == rate
     klein = load_profile(ROOT / "profiles" / "flux2_klein_4b_lora_1gpu.yaml")
-    assert {resolved_settings(klein, entry)("training.clip_range") for entry in klein.methods} == {1e-5}
+    assert {resolved_settings(klein, entry)("training.clip_range") for entry in klein.methods} == {
+        1e-5
+    }

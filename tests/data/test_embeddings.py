@@ -20,14 +20,22 @@ def pipeline(models):
 def test_what_comes_back_is_what_the_pipeline_encodes(pipeline, tmp_path, dtype):
     pipeline = FluxPipeline.from_pipe(pipeline, dtype=getattr(torch, dtype))
     prompts = captions("shapes", 23, 0, testing=False)
-    write(tmp_path / "train", prompts, partial(encode, pipeline, max_length=16, batch=7), dtype, shard_rows=10)
+    write(
+        tmp_path / "train",
+        prompts,
+        partial(encode, pipeline, max_length=16, batch=7),
+        dtype,
+        shard_rows=10,
+    )
     store = EmbeddingStore(tmp_path / "train")
     assert store.prompts == prompts and len(store) == 23
     order = [22, 0, 9, 10, 10]
     stored = store.conditioning(order)
     for row, index in enumerate(order):
         with torch.no_grad():
-            context, pooled, _ = pipeline.encode_prompt([prompts[index].text], None, max_sequence_length=16)
+            context, pooled, _ = pipeline.encode_prompt(
+                [prompts[index].text], None, max_sequence_length=16
+            )
         torch.testing.assert_close(
             stored.tensors["context"][row],
             context[0].to(getattr(torch, dtype)).float(),
@@ -47,11 +55,17 @@ def test_bfloat16_is_stored_bit_for_bit(tmp_path):
     context, pooled = torch.randn(5, 3, 4).bfloat16(), torch.randn(5, 6).bfloat16()
     prompts = [Prompt(str(n), "text", "") for n in range(5)]
     rows = lambda part: (
-        (prompt, Conditioning({"context": context[int(prompt.id)], "pooled": pooled[int(prompt.id)]})) for prompt in part
+        (
+            prompt,
+            Conditioning({"context": context[int(prompt.id)], "pooled": pooled[int(prompt.id)]}),
+        )
+        for prompt in part
     )
     write(tmp_path / "x", prompts, rows, "bfloat16", shard_rows=2)
     stored = EmbeddingStore(tmp_path / "x").conditioning(range(5))
-    assert torch.equal(stored.tensors["context"], context.float()) and torch.equal(stored.tensors["pooled"], pooled.float())
+    assert torch.equal(stored.tensors["context"], context.float()) and torch.equal(
+        stored.tensors["pooled"], pooled.float()
+    )
 
 
 def test_files_are_laid_out_for_random_access(pipeline, tmp_path):
@@ -67,7 +81,12 @@ def test_files_are_laid_out_for_random_access(pipeline, tmp_path):
     metadata = pq.ParquetFile(files[0]).metadata
     assert [metadata.row_group(n).num_rows for n in range(metadata.num_row_groups)] == [4, 4]
     column = metadata.row_group(0).column(3)
-    assert (column.path_in_schema, column.compression, column.statistics, column.has_dictionary_page) == (
+    assert (
+        column.path_in_schema,
+        column.compression,
+        column.statistics,
+        column.has_dictionary_page,
+    ) == (
         "context",
         "UNCOMPRESSED",
         None,
@@ -100,7 +119,11 @@ def test_a_missing_store_says_which_stage_makes_it(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "gone, complaint", [(2, r"has 12 prompts of 17: parts at the end are missing"), (1, "is missing, but later parts exist")]
+    "gone, complaint",
+    [
+        (2, r"has 12 prompts of 17: parts at the end are missing"),
+        (1, "is missing, but later parts exist"),
+    ],
 )
 def test_missing_parts_are_noticed_wherever_they_were(gone, complaint, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -115,7 +138,10 @@ def test_missing_parts_are_noticed_wherever_they_were(gone, complaint, tmp_path,
 
 
 def test_an_interrupted_store_goes_on_without_encoding_anything_twice(pipeline, tmp_path):
-    prompts, encoded = captions("shapes", 23, 0, testing=False), partial(encode, pipeline, max_length=16, batch=4)
+    prompts, encoded = (
+        captions("shapes", 23, 0, testing=False),
+        partial(encode, pipeline, max_length=16, batch=4),
+    )
     write(tmp_path / "whole", prompts, encoded, "float32", shard_rows=6)
     seen = []
 

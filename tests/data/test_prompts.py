@@ -22,7 +22,11 @@ from g2rpo_core.data.prompts import (
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.texts import comparable, unprintable, unseen
 
-ROWS = [{"prompt": "a cat, sitting", "style": "photo"}, {"prompt": " ", "style": ""}, {"prompt": "ein Hund 🐕", "style": "anime"}]
+ROWS = [
+    {"prompt": "a cat, sitting", "style": "photo"},
+    {"prompt": " ", "style": ""},
+    {"prompt": "ein Hund 🐕", "style": "anime"},
+]
 
 
 def written(folder, suffix):
@@ -53,43 +57,94 @@ def test_every_format_gives_the_same_prompts(tmp_path, suffix):
         ("none.txt", None, "no such prompt file"),
         ("empty.txt", "\n \n", "holds no prompt"),
         ("empty.csv", "prompt,style\n", "holds no prompt"),
-        ("x.csv", "words,style\na,b\n", "no column `prompt` (or prompts, caption, captions, text, texts), only words, style"),
+        (
+            "x.csv",
+            "words,style\na,b\n",
+            "no column `prompt` (or prompts, caption, captions, text, texts), only words, style",
+        ),
         (
             "x.csv",
             "a red circle; and a cat\na dog\n",
-            "no column `prompt` (or prompts, caption, captions, text, texts), only a red circle; and",
+            (
+                "no column `prompt` (or prompts, caption, captions, text, texts), "
+                "only a red circle; "
+                "and"
+            ),
         ),
         (
             "two.csv",
             "caption;text\na;b\n",
-            "the columns `caption` and `text` could both be the prompt: name the right one `prompt`",
+            (
+                "the columns `caption` and `text` could both be the prompt: "
+                "name the right one `prompt`"
+            ),
         ),
-        ("two.jsonl", '{"Prompt": "a", "PROMPTS": "b"}\n', "the columns `Prompt` and `PROMPTS` could both be the prompt"),
-        ("twice.csv", "prompt,style,style\na,b,c\n", "has two columns `style`: name one of them otherwise"),
+        (
+            "two.jsonl",
+            '{"Prompt": "a", "PROMPTS": "b"}\n',
+            "the columns `Prompt` and `PROMPTS` could both be the prompt",
+        ),
+        (
+            "twice.csv",
+            "prompt,style,style\na,b,c\n",
+            "has two columns `style`: name one of them otherwise",
+        ),
         ("unseen.txt", "a\n\u200b \u00ad\n", "row 2 has no character that is seen ('\\u200b \\xad"),
-        ("unseen.jsonl", '{"prompt": "\\u2060"}\n', "row 1 has no character that is seen ('\\u2060')"),
+        (
+            "unseen.jsonl",
+            '{"prompt": "\\u2060"}\n',
+            "row 1 has no character that is seen ('\\u2060')",
+        ),
         (
             "utf16.txt",
             "a cat\n".encode("utf-16-le"),
             "row 1 has a NUL character (text without a byte order mark is read as UTF-8: is this",
         ),
-        ("x.jsonl", '{"prompt": "a"}\n{oops\n', "row 2 cannot be read (not JSON: Expecting property name"),
+        (
+            "x.jsonl",
+            '{"prompt": "a"}\n{oops\n',
+            "row 2 cannot be read (not JSON: Expecting property name",
+        ),
         ("x.parquet", "not parquet", "is not a Parquet file, or its beginning is damaged"),
         ("x.docx", "a", "not from .docx"),
-        ("n.jsonl", '1\n"a"\n["b"]\n{"prompt": "a"}\n', "row 1 is a number, not an object with a `prompt`; row 2 is a text, not"),
+        (
+            "n.jsonl",
+            '1\n"a"\n["b"]\n{"prompt": "a"}\n',
+            "row 1 is a number, not an object with a `prompt`; row 2 is a text, not",
+        ),
         (
             "l.jsonl",
             '{"prompt": "a"}\n{"prompt": ["a", "b"]}\n{"text": "c"}\n',
             "row 2 has a list as its prompt; row 3 has no prompt: each",
         ),
-        ("m.jsonl", '{"prompt": 1}\n' * 9, "row 9 has a number as its prompt: each needs a text in `prompt`"),
-        ("deep.jsonl", "[" * 100_000 + "]" * 100_000, "row 1 cannot be read (is nested too deeply)"),
+        (
+            "m.jsonl",
+            '{"prompt": 1}\n' * 9,
+            "row 9 has a number as its prompt: each needs a text in `prompt`",
+        ),
+        (
+            "deep.jsonl",
+            "[" * 100_000 + "]" * 100_000,
+            "row 1 cannot be read (is nested too deeply)",
+        ),
         ("nul.txt", "a\nb\0c\n", "row 2 has a NUL character"),
         ("escape.txt", "a\x1b[31mb\n", "row 1 has the control character '\\x1b'"),
         ("half.jsonl", '{"prompt": "\\ud800"}\n', "row 1 has the control character '\\ud800'"),
-        ("twice.jsonl", '\n{"prompt": "a", "prompt": "b"}\n', "row 2 cannot be read (a key appears twice)"),
-        ("short.csv", "style,prompt\nphoto,a\nanime\n", "row 2 has fewer columns than the first line"),
-        ("comma.csv", "prompt,style\na cat, sitting,photo\n", "row 1 has more columns than the first line (put quotes around"),
+        (
+            "twice.jsonl",
+            '\n{"prompt": "a", "prompt": "b"}\n',
+            "row 2 cannot be read (a key appears twice)",
+        ),
+        (
+            "short.csv",
+            "style,prompt\nphoto,a\nanime\n",
+            "row 2 has fewer columns than the first line",
+        ),
+        (
+            "comma.csv",
+            "prompt,style\na cat, sitting,photo\n",
+            "row 1 has more columns than the first line (put quotes around",
+        ),
         ("latin.txt", b"caf\xe9\n", "is not UTF-8 (byte 0xe9 at 3)"),
     ],
 )
@@ -132,8 +187,13 @@ def test_a_long_field_of_a_csv_is_a_prompt(tmp_path):
 
 
 def test_a_text_that_differs_in_spaces_or_unicode_form_alone_is_one_prompt(tmp_path):
-    (tmp_path / "same.txt").write_text("caf\u00e9  noir\n cafe\u0301 noir\t\nthe\n", encoding="utf-8")
-    assert [prompt.text for prompt in read_prompts(tmp_path / "same.txt")] == ["caf\u00e9 noir", "the"]
+    (tmp_path / "same.txt").write_text(
+        "caf\u00e9  noir\n cafe\u0301 noir\t\nthe\n", encoding="utf-8"
+    )
+    assert [prompt.text for prompt in read_prompts(tmp_path / "same.txt")] == [
+        "caf\u00e9 noir",
+        "the",
+    ]
 
 
 def test_what_is_tested_is_not_trained_on():
@@ -144,14 +204,27 @@ def test_what_is_tested_is_not_trained_on():
         held_out(train, train)
 
 
-ALIKE = ["a red circle", "a r\u00aded circle", "\ufeffA RED\u2003circle", "a \uff52ed circ\u200dle", "a re\u2060d circle\ufe0f"]
+ALIKE = [
+    "a red circle",
+    "a r\u00aded circle",
+    "\ufeffA RED\u2003circle",
+    "a \uff52ed circ\u200dle",
+    "a re\u2060d circle\ufe0f",
+]
 
 
 @pytest.mark.parametrize("text", ALIKE)
 def test_what_looks_like_a_test_prompt_is_not_trained_on_nor_kept_twice(tmp_path, text):
-    kept, left_out = held_out([Prompt("0", text, ""), Prompt("1", "a dog", "")], [Prompt("2", ALIKE[0], "")])
+    kept, left_out = held_out(
+        [Prompt("0", text, ""), Prompt("1", "a dog", "")], [Prompt("2", ALIKE[0], "")]
+    )
     assert ([prompt.id for prompt in kept], left_out) == (["1"], 1)
-    assert [prompt.id for prompt in distinct([Prompt("0", ALIKE[0], ""), Prompt("1", text, ""), Prompt("2", "a dog", "")])] == [
+    assert [
+        prompt.id
+        for prompt in distinct(
+            [Prompt("0", ALIKE[0], ""), Prompt("1", text, ""), Prompt("2", "a dog", "")]
+        )
+    ] == [
         "0",
         "2",
     ]
@@ -161,15 +234,22 @@ def test_what_looks_like_a_test_prompt_is_not_trained_on_nor_kept_twice(tmp_path
 def test_texts_compare_as_they_look_whatever_they_are_written_with(text):
     once = comparable(text)
     assert comparable(once) == once and (unseen(text) or once or unprintable(text))
-    assert comparable(f"\ufeff {unicodedata.normalize('NFD', text)}\u200b\u00ad") == comparable(f" {text} ")
-    assert unseen("".join(char for char in text if char.isspace()) + "\u200b\u2060\ufeff\u00ad\u3164")
+    assert comparable(f"\ufeff {unicodedata.normalize('NFD', text)}\u200b\u00ad") == comparable(
+        f" {text} "
+    )
+    assert unseen(
+        "".join(char for char in text if char.isspace()) + "\u200b\u2060\ufeff\u00ad\u3164"
+    )
 
 
 def test_a_prompt_that_is_typed_has_to_be_seen():
     for text in ("", " ", "\u200b", "\u3164\u00ad"):
         with pytest.raises(UserError, match="prompt 0001 has no character that is seen"):
             given_prompts(["a cat", text])
-    assert [prompt.text for prompt in given_prompts(["\u200ba cat", "👨\u200d👧"])] == ["\u200ba cat", "👨\u200d👧"]
+    assert [prompt.text for prompt in given_prompts(["\u200ba cat", "👨\u200d👧"])] == [
+        "\u200ba cat",
+        "👨\u200d👧",
+    ]
 
 
 def test_prompts_survive_the_file(tmp_path, monkeypatch):
@@ -182,13 +262,20 @@ def test_prompts_survive_the_file(tmp_path, monkeypatch):
 
 
 def test_training_and_test_captions_are_different_ones():
-    train, test = captions("shapes", 400, 0, testing=False), captions("shapes", 400, 0, testing=True)
+    train, test = (
+        captions("shapes", 400, 0, testing=False),
+        captions("shapes", 400, 0, testing=True),
+    )
     assert len({prompt.text for prompt in [*train, *test]}) == 800
 
 
 def test_every_epoch_visits_every_prompt_once_in_an_order_of_its_own():
     epochs = [
-        [index for iteration in range(5 * epoch, 5 * epoch + 5) for index in prompt_order(iteration, 2, 10, seed=3)]
+        [
+            index
+            for iteration in range(5 * epoch, 5 * epoch + 5)
+            for index in prompt_order(iteration, 2, 10, seed=3)
+        ]
         for epoch in range(3)
     ]
     assert all(sorted(epoch) == list(range(10)) for epoch in epochs)

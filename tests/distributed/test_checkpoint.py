@@ -24,24 +24,50 @@ from tests.fixtures.waiting import HUNG
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("processes, kills", [(1, 9), pytest.param(2, 9, marks=pytest.mark.engines)])
-def test_a_run_killed_at_any_moment_ends_as_an_uninterrupted_one(processes, kills, models, embeddings_folder, tmp_path):
+@pytest.mark.parametrize(
+    "processes, kills", [(1, 9), pytest.param(2, 9, marks=pytest.mark.engines)]
+)
+def test_a_run_killed_at_any_moment_ends_as_an_uninterrupted_one(
+    processes, kills, models, embeddings_folder, tmp_path
+):
     (tmp_path / "models").symlink_to(models)
     (tmp_path / "embeddings").symlink_to(embeddings_folder)
     rng = random.Random(processes)
     moments = [f"{rng.uniform(0.05, 0.6) * processes:.2f}" for _ in range(kills)]
     done = subprocess.run(
-        [sys.executable, "-m", "tests.fixtures.killed", tmp_path, str(processes), moments[0], "write", *moments[1:], "term"],
-        cwd=ROOT, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "tests.fixtures.killed",
+            tmp_path,
+            str(processes),
+            moments[0],
+            "write",
+            *moments[1:],
+            "term",
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
     assert done.returncode == 0, done.stderr
     uninterrupted, *killed, terminated, resumed = json.loads(done.stdout.splitlines()[-1])
-    assert all(-9 in attempt["ended"] for attempt in killed) and uninterrupted["ended"] == resumed["ended"] == [0]
-    assert any(name.endswith(".tmp") for name in killed[1]["left"])  # the second was killed inside the write of a checkpoint
-    assert terminated["ended"] == [143] and not any(name.endswith(".tmp") for name in terminated["left"])
+    assert all(-9 in attempt["ended"] for attempt in killed) and uninterrupted["ended"] == resumed[
+        "ended"
+    ] == [0]
+    assert any(
+        name.endswith(".tmp") for name in killed[1]["left"]
+    )  # the second was killed inside the write of a checkpoint
+    assert terminated["ended"] == [143] and not any(
+        name.endswith(".tmp") for name in terminated["left"]
+    )
     assert resumed["left"] == ["iteration-000007", "iteration-000008"]  # checkpoints.keep is 2
     for rank in range(processes):
-        ends = [torch.load(tmp_path / f"end-{name}-{rank}.pt", weights_only=True) for name in ("uninterrupted", "resumed")]
+        ends = [
+            torch.load(tmp_path / f"end-{name}-{rank}.pt", weights_only=True)
+            for name in ("uninterrupted", "resumed")
+        ]
         for end in ends:
             for record in end["records"]:
                 del record["seconds"]
@@ -55,18 +81,28 @@ def test_a_run_goes_on_with_another_number_of_processes(models, embeddings_folde
     (tmp_path / "embeddings").symlink_to(embeddings_folder)
     done = subprocess.run(
         [sys.executable, "-m", "tests.fixtures.killed", tmp_path, "2", "term", "alone"],
-        cwd=ROOT, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
     assert done.returncode == 0, done.stderr
     _, terminated, resumed = json.loads(done.stdout.splitlines()[-1])
     assert terminated["ended"] == [143] and resumed["ended"] == [0]
-    two, one = (torch.load(tmp_path / f"end-{name}-0.pt", weights_only=True) for name in ("uninterrupted", "resumed"))
+    two, one = (
+        torch.load(tmp_path / f"end-{name}-0.pt", weights_only=True)
+        for name in ("uninterrupted", "resumed")
+    )
     stopped = int(terminated["left"][-1].removeprefix("iteration-"))
     for number, (record, other) in enumerate(zip(two["records"], one["records"], strict=True)):
         for key in record.keys() - {"seconds"}:
             exact = number <= stopped  # read from the checkpoint
-            assert other[key] == pytest.approx(record[key], rel=0 if exact else 1e-3, abs=0 if exact else 1e-4), (number, key)
-    moved = torch.cat([(a - b).flatten() for a, b in zip(two["weights"], one["weights"], strict=True)])
+            assert other[key] == pytest.approx(
+                record[key], rel=0 if exact else 1e-3, abs=0 if exact else 1e-4
+            ), (number, key)
+    moved = torch.cat(
+        [(a - b).flatten() for a, b in zip(two["weights"], one["weights"], strict=True)]
+    )
     assert moved.abs().mean() < 1e-5
     assert not (tmp_path / "end-resumed-1.pt").exists()
 
@@ -83,7 +119,10 @@ def same(a, b) -> bool:
 
 def state(value: float) -> dict:
     weight = torch.full((9, 3), value)
-    return {"weights": {"one": weight}, "moments": {"one": {"exp_avg": weight / 2, "step": torch.tensor(value)}}}
+    return {
+        "weights": {"one": weight},
+        "moments": {"one": {"exp_avg": weight / 2, "step": torch.tensor(value)}},
+    }
 
 
 def written(folder, iterations, keep=1) -> Path:
@@ -99,7 +138,9 @@ def written(folder, iterations, keep=1) -> Path:
 def test_a_damaged_checkpoint_is_refused_in_words(tmp_path, monkeypatch, harm):
     monkeypatch.chdir(tmp_path)
     path = written(checkpoint.ROOT, [3])
-    part = path / {"records": checkpoint.RECORDS, "manifest": checkpoint.MANIFEST}.get(harm, "__0_0.distcp")
+    part = path / {"records": checkpoint.RECORDS, "manifest": checkpoint.MANIFEST}.get(
+        harm, "__0_0.distcp"
+    )
     data = part.read_bytes()
     match harm:
         case "missing":
@@ -109,7 +150,11 @@ def test_a_damaged_checkpoint_is_refused_in_words(tmp_path, monkeypatch, harm):
         case _:
             part.write_bytes(data[:-1])
     with pytest.raises(
-        UserError, match="iteration-000003: is damaged .*; delete .*iteration-000003, and the same command resumes"
+        UserError,
+        match=(
+            "iteration-000003: is damaged .*; delete .*iteration-000003, "
+            "and the same command resumes"
+        ),
     ):
         checkpoint.load_records(path)
 
@@ -126,7 +171,10 @@ def test_a_checkpoint_that_torch_refuses_is_refused_in_one_line(tmp_path):
 def test_retention_keeps_the_newest(tmp_path):
     written(tmp_path, range(1, 6), keep=2)
     kept = checkpoint.checkpoints(tmp_path)
-    assert [checkpoint.load_records(path) for path in kept] == [[{"iteration": 4}], [{"iteration": 5}]]
+    assert [checkpoint.load_records(path) for path in kept] == [
+        [{"iteration": 4}],
+        [{"iteration": 5}],
+    ]
     for path, value in zip(kept, (4.0, 5.0)):
         checkpoint.load_state(path, found := state(0.0))
         assert same(found, state(value))
@@ -138,7 +186,9 @@ def test_what_is_written_is_the_state_when_it_was_asked_for(tmp_path):
     kept.save(1, moving, [{"iteration": 1}])
     moving["weights"]["one"].add_(1)
     kept.finish()
-    checkpoint.load_state(tmp_path / "iteration-000001", found := {"weights": {"one": torch.ones(2_000_000)}})
+    checkpoint.load_state(
+        tmp_path / "iteration-000001", found := {"weights": {"one": torch.ones(2_000_000)}}
+    )
     assert not found["weights"]["one"].any()
 
 
@@ -151,31 +201,47 @@ def test_a_checkpoint_that_cannot_be_written_is_one_line_and_keeps_the_one_befor
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
     try:
         kept.save(2, {"weights": {"one": torch.zeros(1000, 1000)}}, [])
-        with pytest.raises(UserError, match="iteration-000002.tmp cannot be written: .*; the previous checkpoint is kept"):
+        with pytest.raises(
+            UserError,
+            match="iteration-000002.tmp cannot be written: .*; the previous checkpoint is kept",
+        ):
             kept.finish()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert checkpoint.checkpoints(tmp_path) == [before] and checkpoint.load_records(before) == [{"iteration": 1}]
+    assert checkpoint.checkpoints(tmp_path) == [before] and checkpoint.load_records(before) == [
+        {"iteration": 1}
+    ]
 
 
-def test_a_run_goes_on_with_other_processes_but_never_with_other_settings_or_inputs(tmp_path, tiny, monkeypatch, capsys):
+def test_a_run_goes_on_with_other_processes_but_never_with_other_settings_or_inputs(
+    tmp_path, tiny, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     file = tmp_path / "models.lock.json"
     file.write_text("1")
-    folder = lambda training: checkpoint.scratch("train", "tiny/g2rpo-1", {"training": training}, [file])
+    folder = lambda training: checkpoint.scratch(
+        "train", "tiny/g2rpo-1", {"training": training}, [file]
+    )
     first = folder(tiny.training)
     assert folder(tiny.training) == first and not capsys.readouterr().err
-    kept = tiny.training.model_copy(update={"checkpoints": tiny.training.checkpoints.model_copy(update={"every": 7})})
+    kept = tiny.training.model_copy(
+        update={"checkpoints": tiny.training.checkpoints.model_copy(update={"every": 7})}
+    )
     assert folder(kept) == first  # how often is written down decides nothing
     other = folder(tiny.training.model_copy(update={"learning_rate": 1.0}))
     assert other != first
-    assert "is not resumed: training.learning_rate changed; it can be deleted" in capsys.readouterr().err
+    assert (
+        "is not resumed: training.learning_rate changed; it can be deleted"
+        in capsys.readouterr().err
+    )
     file.write_text("2")
     assert folder(tiny.training) not in (first, other)
     assert f"content of {file.parent.name}/{file.name}" in capsys.readouterr().err
     file.write_text("1")
     monkeypatch.setattr(ProcessGroup, "gather", lambda self, value: [value] * self.size)
-    again = checkpoint.scratch("train", "tiny/g2rpo-1", {"training": tiny.training}, [file], ProcessGroup(0, 2))
+    again = checkpoint.scratch(
+        "train", "tiny/g2rpo-1", {"training": tiny.training}, [file], ProcessGroup(0, 2)
+    )
     assert again == first  # another number of processes goes on
 
 
@@ -206,10 +272,17 @@ main()
 @pytest.mark.pipeline
 def test_processes_that_could_not_be_replaced_are_not_started(monkeypatch):
     """With the launcher's own store, those that are started again find the addresses of the dead, and wait."""
-    launched = {"WORLD_SIZE": "2", "TORCHELASTIC_MAX_RESTARTS": "3", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    launched = {
+        "WORLD_SIZE": "2",
+        "TORCHELASTIC_MAX_RESTARTS": "3",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
     for name, value in launched.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(UserError, match="--max_restarts needs --rdzv_backend c10d, and TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"):
+    with pytest.raises(
+        UserError,
+        match="--max_restarts needs --rdzv_backend c10d, and TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1",
+    ):
         join("auto")
 
 
@@ -220,11 +293,15 @@ def test_nodes_without_a_shared_disk_are_told_so_at_the_start(tmp_path, shared):
     (tmp_path / "node1").symlink_to("node0") if shared else (tmp_path / "node1").mkdir()
     children = [
         subprocess.Popen(
-            [sys.executable, "-c", NODE, str(rank), str(tmp_path / "meet")], cwd=tmp_path / f"node{rank}", text=True,
-            env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            [sys.executable, "-c", NODE, str(rank), str(tmp_path / "meet")],
+            cwd=tmp_path / f"node{rank}",
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
         )
         for rank in range(2)
-    ]  # fmt: skip
+    ]
     for child in children:
         out, err = child.communicate(timeout=HUNG)
         if shared:
@@ -244,7 +321,9 @@ def code(tmp_path):
     return folder
 
 
-def test_an_edit_of_what_is_no_dependency_keeps_the_scratch_folder(code, tmp_path, monkeypatch, capsys):
+def test_an_edit_of_what_is_no_dependency_keeps_the_scratch_folder(
+    code, tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     first = checkpoint.scratch("train", "run", {}, [code])
     (tmp_path / "report.py").write_text("report = 2")
@@ -254,15 +333,22 @@ def test_an_edit_of_what_is_no_dependency_keeps_the_scratch_folder(code, tmp_pat
 
 
 @pytest.mark.parametrize("edit", ["changed", "added", "removed"])
-def test_an_edit_in_a_folder_that_a_stage_depends_on_does_not_keep_it(code, tmp_path, monkeypatch, capsys, edit):
+def test_an_edit_in_a_folder_that_a_stage_depends_on_does_not_keep_it(
+    code, tmp_path, monkeypatch, capsys, edit
+):
     monkeypatch.chdir(tmp_path)
     (code / "other.py").write_text("other = 1")
     first = checkpoint.scratch("train", "run", {}, [code])
     edited = code / ("new.py" if edit == "added" else "other.py")
     edited.unlink() if edit == "removed" else edited.write_text("other = 2")
     assert checkpoint.scratch("train", "run", {}, [code]) != first
-    named = edited.relative_to(code.parents[1])  # whatever is above a dependency's folder may be mounted elsewhere
-    assert f"{first} is not resumed: content of {named} changed; it can be deleted" in capsys.readouterr().err
+    named = edited.relative_to(
+        code.parents[1]
+    )  # whatever is above a dependency's folder may be mounted elsewhere
+    assert (
+        f"{first} is not resumed: content of {named} changed; it can be deleted"
+        in capsys.readouterr().err
+    )
 
 
 def test_a_checkout_that_is_mounted_elsewhere_resumes(code, tmp_path, monkeypatch):
@@ -270,7 +356,9 @@ def test_a_checkout_that_is_mounted_elsewhere_resumes(code, tmp_path, monkeypatc
     first = checkpoint.scratch("train", "run", {}, [code, code / "deep" / "step.py"])
     elsewhere = tmp_path / "mounted" / code.parent.name / code.name
     shutil.copytree(code, elsewhere)
-    assert checkpoint.scratch("train", "run", {}, [elsewhere, elsewhere / "deep" / "step.py"]) == first
+    assert (
+        checkpoint.scratch("train", "run", {}, [elsewhere, elsewhere / "deep" / "step.py"]) == first
+    )
 
 
 def test_large_inputs_are_read_again_only_after_a_change(tmp_path, monkeypatch):
@@ -285,13 +373,18 @@ def test_large_inputs_are_read_again_only_after_a_change(tmp_path, monkeypatch):
     (folder / "small").write_bytes(b"1")
     first = checkpoint.scratch("train", "run", {}, [folder])
     assert sorted(read) == ["one", "small", "two"]
-    assert checkpoint.scratch("train", "another", {}, [folder]).name == first.name and read[3:] == ["small"]
+    assert checkpoint.scratch("train", "another", {}, [folder]).name == first.name and read[3:] == [
+        "small"
+    ]
     # One byte, and the times as before: only the system's own time of the change is another
     before = (folder / "two").stat()
     with (folder / "two").open("r+b") as file:
         file.write(b"1")
     os.utime(folder / "two", ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert checkpoint.scratch("train", "run", {}, [folder]) != first and sorted(read[4:]) == ["small", "two"]
+    assert checkpoint.scratch("train", "run", {}, [folder]) != first and sorted(read[4:]) == [
+        "small",
+        "two",
+    ]
     # A file that is not what it was under the same name
     (folder / "one").write_bytes(b"1" + bytes(checkpoint.LARGE))
     (folder / "two").write_bytes(bytes(checkpoint.LARGE + 1))
@@ -322,15 +415,24 @@ time.sleep(600)
 
 
 @pytest.mark.pipeline
-def test_a_second_run_is_refused_while_the_first_lives_and_not_once_it_is_killed(tmp_path, monkeypatch):
+def test_a_second_run_is_refused_while_the_first_lives_and_not_once_it_is_killed(
+    tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     child = subprocess.Popen(
-        [sys.executable, "-c", HOLDER], stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
+        [sys.executable, "-c", HOLDER],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
     try:
         assert child.stdout.readline() == "held\n"
         with pytest.raises(
-            UserError, match=f"train of run is already running \\(process {child.pid} on .*\\): wait until it has ended"
+            UserError,
+            match=(
+                f"train of run is already running \\(process {child.pid} on .*\\): "
+                "wait until it has ended"
+            ),
         ):
             checkpoint.claim("train", "run")
         checkpoint.claim("train", "another")
@@ -365,7 +467,9 @@ def test_an_output_that_is_a_symlink_to_another_disk_gets_the_new_one(tmp_path, 
             Path(disk, "there").mkdir()
             Path(disk, "there", "old").write_text("old")
         checkpoint.publish(tmp_path / "out", tmp_path / "there")
-        assert (tmp_path / "there").is_symlink() and [path.name for path in (tmp_path / "there").iterdir()] == ["new"]
+        assert (tmp_path / "there").is_symlink() and [
+            path.name for path in (tmp_path / "there").iterdir()
+        ] == ["new"]
         assert [path.name for path in Path(disk).iterdir()] == ["there"]
 
 
@@ -379,15 +483,22 @@ def test_an_output_that_cannot_be_replaced_keeps_what_it_has(tmp_path, monkeypat
         raise OSError(errno.EBUSY, "Device or resource busy")
 
     monkeypatch.setattr(Path, "rename", refuse)
-    with pytest.raises(UserError, match=r"there: cannot be replaced \(Device or resource busy\): remove it"):
+    with pytest.raises(
+        UserError, match=r"there: cannot be replaced \(Device or resource busy\): remove it"
+    ):
         checkpoint.publish(tmp_path / "out", tmp_path / "there")
-    assert [path.name for path in (tmp_path / "there").iterdir()] == ["there"] and (tmp_path / "out" / "out").exists()
+    assert [path.name for path in (tmp_path / "there").iterdir()] == ["there"] and (
+        tmp_path / "out" / "out"
+    ).exists()
 
 
 def test_too_small_a_disk_is_told_before_the_work(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     checkpoint.check_room(1, "training run")
-    with pytest.raises(UserError, match="training run needs 1048576.0 GiB, and the disk of .* has .* free: make room"):
+    with pytest.raises(
+        UserError,
+        match="training run needs 1048576.0 GiB, and the disk of .* has .* free: make room",
+    ):
         checkpoint.check_room(2**50, "training run")
 
 
@@ -411,9 +522,14 @@ def test_auto_takes_as_many_gpus_as_share_the_prompts_evenly(monkeypatch):
 def test_a_launcher_that_kills_before_the_grace_is_over_is_refused(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "1")
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
-    message = "grace is 120 s, but the launcher kills its processes 30 s after SIGTERM: export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=135"
+    message = (
+        "grace is 120 s, but the launcher kills its processes 30 s after SIGTERM: "
+        "export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=135"
+    )
     with pytest.raises(UserError, match=message):
         join_processes(1, None, 120.0)
     monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "135")
-    monkeypatch.setattr("g2rpo_core.distributed.process_group.die_with_parent", lambda *launcher: None)
+    monkeypatch.setattr(
+        "g2rpo_core.distributed.process_group.die_with_parent", lambda *launcher: None
+    )
     assert join_processes(1, None, 120.0)[0] == ALONE

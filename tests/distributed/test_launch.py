@@ -65,7 +65,12 @@ def folder(tmp_path_factory, models, embeddings_folder) -> Path:
         "rewards": {"redness": 1.0},
         "monitor": monitor,
     }
-    profile["evaluation"] |= {"steps": [2], "batch": 4, "rewards": ["redness", "verifier"], "diversity": None}
+    profile["evaluation"] |= {
+        "steps": [2],
+        "batch": 4,
+        "rewards": ["redness", "verifier"],
+        "diversity": None,
+    }
     for name, processes in {"one": 1, "two": 2}.items():
         profile["training"]["processes"] = profile["evaluation"]["processes"] = processes
         yaml.dump(profile, folder / "profiles" / f"{name}.yaml")
@@ -74,17 +79,39 @@ def folder(tmp_path_factory, models, embeddings_folder) -> Path:
             "embeddings/train": embeddings_folder,
             "embeddings/test": embeddings_folder,
         }.items():
-            place = folder.joinpath(*made.replace("/", f"/{name}/").split("/")) if "/" in made else folder / made / name
+            place = (
+                folder.joinpath(*made.replace("/", f"/{name}/").split("/"))
+                if "/" in made
+                else folder / made / name
+            )
             place.parent.mkdir(parents=True, exist_ok=True)
             place.symlink_to(target)
     return folder
 
 
-def start(folder: Path, profile: str, stage: str, method: str = "g2rpo", seed: int = 1) -> subprocess.Popen:
-    command = [sys.executable, "-m", f"stages.{stage}", "--profile", profile, "--method", method, "--seed", str(seed)]
+def start(
+    folder: Path, profile: str, stage: str, method: str = "g2rpo", seed: int = 1
+) -> subprocess.Popen:
+    command = [
+        sys.executable,
+        "-m",
+        f"stages.{stage}",
+        "--profile",
+        profile,
+        "--method",
+        method,
+        "--seed",
+        str(seed),
+    ]
     environment = {**os.environ, "PYTHONPATH": f"{folder}:{ROOT}", "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
-        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        command,
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
     )
 
 
@@ -97,23 +124,44 @@ def run(folder: Path, *words: str) -> None:
 def test_two_processes_train_and_evaluate_as_one(folder):
     for profile in ("one", "two"):
         run(folder, profile, "train")
-    base = FluxTransformer2DModel.from_pretrained(folder / "models" / "one" / "pipeline" / "transformer").state_dict()
+    base = FluxTransformer2DModel.from_pretrained(
+        folder / "models" / "one" / "pipeline" / "transformer"
+    ).state_dict()
     one, two = (
-        FluxTransformer2DModel.from_pretrained(folder / "runs" / profile / "g2rpo-1" / "transformer").state_dict()
+        FluxTransformer2DModel.from_pretrained(
+            folder / "runs" / profile / "g2rpo-1" / "transformer"
+        ).state_dict()
         for profile in ("one", "two")
     )
-    # Adam's first steps are of the learning rate's size whatever the gradient's: where that is rounding alone, so is its sign
+    # Adam's first steps are of the learning rate's size whatever the gradient's: where that is
+    # rounding alone, so is its sign
     far = sum((one[name] - two[name]).square().sum().item() for name in one) ** 0.5
     moved = sum((one[name] - base[name]).square().sum().item() for name in one) ** 0.5
     assert moved > 0 and far < 0.05 * moved
-    records = [pd.read_parquet(folder / "runs" / profile / "g2rpo-1" / "records.parquet") for profile in ("one", "two")]
-    for column in ("num_forward_evals", "num_transitions", "reward_redness", "loss", "grad_norm", "heldout_redness"):
+    records = [
+        pd.read_parquet(folder / "runs" / profile / "g2rpo-1" / "records.parquet")
+        for profile in ("one", "two")
+    ]
+    for column in (
+        "num_forward_evals",
+        "num_transitions",
+        "reward_redness",
+        "loss",
+        "grad_norm",
+        "heldout_redness",
+    ):
         torch.testing.assert_close(
-            torch.tensor(records[0][column]), torch.tensor(records[1][column]), rtol=1e-3, atol=1e-5, equal_nan=True
+            torch.tensor(records[0][column]),
+            torch.tensor(records[1][column]),
+            rtol=1e-3,
+            atol=1e-5,
+            equal_nan=True,
         )
     for profile in ("one", "two"):
         run(folder, profile, "evaluate", "base", 0)
-    same_evaluation(folder / "evaluations" / "one" / "base-0", folder / "evaluations" / "two" / "base-0")
+    same_evaluation(
+        folder / "evaluations" / "one" / "base-0", folder / "evaluations" / "two" / "base-0"
+    )
 
 
 def test_a_finished_run_that_dvc_did_not_take_is_not_trained_again(folder, monkeypatch):
@@ -131,7 +179,9 @@ def test_a_finished_run_that_dvc_did_not_take_is_not_trained_again(folder, monke
         shutil.rmtree(trained)
         asked = len(scored.read_text().split())
         run(folder, "one", "train", "g2rpo", 5)
-        assert hash_of_folder(trained) == whole and (asked == len(scored.read_text().split())) == again
+        assert (
+            hash_of_folder(trained) == whole and (asked == len(scored.read_text().split())) == again
+        )
         assert len(list(scratch.glob("*/finished.json"))) == 1
     run(folder, "one", "evaluate", "g2rpo", 5)
     (kept,) = scratch.glob("*")  # for a longer run
@@ -153,7 +203,9 @@ def test_one_process_that_fails_ends_all_with_its_own_error_and_status(folder):
     assert not (folder / "woke").exists()  # process 0 was not waited for
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's signal at a parent's death is Linux's")
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="the kernel's signal at a parent's death is Linux's"
+)
 def test_no_process_outlives_the_stage_that_was_killed(folder):
     """SIGKILL to the stage alone, while its processes train."""
     child = start(folder, "two", "train", seed=2)
@@ -189,7 +241,9 @@ def test_an_evaluation_that_was_killed_scores_nothing_twice(folder):
     assert 3 <= before < 6 and not whole.exists()
     run(folder, "one", "evaluate", "base", 0)
     numbers = list(map(int, scored.read_text().split()))
-    assert len(numbers) in (6, 7) and set(numbers) == {4}  # the batch that was being scored is the only one that may come again
+    assert len(numbers) in (6, 7) and set(numbers) == {
+        4
+    }  # the batch that was being scored is the only one that may come again
     same_evaluation(folder / "whole" / "base-0", whole)
 
 
@@ -222,7 +276,9 @@ def test_a_checkpoint_at_sigterm_has_the_whole_grace_of_the_profile(folder):
     until((folder / "held").exists, running=[child])
     child.terminate()
     output, _ = child.communicate()
-    assert child.returncode == 128 + signal.SIGTERM and "stopped as asked after iteration 0" in output, output
+    assert (
+        child.returncode == 128 + signal.SIGTERM and "stopped as asked after iteration 0" in output
+    ), output
     assert list((folder / ".cache/resume/train/holds").glob("g2rpo-1/*/iteration-000000"))
 
 
@@ -235,12 +291,23 @@ def node(folder: Path, rank: int, port: int, **environ: str) -> subprocess.Popen
         "--config_file",
         str(ROOT / "g2rpo_core/distributed/accelerate/two_nodes.yaml"),
     ]
-    where = ["--num_processes", "2", "--machine_rank", str(rank), "--main_process_port", str(port), "--rdzv_backend", "c10d"]
+    where = [
+        "--num_processes",
+        "2",
+        "--machine_rank",
+        str(rank),
+        "--main_process_port",
+        str(port),
+        "--rdzv_backend",
+        "c10d",
+    ]
     again = ["--max_restarts", "3"]
     stage = ["-m", "stages.train", "--profile", "again", "--method", "g2rpo", "--seed", "1"]
     environment = {**os.environ, "PYTHONPATH": f"{folder}:{ROOT}", "OMP_NUM_THREADS": "1"} | environ
     with (folder / f"node-{rank}.log").open("a") as log:
-        return subprocess.Popen([*launcher, *where, *again, *stage], cwd=folder, env=environment, stdout=log, stderr=log)
+        return subprocess.Popen(
+            [*launcher, *where, *again, *stage], cwd=folder, env=environment, stdout=log, stderr=log
+        )
 
 
 RESTARTS = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
@@ -248,7 +315,10 @@ RESTARTS = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 def dies(machine: subprocess.Popen) -> None:
     """With all that runs on it, at once."""
-    for process in [*psutil.Process(machine.pid).children(recursive=True), psutil.Process(machine.pid)]:
+    for process in [
+        *psutil.Process(machine.pid).children(recursive=True),
+        psutil.Process(machine.pid),
+    ]:
         process.kill()
     machine.wait()
 
@@ -269,20 +339,30 @@ def test_a_run_goes_on_by_itself_when_one_of_two_nodes_died_and_came_back(folder
         port = free.getsockname()[1]
     nodes = [node(folder, 0, port, **RESTARTS)]
     try:
-        until(lambda: answers(port), running=nodes)  # on one machine, the first must have the port before the second looks for it
+        until(
+            lambda: answers(port), running=nodes
+        )  # on one machine, the first must have the port before the second looks for it
         nodes.append(node(folder, 1, port, **RESTARTS))
-        until(lambda: any((folder / ".cache/resume/train/again").glob("**/iteration-000002")), running=nodes)
+        until(
+            lambda: any((folder / ".cache/resume/train/again").glob("**/iteration-000002")),
+            running=nodes,
+        )
         dies(nodes[1])
         nodes[1] = node(folder, 1, port, **RESTARTS)
-        assert [machine.wait(600) for machine in nodes] == [0, 0], (folder / "node-0.log").read_text()[-3000:]
+        assert [machine.wait(600) for machine in nodes] == [0, 0], (
+            folder / "node-0.log"
+        ).read_text()[-3000:]
     finally:
         for machine in nodes:
             if machine.poll() is None:
                 dies(machine)
-    alone, resumed = (pd.read_parquet(run / "records.parquet") for run in (folder / "left-alone", made))
+    alone, resumed = (
+        pd.read_parquet(run / "records.parquet") for run in (folder / "left-alone", made)
+    )
     pd.testing.assert_frame_equal(alone, resumed, check_exact=True)
     alone, resumed = (
-        FluxTransformer2DModel.from_pretrained(run / "transformer").state_dict() for run in (folder / "left-alone", made)
+        FluxTransformer2DModel.from_pretrained(run / "transformer").state_dict()
+        for run in (folder / "left-alone", made)
     )
     assert all(torch.equal(alone[name], resumed[name]) for name in alone)
 
@@ -293,7 +373,11 @@ def answers(port: int) -> bool:
 
 
 def same_evaluation(first: Path, second: Path) -> None:
-    pd.testing.assert_frame_equal(*(pd.read_parquet(one / "results.parquet") for one in (first, second)), check_exact=True)
+    pd.testing.assert_frame_equal(
+        *(pd.read_parquet(one / "results.parquet") for one in (first, second)), check_exact=True
+    )
     files = {file.relative_to(first) for file in first.rglob("*.png")}
-    assert len(files) == 24 and files == {file.relative_to(second) for file in second.rglob("*.png")}
+    assert len(files) == 24 and files == {
+        file.relative_to(second) for file in second.rglob("*.png")
+    }
     assert all((first / file).read_bytes() == (second / file).read_bytes() for file in files)

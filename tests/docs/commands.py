@@ -37,7 +37,11 @@ class Snippet:
 
 
 def snippets() -> list[Snippet]:
-    return [Snippet(path.name, *found) for path in DOCUMENTS for found in FENCE.findall(path.read_text())]
+    return [
+        Snippet(path.name, *found)
+        for path in DOCUMENTS
+        for found in FENCE.findall(path.read_text())
+    ]
 
 
 def commands() -> dict[str, str]:
@@ -45,13 +49,27 @@ def commands() -> dict[str, str]:
     found: dict[str, str] = {}
     for path in DOCUMENTS:
         text = path.read_text()
-        lines = [line for language, block in FENCE.findall(text) if language == "" for line in block.splitlines()]
+        lines = [
+            line
+            for language, block in FENCE.findall(text)
+            if language == ""
+            for line in block.splitlines()
+        ]
         lines += [" ".join(inline.split()) for inline in INLINE.findall(FENCE.sub("", text))]
         for line in lines:
             for command in line.split(" # ")[0].split("  #")[0].split(" && "):
-                words = re.sub(r"^(\s*[A-Z_0-9]+=\S+\s+)+", "", command).strip().removeprefix(".venv/bin/")
+                words = (
+                    re.sub(r"^(\s*[A-Z_0-9]+=\S+\s+)+", "", command)
+                    .strip()
+                    .removeprefix(".venv/bin/")
+                )
                 program, _, rest = words.partition(" ")
-                if program in PROGRAMS and rest and "<<" not in rest and not rest.startswith(("is ", "==")):
+                if (
+                    program in PROGRAMS
+                    and rest
+                    and "<<" not in rest
+                    and not rest.startswith(("is ", "=="))
+                ):
                     found.setdefault(words, path.name)
     return found
 
@@ -67,7 +85,9 @@ def check(command: str) -> None:
         makefile = (ROOT / "Makefile").read_text()
         known = set(re.findall(r"^([a-z-]+):|^([A-Z]+) \?=|\$\(([A-Z]+)\)", makefile, re.MULTILINE))
         named = {word.split("=")[0] for word in words}
-        assert named <= {name for each in known for name in each}, f"make has no target and no variable of {named}"
+        assert named <= {name for each in known for name in each}, (
+            f"make has no target and no variable of {named}"
+        )
     elif program == "g2rpo":
         from g2rpo_core.cli.checkout import COMMANDS
         from g2rpo_core.cli.commands import app
@@ -101,7 +121,9 @@ def check(command: str) -> None:
             if done.returncode == 0 and "Usage" in done.stdout:
                 break
             names.pop()
-        assert names and all(option in done.stdout for option in options), f"{command}: {options} not in\n{done.stdout}"
+        assert names and all(option in done.stdout for option in options), (
+            f"{command}: {options} not in\n{done.stdout}"
+        )
 
 
 def by_click(command, name: str, words: list[str], parent=None) -> None:
@@ -112,7 +134,10 @@ def by_click(command, name: str, words: list[str], parent=None) -> None:
     try:
         context = command.make_context(name, list(words), parent=parent)
     except Exception as error:
-        if type(error).__name__ in ("MissingParameter", "Exit"):  # only named; or --help. Typer has a click of its own
+        if type(error).__name__ in (
+            "MissingParameter",
+            "Exit",
+        ):  # only named; or --help. Typer has a click of its own
             return
         raise
     rest = [*getattr(context, "_protected_args", []), *context.args]
@@ -134,11 +159,16 @@ def by_argparse(module: str, words: list[str]) -> None:
         run = importlib.import_module(f"{module}.__main__" if module == "studies" else module).main
     except AttributeError:
         raise AssertionError(f"python -m {module}: has no main") from None
-    with patch.object(argparse.ArgumentParser, "parse_args", stop), patch.object(sys, "argv", [module, *words]):
+    with (
+        patch.object(argparse.ArgumentParser, "parse_args", stop),
+        patch.object(sys, "argv", [module, *words]),
+    ):
         try:
             run()
         except Parsed:
             return
         except SystemExit as ended:
-            raise AssertionError(f"python -m {module} {' '.join(words)}: exit status {ended.code}") from None
+            raise AssertionError(
+                f"python -m {module} {' '.join(words)}: exit status {ended.code}"
+            ) from None
     assert not words, f"python -m {module} takes no words"

@@ -6,12 +6,16 @@ import tomllib
 
 from tests.conftest import ROOT
 
-DRAWN = re.compile(r"<!-- layers of pyproject\.toml -->\n\n```\n(.*?)```\n\n<!-- end of layers -->", re.DOTALL)
+DRAWN = re.compile(
+    r"<!-- layers of pyproject\.toml -->\n\n```\n(.*?)```\n\n<!-- end of layers -->", re.DOTALL
+)
 
 
 def layers_of_contracts() -> list[str]:
     """Return the lines of both layers contracts, the core's own in the place below g2rpo_core."""
-    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"][
+        "contracts"
+    ]
     within, around = (one["layers"] for one in contracts if one["type"] == "layers")
     return [*around, *(layer.replace("g2rpo_core.", "") for layer in within)]
 
@@ -36,7 +40,11 @@ def test_every_package_of_the_core_is_in_the_folders_of_the_architecture():
 
 
 def test_the_line_of_an_interrupted_run_is_the_one_that_training_prints():
-    shown = re.search(r"^g2rpo-1: (stopped .*)$", (ROOT / "docs" / "howto" / "interrupt.md").read_text(), re.MULTILINE)
+    shown = re.search(
+        r"^g2rpo-1: (stopped .*)$",
+        (ROOT / "docs" / "howto" / "interrupt.md").read_text(),
+        re.MULTILINE,
+    )
     printed = re.search(r'f"\{name\}: (stopped [^"]*)"', (ROOT / "stages" / "train.py").read_text())
     assert shown and printed
     assert shown[1] == re.sub(r"\{[^}]*\}", "57", printed[1])

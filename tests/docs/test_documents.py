@@ -23,7 +23,8 @@ from tests.fixtures.projects import small_project
 
 # Commands that are run in the small checkout, and what their output has.
 RUN = {
-    'g2rpo generate "a large red circle above a small blue square" --run base --run g2rpo-1 --seeds 1-4 --grid': "base-g2rpo-1-grid.png",
+    'g2rpo generate "a large red circle above a small blue square" --run base --run g2rpo-1 '
+    "--seeds 1-4 --grid": "base-g2rpo-1-grid.png",
     "g2rpo export g2rpo-1 --form original --out my_model": "my_model/g2rpo-1.safetensors",
     "g2rpo export g2rpo-1 --form diffusers --out my_diffusers": "my_diffusers",
     "g2rpo export my_lora-1 --form kohya --out my_kohya": "my_kohya",
@@ -50,7 +51,10 @@ RUN = {
 ONLY_PARSED = {
     r"^(make|dvc (repro|checkout|plots|commit)|python -m (studies run|stages\.(train|evaluate)))\b": "whole stages; tests/pipeline and CI run them",
     r"^g2rpo (\S+ )?--help$": "the reference of commands; tests/docs/test_site.py builds it",
-    r"^g2rpo (rehearse|plan|launch|jobs)\b": "FLUX or a cluster; tests/estimate, tests/pipeline/test_rehearsal.py and test_slurm.py run them",
+    r"^g2rpo (rehearse|plan|launch|jobs)\b": (
+        "FLUX or a cluster; tests/estimate, tests/pipeline/test_rehearsal.py and test_slurm.py run "
+        "them"
+    ),
     r"^g2rpo (demo|serve-reward)\b": "a server; tests/demo/test_page.py and tests/serving run them",
     r"^g2rpo votes\b": "votes of a person; tests/cli/test_votes.py runs it",
     r"^g2rpo todo\b": "says what would run; tests/docs/test_twelve_tasks.py runs it",
@@ -81,8 +85,13 @@ GENERATED = ("docs/reference/settings.md",)
 
 
 def test_every_command_is_run_or_has_a_reason_and_no_entry_is_stale():
-    reasons = {command: next((pattern for pattern in ONLY_PARSED if re.search(pattern, command)), None) for command in COMMANDS}
-    assert [command for command, reason in reasons.items() if command not in RUN and not reason] == []
+    reasons = {
+        command: next((pattern for pattern in ONLY_PARSED if re.search(pattern, command)), None)
+        for command in COMMANDS
+    }
+    assert [
+        command for command, reason in reasons.items() if command not in RUN and not reason
+    ] == []
     assert set(RUN) <= set(COMMANDS), f"no document has {set(RUN) - set(COMMANDS)}"
     used = {reason for command, reason in reasons.items() if command not in RUN}
     assert used == set(ONLY_PARSED), f"nothing needs {set(ONLY_PARSED) - used}"
@@ -90,7 +99,9 @@ def test_every_command_is_run_or_has_a_reason_and_no_entry_is_stale():
 
 
 @pytest.mark.pipeline
-@pytest.mark.parametrize("command", [command for command in COMMANDS if command not in RUN and command not in NAMED])
+@pytest.mark.parametrize(
+    "command", [command for command in COMMANDS if command not in RUN and command not in NAMED]
+)
 def test_a_command_is_one_that_its_program_takes(command, monkeypatch):
     monkeypatch.chdir(ROOT)
     if command != "g2rpo --install-completion":  # which installs while it parses
@@ -120,7 +131,9 @@ def test_a_command_with_a_mistake_is_noticed(command, monkeypatch):
 def checkout(models, tmp_path_factory) -> Path:
     """The committed files with small models and two runs, in a git repository of its own."""
     folder = tmp_path_factory.mktemp("checkout")
-    files = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\n")
+    files = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.split("\n")
     for file in filter(None, files):
         if (ROOT / file).exists() and not file.startswith(("tests/", "profiles/", "params.yaml")):
             (folder / file).parent.mkdir(parents=True, exist_ok=True)
@@ -136,7 +149,11 @@ def checkout(models, tmp_path_factory) -> Path:
     for number in range(2):
         shutil.copy(ROOT / "docs" / "report.png", folder / "DIR" / f"{number}.png")
     (folder / "prompts.txt").write_text("a circle\na square\n")
-    for words in (["init"], ["add", "-A"], ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-m", "first"]):
+    for words in (
+        ["init"],
+        ["add", "-A"],
+        ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-m", "first"],
+    ):
         subprocess.run(["git", *words], cwd=folder, check=True, capture_output=True)
     return folder
 
@@ -148,7 +165,9 @@ def test_a_command_of_the_documents_runs(command, checkout, monkeypatch):
     if program == "g2rpo":
         done = run_here(main, *words, folder=checkout)
     else:
-        start = {"python": [sys.executable], "dvc": [sys.executable, "-m", "dvc"]}.get(program, [program])
+        start = {"python": [sys.executable], "dvc": [sys.executable, "-m", "dvc"]}.get(
+            program, [program]
+        )
         monkeypatch.setenv("DVC_NO_ANALYTICS", "1")
         done = subprocess.run([*start, *words], cwd=checkout, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -158,9 +177,17 @@ def test_a_command_of_the_documents_runs(command, checkout, monkeypatch):
 @pytest.mark.pipeline
 def test_the_python_snippets_run(checkout, monkeypatch):
     monkeypatch.chdir(checkout)
-    found = {one.text.split("\n")[0].split("(")[0]: one.text for one in snippets() if one.language == "python"}
+    found = {
+        one.text.split("\n")[0].split("(")[0]: one.text
+        for one in snippets()
+        if one.language == "python"
+    }
     of_a_server = "import base64"  # tests/serving runs it
-    assert set(found) == {"class Redness:", "from diffusers import FluxPipeline, FluxTransformer2DModel", of_a_server}
+    assert set(found) == {
+        "class Redness:",
+        "from diffusers import FluxPipeline, FluxTransformer2DModel",
+        of_a_server,
+    }
     own: dict = {}
     exec(found["class Redness:"], own)  # noqa: S102
     assert own["Redness"](2.0).strength == 2.0
@@ -202,7 +229,9 @@ def test_every_profile_entry_and_section_of_the_documents_loads(tmp_path):
         elif "training" in read and "extends" not in read:
             read = {"extends": "tiny", **deepcopy(WITHOUT_THE_VERIFIER), **read}
             read["training"] |= WITHOUT_THE_VERIFIER["training"]
-            read["evaluation"]["rewards"] = list(dict.fromkeys([*read["evaluation"]["rewards"], "clip_score"]))
+            read["evaluation"]["rewards"] = list(
+                dict.fromkeys([*read["evaluation"]["rewards"], "clip_score"])
+            )
         file = tmp_path / "profiles" / f"block_{number}.yaml"
         YAML().dump({"extends": "flux_hps_clip"} | read, file)
         load_profile(file)
@@ -214,18 +243,28 @@ def test_every_json_of_the_documents_is_one():
 
 @pytest.mark.pipeline
 def test_the_plan_prints_what_its_page_shows_and_a_profile_that_fits(tmp_path):
-    shown, found, campaign = [one.text for one in snippets() if one.document == "plan.md" and one.language == "text"]
-    asked = [words.split() for words in COMMANDS if words.startswith("g2rpo plan") and COMMANDS[words] == "plan.md"]
+    shown, found, campaign = [
+        one.text for one in snippets() if one.document == "plan.md" and one.language == "text"
+    ]
+    asked = [
+        words.split()
+        for words in COMMANDS
+        if words.startswith("g2rpo plan") and COMMANDS[words] == "plan.md"
+    ]
     of = lambda option: next(words[1:] for words in asked if option in words)
     plan = ["plan", "--profile", "flux_hps_clip", "--gpus", "8", "--memory", "79"]
     for text, words in ((shown, plan), (campaign, of("--campaign"))):
         printed = run_here(main, *words, folder=ROOT).stdout.split("\n")
-        assert [line for line in text.splitlines() if line.strip() != "…" and line not in printed] == []
+        assert [
+            line for line in text.splitlines() if line.strip() != "…" and line not in printed
+        ] == []
     printed = run_here(main, *plan, "--hours", "72", folder=ROOT).stdout
     assert " ".join(found.split()) in printed
     # Its last lines, pasted, are what it says
     shutil.copytree(ROOT / "profiles", tmp_path / "profiles")
-    (tmp_path / "profiles" / "mine.yaml").write_text(textwrap.dedent("\n".join(printed.splitlines()[-2:])))
+    (tmp_path / "profiles" / "mine.yaml").write_text(
+        textwrap.dedent("\n".join(printed.splitlines()[-2:]))
+    )
     again = run_here(main, *plan[:2], "mine", *plan[3:], folder=tmp_path).stdout
     assert "mine, g2rpo, 8 GPUs" in again and "\nmemory per GPU: 75.8 GiB: fits\n" in again
 
@@ -238,7 +277,9 @@ def test_links_to_files_lead_somewhere():
 
 def test_links_to_headings_lead_somewhere_on_github():
     for document in DOCUMENTS:
-        for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)#([^)]+)\)", document.read_text()):
+        for target, anchor in re.findall(
+            r"\]\((?!https?:)([^)#]*)#([^)]+)\)", document.read_text()
+        ):
             page = document.parent / target if target else document
             assert anchor in anchors(page.read_text()), f"{document.name}: {target}#{anchor}"
 
@@ -250,16 +291,35 @@ def anchors(markdown: str) -> set[str]:
 
 
 def test_no_line_that_people_write_is_longer_than_160_characters():
-    files = subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    files = subprocess.run(
+        ["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.split()
     written = [file for file in files if "reports/" not in file and file not in GENERATED]
     assert len(written) > 30
-    lines = [(file, number, line) for file in written for number, line in enumerate((ROOT / file).read_text().split("\n"), 1)]
+    lines = [
+        (file, number, line)
+        for file in written
+        for number, line in enumerate((ROOT / file).read_text().split("\n"), 1)
+    ]
     assert [f"{file}:{number}" for file, number, line in lines if len(line) > 160] == []
 
 
 def test_every_promise_of_reliability_names_tests_that_exist():
-    promises = (ROOT / "docs" / "reliability.md").read_text().partition("### The tests of the promises")[2].partition("\n## ")[0]
+    promises = (
+        (ROOT / "docs" / "reliability.md")
+        .read_text()
+        .partition("### The tests of the promises")[2]
+        .partition("\n## ")[0]
+    )
     named = set(re.findall(r"`(test_\w+)`", promises))
-    defined = {name for file in (ROOT / "tests").rglob("test_*.py") for name in re.findall(r"def (test_\w+)\(", file.read_text())}
+    defined = {
+        name
+        for file in (ROOT / "tests").rglob("test_*.py")
+        for name in re.findall(r"def (test_\w+)\(", file.read_text())
+    }
     assert len(named) > 25 and named <= defined, named - defined
-    assert all("`test_" in row for row in promises.splitlines() if row.startswith("| ") and not row.startswith("| promise"))
+    assert all(
+        "`test_" in row
+        for row in promises.splitlines()
+        if row.startswith("| ") and not row.startswith("| promise")
+    )

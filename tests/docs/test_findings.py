@@ -31,7 +31,9 @@ def written(values: pd.Series, confidence: float) -> str:
     return f"{values.mean():+.3f} [{low:+.3f}, {high:+.3f}]".replace("-", "−")
 
 
-@pytest.mark.parametrize("study, holding", [("verdict", 2), ("marks", 1), ("marks_late", 4), ("families", 0)])
+@pytest.mark.parametrize(
+    "study, holding", [("verdict", 2), ("marks", 1), ("marks_late", 4), ("families", 0)]
+)
 def test_preregistered_comparisons_follow_from_the_committed_table(study, holding):
     named = params(study)["comparisons"]
     held = 0
@@ -39,9 +41,14 @@ def test_preregistered_comparisons_follow_from_the_committed_table(study, holdin
         reward = one.get("reward", "training")
         apart = gains(study, one["method"], reward) - gains(study, one["against"], reward)
         joint = written(apart, 1 - 0.05 / len(named))
-        ends = [f"| {joint} | {said} | {(apart > 0).sum()} of {len(apart)} |" for said in ("**yes**", "no")]
+        ends = [
+            f"| {joint} | {said} | {(apart > 0).sum()} of {len(apart)} |"
+            for said in ("**yes**", "no")
+        ]
         (row,) = (line for line in FINDINGS.splitlines() if line.endswith(tuple(ends)))
-        low = stats.t.interval(1 - 0.05 / len(named), len(apart) - 1, apart.mean(), stats.sem(apart))[0]
+        low = stats.t.interval(
+            1 - 0.05 / len(named), len(apart) - 1, apart.mean(), stats.sem(apart)
+        )[0]
         holds = low > -one.get("margin", 0)
         assert ("**yes**" in row) == holds
         held += holds
@@ -49,21 +56,37 @@ def test_preregistered_comparisons_follow_from_the_committed_table(study, holdin
 
 
 @pytest.mark.parametrize(
-    "study", ["verdict", "marks", "marks_late", "families", "equal_compute", "equal_compute_marks", "dose", "ladder", "long"]
+    "study",
+    [
+        "verdict",
+        "marks",
+        "marks_late",
+        "families",
+        "equal_compute",
+        "equal_compute_marks",
+        "dose",
+        "ladder",
+        "long",
+    ],
 )
 def test_a_methods_row_has_its_cost_seconds_and_gains(study):
     table = pd.read_parquet(ROOT / "studies" / study / "results.parquet")
     seconds = json.loads((ROOT / "studies" / study / "seconds.json").read_text())
     last = table[table.part == "training"].groupby(["method", "seed"]).last().reset_index()
     for method, runs in last.groupby("method"):
-        costs = [f"{runs[name].mean():,.0f}" for name in ("iteration", "num_forward_evals", "num_transitions")]
+        costs = [
+            f"{runs[name].mean():,.0f}"
+            for name in ("iteration", "num_forward_evals", "num_transitions")
+        ]
         judged = "hps" if study == "dose" else "training"  # some of its training rewards have noise
         both = [written(gains(study, method, reward), 0.95) for reward in (judged, "verifier")]
         cells = [*costs, f"{seconds[method]['seconds']:.0f}", *both]
         assert " | ".join(cells) in FINDINGS, cells
 
 
-@pytest.mark.parametrize("study", ["equal_compute", "equal_compute_marks", "dose", "ladder", "long"])
+@pytest.mark.parametrize(
+    "study", ["equal_compute", "equal_compute_marks", "dose", "ladder", "long"]
+)
 def test_comparisons_over_bases_hold_by_the_primary_one_and_by_holm(study):
     """One expected to be level has two one-sided tests. Holm multiplies the smallest of k p-values by k, the next by k − 1, and so on.
 
@@ -96,21 +119,41 @@ def test_the_ladder_says_on_which_rungs_a_method_stays_above_mix_grpo():
     """By the mean over bases, by an interval of 95 %, and on every base."""
     rungs = ("4p", "16p", "t16", "t28", "lora", "constant")
     apart = {
-        (method, rung): gains("ladder", f"{method}_{rung}", "training") - gains("ladder", f"mix_{rung}", "training")
+        (method, rung): gains("ladder", f"{method}_{rung}", "training")
+        - gains("ladder", f"mix_{rung}", "training")
         for method in ("nft", "coarse")
         for rung in rungs
     }
     higher = {key for key, values in apart.items() if values.mean() > 0}
-    shown = {key for key, values in apart.items() if stats.ttest_1samp(values, 0, alternative="greater").pvalue < 0.025}
-    assert [rung for rung in rungs if ("nft", rung) not in higher] == ["16p"] and apart["nft", "16p"].mean() < 0
-    said = "its mean is higher on five of six, and lower with 16 prompts. In the reward, the interval is above zero on none."
+    shown = {
+        key
+        for key, values in apart.items()
+        if stats.ttest_1samp(values, 0, alternative="greater").pvalue < 0.025
+    }
+    assert [rung for rung in rungs if ("nft", rung) not in higher] == ["16p"] and apart[
+        "nft", "16p"
+    ].mean() < 0
+    said = (
+        "its mean is higher on five of six, and lower with 16 prompts. In the reward, "
+        "the interval is above zero on none."
+    )
     assert said in SENTENCES
-    assert len([rung for rung in rungs if ("coarse", rung) in higher]) == 4 and shown == {("coarse", "t28")}
+    assert len([rung for rung in rungs if ("coarse", rung) in higher]) == 4 and shown == {
+        ("coarse", "t28")
+    }
     assert [rung for rung in rungs if (apart["coarse", rung] > 0).all()] == ["t16", "t28"]
-    said = "the higher mean on four rungs of six**, and is above MixGRPO on all four bases with T = 16 and T = 28."
+    said = (
+        "the higher mean on four rungs of six**, and is above MixGRPO on all four bases with T = "
+        "16 and T = 28."
+    )
     assert said in SENTENCES
-    four = gains("equal_compute", "nft_shared", "training") - gains("equal_compute", "mix_grpo", "training")
-    said = f"significant over the eight of `equal_compute` is {written(four.loc[[10, 11, 12, 13]], 0.95)}"
+    four = gains("equal_compute", "nft_shared", "training") - gains(
+        "equal_compute", "mix_grpo", "training"
+    )
+    said = (
+        "significant over the eight of `equal_compute` is "
+        f"{written(four.loc[[10, 11, 12, 13]], 0.95)}"
+    )
     assert said in SENTENCES
 
 
@@ -120,15 +163,23 @@ def test_long_runs_at_each_number_of_steps():
     for method, entry in params("long")["entries"].items():
         cells = []
         for steps in (4, 10, 20):
-            reward, verifier = (gains("long", method, judged, steps) for judged in ("training", "verifier"))
+            reward, verifier = (
+                gains("long", method, judged, steps) for judged in ("training", "verifier")
+            )
             cells.append(f"{reward.mean():+.3f}, {verifier.mean():+.3f}")
-            apart += [(method, base, steps) for base in reward.index if reward[base] > 0 > verifier[base]]
+            apart += [
+                (method, base, steps) for base in reward.index if reward[base] > 0 > verifier[base]
+            ]
         assert f"| {entry.get('label', 'MixGRPO')} | {' | '.join(cells)} |" in FINDINGS
     assert sorted(apart) == [("mix_grpo", 10, 4), ("sum", 10, 10), ("sum", 10, 20)]
     for steps in (4, 10, 20):
-        assert (gains("long", "sum", "training", steps) < gains("long", "fine", "training", steps)).all()
+        assert (
+            gains("long", "sum", "training", steps) < gains("long", "fine", "training", steps)
+        ).all()
     for steps in (4, 10):
-        lead = gains("long", "nft_shared", "training", steps) - gains("long", "mix_grpo", "training", steps)
+        lead = gains("long", "nft_shared", "training", steps) - gains(
+            "long", "mix_grpo", "training", steps
+        )
         assert written(lead, 0.95) in SENTENCES and (lead > 0).all()
 
 
@@ -137,7 +188,10 @@ def probed(study: str) -> list[dict]:
     return json.loads((ROOT / "studies" / study / "gradients.json").read_text())
 
 
-USUAL = {"g2rpo": (range(8), (1, 2, 3)), "g2rpo_coarse": (range(3, 8), (3,))}  # steps and granularities of profile tiny_marks
+USUAL = {
+    "g2rpo": (range(8), (1, 2, 3)),
+    "g2rpo_coarse": (range(3, 8), (3,)),
+}  # steps and granularities of profile tiny_marks
 CHOICES = ("coarse", "early", "half", "late", "tail_1", "tail_2", "tails_1_3")
 
 
@@ -148,22 +202,41 @@ def test_gradients_rank_the_choices_as_the_page_says():
         by = {(one["step"], *one["granularities"]): one for one in probed(study)}
         entries = params(study)["entries"]
         for name in CHOICES if study == "choices" else entries:
-            tree, usual = entries[name].get("settings", {}).get("tree", {}), USUAL[entries[name]["method"]]
-            steps = [by[(step, *tree.get("granularities", usual[1]))] for step in tree.get("sde_steps", usual[0])]
-            signal = 1000 * sum(one["snr2"] for one in steps) / sum(one["evaluations"] * one["prompts"] for one in steps)
+            tree, usual = (
+                entries[name].get("settings", {}).get("tree", {}),
+                USUAL[entries[name]["method"]],
+            )
+            steps = [
+                by[(step, *tree.get("granularities", usual[1]))]
+                for step in tree.get("sde_steps", usual[0])
+            ]
+            signal = (
+                1000
+                * sum(one["snr2"] for one in steps)
+                / sum(one["evaluations"] * one["prompts"] for one in steps)
+            )
             rows.append((signal, gains(study, name, "training").mean()))
             assert "| {:.3f} | {:+.3f} |".format(*rows[-1]).replace("-", "−") in FINDINGS, name
     first, second, both = (
-        stats.spearmanr(*zip(*rows)).statistic for rows in (*pairs.values(), [*pairs["choices"], *pairs["marks_choices"]])
+        stats.spearmanr(*zip(*rows)).statistic
+        for rows in (*pairs.values(), [*pairs["choices"], *pairs["marks_choices"]])
     )
     assert f"The rank correlation of the two is {both:.2f} over fourteen entries" in SENTENCES
-    assert f"It is {first:.2f} over the seven of the first task and {second:.2f} over the seven of the second." in SENTENCES
+    assert (
+        f"It is {first:.2f} over the seven of the first task and {second:.2f} over the seven of "
+        "the second." in SENTENCES
+    )
 
 
 @pytest.mark.parametrize("study, steps", [("choices", 9), ("marks_choices", 12)])
 def test_a_sum_has_less_signal_per_evaluation_than_the_best_of_its_tails(study, steps):
-    per = {(one["step"], *one["granularities"]): one["snr2"] / one["evaluations"] for one in probed(study)}
-    assert all(per[step, 1, 2, 3] < max(per[step, tail] for tail in (1, 2, 3)) for step in range(steps))
+    per = {
+        (one["step"], *one["granularities"]): one["snr2"] / one["evaluations"]
+        for one in probed(study)
+    }
+    assert all(
+        per[step, 1, 2, 3] < max(per[step, tail] for tail in (1, 2, 3)) for step in range(steps)
+    )
     assert f"{steps} {'steps of `tiny`' if steps == 9 else 'of `tiny_marks`'}" in SENTENCES
 
 
@@ -171,7 +244,10 @@ def test_gradients_of_whole_iterations_rank_methods_as_the_page_says():
     rows = pd.DataFrame(probed("equal_compute"))
     signal = (rows.snr2 / rows.compute).groupby(rows.method).mean()
     gained = [gains("equal_compute", method, "training").mean() for method in signal.index]
-    said = f"the rank correlation of the signal for each unit of compute with the gain is {stats.spearmanr(signal, gained).statistic:.2f}"
+    said = (
+        "the rank correlation of the signal for each unit of compute with the gain is "
+        f"{stats.spearmanr(signal, gained).statistic:.2f}"
+    )
     assert sorted(set(rows.base)) == [*range(10, 18)] and len(signal) == 10 and said in SENTENCES
     assert set(signal.nlargest(3).index) == {"awm_shared", "nft_shared", "nft_leaves"}
     assert set(signal.nsmallest(2).index) == {"dance_grpo", "mix_grpo"}
@@ -189,13 +265,20 @@ def test_rates_at_equal_total_compute_are_those_that_the_protocols_rule_chooses(
             tables.setdefault(method, {})[int(rate)] = gains(study, entry, "training")
     rest = []
     for table in (pd.DataFrame(dict(list(rates.items())[:3])) for rates in tables.values()):
-        rest.append((table.sub(table.mean(axis=1), axis=0) - table.mean() + table.stack().mean()).to_numpy())
-    error = (sum((part**2).sum() for part in rest) / (4 * len(rest)) * 2 / 3) ** 0.5  # 3 bases, 3 rates each
+        rest.append(
+            (table.sub(table.mean(axis=1), axis=0) - table.mean() + table.stack().mean()).to_numpy()
+        )
+    error = (
+        sum((part**2).sum() for part in rest) / (4 * len(rest)) * 2 / 3
+    ) ** 0.5  # 3 bases, 3 rates each
     assert f"standard error is {error:.4f}" in SENTENCES
     taken = params("equal_compute")["entries"]
     for method, rates in tables.items():
         means = {rate: rates[rate].mean() for rate in sorted(rates)}
         chosen = next(rate for rate, mean in means.items() if mean > max(means.values()) - error)
-        cells = [f"**{value:+.3f}**" if rate == chosen else f"{value:+.3f}" for rate, value in means.items()]
+        cells = [
+            f"**{value:+.3f}**" if rate == chosen else f"{value:+.3f}"
+            for rate, value in means.items()
+        ]
         assert f"| {' | '.join(cells)} |".replace("-", "−") in FINDINGS, method
         assert taken[method]["training"]["learning_rate"] == pytest.approx(chosen * 1e-6), method

@@ -25,7 +25,9 @@ def evaluations(granularities, steps, sde_steps) -> int:
 def bound(each, steps, sde_steps) -> float:
     """The mean correlation below which a sum can pay at equal evaluations."""
     together = evaluations(each, steps, sde_steps)
-    return (sum(evaluations((one,), steps, sde_steps) for one in each) / together - 1) / (len(each) - 1)
+    return (sum(evaluations((one,), steps, sde_steps) for one in each) / together - 1) / (
+        len(each) - 1
+    )
 
 
 def simulated(kappa, correlations, groups=8000, members=12, dimensions=200) -> float:
@@ -48,7 +50,9 @@ def simulated(kappa, correlations, groups=8000, members=12, dimensions=200) -> f
     return found[1] / found[0]
 
 
-@pytest.mark.parametrize("kappa, r", [((1.0, 0.84), 0.84), ((0.7, 0.7, 0.7), 0.5), ((0.8, 0.6), 0.3)])
+@pytest.mark.parametrize(
+    "kappa, r", [((1.0, 0.84), 0.84), ((0.7, 0.7, 0.7), 0.5), ((0.8, 0.6), 0.3)]
+)
 def test_the_effective_sample_size_is_that_of_simulated_groups(kappa, r):
     correlations = np.full((len(kappa), len(kappa)), r) + (1 - r) * np.eye(len(kappa))
     assert simulated(kappa, correlations) == pytest.approx(ess(kappa, correlations), rel=0.08)
@@ -56,13 +60,18 @@ def test_the_effective_sample_size_is_that_of_simulated_groups(kappa, r):
 
 def test_numbers_of_the_page_follow_from_its_formulas():
     assert f"{3 / (1 + 2 * 0.90):.2f}" == "1.07" and "three are worth 1.07 of one" in PAGE
-    measured = np.array([[1, 0.97, 0.85], [0.97, 1, 0.90], [0.85, 0.90, 1]])  # of λ = 1, 2 and 3; the last is assumed
+    measured = np.array(
+        [[1, 0.97, 0.85], [0.97, 1, 0.90], [0.85, 0.90, 1]]
+    )  # of λ = 1, 2 and 3; the last is assumed
     assert f"{ess(measured[0], measured):.2f}" == "0.94" and "they are worth 0.94" in PAGE
     ratio = evaluations((1, 2, 3), 10, 5) / evaluations((1,), 10, 5)
     assert f"{ratio:.2f} times the forward evaluations at T = 10" in " ".join(PAGE.split())
     pairs = [f"{bound((1, 3), *world):.2f}" for world in ((10, 5), (16, 8))]
     threes = [f"{bound((1, 2, 3), *world):.2f}" for world in ((10, 5), (16, 8))]
-    assert f"that bound is {pairs[0]} with T = 10 and steps 0–4, and {pairs[1]} with T = 16" in " ".join(PAGE.split())
+    assert (
+        f"that bound is {pairs[0]} with T = 10 and steps 0–4, and {pairs[1]} with T = 16"
+        in " ".join(PAGE.split())
+    )
     assert f"{threes[0]} and {threes[1]}." in PAGE
 
 
@@ -72,7 +81,9 @@ def test_measured_correlations_are_those_of_the_page_and_beyond_the_bound(study,
     last = table[table.part == "training"].groupby(["method", "seed"]).last()
     measured = last.filter(regex=r"^correlation_.*_3$").stack()
     name = "tiny_marks" if study.startswith("marks") else "tiny"
-    low, high = map(float, re.search(rf"\| `{name}`, T = \d+ \| ([\d.]+) to ([\d.]+) ", PAGE).groups())
+    low, high = map(
+        float, re.search(rf"\| `{name}`, T = \d+ \| ([\d.]+) to ([\d.]+) ", PAGE).groups()
+    )
     assert low - 0.005 <= measured.min() and measured.max() <= high + 0.005
     assert measured.min() > bound((1, 3), *world)
 

@@ -7,7 +7,9 @@ import pytest
 from tests.conftest import ROOT
 
 LEVELS = ("run on a GPU", "run on a CPU", "rehearsed", "planned")
-PROFILES = {path.stem: path.read_text().splitlines() for path in sorted((ROOT / "profiles").glob("*.yaml"))}
+PROFILES = {
+    path.stem: path.read_text().splitlines() for path in sorted((ROOT / "profiles").glob("*.yaml"))
+}
 
 
 def level_of(name: str) -> str:
@@ -37,4 +39,6 @@ def test_the_table_has_every_profile_and_says_the_same():
 def test_no_other_document_has_a_table_of_profiles():
     for path in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")):
         rows = re.findall(r"^\| `(\w+)`.* \|$", path.read_text(), re.MULTILINE)
-        assert path.name == "plan.md" or len(set(rows) & set(PROFILES)) < 4, path  # fewer are a table of something else
+        assert path.name == "plan.md" or len(set(rows) & set(PROFILES)) < 4, (
+            path
+        )  # fewer are a table of something else

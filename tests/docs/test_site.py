@@ -28,9 +28,15 @@ def site(tmp_path_factory):
 
 
 def test_every_document_is_a_page_of_the_site(site):
-    pages = [path.relative_to(ROOT / "docs").with_suffix(".html") for path in (ROOT / "docs").rglob("*.md")]
+    pages = [
+        path.relative_to(ROOT / "docs").with_suffix(".html")
+        for path in (ROOT / "docs").rglob("*.md")
+    ]
     pages += [f"reference/{name.replace('.md', '.html')}" for name in reference.BUILT_PAGES]
-    pages += [f"repository/studies/{path.parent.name}/index.html" for path in (ROOT / "studies").glob("*/README.md")]
+    pages += [
+        f"repository/studies/{path.parent.name}/index.html"
+        for path in (ROOT / "studies").glob("*/README.md")
+    ]
     assert [page for page in pages if not (site / page).exists()] == []
 
 
@@ -49,7 +55,10 @@ def test_no_page_loads_anything_from_the_web(site):
 def test_sets_in_braces_stay_text(site):
     """An extension of Markdown would take `{1}` at the end of a cell for attributes."""
     assert "Λ = {7}" in (site / "reference" / "papers.html").read_text()
-    assert "<td>{1, 2}</td>" in (site / "repository" / "studies" / "granularities" / "index.html").read_text()
+    assert (
+        "<td>{1, 2}</td>"
+        in (site / "repository" / "studies" / "granularities" / "index.html").read_text()
+    )
 
 
 def test_the_api_shows_the_shapes_of_the_docstrings(site):
@@ -60,7 +69,10 @@ def test_the_api_shows_the_shapes_of_the_docstrings(site):
 
 
 def test_a_file_outside_docs_is_a_page_of_the_site(site):
-    assert "deterministic prefix" in (site / "repository" / "g2rpo_core" / "sampling" / "tree.py.html").read_text()
+    assert (
+        "deterministic prefix"
+        in (site / "repository" / "g2rpo_core" / "sampling" / "tree.py.html").read_text()
+    )
     assert (site / "repository" / "reports" / "forest.svg").exists()
 
 
@@ -69,7 +81,9 @@ def test_a_committed_page_of_the_reference_says_what_the_code_says(name, monkeyp
     monkeypatch.chdir(ROOT)
     page = reference.WRITTEN_PAGES[name]()
     assert (reference.FOLDER / name).read_text() == page, "run: python -m tools.reference"
-    assert not [line for line in page.splitlines() if line.startswith("- `") and line.endswith("): ")], "each has a description"
+    assert not [
+        line for line in page.splitlines() if line.startswith("- `") and line.endswith("): ")
+    ], "each has a description"
 
 
 def named_by(name: str) -> set[str]:
@@ -77,12 +91,19 @@ def named_by(name: str) -> set[str]:
     profiles = {path.stem: load_profile(path) for path in (ROOT / "profiles").glob("*.yaml")}
     hub = {name: profile for name, profile in profiles.items() if profile.models.source == "hub"}
     return {
-        "commands.md": {f"g2rpo {command.name or command.callback.__name__}" for command in app.registered_commands},
+        "commands.md": {
+            f"g2rpo {command.name or command.callback.__name__}"
+            for command in app.registered_commands
+        },
         "methods.md": {f"| `{method}` (" for method in METHODS},
-        "bases.md": {repo for each in ARCHITECTURES.values() for repo in (*each.published, *each.distilled)},
+        "bases.md": {
+            repo for each in ARCHITECTURES.values() for repo in (*each.published, *each.distilled)
+        },
         "calls.md": {f"## {profile}" for profile in hub},
         "api.md": {f"::: g2rpo_core.{name}" for names in reference.API.values() for name in names},
-        "published_settings.md": {f"`{method}`" for row in reference.PUBLISHED["rows"] for method in row["methods"]},
+        "published_settings.md": {
+            f"`{method}`" for row in reference.PUBLISHED["rows"] for method in row["methods"]
+        },
     }[name]
 
 
@@ -92,31 +113,48 @@ def test_a_page_that_is_built_with_the_site_names_everything(name, tmp_path, mon
     (tmp_path / name).write_text(reference.BUILT_PAGES[name]())
     page, names = (tmp_path / name).read_text(), named_by(name)
     assert len(names) > 5 and [each for each in names if each not in page] == []
-    assert not [line for line in page.splitlines() if line.startswith("| `") and line.endswith("|  |")], "each has a description"
-    tracked = subprocess.run(["git", "ls-files", f"docs/reference/{name}"], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert not [
+        line for line in page.splitlines() if line.startswith("| `") and line.endswith("|  |")
+    ], "each has a description"
+    tracked = subprocess.run(
+        ["git", "ls-files", f"docs/reference/{name}"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert tracked.stdout == "", "it is built, not committed"
 
 
 def test_a_command_that_prints_a_reference_page_is_a_link_to_it_in_the_site(site):
     shown = (site / "howto" / "generate.html").read_text()
-    assert '<a href="../reference/commands.html#g2rpo-generate"><code>g2rpo generate --help</code></a>' in shown
+    assert (
+        '<a href="../reference/commands.html#g2rpo-generate"><code>g2rpo generate --help</code></a>'
+        in shown
+    )
     assert (
         '<a href="../reference/bases.html"><code>python -m tools.reference bases</code></a>'
         in (site / "howto" / "base_model.html").read_text()
     )
-    assert '<a href="reference/commands.html"><code>g2rpo --help</code></a>' in (site / "index.html").read_text()
+    assert (
+        '<a href="reference/commands.html"><code>g2rpo --help</code></a>'
+        in (site / "index.html").read_text()
+    )
 
 
 def rows_outside_of_tables(markdown: str) -> list[str]:
     """Lines that begin with | in the HTML that mkdocs makes of a page, and are in no table and no code."""
     config = load_config(str(ROOT / "mkdocs.yml"))
-    html = Markdown(extensions=config.markdown_extensions, extension_configs=config.mdx_configs).convert(markdown)
+    html = Markdown(
+        extensions=config.markdown_extensions, extension_configs=config.mdx_configs
+    ).convert(markdown)
     rest = re.sub(r"<(table|pre)\b.*?</\1>", "", html, flags=re.DOTALL)
     return re.findall(r"(?:^|<p>|<li>)\s*(\|.*)", rest, re.MULTILINE)
 
 
 @pytest.mark.parametrize(
-    "before, between, lost", [("", "", 0), ("a sentence\n", "", 4), ("", "a sentence\n\n", 1), ("- a list\n\n", "", 0)]
+    "before, between, lost",
+    [("", "", 0), ("a sentence\n", "", 4), ("", "a sentence\n\n", 1), ("- a list\n\n", "", 0)],
 )
 def test_a_row_outside_of_its_table_is_noticed(before, between, lost):
     table = f"{before}| a | b |\n|---|---|\n| 1 | 2 |\n{between}| 3 | 4 |\n"
@@ -126,7 +164,9 @@ def test_a_row_outside_of_its_table_is_noticed(before, between, lost):
 @pytest.fixture(scope="module")
 def written() -> dict[str, str]:
     """Every Markdown file that people write, and the pages that are built with the site."""
-    files = subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    files = subprocess.run(
+        ["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.split()
     texts = {file: (ROOT / file).read_text() for file in files if "reports/" not in file}
     return texts | {name: page() for name, page in reference.BUILT_PAGES.items()}
 
@@ -140,7 +180,9 @@ def test_every_row_of_every_table_is_rendered_in_a_table(written):
 @pytest.mark.parametrize("name", draw_explanations.FIGURES)
 def test_a_picture_is_drawn_from_what_runs(name):
     drawn = draw_explanations.FIGURES[name]().svg()
-    assert (draw_explanations.FOLDER / name).read_text() == drawn, "run: python -m tools.draw_explanations"
+    assert (draw_explanations.FOLDER / name).read_text() == drawn, (
+        "run: python -m tools.draw_explanations"
+    )
 
 
 def test_the_costs_of_the_picture_are_those_of_the_paper_setting():
@@ -148,6 +190,8 @@ def test_the_costs_of_the_picture_are_those_of_the_paper_setting():
 
 
 def test_a_link_out_of_docs_finds_its_place_in_the_site():
-    assert resolve_link("docs/howto/plan.md", "../../benchmarks/README.md") == "benchmarks/README.md"
+    assert (
+        resolve_link("docs/howto/plan.md", "../../benchmarks/README.md") == "benchmarks/README.md"
+    )
     assert site_uri("docs/howto/plan.md") == "howto/plan.md"
     assert site_uri("g2rpo_core/sampling/tree.py") == "repository/g2rpo_core/sampling/tree.py.md"

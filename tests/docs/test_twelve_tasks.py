@@ -47,8 +47,14 @@ TASKS = {  # of a newcomer, and their pages
 
 
 def test_make_help_and_the_index_name_every_task():
-    helped = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    rows = [line for line in (ROOT / "docs" / "index.md").read_text().splitlines() if line.startswith("| ")]
+    helped = subprocess.run(
+        ["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    rows = [
+        line
+        for line in (ROOT / "docs" / "index.md").read_text().splitlines()
+        if line.startswith("| ")
+    ]
     for task, page in TASKS.items():
         (line,) = [line for line in helped.splitlines() if line.startswith(task)]
         assert len(line.partition(": ")[2]) > 10 and "](" not in line, line
@@ -58,7 +64,9 @@ def test_make_help_and_the_index_name_every_task():
 
 def test_every_how_to_page_begins_with_a_command():
     """In its first lines below the title; base_model.md begins with the table of what there is."""
-    pages = [page for page in (ROOT / "docs" / "howto").glob("*.md") if page.name != "base_model.md"]
+    pages = [
+        page for page in (ROOT / "docs" / "howto").glob("*.md") if page.name != "base_model.md"
+    ]
     for page in [*pages, ROOT / "docs" / "rewards.md"]:
         first = "\n".join(page.read_text().split("\n")[1:8])
         assert re.search(r"(^|`)(g2rpo|dvc|make|python -m|tensorboard) ", first, re.MULTILINE), page
@@ -72,7 +80,11 @@ def clone(tmp_path_factory) -> Path:
 def of(page: str, start: str) -> list[str]:
     """Every command of a page that begins so, the longest first; at least one."""
     text = " ".join((ROOT / page).read_text().split())
-    found = sorted((command for command in commands() if command.startswith(start) and command in text), key=len, reverse=True)
+    found = sorted(
+        (command for command in commands() if command.startswith(start) and command in text),
+        key=len,
+        reverse=True,
+    )
     assert found, f"{page} has no command {start!r}"
     return found
 
@@ -115,8 +127,14 @@ def test_an_experiment_changes_a_setting_and_no_other_line_and_may_be_repeated(p
         before = (tmp_path / file).read_text()
         for _ in range(2):
             apply_overrides(tmp_path / file, [override])
-        lines = [line for line in (tmp_path / file).read_text().splitlines() if line not in before.splitlines()]
-        assert lines and all("learning_rate: 4e-05" in line or line.strip() == "training:" for line in lines), lines
+        lines = [
+            line
+            for line in (tmp_path / file).read_text().splitlines()
+            if line not in before.splitlines()
+        ]
+        assert lines and all(
+            "learning_rate: 4e-05" in line or line.strip() == "training:" for line in lines
+        ), lines
         runs = [load_profile(where / file).run("g2rpo").training for where in (ROOT, tmp_path)]
         assert runs[0].learning_rate != runs[1].learning_rate == 4e-5
 
@@ -127,15 +145,21 @@ def test_an_experiment_changes_a_setting_and_no_other_line_and_may_be_repeated(p
 @pytest.mark.pipeline
 def test_a_variant_is_listed_with_its_reason_before_any_stage_has_run(clone):
     entry = next(
-        one.text for one in snippets() if one.document == "settings.md" and one.text.startswith("# an entry of `methods`")
+        one.text
+        for one in snippets()
+        if one.document == "settings.md" and one.text.startswith("# an entry of `methods`")
     )
     profile, params = clone / "profiles" / "tiny.yaml", clone / "params.yaml"
-    profile.write_text(profile.read_text().replace("methods: #", f"methods:\n  {entry.splitlines()[1]} #", 1))
+    profile.write_text(
+        profile.read_text().replace("methods: #", f"methods:\n  {entry.splitlines()[1]} #", 1)
+    )
     params.write_text(re.sub("methods: .*", "methods: [g2rpo, g2rpo_two]", params.read_text()))
     before = git(clone, "status", "--porcelain")
     assert of("docs/howto/settings.md", "g2rpo todo") == ["g2rpo todo"]
     (clone / "reports" / "timings").mkdir()
-    (clone / "reports" / "timings" / "g2rpo-2.json").write_text('{"seconds": {"0": 0.0, "1": 150.0}}')
+    (clone / "reports" / "timings" / "g2rpo-2.json").write_text(
+        '{"seconds": {"0": 0.0, "1": 150.0}}'
+    )
     done = run_here(todo.main, folder=clone)
     assert done.returncode == 0, done.stderr
     lines = {line.split()[0]: " ".join(line.split()[1:]) for line in done.stdout.splitlines()}
@@ -154,7 +178,9 @@ def test_a_variant_is_listed_with_its_reason_before_any_stage_has_run(clone):
 def test_a_reward_of_ones_own_scores_a_folder_and_its_mistakes_are_found_first(clone):
     """By the page's own class and profile; no stage has run, so there is no model."""
     page = [one for one in snippets() if one.document == "rewards.md"]
-    (clone / "my_rewards.py").write_text(next(one.text for one in page if one.text.startswith("class Redness")))
+    (clone / "my_rewards.py").write_text(
+        next(one.text for one in page if one.text.startswith("class Redness"))
+    )
     profile = next(one.text for one in page if one.text.startswith("# profiles/mine.yaml"))
     (clone / "profiles" / "mine.yaml").write_text(profile)
     (clone / "pictures").mkdir()
@@ -163,16 +189,21 @@ def test_a_reward_of_ones_own_scores_a_folder_and_its_mistakes_are_found_first(c
     (clone / "pictures" / "prompts.csv").write_text("file,prompt\na.png,red\nb.png,blue\n")
     (command,) = of("docs/rewards.md", "g2rpo score --reward redness")
     done = run_here(main, *shlex.split(command)[1:], folder=clone)
-    assert done.returncode == 0 and done.stdout == "scores.csv: 2 images, mean redness 0.5000\n", done.stderr
+    assert done.returncode == 0 and done.stdout == "scores.csv: 2 images, mean redness 0.5000\n", (
+        done.stderr
+    )
     assert pd.read_csv(clone / "scores.csv").redness.tolist() == [2.0, -1.0]
     # What `make reproduce` begins with
-    (clone / "params.yaml").write_text((ROOT / "params.yaml").read_text().replace("profile: tiny", "profile: mine"))
+    (clone / "params.yaml").write_text(
+        (ROOT / "params.yaml").read_text().replace("profile: tiny", "profile: mine")
+    )
     assert run_here(check.main, folder=clone).returncode == 0
     (clone / "profiles" / "mine.yaml").write_text(profile.replace("strength:", "force:"))
     done = run_here(check.main, folder=clone)
     git(clone, "checkout", "--quiet", "params.yaml")
     assert done.stderr == (
-        "error: rewards.redness.settings: my_rewards:Redness got an unexpected keyword argument 'force'; it takes strength\n"
+        "error: rewards.redness.settings: my_rewards:Redness got an unexpected keyword argument "
+        "'force'; it takes strength\n"
     )
 
 
@@ -182,24 +213,48 @@ def test_a_reward_of_ones_own_scores_a_folder_and_its_mistakes_are_found_first(c
 @pytest.mark.pipeline
 def test_own_prompts_are_judged_in_one_round_and_none_of_the_test_is_trained_on(clone):
     """The page's section in a profile of its own; each complaint is mended as the page says."""
-    section = next(one.text for one in snippets() if one.text.startswith("# the section `prompts` of a profile"))
-    (clone / "my_test.txt").write_text("a cat\na dog on a red mat beside a blue door at night in the rain\n")
+    section = next(
+        one.text
+        for one in snippets()
+        if one.text.startswith("# the section `prompts` of a profile")
+    )
+    (clone / "my_test.txt").write_text(
+        "a cat\na dog on a red mat beside a blue door at night in the rain\n"
+    )
     (clone / "my_train.txt").write_text("a bird\na fish\na cat\n")
-    (clone / "params.yaml").write_text((ROOT / "params.yaml").read_text().replace("profile: tiny", "profile: own"))
-    own = {"extends": "tiny"} | YAML(typ="safe").load(section.replace("200", "2").replace("50", "2"))
+    (clone / "params.yaml").write_text(
+        (ROOT / "params.yaml").read_text().replace("profile: tiny", "profile: own")
+    )
+    own = {"extends": "tiny"} | YAML(typ="safe").load(
+        section.replace("200", "2").replace("50", "2")
+    )
     YAML().dump(own, clone / "profiles" / "own.yaml")
     said = run_here(check.main, folder=clone).stderr
-    assert "my_test-000001 has 43 tokens" in said and "error: 2 problems to fix before dvc repro" in said, said
+    assert (
+        "my_test-000001 has 43 tokens" in said
+        and "error: 2 problems to fix before dvc repro" in said
+    ), said
     # Shorter, and without the verifier in every list that the message names
     for where in re.findall(r"([\w.]+): the verifier only knows", said):
         *above, last = where.split(".")
-        reduce(lambda part, name: part.setdefault(name, {}), above, own)[last] = ["hps", "clip_score"]
+        reduce(lambda part, name: part.setdefault(name, {}), above, own)[last] = [
+            "hps",
+            "clip_score",
+        ]
     YAML().dump(own, clone / "profiles" / "own.yaml")
     (clone / "my_test.txt").write_text("a cat\na dog\n")
     assert run_here(check.main, folder=clone).stderr == ""
-    assert run_here(importlib.import_module("stages.prompts").main, "--profile", "own", folder=clone).returncode == 0
+    assert (
+        run_here(
+            importlib.import_module("stages.prompts").main, "--profile", "own", folder=clone
+        ).returncode
+        == 0
+    )
     git(clone, "checkout", "--quiet", "params.yaml")
-    assert set(pd.read_parquet(clone / "prompts" / "own" / "train.parquet").prompt) == {"a bird", "a fish"}
+    assert set(pd.read_parquet(clone / "prompts" / "own" / "train.parquet").prompt) == {
+        "a bird",
+        "a fish",
+    }
 
 
 # Compare what is here with the commit before
@@ -212,7 +267,10 @@ def test_a_fresh_clone_compares_two_commits_by_what_is_committed(clone):
     assert words[:3] == ["g2rpo", "report", "--compare"]
     done = run_here(compare.main, *words[3:], folder=clone)
     assert (done.returncode, done.stderr) == (0, "")
-    assert "| g2rpo | HPS-v2.1 | 0.8" in done.stdout and done.stdout.count("| not known | not known |") >= 12
+    assert (
+        "| g2rpo | HPS-v2.1 | 0.8" in done.stdout
+        and done.stdout.count("| not known | not known |") >= 12
+    )
     assert "Of HEAD~1 and now only mean rewards are at hand, no scores by prompt" in done.stdout
     assert "No difference is" not in done.stdout and "paired" not in done.stdout
 
@@ -223,5 +281,7 @@ def test_a_side_of_which_nothing_is_at_hand_is_said_in_one_line(clone):
     done = run_here(compare.main, "HEAD~1", "now", folder=clone)
     git(clone, "checkout", "--quiet", "reports")
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
-    assert done.stderr.startswith("error: compare: now: has no evaluations, nor means in reports/metrics (")
+    assert done.stderr.startswith(
+        "error: compare: now: has no evaluations, nor means in reports/metrics ("
+    )
     assert done.stderr.endswith("; to make them: dvc repro\n")

@@ -12,13 +12,24 @@ from tests.conftest import ROOT
     "profile, gpus, method, rollout, update, tolerated",
     [
         ("flux_hps_clip", 16, "g2rpo", {1}, {8}, 3.35e-2),
-        ("flux_hps_clip", 16, "dance_grpo", {1, 12}, {1, 8, 12}, 4.7e-3),  # 8 steps of 4 members are 12 + 12 + 8
+        (
+            "flux_hps_clip",
+            16,
+            "dance_grpo",
+            {1, 12},
+            {1, 8, 12},
+            4.7e-3,
+        ),  # 8 steps of 4 members are 12 + 12 + 8
         ("flux_hps_clip", 16, "g2rpo_coarse", {1}, {1}, 3.35e-2),
         ("sd35_medium_hps_clip", 8, "g2rpo", {2}, {10}, 4.0e-3),
     ],
 )
 def test_the_rows_of_published_methods(profile, gpus, method, rollout, update, tolerated):
-    calls = calls_of(load_profile(ROOT / "profiles" / f"{profile}.yaml"), method, Machines(gpus, 139.0, -(-gpus // 8)))
+    calls = calls_of(
+        load_profile(ROOT / "profiles" / f"{profile}.yaml"),
+        method,
+        Machines(gpus, 139.0, -(-gpus // 8)),
+    )
     assert set().union(*(one.rollout for one in calls)) == rollout
     assert set().union(*(one.update for one in calls)) == update
     assert min(one.tolerated for one in calls) == pytest.approx(tolerated, rel=0.02)

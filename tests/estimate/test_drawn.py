@@ -43,19 +43,35 @@ print(json.dumps(peaks))
 @pytest.mark.parametrize("quantized", [None, "int8", "nf4"])
 def test_it_is_the_published_class_in_bfloat16_and_computes(base, small, quantized):
     with torch.device("meta"):
-        plain = {name: tensor.shape for name, tensor in base.transformer(**small).named_parameters()}
+        plain = {
+            name: tensor.shape for name, tensor in base.transformer(**small).named_parameters()
+        }
     drawn = drawn_transformer(base, small, CPU, LORA, quantized)
-    found = {name.replace(".base_layer", ""): each for name, each in drawn.named_parameters() if ".lora_" not in name}
-    assert plain.keys() <= found.keys() and not any(parameter.is_meta for parameter in drawn.parameters())
+    found = {
+        name.replace(".base_layer", ""): each
+        for name, each in drawn.named_parameters()
+        if ".lora_" not in name
+    }
+    assert plain.keys() <= found.keys() and not any(
+        parameter.is_meta for parameter in drawn.parameters()
+    )
     layers = [module for module in drawn.modules() if isinstance(module, QuantizedLinear)]
     assert bool(layers) == bool(quantized)
     if not quantized:
         assert {name: parameter.shape for name, parameter in found.items()} == plain
         assert {parameter.dtype for parameter in found.values()} == {torch.bfloat16}
-    trained = {name: parameter.dtype for name, parameter in drawn.named_parameters() if parameter.requires_grad}
-    assert trained and all(".lora_" in name and dtype == torch.float32 for name, dtype in trained.items())
+    trained = {
+        name: parameter.dtype
+        for name, parameter in drawn.named_parameters()
+        if parameter.requires_grad
+    }
+    assert trained and all(
+        ".lora_" in name and dtype == torch.float32 for name, dtype in trained.items()
+    )
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-        assert all(torch.isfinite(out).all() for out in drawn(**base.inputs(small, 2, 16, 8, "cpu"))[0])
+        assert all(
+            torch.isfinite(out).all() for out in drawn(**base.inputs(small, 2, 16, 8, "cpu"))[0]
+        )
 
 
 @SMALLS
@@ -69,7 +85,8 @@ def test_blocks_that_share_weights_make_the_same_call_with_fewer_of_them(base, s
 
         class Operations(TorchDispatchMode):
             def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
-                seen.append((str(operation), [tuple(each.shape) for each in args if isinstance(each, torch.Tensor)]))  # noqa: B023
+                shapes = [tuple(each.shape) for each in args if isinstance(each, torch.Tensor)]
+                seen.append((str(operation), shapes))  # noqa: B023
                 return operation(*args, **(kwargs or {}))
 
         with torch.no_grad(), torch.autocast("cpu", torch.bfloat16), Operations():
@@ -91,8 +108,11 @@ def test_every_base_model_is_measured_at_true_size_within_24_gb(tmp_path):
     names = ["flux_lora_24gb", "qwen_image_hps_clip"]
     done = subprocess.run(
         [sys.executable, "-c", WITHIN, *names],
-        cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}, capture_output=True, text=True,
-    )  # fmt: skip
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
     peaks = json.loads(done.stdout.splitlines()[-1])
     assert list(peaks) == names and all(1 < peak < 22 for peak in peaks.values())

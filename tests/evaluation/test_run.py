@@ -31,10 +31,14 @@ def evaluation(tmp_path, embeddings):
 
 @pytest.fixture
 def run(policy, models):
-    return lambda part, reward=redness: part.run("run", lambda kept: policy, models / "pipeline", {"red": reward}, 1.0)
+    return lambda part, reward=redness: part.run(
+        "run", lambda kept: policy, models / "pipeline", {"red": reward}, 1.0
+    )
 
 
-def test_an_interrupted_evaluation_makes_only_what_is_left_and_ends_the_same(evaluation, run, tmp_path):
+def test_an_interrupted_evaluation_makes_only_what_is_left_and_ends_the_same(
+    evaluation, run, tmp_path
+):
     run(evaluation)
     calls = []
 
@@ -47,24 +51,35 @@ def test_an_interrupted_evaluation_makes_only_what_is_left_and_ends_the_same(eva
     other = replace(evaluation, folder=tmp_path / "interrupted")
     with pytest.raises(Stopped):
         run(other, stopping)
-    assert other.left() == {("final", 2): [2], ("final", 1): [0, 1, 2]} and other.bytes_left() == 3 * 32 * 32 * 40
+    assert (
+        other.left() == {("final", 2): [2], ("final", 1): [0, 1, 2]}
+        and other.bytes_left() == 3 * 32 * 32 * 40
+    )
     run(other, stopping)
     assert calls == [10, 10, 4, 4, 10, 10, 4]
     pd.testing.assert_frame_equal(other.table(), evaluation.table())
-    assert list(other.table()) == PART and len(other.table()) == 2 * 24 * 3  # red, and two image statistics
-    images = [sorted(file.name for file in each.folder.rglob("*.png")) for each in (evaluation, other)]
+    assert (
+        list(other.table()) == PART and len(other.table()) == 2 * 24 * 3
+    )  # red, and two image statistics
+    images = [
+        sorted(file.name for file in each.folder.rglob("*.png")) for each in (evaluation, other)
+    ]
     assert images[0] == images[1] and len(images[0]) == 2 * 24
 
 
 def test_pictures_are_on_the_disk_before_their_scores_are(evaluation, run, monkeypatch):
     """After a power cut, no part counts as complete whose pictures are empty."""
     sync, synced = os.fsync, []
-    monkeypatch.setattr("os.fsync", lambda handle: (synced.append(os.fstat(handle).st_ino), sync(handle)))
+    monkeypatch.setattr(
+        "os.fsync", lambda handle: (synced.append(os.fstat(handle).st_ino), sync(handle))
+    )
     part = replace(evaluation, settings=SETTINGS.model_copy(update={"steps": (1,), "batch": 24}))
     run(part)
     (scores,), pictures = part.folder.glob("*.parquet"), list((part.folder / "out").rglob("*.png"))
     before = synced[: synced.index(scores.stat().st_ino)]
-    assert len(pictures) == 24 and {file.stat().st_ino for file in pictures} | {pictures[0].parent.stat().st_ino} <= set(before)
+    assert len(pictures) == 24 and {file.stat().st_ino for file in pictures} | {
+        pictures[0].parent.stat().st_ino
+    } <= set(before)
 
 
 def test_processes_share_the_batches_of_every_variant(evaluation):
@@ -73,14 +88,28 @@ def test_processes_share_the_batches_of_every_variant(evaluation):
 
 
 def test_missing_scores_are_asked_for_again_and_too_many_stop(evaluation, tmp_path):
-    rows = [("hps", None), ("unified_reward", None), ("hps", None), ("unified_reward", "no answer: busy")]
-    whole, partly = (pd.DataFrame(part, columns=["reward", "reason"]).astype("string") for part in (rows[:2], rows[2:]))
+    rows = [
+        ("hps", None),
+        ("unified_reward", None),
+        ("hps", None),
+        ("unified_reward", "no answer: busy"),
+    ]
+    whole, partly = (
+        pd.DataFrame(part, columns=["reward", "reason"]).astype("string")
+        for part in (rows[:2], rows[2:])
+    )
     for name, part in (("complete", whole), ("partly", partly)):
         part.to_parquet(tmp_path / name)
-    assert complete(tmp_path / "complete") and not complete(tmp_path / "partly") and not complete(tmp_path / "absent")
+    assert (
+        complete(tmp_path / "complete")
+        and not complete(tmp_path / "partly")
+        and not complete(tmp_path / "absent")
+    )
     missing = pd.concat([whole, partly]).dropna(subset="reason")  # one of 48 scores
     replace(evaluation, max_missing={"hps": 0.0, "unified_reward": 0.025}).stop_at_missing(missing)
-    with pytest.raises(UserError, match="reward unified_reward: 1 of 48 scores are missing, .* no answer: busy"):
+    with pytest.raises(
+        UserError, match="reward unified_reward: 1 of 48 scores are missing, .* no answer: busy"
+    ):
         replace(evaluation, max_missing={"unified_reward": 0.02}).stop_at_missing(missing)
 
 
@@ -90,27 +119,43 @@ def test_a_damaged_part_says_what_to_delete(evaluation, tmp_path, monkeypatch):
     file = part.file(("final", 2), 1)
     file.parent.mkdir(parents=True)
     file.write_text("no table")
-    with pytest.raises(UserError, match=f"delete {file}, and the same command resumes from what is left"):
+    with pytest.raises(
+        UserError, match=f"delete {file}, and the same command resumes from what is left"
+    ):
         part.left()
 
 
 def test_rows_of_a_batch_hold_rewards_image_statistics_and_diversity(policy, embeddings):
     settings = EvaluationSettings(
-        steps=(2,), height=32, width=32, rewards=("red",), seed=3, batch=4, diversity={"prompts": 6, "noises": 3}
+        steps=(2,),
+        height=32,
+        width=32,
+        rewards=("red",),
+        seed=3,
+        batch=4,
+        diversity={"prompts": 6, "noises": 3},
     )
     red = lambda images, prompts: images[:, 0].mean((1, 2))
     measured = {}  # batch -> the prompts whose diversity is measured with it
     for number in range(6):
-        _, images, rows = evaluate_batch(policy, embeddings, {"red": red}, settings, even_sigmas(2, 3.0), number, 1.0)
-        torch.testing.assert_close(rows[rows.reward == "red"].score.tolist(), red(images, None).tolist())
-        assert rows[rows.reward == "sharpness"].score.tolist() == pytest.approx(measure_sharpness(images).tolist())
+        _, images, rows = evaluate_batch(
+            policy, embeddings, {"red": red}, settings, even_sigmas(2, 3.0), number, 1.0
+        )
+        torch.testing.assert_close(
+            rows[rows.reward == "red"].score.tolist(), red(images, None).tolist()
+        )
+        assert rows[rows.reward == "sharpness"].score.tolist() == pytest.approx(
+            measure_sharpness(images).tolist()
+        )
         measured[number] = rows[rows.reward == "diversity"].prompt_id.tolist()
         assert (rows[rows.reward == "diversity"].score > 0).all()
     ids = [prompt.id for prompt in embeddings.prompts]
     assert measured == {0: ids[:4], 1: ids[4:6], 2: [], 3: [], 4: [], 5: []}
 
 
-@pytest.mark.parametrize("change", [{"steps": ()}, {"steps": (4, 4)}, {"checkpoints": ("last",)}, {"trained_share": 1.1}])
+@pytest.mark.parametrize(
+    "change", [{"steps": ()}, {"steps": (4, 4)}, {"checkpoints": ("last",)}, {"trained_share": 1.1}]
+)
 def test_settings_that_cannot_be_are_refused(tiny, change):
     with pytest.raises(ValueError):
         EvaluationSettings.model_validate({**tiny.evaluation.model_dump(), **change})
@@ -124,9 +169,12 @@ def test_image_statistics_have_their_closed_forms():
     board = torch.zeros(8, 8)
     board[::2, ::2] = board[1::2, 1::2] = 1.0
     flat, checkers = measure_sharpness(torch.cat([ramp, board.expand(1, 3, 8, 8)])).tolist()
-    # a plane has no Laplacian; a chessboard's is -4 on white and 4 on black, 18 of the 36 inner pixels each
+    # a plane has no Laplacian; a chessboard's is -4 on white and 4 on black, 18 of the 36 inner
+    # pixels each
     assert flat == pytest.approx(0.0, abs=1e-6) and checkers == pytest.approx(4 * (36 / 35) ** 0.5)
     same = torch.rand(1, 5, 3, 8, 8).expand(3, 5, 3, 8, 8)
-    moved = torch.stack([torch.zeros(2, 3, 8, 8), torch.full((2, 3, 8, 8), 0.5), torch.ones(2, 3, 8, 8)])
+    moved = torch.stack(
+        [torch.zeros(2, 3, 8, 8), torch.full((2, 3, 8, 8), 0.5), torch.ones(2, 3, 8, 8)]
+    )
     assert measure_diversity(same).tolist() == pytest.approx([0.0] * 5, abs=1e-3)
     assert measure_diversity(moved).tolist() == pytest.approx([(0.5 + 1.0 + 0.5) / 3] * 2)

@@ -16,7 +16,16 @@ from flows.server import start_server, stop_server, wait_until_healthy
 from tests.fixtures.waiting import HUNG, until
 from tests.flows.tiny import environment, repository
 
-SCHEDULES = ("--train", "", "--evaluate", "* * * * *", "--timezone", "Europe/Berlin", "--side-by-side", "3")
+SCHEDULES = (
+    "--train",
+    "",
+    "--evaluate",
+    "* * * * *",
+    "--timezone",
+    "Europe/Berlin",
+    "--side-by-side",
+    "3",
+)
 KEY = "g2rpo:of the tests"
 FINAL = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
 
@@ -49,7 +58,12 @@ class Served:
         command = [sys.executable, "-m", "flows.serve", *SCHEDULES]
         log = (self.folder.parent / "serve.log").open("ab")
         self.processes["serve"] = subprocess.Popen(
-            command, cwd=self.folder, env=environment(PREFECT_API_URL=self.api), stdout=log, stderr=log, start_new_session=True
+            command,
+            cwd=self.folder,
+            env=environment(PREFECT_API_URL=self.api),
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
         )
         last = f"{self.api}/deployments/name/report/g2rpo"
         until(lambda: httpx.get(last, timeout=HUNG, auth=self.auth).status_code == 200)
@@ -57,9 +71,15 @@ class Served:
     def ask(self, method: str, path: str, **options):
         """Asks again while SQLite is busy (503), as Prefect's own client does."""
         headers = csrf_headers(self.api, self.auth) if method != "GET" else {}
-        ask = lambda: httpx.request(method, f"{self.api}{path}", timeout=HUNG, auth=self.auth, headers=headers, **options)
+        ask = lambda: httpx.request(
+            method, f"{self.api}{path}", timeout=HUNG, auth=self.auth, headers=headers, **options
+        )
         return (
-            until(lambda: (answer := ask()).status_code != httpx.codes.SERVICE_UNAVAILABLE and answer).raise_for_status().json()
+            until(
+                lambda: (answer := ask()).status_code != httpx.codes.SERVICE_UNAVAILABLE and answer
+            )
+            .raise_for_status()
+            .json()
         )
 
     def get(self, path: str) -> dict:
@@ -71,11 +91,18 @@ class Served:
     def start(self, flow: str, **parameters) -> str:
         """The id of a new run of a deployment."""
         deployment = self.get(f"/deployments/name/{flow}/g2rpo")["id"]
-        return self.post(f"/deployments/{deployment}/create_flow_run", parameters=parameters, state={"type": "SCHEDULED"})["id"]
+        return self.post(
+            f"/deployments/{deployment}/create_flow_run",
+            parameters=parameters,
+            state={"type": "SCHEDULED"},
+        )["id"]
 
     def ended(self, run: str, limit: float = 240) -> dict:
         """The final state of a run."""
-        return until(lambda: (state := self.get(f"/flow_runs/{run}")["state"])["type"] in FINAL and state, limit)
+        return until(
+            lambda: (state := self.get(f"/flow_runs/{run}")["state"])["type"] in FINAL and state,
+            limit,
+        )
 
     def run(self, flow: str, **parameters) -> tuple[str, dict]:
         run = self.start(flow, **parameters)
@@ -95,12 +122,19 @@ class Served:
         return until(found)
 
     def log(self, run: str) -> list[str]:
-        return [line["message"] for line in self.post("/logs/filter", logs={"flow_run_id": {"any_": [run]}}, limit=200)]
+        return [
+            line["message"]
+            for line in self.post("/logs/filter", logs={"flow_run_id": {"any_": [run]}}, limit=200)
+        ]
 
 
 def csrf_headers(api: str, auth: tuple[str, ...]) -> dict[str, str]:
     """What a change must carry beside the key."""
-    token = httpx.get(f"{api}/csrf-token", params={"client": "tests"}, auth=auth, timeout=HUNG).raise_for_status().json()["token"]
+    token = (
+        httpx.get(f"{api}/csrf-token", params={"client": "tests"}, auth=auth, timeout=HUNG)
+        .raise_for_status()
+        .json()["token"]
+    )
     return {"Prefect-Csrf-Client": "tests", "Prefect-Csrf-Token": token}
 
 

@@ -35,25 +35,37 @@ def project(tmp_path):
 
 def test_the_table_has_every_model_and_its_measured_means(project):
     table = results(project)
-    assert [row["model"] for row in table] == sorted(path.stem for path in (project / "reports/metrics").glob("*.json"))
+    assert [row["model"] for row in table] == sorted(
+        path.stem for path in (project / "reports/metrics").glob("*.json")
+    )
     measured = json.loads((project / "reports/metrics/base-0.json").read_text())
-    assert next(row for row in table if row["model"] == "base-0")["hps"] == pytest.approx(measured["hps"], abs=5e-5)
+    assert next(row for row in table if row["model"] == "base-0")["hps"] == pytest.approx(
+        measured["hps"], abs=5e-5
+    )
 
 
 def test_the_curve_draws_every_run(project):
     all_runs = pixels(reward_curve(project / "runs", ["g2rpo-1", "g2rpo-2"]))
     (project / "runs/g2rpo-1/curve.json").unlink()
-    assert all_runs.std() > 5 and not np.array_equal(all_runs, pixels(reward_curve(project / "runs", ["g2rpo-1", "g2rpo-2"])))
+    assert all_runs.std() > 5 and not np.array_equal(
+        all_runs, pixels(reward_curve(project / "runs", ["g2rpo-1", "g2rpo-2"]))
+    )
 
 
 def test_the_grid_has_one_row_a_model_base_first_and_no_run_of_another_graph(project):
     grid = pixels(image_grid(project, ["g2rpo-1"]))
     assert grid.shape == (2 * GRID_PIXELS, 6 * GRID_PIXELS, 3)
-    assert (grid[10, 10] == (255, 0, 0)).all() and (grid[GRID_PIXELS + 10, -10] == (0, 0, 255)).all()
+    assert (grid[10, 10] == (255, 0, 0)).all() and (
+        grid[GRID_PIXELS + 10, -10] == (0, 0, 255)
+    ).all()
 
 
 def test_what_is_not_there_is_left_out(tmp_path):
-    assert (results(tmp_path), reward_curve(tmp_path, ["g2rpo-1"]), image_grid(tmp_path, ["g2rpo-1"])) == ([], None, None)
+    assert (
+        results(tmp_path),
+        reward_curve(tmp_path, ["g2rpo-1"]),
+        image_grid(tmp_path, ["g2rpo-1"]),
+    ) == ([], None, None)
 
 
 def test_the_live_view_looks_where_training_writes():
@@ -78,10 +90,18 @@ def test_a_half_written_record_is_left_for_the_next_look(tmp_path):
 
 def test_the_curve_so_far_has_training_and_held_out_rewards():
     records = [
-        {"iteration": i, "reward_hps": i / 10, "reward_std_hps": 1.0, **({"heldout_hps": 0.2} if i % 2 == 0 else {})}
+        {
+            "iteration": i,
+            "reward_hps": i / 10,
+            "reward_std_hps": 1.0,
+            **({"heldout_hps": 0.2} if i % 2 == 0 else {}),
+        }
         for i in range(5)
     ]
-    both, one = (pixels(curve_image({"g2rpo-1": records}, prefixes)) for prefixes in (("reward_", "heldout_"), ("reward_",)))
+    both, one = (
+        pixels(curve_image({"g2rpo-1": records}, prefixes))
+        for prefixes in (("reward_", "heldout_"), ("reward_",))
+    )
     assert both.std() > 5 and one.std() > 5 and not np.array_equal(both, one)
     unknown = [{"iteration": 5, "reward_hps": float("nan")}]
     assert np.array_equal(pixels(curve_image({"g2rpo-1": records + unknown}, ("reward_",))), one)

@@ -23,7 +23,8 @@ from tests.flows.tiny import environment, repository
 pytestmark = pytest.mark.slow
 
 PROGRAMS = sorted(Path("/usr/lib/postgresql").glob("*/bin"))[-1:]
-# an automation's action, saved and created in a process of its own, as Prefect's client keeps what it has read of the environment
+# an automation's action, saved and created in a process of its own, as Prefect's client keeps what
+# it has read of the environment
 NOTIFY = """
 import sys
 from prefect.automations import Automation
@@ -46,7 +47,9 @@ def database() -> Iterator[str]:
     """The address of an empty database of a PostgreSQL server of its own, which runs as another user if the tests are root's."""
     if not PROGRAMS:
         pytest.skip("needs PostgreSQL's server")
-    as_user = {"user": "postgres", "group": "postgres", "extra_groups": []} if os.getuid() == 0 else {}
+    as_user = (
+        {"user": "postgres", "group": "postgres", "extra_groups": []} if os.getuid() == 0 else {}
+    )
     # pytest's own folders are closed to other users
     data, port = Path(tempfile.mkdtemp()), free_port()
     if as_user:
@@ -61,11 +64,17 @@ def database() -> Iterator[str]:
     )
     server = subprocess.Popen(
         run("postgres", "-D", str(data), "-h", "127.0.0.1", "-p", str(port), "-k", str(data)),
-        cwd=data, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True, **as_user,
-    )  # fmt: skip
+        cwd=data,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        **as_user,
+    )
     address = ["-h", "127.0.0.1", "-p", str(port), "-U", "prefect"]
     try:
-        until(lambda: subprocess.run(run("pg_isready", *address), capture_output=True).returncode == 0)
+        until(
+            lambda: subprocess.run(run("pg_isready", *address), capture_output=True).returncode == 0
+        )
         subprocess.run(run("createdb", *address, "prefect"), check=True, capture_output=True)
         yield f"postgresql+asyncpg://prefect@127.0.0.1:{port}/prefect"
     finally:
@@ -89,7 +98,16 @@ def group(database, tmp_path_factory) -> Iterator[Served]:
         for name, value in settings.items():
             patch.setenv(name, value)
         served = Served(repository(folder / "one"), free_port())
-        add = [sys.executable, "-m", "dvc", "remote", "add", "--default", "shared", str(folder / "remote")]
+        add = [
+            sys.executable,
+            "-m",
+            "dvc",
+            "remote",
+            "add",
+            "--default",
+            "shared",
+            str(folder / "remote"),
+        ]
         subprocess.run(add, cwd=served.folder, env=environment(), check=True)
         shutil.copytree(served.folder, folder / "two", symlinks=True)
         try:
@@ -101,21 +119,40 @@ def group(database, tmp_path_factory) -> Iterator[Served]:
 
 
 def dvc(folder: Path, *words: str) -> None:
-    subprocess.run([sys.executable, "-m", "dvc", *words], cwd=folder, env=environment(), check=True, capture_output=True)
+    subprocess.run(
+        [sys.executable, "-m", "dvc", *words],
+        cwd=folder,
+        env=environment(),
+        check=True,
+        capture_output=True,
+    )
 
 
-def start_worker(group: Served, folder: Path, flow: str, **parameters) -> tuple[str, subprocess.Popen]:
+def start_worker(
+    group: Served, folder: Path, flow: str, **parameters
+) -> tuple[str, subprocess.Popen]:
     """Deploy for a checkout, ask for a run, and start a worker there for it."""
-    own = environment(PREFECT_API_URL=group.api, G2RPO_CHECKOUT=str(folder), PREFECT_FLOWS_HEARTBEAT_FREQUENCY="30")
+    own = environment(
+        PREFECT_API_URL=group.api,
+        G2RPO_CHECKOUT=str(folder),
+        PREFECT_FLOWS_HEARTBEAT_FREQUENCY="30",
+    )
     prefect = [sys.executable, "-m", "prefect", "--no-prompt"]
-    for command in (["work-pool", "create", "g2rpo", "--type", "process", "--overwrite"], ["deploy", "--all"]):
-        done = subprocess.run([*prefect, *command], cwd=ROOT, env=own, capture_output=True, text=True)
+    for command in (
+        ["work-pool", "create", "g2rpo", "--type", "process", "--overwrite"],
+        ["deploy", "--all"],
+    ):
+        done = subprocess.run(
+            [*prefect, *command], cwd=ROOT, env=own, capture_output=True, text=True
+        )
         assert done.returncode == 0, done.stdout + done.stderr
     deployment = group.get(f"/deployments/name/{flow}/worker")["id"]
     run = group.post(f"/deployments/{deployment}/create_flow_run", parameters=parameters)["id"]
     command = [*prefect, "worker", "start", "--pool", "g2rpo", "--run-once"]
     log = (folder.parent / f"{folder.name}.log").open("ab")
-    return run, subprocess.Popen(command, cwd=folder, env=own, stdout=log, stderr=log, start_new_session=True)
+    return run, subprocess.Popen(
+        command, cwd=folder, env=own, stdout=log, stderr=log, start_new_session=True
+    )
 
 
 def states(group: Served, run: str) -> dict[str, str]:
@@ -148,8 +185,18 @@ def test_one_machine_trains_and_another_evaluates_what_it_pulled(group):
 def test_a_run_whose_machine_died_is_taken_over_from_its_last_checkpoint(group):
     """Checkpoints are on a folder that both checkouts share; the automation says that the run is dead."""
     own = environment(PREFECT_API_URL=group.api)
-    create = [sys.executable, "-m", "prefect", "automation", "create", "--from-file", str(ROOT / "flows" / "dead_runs.yaml")]
-    assert (done := subprocess.run(create, env=own, capture_output=True, text=True)).returncode == 0, done.stdout + done.stderr
+    create = [
+        sys.executable,
+        "-m",
+        "prefect",
+        "automation",
+        "create",
+        "--from-file",
+        str(ROOT / "flows" / "dead_runs.yaml"),
+    ]
+    assert (
+        done := subprocess.run(create, env=own, capture_output=True, text=True)
+    ).returncode == 0, done.stdout + done.stderr
     shared = group.folder.parent / "checkpoints"
     shared.mkdir()
     machines = [group.folder.parent / name for name in ("three", "four")]
@@ -159,8 +206,16 @@ def test_a_run_whose_machine_died_is_taken_over_from_its_last_checkpoint(group):
         (machine / ".cache" / "resume").symlink_to(shared)
     run, worker = start_worker(group, machines[0], "reproduce", targets=["train"])
     until(lambda: (shared / "iteration").exists() and int((shared / "iteration").read_text()) > 5)
-    until(lambda: group.post("/events/filter", filter={"event": {"name": ["prefect.flow-run.heartbeat"]}})["events"], 90)
-    for process in [*psutil.Process(worker.pid).children(recursive=True), psutil.Process(worker.pid)]:
+    until(
+        lambda: group.post(
+            "/events/filter", filter={"event": {"name": ["prefect.flow-run.heartbeat"]}}
+        )["events"],
+        90,
+    )
+    for process in [
+        *psutil.Process(worker.pid).children(recursive=True),
+        psutil.Process(worker.pid),
+    ]:
         process.kill()
     worker.wait()
     died_at = int((shared / "iteration").read_text())
@@ -190,7 +245,9 @@ def test_a_failed_run_is_told_to_a_webhook(group):
     try:
         address = f"http://127.0.0.1:{hook.server_port}/hook"
         own = environment(PREFECT_API_URL=group.api)
-        done = subprocess.run([sys.executable, "-c", NOTIFY, address], env=own, capture_output=True, text=True)
+        done = subprocess.run(
+            [sys.executable, "-c", NOTIFY, address], env=own, capture_output=True, text=True
+        )
         assert done.returncode == 0, done.stderr
         run, worker = start_worker(group, group.folder, "reproduce", targets=["broken"])
         assert group.ended(run)["type"] == "FAILED"

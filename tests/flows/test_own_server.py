@@ -22,7 +22,17 @@ pytestmark = pytest.mark.pipeline
 def command(port: int) -> dict:
     """`flows.serve` as a user starts it: nothing of Prefect in the environment."""
     own = {key: value for key, value in environment().items() if not key.startswith("PREFECT_")}
-    words = [sys.executable, "-m", "flows.serve", "--train", "", "--evaluate", "", "--port", str(port)]
+    words = [
+        sys.executable,
+        "-m",
+        "flows.serve",
+        "--train",
+        "",
+        "--evaluate",
+        "",
+        "--port",
+        str(port),
+    ]
     return {"args": words, "env": own | {"PREFECT_RUNNER_POLL_FREQUENCY": "1"}}
 
 
@@ -31,13 +41,21 @@ def serving(folder: Path) -> Iterator[Served]:
     """A checkout in `folder` whose flows are served; its output is in serve.log beside it."""
     served, log = Served(repository(folder), free_port()), folder.parent / f"{folder.name}.log"
     with log.open("wb") as file:
-        process = served.processes["serve"] = subprocess.Popen(**command(served.port), cwd=folder, stdout=file, stderr=file)
+        process = served.processes["serve"] = subprocess.Popen(
+            **command(served.port), cwd=folder, stdout=file, stderr=file
+        )
     try:
         until(lambda: "serving" in log.read_text(errors="replace"), running=[process])
-        lines = dict(line.removeprefix("export ").split("=", 1) for line in (folder / HOME / ACCESS).read_text().splitlines())
+        lines = dict(
+            line.removeprefix("export ").split("=", 1)
+            for line in (folder / HOME / ACCESS).read_text().splitlines()
+        )
         served.key = lines["PREFECT_API_AUTH_STRING"]
         last = f"{served.api}/deployments/name/report/g2rpo"
-        until(lambda: httpx.get(last, timeout=HUNG, auth=served.auth).status_code == 200, running=[process])
+        until(
+            lambda: httpx.get(last, timeout=HUNG, auth=served.auth).status_code == 200,
+            running=[process],
+        )
         yield served
     finally:
         process.terminate()
@@ -53,7 +71,9 @@ def served(tmp_path_factory) -> Iterator[Served]:
 def test_who_has_no_key_can_neither_see_nor_change_nor_start_a_run(served):
     """The calls by which another user of the machine, or a page in a browser, would run commands as this user."""
     run = served.get("/deployments/name/report/g2rpo")["id"]
-    steps = {"pull_steps": [{"prefect.deployments.steps.run_shell_script": {"script": "id > owned"}}]}
+    steps = {
+        "pull_steps": [{"prefect.deployments.steps.run_shell_script": {"script": "id > owned"}}]
+    }
     calls = (
         ("POST", "/deployments/filter", {}),
         ("PATCH", f"/deployments/{run}", steps),
@@ -62,21 +82,33 @@ def test_who_has_no_key_can_neither_see_nor_change_nor_start_a_run(served):
     token = csrf_headers(served.api, served.auth)
     for method, path, body in calls:
         for auth in (None, ("g2rpo", "guessed")):
-            answer = httpx.request(method, f"{served.api}{path}", json=body, headers=token, auth=auth, timeout=HUNG)
+            answer = httpx.request(
+                method, f"{served.api}{path}", json=body, headers=token, auth=auth, timeout=HUNG
+            )
             assert answer.status_code == 401, path
-        assert httpx.request(method, f"{served.api}{path}", json=body, timeout=HUNG).status_code == 403  # nor such a token
-    assert httpx.get(f"{served.api}/csrf-token", params={"client": "x"}, timeout=HUNG).status_code == 401
+        assert (
+            httpx.request(method, f"{served.api}{path}", json=body, timeout=HUNG).status_code == 403
+        )  # nor such a token
+    assert (
+        httpx.get(f"{served.api}/csrf-token", params={"client": "x"}, timeout=HUNG).status_code
+        == 401
+    )
     assert not served.get(f"/deployments/{run}")["pull_steps"]
     assert served.run("report")[1]["type"] == "COMPLETED" and not (served.folder / "owned").exists()
 
 
 def test_a_page_of_another_address_may_not_ask(served):
-    asked = {"Access-Control-Request-Method": "PATCH", "Access-Control-Request-Headers": "authorization"}
+    asked = {
+        "Access-Control-Request-Method": "PATCH",
+        "Access-Control-Request-Headers": "authorization",
+    }
     for origin, allowed in (
         ("https://evil.example", None),
         (f"http://localhost:{served.port}", f"http://localhost:{served.port}"),
     ):
-        answer = httpx.options(f"{served.api}/deployments/x", headers={"Origin": origin, **asked}, timeout=HUNG)
+        answer = httpx.options(
+            f"{served.api}/deployments/x", headers={"Origin": origin, **asked}, timeout=HUNG
+        )
         assert answer.headers.get("access-control-allow-origin") == allowed
 
 
@@ -84,16 +116,31 @@ def test_the_key_is_in_a_file_of_this_user_that_opens_prefects_commands(served):
     file = served.folder / HOME / ACCESS
     assert file.stat().st_mode & 0o777 == 0o600 and file.parent.stat().st_mode & 0o777 == 0o700
     log = served.folder.with_name(f"{served.folder.name}.log").read_text()
-    assert str(HOME / ACCESS) in log and served.key.split(":")[1] not in log and len(served.key) > 40
+    assert (
+        str(HOME / ACCESS) in log and served.key.split(":")[1] not in log and len(served.key) > 40
+    )
     shell = f". {HOME / ACCESS} && {sys.executable} -m prefect deployment run report/g2rpo --watch"
     clean = command(0)["env"]
-    done = subprocess.run(["bash", "-c", shell], cwd=served.folder, env=clean, capture_output=True, text=True, timeout=HUNG)
-    assert done.returncode == 0 and "Completed" in done.stdout + done.stderr, done.stdout + done.stderr
+    done = subprocess.run(
+        ["bash", "-c", shell],
+        cwd=served.folder,
+        env=clean,
+        capture_output=True,
+        text=True,
+        timeout=HUNG,
+    )
+    assert done.returncode == 0 and "Completed" in done.stdout + done.stderr, (
+        done.stdout + done.stderr
+    )
 
 
 def test_a_second_start_in_the_same_checkout_is_refused(served):
-    done = subprocess.run(**command(free_port()), cwd=served.folder, capture_output=True, text=True, timeout=HUNG)
-    assert done.returncode == 1 and done.stderr.startswith("error: ") and done.stderr.count("\n") == 1, done.stderr
+    done = subprocess.run(
+        **command(free_port()), cwd=served.folder, capture_output=True, text=True, timeout=HUNG
+    )
+    assert (
+        done.returncode == 1 and done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+    ), done.stderr
     assert "another `flows.serve` is using it" in done.stderr
     assert served.get("/deployments/name/report/g2rpo")["paused"] is False
 
@@ -102,7 +149,11 @@ def test_a_second_start_in_the_same_checkout_is_refused(served):
 def test_two_checkouts_share_no_deployment_and_one_ends_without_the_other(served, tmp_path):
     ids = lambda one: {each["id"] for each in one.post("/deployments/filter")}
     with serving(tmp_path / "two") as other:
-        assert len(ids(served)) == len(ids(other)) == 4 and not ids(served) & ids(other) and served.key != other.key
+        assert (
+            len(ids(served)) == len(ids(other)) == 4
+            and not ids(served) & ids(other)
+            and served.key != other.key
+        )
     assert not any(each["paused"] for each in served.post("/deployments/filter"))
 
 
@@ -113,8 +164,14 @@ def test_a_taken_port_is_said_and_no_strangers_server_is_used(tmp_path):
 
     with loopback(Stranger) as url:
         port = int(url.rpartition(":")[2])
-        done = subprocess.run(**command(port), cwd=tmp_path, capture_output=True, text=True, timeout=HUNG)
-        assert done.returncode == 1 and f"error: port {port} is taken" in done.stderr and done.stderr.count("\n") == 1
+        done = subprocess.run(
+            **command(port), cwd=tmp_path, capture_output=True, text=True, timeout=HUNG
+        )
+        assert (
+            done.returncode == 1
+            and f"error: port {port} is taken" in done.stderr
+            and done.stderr.count("\n") == 1
+        )
         assert "PREFECT_API_URL" not in done.stderr
         ours = subprocess.Popen(["sleep", "60"])  # a server that has not got its port yet
         try:

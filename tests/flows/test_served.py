@@ -28,7 +28,11 @@ def training(served) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter(["cmdline", "status"]):
         try:
-            if process.info["cmdline"] and "train.py" in process.info["cmdline"] and process.cwd() == str(served.folder):
+            if (
+                process.info["cmdline"]
+                and "train.py" in process.info["cmdline"]
+                and process.cwd() == str(served.folder)
+            ):
                 found.append(process)
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
@@ -51,7 +55,9 @@ def test_stages_run_after_those_they_need_and_are_skipped_when_nothing_changed(s
     one, other = sorted((tasks["second@a"], tasks["second@b"]), key=lambda task: task["start_time"])
     assert tasks["first"]["end_time"] <= one["start_time"]
     assert one["end_time"] <= other["start_time"]  # both have the tag gpu, and there is one
-    until(lambda: "> cat one > two_a" in served.log(run))  # sent in batches: some arrive after the state
+    until(
+        lambda: "> cat one > two_a" in served.log(run)
+    )  # sent in batches: some arrive after the state
     assert (served.folder / "two_b").read_text() == "one\n"
     run, state = served.run("reproduce", targets=["second"])
     assert set(names(served.tasks(run)).values()) == {"Skipped"}
@@ -61,13 +67,27 @@ def test_stages_run_after_those_they_need_and_are_skipped_when_nothing_changed(s
 def test_what_can_pass_is_tried_again_bad_input_and_a_time_limit_are_not(served):
     run, state = served.run("reproduce", targets=["flaky", "after_broken", "endless"])
     tasks = served.tasks(run)
-    assert names(tasks) == {"flaky": "Completed", "broken": "Failed", "after_broken": "NotReady", "endless": "Failed"}
-    assert {name: task["run_count"] for name, task in tasks.items()} == {"flaky": 3, "broken": 1, "after_broken": 0, "endless": 1}
+    assert names(tasks) == {
+        "flaky": "Completed",
+        "broken": "Failed",
+        "after_broken": "NotReady",
+        "endless": "Failed",
+    }
+    assert {name: task["run_count"] for name, task in tasks.items()} == {
+        "flaky": 3,
+        "broken": 1,
+        "after_broken": 0,
+        "endless": 1,
+    }
     assert (served.folder / "tries").read_text() == "3"
     assert state["type"] == "FAILED"
-    assert "broken: exit status 1" in state["message"] and state["message"].endswith("; not run after it: after_broken")
+    assert "broken: exit status 1" in state["message"] and state["message"].endswith(
+        "; not run after it: after_broken"
+    )
     assert "endless: over its time limit of 2 s" in state["message"]
-    assert not [one for one in psutil.process_iter(["cmdline"]) if one.info["cmdline"] == ["sleep", "1000"]]
+    assert not [
+        one for one in psutil.process_iter(["cmdline"]) if one.info["cmdline"] == ["sleep", "1000"]
+    ]
     (failure,) = (one for one in served.of_run("artifacts", run) if one["key"] == "failure-broken")
     assert "no such prompt" in failure["data"]
 
@@ -76,7 +96,11 @@ def test_what_can_pass_is_tried_again_bad_input_and_a_time_limit_are_not(served)
 def test_cancelling_ends_training_and_leaves_its_checkpoint(served, fresh_training):
     run = served.start("train")
     until((served.folder / "started").exists)
-    until(lambda: [one for one in served.of_run("artifacts", run) if one["key"] == "progress-train-g2rpo-1"])
+    until(
+        lambda: [
+            one for one in served.of_run("artifacts", run) if one["key"] == "progress-train-g2rpo-1"
+        ]
+    )
     served.post(f"/flow_runs/{run}/set_state", state={"type": "CANCELLING"})
     assert served.ended(run)["type"] == "CANCELLED"
     assert not training(served), served.log(run)
@@ -84,14 +108,19 @@ def test_cancelling_ends_training_and_leaves_its_checkpoint(served, fresh_traini
     assert names(served.tasks(run)) == {"train@g2rpo-1": "Cancelled"}
 
 
-def test_a_deployments_second_run_is_skipped_and_says_so_while_another_flow_runs(served, fresh_training):
+def test_a_deployments_second_run_is_skipped_and_says_so_while_another_flow_runs(
+    served, fresh_training
+):
     run = served.start("train")
     until((served.folder / "started").exists)
     _, second = served.run("train")
     assert second["type"] == "CANCELLED" and "concurrency limit" in second["message"]
-    # meanwhile, other flows in the same repository: one with a mistake, and one that wants the very stage that is running
+    # meanwhile, other flows in the same repository: one with a mistake, and one that wants the very
+    # stage that is running
     _, mistaken = served.run("reproduce", targets=["second@c"])
-    assert mistaken["type"] == "FAILED" and mistaken["message"].startswith("dvc.yaml: no stage 'second@c'; there are ")
+    assert mistaken["type"] == "FAILED" and mistaken["message"].startswith(
+        "dvc.yaml: no stage 'second@c'; there are "
+    )
     same = served.start("reproduce", targets=["train"])
     until(lambda: any("waiting for it" in line for line in served.log(same)))
     (served.folder / "enough").touch()
@@ -104,7 +133,12 @@ def test_dvc_repro_and_a_flow_leave_each_others_training_alone(served, fresh_tra
     """Whoever comes second: `dvc repro` is refused by DVC's own words, a flow waits and then has nothing to do."""
     by_hand = [sys.executable, "-m", "dvc", "repro", "train@g2rpo-1"]
     start = lambda: subprocess.Popen(
-        by_hand, cwd=served.folder, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        by_hand,
+        cwd=served.folder,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
     run = served.start("train")
     until((served.folder / "started").exists)
@@ -122,7 +156,10 @@ def test_dvc_repro_and_a_flow_leave_each_others_training_alone(served, fresh_tra
     run = served.start("reproduce", targets=["train"])
     until(lambda: any("waiting for it" in line for line in served.log(run)))
     (served.folder / "enough").touch()
-    assert "Running stage 'train@g2rpo-1'" in first.communicate(timeout=HUNG)[0] and first.returncode == 0
+    assert (
+        "Running stage 'train@g2rpo-1'" in first.communicate(timeout=HUNG)[0]
+        and first.returncode == 0
+    )
     assert served.ended(run)["type"] == "COMPLETED"
     assert names(served.tasks(run)) == {"train@g2rpo-1": "Skipped"}
     assert (served.folder / "weights").read_text() == "w"
@@ -130,16 +167,31 @@ def test_dvc_repro_and_a_flow_leave_each_others_training_alone(served, fresh_tra
 
 def test_a_training_shows_its_rewards_and_its_curve_while_it_runs(served, fresh_training):
     run = served.start("train")
-    live = lambda key: next((one for one in served.of_run("artifacts", run) if one["key"] == f"{key}-train-g2rpo-1"), None)
+    live = lambda key: next(
+        (one for one in served.of_run("artifacts", run) if one["key"] == f"{key}-train-g2rpo-1"),
+        None,
+    )
     first = json.loads(until(lambda: live("rewards"))["data"])
     assert first[0]["iteration"] > 0 or len(first) == 1
-    assert first[0]["reward_hps"] == first[0]["iteration"] / 100 and "kl" not in first[0]  # it was no number
-    later = until(lambda: (rows := json.loads(live("rewards")["data"]))[0]["iteration"] > first[0]["iteration"] and rows)
-    assert [row["iteration"] for row in later] == list(range(later[0]["iteration"], max(-1, later[0]["iteration"] - 12), -1))
+    assert (
+        first[0]["reward_hps"] == first[0]["iteration"] / 100 and "kl" not in first[0]
+    )  # it was no number
+    later = until(
+        lambda: (
+            (rows := json.loads(live("rewards")["data"]))[0]["iteration"] > first[0]["iteration"]
+            and rows
+        )
+    )
+    assert [row["iteration"] for row in later] == list(
+        range(later[0]["iteration"], max(-1, later[0]["iteration"] - 12), -1)
+    )
     curve = live("curve")
     until(lambda: live("curve")["data"] != curve["data"])
     assert curve["data"].startswith("data:image/png;base64,")
-    assert live("live")["data"] == f"[g2rpo-1]({(served.folder / '.cache' / 'live' / 'tiny' / 'g2rpo-1').as_uri()})"
+    assert (
+        live("live")["data"]
+        == f"[g2rpo-1]({(served.folder / '.cache' / 'live' / 'tiny' / 'g2rpo-1').as_uri()})"
+    )
     (served.folder / "enough").touch()
     assert served.ended(run)["type"] == "COMPLETED"
 
@@ -160,7 +212,10 @@ def test_a_server_that_dies_and_comes_back_loses_nothing(served, fresh_training)
 def test_cron_fires_in_its_time_zone(served):
     deployment = served.get("/deployments/name/evaluate/g2rpo")
     assert deployment["schedules"][0]["schedule"]["timezone"] == "Europe/Berlin"
-    by_cron = {"deployments": {"id": {"any_": [deployment["id"]]}}, "flow_runs": {"state": {"type": {"any_": ["COMPLETED"]}}}}
+    by_cron = {
+        "deployments": {"id": {"any_": [deployment["id"]]}},
+        "flow_runs": {"state": {"type": {"any_": ["COMPLETED"]}}},
+    }
     run = until(lambda: served.post("/flow_runs/filter", **by_cron, limit=1))[0]
     assert run["auto_scheduled"] and run["created_by"]["type"] == "SCHEDULE"
     assert "evaluate_base" in served.tasks(run["id"])
@@ -172,7 +227,9 @@ def test_a_worker_of_the_work_pool_runs_what_prefect_yaml_deploys(served):
     environment_ = environment(PREFECT_API_URL=served.api, G2RPO_CHECKOUT=str(served.folder))
     prefect = [sys.executable, "-m", "prefect", "--no-prompt"]
     for command in (["work-pool", "create", "g2rpo", "--type", "process"], ["deploy", "--all"]):
-        done = subprocess.run([*prefect, *command], cwd=ROOT, env=environment_, capture_output=True, text=True)
+        done = subprocess.run(
+            [*prefect, *command], cwd=ROOT, env=environment_, capture_output=True, text=True
+        )
         assert done.returncode == 0, done.stdout + done.stderr
     deployed = served.post("/deployments/filter", work_pools={"name": {"any_": ["g2rpo"]}})
     assert {one["entrypoint"] for one in deployed} == {
@@ -180,9 +237,13 @@ def test_a_worker_of_the_work_pool_runs_what_prefect_yaml_deploys(served):
     }
     assert all(one["concurrency_options"]["collision_strategy"] == "CANCEL_NEW" for one in deployed)
     reproduce = next(one for one in deployed if one["entrypoint"].endswith("reproduce"))
-    run = served.post(f"/deployments/{reproduce['id']}/create_flow_run", parameters={"targets": ["evaluate_base"]})["id"]
+    run = served.post(
+        f"/deployments/{reproduce['id']}/create_flow_run", parameters={"targets": ["evaluate_base"]}
+    )["id"]
     worker = [*prefect, "worker", "start", "--pool", "g2rpo", "--run-once"]
-    subprocess.run(worker, cwd=served.folder, env=environment_, check=True, capture_output=True, timeout=HUNG)
+    subprocess.run(
+        worker, cwd=served.folder, env=environment_, check=True, capture_output=True, timeout=HUNG
+    )
     assert served.ended(run)["type"] == "COMPLETED"
     assert "evaluate_base" in served.tasks(run)
 
@@ -192,8 +253,16 @@ def test_the_ui_shows_the_run_to_who_has_the_key(served, tmp_path):
     run = served.post("/flow_runs/filter", flow_runs=done, limit=1)[0]
     with open_page(f"http://127.0.0.1:{served.port}/runs", tmp_path) as page:
         shown = lambda: page.evaluate("document.body?.innerText ?? ''")
-        until(lambda: page.evaluate("location.pathname") == "/login" and "Authentication failed" in shown(), 60)
-        page.evaluate(f"localStorage.setItem('prefect-password', btoa({json.dumps(served.key)}))")  # as its form does
+        until(
+            lambda: (
+                page.evaluate("location.pathname") == "/login"
+                and "Authentication failed" in shown()
+            ),
+            60,
+        )
+        page.evaluate(
+            f"localStorage.setItem('prefect-password', btoa({json.dumps(served.key)}))"
+        )  # as its form does
         page.call("Page.navigate", url=f"http://127.0.0.1:{served.port}/runs/flow-run/{run['id']}")
         until(lambda: run["name"] in shown() and "Completed" in shown(), 60)
 
@@ -216,14 +285,17 @@ def engine_of(run: str) -> psutil.Process:
     (found,) = (
         one
         for one in psutil.process_iter(["cmdline", "environ"])
-        if run in str((one.info["environ"] or {}).get("PREFECT__FLOW_RUN_ID")) and "prefect" in " ".join(one.info["cmdline"])
+        if run in str((one.info["environ"] or {}).get("PREFECT__FLOW_RUN_ID"))
+        and "prefect" in " ".join(one.info["cmdline"])
     )
     return found
 
 
 @pytest.mark.slow
 @pytest.mark.engines
-def test_a_run_whose_process_is_killed_becomes_crashed_and_gives_its_slot_back(served, fresh_training):
+def test_a_run_whose_process_is_killed_becomes_crashed_and_gives_its_slot_back(
+    served, fresh_training
+):
     run = served.start("train")
     until((served.folder / "started").exists)
     engine = engine_of(run)
@@ -245,7 +317,11 @@ def test_a_machine_that_slept_goes_on_with_its_runs(served, fresh_training):
     until((served.folder / "started").exists)
     time.sleep(35)  # so that whatever counts a run's signs of life has seen some
     every = [served.processes[name].pid for name in ("server", "serve")] + [engine_of(run).pid]
-    family = {one for pid in every for one in [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]}
+    family = {
+        one
+        for pid in every
+        for one in [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
+    }
     for process in family:
         process.suspend()
     time.sleep(60)
@@ -262,7 +338,10 @@ def test_a_machine_that_slept_goes_on_with_its_runs(served, fresh_training):
 def test_a_live_view_that_fails_is_one_line_and_the_training_goes_on(served, fresh_training):
     (served.folder / "spoiled").touch()
     run = served.start("train")
-    shown = lambda: next((one for one in served.of_run("artifacts", run) if one["key"] == "progress-train-g2rpo-1"), None)
+    shown = lambda: next(
+        (one for one in served.of_run("artifacts", run) if one["key"] == "progress-train-g2rpo-1"),
+        None,
+    )
     first = until(shown)["data"]
     second = until(lambda: (now := shown()["data"]) != first and now)
     until(lambda: shown()["data"] != second)
@@ -281,12 +360,25 @@ def test_serve_restarts_its_server_and_ends_in_one_line_where_that_does_not_help
 
     port = free_port()
     folder = repository(tmp_path / "project")
-    changes = {"PREFECT_HOME": str(tmp_path / "prefect"), "PREFECT_PROFILES_PATH": str(tmp_path / "profiles.toml")}
+    changes = {
+        "PREFECT_HOME": str(tmp_path / "prefect"),
+        "PREFECT_PROFILES_PATH": str(tmp_path / "profiles.toml"),
+    }
     own = {key: value for key, value in environment(**changes).items() if key != "PREFECT_API_URL"}
     log = tmp_path / "serve.log"
     with log.open("wb") as file:
         serve = subprocess.Popen(
-            [sys.executable, "-m", "flows.serve", "--train", "", "--evaluate", "", "--port", str(port)],
+            [
+                sys.executable,
+                "-m",
+                "flows.serve",
+                "--train",
+                "",
+                "--evaluate",
+                "",
+                "--port",
+                str(port),
+            ],
             cwd=folder,
             env=own,
             stdout=file,
@@ -297,14 +389,24 @@ def test_serve_restarts_its_server_and_ends_in_one_line_where_that_does_not_help
         until(lambda: "serving" in log.read_text(errors="replace"))
         for turn in range(RESTARTS + 1):
             until(answers)
-            leader = next(one for one in psutil.Process(serve.pid).children() if "server" in one.cmdline())
+            leader = next(
+                one for one in psutil.Process(serve.pid).children() if "server" in one.cmdline()
+            )
             os.killpg(leader.pid, signal.SIGKILL)
             if turn < RESTARTS:
-                until(lambda turn=turn: f"restarting it ({turn + 1} of {RESTARTS})" in log.read_text(errors="replace"))
+                until(
+                    lambda turn=turn: (
+                        f"restarting it ({turn + 1} of {RESTARTS})"
+                        in log.read_text(errors="replace")
+                    )
+                )
         assert serve.wait(120) == 1
     finally:
         serve.kill()
-    assert f"error: the Prefect server ended by signal 9 for the {RESTARTS + 1}th time" in log.read_text(errors="replace")
+    assert (
+        f"error: the Prefect server ended by signal 9 for the {RESTARTS + 1}th time"
+        in log.read_text(errors="replace")
+    )
     assert not answers()
 
 

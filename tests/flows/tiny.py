@@ -7,7 +7,8 @@ from pathlib import Path
 
 from tests.conftest import ROOT
 
-# a training as the flows see one: a progress bar, records as they come, and on SIGTERM a checkpoint and exit status 143
+# a training as the flows see one: a progress bar, records as they come, and on SIGTERM a checkpoint
+# and exit status 143
 TRAIN = """
 import json, signal, sys, time
 from pathlib import Path
@@ -101,10 +102,18 @@ def repository(folder: Path) -> Path:
     for name, text in {"dvc.yaml": STAGES, "train.py": TRAIN, "flaky.py": FLAKY}.items():
         (folder / name).write_text(text)
     subprocess.run(["git", "init", "--quiet"], cwd=folder, check=True)
-    subprocess.run([sys.executable, "-m", "dvc", "init", "--quiet"], cwd=folder, check=True, env=environment())
+    subprocess.run(
+        [sys.executable, "-m", "dvc", "init", "--quiet"], cwd=folder, check=True, env=environment()
+    )
     return folder
 
 
 def environment(**more: str) -> dict[str, str]:
     """Of every process that a test starts: the project's packages."""
-    return {**os.environ, "PYTHONPATH": str(ROOT), "DVC_NO_ANALYTICS": "1", "OMP_NUM_THREADS": "1", **more}
+    return {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "DVC_NO_ANALYTICS": "1",
+        "OMP_NUM_THREADS": "1",
+        **more,
+    }

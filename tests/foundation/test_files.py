@@ -7,7 +7,14 @@ import pytest
 import torch
 
 from g2rpo_core.foundation.errors import UserError
-from g2rpo_core.foundation.files import existing, is_full, read_json, what_lacks, write_whole, writing
+from g2rpo_core.foundation.files import (
+    existing,
+    is_full,
+    read_json,
+    what_lacks,
+    write_whole,
+    writing,
+)
 from g2rpo_core.foundation.layout import hint_for
 
 MAKES = "the stage `{0}` makes it: dvc repro {0}"
@@ -28,14 +35,37 @@ MAKES = "the stage `{0}` makes it: dvc repro {0}"
         ("evaluations/tiny/theirs-0/results.parquet", MAKES.format("evaluate_published@theirs")),
         ("reports/metrics/g2rpo-1.json", MAKES.format("evaluate@g2rpo-1")),
         ("published/tiny/theirs/weights.safetensors", MAKES.format("published")),
-        ("studies/mine/runs/g2rpo-1/lora", "the stage `train@g2rpo-1` makes it: cd studies/mine && dvc repro train@g2rpo-1"),
-        ("studies/mine/evaluations/base-0", "the stage `evaluate_base` makes it: cd studies/mine && dvc repro evaluate_base"),
-        ("studies/mine/dvc.lock", "restore it with git checkout, or delete it: cd studies/mine && dvc repro writes it again"),
-        (".cache/resume/train/tiny/g2rpo-1", "delete .cache/resume/train/tiny/g2rpo-1, and the same command resumes from what is left"),
-        ("hub/models--a--b/model.bin", "delete it, then dvc repro --force --single-item models (or published) fetches it"),
+        (
+            "studies/mine/runs/g2rpo-1/lora",
+            "the stage `train@g2rpo-1` makes it: cd studies/mine && dvc repro train@g2rpo-1",
+        ),
+        (
+            "studies/mine/evaluations/base-0",
+            "the stage `evaluate_base` makes it: cd studies/mine && dvc repro evaluate_base",
+        ),
+        (
+            "studies/mine/dvc.lock",
+            (
+                "restore it with git checkout, or delete it: cd studies/mine && dvc repro writes "
+                "it "
+                "again"
+            ),
+        ),
+        (
+            ".cache/resume/train/tiny/g2rpo-1",
+            (
+                "delete .cache/resume/train/tiny/g2rpo-1, and the same command resumes from what "
+                "is "
+                "left"
+            ),
+        ),
+        (
+            "hub/models--a--b/model.bin",
+            "delete it, then dvc repro --force --single-item models (or published) fetches it",
+        ),
         ("mine/models/prompts.txt", ""),
     ],
-)  # fmt: skip
+)
 def test_a_path_says_what_makes_it(path, hint, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
@@ -53,10 +83,14 @@ def test_a_file_outside_the_checkout_has_no_hint(tmp_path, monkeypatch):
 def test_readers_end_with_the_hint(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (file := Path("reports", "metrics", "g2rpo-1.json")).parent.mkdir(parents=True)
-    with pytest.raises(UserError, match="g2rpo-1.json: does not exist; the stage `evaluate@g2rpo-1` makes it"):
+    with pytest.raises(
+        UserError, match="g2rpo-1.json: does not exist; the stage `evaluate@g2rpo-1` makes it"
+    ):
         existing(file)
     file.write_text("[")
-    with pytest.raises(UserError, match="g2rpo-1.json: cannot be read.*; the stage `evaluate@g2rpo-1` makes it"):
+    with pytest.raises(
+        UserError, match="g2rpo-1.json: cannot be read.*; the stage `evaluate@g2rpo-1` makes it"
+    ):
         read_json(file)
 
 
@@ -73,9 +107,16 @@ def test_what_the_machine_lacks_is_told_from_a_fault_of_the_program():
 
 def test_an_output_that_cannot_be_written_is_named_with_why():
     full = "--out my.csv: the disk is full: make room, and run the same command again"
-    with pytest.raises(UserError, match=full), writing(Path("my.csv")), open("/dev/full", "w") as file:
+    with (
+        pytest.raises(UserError, match=full),
+        writing(Path("my.csv")),
+        open("/dev/full", "w") as file,
+    ):
         file.write("x")
-    with pytest.raises(UserError, match=r"--out my.csv: cannot be written \(No such file"), writing(Path("my.csv")):
+    with (
+        pytest.raises(UserError, match=r"--out my.csv: cannot be written \(No such file"),
+        writing(Path("my.csv")),
+    ):
         Path("/proc/my.csv").write_text("")
     with pytest.raises(KeyError), writing(Path("my.csv")):
         {}["a fault of the program stays one"]
@@ -84,7 +125,9 @@ def test_an_output_that_cannot_be_written_is_named_with_why():
 def test_a_write_that_fails_leaves_the_old_file_and_nothing_beside(tmp_path):
     (tmp_path / "file").write_text("old")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (10, limits[1]))  # as a disk that is full after ten bytes
+    resource.setrlimit(
+        resource.RLIMIT_FSIZE, (10, limits[1])
+    )  # as a disk that is full after ten bytes
     try:
         with pytest.raises(OSError) as error:
             write_whole(tmp_path / "file", "longer than that")

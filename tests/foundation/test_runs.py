@@ -13,7 +13,9 @@ def test_the_committed_lock_has_the_outputs_of_every_stage():
     assert all(out["md5"] for stage in stages.values() for out in stage.get("outs", []))
 
 
-@pytest.mark.parametrize("text", ["stages: [a]", "stages: {a: {outs: [{path: x}]}}", "{}", "stages: {a: ["])
+@pytest.mark.parametrize(
+    "text", ["stages: [a]", "stages: {a: {outs: [{path: x}]}}", "{}", "stages: {a: ["]
+)
 def test_a_file_that_is_no_lock_is_named_with_what_to_do(tmp_path, monkeypatch, text):
     monkeypatch.chdir(tmp_path)
     Path("dvc.lock").write_text(text)

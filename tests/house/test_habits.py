@@ -14,8 +14,30 @@ NAME = 80  # characters; a test's name is shorter
 LINES = 60  # of a function, from `def` to its end
 PRODUCT = ("g2rpo_core", "stages", "studies", "flows", "pipeline", "benchmarks", "tools")
 NOUN = 0.02  # share of the functions' docstrings that open with a noun or an article
-OPENERS = ("the ", "a ", "an ", "what ", "how ", "which ", "whether ", "why ", "one ", "every ", "of ", "all ", "each ")
-NOT_A_PACKAGE = {"docs", "fixtures", "goldens", "house", "package", "pipeline", "reliability"}  # of tests/
+OPENERS = (
+    "the ",
+    "a ",
+    "an ",
+    "what ",
+    "how ",
+    "which ",
+    "whether ",
+    "why ",
+    "one ",
+    "every ",
+    "of ",
+    "all ",
+    "each ",
+)
+NOT_A_PACKAGE = {
+    "docs",
+    "fixtures",
+    "goldens",
+    "house",
+    "package",
+    "pipeline",
+    "reliability",
+}  # of tests/
 
 
 def functions(*folders: str) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
@@ -27,12 +49,21 @@ def functions(*folders: str) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncF
 
 
 def test_the_name_of_a_test_has_fewer_than_80_characters():
-    assert [node.name for _, node in functions("tests") if node.name.startswith("test_") and len(node.name) >= NAME] == []
+    assert [
+        node.name
+        for _, node in functions("tests")
+        if node.name.startswith("test_") and len(node.name) >= NAME
+    ] == []
 
 
 def test_no_function_is_longer_than_60_lines():
-    lines = {f"{path}:{node.name}": (node.end_lineno or 0) - node.lineno + 1 for path, node in functions(*PRODUCT)}
-    assert {name: count for name, count in lines.items() if count > LINES} == {}, "too long: split it"
+    lines = {
+        f"{path}:{node.name}": (node.end_lineno or 0) - node.lineno + 1
+        for path, node in functions(*PRODUCT)
+    }
+    assert {name: count for name, count in lines.items() if count > LINES} == {}, (
+        "too long: split it"
+    )
 
 
 def test_few_docstrings_open_with_a_noun():
@@ -49,16 +80,25 @@ def test_tests_mirror_the_packages():
 
 def test_every_file_that_names_the_version_names_the_same():
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-    newest = re.search(r"^## \[([\d.]+)\] - (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
-    cited = re.findall(r"^(?:version|date-released): (.+)", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
+    newest = re.search(
+        r"^## \[([\d.]+)\] - (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE
+    )
+    cited = re.findall(
+        r"^(?:version|date-released): (.+)", (ROOT / "CITATION.cff").read_text(), re.MULTILINE
+    )
     assert newest and newest[1] == version and cited == [newest[1], newest[2]]
 
 
 def test_every_package_that_pyproject_asks_for_is_pinned():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    locks = "".join((ROOT / name).read_text() for name in ("requirements.lock", "requirements-parity.lock"))
+    locks = "".join(
+        (ROOT / name).read_text() for name in ("requirements.lock", "requirements-parity.lock")
+    )
     pinned = {plain(line.partition("==")[0]) for line in locks.splitlines() if "==" in line}
-    asked = [*project["dependencies"], *(each for extra in project["optional-dependencies"].values() for each in extra)]
+    asked = [
+        *project["dependencies"],
+        *(each for extra in project["optional-dependencies"].values() for each in extra),
+    ]
     assert {plain(re.match(r"[\w.-]+", each)[0]) for each in asked} <= pinned
 
 

@@ -13,7 +13,13 @@ from tests.conftest import ROOT
 
 TOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
 RINGS, PACKAGES = TOOLS["rings"], ("g2rpo_core", "stages", "pipeline", "studies", "flows")
-CORE_TESTS = ("tests/algorithm", "tests/sampling", "tests/training", "tests/evaluation", "tests/data")
+CORE_TESTS = (
+    "tests/algorithm",
+    "tests/sampling",
+    "tests/training",
+    "tests/evaluation",
+    "tests/data",
+)
 IMPORT_ALL = """
 import importlib, pkgutil, sys
 from pathlib import Path
@@ -26,14 +32,23 @@ for package in sys.argv[1:]:
 
 
 def tracked(*places: str) -> list[str]:
-    listed = subprocess.run(["git", "ls-files", *places], cwd=ROOT, capture_output=True, text=True, check=True)
+    listed = subprocess.run(
+        ["git", "ls-files", *places], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     return [name for name in listed.stdout.splitlines() if (ROOT / name).exists()]
 
 
 def statements(file: Path) -> int:
     """Statements of the syntax tree but for docstrings: they do not depend on the width of lines."""
-    text = lambda node: isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
-    return sum(isinstance(node, ast.stmt) and not text(node) for node in ast.walk(ast.parse(file.read_text())))
+    text = lambda node: (
+        isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+    )
+    return sum(
+        isinstance(node, ast.stmt) and not text(node)
+        for node in ast.walk(ast.parse(file.read_text()))
+    )
 
 
 @pytest.fixture
@@ -55,21 +70,33 @@ def without(tmp_path):
 
 def check_imports(folder: Path) -> None:
     packages = [name for name in PACKAGES if (folder / name / "__init__.py").exists()]
-    done = subprocess.run([sys.executable, "-c", IMPORT_ALL, *packages], cwd=folder, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORT_ALL, *packages], cwd=folder, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr[-2000:]
 
 
 def test_the_core_keeps_to_its_budget():
     """Whoever changes the method must know it: it grows only by giving something up."""
-    files = [name for name in tracked(*RINGS["core"]) if name.endswith(".py") and name not in RINGS["not_core"]]
+    files = [
+        name
+        for name in tracked(*RINGS["core"])
+        if name.endswith(".py") and name not in RINGS["not_core"]
+    ]
     assert sum(statements(ROOT / name) for name in files) <= RINGS["budget"]
 
 
 def test_what_is_experimental_is_what_main_may_not_import():
-    contract = next(each for each in TOOLS["importlinter"]["contracts"] if each["name"] == "Main imports nothing experimental")
+    contract = next(
+        each
+        for each in TOOLS["importlinter"]["contracts"]
+        if each["name"] == "Main imports nothing experimental"
+    )
     places = [place for places in RINGS["experimental"].values() for place in places]
     assert all(tracked(place) for place in places)
-    inside = lambda module: any(f"{module.replace('.', '/')}".startswith(place.removesuffix(".py")) for place in places)
+    inside = lambda module: any(
+        f"{module.replace('.', '/')}".startswith(place.removesuffix(".py")) for place in places
+    )
     assert all(inside(module) for module in contract["forbidden_modules"])
 
 
@@ -86,6 +113,16 @@ def test_without_one_room_the_rest_loads(without, room):
 @pytest.mark.slow
 def test_without_anything_experimental_the_tests_of_the_core_pass(without):
     folder = without(*RINGS["experimental"])
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow and not pipeline", *CORE_TESTS]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-m",
+        "not slow and not pipeline",
+        *CORE_TESTS,
+    ]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:]

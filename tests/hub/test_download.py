@@ -39,12 +39,21 @@ def hub(hub, tmp_path):
 
 
 def fetch(settings: HubModels) -> dict[str, dict]:
-    return download_models(settings, Revisions(Path(constants.HF_HOME, "revisions.json")), Path(constants.HF_HOME))
+    return download_models(
+        settings, Revisions(Path(constants.HF_HOME, "revisions.json")), Path(constants.HF_HOME)
+    )
 
 
 def models(**changes) -> HubModels:
-    model = {"repo": REPO, "revision": REVISION, "files": ["config.json", "vae/*", "scorer.pt"], **changes}
-    return HubModels.model_validate_json(json.dumps({"source": "hub", "repos": {"pipeline": model}}))
+    model = {
+        "repo": REPO,
+        "revision": REVISION,
+        "files": ["config.json", "vae/*", "scorer.pt"],
+        **changes,
+    }
+    return HubModels.model_validate_json(
+        json.dumps({"source": "hub", "repos": {"pipeline": model}})
+    )
 
 
 def refusal(settings: HubModels, error_type: type[UserError] = UserError) -> str:
@@ -52,14 +61,20 @@ def refusal(settings: HubModels, error_type: type[UserError] = UserError) -> str
         fetch(settings)
     assert type(error.value) is error_type
     message = str(error.value)
-    assert message.startswith(f"models.repos.pipeline: {settings.repos['pipeline'].repo}") and "\n" not in message
+    assert (
+        message.startswith(f"models.repos.pipeline: {settings.repos['pipeline'].repo}")
+        and "\n" not in message
+    )
     return message
 
 
 def test_a_model_is_downloaded_locked_and_read_offline(hub, tmp_path, monkeypatch):
     entry = fetch(models())["pipeline"]
     assert set(entry["files"]) == {"config.json", "vae/model.safetensors", "scorer.pt"}
-    assert entry["files"]["scorer.pt"]["sha256"] == hashlib.sha256((hub.folder / "scorer.pt").read_bytes()).hexdigest()
+    assert (
+        entry["files"]["scorer.pt"]["sha256"]
+        == hashlib.sha256((hub.folder / "scorer.pt").read_bytes()).hexdigest()
+    )
     write_lock(tmp_path / "models", {"pipeline": entry})
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     folder = ModelStore(tmp_path / "models").folder("pipeline")
@@ -75,7 +90,9 @@ def test_a_pickled_checkpoint_becomes_safetensors_once(hub, tmp_path):
     folder = ModelStore(tmp_path / "models").folder("pipeline")
     assert not (folder / "scorer.pt").exists()
     weights = load_file(folder / "scorer.safetensors")
-    assert torch.equal(weights["weight"], TENSORS["weight"]) and torch.equal(weights["tied"], TENSORS["weight"][:50].T)
+    assert torch.equal(weights["weight"], TENSORS["weight"]) and torch.equal(
+        weights["tied"], TENSORS["weight"][:50].T
+    )
     made = os.stat(folder / "scorer.safetensors")
     fetch(models())
     assert os.stat(folder / "scorer.safetensors") == made
@@ -87,7 +104,10 @@ def test_a_pickled_checkpoint_becomes_safetensors_once(hub, tmp_path):
     with pytest.raises(UserError, match="scorer.safetensors is gone"):
         ModelStore(tmp_path / "models").folder("pipeline")
     shutil.rmtree(folder)
-    with pytest.raises(UserError, match="is gone, or has no .*: make it again with `dvc repro --force --single-item models`"):
+    with pytest.raises(
+        UserError,
+        match="is gone, or has no .*: make it again with `dvc repro --force --single-item models`",
+    ):
         ModelStore(tmp_path / "models").folder("pipeline")
 
 
@@ -101,7 +121,10 @@ class Payload:
 @pytest.mark.parametrize(
     "content, message",
     [
-        ({"weight": TENSORS["weight"], "hook": Payload()}, "scorer.pt: is damaged or holds more than weights"),
+        (
+            {"weight": TENSORS["weight"], "hook": Payload()},
+            "scorer.pt: is damaged or holds more than weights",
+        ),
         ({"weight": TENSORS["weight"], "name": "x"}, "scorer.pt: name is not a tensor but a str"),
     ],
 )
@@ -119,21 +142,29 @@ def test_a_gated_repo_says_where_its_licence_is(hub, monkeypatch, token):
         monkeypatch.setenv("HF_TOKEN", token)
     message = refusal(models())
     assert (
-        f"is gated: accept its licence at {hub.url}/{REPO}, then run `hf auth login` or set HF_TOKEN; or use profile tiny"
-        in message
+        f"is gated: accept its licence at {hub.url}/{REPO}, then run `hf auth login` or set "
+        "HF_TOKEN; or use profile tiny" in message
     )
 
 
 def test_a_token_with_the_licence_opens_a_gated_repo(hub, monkeypatch):
     hub.repos[REPO].licensed = "right"
     monkeypatch.setenv("HF_TOKEN", "right")
-    assert set(fetch(models())["pipeline"]["files"]) == {"config.json", "vae/model.safetensors", "scorer.pt"}
+    assert set(fetch(models())["pipeline"]["files"]) == {
+        "config.json",
+        "vae/model.safetensors",
+        "scorer.pt",
+    }
 
 
 def test_wrong_revisions_repos_and_files_are_named(hub):
     assert f"has no revision {'f' * 40}: put a commit of " in refusal(models(revision="f" * 40))
-    assert "does not exist, or is private: run `hf auth login`" in refusal(models(repo="somebody/else"))
-    assert "has no file weights.bin at revision" in refusal(models(files=["config.json", "weights.bin"]))
+    assert "does not exist, or is private: run `hf auth login`" in refusal(
+        models(repo="somebody/else")
+    )
+    assert "has no file weights.bin at revision" in refusal(
+        models(files=["config.json", "weights.bin"])
+    )
 
 
 def test_a_cut_download_goes_on_from_where_it_stopped(hub):
@@ -155,7 +186,9 @@ def test_a_download_that_keeps_breaking_can_be_taken_up_later(hub, monkeypatch):
 def test_a_hub_that_does_not_answer_may_answer_later(hub, monkeypatch):
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
     for name in ("ENDPOINT", "HUGGINGFACE_CO_URL_TEMPLATE"):
-        monkeypatch.setattr(constants, name, getattr(constants, name).replace(hub.url, "http://127.0.0.1:9"))
+        monkeypatch.setattr(
+            constants, name, getattr(constants, name).replace(hub.url, "http://127.0.0.1:9")
+        )
     assert "could not be downloaded" in refusal(models(), TransientError)
 
 
@@ -174,27 +207,39 @@ def test_offline_without_a_cache_says_how_to_get_one(hub, monkeypatch):
 
 @pytest.mark.parametrize("file", ["vae/model.safetensors", "scorer.pt", "config.json"])
 @pytest.mark.parametrize(
-    "harm", [lambda data: data[:-5], lambda data: data[:-1] + bytes([data[-1] ^ 1])], ids=["truncated", "tampered"]
+    "harm",
+    [lambda data: data[:-5], lambda data: data[:-1] + bytes([data[-1] ^ 1])],
+    ids=["truncated", "tampered"],
 )
 def test_a_file_that_was_changed_in_the_cache_is_refused_by_name(hub, file, harm):
     fetch(models())
     cached = next(Path(constants.HF_HUB_CACHE).glob(f"*/snapshots/*/{file}")).resolve()
     cached.write_bytes(harm(cached.read_bytes()))
     message = refusal(models())
-    assert file in message and "is damaged or not the published file" in message and f"delete {cached} and run again" in message
+    assert (
+        file in message
+        and "is damaged or not the published file" in message
+        and f"delete {cached} and run again" in message
+    )
     cached.unlink()
     fetch(models())
 
 
 def test_a_published_file_that_is_not_the_pinned_one_is_refused(hub):
     message = refusal(models(sha256={"vae/model.safetensors": "0" * 64}))
-    assert "vae/model.safetensors is damaged or not the published file" in message and "0" * 64 in message
+    assert (
+        "vae/model.safetensors is damaged or not the published file" in message
+        and "0" * 64 in message
+    )
 
 
 def test_the_folder_of_converted_weights_depends_on_no_order():
     """A lock is sorted by text, a folder by its parts."""
     files = {"tokenizer/vocab.json": {"sha256": "a"}, "tokenizer.json": {"sha256": "b"}}
-    names = {safe_folder({"repo": "a/b", "files": dict(sorted(files.items(), reverse=back))}) for back in (False, True)}
+    names = {
+        safe_folder({"repo": "a/b", "files": dict(sorted(files.items(), reverse=back))})
+        for back in (False, True)
+    }
     assert len(names) == 1
 
 
@@ -214,7 +259,9 @@ def test_a_revision_that_is_not_pinned_is_looked_up_once_and_kept(hub, capsys):
     hub.head = "f" * 40  # the branch moves on
     assert fetch(unpinned)["pipeline"] == entry and capsys.readouterr().out == ""
     lock.write_text("{}")
-    assert "has no revision ffff" in refusal(unpinned)  # looked up again; this hub has the files of one revision alone
+    assert "has no revision ffff" in refusal(
+        unpinned
+    )  # looked up again; this hub has the files of one revision alone
 
 
 def test_without_a_hub_and_a_known_revision_a_model_is_not_guessed(hub, monkeypatch):
@@ -247,12 +294,20 @@ def test_a_model_in_a_folder_is_locked_and_nothing_is_copied(tmp_path):
     (folder / "optimizer.safetensors").write_bytes(b"of no use")
     save_file(TENSORS, folder / "vae" / "model.safetensors")
     mine = HubModels.model_validate_json(
-        json.dumps({"source": "hub", "repos": {"pipeline": {"folder": str(folder), "files": ["config.json", "vae/*"]}}})
+        json.dumps(
+            {
+                "source": "hub",
+                "repos": {"pipeline": {"folder": str(folder), "files": ["config.json", "vae/*"]}},
+            }
+        )
     )
     root = tmp_path / "models" / "mine"
     write_lock(root, download_models(mine, Revisions(tmp_path / "revisions.json"), root))
     found = ModelStore(root).folder("pipeline")
-    assert found.samefile(folder) and set(ModelStore(root).entry("pipeline")["files"]) == {"config.json", "vae/model.safetensors"}
+    assert found.samefile(folder) and set(ModelStore(root).entry("pipeline")["files"]) == {
+        "config.json",
+        "vae/model.safetensors",
+    }
     (folder / "config.json").write_text("[]")
     with pytest.raises(UserError, match=r"config.json has changed"):
         ModelStore(root).folder("pipeline")
@@ -270,7 +325,10 @@ def test_a_model_in_a_folder_is_locked_and_nothing_is_copied(tmp_path):
 def test_a_variant_gets_the_names_of_the_files_without_one(hub, tmp_path, from_hub):
     """In each folder that has it, as diffusers' pipelines take it; the others keep theirs."""
     folder = tmp_path / "variants"
-    for part, names in {"transformer": ("model.safetensors", "model.fp16.safetensors"), "vae": ("model.safetensors",)}.items():
+    for part, names in {
+        "transformer": ("model.safetensors", "model.fp16.safetensors"),
+        "vae": ("model.safetensors",),
+    }.items():
         (folder / part).mkdir(parents=True)
         for name in names:
             save_file({"weight": torch.full((2,), float("fp16" in name))}, folder / part / name)
@@ -278,7 +336,9 @@ def test_a_variant_gets_the_names_of_the_files_without_one(hub, tmp_path, from_h
     shard = "model-00001-of-00001.fp16.safetensors"
     save_file({"weight": torch.ones(2)}, folder / "encoder" / shard)
     save_file({"weight": torch.zeros(2)}, folder / "encoder" / "model.safetensors")
-    (folder / "encoder" / "model.safetensors.index.fp16.json").write_text(json.dumps({"weight_map": {"weight": shard}}))
+    (folder / "encoder" / "model.safetensors.index.fp16.json").write_text(
+        json.dumps({"weight_map": {"weight": shard}})
+    )
     hub.add("somebody/variants", REVISION, folder)
     place = (
         {"repo": "somebody/variants", "revision": REVISION}
@@ -286,11 +346,21 @@ def test_a_variant_gets_the_names_of_the_files_without_one(hub, tmp_path, from_h
         else {"repo": None, "revision": None, "folder": str(folder)}
     )
     root = tmp_path / "models"
-    entries = download_models(models(**place, files=["*"], variant="fp16"), Revisions(tmp_path / "revisions.json"), root)
+    entries = download_models(
+        models(**place, files=["*"], variant="fp16"), Revisions(tmp_path / "revisions.json"), root
+    )
     write_lock(root, entries)
     found = ModelStore(root).folder("pipeline")
-    assert sorted(str(file.relative_to(found)) for file in found.rglob("*.*") if file.name != "models.lock.json") == [
-        f"encoder/{shard}", "encoder/model.safetensors", "encoder/model.safetensors.index.json", "transformer/model.safetensors", "vae/model.safetensors",
-    ]  # fmt: skip
+    assert sorted(
+        str(file.relative_to(found))
+        for file in found.rglob("*.*")
+        if file.name != "models.lock.json"
+    ) == [
+        f"encoder/{shard}",
+        "encoder/model.safetensors",
+        "encoder/model.safetensors.index.json",
+        "transformer/model.safetensors",
+        "vae/model.safetensors",
+    ]
     value = lambda path: load_file(found / path)["weight"][0].item()
     assert value("transformer/model.safetensors") == 1 and value("vae/model.safetensors") == 0

@@ -26,10 +26,14 @@ def test_an_equal_output_is_linked_and_replaces_what_was_there(key):
     Path("second").mkdir()
     Path("second", "older").touch()
     assert made.reuse(key, Path("second"))
-    assert [path.name for path in Path("second").iterdir()] == ["weights"] and Path("second/weights").samefile("first/weights")
+    assert [path.name for path in Path("second").iterdir()] == ["weights"] and Path(
+        "second/weights"
+    ).samefile("first/weights")
 
 
-@pytest.mark.parametrize("change", ["a changed file", "a missing file", "its own folder", "no folder", "damaged note"])
+@pytest.mark.parametrize(
+    "change", ["a changed file", "a missing file", "its own folder", "no folder", "damaged note"]
+)
 def test_what_is_not_as_it_was_made_is_not_used(key, change, tmp_path):
     output = Path("second")
     match change:
@@ -43,7 +47,11 @@ def test_what_is_not_as_it_was_made_is_not_used(key, change, tmp_path):
             (made.MADE / f"{key}.json").write_text("{")
         case "its own folder":
             output = Path("first")
-    assert not made.reuse(key, output) and not Path("second").exists() and not list(tmp_path.glob(".*.linked"))
+    assert (
+        not made.reuse(key, output)
+        and not Path("second").exists()
+        and not list(tmp_path.glob(".*.linked"))
+    )
 
 
 def test_code_settings_and_new_files_decide_the_key(key):

@@ -32,7 +32,11 @@ def test_a_folder_that_is_what_its_lock_says_is_given_out(root):
 
 @pytest.mark.parametrize(
     ("content", "said"),
-    [(b"123", "inner/weights has 3 of 5 bytes"), (b"54321", "inner/weights has changed"), (None, "inner/weights is gone")],
+    [
+        (b"123", "inner/weights has 3 of 5 bytes"),
+        (b"54321", "inner/weights has changed"),
+        (None, "inner/weights is gone"),
+    ],
 )
 def test_a_file_that_is_not_the_locked_one_is_named_with_what_to_do(root, content, said):
     file = root / "scorer" / "inner" / "weights"
@@ -51,7 +55,9 @@ def test_a_lock_cannot_lead_out_of_its_folder(root, path):
     (root / LOCK).write_text(json.dumps({"scorer": {"folder": path, "files": {}}}))
     with pytest.raises(UserError, match="would lead out of its folder"):
         ModelStore(root).folder("scorer")
-    assert str(ModelStore(root, "published").entry("scorer")["folder"]) == path  # of `published`, the user names the folder
+    assert (
+        str(ModelStore(root, "published").entry("scorer")["folder"]) == path
+    )  # of `published`, the user names the folder
 
 
 def test_without_a_lock_the_stage_that_makes_it_is_named(tmp_path, monkeypatch):
@@ -66,8 +72,21 @@ def test_models_of_a_published_size_are_not_run_on_a_cpu_by_accident(stage, tmp_
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     (tmp_path / "profiles").symlink_to(ROOT / "profiles")
     files = {"transformer/diffusion_pytorch_model.safetensors": {"size": 24 * 2**30, "sha256": "0"}}
-    write_lock(tmp_path / "models" / "flux_hps_clip", {"pipeline": {"repo": "a/b", "revision": "0", "files": files}})
+    write_lock(
+        tmp_path / "models" / "flux_hps_clip",
+        {"pipeline": {"repo": "a/b", "revision": "0", "files": files}},
+    )
     words = [] if stage == "embed" else ["--method", "g2rpo", "--seed", 1]
-    done = run_here(importlib.import_module(f"stages.{stage}").main, "--profile", "flux_hps_clip", *words, folder=tmp_path)
+    done = run_here(
+        importlib.import_module(f"stages.{stage}").main,
+        "--profile",
+        "flux_hps_clip",
+        *words,
+        folder=tmp_path,
+    )
     assert done.returncode == 1 and done.stderr.count("\n") == 1, done.stderr
-    assert "the pipeline has 24 GiB" in done.stderr and "finds no GPU here" in done.stderr and "G2RPO_ON_CPU=1" in done.stderr
+    assert (
+        "the pipeline has 24 GiB" in done.stderr
+        and "finds no GPU here" in done.stderr
+        and "G2RPO_ON_CPU=1" in done.stderr
+    )

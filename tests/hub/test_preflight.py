@@ -27,10 +27,21 @@ def test_the_preflight_says_what_is_red_and_what_to_do(hub, tmp_path, monkeypatc
     done = run_here(main, "doctor", "--profile", "flux_lora_1gpu", folder=tmp_path)
     lines = [line for line in done.stdout.splitlines() if line.startswith(("ok ", "RED "))]
     about = lambda word: next(line for line in lines if word in line)
-    assert about("GPUs: torch").startswith("RED") and "go to a node with GPUs" in about("GPUs: torch")
+    assert about("GPUs: torch").startswith("RED") and "go to a node with GPUs" in about(
+        "GPUs: torch"
+    )
     assert re.match(r"ok +all-reduce: gloo, 2 processes: [0-9.]+ GB/s$", about("all-reduce"))
-    assert "is gated: accept its licence" in about("black-forest-labs/FLUX.1-dev") and "hf auth login" in about("FLUX.1-dev")
+    assert "is gated: accept its licence" in about(
+        "black-forest-labs/FLUX.1-dev"
+    ) and "hf auth login" in about("FLUX.1-dev")
     assert about("xswu/HPSv2").startswith("ok") and "does not exist" in about("PickScore_v1")
-    assert "models, in HF_HOME" in about("disk of") and about("locks:").startswith("ok") and about("address:")
+    assert (
+        "models, in HF_HOME" in about("disk of")
+        and about("locks:").startswith("ok")
+        and about("address:")
+    )
     red = sum(line.startswith("RED") for line in lines)
-    assert done.returncode == 1 and done.stderr == f"error: doctor: {red} checks of profile flux_lora_1gpu are red\n"
+    assert (
+        done.returncode == 1
+        and done.stderr == f"error: doctor: {red} checks of profile flux_lora_1gpu are red\n"
+    )

@@ -6,36 +6,88 @@ import pytest
 import torch
 from diffusers import AutoencoderKL
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForObjectDetection, CLIPTextConfig, CLIPTextModel, DetrConfig, T5Config, T5EncoderModel
+from transformers import (
+    AutoModelForObjectDetection,
+    CLIPTextConfig,
+    CLIPTextModel,
+    DetrConfig,
+    T5Config,
+    T5EncoderModel,
+)
 
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.hub.pretrained import load_whole
 
-SMALL = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 16}
+SMALL = {
+    "hidden_size": 8,
+    "intermediate_size": 8,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "vocab_size": 16,
+}
 
 
 def _detector():
-    backbone = {"model_type": "resnet", "embedding_size": 8, "hidden_sizes": [8], "depths": [1], "out_features": ["stage1"]}
-    sizes = {"d_model": 8, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 8, "decoder_ffn_dim": 8}
-    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "num_queries": 2, "num_labels": 2}
-    config = DetrConfig(backbone_config=backbone, use_timm_backbone=False, use_pretrained_backbone=False, **sizes, **heads)
+    backbone = {
+        "model_type": "resnet",
+        "embedding_size": 8,
+        "hidden_sizes": [8],
+        "depths": [1],
+        "out_features": ["stage1"],
+    }
+    sizes = {
+        "d_model": 8,
+        "encoder_layers": 1,
+        "decoder_layers": 1,
+        "encoder_ffn_dim": 8,
+        "decoder_ffn_dim": 8,
+    }
+    heads = {
+        "encoder_attention_heads": 2,
+        "decoder_attention_heads": 2,
+        "num_queries": 2,
+        "num_labels": 2,
+    }
+    config = DetrConfig(
+        backbone_config=backbone,
+        use_timm_backbone=False,
+        use_pretrained_backbone=False,
+        **sizes,
+        **heads,
+    )
     return AutoModelForObjectDetection.from_config(config)
 
 
 MODELS = {  # a way to make one, the class that loads it, and one of its weights
-    "clip": (lambda: CLIPTextModel(CLIPTextConfig(**SMALL)), CLIPTextModel, "layers.0.mlp.fc1.weight"),
+    "clip": (
+        lambda: CLIPTextModel(CLIPTextConfig(**SMALL)),
+        CLIPTextModel,
+        "layers.0.mlp.fc1.weight",
+    ),
     "t5": (
-        lambda: T5EncoderModel(T5Config(d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2, vocab_size=16)),
+        lambda: T5EncoderModel(
+            T5Config(d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2, vocab_size=16)
+        ),
         T5EncoderModel,
         "SelfAttention.q.weight",
     ),
-    "vae": (lambda: AutoencoderKL(block_out_channels=(8,), norm_num_groups=4), AutoencoderKL, "encoder.conv_in.weight"),
+    "vae": (
+        lambda: AutoencoderKL(block_out_channels=(8,), norm_num_groups=4),
+        AutoencoderKL,
+        "encoder.conv_in.weight",
+    ),
     "auto": (_detector, AutoModelForObjectDetection, "bbox_predictor.layers.0.weight"),
 }
 CHANGES = {  # what is done to the file -> what the error says
     "lacking": (lambda state, name: state.pop(name), "lacks .*{name}"),
-    "surplus": (lambda state, name: state.update({"layers.9.weight": torch.zeros(2)}), r"has the unknown layers\.9\.weight"),
-    "wrapped": (lambda state, name: state.update({f"_orig_mod.{name}": state.pop(name)}), "lacks .*{name}"),
+    "surplus": (
+        lambda state, name: state.update({"layers.9.weight": torch.zeros(2)}),
+        r"has the unknown layers\.9\.weight",
+    ),
+    "wrapped": (
+        lambda state, name: state.update({f"_orig_mod.{name}": state.pop(name)}),
+        "lacks .*{name}",
+    ),
     "resized": (lambda state, name: state.update({name: state[name][:-1].contiguous()}), "{name}"),
 }
 
@@ -46,7 +98,11 @@ def test_a_model_comes_back_with_what_an_older_version_saved_beside_it(which, tm
     made = make()
     made.save_pretrained(tmp_path)
     (file,) = tmp_path.glob("*.safetensors")
-    save_file(load_file(file) | {"layers.0.relative_position_index": torch.zeros(2)}, file, {"format": "pt"})
+    save_file(
+        load_file(file) | {"layers.0.relative_position_index": torch.zeros(2)},
+        file,
+        {"format": "pt"},
+    )
     loaded = load_whole(kind, tmp_path, dtype=torch.float32)
     assert type(loaded) is type(made)
     for name, value in loaded.state_dict().items():

@@ -19,7 +19,9 @@ def prompts(hub, tmp_path):
     annotations.mkdir()
     (lists / "benchmark").mkdir(parents=True)
     rows = [{"prompt": f"a cat, {number // 3}", "human_preference": [1, 0]} for number in range(9)]
-    rows.append({"prompt": "a  cat, 0 ", "human_preference": [0, 1]})  # another text, and the same prompt
+    rows.append(
+        {"prompt": "a  cat, 0 ", "human_preference": [0, 1]}
+    )  # another text, and the same prompt
     (annotations / "train.json").write_text(json.dumps(rows))
     (annotations / "images.tar.gz").write_bytes(b"not asked for")
     (lists / "benchmark" / "anime.json").write_text(json.dumps(["a cat, 0", "a dog"]))
@@ -30,15 +32,21 @@ def prompts(hub, tmp_path):
     def fetch(**changes):
         settings = {"repo": "somebody/annotations", "files": ["train.json"], **changes}
         return fetch_prompts(
-            "prompts.train", HubPrompts.model_validate_json(json.dumps(settings)), Revisions(tmp_path / "revisions.json")
+            "prompts.train",
+            HubPrompts.model_validate_json(json.dumps(settings)),
+            Revisions(tmp_path / "revisions.json"),
         )
 
     return fetch
 
 
 def test_each_prompt_comes_once_at_the_revision_of_the_lock(prompts, hub, tmp_path):
-    assert [(one.id, one.text) for one in prompts(distinct=4)] == [(f"train-00000{3 * n}", f"a cat, {n}") for n in range(3)]
-    assert json.loads((tmp_path / "revisions.json").read_text()) == {"somebody/annotations": REVISION}
+    assert [(one.id, one.text) for one in prompts(distinct=4)] == [
+        (f"train-00000{3 * n}", f"a cat, {n}") for n in range(3)
+    ]
+    assert json.loads((tmp_path / "revisions.json").read_text()) == {
+        "somebody/annotations": REVISION
+    }
     assert [file for file, _ in hub.ranges] == ["train.json"]
 
 
@@ -48,8 +56,16 @@ def test_prompts_that_no_encoder_takes_are_left_out_and_counted(prompts, capsys,
     rows = json.loads(file.read_text())
     texts = ["a \x1b[31mcat", "a\0cat", "\ud800", "\u200b"]
     file.write_text(json.dumps([*rows, *({"prompt": text} for text in texts), {"prompt": "a dog"}]))
-    assert [one.text for one in prompts(distinct=9)] == ["a cat, 0", "a cat, 1", "a cat, 2", "a dog"]
-    said = "prompts.train: 4 prompts were left out: with a control character, or no character that is seen\n"
+    assert [one.text for one in prompts(distinct=9)] == [
+        "a cat, 0",
+        "a cat, 1",
+        "a cat, 2",
+        "a dog",
+    ]
+    said = (
+        "prompts.train: 4 prompts were left out: with a control character, "
+        "or no character that is seen\n"
+    )
     assert said in capsys.readouterr().out
 
 
@@ -65,10 +81,16 @@ def test_styles_come_from_the_lists_that_have_the_prompts(prompts, capsys):
     [
         (
             {"distinct": 5},
-            "has 4 different prompts at 0123456789abcdef0123456789abcdef01234567, but prompts.train.distinct says 5",
+            (
+                "has 4 different prompts at 0123456789abcdef0123456789abcdef01234567, "
+                "but prompts.train.distinct says 5"
+            ),
         ),
         ({"files": ["test.json"]}, "has no file test.json"),
-        ({"files": ["*.gz"]}, "prompts are read from .txt, .csv, .jsonl, .json, .parquet, not from .gz"),
+        (
+            {"files": ["*.gz"]},
+            "prompts are read from .txt, .csv, .jsonl, .json, .parquet, not from .gz",
+        ),
         ({"repo": "somebody/nothing"}, "does not exist, or is private"),
         ({"revision": "f" * 40}, "has no revision ffff"),
     ],

@@ -58,7 +58,10 @@ def test_the_original_names_are_those_that_diffusers_reads(tmp_path):
     with torch.device("meta"):
         shapes = FluxTransformer2DModel(**shape).state_dict()
     generator = torch.Generator().manual_seed(0)
-    weights = {name: torch.randn(value.shape, generator=generator, dtype=torch.bfloat16) for name, value in shapes.items()}
+    weights = {
+        name: torch.randn(value.shape, generator=generator, dtype=torch.bfloat16)
+        for name, value in shapes.items()
+    }
     read = convert_flux_transformer_checkpoint_to_diffusers(Flux().original(weights, shape))
     assert read.keys() == weights.keys()
     assert all(torch.equal(read[name], value) for name, value in weights.items())
@@ -66,18 +69,28 @@ def test_the_original_names_are_those_that_diffusers_reads(tmp_path):
 
 def test_every_weight_of_a_run_is_in_the_original_file_once(project):
     file = export(project, "g2rpo-1", "original")
-    trained = FluxTransformer2DModel.from_pretrained(project / "runs" / "tiny" / "g2rpo-1" / "transformer").state_dict()
+    trained = FluxTransformer2DModel.from_pretrained(
+        project / "runs" / "tiny" / "g2rpo-1" / "transformer"
+    ).state_dict()
     written = load_file(file)
-    assert sum(value.numel() for value in written.values()) == sum(value.numel() for value in trained.values())
+    assert sum(value.numel() for value in written.values()) == sum(
+        value.numel() for value in trained.values()
+    )
     qkv = torch.cat([trained[f"transformer_blocks.1.attn.to_{one}.weight"] for one in "qkv"])
     assert torch.equal(written["double_blocks.1.img_attn.qkv.weight"], qkv)
     with pytest.raises(ValueError, match=r"new\.weight has no name in the original layout"):
-        Flux().original({**trained, "new.weight": torch.zeros(1)}, {"num_layers": 2, "num_single_layers": 2})
+        Flux().original(
+            {**trained, "new.weight": torch.zeros(1)}, {"num_layers": 2, "num_single_layers": 2}
+        )
 
 
 def test_an_export_can_be_read_by_others_and_is_compared_with_what_was_meant(project, tmp_path):
     folder = export(project, "g2rpo-1", "diffusers", "--dtype", "float32", "--profile", "tiny")
-    modes = {path.name: path.stat().st_mode & 0o777 for path in folder.parent.rglob("*") if path.is_file()}
+    modes = {
+        path.name: path.stat().st_mode & 0o777
+        for path in folder.parent.rglob("*")
+        if path.is_file()
+    }
     assert len(set(modes.values())) == 1 and modes["README.md"] == 0o666 & ~umask(), modes
     file = tmp_path / "weights.safetensors"
     save_file({"a": torch.ones(2), "b": torch.zeros(1)}, file)
@@ -98,7 +111,9 @@ def umask() -> int:
 
 
 def test_the_diffusers_folder_has_the_run_and_bfloat16_rounds_it(project):
-    trained = FluxTransformer2DModel.from_pretrained(project / "runs" / "tiny" / "g2rpo-1" / "transformer").state_dict()
+    trained = FluxTransformer2DModel.from_pretrained(
+        project / "runs" / "tiny" / "g2rpo-1" / "transformer"
+    ).state_dict()
     for words, kind in (([], torch.float32), (["--dtype", "bfloat16"], torch.bfloat16)):
         folder = export(project, "g2rpo-1", "diffusers", *words)
         loaded = FluxTransformer2DModel.from_pretrained(folder, dtype=kind).state_dict()
@@ -118,13 +133,17 @@ def test_a_lora_has_its_strength_without_an_alpha(project, models, embeddings):
     theirs = Policy(Flux(), pipeline.transformer, pipeline.vae, **how)
     base = Policy.load(models / "pipeline", **how)
     for policy in (ours, theirs, base):
-        randomize(policy.transformer)  # of the base, alike: hardly trained, it would hide what an adapter does
+        randomize(
+            policy.transformer
+        )  # of the base, alike: hardly trained, it would hide what an adapter does
     x = ours.noise(torch.Generator().manual_seed(0), 2)
     arguments = (x, torch.tensor([0.9, 0.3]), torch.tensor([0, 1]))
     conditioning = embeddings.conditioning([0, 1])
     with torch.no_grad():
         velocities = [one.velocity(conditioning)(*arguments) for one in (ours, theirs, base)]
-    torch.testing.assert_close(velocities[1], velocities[0], rtol=1e-5, atol=1e-5)  # alpha / rank · B is rounded
+    torch.testing.assert_close(
+        velocities[1], velocities[0], rtol=1e-5, atol=1e-5
+    )  # alpha / rank · B is rounded
     assert (velocities[0] - velocities[2]).abs().max() > 0.01
 
 
@@ -133,7 +152,10 @@ def test_pefts_form_is_what_peft_reads(project, models, embeddings):
     file = export(project, "g2rpo-2", "peft")
     about = json.loads((file.parent / "adapter_config.json").read_text())
     assert (about["peft_type"], about["r"], about["lora_alpha"]) == ("LORA", RANK, ALPHA)
-    assert 'PeftModel.from_pretrained(transformer, "path/to/this/folder")' in (file.parent / "README.md").read_text()
+    assert (
+        'PeftModel.from_pretrained(transformer, "path/to/this/folder")'
+        in (file.parent / "README.md").read_text()
+    )
     base, ours = (
         Policy.load(models / "pipeline", run, height=32, width=32, guidance=3.5)
         for run in (None, project / "runs" / "tiny" / "g2rpo-2")
@@ -142,7 +164,9 @@ def test_pefts_form_is_what_peft_reads(project, models, embeddings):
         randomize(policy.transformer)
     without = velocity(base, embeddings)
     base.transformer = PeftModel.from_pretrained(base.transformer, file.parent).base_model.model
-    torch.testing.assert_close(velocity(base, embeddings), velocity(ours, embeddings), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        velocity(base, embeddings), velocity(ours, embeddings), rtol=1e-5, atol=1e-6
+    )
     assert (without - velocity(ours, embeddings)).abs().max() > 0.01
 
 
@@ -159,7 +183,9 @@ def test_a_card_compares_with_the_base_drawn_alike(named, method, folder, tmp_pa
     """DiffusionNFT trains Stable Diffusion 3.5 without guidance, G²RPO with one of 4.5."""
     name = "sd35_medium_hps_clip"
     settings = load_profile(ROOT / "profiles" / f"{name}.yaml")
-    (tmp_path / "params.yaml").write_text(f"profile: {name}\nmethods: [{', '.join(named)}]\nseeds: [1]\n")
+    (tmp_path / "params.yaml").write_text(
+        f"profile: {name}\nmethods: [{', '.join(named)}]\nseeds: [1]\n"
+    )
     shutil.copytree(ROOT / "profiles", tmp_path / "profiles")
     monkeypatch.chdir(tmp_path)
     assert base_beside(settings, name, method, None) == (folder and Path(folder))
@@ -170,23 +196,37 @@ def test_a_base_in_a_folder_is_not_called_a_small_model(tmp_path, monkeypatch):
     shutil.copytree(ROOT / "profiles", tmp_path / "profiles")
     monkeypatch.chdir(tmp_path)
     place = {"repo": None, "revision": None, "sha256": None, "folder": "/data/secret/tuned"}
-    YAML().dump({"extends": "flux_hps_clip", "models": {"repos": {"pipeline": place}}}, Path("profiles/own.yaml"))
-    text = write_card(tmp_path, "own", Flux(), tmp_path / "run", "peft", tmp_path / "file", None).read_text()
-    assert "A FLUX.1 of our own, from a folder" in text and "license: other" in text and "small model" not in text
+    YAML().dump(
+        {"extends": "flux_hps_clip", "models": {"repos": {"pipeline": place}}},
+        Path("profiles/own.yaml"),
+    )
+    text = write_card(
+        tmp_path, "own", Flux(), tmp_path / "run", "peft", tmp_path / "file", None
+    ).read_text()
+    assert (
+        "A FLUX.1 of our own, from a folder" in text
+        and "license: other" in text
+        and "small model" not in text
+    )
     assert "secret" not in text and "None" not in text
 
 
 def test_kohyas_form_merges_to_the_same_weights(project, models):
     """up @ down * alpha / rank of each original module is what our adapters add to its parts; nothing else is in the file."""
     file = export(project, "g2rpo-2", "kohya")
-    lora = load_file(project / "runs" / "tiny" / "g2rpo-2" / "lora" / "pytorch_lora_weights.safetensors")
+    lora = load_file(
+        project / "runs" / "tiny" / "g2rpo-2" / "lora" / "pytorch_lora_weights.safetensors"
+    )
     base = FluxTransformer2DModel.from_pretrained(models / "pipeline" / "transformer").state_dict()
     written = load_file(file)
     seen = set()
     for module in Flux().original_modules(BLOCKS):
         name, parts = module.name, module.parts
         ours = [
-            ALPHA / RANK * lora[f"transformer.{part}.lora_B.weight"] @ lora[f"transformer.{part}.lora_A.weight"]
+            ALPHA
+            / RANK
+            * lora[f"transformer.{part}.lora_B.weight"]
+            @ lora[f"transformer.{part}.lora_A.weight"]
             if f"transformer.{part}.lora_A.weight" in lora
             else torch.zeros_like(base[f"{part}.weight"])
             for part in parts
@@ -195,7 +235,9 @@ def test_kohyas_form_merges_to_the_same_weights(project, models):
         if not any(delta.any() for delta in ours):
             assert f"{key}.alpha" not in written
             continue
-        up, down, alpha = (written[f"{key}.{part}"] for part in ("lora_up.weight", "lora_down.weight", "alpha"))
+        up, down, alpha = (
+            written[f"{key}.{part}"] for part in ("lora_up.weight", "lora_down.weight", "alpha")
+        )
         torch.testing.assert_close(up @ down * alpha / len(down), torch.cat(ours))
         seen |= {f"{key}.{part}" for part in ("lora_up.weight", "lora_down.weight", "alpha")}
     assert seen == set(written) and len(seen) >= 3 * 8
@@ -207,33 +249,59 @@ def test_kohyas_form_of_every_module_merges_as_the_original_layout_does(models):
     draw = torch.Generator().manual_seed(0)
     lora, merged = {}, dict(base)
     modules = {module.name: module.parts for module in Flux().original_modules(BLOCKS)}
-    layers = {name: parts for name, parts in modules.items() if base[f"{parts[0]}.weight"].dim() == 2}
+    layers = {
+        name: parts for name, parts in modules.items() if base[f"{parts[0]}.weight"].dim() == 2
+    }
     for part in (part for parts in layers.values() for part in parts):
         height, width = base[f"{part}.weight"].shape
-        down, up = torch.randn(RANK, width, generator=draw), torch.randn(height, RANK, generator=draw)
+        down, up = (
+            torch.randn(RANK, width, generator=draw),
+            torch.randn(height, RANK, generator=draw),
+        )
         lora[part] = Matrices(down, up, ALPHA)
         merged[f"{part}.weight"] = base[f"{part}.weight"] + ALPHA / RANK * up @ down
-    written = in_kohyas_names(Flux(), BLOCKS, {name: value.shape for name, value in base.items()}, lora)
+    written = in_kohyas_names(
+        Flux(), BLOCKS, {name: value.shape for name, value in base.items()}, lora
+    )
     before, after = (Flux().original(weights, BLOCKS) for weights in (base, merged))
     for name in layers:
         up, down, alpha = (
-            written[f"lora_unet_{name.replace('.', '_')}.{part}"] for part in ("lora_up.weight", "lora_down.weight", "alpha")
+            written[f"lora_unet_{name.replace('.', '_')}.{part}"]
+            for part in ("lora_up.weight", "lora_down.weight", "alpha")
         )
         torch.testing.assert_close(
-            before[f"{name}.weight"] + up @ down * alpha / len(down), after[f"{name}.weight"], rtol=1e-5, atol=1e-4
+            before[f"{name}.weight"] + up @ down * alpha / len(down),
+            after[f"{name}.weight"],
+            rtol=1e-5,
+            atol=1e-4,
         )
 
 
 @pytest.mark.parametrize(
     "words, complaint",
     [
-        (["g2rpo-9", "--form", "original", "--out", "new"], "g2rpo-9: no trained weights; profile tiny has base, g2rpo-1, g2rpo-2"),
-        (["g2rpo-1", "--form", "kohya", "--out", "new"], "export: g2rpo-1 was trained as whole weights: --form diffusers or original"),
-        (["g2rpo-2", "--form", "original", "--out", "new"], "export: g2rpo-2 was trained as a LoRA: --form lora, peft or kohya"),
-        (["g2rpo-1", "--form", "original", "--out", "/proc/x"], "--out /proc/x: cannot be written (No such file or directory)"),
-        (["g2rpo-1", "--form", "original", "--out", "models"], "export: --out models already exists; name a new folder"),
+        (
+            ["g2rpo-9", "--form", "original", "--out", "new"],
+            "g2rpo-9: no trained weights; profile tiny has base, g2rpo-1, g2rpo-2",
+        ),
+        (
+            ["g2rpo-1", "--form", "kohya", "--out", "new"],
+            "export: g2rpo-1 was trained as whole weights: --form diffusers or original",
+        ),
+        (
+            ["g2rpo-2", "--form", "original", "--out", "new"],
+            "export: g2rpo-2 was trained as a LoRA: --form lora, peft or kohya",
+        ),
+        (
+            ["g2rpo-1", "--form", "original", "--out", "/proc/x"],
+            "--out /proc/x: cannot be written (No such file or directory)",
+        ),
+        (
+            ["g2rpo-1", "--form", "original", "--out", "models"],
+            "export: --out models already exists; name a new folder",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_exported_is_said_in_one_line(project, words, complaint):
     done = run_here(main, "export", *words, folder=project)
     assert done.returncode == 1 and done.stderr == f"error: {complaint}\n"
@@ -265,11 +333,17 @@ def push(project, *words):
 def velocity(policy, embeddings):
     x = policy.noise(torch.Generator().manual_seed(0), 2)
     with torch.no_grad():
-        return policy.velocity(embeddings.conditioning([0, 1]))(x, torch.tensor([0.9, 0.3]), torch.tensor([0, 1]))
+        return policy.velocity(embeddings.conditioning([0, 1]))(
+            x, torch.tensor([0.9, 0.3]), torch.tensor([0, 1])
+        )
 
 
-def test_what_was_uploaded_comes_back_with_its_card_and_gives_the_same_velocities(project, hub, models, embeddings, tmp_path):
-    done = push(project, "g2rpo-1", "--form", "diffusers", "--out", "out", "--push", "somebody/tuned")
+def test_what_was_uploaded_comes_back_with_its_card_and_gives_the_same_velocities(
+    project, hub, models, embeddings, tmp_path
+):
+    done = push(
+        project, "g2rpo-1", "--form", "diffusers", "--out", "out", "--push", "somebody/tuned"
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1].startswith(f"{hub.url}/somebody/tuned/commit/")
     assert hub.repos["somebody/tuned"].private
@@ -280,27 +354,54 @@ def test_what_was_uploaded_comes_back_with_its_card_and_gives_the_same_velocitie
     assert torch.equal(velocity(ours, embeddings), velocity(theirs, embeddings))
     card = ModelCard.load(f"{folder}/README.md")
     assert card.data.library_name == "diffusers" and card.data.pipeline_tag == "text-to-image"
-    assert 'from_pretrained("somebody/tuned", subfolder="transformer")' in card.text and TOKEN not in card.content
-    public = push(project, "g2rpo-2", "--form", "lora", "--out", "lora", "--push", "somebody/lora", "--public")
+    assert (
+        'from_pretrained("somebody/tuned", subfolder="transformer")' in card.text
+        and TOKEN not in card.content
+    )
+    public = push(
+        project, "g2rpo-2", "--form", "lora", "--out", "lora", "--push", "somebody/lora", "--public"
+    )
     assert public.returncode == 0 and not hub.repos["somebody/lora"].private
     again = push(project, "g2rpo-2", "--form", "lora", "--out", "again", "--push", "somebody/lora")
     assert again.returncode == 1
-    assert "--push somebody/lora: it already exists and everyone can see it: give --public, or another name" in again.stderr
-    seen = push(project, "g2rpo-1", "--form", "diffusers", "--out", "seen", "--push", "somebody/tuned", "--public")
+    assert (
+        "--push somebody/lora: it already exists and everyone can see it: give --public, "
+        "or another name" in again.stderr
+    )
+    seen = push(
+        project,
+        "g2rpo-1",
+        "--form",
+        "diffusers",
+        "--out",
+        "seen",
+        "--push",
+        "somebody/tuned",
+        "--public",
+    )
     assert seen.returncode == 1 and hub.repos["somebody/tuned"].private
-    assert "--push somebody/tuned: it already exists and nobody else can see it: leave --public away" in seen.stderr
+    assert (
+        "--push somebody/tuned: it already exists and nobody else can see it: leave --public away"
+        in seen.stderr
+    )
 
 
 @pytest.mark.parametrize(
     "words, token, complaint",
     [
         (["--push", "a/b/c"], TOKEN, "--push a/b/c: not a repository name; give it as `user/name`"),
-        (["--push", "a/b"], "", "--push: you are not logged in to the hub: run `hf auth login`, or set HF_TOKEN"),
+        (
+            ["--push", "a/b"],
+            "",
+            "--push: you are not logged in to the hub: run `hf auth login`, or set HF_TOKEN",
+        ),
         (["--push", "a/b"], TOKEN + "2", "refuses (403): the token needs write access to it"),
         (["--public"], TOKEN, "export: --public needs --push"),
     ],
 )
-def test_what_cannot_be_uploaded_is_said_in_one_line(project, hub, words, token, complaint, tmp_path, monkeypatch):
+def test_what_cannot_be_uploaded_is_said_in_one_line(
+    project, hub, words, token, complaint, tmp_path, monkeypatch
+):
     monkeypatch.setenv("HF_TOKEN", token)
     done = push(project, "g2rpo-1", "--form", "diffusers", "--out", tmp_path / "new", *words)
     assert done.returncode == 1 and complaint in done.stderr and done.stderr.count("\n") == 1
@@ -309,5 +410,10 @@ def test_what_cannot_be_uploaded_is_said_in_one_line(project, hub, words, token,
 
 def test_a_hub_that_is_away_may_answer_later(project, hub, tmp_path, monkeypatch):
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-    done = push(project, "g2rpo-1", "--form", "diffusers", "--out", tmp_path / "new", "--push", "a/b")
-    assert done.returncode == TRANSIENT_STATUS and "http://127.0.0.1:9 cannot be reached" in done.stderr
+    done = push(
+        project, "g2rpo-1", "--form", "diffusers", "--out", tmp_path / "new", "--push", "a/b"
+    )
+    assert (
+        done.returncode == TRANSIENT_STATUS
+        and "http://127.0.0.1:9 cannot be reached" in done.stderr
+    )

@@ -20,8 +20,14 @@ def folder(tmp_path):
     """Pictures of three prompts whose names do not sort as the prompts do."""
     folder = tmp_path / "pictures"
     folder.mkdir()
-    for name, prompt in (("base-10000-0", "third"), ("base-1001-0", "second"), ("base-0001-0", "first")):
-        (folder / f"{name}.png").write_bytes(png(Image.new("RGB", (4, 4)), {"prompt": prompt, "seed": 0}))
+    for name, prompt in (
+        ("base-10000-0", "third"),
+        ("base-1001-0", "second"),
+        ("base-0001-0", "first"),
+    ):
+        (folder / f"{name}.png").write_bytes(
+            png(Image.new("RGB", (4, 4)), {"prompt": prompt, "seed": 0})
+        )
     return folder
 
 
@@ -33,7 +39,10 @@ def test_pictures_have_the_prompts_that_stand_in_them(folder, tmp_path):
         "base-10000-0.png": "third",
     }
     (tmp_path / "lines.txt").write_text("first\nthird\nsecond\n")
-    with pytest.raises(UserError, match="lines.txt: gives base-1001-0.png; base-10000-0.png another prompt than the one that"):
+    with pytest.raises(
+        UserError,
+        match="lines.txt: gives base-1001-0.png; base-10000-0.png another prompt than the one that",
+    ):
         pair(folder, tmp_path / "lines.txt")
 
 
@@ -54,17 +63,25 @@ def images(folder, *names: str):
         ["01.png", "1.png", "2.png"],
     ],
 )
-def test_line_n_is_for_the_nth_image_as_people_count_and_both_ends_are_said(tmp_path, capsys, names):
+def test_line_n_is_for_the_nth_image_as_people_count_and_both_ends_are_said(
+    tmp_path, capsys, names
+):
     (tmp_path / "p.txt").write_text("".join(f"a drawing of {name}\n" for name in names))
     table = pair(images(tmp_path / "images", *names), tmp_path / "p.txt")
-    assert table.file.tolist() == names and table.prompt.tolist() == [f"a drawing of {name}" for name in names]
+    assert table.file.tolist() == names and table.prompt.tolist() == [
+        f"a drawing of {name}" for name in names
+    ]
     said = f"{names[0]} is 'a drawing of {names[0]}', …, {names[-1]} is 'a drawing of {names[-1]}'"
-    assert capsys.readouterr().err == f"note: line n is for the n-th image in natural order: {said}\n"
+    assert (
+        capsys.readouterr().err == f"note: line n is for the n-th image in natural order: {said}\n"
+    )
 
 
 @given(st.lists(st.integers(0, 10**20), unique=True, min_size=1))
 def test_numbered_names_sort_as_their_numbers(numbers):
-    assert sorted((f"img_{n}.png" for n in numbers), key=natural) == [f"img_{n}.png" for n in sorted(numbers)]
+    assert sorted((f"img_{n}.png" for n in numbers), key=natural) == [
+        f"img_{n}.png" for n in sorted(numbers)
+    ]
 
 
 def test_hidden_files_are_no_images(tmp_path):
@@ -73,7 +90,10 @@ def test_hidden_files_are_no_images(tmp_path):
     for name in ("._a.png", "Thumbs.db", ".DS_Store"):
         (folder / name).write_bytes(b"Mac OS X")
     (tmp_path / "p.txt").write_text("a cat\n")
-    assert pair(folder, tmp_path / "p.txt").to_dict("list") == {"file": ["a.png"], "prompt": ["a cat"]}
+    assert pair(folder, tmp_path / "p.txt").to_dict("list") == {
+        "file": ["a.png"],
+        "prompt": ["a cat"],
+    }
     (folder / "a.png").unlink()
     with pytest.raises(UserError, match="images: holds no image"):
         pair(folder, tmp_path / "p.txt")
@@ -84,7 +104,13 @@ def test_hidden_files_are_no_images(tmp_path):
     [
         ("metadata.csv", "file_name,text\nb.png,a cat\na.png,a dog\n"),
         ("metadata.csv", "filename;Caption\nb.png;a cat\na.png;a dog\n"),
-        ("metadata.jsonl", '{"file_name": "b.png", "caption": "a cat"}\n{"file_name": "a.png", "caption": "a dog"}\n'),
+        (
+            "metadata.jsonl",
+            (
+                '{"file_name": "b.png", "caption": "a cat"}\n'
+                '{"file_name": "a.png", "caption": "a dog"}\n'
+            ),
+        ),
         ("prompts.csv", "file,prompt,seed\nb.png,a cat,0\na.png,a dog,0\n"),
     ],
 )
@@ -92,7 +118,11 @@ def test_lists_of_others_are_read_from_the_folder_and_by_name(tmp_path, name, te
     folder = images(tmp_path / "images", "a.png", "b.png")
     (folder / name).write_text(text)
     expected = {"file": ["b.png", "a.png"], "prompt": ["a cat", "a dog"]}
-    assert pair(folder, None).to_dict("list") == expected == pair(folder, folder / name).to_dict("list")
+    assert (
+        pair(folder, None).to_dict("list")
+        == expected
+        == pair(folder, folder / name).to_dict("list")
+    )
 
 
 def test_an_imagefolder_has_its_images_in_subfolders_with_one_list_or_one_in_each(tmp_path):
@@ -102,11 +132,19 @@ def test_an_imagefolder_has_its_images_in_subfolders_with_one_list_or_one_in_eac
     (folder / "metadata.csv").unlink()
     (folder / "train" / "metadata.csv").write_text("file_name,text\n10.png,ten\n2.png,two\n")
     with pytest.raises(
-        UserError, match="images/test: has no prompts.csv or metadata.csv or metadata.jsonl, which other subfolders"
+        UserError,
+        match=(
+            "images/test: has no prompts.csv or metadata.csv or metadata.jsonl, "
+            "which other subfolders"
+        ),
     ):
         pair(folder, None)
     (folder / "test" / "metadata.jsonl").write_text('{"file_name": "1.png", "text": "one"}\n')
-    assert dict(pair(folder, None).to_numpy()) == {"train/10.png": "ten", "train/2.png": "two", "test/1.png": "one"}
+    assert dict(pair(folder, None).to_numpy()) == {
+        "train/10.png": "ten",
+        "train/2.png": "two",
+        "test/1.png": "one",
+    }
     (tmp_path / "lines.txt").write_text("one\ntwo\nten\n")
     assert dict(pair(folder, tmp_path / "lines.txt").to_numpy()) == {
         "test/1.png": "one",
@@ -119,9 +157,14 @@ def test_a_text_beside_an_image_is_its_prompt(tmp_path, folder):
     images(tmp_path / "mine", "1.png", "2.jpg")
     for name, text in (("1.txt", "\ufeffa  cat,\nsitting\n"), ("2.caption", "a dog")):
         (tmp_path / "mine" / name).write_text(text)
-    assert dict(pair(tmp_path / "mine", None).to_numpy()) == {"1.png": "a cat, sitting", "2.jpg": "a dog"}
+    assert dict(pair(tmp_path / "mine", None).to_numpy()) == {
+        "1.png": "a cat, sitting",
+        "2.jpg": "a dog",
+    }
     (tmp_path / "mine" / "2.txt").write_text("a hound")
-    with pytest.raises(UserError, match="mine: 2.jpg has 2.txt and 2.caption: remove one, or give --prompts"):
+    with pytest.raises(
+        UserError, match="mine: 2.jpg has 2.txt and 2.caption: remove one, or give --prompts"
+    ):
         pair(tmp_path / "mine", None)
     (tmp_path / "mine" / "2.txt").unlink()
     (tmp_path / "mine" / "2.caption").write_text("\u200b\n")
@@ -129,7 +172,11 @@ def test_a_text_beside_an_image_is_its_prompt(tmp_path, folder):
         pair(tmp_path / "mine", None)
     (folder / "base-0001-0.txt").write_text("another")  # beside a picture that says what it is of
     with pytest.raises(
-        UserError, match="gives base-0001-0.png another prompt than the one that the picture says it is of: correct it"
+        UserError,
+        match=(
+            "gives base-0001-0.png another prompt than the one that the picture says it is of: "
+            "correct it"
+        ),
     ):
         pair(folder, None)
 
@@ -139,15 +186,28 @@ def test_a_text_beside_an_image_is_its_prompt(tmp_path, folder):
     [
         (
             "file_name,caption,text\na.png,x,y\n",
-            "the columns `caption` and `text` could both be the prompt: name the right one `prompt`",
+            (
+                "the columns `caption` and `text` could both be the prompt: "
+                "name the right one `prompt`"
+            ),
         ),
-        ("file_name,filename,prompt\na.png,b.png,x\n", "the columns `file_name` and `filename` could both be the file"),
+        (
+            "file_name,filename,prompt\na.png,b.png,x\n",
+            "the columns `file_name` and `filename` could both be the file",
+        ),
         ("file,prompt,prompt\na.png,x,y\n", "has two columns `prompt`: name one of them otherwise"),
         (
             "file_name,label\na.png,1\n",
-            "has no column `prompt` (or prompts, caption, captions, text, texts), only file_name, label",
+            (
+                "has no column `prompt` (or prompts, caption, captions, text, texts), "
+                "only file_name, "
+                "label"
+            ),
         ),
-        ("caption\nx\n", "needs columns file,prompt; has prompt (file may be file_name or filename)"),
+        (
+            "caption\nx\n",
+            "needs columns file,prompt; has prompt (file may be file_name or filename)",
+        ),
         ("file,prompt\n../a.png,x\n", "../a.png is not an image in "),
         ("file,prompt\n.a.png,x\n", ".a.png is not an image in "),
     ],
@@ -157,14 +217,21 @@ def test_a_list_that_may_mean_two_things_is_refused_by_name(tmp_path, text, mess
     (folder / "metadata.csv").write_text(text)
     with pytest.raises(UserError) as error:
         pair(folder, None)
-    assert message in str(error.value) and "metadata.csv" in str(error.value) and "\n" not in str(error.value)
+    assert (
+        message in str(error.value)
+        and "metadata.csv" in str(error.value)
+        and "\n" not in str(error.value)
+    )
 
 
 def test_two_lists_in_a_folder_are_refused_and_ours_wins(tmp_path):
     folder = images(tmp_path / "images", "a.png")
     (folder / "metadata.csv").write_text("file_name,text\na.png,one\n")
     (folder / "metadata.jsonl").write_text('{"file_name": "a.png", "text": "two"}\n')
-    with pytest.raises(UserError, match="images: has metadata.csv and metadata.jsonl: give one of them by --prompts"):
+    with pytest.raises(
+        UserError,
+        match="images: has metadata.csv and metadata.jsonl: give one of them by --prompts",
+    ):
         pair(folder, None)
     (folder / "prompts.csv").write_text("file,prompt\na.png,ours\n")
     assert pair(folder, None).prompt.tolist() == ["ours"]
@@ -175,7 +242,9 @@ def test_what_is_transparent_is_seen_on_white_however_the_file_says_so(tmp_path)
     rgba = np.zeros((1, 3, 4), np.uint8)
     rgba[0] = (255, 0, 0, 0), (0, 0, 0, 128), (0, 0, 255, 255)
     Image.fromarray(rgba, "RGBA").save(tmp_path / "rgba.png")
-    assert np.asarray(read_image(tmp_path / "rgba.png")).tolist() == [[[255, 255, 255], [127, 127, 127], [0, 0, 255]]]
+    assert np.asarray(read_image(tmp_path / "rgba.png")).tolist() == [
+        [[255, 255, 255], [127, 127, 127], [0, 0, 255]]
+    ]
     Image.fromarray(rgba[..., [0, 3]], "LA").save(tmp_path / "la.png")
     assert np.asarray(read_image(tmp_path / "la.png")).tolist() == [[[255] * 3, [127] * 3, [0] * 3]]
     palette = Image.new("P", (2, 1))
@@ -194,10 +263,15 @@ def test_what_is_transparent_is_seen_on_white_however_the_file_says_so(tmp_path)
 def test_every_reward_scores_what_is_seen_and_not_what_lies_under_alpha(models, name):
     scorer = registry.load([name], models)[name]
     seen = photograph(40, 40)
-    under = [Image.merge("RGBA", (*photograph(40, 40, seed).split(), Image.new("L", (40, 40), 0))) for seed in (1, 2)]
+    under = [
+        Image.merge("RGBA", (*photograph(40, 40, seed).split(), Image.new("L", (40, 40), 0)))
+        for seed in (1, 2)
+    ]
     white = Image.new("RGB", (40, 40), "white")
     scores = scorer([*under, white, seen], ["a red circle"] * 4).tolist()
-    assert scores[:3] == pytest.approx([scores[0]] * 3, rel=1e-5) and scores[3] != pytest.approx(scores[0], rel=1e-3)
+    assert scores[:3] == pytest.approx([scores[0]] * 3, rel=1e-5) and scores[3] != pytest.approx(
+        scores[0], rel=1e-3
+    )
 
 
 def test_without_prompts_the_folders_own_list_is_read_or_asked_for(folder):
@@ -214,7 +288,10 @@ def test_a_line_is_a_prompt_as_the_pipeline_reads_it(tmp_path):
     for name in "ab":
         Image.new("RGB", (4, 4)).save(tmp_path / "images" / f"{name}.png")
     (tmp_path / "prompts.txt").write_text("\ufeffa cafe\u0301\na\u2028b\n")
-    assert pair(tmp_path / "images", tmp_path / "prompts.txt").prompt.tolist() == ["a caf\u00e9", "a b"]
+    assert pair(tmp_path / "images", tmp_path / "prompts.txt").prompt.tolist() == [
+        "a caf\u00e9",
+        "a b",
+    ]
 
 
 def test_a_name_that_is_not_utf_8_is_said(tmp_path):
@@ -238,7 +315,10 @@ def test_sixteen_bits_have_the_range_of_eight(tmp_path):
     image = read_image(tmp_path / "ramp.png")
     assert image.mode == "L" and np.array_equal(np.asarray(image)[0], np.arange(256))
     Image.fromarray(np.full((4, 4), 0.5, np.float32)).save(tmp_path / "float.tiff")
-    with pytest.raises(UserError, match="float.tiff: is of mode F: floating-point numbers, whose black and white are not known"):
+    with pytest.raises(
+        UserError,
+        match="float.tiff: is of mode F: floating-point numbers, whose black and white are not known",
+    ):
         read_image(tmp_path / "float.tiff")
     with pytest.raises(ValueError, match="call `in_eight_bits` on them first"):
         check_pairs([Image.fromarray(ramp)], ["a ramp"])
@@ -249,7 +329,10 @@ def test_of_what_moves_the_first_frame_is_said_to_count(tmp_path, capsys):
     frames = [Image.new("RGB", (4, 4), color) for color in ("red", "blue", "green")]
     frames[0].save(tmp_path / "moves.gif", save_all=True, append_images=frames[1:])
     assert check_images(tmp_path, ["moves.gif"]) == [16]
-    assert "note: of what moves, one frame is scored: moves.gif (the first frame of 3)\n" in capsys.readouterr().err
+    assert (
+        "note: of what moves, one frame is scored: moves.gif (the first frame of 3)\n"
+        in capsys.readouterr().err
+    )
     assert read_image(tmp_path / "moves.gif").convert("RGB").getpixel((0, 0)) == (255, 0, 0)
 
 

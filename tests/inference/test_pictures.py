@@ -10,7 +10,8 @@ def test_runs_stand_side_by_side_in_the_order_given_with_names_and_prompts():
     """Two runs, three prompts, two seeds, each image of a colour of its own."""
     shades = torch.arange(12).reshape(2, 3, 2) / 255 * 20
     drawn = {
-        name: [row[:, None, None, None].expand(2, 3, 8, 8) for row in rows] for name, rows in zip(("zeta-1", "base"), shades)
+        name: [row[:, None, None, None].expand(2, 3, 8, 8) for row in rows]
+        for name, rows in zip(("zeta-1", "base"), shades)
     }
     sheet = np.asarray(side_by_side(drawn, ["a red circle", "a long prompt " * 20, "b"], [4, 7]))
 
@@ -20,9 +21,18 @@ def test_runs_stand_side_by_side_in_the_order_given_with_names_and_prompts():
         top = int(np.argmax(same.sum(1) >= 90))
         return top, int(np.argmax(same[top + 48]))
 
-    places = np.array([[[place(run, prompt, seed) for seed in range(2)] for prompt in range(3)] for run in range(2)])
-    assert (np.diff(places[..., 1], axis=2) >= 96).all() and (np.diff(places[..., 1], axis=0) >= 2 * 96).all()
-    assert (np.diff(places[..., 0], axis=1) >= 96).all() and (np.ptp(places[..., 0], axis=(0, 2)) == 0).all()
+    places = np.array(
+        [
+            [[place(run, prompt, seed) for seed in range(2)] for prompt in range(3)]
+            for run in range(2)
+        ]
+    )
+    assert (np.diff(places[..., 1], axis=2) >= 96).all() and (
+        np.diff(places[..., 1], axis=0) >= 2 * 96
+    ).all()
+    assert (np.diff(places[..., 0], axis=1) >= 96).all() and (
+        np.ptp(places[..., 0], axis=(0, 2)) == 0
+    ).all()
     # Dark letters above the first row, and above each row; more for the long prompt
     above = np.diff([0, *places[0, :, 0, 0]]) - [0, 96, 96]
     assert (above > 12).all() and above[1] > 2 * above[2]

@@ -27,8 +27,16 @@ def png(shade: int) -> bytes:
 
 
 def vote(number: int, voter: str = "", winner: str = "left") -> tuple[dict, dict]:
-    runs = {"left_run": "base", "right_run": "g2rpo-1", "left_seed": number, "right_seed": 2**32 - 1}
-    return {"prompt": "a red circle", "winner": winner, "voter": voter, **runs}, {"left": png(number), "right": png(255)}
+    runs = {
+        "left_run": "base",
+        "right_run": "g2rpo-1",
+        "left_seed": number,
+        "right_seed": 2**32 - 1,
+    }
+    return {"prompt": "a red circle", "winner": winner, "voter": voter, **runs}, {
+        "left": png(number),
+        "right": png(255),
+    }
 
 
 def test_a_vote_is_a_row_and_its_images_are_beside_it(tmp_path):
@@ -39,9 +47,14 @@ def test_a_vote_is_a_row_and_its_images_are_beside_it(tmp_path):
     assert table.columns.tolist() == SCHEMA.names and table.winner.tolist() == ["equal", "left"]
     assert table.voter.tolist() == ["Ann", ""] and table.right_seed.tolist() == [2**32 - 1] * 2
     assert table.time.is_monotonic_increasing and str(table.time.dtype.tz) == "UTC"
-    assert [image.getpixel((0, 0)) for image in read_images(file, table, "left")] == [(1, 0, 0), (2, 0, 0)]
+    assert [image.getpixel((0, 0)) for image in read_images(file, table, "left")] == [
+        (1, 0, 0),
+        (2, 0, 0),
+    ]
     images = sorted((tmp_path / "votes" / "tiny").iterdir())
-    assert len(images) == 3 and all(path.stem == sha256(path)[:16] for path in images)  # the same image is there once
+    assert len(images) == 3 and all(
+        path.stem == sha256(path)[:16] for path in images
+    )  # the same image is there once
     assert not list((tmp_path / "votes").rglob("*.tmp"))
 
 
@@ -54,7 +67,9 @@ def test_votes_of_several_threads_are_all_kept(tmp_path):
     for thread in threads:
         thread.join()
     table = read_votes(file)
-    assert sorted(zip(table.voter, table.left_seed)) == [(voter, number) for voter in "abcd" for number in range(5)]
+    assert sorted(zip(table.voter, table.left_seed)) == [
+        (voter, number) for voter in "abcd" for number in range(5)
+    ]
     assert len(read_images(file, table, "left")) == 20
 
 
@@ -76,7 +91,9 @@ def test_a_killed_writer_loses_no_vote_and_stops_no_other(tmp_path):
 
     def start(voter: str, count: int) -> subprocess.Popen:
         with said[voter].open("wb") as output:
-            return subprocess.Popen([sys.executable, "-c", WRITER, file, voter, str(count)], cwd=ROOT, stdout=output)
+            return subprocess.Popen(
+                [sys.executable, "-c", WRITER, file, voter, str(count)], cwd=ROOT, stdout=output
+            )
 
     killed, other = start("killed", 10**6), start("other", 20)
     try:
@@ -121,13 +138,20 @@ def test_a_voter_who_decides_by_the_verifier_agrees_with_it(tmp_path):
     table = read_votes(file)
     count = int((table.winner != "equal").sum())
     assert agreement("verifier", verify, file, table) == share(count, count)
-    assert agreement("verifier", verify, file, table.assign(prompt="a cat")) == f"0 of 0; left out: {count} with missing scores"
-    contrary = lambda images, prompts: -verify(torch.stack([pixels(image) for image in images]), prompts)
+    assert (
+        agreement("verifier", verify, file, table.assign(prompt="a cat"))
+        == f"0 of 0; left out: {count} with missing scores"
+    )
+    contrary = lambda images, prompts: (
+        -verify(torch.stack([pixels(image) for image in images]), prompts)
+    )
     assert agreement("mine", contrary, file, table) == share(0, count)
     alike = lambda images, prompts: torch.zeros(len(images))
     assert agreement("mine", alike, file, table) == f"0 of 0; left out: {count} with equal scores"
     left = int((table.winner == "left").sum())
-    assert about(file, table).endswith(f"{40 - count} equal; the left image won {share(left, count)}")
+    assert about(file, table).endswith(
+        f"{40 - count} equal; the left image won {share(left, count)}"
+    )
 
 
 def pixels(image: Image.Image) -> torch.Tensor:

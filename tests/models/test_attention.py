@@ -15,11 +15,16 @@ from g2rpo_core.models.settings import LoraSettings
 from tests.fixtures.rollouts import small_method
 
 HOW = {"height": 32, "width": 32, "guidance": 3.5}
-CPU, SLOT = torch.device("cpu"), AttentionBackendName.SAGE  # whose package is not here: stand-ins take its name
+CPU, SLOT = (
+    torch.device("cpu"),
+    AttentionBackendName.SAGE,
+)  # whose package is not here: stand-ins take its name
 
 
 def attended(query, key, value, attn_mask=None):
-    return F.scaled_dot_product_attention(*(each.transpose(1, 2) for each in (query, key, value)), attn_mask).transpose(1, 2)
+    return F.scaled_dot_product_attention(
+        *(each.transpose(1, 2) for each in (query, key, value)), attn_mask
+    ).transpose(1, 2)
 
 
 @torch.no_grad()
@@ -55,8 +60,13 @@ def has_no_numbers(query, key, value, attn_mask=None):
 def backend(monkeypatch):
     """backend(function) -> the name under which diffusers calls it, registered as its own are."""
     for store in ("_backends", "_constraints", "_supported_arg_names"):
-        monkeypatch.setattr(_AttentionBackendRegistry, store, dict(getattr(_AttentionBackendRegistry, store)))
-    monkeypatch.setattr("diffusers.models.attention_dispatch._check_attention_backend_requirements", lambda backend: None)
+        monkeypatch.setattr(
+            _AttentionBackendRegistry, store, dict(getattr(_AttentionBackendRegistry, store))
+        )
+    monkeypatch.setattr(
+        "diffusers.models.attention_dispatch._check_attention_backend_requirements",
+        lambda backend: None,
+    )
 
     def register(function) -> str:
         _AttentionBackendRegistry.register(SLOT)(function)
@@ -77,7 +87,9 @@ TRAINED = {
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_backend_that_cannot_train_is_refused_for_training(backend, function, dtype):
     name = backend(function)
-    with pytest.raises(UserError, match=f"sampling.attention: {name} {TRAINED[function]}.*: set it to null") as refused:
+    with pytest.raises(
+        UserError, match=f"sampling.attention: {name} {TRAINED[function]}.*: set it to null"
+    ) as refused:
         check_attention(name, CPU, dtype, masked=False, trained=True)
     assert "\n" not in str(refused.value)
     if function is not has_no_numbers:
@@ -85,7 +97,11 @@ def test_a_backend_that_cannot_train_is_refused_for_training(backend, function, 
 
 
 @pytest.mark.parametrize(
-    "function, why", [(takes_no_mask, "cannot be used here under the mask"), (overlooks_masks, "computes other attention")]
+    "function, why",
+    [
+        (takes_no_mask, "cannot be used here under the mask"),
+        (overlooks_masks, "computes other attention"),
+    ],
 )
 def test_a_backend_without_masks_is_refused_for_bases_that_mask(backend, function, why):
     name = backend(function)
@@ -105,7 +121,9 @@ def test_backends_with_a_backward_are_taken(name):
 
 
 @pytest.mark.parametrize("lora", [None, LoraSettings(rank=2, alpha=2.0)])
-def test_a_run_with_a_backend_that_only_infers_ends_before_its_first_iteration(backend, models, lora, make_trainer):
+def test_a_run_with_a_backend_that_only_infers_ends_before_its_first_iteration(
+    backend, models, lora, make_trainer
+):
     name = backend(only_infers)
     policy = Policy.load_to_train(models / "pipeline", lora, **HOW, attention=name)
     with pytest.raises(UserError, match=f"sampling.attention: {name} returns no gradients"):
@@ -122,21 +140,35 @@ def test_a_backend_is_that_of_one_policy_alone(backend, models):
 
 def test_a_base_that_masks_takes_no_backend_without_masks(backend, twin_pipeline):
     name = backend(takes_no_mask)
-    with pytest.raises(UserError, match=f"sampling.attention: {name} cannot be used here under the mask of padding"):
+    with pytest.raises(
+        UserError, match=f"sampling.attention: {name} cannot be used here under the mask of padding"
+    ):
         Policy.load(twin_pipeline("qwen_image") / "pipeline", **HOW, attention=name)
 
 
-def test_a_trained_weight_without_a_gradient_ends_a_run_before_its_first_step(make_trainer, monkeypatch):
+def test_a_trained_weight_without_a_gradient_ends_a_run_before_its_first_step(
+    make_trainer, monkeypatch
+):
     """However that came: here a layer whose output is detached."""
     trainer = make_trainer(small_method("g2rpo"))
     before = {name: each.clone() for name, each in trainer.policy.trained_parameters().items()}
-    trainer.policy.transformer.context_embedder.register_forward_hook(lambda _, __, output: output.detach())
-    with pytest.raises(UserError, match=r"context_embedder\.weight and 1 others got no gradient from the first backward pass"):
+    trainer.policy.transformer.context_embedder.register_forward_hook(
+        lambda _, __, output: output.detach()
+    )
+    with pytest.raises(
+        UserError,
+        match=r"context_embedder\.weight and 1 others got no gradient from the first backward pass",
+    ):
         trainer.iterate(0)
-    assert all(torch.equal(each, before[name]) for name, each in trainer.policy.trained_parameters().items())
+    assert all(
+        torch.equal(each, before[name])
+        for name, each in trainer.policy.trained_parameters().items()
+    )
 
 
-@pytest.mark.parametrize("repo", [repo for base in ARCHITECTURES.values() for repo in base.published])
+@pytest.mark.parametrize(
+    "repo", [repo for base in ARCHITECTURES.values() for repo in base.published]
+)
 def test_the_weights_without_a_gradient_are_those_that_are_listed(repo):
     """At the published shapes, with fewer blocks."""
     base = next(base for base in ARCHITECTURES.values() if repo in base.published)
@@ -150,4 +182,6 @@ def test_the_weights_without_a_gradient_are_those_that_are_listed(repo):
         (torch.stack(made) if isinstance(made, list) else made).square().sum().backward()
     lacking = {name for name, each in transformer.named_parameters() if each.grad is None}
     idle = base.idle(config)
-    assert lacking == {name for name, _ in transformer.named_parameters() if idle and name.startswith(idle)}
+    assert lacking == {
+        name for name, _ in transformer.named_parameters() if idle and name.startswith(idle)
+    }

@@ -18,7 +18,16 @@ from tests.fixtures.waiting import HUNG
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 
 
-SIZES = [(WHOLE, 1), (WHOLE, 2), (WHOLE, 4), (HYBRID, 4), (LORA, 1), (LORA, 2), (NOISED, 1), (NOISED, 2)]
+SIZES = [
+    (WHOLE, 1),
+    (WHOLE, 2),
+    (WHOLE, 4),
+    (HYBRID, 4),
+    (LORA, 1),
+    (LORA, 2),
+    (NOISED, 1),
+    (NOISED, 2),
+]
 ROUNDED = [(WHOLE, 1), (WHOLE, 2), (HYBRID, 4), (LORA, 1), (LORA, 2)]  # computed in bfloat16
 RUNS = [*SIZES, *((mode + BFLOAT16, size) for mode, size in ROUNDED)]
 
@@ -29,11 +38,22 @@ def ends(models, embeddings_folder, tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     (folder / "models").symlink_to(models)
     (folder / "embeddings").symlink_to(embeddings_folder)
-    command = [sys.executable, "-m", "tests.fixtures.killed", folder, *(f"{mode}-{size}" for mode, size in RUNS)]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.fixtures.killed",
+        folder,
+        *(f"{mode}-{size}" for mode, size in RUNS),
+    ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=ENVIRONMENT)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert [attempt["ended"] for attempt in json.loads(done.stdout.splitlines()[-1])] == [[0]] * len(RUNS), done.stderr[-2000:]
-    ends = {(mode, size): torch.load(folder / f"end-{mode}-{size}-0.pt", weights_only=True) for mode, size in RUNS}
+    assert [attempt["ended"] for attempt in json.loads(done.stdout.splitlines()[-1])] == [
+        [0]
+    ] * len(RUNS), done.stderr[-2000:]
+    ends = {
+        (mode, size): torch.load(folder / f"end-{mode}-{size}-0.pt", weights_only=True)
+        for mode, size in RUNS
+    }
     for mode, size in RUNS:
         if not mode.startswith(LORA):
             ends[mode, size]["saved"] = FluxTransformer2DModel.from_pretrained(
@@ -51,11 +71,15 @@ def test_process_groups_of_any_size_compute_the_same(ends, mode, size):
             assert other[key] == pytest.approx(record[key], rel=1e-3, abs=2e-6), key
     assert alone["gradients"]
     for gradient, other in zip(alone["gradients"], many["gradients"], strict=True):
-        torch.testing.assert_close(other, gradient, rtol=1e-2, atol=1e-3 * float(gradient.abs().max() + 1e-6))
+        torch.testing.assert_close(
+            other, gradient, rtol=1e-2, atol=1e-3 * float(gradient.abs().max() + 1e-6)
+        )
     moved = torch.cat([weight.flatten() for weight in alone["weights"]]) - torch.cat(
         [weight.flatten() for weight in many["weights"]]
     )
-    assert moved.abs().mean() < 1e-6  # Adam's first steps are signs: where a gradient is rounding alone, so is its step
+    assert (
+        moved.abs().mean() < 1e-6
+    )  # Adam's first steps are signs: where a gradient is rounding alone, so is its step
     torch.testing.assert_close(alone["images"], many["images"], rtol=1e-3, atol=1e-4)
 
 
@@ -64,37 +88,58 @@ def test_process_groups_of_any_size_compute_the_same(ends, mode, size):
 def test_process_groups_of_any_size_compute_the_same_in_bfloat16_to_its_rounding(ends, mode, size):
     alone, many = ends[(LORA if mode == LORA else WHOLE) + BFLOAT16, 1], ends[mode + BFLOAT16, size]
     for record, other in zip(alone["records"], many["records"], strict=True):
-        for key in record.keys() - {"seconds", "old_policy_ratio_error", "clip_ratio", "loss", "kl"}:
+        for key in record.keys() - {
+            "seconds",
+            "old_policy_ratio_error",
+            "clip_ratio",
+            "loss",
+            "kl",
+        }:
             assert other[key] == pytest.approx(record[key], rel=0.05, abs=1e-2), key
     torch.testing.assert_close(alone["images"], many["images"], rtol=0, atol=0.05)
 
 
 @pytest.mark.pipeline
-@pytest.mark.parametrize("mode, size", [(mode, size) for mode, size in RUNS if not mode.startswith(LORA)])
+@pytest.mark.parametrize(
+    "mode, size", [(mode, size) for mode, size in RUNS if not mode.startswith(LORA)]
+)
 def test_what_is_saved_after_a_forward_without_gradients_are_the_masters(ends, mode, size):
     """FSDP2 leaves the root module's weights gathered, in the dtype of the computation."""
     end = ends[mode, size]
     assert {value.dtype for value in end["saved"].values()} == {torch.float32}
-    assert all(torch.equal(one, other) for one, other in zip(end["weights"], end["saved"].values(), strict=True))
+    assert all(
+        torch.equal(one, other)
+        for one, other in zip(end["weights"], end["saved"].values(), strict=True)
+    )
     assert any(not torch.equal(one, one.bfloat16().float()) for one in end["saved"].values())
 
 
 @pytest.mark.pipeline
 def test_compiled_blocks_compute_the_same_without_a_break_in_their_graphs(policy, monkeypatch):
     """Forward and backward at two batch sizes. Traced and differentiated by the compiler; writing machine code takes minutes here."""
-    transformer = FluxTransformer2DModel.from_config({**policy.transformer.config, "num_layers": 1, "num_single_layers": 1})
+    transformer = FluxTransformer2DModel.from_config(
+        {**policy.transformer.config, "num_layers": 1, "num_single_layers": 1}
+    )
     transformer.load_state_dict(policy.transformer.state_dict(), strict=False)
 
     def outputs() -> list[torch.Tensor]:
         generator, tensors = torch.Generator().manual_seed(0), []
         for batch in (2, 5):
             inputs = policy.architecture.inputs(transformer.config, batch, 16, 8, "cpu")
-            for name in ("hidden_states", "encoder_hidden_states", "pooled_projections", "timestep"):
+            for name in (
+                "hidden_states",
+                "encoder_hidden_states",
+                "pooled_projections",
+                "timestep",
+            ):
                 inputs[name] = torch.rand(inputs[name].shape, generator=generator)
             transformer.zero_grad()
             velocity = transformer(**inputs)[0]
             velocity.square().mean().backward()
-            tensors += [velocity.detach(), *(p.grad.clone() for p in transformer.parameters() if p.grad is not None)]
+            tensors += [
+                velocity.detach(),
+                *(p.grad.clone() for p in transformer.parameters() if p.grad is not None),
+            ]
         return tensors
 
     plain = outputs()
@@ -111,7 +156,10 @@ def test_compiled_blocks_compute_the_same_without_a_break_in_their_graphs(policy
 def test_a_process_group_that_is_not_the_one_asked_for_is_an_error(tmp_path):
     code = "from g2rpo_core.distributed.process_group import join; join(4)"
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env={**ENVIRONMENT, "WORLD_SIZE": "2", "RANK": "0"}
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env={**ENVIRONMENT, "WORLD_SIZE": "2", "RANK": "0"},
     )
     assert done.returncode == 1 and "processes: 4 asked for, but 2 were started" in done.stderr
 
@@ -126,7 +174,14 @@ def test_a_process_that_fails_ends_all_with_its_own_error(tmp_path):
         "    raise RuntimeError('the second process has no image')\n"
         "processes.barrier()\n"
     )
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", tmp_path / "one_fails.py"]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=2",
+        tmp_path / "one_fails.py",
+    ]
     done = subprocess.run(
         command, capture_output=True, text=True, env=ENVIRONMENT, timeout=HUNG
     )  # the collective's own limit is an hour
@@ -156,6 +211,15 @@ processes.barrier()
 @pytest.mark.pipeline
 def test_all_groups_of_processes_wait_equally_long(tmp_path):
     (tmp_path / "two.py").write_text(TIMEOUTS)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "two.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=ENVIRONMENT, timeout=HUNG)
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=2",
+        "two.py",
+    ]
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, env=ENVIRONMENT, timeout=HUNG
+    )
     assert done.returncode == 0 and done.stdout == "3 True\n", done.stdout + done.stderr

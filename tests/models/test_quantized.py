@@ -20,10 +20,23 @@ HOW = {"height": 32, "width": 32, "guidance": 3.5}
 LORA = LoraSettings(rank=4, alpha=8.0)
 # QLoRA's appendix E
 PUBLISHED = [
-    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334, -0.09105003625154495,
-    0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941,
-    0.7229568362236023, 1.0,
-]  # fmt: skip
+    -1.0,
+    -0.6961928009986877,
+    -0.5250730514526367,
+    -0.39491748809814453,
+    -0.28444138169288635,
+    -0.18477343022823334,
+    -0.09105003625154495,
+    0.0,
+    0.07958029955625534,
+    0.16093020141124725,
+    0.24611230194568634,
+    0.33791524171829224,
+    0.44070982933044434,
+    0.5626170039176941,
+    0.7229568362236023,
+    1.0,
+]
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +46,13 @@ def pipeline(models, tmp_path_factory) -> Path:
     shutil.copytree(models / "pipeline", folder)
     (file,) = (folder / "transformer").glob("*.safetensors")
     weights = load_file(file)
-    save_file({name: drawn(tuple(value.shape), seed) / 10 for seed, (name, value) in enumerate(sorted(weights.items()))}, file)
+    save_file(
+        {
+            name: drawn(tuple(value.shape), seed) / 10
+            for seed, (name, value) in enumerate(sorted(weights.items()))
+        },
+        file,
+    )
     return folder
 
 
@@ -41,7 +60,9 @@ def drawn(shape: tuple[int, ...], seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def layers(kind: str, inputs: int = 96, outputs: int = 40) -> tuple[torch.nn.Linear, QuantizedLinear]:
+def layers(
+    kind: str, inputs: int = 96, outputs: int = 40
+) -> tuple[torch.nn.Linear, QuantizedLinear]:
     """A plain layer, and its quantized form."""
     plain = torch.nn.Linear(inputs, outputs).requires_grad_(False)
     plain.weight.copy_(drawn((outputs, inputs)))
@@ -62,7 +83,9 @@ def test_a_weight_in_8_bits_is_off_by_half_a_step_of_its_output_at_most():
 @pytest.mark.parametrize("inputs, outputs", [(96, 40), (7, 5)])
 def test_a_weight_in_4_bits_is_the_nearest_level_of_its_block(inputs, outputs):
     plain, small = layers("nf4", inputs, outputs)
-    for block, restored in zip(plain.weight.flatten().split(64), small.restored().flatten().split(64)):
+    for block, restored in zip(
+        plain.weight.flatten().split(64), small.restored().flatten().split(64)
+    ):
         levels = torch.tensor(NF4_LEVELS) * block.abs().max()
         nearest = levels[(block[:, None] - levels).abs().argmin(1)]
         torch.testing.assert_close(restored, nearest, rtol=0, atol=1e-6)
@@ -84,7 +107,9 @@ def test_nothing_of_a_layer_is_kept_for_the_backward_pass(kind):
     """Under autocast as well, as on a GPU."""
     _, small = layers(kind)
     kept = []
-    keep = torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor)
+    keep = torch.autograd.graph.saved_tensors_hooks(
+        lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor
+    )
     with keep, torch.autocast("cpu", torch.bfloat16):
         output = small(drawn((6, 96)).requires_grad_())
     assert output.dtype == torch.bfloat16 and not kept
@@ -96,36 +121,62 @@ def test_rollouts_and_updates_see_the_same_velocity(pipeline, embeddings, kind, 
     """What an update computes with gradients equals what a rollout computed without, and what sampling the saved run gives."""
     policy = Policy.load_to_train(pipeline, LORA, quantize=kind, dtype=dtype, **HOW)
     conditioning = embeddings.conditioning([0, 1])
-    latents, sigma, prompt = policy.noise(torch.Generator().manual_seed(0), 2), torch.tensor([0.8, 0.3]), torch.arange(2)
+    latents, sigma, prompt = (
+        policy.noise(torch.Generator().manual_seed(0), 2),
+        torch.tensor([0.8, 0.3]),
+        torch.arange(2),
+    )
     updated = policy.velocity(conditioning)(latents, sigma, prompt)
     with torch.no_grad():
         assert torch.equal(policy.sampling_velocity(conditioning)(latents, sigma, prompt), updated)
         # a new LoRA changes nothing
         assert torch.equal(policy.base_velocity(conditioning)(latents, sigma, prompt), updated)
-        plain = Policy.load(pipeline, dtype=dtype, **HOW).velocity(conditioning)(latents, sigma, prompt)
-        sampled = Policy.load(pipeline, quantize=kind, dtype=dtype, **HOW).velocity(conditioning)(latents, sigma, prompt)
+        plain = Policy.load(pipeline, dtype=dtype, **HOW).velocity(conditioning)(
+            latents, sigma, prompt
+        )
+        sampled = Policy.load(pipeline, quantize=kind, dtype=dtype, **HOW).velocity(conditioning)(
+            latents, sigma, prompt
+        )
     assert torch.equal(sampled, updated)
     assert 0 < (updated - plain).norm() / plain.norm() < {"int8": 0.02, "nf4": 0.3}[kind]
 
 
 @KINDS
-def test_only_the_lora_is_trained_and_its_run_samples_as_it_trained(pipeline, embeddings, kind, tmp_path):
+def test_only_the_lora_is_trained_and_its_run_samples_as_it_trained(
+    pipeline, embeddings, kind, tmp_path
+):
     policy = Policy.load_to_train(pipeline, LORA, quantize=kind, **HOW)
-    frozen = {name: value.clone() for name, value in policy.transformer.named_parameters() if not value.requires_grad}
+    frozen = {
+        name: value.clone()
+        for name, value in policy.transformer.named_parameters()
+        if not value.requires_grad
+    }
     conditioning = embeddings.conditioning([0])
-    latents, sigma, prompt = policy.noise(torch.Generator().manual_seed(0), 1), torch.tensor([0.8]), torch.tensor([0])
+    latents, sigma, prompt = (
+        policy.noise(torch.Generator().manual_seed(0), 1),
+        torch.tensor([0.8]),
+        torch.tensor([0]),
+    )
     optimizer = torch.optim.AdamW(policy.trained_parameters().values(), lr=1e-2)
     for _ in range(2):
         optimizer.zero_grad()
         policy.velocity(conditioning)(latents, sigma, prompt).square().mean().backward()
         optimizer.step()
-    assert all(torch.equal(dict(policy.transformer.named_parameters())[name], value) for name, value in frozen.items())
+    assert all(
+        torch.equal(dict(policy.transformer.named_parameters())[name], value)
+        for name, value in frozen.items()
+    )
     assert all(".lora_" in name for name in policy.trained_parameters())
     policy.save(tmp_path)
     loaded = Policy.load(pipeline, tmp_path, quantize=kind, **HOW)
     with torch.no_grad():
-        trained, base = (field(conditioning)(latents, sigma, prompt) for field in (policy.velocity, policy.base_velocity))
-        torch.testing.assert_close(loaded.velocity(conditioning)(latents, sigma, prompt), trained, rtol=0, atol=1e-6)
+        trained, base = (
+            field(conditioning)(latents, sigma, prompt)
+            for field in (policy.velocity, policy.base_velocity)
+        )
+        torch.testing.assert_close(
+            loaded.velocity(conditioning)(latents, sigma, prompt), trained, rtol=0, atol=1e-6
+        )
     assert not torch.allclose(trained, base, atol=1e-3)
 
 
@@ -148,13 +199,19 @@ def test_the_blocks_take_as_many_bytes_as_the_plan_counts(pipeline, kind):
     assert saved == weights * (4 - BITS[kind] / 8) - scales
 
 
-@pytest.mark.parametrize("training", ["{lora: null}", "{processes: 2, prompts_per_iteration: 2}", "{processes: auto}"])
+@pytest.mark.parametrize(
+    "training", ["{lora: null}", "{processes: 2, prompts_per_iteration: 2}", "{processes: auto}"]
+)
 def test_a_profile_that_trains_all_weights_or_with_many_processes_is_refused(training, tmp_path):
     for file in (ROOT / "profiles").glob("flux_*.yaml"):
         shutil.copy(file, tmp_path)
     own = tmp_path / "own.yaml"
     own.write_text(f"extends: flux_lora_24gb\ntraining: {training}\n")
     with pytest.raises(
-        UserError, match="sampling.quantize: is for a LoRA on one GPU: set training.lora and training.processes: 1, or"
+        UserError,
+        match=(
+            "sampling.quantize: is for a LoRA on one GPU: set training.lora and "
+            "training.processes: 1, or"
+        ),
     ):
         load_profile(own)

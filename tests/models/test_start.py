@@ -45,13 +45,20 @@ def kept(pipeline, tmp_path_factory):
 
 
 def field(embeddings, velocity):
-    x, sigma = torch.randn(2, 16, 32, generator=torch.Generator().manual_seed(1)), torch.tensor([0.9, 0.4])
+    x, sigma = (
+        torch.randn(2, 16, 32, generator=torch.Generator().manual_seed(1)),
+        torch.tensor([0.9, 0.4]),
+    )
     with torch.no_grad():
         return velocity(embeddings.conditioning([0, 1]))(x, sigma, torch.tensor([0, 1]))
 
 
-@pytest.mark.parametrize("run, lora, exact", [("whole", None, True), ("lora", LORA, True), ("lora", None, False)])
-def test_it_begins_as_the_weights_are_and_keeps_them_as_its_base(pipeline, embeddings, kept, run, lora, exact):
+@pytest.mark.parametrize(
+    "run, lora, exact", [("whole", None, True), ("lora", LORA, True), ("lora", None, False)]
+)
+def test_it_begins_as_the_weights_are_and_keeps_them_as_its_base(
+    pipeline, embeddings, kept, run, lora, exact
+):
     start = kept / run
     close = torch.equal if exact else partial(torch.allclose, rtol=1e-5, atol=1e-5)
     expected = field(embeddings, Policy.load(pipeline, start, **HOW).velocity)
@@ -71,7 +78,10 @@ def test_the_base_can_be_looked_at_before_a_backward_pass(pipeline, embeddings, 
         policy = Policy.load_to_train(pipeline, LORA, base=True, start=kept / "lora", **HOW)
         moved(policy, seed=5)
         conditioning = embeddings.conditioning([0, 1])
-        x, sigma = torch.randn(2, 16, 32, generator=torch.Generator().manual_seed(1)), torch.tensor([0.9, 0.4])
+        x, sigma = (
+            torch.randn(2, 16, 32, generator=torch.Generator().manual_seed(1)),
+            torch.tensor([0.9, 0.4]),
+        )
         output = policy.velocity(conditioning)(x, sigma, torch.tensor([0, 1]))
         if look:
             field(embeddings, policy.base_velocity)
@@ -91,10 +101,29 @@ def test_the_alpha_of_the_settings_may_be_another(pipeline, embeddings, kept):
 @pytest.mark.parametrize(
     "run, changes, message",
     [
-        ("lora", {"rank": 4}, "training.start: its LoRA has rank 2: set training.lora.rank to that"),
-        ("lora", {"target_modules": ("to_q",)}, r"its LoRA has single_transformer_blocks.0.proj_mlp \(2 such differences\)"),
-        ("lora", {"target_modules": ("to_q", "to_v", "proj_mlp")}, r"its LoRA lacks .*to_v \(\d+ such differences\)"),
-        ("whole", {}, "training.start: are whole weights, and training.lora a LoRA on those of the base model: set it to null"),
+        (
+            "lora",
+            {"rank": 4},
+            "training.start: its LoRA has rank 2: set training.lora.rank to that",
+        ),
+        (
+            "lora",
+            {"target_modules": ("to_q",)},
+            r"its LoRA has single_transformer_blocks.0.proj_mlp \(2 such differences\)",
+        ),
+        (
+            "lora",
+            {"target_modules": ("to_q", "to_v", "proj_mlp")},
+            r"its LoRA lacks .*to_v \(\d+ such differences\)",
+        ),
+        (
+            "whole",
+            {},
+            (
+                "training.start: are whole weights, and training.lora a LoRA on those of the base "
+                "model: set it to null"
+            ),
+        ),
     ],
 )
 def test_what_does_not_go_on_as_it_is_is_refused(pipeline, kept, run, changes, message):

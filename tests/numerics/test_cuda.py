@@ -5,7 +5,14 @@ import torch
 
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.models.policy import Policy
-from g2rpo_core.numerics.cuda import WITHOUT_BACKWARD, describe, peak_bytes, prepare, reset_peak, wait
+from g2rpo_core.numerics.cuda import (
+    WITHOUT_BACKWARD,
+    describe,
+    peak_bytes,
+    prepare,
+    reset_peak,
+    wait,
+)
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -30,8 +37,12 @@ def test_nothing_is_trained_by_an_attention_with_a_wrong_backward(models):
     from diffusers.models.attention_dispatch import AttentionBackendName
 
     assert set(WITHOUT_BACKWARD) <= {backend.value for backend in AttentionBackendName}
-    with pytest.raises(UserError, match="sampling.attention: nothing is trained with _native_cudnn"):
-        Policy.load_to_train(models / "pipeline", height=32, width=32, guidance=3.5, attention="_native_cudnn")
+    with pytest.raises(
+        UserError, match="sampling.attention: nothing is trained with _native_cudnn"
+    ):
+        Policy.load_to_train(
+            models / "pipeline", height=32, width=32, guidance=3.5, attention="_native_cudnn"
+        )
 
 
 def test_a_cpu_has_no_figures_of_a_gpus_memory():
@@ -46,7 +57,13 @@ def test_one_module_of_the_core_does_more_with_cuda_than_ask_what_is_there():
 
     from tests.conftest import ROOT
 
-    asks = {"is_available", "device_count", "get_device_name", "get_device_properties", "mem_get_info"}
+    asks = {
+        "is_available",
+        "device_count",
+        "get_device_name",
+        "get_device_properties",
+        "mem_get_info",
+    }
     for folder in ("g2rpo_core", "stages"):
         for file in (ROOT / folder).rglob("*.py"):
             used = set(re.findall(r"torch\.cuda\.(\w+)", file.read_text()))

@@ -8,8 +8,14 @@ from g2rpo_core.numerics.cuda import why_none
 from tests.conftest import ROOT
 
 SAID = {  # /proc/driver/nvidia/version
-    "535.129.03": "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.129.03  Thu Oct 19 18:56:32 UTC 2023\nGCC version:  gcc 11.4.0",
-    "580.159.04": "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build  (dvs-builder@U22-I3-AF03)\n",
+    "535.129.03": (
+        "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.129.03  Thu Oct 19 18:56:32 UTC 2023\n"
+        "GCC version:  gcc 11.4.0"
+    ),
+    "580.159.04": (
+        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build  "
+        "(dvs-builder@U22-I3-AF03)\n"
+    ),
 }
 
 
@@ -20,7 +26,8 @@ def test_the_version_is_read_from_what_the_module_says(version, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("wrote", "found"), [("echo 572.16; echo 572.16", "572.16"), ("echo failed; exit 9", None), (None, None)]
+    ("wrote", "found"),
+    [("echo 572.16; echo 572.16", "572.16"), ("echo failed; exit 9", None), (None, None)],
 )
 def test_where_no_module_says_it_nvidia_smi_does(wrote, found, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -32,7 +39,14 @@ def test_where_no_module_says_it_nvidia_smi_does(wrote, found, tmp_path, monkeyp
 
 @pytest.mark.parametrize(
     ("version", "build"),
-    [("580.65.06", "cu130"), ("610.1", "cu130"), ("579.99", "cu126"), ("535.129.03", "cu126"), ("470.82", "cpu"), (None, "cpu")],
+    [
+        ("580.65.06", "cu130"),
+        ("610.1", "cu130"),
+        ("579.99", "cu126"),
+        ("535.129.03", "cu126"),
+        ("470.82", "cpu"),
+        (None, "cpu"),
+    ],
 )
 def test_the_newest_build_that_a_driver_runs_is_chosen(version, build):
     assert driver.fitting_build(version) == build
@@ -41,7 +55,12 @@ def test_the_newest_build_that_a_driver_runs_is_chosen(version, build):
 @pytest.mark.parametrize(
     ("torch", "cuda", "found", "said"),
     [
-        ("2.13.0+cu130", "13.0", None, "there is no NVIDIA driver, and torch 2.13.0+cu130 needs 580 or newer"),
+        (
+            "2.13.0+cu130",
+            "13.0",
+            None,
+            "there is no NVIDIA driver, and torch 2.13.0+cu130 needs 580 or newer",
+        ),
         ("2.13.0+cpu", None, None, "there is no NVIDIA driver"),
         ("2.13.0+cpu", None, "580.65.06", "is built without CUDA: make env TORCH=cu130"),
         ("2.13.0+cpu", None, "550.54", "is built without CUDA: make env TORCH=cu126"),
@@ -49,9 +68,17 @@ def test_the_newest_build_that_a_driver_runs_is_chosen(version, build):
             "2.13.0+cu130",
             "13.0",
             "550.54",
-            "the NVIDIA driver is 550.54, and torch 2.13.0+cu130 needs 580 or newer: make env TORCH=cu126",
+            (
+                "the NVIDIA driver is 550.54, and torch 2.13.0+cu130 needs 580 or newer: "
+                "make env TORCH=cu126"
+            ),
         ),
-        ("2.13.0+cu126", "12.6", "470.82", "every build of torch needs 525 or newer: update the driver"),
+        (
+            "2.13.0+cu126",
+            "12.6",
+            "470.82",
+            "every build of torch needs 525 or newer: update the driver",
+        ),
         (
             "2.13.0+cu126",
             "12.6",
@@ -66,11 +93,15 @@ def test_why_there_is_no_gpu_is_said_with_the_command_that_mends_it(torch, cuda,
 
 @pytest.mark.skipif(driver.find_version() is not None, reason="this machine has a driver")
 def test_here_there_is_no_driver():
-    assert why_none().startswith("there is no NVIDIA driver") and (torch.__version__ in why_none()) == bool(torch.version.cuda)
+    assert why_none().startswith("there is no NVIDIA driver") and (
+        torch.__version__ in why_none()
+    ) == bool(torch.version.cuda)
 
 
 def test_the_documents_name_the_driver_and_the_builds():
     for page in ("README.md", "docs/howto/cluster.md"):
         text = (ROOT / page).read_text()
         assert str(driver.OLDEST[13]) in text and str(driver.OLDEST[12]) in text
-        assert "make env TORCH=" in text and all(build in text for build in driver.BUILDS.values()), page
+        assert "make env TORCH=" in text and all(
+            build in text for build in driver.BUILDS.values()
+        ), page

@@ -15,7 +15,9 @@ from g2rpo_core.numerics import pins, portable, probe
 from g2rpo_core.numerics.pins import PINS
 from tests.conftest import ROOT
 
-WITHOUT_PINS = {name: value for name, value in os.environ.items() if name not in PINS} | {"PYTHONPATH": str(ROOT)}
+WITHOUT_PINS = {name: value for name, value in os.environ.items() if name not in PINS} | {
+    "PYTHONPATH": str(ROOT)
+}
 
 
 def random(*shape: int, dtype=torch.float64) -> torch.Tensor:
@@ -23,7 +25,13 @@ def random(*shape: int, dtype=torch.float64) -> torch.Tensor:
 
 
 def python(code: str, **environment: str) -> subprocess.CompletedProcess:
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=WITHOUT_PINS | environment, cwd=ROOT)
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env=WITHOUT_PINS | environment,
+        cwd=ROOT,
+    )
 
 
 def by_hand(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -34,12 +42,18 @@ def by_hand(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 def test_products_are_those_of_a_sum_by_hand(dtype):
     a, b, c = random(5, 7, dtype=dtype), random(7, 3, dtype=dtype), random(5, 3, dtype=dtype)
     torch.testing.assert_close(a @ b, by_hand(a, b))
-    torch.testing.assert_close(a @ random(3, 7, dtype=dtype).T, by_hand(a, random(3, 7, dtype=dtype).T))
-    torch.testing.assert_close(torch.addmm(c, a, b, beta=0.5, alpha=2.0), 0.5 * c + 2 * by_hand(a, b))
+    torch.testing.assert_close(
+        a @ random(3, 7, dtype=dtype).T, by_hand(a, random(3, 7, dtype=dtype).T)
+    )
+    torch.testing.assert_close(
+        torch.addmm(c, a, b, beta=0.5, alpha=2.0), 0.5 * c + 2 * by_hand(a, b)
+    )
     torch.testing.assert_close(torch.addmm(c[0], a, b), c[0] + by_hand(a, b))
     many, others = random(4, 5, 7, dtype=dtype), random(4, 7, 3, dtype=dtype)
     torch.testing.assert_close(torch.bmm(many, others), by_hand(many, others))
-    torch.testing.assert_close(torch.baddbmm(c, many, others, beta=2.0), 2 * c + by_hand(many, others))
+    torch.testing.assert_close(
+        torch.baddbmm(c, many, others, beta=2.0), 2 * c + by_hand(many, others)
+    )
 
 
 def test_a_beta_of_zero_ignores_what_it_multiplies():
@@ -50,8 +64,12 @@ def test_a_beta_of_zero_ignores_what_it_multiplies():
 def test_products_of_nothing_and_of_other_dtypes_are_still_torchs():
     assert (torch.ones(0, 3) @ torch.ones(3, 2)).shape == (0, 2)
     assert (torch.ones(2, 0) @ torch.ones(0, 2)).equal(torch.zeros(2, 2))
-    assert (torch.ones(2, 3, dtype=torch.int64) @ torch.ones(3, 2, dtype=torch.int64)).dtype == torch.int64
-    assert (torch.ones(2, 3, dtype=torch.bfloat16) @ torch.ones(3, 2, dtype=torch.bfloat16)).dtype == torch.bfloat16
+    assert (
+        torch.ones(2, 3, dtype=torch.int64) @ torch.ones(3, 2, dtype=torch.int64)
+    ).dtype == torch.int64
+    assert (
+        torch.ones(2, 3, dtype=torch.bfloat16) @ torch.ones(3, 2, dtype=torch.bfloat16)
+    ).dtype == torch.bfloat16
     with pytest.raises(RuntimeError):
         torch.ones(2, 3) @ torch.ones(3, 2, dtype=torch.float64)
 
@@ -66,20 +84,36 @@ def test_square_roots_are_the_nearest_numbers():
     x = random(1003).abs().float()
     exact = x.double().numpy() ** 0.5
     assert x.sqrt().equal(torch.from_numpy(exact).float())
-    assert x.clone().sqrt_().equal(x.sqrt()) and x.view(17, 59).T.sqrt().equal(x.sqrt().view(17, 59).T)
-    assert torch.tensor([-1.0]).sqrt().isnan().all() and torch.tensor([4]).sqrt().equal(torch.tensor([2.0]))
+    assert x.clone().sqrt_().equal(x.sqrt()) and x.view(17, 59).T.sqrt().equal(
+        x.sqrt().view(17, 59).T
+    )
+    assert torch.tensor([-1.0]).sqrt().isnan().all() and torch.tensor([4]).sqrt().equal(
+        torch.tensor([2.0])
+    )
 
 
 def test_logarithms_of_float64_are_numpys_which_all_processors_share():
     x = random(100_002).abs()
     exact = torch.from_numpy(np.log(x.numpy()))
-    assert x.log().equal(exact) and x.clone().log_().equal(exact) and x.view(6, -1)[:, ::2].log().equal(exact.view(6, -1)[:, ::2])
-    assert torch.tensor([-1.0, 0.0]).double().log()[0].isnan() and torch.zeros(1).double().log().item() == -math.inf
-    assert x.float().log().dtype == torch.float32 and torch.autograd.gradcheck(torch.log, (random(5).abs().requires_grad_(),))
+    assert (
+        x.log().equal(exact)
+        and x.clone().log_().equal(exact)
+        and x.view(6, -1)[:, ::2].log().equal(exact.view(6, -1)[:, ::2])
+    )
+    assert (
+        torch.tensor([-1.0, 0.0]).double().log()[0].isnan()
+        and torch.zeros(1).double().log().item() == -math.inf
+    )
+    assert x.float().log().dtype == torch.float32 and torch.autograd.gradcheck(
+        torch.log, (random(5).abs().requires_grad_(),)
+    )
 
 
 def test_this_processor_computes_the_committed_bits():
-    assert probe.check_machine() == f"portable numerics: this machine computes the committed bits (probe {probe.COMMITTED})"
+    assert (
+        probe.check_machine()
+        == f"portable numerics: this machine computes the committed bits (probe {probe.COMMITTED})"
+    )
 
 
 def test_without_the_pins_it_computes_others():
@@ -93,25 +127,39 @@ def test_the_true_sizes_have_the_same_operations():
 
 
 REPORT = (
-    "import atexit, sys\n@atexit.register\ndef report():\n    import torch\n    from g2rpo_core.numerics.portable import in_use\n"
+    "import atexit, sys\n@atexit.register\ndef report():\n    import torch\n"
+    "    from g2rpo_core.numerics.portable import in_use\n"
 )
-REPORT += "    print(torch.backends.cpu.get_cpu_capability(), torch.get_num_threads(), in_use(), flush=True)\n"
+REPORT += (
+    "    print(torch.backends.cpu.get_cpu_capability(), torch.get_num_threads(), in_use(), "
+    "flush=True)\n"
+)
 
 
-@pytest.mark.parametrize("command", [["-m", "stages.prompts", "--profile", "tiny"], ["-m", "g2rpo_core.cli", "probe"]])
+@pytest.mark.parametrize(
+    "command", [["-m", "stages.prompts", "--profile", "tiny"], ["-m", "g2rpo_core.cli", "probe"]]
+)
 def test_a_process_of_a_portable_profile_computes_so_whatever_its_environment(tmp_path, command):
     for name in ("profiles", "params.yaml"):
         (tmp_path / name).symlink_to(ROOT / name)
     (tmp_path / "sitecustomize.py").write_text(REPORT)
-    environment = WITHOUT_PINS | {"PYTHONPATH": f"{tmp_path}:{ROOT}", "OMP_NUM_THREADS": "2", "MKL_CBWR": "AVX2"}
-    done = subprocess.run([sys.executable, *command], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    environment = WITHOUT_PINS | {
+        "PYTHONPATH": f"{tmp_path}:{ROOT}",
+        "OMP_NUM_THREADS": "2",
+        "MKL_CBWR": "AVX2",
+    }
+    done = subprocess.run(
+        [sys.executable, *command], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
     assert done.stdout.splitlines()[-1] == "AVX2 1 portable", done.stderr
 
 
 def test_a_process_of_a_native_profile_is_left_alone(tmp_path):
     (tmp_path / "profiles").mkdir()
     text = (ROOT / "profiles" / "tiny.yaml").read_text()
-    (tmp_path / "profiles" / "mine.yaml").write_text(text.replace("numerics: portable", "numerics: native"))
+    (tmp_path / "profiles" / "mine.yaml").write_text(
+        text.replace("numerics: portable", "numerics: native")
+    )
     (tmp_path / "sitecustomize.py").write_text(REPORT)
     environment = WITHOUT_PINS | {"PYTHONPATH": f"{tmp_path}:{ROOT}", "OMP_NUM_THREADS": "2"}
     command = [sys.executable, "-m", "stages.prompts", "--profile", "mine"]
@@ -121,14 +169,21 @@ def test_a_process_of_a_native_profile_is_left_alone(tmp_path):
 
 def test_portable_numerics_that_come_too_late_are_refused():
     code = "import torch; from g2rpo_core.numerics import portable; portable.use('portable')"
-    assert "numerics: portable has to be set before torch is imported: export ATEN_CPU_CAPABILITY=avx2 " in python(code).stderr
+    assert (
+        "numerics: portable has to be set before torch is imported: "
+        "export ATEN_CPU_CAPABILITY=avx2 " in python(code).stderr
+    )
 
 
 @pytest.mark.parametrize(
     "machine, flags, problem",
     [
         ("aarch64", "asimd", "needs an x86-64 processor (this is aarch64)"),
-        ("x86_64", "sse4_2 avx", "needs a processor with AVX2 and FMA (this one is not known to have avx2 and fma)"),
+        (
+            "x86_64",
+            "sse4_2 avx",
+            "needs a processor with AVX2 and FMA (this one is not known to have avx2 and fma)",
+        ),
         ("x86_64", "avx2 fma", None),
     ],
 )
@@ -140,7 +195,8 @@ def test_a_processor_that_cannot_is_refused_in_one_line(monkeypatch, machine, fl
         with pytest.raises(UserError) as error:
             portable.use("portable")
         assert str(error.value) == (
-            f"numerics: portable {problem}: set numerics: native in the profile; its results have other bits"
+            f"numerics: portable {problem}: set numerics: native in the profile; "
+            "its results have other bits"
         )
 
 
@@ -174,6 +230,12 @@ print(in_use(), os.environ.get("CUBLAS_WORKSPACE_CONFIG"), torch.cuda.is_initial
 @pytest.mark.pipeline
 def test_deterministic_numerics_are_set_before_cuda_and_keep_the_bits_of_a_cpu():
     asked = ("native", "deterministic")
-    native, deterministic = (python(UPDATE, ASKED=each, OMP_NUM_THREADS="1").stdout.split() for each in asked)
-    assert native[:3] == ["native", "None", "False"] and deterministic[:3] == ["deterministic", ":4096:8", "False"]
+    native, deterministic = (
+        python(UPDATE, ASKED=each, OMP_NUM_THREADS="1").stdout.split() for each in asked
+    )
+    assert native[:3] == ["native", "None", "False"] and deterministic[:3] == [
+        "deterministic",
+        ":4096:8",
+        "False",
+    ]
     assert native[3] == deterministic[3]

@@ -13,13 +13,23 @@ from g2rpo_core.numerics.pins import read_processor
 from g2rpo_core.numerics.processes import describe_machine, describe_processor, device_of
 from tests.fixtures.waiting import until
 
-CHILD = "import time; from g2rpo_core.numerics.processes import die_with_parent; die_with_parent(); print('on', flush=True); time.sleep(600)"
-PARENT = "import subprocess, sys; child = subprocess.Popen([sys.executable, '-c', sys.argv[1]]); print(child.pid, flush=True); child.wait()"
+CHILD = (
+    "import time; from g2rpo_core.numerics.processes import die_with_parent; die_with_parent(); "
+    "print('on', flush=True); time.sleep(600)"
+)
+PARENT = (
+    "import subprocess, sys; child = subprocess.Popen([sys.executable, '-c', sys.argv[1]]); "
+    "print(child.pid, flush=True); child.wait()"
+)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process of its parent's end")
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="only Linux tells a process of its parent's end"
+)
 def test_a_process_ends_with_its_parent_however_that_ends():
-    parent = subprocess.Popen([sys.executable, "-c", PARENT, CHILD], stdout=subprocess.PIPE, text=True)
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, CHILD], stdout=subprocess.PIPE, text=True
+    )
     assert parent.stdout
     child = int(parent.stdout.readline())
     assert parent.stdout.readline() == "on\n"
@@ -28,24 +38,39 @@ def test_a_process_ends_with_its_parent_however_that_ends():
     until(lambda: not running(child))
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process of its parent's end")
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="only Linux tells a process of its parent's end"
+)
 def test_a_process_that_any_program_started_goes_on():
     """A shell that exports WORLD_SIZE, srun, mpirun: no name of a parent is needed."""
-    shell = f'"{sys.executable}" -c "from g2rpo_core.numerics.processes import die_with_parent; die_with_parent(); print(\'on\')"; true'
+    shell = (
+        f'"{sys.executable}" -c "from g2rpo_core.numerics.processes import die_with_parent; '
+        "die_with_parent(); print('on')\"; true"
+    )
     ended = subprocess.run(["sh", "-c", shell], capture_output=True, text=True)
     assert (ended.stdout, ended.stderr) == ("on\n", "")
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process of its parent's end")
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="only Linux tells a process of its parent's end"
+)
 def test_a_process_whose_launcher_has_ended_says_so_and_ends():
-    code = "from g2rpo_core.numerics.processes import die_with_parent; die_with_parent(99999999); print('on')"
+    code = (
+        "from g2rpo_core.numerics.processes import die_with_parent; die_with_parent(99999999); "
+        "print('on')"
+    )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert ended.returncode == 1 and not ended.stdout
-    assert re.fullmatch("error: process [0-9]+ ends, because its launcher, process 99999999, has ended\n", ended.stderr)
+    assert re.fullmatch(
+        "error: process [0-9]+ ends, because its launcher, process 99999999, has ended\n",
+        ended.stderr,
+    )
 
 
 @pytest.mark.parametrize(("environment", "parent"), [({}, None), ({"G2RPO_LAUNCHER": "7"}, 7)])
-def test_a_started_process_follows_the_launcher_that_its_environment_names(monkeypatch, environment, parent):
+def test_a_started_process_follows_the_launcher_that_its_environment_names(
+    monkeypatch, environment, parent
+):
     followed = []
     monkeypatch.setattr("g2rpo_core.distributed.process_group.die_with_parent", followed.append)
     for name, value in {"WORLD_SIZE": "1", **environment}.items():
@@ -54,8 +79,17 @@ def test_a_started_process_follows_the_launcher_that_its_environment_names(monke
 
 
 def test_prompts_that_cannot_be_shared_evenly_are_refused_in_one_line():
-    assert [ProcessGroup(rank, 3).share(6) for rank in range(3)] == [range(2), range(2, 4), range(4, 6)]
-    with pytest.raises(UserError, match="^training.prompts_per_iteration: 16 cannot be shared evenly by 3 processes: change one"):
+    assert [ProcessGroup(rank, 3).share(6) for rank in range(3)] == [
+        range(2),
+        range(2, 4),
+        range(4, 6),
+    ]
+    with pytest.raises(
+        UserError,
+        match=(
+            "^training.prompts_per_iteration: 16 cannot be shared evenly by 3 processes: change one"
+        ),
+    ):
         ProcessGroup(0, 3).share(16)
 
 
@@ -72,10 +106,14 @@ def running(process: int) -> bool:
 def test_a_gpu_is_the_default_only_where_there_is_one(monkeypatch, count):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(count))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
-    assert device_of(None).type == ("cuda" if count else "cpu") and device_of("cpu") == torch.device("cpu")
+    assert device_of(None).type == ("cuda" if count else "cpu") and device_of(
+        "cpu"
+    ) == torch.device("cpu")
 
 
-@pytest.mark.parametrize(("word", "said"), [("cuda:3", "torch finds 2 GPU here"), ("gpu", "--device gpu: ")])
+@pytest.mark.parametrize(
+    ("word", "said"), [("cuda:3", "torch finds 2 GPU here"), ("gpu", "--device gpu: ")]
+)
 def test_a_device_that_is_not_here_is_refused_in_one_line(monkeypatch, word, said):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(UserError, match=said) as refused:

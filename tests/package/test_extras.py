@@ -1,7 +1,8 @@
 """The wheel in environments that hold nothing but what it asks for: the base, and the base with each extra.
 
-Such an environment has the wheel and links to the files of the packages that its metadata names, at the locked versions, with
-what those need in their turn. Nothing else of the environment that runs the tests can be imported in it.
+Such an environment has the wheel and links to the files of the packages that its metadata names, at
+the locked versions, with what those need in their turn. Nothing else of the environment that runs
+the tests can be imported in it.
 """
 
 import os
@@ -106,8 +107,21 @@ def wheel(tmp_path_factory) -> Path:
     home = tmp_path_factory.mktemp("wheel")
     for name in ("pyproject.toml", "README.md"):
         shutil.copy(ROOT / name, home)
-    shutil.copytree(ROOT / "g2rpo_core", home / "g2rpo_core", ignore=shutil.ignore_patterns("__pycache__"))
-    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", home, home]
+    shutil.copytree(
+        ROOT / "g2rpo_core", home / "g2rpo_core", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    build = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "--wheel-dir",
+        home,
+        home,
+    ]
     subprocess.run(build, check=True)
     return next(home.glob("*.whl"))
 
@@ -116,7 +130,9 @@ def wheel(tmp_path_factory) -> Path:
 def environment(wheel, tmp_path_factory) -> Callable[[str], "Environment"]:
     """environment(extra) -> the wheel with that extra, '' for none."""
     made: dict[str, Environment] = {}
-    return lambda extra: made.setdefault(extra, Environment(wheel, extra, tmp_path_factory.mktemp(extra or "base")))
+    return lambda extra: made.setdefault(
+        extra, Environment(wheel, extra, tmp_path_factory.mktemp(extra or "base"))
+    )
 
 
 @pytest.fixture
@@ -143,7 +159,9 @@ class Environment:
         owners = owners_of_folders()
         for package in needed_by(asked, extra).values():
             inside = [file for file in package.files or () if ".." not in file.parts]
-            for part in {Path(file.parts[0]) if owners[file.parts[0]] == 1 else file for file in inside}:
+            for part in {
+                Path(file.parts[0]) if owners[file.parts[0]] == 1 else file for file in inside
+            }:
                 if (real := Path(package.locate_file(part))).exists():
                     (site / part).parent.mkdir(parents=True, exist_ok=True)
                     (site / part).symlink_to(real)
@@ -155,20 +173,28 @@ class Environment:
         return [str(self.programs / "python"), *map(str, words)]
 
     def run(self, *words: object, folder: Path) -> subprocess.CompletedProcess:
-        return subprocess.run(self.command(*words), cwd=folder, env=bare(), capture_output=True, text=True)
+        return subprocess.run(
+            self.command(*words), cwd=folder, env=bare(), capture_output=True, text=True
+        )
 
     def g2rpo(self, *words: object, folder: Path) -> subprocess.CompletedProcess:
         return self.run("-m", "g2rpo_core.cli", *words, folder=folder)
 
 
 def bare() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"HF_HUB_OFFLINE": "1"}
+    return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {
+        "HF_HUB_OFFLINE": "1"
+    }
 
 
 @cache
 def owners_of_folders() -> Counter[str]:
     """How many of the installed packages have a file in each folder at the top."""
-    return Counter(top for package in distributions() for top in {file.parts[0] for file in package.files or ()})
+    return Counter(
+        top
+        for package in distributions()
+        for top in {file.parts[0] for file in package.files or ()}
+    )
 
 
 def needed_by(requirements: list[str], extra: str) -> dict[str, Distribution]:
@@ -200,20 +226,29 @@ def test_the_base_imports_all_but_what_the_extras_are_for(environment, tmp_path)
 def test_the_base_plans_and_samples(environment, folder):
     planned = environment("").g2rpo("plan", "--profile", "flux_hps", "--gpus", "16", folder=folder)
     assert planned.returncode == 0 and "GPU-hours" in planned.stdout, planned.stderr
-    sampled = environment("").g2rpo("generate", "a red circle", "--profile", "tiny", "--steps", "2", folder=folder)
+    sampled = environment("").g2rpo(
+        "generate", "a red circle", "--profile", "tiny", "--steps", "2", folder=folder
+    )
     assert sampled.returncode == 0 and list((folder / "pictures").rglob("*.png")), sampled.stderr
 
 
 def test_the_base_trains(environment, folder, embeddings_folder):
     trained = environment("").run("-c", TRAIN, embeddings_folder, folder=folder)
-    assert trained.returncode == 0 and re.search(r"^[1-9]\d* moved", trained.stdout, re.MULTILINE), trained.stderr
+    assert trained.returncode == 0 and re.search(
+        r"^[1-9]\d* moved", trained.stdout, re.MULTILINE
+    ), trained.stderr
 
 
 @pytest.mark.parametrize("extra", EXTRAS)
 def test_an_extra_brings_what_the_base_lacks(environment, tmp_path, extra):
-    code = f"from importlib.util import find_spec; print(*sorted(name for name in {sorted(EXTRAS[extra])} if find_spec(name)))"
+    code = (
+        "from importlib.util import find_spec; print(*sorted(name for name in "
+        f"{sorted(EXTRAS[extra])} if find_spec(name)))"
+    )
     assert environment("").run("-c", code, folder=tmp_path).stdout.split() == []
-    assert environment(extra).run("-c", code, folder=tmp_path).stdout.split() == sorted(EXTRAS[extra])
+    assert environment(extra).run("-c", code, folder=tmp_path).stdout.split() == sorted(
+        EXTRAS[extra]
+    )
 
 
 def test_without_its_extra_a_command_says_in_one_line_what_to_install(environment, folder):
@@ -222,25 +257,37 @@ def test_without_its_extra_a_command_says_in_one_line_what_to_install(environmen
     (folder / "stages").symlink_to(ROOT / "stages")
     for words, said in {
         ("demo",): "g2rpo demo needs gradio: pip install 'g2rpo[demo]'",
-        ("serve-reward", "--reward", "hps"): "g2rpo serve-reward needs fastapi: pip install 'g2rpo[serve]'",
+        (
+            "serve-reward",
+            "--reward",
+            "hps",
+        ): "g2rpo serve-reward needs fastapi: pip install 'g2rpo[serve]'",
         ("report",): "g2rpo report needs altair: pip install 'g2rpo[report]'",
         ("models",): "g2rpo models needs dvc: pip install 'g2rpo[flows]'",
     }.items():
         done = base.g2rpo(*words, folder=folder)
         assert (done.returncode, done.stdout, done.stderr) == (1, "", f"error: {said}\n")
     flows = base.run("-m", "flows.serve", "--help", folder=ROOT)
-    assert flows.returncode == 1 and flows.stderr.endswith("is not installed: pip install 'g2rpo[flows]'\n"), flows.stderr
+    assert flows.returncode == 1 and flows.stderr.endswith(
+        "is not installed: pip install 'g2rpo[flows]'\n"
+    ), flows.stderr
     assert flows.stderr.count("\n") == 1
     assert (
-        "tensorboard is not installed: pip install 'g2rpo[track]', or leave it out" in base.run("-c", TRACK, folder=folder).stdout
+        "tensorboard is not installed: pip install 'g2rpo[track]', or leave it out"
+        in base.run("-c", TRACK, folder=folder).stdout
     )
-    assert base.run("-c", READ, folder=folder).stdout == "rewards.ocr needs rapidocr: pip install 'g2rpo[ocr]'\n"
+    assert (
+        base.run("-c", READ, folder=folder).stdout
+        == "rewards.ocr needs rapidocr: pip install 'g2rpo[ocr]'\n"
+    )
 
 
 def started(environment: "Environment", *words: object, folder: Path, until: str) -> Iterator[str]:
     """The lines that a command prints until one has these words; then it is stopped."""
     command = environment.command("-u", "-m", "g2rpo_core.cli", *words)
-    process = subprocess.Popen(command, cwd=folder, env=bare(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    process = subprocess.Popen(
+        command, cwd=folder, env=bare(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
     assert process.stdout
     try:
         for line in process.stdout:
@@ -256,7 +303,11 @@ def started(environment: "Environment", *words: object, folder: Path, until: str
 def test_the_extra_demo_serves_the_page(environment, folder):
     with socket.create_server(("127.0.0.1", 0)) as free:
         free_port = free.getsockname()[1]
-    lines = list(started(environment("demo"), "demo", "--port", free_port, folder=folder, until="Ctrl-C ends it"))
+    lines = list(
+        started(
+            environment("demo"), "demo", "--port", free_port, folder=folder, until="Ctrl-C ends it"
+        )
+    )
     assert "the demo of tiny is at http://127.0.0.1" in lines[-1], lines
 
 
@@ -280,7 +331,9 @@ def test_the_extra_flows_starts_the_command_that_serves_them(environment):
 
 def test_the_extra_track_writes_curves(environment, tmp_path):
     done = environment("track").run("-c", TRACK, folder=tmp_path)
-    assert done.returncode == 0 and list((tmp_path / ".cache" / "live").rglob("events.out.tfevents*")), done.stdout + done.stderr
+    assert done.returncode == 0 and list(
+        (tmp_path / ".cache" / "live").rglob("events.out.tfevents*")
+    ), done.stdout + done.stderr
 
 
 def test_the_extra_ocr_reads_with_the_models_of_its_package(environment, tmp_path):

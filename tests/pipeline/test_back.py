@@ -28,7 +28,10 @@ def run(folder: Path, *words: str) -> subprocess.CompletedProcess:
 
 
 def state(folder: Path) -> dict[str, str]:
-    return {name: (folder / name).read_text() for name in ("params.yaml", "dvc.lock", "runs/weights", "score.json")}
+    return {
+        name: (folder / name).read_text()
+        for name in ("params.yaml", "dvc.lock", "runs/weights", "score.json")
+    }
 
 
 @pytest.fixture
@@ -37,9 +40,14 @@ def project(tmp_path) -> Path:
     (tmp_path / "dvc.yaml").write_text(STAGES)
     (tmp_path / "params.yaml").write_text("{rate: 1}")
     for words in (
-        ("git", "init", "--quiet"), ("git", "config", "user.email", "a@b.c"), ("git", "config", "user.name", "A"),
-        ("dvc", "init", "--quiet"), ("dvc", "repro", "--quiet"), ("git", "add", "-A"), ("git", "commit", "--quiet", "-m", "rate 1"),
-    ):  # fmt: skip
+        ("git", "init", "--quiet"),
+        ("git", "config", "user.email", "a@b.c"),
+        ("git", "config", "user.name", "A"),
+        ("dvc", "init", "--quiet"),
+        ("dvc", "repro", "--quiet"),
+        ("git", "add", "-A"),
+        ("git", "commit", "--quiet", "-m", "rate 1"),
+    ):
         done = run(tmp_path, *words)
         assert done.returncode == 0, done.stderr
     (tmp_path / "params.yaml").write_text("{rate: 2}")
@@ -51,8 +59,13 @@ def test_both_results_can_be_had_again(project):
     own = state(project)
     done = run(project, "pipeline.back")
     assert done.returncode == 0 and "git stash pop && dvc checkout" in done.stdout, done.stderr
-    assert {state(project)[name] for name in ("params.yaml", "runs/weights", "score.json")} == {"{rate: 1}"}
-    assert run(project, "git", "stash", "pop").returncode == 0 and run(project, "dvc", "checkout").returncode == 0
+    assert {state(project)[name] for name in ("params.yaml", "runs/weights", "score.json")} == {
+        "{rate: 1}"
+    }
+    assert (
+        run(project, "git", "stash", "pop").returncode == 0
+        and run(project, "dvc", "checkout").returncode == 0
+    )
     assert state(project) == own
 
 
@@ -72,7 +85,11 @@ def test_what_dvc_has_not_stored_is_not_overwritten(project):
     (project / "runs" / "weights").write_text("by hand")
     own = state(project)
     done = run(project, "pipeline.back")
-    assert done.returncode == 1 and "is not in DVC's cache as it is now" in done.stderr and "dvc commit" in done.stderr
+    assert (
+        done.returncode == 1
+        and "is not in DVC's cache as it is now" in done.stderr
+        and "dvc commit" in done.stderr
+    )
     assert state(project) == own
 
 

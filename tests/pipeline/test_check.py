@@ -20,7 +20,9 @@ def made(tmp_path):
     with (tmp_path / "profiles" / "mine.yaml").open("w") as file:
         YAML().dump({"extends": "tiny", "prompts": section}, file)
     (tmp_path / "mine.txt").write_text("a red circle\na blue cross\n")
-    (tmp_path / "params.yaml").write_text("profile: mine\nmethods: [g2rpo]\nseeds: [1]\npublished: []\n")
+    (tmp_path / "params.yaml").write_text(
+        "profile: mine\nmethods: [g2rpo]\nseeds: [1]\npublished: []\n"
+    )
     for stage in (profile, prompts):
         done = run_here(stage.main, *NAMES, folder=tmp_path)
         assert done.returncode == 0, done.stderr
@@ -37,7 +39,8 @@ def test_a_prompt_file_that_changed_is_told_with_the_command_that_takes_it_over(
     done = run_here(check.main, folder=made)
     assert done.returncode == 1
     assert done.stderr == (
-        "error: mine.txt: changed since prompts/mine was made, which DVC does not see: dvc repro --force --single-item prompts\n"
+        "error: mine.txt: changed since prompts/mine was made, which DVC does not see: "
+        "dvc repro --force --single-item prompts\n"
     )
     assert run_here(prompts.main, *NAMES, folder=made).returncode == 0
     assert run_here(check.main, folder=made).returncode == 0
@@ -61,7 +64,10 @@ def test_everything_that_is_wrong_is_told_in_one_round(made):
     (made / "theirs.txt").write_text("".join(f"a cat on {count} mats\n" for count in "abcd"))
     done = run_here(check.main, folder=made)
     lines = done.stderr.splitlines()
-    assert done.returncode == 1 and lines[-1] == f"error: {len(lines) - 1} problems to fix before dvc repro"
+    assert (
+        done.returncode == 1
+        and lines[-1] == f"error: {len(lines) - 1} problems to fix before dvc repro"
+    )
     for part in (
         "the verifier only knows captions",
         "over the profile's embed.max_sequence_length = 12: shorten them",
@@ -90,7 +96,11 @@ def test_a_shape_that_is_not_known_hides_no_other_mistake(made):
         made / "profiles" / "mine.yaml",
     )
     done = run_here(check.main, folder=made)
-    assert done.returncode == 1 and "no module 'nowhere'" in done.stderr and "the shape of" not in done.stderr
+    assert (
+        done.returncode == 1
+        and "no module 'nowhere'" in done.stderr
+        and "the shape of" not in done.stderr
+    )
 
 
 def test_prompts_without_a_score_are_told_before_work(made):
@@ -99,13 +109,21 @@ def test_prompts_without_a_score_are_told_before_work(made):
     settings = YAML(typ="safe").load(file)
     settings["prompts"] |= {"test": "theirs.txt", "test_count": 3}
     settings["rewards"] = {"ocr": {"max_missing": 0.4}}
-    settings["training"] = {"rewards": {"hps": None, "clip_score": None, "ocr": 1.0}, "monitor": {"rewards": ["ocr"]}}
+    settings["training"] = {
+        "rewards": {"hps": None, "clip_score": None, "ocr": 1.0},
+        "monitor": {"rewards": ["ocr"]},
+    }
     settings["evaluation"] = {"rewards": ["ocr"]}
-    settings["methods"] = dict.fromkeys(YAML(typ="safe").load(ROOT / "profiles" / "tiny.yaml")["methods"].keys() - {"g2rpo"})
+    settings["methods"] = dict.fromkeys(
+        YAML(typ="safe").load(ROOT / "profiles" / "tiny.yaml")["methods"].keys() - {"g2rpo"}
+    )
     YAML().dump(settings, file)
     (made / "mine.txt").write_text('a card with "Ten"\na blue cross\n')
     (made / "theirs.txt").write_text('a card with "One"\na card with "Two"\na cross\n')
-    said = "error: profiles/mine.yaml: prompts.{}: ocr has no score for {}, such as {!r}: the prompt has no text in double quotes"
+    said = (
+        "error: profiles/mine.yaml: prompts.{}: ocr has no score for {}, such as {!r}: "
+        "the prompt has no text in double quotes"
+    )
     lines = run_here(check.main, folder=made).stderr.splitlines()
     assert said.format("train", "1 of 2 prompts", "a blue cross") in lines
     assert not any("prompts.test" in line for line in lines)

@@ -47,22 +47,33 @@ def write_table(path: Path, columns: dict) -> None:
 def test_images_are_apart_by_their_largest_and_mean_difference(apart):
     black, spot = np.zeros((4, 4, 3)), np.zeros((4, 4, 3))
     spot[0, 0] = 48
-    assert apart("a.png", write_image, black, spot) == "image: values differ by 48 of 255 at most, 3 on average"
-    assert apart("a.png", write_image, black, np.zeros((2, 8, 3))) == "image: another size, 4×4 -> 8×2 pixels"
+    assert (
+        apart("a.png", write_image, black, spot)
+        == "image: values differ by 48 of 255 at most, 3 on average"
+    )
+    assert (
+        apart("a.png", write_image, black, np.zeros((2, 8, 3)))
+        == "image: another size, 4×4 -> 8×2 pixels"
+    )
 
 
 def test_the_same_pixels_in_another_file_are_told_as_such(tmp_path):
     image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (8, 8, 3), dtype=np.uint8))
     for name, level in (("old.png", 0), ("new.png", 9)):
         image.save(tmp_path / name, compress_level=level)
-    assert difference(tmp_path / "old.png", tmp_path / "new.png", "a.png") == "image: the same pixels, stored otherwise"
+    assert (
+        difference(tmp_path / "old.png", tmp_path / "new.png", "a.png")
+        == "image: the same pixels, stored otherwise"
+    )
 
 
 def test_weights_are_apart_by_their_relative_distance(apart):
     old = {"a": torch.full((3,), 2.0), "b": torch.tensor([2.0], dtype=torch.bfloat16)}
     new = {"a": torch.full((3,), 2.0), "b": torch.tensor([1.0], dtype=torch.bfloat16)}
     said = "weights: relative distance 0.25 over 2 tensors; at most 0.5, in b"
-    assert apart("model.safetensors", lambda path, tensors: save_file(tensors, path), old, new) == said
+    assert (
+        apart("model.safetensors", lambda path, tensors: save_file(tensors, path), old, new) == said
+    )
     nested = "weights: relative distance 0.25 over 2 tensors; at most 0.5, in state.b"
     save = lambda path, tensors: torch.save({"state": tensors, "step": 7}, path)
     assert apart("model.pt", save, old, new) == nested == apart("model.bin", save, old, new)
@@ -71,18 +82,31 @@ def test_weights_are_apart_by_their_relative_distance(apart):
 def test_tensors_of_another_shape_or_name_are_counted(apart):
     old, new = {"a": torch.ones(2), "b": torch.ones(2)}, {"a": torch.ones(3), "c": torch.ones(2)}
     said = apart("model.safetensors", lambda path, tensors: save_file(tensors, path), old, new)
-    assert said == "weights: relative distance 0 over 0 tensors; 3 tensors only in one of them, or of another shape"
+    assert said == (
+        "weights: relative distance 0 over 0 tensors; 3 tensors only in one of them, "
+        "or of another shape"
+    )
 
 
 def test_a_table_names_the_columns_that_differ_and_those_that_moved_most_first(apart):
-    old = {"same": [1, 2, 3], "far": [1.0, 2.0, 3.0], "near": [1.0, 2.0, 3.0], "word": ["a", "b", "c"]}
+    old = {
+        "same": [1, 2, 3],
+        "far": [1.0, 2.0, 3.0],
+        "near": [1.0, 2.0, 3.0],
+        "word": ["a", "b", "c"],
+    }
     new = old | {"far": [4.0, 5.0, 6.0], "near": [1.0, 2.0, 3.5], "word": ["a", "b", "d"]}
     assert apart("a.parquet", write_table, old, new) == (
-        "table: far: 3 of 3 values differ, by 3 at most and 3 on average; the mean moves by 5.2 of its standard errors; "
-        "near: 1 of 3 values differ, by 0.5 at most and 0.17 on average; the mean moves by 0.29 of its standard errors; "
+        "table: far: 3 of 3 values differ, by 3 at most and 3 on average; "
+        "the mean moves by 5.2 of its standard errors; "
+        "near: 1 of 3 values differ, by 0.5 at most and 0.17 on average; "
+        "the mean moves by 0.29 of its standard errors; "
         "word: 1 of 3 values differ"
     )
-    assert apart("a.parquet", write_table, {"a": [1], "b": [1]}, {"b": [1], "c": [1]}) == "table: lacks a; new: c"
+    assert (
+        apart("a.parquet", write_table, {"a": [1], "b": [1]}, {"b": [1], "c": [1]})
+        == "table: lacks a; new: c"
+    )
     assert apart("a.parquet", write_table, {"a": [1, 2]}, {"a": [1]}) == "table: a: 2 -> 1 values"
 
 
@@ -94,7 +118,10 @@ def test_a_score_that_went_missing_is_a_difference(apart):
 def test_scores_are_compared_reward_by_reward(apart):
     old = {"reward": ["hps", "hps", "verifier", "verifier"], "score": [1.0, 3.0, 0.0, 1.0]}
     new = old | {"score": [2.0, 4.0, 0.0, 1.0]}
-    said = "table: score of hps: 2 of 2 values differ, by 1 at most and 1 on average; the mean moves by 1 of its standard errors"
+    said = (
+        "table: score of hps: 2 of 2 values differ, by 1 at most and 1 on average; "
+        "the mean moves by 1 of its standard errors"
+    )
     assert apart("results.parquet", write_table, old, new) == said
 
 
@@ -103,7 +130,9 @@ def test_the_tensors_of_embeddings_are_compared_as_numbers(tmp_path):
         (tmp_path / name).mkdir()
         write_negative(tmp_path / name, {"pooled": torch.tensor([[0.0, value]])}, "bfloat16")
     (old,), (new,) = ([*(tmp_path / name).rglob("*.parquet")] for name in ("old", "new"))
-    assert difference(old, new, new.name).startswith("table: pooled: 1 of 2 values differ, by 0.5 at most and 0.25 on average")
+    assert difference(old, new, new.name).startswith(
+        "table: pooled: 1 of 2 values differ, by 0.5 at most and 0.25 on average"
+    )
 
 
 def test_json_names_the_numbers_that_differ_most(apart):
@@ -118,7 +147,10 @@ def test_json_names_the_numbers_that_differ_most(apart):
 
 def test_texts_count_the_words_that_changed_and_show_the_first(apart):
     said = "text: 2 of 5 words changed: 'red' -> 'blue', nothing -> 'indeed'"
-    assert apart("a.md", write_text, "one red circle and more", "one blue circle and more indeed") == said
+    assert (
+        apart("a.md", write_text, "one red circle and more", "one blue circle and more indeed")
+        == said
+    )
     assert apart("a.svg", write_text, "a  b", "a b") == "text: the same words, spaced otherwise"
 
 

@@ -54,7 +54,10 @@ def project(tmp_path_factory) -> Path:
 
 def commit(folder: Path, message: str) -> None:
     who = ["-c", "user.name=tests", "-c", "user.email=tests@localhost"]
-    for command in (["add", "--all"], [*who, "commit", "--quiet", "--allow-empty", "--message", message]):
+    for command in (
+        ["add", "--all"],
+        [*who, "commit", "--quiet", "--allow-empty", "--message", message],
+    ):
         done = run(["git", *command], folder)
         assert done.returncode == 0, done.stdout + done.stderr
 
@@ -63,30 +66,52 @@ def test_every_stage_left_its_outputs_in_the_lock(project):
     stages = YAML(typ="safe").load(project / "dvc.lock")["stages"]
     runs = ("g2rpo-7", "g2rpo_two-7")
     shared = {"profile", "models", "prompts", "embed", "published", "evaluate_base", "report"}
-    assert set(stages) == shared | {f"{stage}@{run}" for stage in ("train", "evaluate") for run in runs}
+    assert set(stages) == shared | {
+        f"{stage}@{run}" for stage in ("train", "evaluate") for run in runs
+    }
 
 
 def test_results_are_tidy_and_complete(project):
     table = pd.concat(
-        pd.read_parquet(project / "evaluations" / "seconds" / run / "results.parquet") for run in ("base-0", "g2rpo-7")
+        pd.read_parquet(project / "evaluations" / "seconds" / run / "results.parquet")
+        for run in ("base-0", "g2rpo-7")
     )
-    assert list(table.columns) == ["method", "seed", "checkpoint", "steps", "prompt_id", "style", "reward", "score", "reason"]
-    # 6 prompts, 5 rewards, 2 statistics of every image, 4 prompts' diversity; the base at 2 numbers of steps, the run's 2 checkpoints too
-    assert len(table) == (2 + 4) * (6 * (5 + 2) + 4) and table.score.notna().all() and table.reason.isna().all()
+    assert list(table.columns) == [
+        "method",
+        "seed",
+        "checkpoint",
+        "steps",
+        "prompt_id",
+        "style",
+        "reward",
+        "score",
+        "reason",
+    ]
+    # 6 prompts, 5 rewards, 2 statistics of every image, 4 prompts' diversity; the base at 2 numbers
+    # of steps, the run's 2 checkpoints too
+    assert (
+        len(table) == (2 + 4) * (6 * (5 + 2) + 4)
+        and table.score.notna().all()
+        and table.reason.isna().all()
+    )
     variants = table[["method", "checkpoint", "steps"]].drop_duplicates()
-    assert set(variants.itertuples(index=False, name=None)) == {("base", "final", 4), ("base", "final", 2)} | {
-        ("g2rpo", checkpoint, steps) for checkpoint in ("final", "1") for steps in (4, 2)
-    }
+    assert set(variants.itertuples(index=False, name=None)) == {
+        ("base", "final", 4),
+        ("base", "final", 2),
+    } | {("g2rpo", checkpoint, steps) for checkpoint in ("final", "1") for steps in (4, 2)}
     pictures = project / "evaluations" / "seconds" / "g2rpo-7" / "pictures"
-    assert {folder.name: len(list(folder.glob("*.png"))) for folder in pictures.iterdir()} == dict.fromkeys(
-        ["final-4", "final-2", "1-4", "1-2"], 6
-    )
+    assert {
+        folder.name: len(list(folder.glob("*.png"))) for folder in pictures.iterdir()
+    } == dict.fromkeys(["final-4", "final-2", "1-4", "1-2"], 6)
 
 
 def test_checkpoints_are_the_weights_on_the_way(project):
     run = project / "runs" / "seconds" / "g2rpo-7"
     folders = [project / "models" / "seconds" / "pipeline", run / "snapshots" / "000001", run]
-    base, first, last = (FluxTransformer2DModel.from_pretrained(folder / "transformer").state_dict() for folder in folders)
+    base, first, last = (
+        FluxTransformer2DModel.from_pretrained(folder / "transformer").state_dict()
+        for folder in folders
+    )
     apart = lambda one, other: sum((one[name] - other[name]).square().sum().item() for name in one)
     assert 0 < apart(base, first) < apart(base, last) and apart(first, last) > 0
 
@@ -94,9 +119,13 @@ def test_checkpoints_are_the_weights_on_the_way(project):
 def test_plain_diffusers_loads_the_pipeline_that_was_built(project):
     pipeline = FluxPipeline.from_pretrained(project / "models" / "seconds" / "pipeline")
     pipeline.set_progress_bar_config(disable=True)
-    image = pipeline("a large red circle at the left", height=32, width=32, num_inference_steps=2, max_sequence_length=16).images[
-        0
-    ]
+    image = pipeline(
+        "a large red circle at the left",
+        height=32,
+        width=32,
+        num_inference_steps=2,
+        max_sequence_length=16,
+    ).images[0]
     assert image.size == (32, 32)
 
 
@@ -110,17 +139,24 @@ def test_training_records_start_at_the_base_and_count_forward_evaluations(projec
 
 
 def test_seconds_stand_outside_of_what_dvc_hashes(project):
-    assert "seconds" not in pd.read_parquet(project / "runs" / "seconds" / "g2rpo-7" / "records.parquet")
+    assert "seconds" not in pd.read_parquet(
+        project / "runs" / "seconds" / "g2rpo-7" / "records.parquet"
+    )
     assert "seconds" not in (project / "runs" / "seconds" / "g2rpo-7" / "curve.json").read_text()
     timings = json.loads((project / "reports" / "timings" / "g2rpo-7.json").read_text())
-    assert list(timings["seconds"]) == ["0", "1", "2"] and timings["seconds"]["2"] > timings["seconds"]["1"] > 0
+    assert (
+        list(timings["seconds"]) == ["0", "1", "2"]
+        and timings["seconds"]["2"] > timings["seconds"]["1"] > 0
+    )
     assert "timings" not in (project / "dvc.lock").read_text()
 
 
 def test_the_machine_of_the_run_is_committed_and_no_output(project):
     machine = json.loads((project / "reports" / "machine.json").read_text())
     assert machine["processor"]["name"] and machine["threads"] and machine["torch"]
-    assert run(["git", "ls-files", "reports/machine.json"], project).stdout == "reports/machine.json\n"
+    assert (
+        run(["git", "ls-files", "reports/machine.json"], project).stdout == "reports/machine.json\n"
+    )
     assert "machine.json" not in (project / "dvc.lock").read_text()
 
 
@@ -131,14 +167,21 @@ def test_the_same_stages_again_leave_a_clean_checkout(project):
     dvc(project, "repro", "--force", "--single-item", "report")
     assert run(["git", "status", "--porcelain"], project).stdout == ""
     verified = run([sys.executable, "-m", "pipeline.verify"], project)
-    assert verified.returncode == 0 and ", 0 different, 0 missing" in verified.stdout, verified.stdout + verified.stderr
+    assert verified.returncode == 0 and ", 0 different, 0 missing" in verified.stdout, (
+        verified.stdout + verified.stderr
+    )
     file = project / "reports" / "report.md"
     text = file.read_text()
     file.write_text(text + "edited")
     try:
         verified = run([sys.executable, "-m", "pipeline.verify"], project)
-        assert verified.returncode == 2 and "different  reports/report.md: text: " in verified.stdout
-        assert "Likely cause: changed after a stage made it (or dvc.lock was put back): reports/report.md." in verified.stdout
+        assert (
+            verified.returncode == 2 and "different  reports/report.md: text: " in verified.stdout
+        )
+        assert (
+            "Likely cause: changed after a stage made it (or dvc.lock was put back): "
+            "reports/report.md." in verified.stdout
+        )
     finally:
         file.write_text(text)
 
@@ -148,7 +191,9 @@ def test_the_report_is_one_file_with_everything_in_it(project):
     first = re.sub(r"<[^>]+>", "", page[page.index("<body>") :]).strip().split("\n")[0]
     assert "synthetic" in first and "Nothing on this page is a result of the paper" in first
     markup = re.sub(r"<script>.*?</script>", "", page, flags=re.DOTALL)
-    assert not re.findall(r'(?:src|href)="(?!data:|#)[^"]*"', markup.replace('src="timings/seconds.js"', ""))  # it does without
+    assert not re.findall(
+        r'(?:src|href)="(?!data:|#)[^"]*"', markup.replace('src="timings/seconds.js"', "")
+    )  # it does without
     assert "@import" not in markup and page.count("<script src") == 1
     assert page.count("data:image/png;base64,") == 3 * 6 + 3 * 6  # drawn at random, worst cases
     for word in (
@@ -171,46 +216,75 @@ def test_the_report_is_one_file_with_everything_in_it(project):
 
 @pytest.mark.parametrize("width", [390, 1200])
 def test_the_report_works_in_a_browser(project, tmp_path, width):
-    with open_page((project / "reports" / "report.html").as_uri(), tmp_path / "chromium", width) as page:
+    with open_page(
+        (project / "reports" / "report.html").as_uri(), tmp_path / "chromium", width
+    ) as page:
         assert page.evaluate("document.title") == "G²RPO report: seconds"
-        assert page.evaluate("[...document.images].every(image => image.complete && image.naturalWidth === 32)")
+        assert page.evaluate(
+            "[...document.images].every(image => image.complete && image.naturalWidth === 32)"
+        )
         assert page.evaluate("[...document.images].every(image => image.alt.length > 10)")
         fits_the_page(page)
         drawn_charts(page)
         first_column = (
-            "[...document.querySelector('table.sortable').tBodies[0].rows].map(row => parseFloat(row.cells[2].textContent))"
+            "[...document.querySelector('table.sortable').tBodies[0].rows].map(row => "
+            "parseFloat(row.cells[2].textContent))"
         )
         heading = "document.querySelector('table.sortable thead').rows[0].cells[2]"
         page.evaluate(f"{heading}.click()")
         falling = page.evaluate(first_column)
-        page.evaluate(f"{heading}.dispatchEvent(new KeyboardEvent('keydown', {{key: 'Enter'}}))")  # by keyboard as well
-        assert falling == sorted(falling, reverse=True) and page.evaluate(first_column) == falling[::-1]
-        assert page.evaluate("[...document.querySelectorAll('details')].some(part => part.open)") is False
+        page.evaluate(
+            f"{heading}.dispatchEvent(new KeyboardEvent('keydown', {{key: 'Enter'}}))"
+        )  # by keyboard as well
+        assert (
+            falling == sorted(falling, reverse=True)
+            and page.evaluate(first_column) == falling[::-1]
+        )
+        assert (
+            page.evaluate("[...document.querySelectorAll('details')].some(part => part.open)")
+            is False
+        )
         page.evaluate("location.hash = '#settings'")
         page.evaluate("new Promise(done => setTimeout(done, 50))")
         assert page.evaluate("document.getElementById('settings').open")
         page.evaluate("dispatchEvent(new Event('beforeprint'))")
         assert page.evaluate("[...document.querySelectorAll('details')].every(part => part.open)")
         fits_the_page(page)
-        assert page.requests() == [(project / "reports" / name).as_uri() for name in ("report.html", "timings/seconds.js")]
+        assert page.requests() == [
+            (project / "reports" / name).as_uri() for name in ("report.html", "timings/seconds.js")
+        ]
         assert page.complaints() == []
 
 
 def fits_the_page(page) -> None:
     """Nothing reaches over the right edge but what scrolls in its box."""
-    outside = "e => e.getBoundingClientRect().right > innerWidth + 1 && !e.closest('.scroll, .chart')"
-    assert page.evaluate(f"[...document.querySelectorAll('body *')].filter({outside}).map(e => e.outerHTML.slice(0, 99))") == []
+    outside = (
+        "e => e.getBoundingClientRect().right > innerWidth + 1 && !e.closest('.scroll, .chart')"
+    )
+    assert (
+        page.evaluate(
+            f"[...document.querySelectorAll('body *')].filter({outside}).map(e => "
+            "e.outerHTML.slice(0, 99))"
+        )
+        == []
+    )
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
 def drawn_charts(page) -> None:
     """Both charts by the page's own library: marks in every panel; the axis is switched, and a method chosen."""
     assert page.evaluate(
-        "new Promise(done => { const look = () => document.querySelectorAll('.vega-embed svg').length === 2 ? done(true) : setTimeout(look, 50); look(); })"
+        "new Promise(done => { const look = () => document.querySelectorAll('.vega-embed "
+        "svg').length === 2 ? done(true) : setTimeout(look, 50); look(); })"
     )
     panels = "document.querySelectorAll('#{} svg .mark-group.role-scope > g').length"
-    assert page.evaluate(panels.format("forest")) >= 6 and page.evaluate(panels.format("curves")) >= 1
-    lines = "[...document.querySelectorAll('#curves svg .mark-line path')].map(path => path.getAttribute('d')).join()"
+    assert (
+        page.evaluate(panels.format("forest")) >= 6 and page.evaluate(panels.format("curves")) >= 1
+    )
+    lines = (
+        "[...document.querySelectorAll('#curves svg .mark-line path')].map(path => "
+        "path.getAttribute('d')).join()"
+    )
     before = page.evaluate(lines)
     seen = [before]
     for number in (1, 2):  # forward evaluations, then the seconds of the runs' own timings
@@ -218,13 +292,21 @@ def drawn_charts(page) -> None:
         page.evaluate("new Promise(done => setTimeout(done, 300))")
         seen.append(page.evaluate(lines))
     assert len(set(seen)) == 3
-    faint = "[...document.querySelectorAll('#curves svg .mark-line path')].filter(path => path.getAttribute('opacity') === '0.06').length"
+    faint = (
+        "[...document.querySelectorAll('#curves svg .mark-line path')].filter(path => "
+        "path.getAttribute('opacity') === '0.06').length"
+    )
     assert page.evaluate(faint) == 0
     name = "document.querySelector('#curves svg .role-legend-label text')"
     page.evaluate(f"{name}.scrollIntoView({{block: 'center'}})")
-    box = page.evaluate(f"(() => {{ const box = {name}.getBoundingClientRect(); return [box.x + 3, box.y + 3]; }})()")
+    box = page.evaluate(
+        f"(() => {{ const box = {name}.getBoundingClientRect(); return [box.x + 3, box.y + 3]; "
+        f"}})()"
+    )
     for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
-        page.call("Input.dispatchMouseEvent", type=kind, x=box[0], y=box[1], button="left", clickCount=1)
+        page.call(
+            "Input.dispatchMouseEvent", type=kind, x=box[0], y=box[1], button="left", clickCount=1
+        )
     page.evaluate("new Promise(done => setTimeout(done, 300))")
     assert page.evaluate(faint) > 0
 
@@ -241,7 +323,9 @@ def test_prompts_are_shown_as_text_and_never_run(project, tmp_path):
         target.write_bytes((tmp_path / "test.parquet").read_bytes())
         made = run([sys.executable, "-m", "stages.report", "--profile", "seconds"], project)
         assert made.returncode == 0, made.stderr
-        with open_page((project / "reports" / "report.html").as_uri(), tmp_path / "chromium") as page:
+        with open_page(
+            (project / "reports" / "report.html").as_uri(), tmp_path / "chromium"
+        ) as page:
             assert page.evaluate("document.title") == "G²RPO report: seconds"
             assert page.evaluate("document.querySelector('#worst tbody td').textContent") == evil
             assert page.complaints() == []
@@ -262,29 +346,50 @@ def test_nothing_runs_again_without_a_change(project):
 @pytest.mark.engines
 def test_an_exported_run_is_a_row_of_the_report_with_the_runs_scores(project):
     """Weights from elsewhere: nothing is trained again, and what is drawn is what the run itself draws."""
-    exported = run_here(main, "export", "g2rpo-7", "--form", "diffusers", "--out", "elsewhere", folder=project)
+    exported = run_here(
+        main, "export", "g2rpo-7", "--form", "diffusers", "--out", "elsewhere", folder=project
+    )
     assert exported.returncode == 0, exported.stderr
     profile = YAML(typ="safe").load(project / "profiles" / "seconds.yaml")
-    profile["published"] = {"taken_along": {"folder": "elsewhere", "label": "exported", "trained_on": {"hps": 1.0}}}
+    profile["published"] = {
+        "taken_along": {"folder": "elsewhere", "label": "exported", "trained_on": {"hps": 1.0}}
+    }
     YAML().dump(profile, project / "profiles" / "seconds.yaml")
     params = (project / "params.yaml").read_text()
-    (project / "params.yaml").write_text(params.replace("published: []", "published: [taken_along]"))
+    (project / "params.yaml").write_text(
+        params.replace("published: []", "published: [taken_along]")
+    )
     try:
         ran = re.findall(r"^Running stage '(.*)'", dvc(project, "repro"), flags=re.MULTILINE)
         assert ran == ["profile", "published", "evaluate_published@taken_along", "report"]
         report = json.loads((project / "reports" / "report.json").read_text())
         rewards = ["hps", "clip_score", "pickscore", "image_reward", "verifier"]
         taken, own = (report[run] for run in ("taken_along-0", "g2rpo-7"))
-        assert [taken[reward] for reward in rewards] == [own[reward] for reward in rewards] and taken["training_reward_gain"]
+        assert [taken[reward] for reward in rewards] == [
+            own[reward] for reward in rewards
+        ] and taken["training_reward_gain"]
         assert "| exported |" in (project / "reports" / "report.md").read_text()
-        alone = params.replace("published: []", "published: [taken_along]").replace("[g2rpo, g2rpo_two]", "[]")
+        alone = params.replace("published: []", "published: [taken_along]").replace(
+            "[g2rpo, g2rpo_two]", "[]"
+        )
         (project / "params.yaml").write_text(alone)  # a report without any training
         ran = re.findall(r"^Running stage '(.*)'", dvc(project, "repro"), flags=re.MULTILINE)
-        assert ran == ["profile", "published", "report"]  # nothing of it trains from published weights any more
-        assert set(json.loads((project / "reports" / "report.json").read_text())) == {"base-0", "taken_along-0", "comparisons"}
+        assert ran == [
+            "profile",
+            "published",
+            "report",
+        ]  # nothing of it trains from published weights any more
+        assert set(json.loads((project / "reports" / "report.json").read_text())) == {
+            "base-0",
+            "taken_along-0",
+            "comparisons",
+        }
         shutil.rmtree(project / "elsewhere")
         refused = run([sys.executable, "-m", "stages.published", "--profile", "seconds"], project)
-        assert refused.returncode == 1 and "published.taken_along.folder: elsewhere does not exist" in refused.stderr
+        assert (
+            refused.returncode == 1
+            and "published.taken_along.folder: elsewhere does not exist" in refused.stderr
+        )
     finally:
         assert run(["git", "checkout", "--quiet", "--", "."], project).returncode == 0
         dvc(project, "checkout")
@@ -294,16 +399,24 @@ def test_a_second_dvc_repro_in_the_checkout_is_refused_and_damages_nothing(proje
     """Both want the same training: the first is held in the middle of it until the second has ended."""
     lock = (project / "dvc.lock").read_bytes()
     command = [sys.executable, "-m", "dvc", "repro", "--force", "--single-item", "train@g2rpo-7"]
-    first = subprocess.Popen(command, cwd=project, env={**os.environ, "DVC_NO_ANALYTICS": "1"}, stdout=subprocess.DEVNULL)
+    first = subprocess.Popen(
+        command, cwd=project, env={**os.environ, "DVC_NO_ANALYTICS": "1"}, stdout=subprocess.DEVNULL
+    )
     training: list[psutil.Process] = []
     try:
         while not training:
             assert first.poll() is None
-            training = [one for one in psutil.Process(first.pid).children(recursive=True) if "stages.train" in one.cmdline()]
+            training = [
+                one
+                for one in psutil.Process(first.pid).children(recursive=True)
+                if "stages.train" in one.cmdline()
+            ]
         for process in training:
             process.suspend()
         second = run([sys.executable, "-m", "dvc", "repro"], project)
-        assert second.returncode != 0 and "is busy, it is being blocked by" in second.stderr, second.stdout + second.stderr
+        assert second.returncode != 0 and "is busy, it is being blocked by" in second.stderr, (
+            second.stdout + second.stderr
+        )
     finally:
         for process in training:
             process.resume()
@@ -315,12 +428,34 @@ def test_a_second_dvc_repro_in_the_checkout_is_refused_and_damages_nothing(proje
 @pytest.mark.parametrize(
     "words, complaint",
     [
-        (["--seed", "9"], "dvc repro has no train@g2rpo-9 of seconds: name profile, method and seed in params.yaml"),
-        (["--seed", "7", "--nodes", "2"], "training.processes is 1, but the job has 16 GPUs: write auto"),
+        (
+            ["--seed", "9"],
+            (
+                "dvc repro has no train@g2rpo-9 of seconds: name profile, "
+                "method and seed in params.yaml"
+            ),
+        ),
+        (
+            ["--seed", "7", "--nodes", "2"],
+            "training.processes is 1, but the job has 16 GPUs: write auto",
+        ),
     ],
 )
 def test_a_job_that_could_not_start_is_not_written(project, words, complaint):
-    done = run([sys.executable, "-m", "g2rpo_core.cli", "launch", "--profile", "seconds", "--method", "g2rpo", *words], project)
+    done = run(
+        [
+            sys.executable,
+            "-m",
+            "g2rpo_core.cli",
+            "launch",
+            "--profile",
+            "seconds",
+            "--method",
+            "g2rpo",
+            *words,
+        ],
+        project,
+    )
     assert done.returncode == 1 and done.stderr == f"error: launch: {complaint}\n"
 
 
@@ -364,20 +499,39 @@ def test_a_study_runs_beside_by_its_name(project, study, tmp_path):
     assert "Two &amp; two, profile" in page and "A &lt;b&gt;bold&lt;/b&gt; claim." in page
     assert "The first" in page and "The second" in page and "trained on by some" in page
     assert set(YAML(typ="safe").load(study / "dvc.lock")["stages"]) == {
-        "profile", "train@first-3", "train@second-3", "evaluate_base", "evaluate@first-3", "evaluate@second-3", "report",
-    }  # fmt: skip
+        "profile",
+        "train@first-3",
+        "train@second-3",
+        "evaluate_base",
+        "evaluate@first-3",
+        "evaluate@second-3",
+        "report",
+    }
     again = run([sys.executable, "-m", "studies", "small"], project)
     assert again.returncode == 0 and not list(study.rglob("*.tmp")), again.stderr
     assert dvc(study, "status").strip() == "Data and pipelines are up to date."
     shown = dvc(study, "metrics", "show")
     assert "reports/metrics/first-3.json" in shown and "g2rpo-7" not in shown
-    assert "small" not in dvc(project, "status") + dvc(project, "metrics", "show") + dvc(project, "dag")
-    found = run(["git", "status", "--porcelain", "--untracked-files=all", "studies"], project).stdout.split("\n")
-    kept = {"params.yaml", "results.parquet", "runs.txt", "seconds.json", "reports/report.md", "reports/forest.svg"}
+    assert "small" not in dvc(project, "status") + dvc(project, "metrics", "show") + dvc(
+        project, "dag"
+    )
+    found = run(
+        ["git", "status", "--porcelain", "--untracked-files=all", "studies"], project
+    ).stdout.split("\n")
+    kept = {
+        "params.yaml",
+        "results.parquet",
+        "runs.txt",
+        "seconds.json",
+        "reports/report.md",
+        "reports/forest.svg",
+    }
     assert {line.split("studies/small/")[1] for line in filter(None, found)} == kept
     commit(project, "study")
     verified = run([sys.executable, "-m", "studies", "verify", "small"], project)
-    assert (verified.returncode, verified.stdout) == (0, "3 equal, 0 different, 0 missing\n"), verified.stderr
+    assert (verified.returncode, verified.stdout) == (0, "3 equal, 0 different, 0 missing\n"), (
+        verified.stderr
+    )
     (study / "evaluations").rename(project / "aside")  # as in a clone
     rendered = run_here(main, "report", "--study", "small", folder=project)
     (project / "aside").rename(study / "evaluations")
@@ -393,7 +547,10 @@ def test_a_study_runs_beside_by_its_name(project, study, tmp_path):
     (study / "params.yaml").write_text(STUDY.replace("[0, 1]", "[0, 99]"))
     broken = run([sys.executable, "-m", "studies", "small"], project)
     assert broken.returncode == 1 and broken.stderr.count("\n") == 1
-    assert "profiles/seconds.yaml with studies/small/params.yaml: methods.first: SDE step 99" in broken.stderr
+    assert (
+        "profiles/seconds.yaml with studies/small/params.yaml: methods.first: SDE step 99"
+        in broken.stderr
+    )
     with open_page((study / "reports" / "report.html").as_uri(), tmp_path / "chromium") as shown:
         assert shown.complaints() == []
 
@@ -408,7 +565,10 @@ def test_an_unknown_study_names_the_known_ones(project):
 
 
 def test_a_new_study_takes_no_name_that_is_taken_or_no_name(project):
-    for name, message in {"compare": "studies/compare exists", "my study": "is not a valid name for a study"}.items():
+    for name, message in {
+        "compare": "studies/compare exists",
+        "my study": "is not a valid name for a study",
+    }.items():
         done = run_here(studies.main, "new", name, folder=project)
         assert done.returncode == 1 and message in done.stderr and done.stderr.count("\n") == 1
 
@@ -420,7 +580,13 @@ def test_dvc_speaks_of_the_main_pipeline_in_130_columns(project):
         "Path",
         *(f"reports/metrics/{run}.json" for run in ("base-0", "g2rpo-7", "g2rpo_two-7")),
     ]
-    assert set(lines[0].split()[1:]) == {"clip_score", "hps", "image_reward", "pickscore", "verifier"}
+    assert set(lines[0].split()[1:]) == {
+        "clip_score",
+        "hps",
+        "image_reward",
+        "pickscore",
+        "verifier",
+    }
     texts = [metrics, dvc(project, "status"), dvc(project, "dag", "evaluate@g2rpo-7")]
     assert max(len(line.rstrip()) for text in texts for line in text.split("\n")) <= 130
 
@@ -430,25 +596,41 @@ def test_dvc_shows_the_curves_as_an_image_that_needs_no_network(project, tmp_pat
     page = project / "dvc_plots" / "index.html"
     assert "<script" not in page.read_text() and page.read_text().count("<img") == 2
     with open_page(page.as_uri(), tmp_path / "chromium") as shown:
-        assert shown.evaluate("[...document.images].every(image => image.complete && image.naturalWidth > 300)")
+        assert shown.evaluate(
+            "[...document.images].every(image => image.complete && image.naturalWidth > 300)"
+        )
         assert all(address.startswith("file:") for address in shown.requests())
 
 
 def test_a_changed_parameter_runs_what_reads_it_and_can_be_compared_and_taken_back(project):
     """The seed of the evaluation, in the profile that `seconds` extends: evaluations and the report, nothing else."""
-    said = dvc(project, "exp", "run", "--name", "other-seed", "--set-param", "profiles/tiny.yaml:evaluation.seed=5")
+    said = dvc(
+        project,
+        "exp",
+        "run",
+        "--name",
+        "other-seed",
+        "--set-param",
+        "profiles/tiny.yaml:evaluation.seed=5",
+    )
     ran = re.findall(r"^Running stage '(.*)'", said, flags=re.MULTILINE)
     assert ran == ["profile", "evaluate_base", "evaluate@g2rpo-7", "evaluate@g2rpo_two-7", "report"]
     runs = {f"reports/metrics/{run}.json" for run in ("base-0", "g2rpo-7", "g2rpo_two-7")}
-    assert set(json.loads(dvc(project, "exp", "diff", "HEAD", "other-seed", "--json"))["metrics"]) == runs
+    assert (
+        set(json.loads(dvc(project, "exp", "diff", "HEAD", "other-seed", "--json"))["metrics"])
+        == runs
+    )
     assert set(json.loads(dvc(project, "metrics", "diff", "HEAD", "--json"))) == runs
     assert "evaluation.seed" in dvc(project, "params", "diff", "HEAD")
     compared = run([sys.executable, "-m", "pipeline.compare", "HEAD", "now"], project)
     assert compared.returncode == 0, compared.stderr
-    assert "| `evaluation.seed` | 1223627 | 5 |" in compared.stdout and "| g2rpo | HPS-v2.1 |" in compared.stdout
-    assert run([sys.executable, "-m", "pipeline.compare", "HEAD~9", "now"], project).stderr.startswith(
-        "error: compare: HEAD~9: no commit"
+    assert (
+        "| `evaluation.seed` | 1223627 | 5 |" in compared.stdout
+        and "| g2rpo | HPS-v2.1 |" in compared.stdout
     )
+    assert run(
+        [sys.executable, "-m", "pipeline.compare", "HEAD~9", "now"], project
+    ).stderr.startswith("error: compare: HEAD~9: no commit")
     assert run(["git", "checkout", "--quiet", "--", "."], project).returncode == 0
     dvc(project, "checkout")
     assert "Data and pipelines are up to date." in dvc(project, "status")
@@ -475,16 +657,26 @@ def test_dvc_repro_goes_on_after_a_kill_to_the_same_bits(project):
     command = [str(Path(sys.executable).parent / "dvc"), "repro", "train@g2rpo-7"]
     try:
         child = subprocess.Popen(
-            command, cwd=project, env=os.environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            command,
+            cwd=project,
+            env=os.environ,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
             start_new_session=True,
-        )  # fmt: skip
-        reached = lambda: list(project.glob(".cache/resume/train/seconds/g2rpo-7/*/iteration-0000[0-2][3-9]"))
+        )
+        reached = lambda: list(
+            project.glob(".cache/resume/train/seconds/g2rpo-7/*/iteration-0000[0-2][3-9]")
+        )
         until(reached, running=[child])
         os.killpg(child.pid, signal.SIGKILL)
         child.wait()
         assert not (trained / "records.parquet").exists()
-        written = max(reached()[0].parent.glob("iteration-0000??"))  # a finished run of fewer iterations lies beside it
-        so_far = [record["seconds"] for record in json.loads((written / "records.json").read_text())]
+        written = max(
+            reached()[0].parent.glob("iteration-0000??")
+        )  # a finished run of fewer iterations lies beside it
+        so_far = [
+            record["seconds"] for record in json.loads((written / "records.json").read_text())
+        ]
         dvc(project, "repro", "train@g2rpo-7")
         weights = FluxTransformer2DModel.from_pretrained(trained / "transformer").state_dict()
         records = pd.read_parquet(trained / "records.parquet")
@@ -494,14 +686,19 @@ def test_dvc_repro_goes_on_after_a_kill_to_the_same_bits(project):
         dvc(project, "repro", "--force", "--single-item", "train@g2rpo-7")
         whole = FluxTransformer2DModel.from_pretrained(trained / "transformer").state_dict()
         assert all((weights[name] == whole[name]).all() for name in whole)
-        pd.testing.assert_frame_equal(pd.read_parquet(trained / "records.parquet"), records, check_exact=True)
+        pd.testing.assert_frame_equal(
+            pd.read_parquet(trained / "records.parquet"), records, check_exact=True
+        )
     finally:
         profile.write_text(before)
 
 
 @pytest.mark.parametrize(
     "prompts, message",
-    [("\n\n", "mine.txt: holds no prompt"), ("a red circle " * 20, "are over the profile's embed.max_sequence_length = 12")],
+    [
+        ("\n\n", "mine.txt: holds no prompt"),
+        ("a red circle " * 20, "are over the profile's embed.max_sequence_length = 12"),
+    ],
 )
 def test_bad_prompts_end_before_any_work(project, prompts, message):
     original = (project / "mine.txt").read_text()
@@ -511,4 +708,8 @@ def test_bad_prompts_end_before_any_work(project, prompts, message):
     finally:
         (project / "mine.txt").write_text(original)
     assert done.returncode == 1
-    assert message in done.stderr and done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+    assert (
+        message in done.stderr
+        and done.stderr.startswith("error: ")
+        and done.stderr.count("\n") == 1
+    )

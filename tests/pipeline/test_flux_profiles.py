@@ -38,17 +38,30 @@ from tests.fixtures.small_hub import small_hub
 
 pytestmark = pytest.mark.pipeline
 
-ALL = [path.stem for path in sorted((ROOT / "profiles").glob("*.yaml")) if load_profile(path).models.source == "hub"]
-PROFILES = [name for name in ALL if name.startswith("flux_") and name not in ("flux_krea", "flux_schnell")]  # of FLUX.1-dev
+ALL = [
+    path.stem
+    for path in sorted((ROOT / "profiles").glob("*.yaml"))
+    if load_profile(path).models.source == "hub"
+]
+PROFILES = [
+    name for name in ALL if name.startswith("flux_") and name not in ("flux_krea", "flux_schnell")
+]  # of FLUX.1-dev
 VARIED = ("flux_hps_clip", "flux_lora_24gb")  # the others differ from these in numbers
 MAIN = "0" * 40  # the commit of repositories that the profiles do not pin: a made-up one
-STYLES = {"anime": ["a small red circle"], "concept-art": [], "paintings": [], "photo": ["a large blue square"]}
+STYLES = {
+    "anime": ["a small red circle"],
+    "concept-art": [],
+    "paintings": [],
+    "photo": ["a large blue square"],
+}
 
 
 @pytest.fixture
 def without_memory(monkeypatch):
     """Every tensor has its true shape, dtype and device, and no memory (the meta device has no autocast, which the policy asks for)."""
-    monkeypatch.setattr(torch.nn.Module, "to", lambda module, *_, **__: module)  # all is on the CPU, and fake weights cannot move
+    monkeypatch.setattr(
+        torch.nn.Module, "to", lambda module, *_, **__: module
+    )  # all is on the CPU, and fake weights cannot move
     for operation in (torch.ops.aten.item.default, torch.ops.aten._local_scalar_dense.default):
         monkeypatch.setitem(fake_impls.op_implementations_dict, operation, number)
     with FakeTensorMode():
@@ -60,19 +73,37 @@ def test_true_shapes_fit_through_the_policy(name, without_memory):
     """The base model's transformer and VAE in their published configuration, in the profile's sizes and dtype."""
     profile = load_profile(ROOT / "profiles" / f"{name}.yaml")
     base, shape = shape_of(profile)
-    sampling, encoded = profile.sampling, encoding_shapes(base, shape, profile.embed.max_sequence_length)
+    sampling, encoded = (
+        profile.sampling,
+        encoding_shapes(base, shape, profile.embed.max_sequence_length),
+    )
     with torch.no_grad():
         transformer, vae = base.transformer(**shape.transformer), base.vae(**shape.vae)
         tensors = lambda: {name: torch.empty(1, *size) for name, size in encoded.items()}
         conditioning = Conditioning(tensors(), tensors() if base.has_negative else None)
-        for size, batch in ((sampling, profile.training.num_generations), (profile.evaluation, profile.evaluation.batch)):
-            policy = Policy(base, transformer, vae, size.height, size.width, sampling.guidance, DTYPES[sampling.dtype])
+        for size, batch in (
+            (sampling, profile.training.num_generations),
+            (profile.evaluation, profile.evaluation.batch),
+        ):
+            policy = Policy(
+                base,
+                transformer,
+                vae,
+                size.height,
+                size.width,
+                sampling.guidance,
+                DTYPES[sampling.dtype],
+            )
             latents = base.pack(torch.empty(batch, *policy.unpacked_shape))
-            velocity = policy.velocity(conditioning)(latents, torch.empty(batch), torch.zeros(batch, dtype=torch.int64))
+            velocity = policy.velocity(conditioning)(
+                latents, torch.empty(batch), torch.zeros(batch, dtype=torch.int64)
+            )
             assert velocity.shape == latents.shape and velocity.dtype == torch.float32
             assert policy.decode(latents[:1], 1).shape == (1, 3, size.height, size.width)
             assert policy.image_tokens == size.height * size.width // 16**2
-    group = 1 if profile.training.lora else profile.training.num_generations  # what one call of the rollout has
+    group = (
+        1 if profile.training.lora else profile.training.num_generations
+    )  # what one call of the rollout has
     of_one = sampling.height * sampling.width // 16**2 + base.text_tokens(conditioning.tensors)
     assert sampling.batch_tokens >= group * of_one * policy.forward_evals
 
@@ -81,9 +112,13 @@ def test_the_open_clip_scorers_read_the_published_architecture(without_memory):
     model = open_clip.create_model("ViT-H-14")
     assert sum(parameter.numel() for parameter in model.parameters()) == 986_109_441
     tokenize = open_clip.get_tokenizer("ViT-H-14")
-    preprocess = Preprocess(model.visual.image_size[0], "pad", OPENAI_DATASET_MEAN, OPENAI_DATASET_STD, rgb="first")
+    preprocess = Preprocess(
+        model.visual.image_size[0], "pad", OPENAI_DATASET_MEAN, OPENAI_DATASET_STD, rgb="first"
+    )
     encode = lambda texts: model.encode_text(tokenize(texts))
-    scorer = CosineScore(model.encode_image, encode, preprocess, torch.device("cpu"), ScorerSettings())
+    scorer = CosineScore(
+        model.encode_image, encode, preprocess, torch.device("cpu"), ScorerSettings()
+    )
     assert scorer(torch.empty(2, 3, 1024, 768), ["a red circle", "a blue square"]).shape == (2,)
 
 
@@ -97,13 +132,22 @@ def test_the_papers_table_3(name):
         profile.evaluation,
     )
     assert (sampling.height, sampling.width, sampling.steps, sampling.shift) == (720, 720, 16, 3.0)
-    assert (method.tree.eta, method.tree.sde_steps, method.tree.granularities) == (0.7, (0, 1, 2, 3, 4, 5, 6, 7), (1, 2, 3))
+    assert (method.tree.eta, method.tree.sde_steps, method.tree.granularities) == (
+        0.7,
+        (0, 1, 2, 3, 4, 5, 6, 7),
+        (1, 2, 3),
+    )
     assert (training.num_generations, training.weight_decay) == (12, 1e-4)
     assert (training.max_grad_norm, training.clip_range, training.adv_clip_max) == (1.0, 1e-4, 5.0)
     assert training.iterations == 300
     if training.lora is None:  # the paper trains all weights, on 16 GPUs of batch 1
         assert (training.learning_rate, training.prompts_per_iteration) == (2e-6, 16)
-    assert (evaluation.height, evaluation.width, evaluation.steps[0], sampling.guidance) == (1024, 1024, 50, 3.5)
+    assert (evaluation.height, evaluation.width, evaluation.steps[0], sampling.guidance) == (
+        1024,
+        1024,
+        50,
+        3.5,
+    )
     assert profile.run("g2rpo").sampling == sampling
     assert len(shifted_sigmas(sampling.steps, sampling.shift)) == 17
 
@@ -125,20 +169,37 @@ def layouts(models, tmp_path_factory):
 def hub(layouts, tmp_path_factory):
     """FLUX.1-dev is gated; the data sets of prompts have two texts each."""
     annotations, lists = tmp_path_factory.mktemp("annotations"), tmp_path_factory.mktemp("lists")
-    rows = lambda *texts: json.dumps([{"prompt": text, "human_preference": [1, 0]} for text in texts])
-    (annotations / "train.json").write_text(rows(*["a large red circle"] * 3, "a small blue square"))
+    rows = lambda *texts: json.dumps(
+        [{"prompt": text, "human_preference": [1, 0]} for text in texts]
+    )
+    (annotations / "train.json").write_text(
+        rows(*["a large red circle"] * 3, "a small blue square")
+    )
     (annotations / "test.json").write_text(rows("a small red circle", "a large blue square"))
     (lists / "benchmark").mkdir()
     for style, texts in STYLES.items():
-        (lists / "benchmark" / f"{style}.json").write_text(json.dumps([*texts, f"one more of {style}"]))
+        (lists / "benchmark" / f"{style}.json").write_text(
+            json.dumps([*texts, f"one more of {style}"])
+        )
     with small_hub() as hub:
         for profile in PROFILES:
-            for name, model in load_profile(ROOT / "profiles" / f"{profile}.yaml").models.repos.items():
-                hub.add(model.repo, model.revision or MAIN, layouts / name, "token" if name == "pipeline" else None)
+            for name, model in load_profile(
+                ROOT / "profiles" / f"{profile}.yaml"
+            ).models.repos.items():
+                hub.add(
+                    model.repo,
+                    model.revision or MAIN,
+                    layouts / name,
+                    "token" if name == "pipeline" else None,
+                )
         hub.add("ymhao/HPDv2", MAIN, annotations)
         hub.add("zhwang/HPDv2", MAIN, lists)
-        published = tmp_path_factory.mktemp("published")  # as yujieouo/G2RPO: weights without a configuration
-        shutil.copy(layouts / "pipeline" / "transformer" / "diffusion_pytorch_model.safetensors", published)
+        published = tmp_path_factory.mktemp(
+            "published"
+        )  # as yujieouo/G2RPO: weights without a configuration
+        shutil.copy(
+            layouts / "pipeline" / "transformer" / "diffusion_pytorch_model.safetensors", published
+        )
         hub.add("yujieouo/G2RPO", MAIN, published)
         yield hub
 
@@ -168,7 +229,9 @@ def run_stages(name: str, profile: dict, hub, folder: Path, home: Path, monkeypa
     profile["evaluation"] |= small | {"steps": [2]}
     (folder / "profiles").mkdir()
     YAML().dump(profile, folder / "profiles" / f"{name}.yaml")
-    (folder / "params.yaml").write_text(f"profile: {name}\nmethods: [g2rpo]\nseeds: [42]\npublished: [g2rpo_published]\n")
+    (folder / "params.yaml").write_text(
+        f"profile: {name}\nmethods: [g2rpo]\nseeds: [42]\npublished: [g2rpo_published]\n"
+    )
 
     environment = {key: value for key, value in os.environ.items() if key != "HF_HUB_OFFLINE"}
     environment |= {
@@ -188,7 +251,8 @@ def run_stages(name: str, profile: dict, hub, folder: Path, home: Path, monkeypa
     assert list(test["style"]) == ["anime", "photo"]
     lock = json.loads((folder / "models" / name / "models.lock.json").read_text())
     assert {key: (entry["repo"], entry["revision"]) for key, entry in lock.items()} == {
-        key: (model["repo"], model.get("revision", MAIN)) for key, model in profile["models"]["repos"].items()
+        key: (model["repo"], model.get("revision", MAIN))
+        for key, model in profile["models"]["repos"].items()
     }
 
     monkeypatch.chdir(folder)
@@ -207,8 +271,16 @@ def run_stages(name: str, profile: dict, hub, folder: Path, home: Path, monkeypa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name if name in VARIED else pytest.param(name, marks=pytest.mark.engines) for name in PROFILES])
-def test_every_stage_runs_from_the_hub(name, hub, layouts, models, tmp_path, tmp_path_factory, monkeypatch, sigterm_as_before):
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in VARIED else pytest.param(name, marks=pytest.mark.engines)
+        for name in PROFILES
+    ],
+)
+def test_every_stage_runs_from_the_hub(
+    name, hub, layouts, models, tmp_path, tmp_path_factory, monkeypatch, sigterm_as_before
+):
     """With UnifiedReward from a server, as the tiny one answers in no template's words; its repository is fetched and read all the same."""
     home = tmp_path_factory.getbasetemp() / "flux_home"  # one cache for all profiles
     profile = resolve(ROOT / "profiles" / f"{name}.yaml").data
@@ -220,21 +292,36 @@ def test_every_stage_runs_from_the_hub(name, hub, layouts, models, tmp_path, tmp
     profile["models"]["repos"] = full | profile["models"]["repos"]
     for key, model in profile["models"]["repos"].items():
         served = describe_files(layouts / key)
-        model["sha256"] = {file: served[file]["sha256"] for file in served if file in model.get("sha256", {})}
+        model["sha256"] = {
+            file: served[file]["sha256"] for file in served if file in model.get("sha256", {})
+        }
     architectures = [path.name for path in (layouts / "hps").glob("*.json")]
-    profile["models"]["repos"]["hps"] |= {"architecture": architectures[0], "files": ["HPS_v2.1_compressed.pt", *architectures]}
+    profile["models"]["repos"]["hps"] |= {
+        "architecture": architectures[0],
+        "files": ["HPS_v2.1_compressed.pt", *architectures],
+    }
     with serve(ready) as server:
-        profile["rewards"]["unified_reward"]["server"] = {"url": server.url, "model": "UnifiedReward"}
+        profile["rewards"]["unified_reward"]["server"] = {
+            "url": server.url,
+            "model": "UnifiedReward",
+        }
         run_stages(name, profile, hub, tmp_path, home, monkeypatch)
     records = pd.read_parquet(Path("runs", name, "g2rpo-42", "records.parquet"))
     assert records.num_forward_evals.tolist()[-1] > 0
     scores = pd.read_parquet(Path("evaluations", name, "g2rpo-42", "results.parquet"))
     assert set(scores.reward) == {*profile["evaluation"]["rewards"], *IMAGE_STATS}
-    assert scores.score.notna().all() and scores.score[scores.reward == "unified_reward"].tolist() == [3.5, 3.5]
+    assert scores.score.notna().all() and scores.score[
+        scores.reward == "unified_reward"
+    ].tolist() == [3.5, 3.5]
     images, texts = torch.rand(2, 3, 32, 32), ["a large red circle", "a small blue square"]
-    scorers = [rewards.load(["unified_reward"], folder)["unified_reward"] for folder in (Path("models", name), models)]
+    scorers = [
+        rewards.load(["unified_reward"], folder)["unified_reward"]
+        for folder in (Path("models", name), models)
+    ]
     published, ours = (scorer.score_with_reasons(images, texts)[1] for scorer in scorers)
-    assert published == ours and "the answer was" in ours[0]  # hardly trained, it answers in no template's words, but the same
+    assert (
+        published == ours and "the answer was" in ours[0]
+    )  # hardly trained, it answers in no template's words, but the same
     text = Path("reports", "report.md").read_text()
     assert "published weights" in text.split("\n")[0] and "| G²RPO, published |" in text
     report = json.loads(Path("reports", "report.json").read_text())

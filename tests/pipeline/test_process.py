@@ -9,20 +9,30 @@ from tests.fixtures.waiting import until
 
 def texts(*parts: bytes) -> list[Text]:
     lines = Lines()
-    return [text for index, part in enumerate(parts) for text in lines.feed(part, final=index == len(parts) - 1)]
+    return [
+        text
+        for index, part in enumerate(parts)
+        for text in lines.feed(part, final=index == len(parts) - 1)
+    ]
 
 
 @pytest.mark.parametrize("cut", range(1, 24))
 def test_lines_and_redrawn_bars_are_told_apart_wherever_the_bytes_are_cut(cut):
     data = "eins\r\n 1%|ü\r 2%|\r 3%|\nend".encode()
     assert texts(data[:cut], data[cut:], b"") == [
-        Text("eins", False), Text(" 1%|ü", True), Text(" 2%|", True), Text(" 3%|", False), Text("end", False)
-    ]  # fmt: skip
+        Text("eins", False),
+        Text(" 1%|ü", True),
+        Text(" 2%|", True),
+        Text(" 3%|", False),
+        Text("end", False),
+    ]
 
 
 def test_the_exit_status_and_all_output_come_back():
     seen = []
-    ended = run_group(["sh", "-c", "echo out; echo err >&2; exit 75"], seen.append, stop=threading.Event())
+    ended = run_group(
+        ["sh", "-c", "echo out; echo err >&2; exit 75"], seen.append, stop=threading.Event()
+    )
     assert (ended.status, ended.by) == (75, "itself")
     assert {text.text for text in seen} == {"out", "err"}
 
@@ -36,7 +46,10 @@ def test_what_a_command_leaves_running_is_ended():
 @pytest.mark.pipeline
 def test_a_group_that_ignores_sigterm_is_killed_after_the_grace_time(tmp_path):
     stop, seen, ends = threading.Event(), [], []
-    code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True); time.sleep(1000)"
+    code = (
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', "
+        "flush=True); time.sleep(1000)"
+    )
 
     def run() -> None:
         ends.append(run_group([sys.executable, "-c", code], seen.append, stop=stop, grace=0.5))
@@ -60,7 +73,9 @@ def test_a_stop_ends_a_group_whose_output_is_stuck_on_its_way(tmp_path):
         stuck.set()
         assert go_on.wait(60)
 
-    thread = threading.Thread(target=lambda: ends.append(run_group(["sh", "-c", script], show, stop=stop)))
+    thread = threading.Thread(
+        target=lambda: ends.append(run_group(["sh", "-c", script], show, stop=stop))
+    )
     thread.start()
     assert stuck.wait(60)
     stop.set()
@@ -80,7 +95,9 @@ def test_a_group_ends_when_its_output_cannot_be_passed_on(tmp_path):
         raise OSError("no space left")
 
     with pytest.raises(OSError, match="no space left"):
-        run_group(["sh", "-c", f"echo $$ > {pid}; echo 1; exec sleep 1000"], show, stop=threading.Event())
+        run_group(
+            ["sh", "-c", f"echo $$ > {pid}; echo 1; exec sleep 1000"], show, stop=threading.Event()
+        )
     assert not alive(int(pid.read_text()))
 
 
@@ -90,7 +107,12 @@ def test_a_time_limit_ends_every_process_and_waits_for_the_one_that_still_writes
     script = f"trap 'sleep 0.5; echo done > {last_words}; exit 143' TERM; sleep 1000 & wait"
     seen = []
     # the leader dies at once, as dvc does; its child takes its time
-    ended = run_group(["sh", "-c", f'sh -c "{script}" & wait'], seen.append, stop=threading.Event(), time_limit=0.5)
+    ended = run_group(
+        ["sh", "-c", f'sh -c "{script}" & wait'],
+        seen.append,
+        stop=threading.Event(),
+        time_limit=0.5,
+    )
     assert ended.by == "time limit"
     assert last_words.read_text() == "done\n"
 

@@ -17,13 +17,19 @@ from pipeline.rehearsal import stub
 from tests.conftest import ROOT
 
 PHASES = ["load", "embed", "rollout", "update", "save", "evaluate"]
-REHEARSED = ("sd35_medium_lora_1gpu", "flux_hps_clip", "flux_lora_1gpu")  # `make rehearse` rehearses all
+REHEARSED = (
+    "sd35_medium_lora_1gpu",
+    "flux_hps_clip",
+    "flux_lora_1gpu",
+)  # `make rehearse` rehearses all
 
 
 def machines_of(profile: str) -> list[str]:
     """The words of the command that the profile's comment gives."""
     text = (ROOT / "profiles" / f"{profile}.yaml").read_text()
-    return re.search(rf"`g2rpo rehearse --profile {profile} (--gpus \d+(?: --nodes \d+)? --memory \d+)`", text)[1].split()
+    return re.search(
+        rf"`g2rpo rehearse --profile {profile} (--gpus \d+(?: --nodes \d+)? --memory \d+)`", text
+    )[1].split()
 
 
 PROFILES = {
@@ -33,12 +39,20 @@ PROFILES = {
 }
 
 
-def rehearse(profile: str, words: list[str], folder: Path) -> tuple[dict, subprocess.CompletedProcess]:
+def rehearse(
+    profile: str, words: list[str], folder: Path
+) -> tuple[dict, subprocess.CompletedProcess]:
     """The command with --json in a folder of its own, with the project's profiles unless there are others."""
     if not (folder / "profiles").exists():
         (folder / "profiles").symlink_to(ROOT / "profiles")
     command = [sys.executable, "-m", "pipeline.rehearse", "--profile", profile, "--json", *words]
-    done = subprocess.run(command, cwd=folder, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
     last = done.stdout.strip().split("\n")[-1]
     return json.loads(last) if last.startswith("{") else {}, done
 
@@ -50,7 +64,9 @@ def test_every_method_is_planned_and_fits(name):
     profile = load_profile(ROOT / "profiles" / f"{name}.yaml")
     words = dict(zip(PROFILES[name][::2], PROFILES[name][1::2]))
     gpus = int(words["--gpus"])
-    machines = Machines(gpus, float(words["--memory"]), int(words.get("--nodes", count_nodes(gpus))))
+    machines = Machines(
+        gpus, float(words["--memory"]), int(words.get("--nodes", count_nodes(gpus)))
+    )
     assert profile.training.processes in ("auto", gpus) and profile.evaluation.processes == "auto"
     for method in profile.methods:
         assert make_plan(profile, method, machines).fits, method
@@ -64,8 +80,12 @@ def test_a_phase_alone_is_rehearsed_and_what_could_not_start_is_said(tmp_path):
     YAML().dump(data, tmp_path / "profiles" / "four.yaml")
     found, done = rehearse("four", ["--gpus", "1", "--memory", "80", "--phase", "embed"], tmp_path)
     assert done.returncode == 1, done.stderr
-    assert found["problems"] == ["start: training.processes is 4, but there are 1 GPUs: write auto, or 1"]
-    assert list(found["peak_gib"]) == ["embed"] and 9.0 < found["peak_gib"]["embed"] < 12.0  # T5 has 8.9 GiB in bfloat16
+    assert found["problems"] == [
+        "start: training.processes is 4, but there are 1 GPUs: write auto, or 1"
+    ]
+    assert (
+        list(found["peak_gib"]) == ["embed"] and 9.0 < found["peak_gib"]["embed"] < 12.0
+    )  # T5 has 8.9 GiB in bfloat16
 
 
 def test_no_module_of_the_checkout_ends_the_process_that_imports_it():
@@ -81,7 +101,9 @@ def test_no_module_of_the_checkout_ends_the_process_that_imports_it():
                 importlib.import_module(name)
         print(len(names))
     """
-    done = subprocess.run([sys.executable, "-c", code, *packages], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code, *packages], cwd=ROOT, capture_output=True, text=True
+    )
     assert done.returncode == 0 and int(done.stdout.splitlines()[-1]) > 150, done.stderr
 
 
@@ -91,7 +113,9 @@ def test_a_part_that_ends_without_figures_shows_why(found, tmp_path):
     """The part's process cannot load a library that was cut or replaced."""
     library = stub.build(tmp_path / ".cache" / "rehearsal")
     library.write_bytes(found)
-    _, done = rehearse("flux_smoke", ["--gpus", "1", "--memory", "79", "--phase", "embed"], tmp_path)
+    _, done = rehearse(
+        "flux_smoke", ["--gpus", "1", "--memory", "79", "--phase", "embed"], tmp_path
+    )
     assert done.returncode == 1 and done.stderr.startswith(
         "error: rehearse: embed ended without figures, with status 1: OSError: "
     )
@@ -102,17 +126,28 @@ def test_a_part_that_ends_without_figures_shows_why(found, tmp_path):
 @pytest.mark.parametrize(
     ("compiler", "said"),
     [
-        (None, "error: rehearse needs a C++ compiler: install g++ (Debian: apt install g++), then the same again\n"),
-        ("echo old.cpp: error: no such option >&2; exit 1", "error: rehearse: g++ cannot compile stub.cpp, which needs C++20: old.cpp: error"),
+        (
+            None,
+            (
+                "error: rehearse needs a C++ compiler: install g++ (Debian: apt install g++), "
+                "then the same again\n"
+            ),
+        ),
+        (
+            "echo old.cpp: error: no such option >&2; exit 1",
+            "error: rehearse: g++ cannot compile stub.cpp, which needs C++20: old.cpp: error",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_compiler_that_is_missing_or_too_old_is_named(compiler, said, tmp_path, monkeypatch):
     (tmp_path / "bin").mkdir()
     if compiler:
         (tmp_path / "bin" / "g++").write_text(f"#!/bin/sh\n{compiler}\n")
         (tmp_path / "bin" / "g++").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    _, done = rehearse("flux_smoke", ["--gpus", "1", "--memory", "79", "--phase", "embed"], tmp_path)
+    _, done = rehearse(
+        "flux_smoke", ["--gpus", "1", "--memory", "79", "--phase", "embed"], tmp_path
+    )
     assert done.returncode == 1 and done.stderr.startswith(said) and done.stderr.count("\n") == 1
 
 
@@ -128,19 +163,27 @@ def test_a_profile_fits_the_machines_it_names(name, method, phases, tmp_path):
     """And the plan's arithmetic is within a tenth of what the stages take, but for the seconds of scoring."""
     words = ["--method", method, *(word for phase in phases for word in ("--phase", phase))]
     found, done = rehearse(name, [*PROFILES[name], *words], tmp_path)
-    assert done.returncode == 0 and found["fits"] and not found["problems"], done.stderr + str(found)
+    assert done.returncode == 0 and found["fits"] and not found["problems"], done.stderr + str(
+        found
+    )
     assert list(found["peak_gib"]) == phases
     words = dict(zip(PROFILES[name][::2], PROFILES[name][1::2]))
-    machines = Machines(int(words["--gpus"]), float(words["--memory"]), int(words.get("--nodes", 1)))
+    machines = Machines(
+        int(words["--gpus"]), float(words["--memory"]), int(words.get("--nodes", 1))
+    )
     plan = make_plan(load_profile(ROOT / "profiles" / f"{name}.yaml"), method, machines)
     planned = {"rollout": ("rollout", "decoding", "scoring"), "update": ("update", "optimizer")}
     for phase, parts in planned.items():
         gib = max(plan.phases_gib[part] for part in parts) - RESERVE_GIB
         assert gib == pytest.approx(found["peak_gib"][phase], rel=0.1), phase
         if machines.gpus > 1:
-            assert plan.sent_gb[phase] == pytest.approx(found["collectives"][phase]["gb"], rel=0.1), phase
+            assert plan.sent_gb[phase] == pytest.approx(
+                found["collectives"][phase]["gb"], rel=0.1
+            ), phase
     scoring = plan.seconds["scoring"] / plan.seconds_per_iteration  # which both only estimate
-    assert plan.seconds_per_iteration == pytest.approx(found["seconds_per_iteration"], rel=0.1 + 0.1 * scoring)
+    assert plan.seconds_per_iteration == pytest.approx(
+        found["seconds_per_iteration"], rel=0.1 + 0.1 * scoring
+    )
 
 
 @pytest.mark.slow
@@ -152,4 +195,7 @@ def test_without_gradient_checkpointing_the_papers_setting_does_not_fit(tmp_path
     YAML().dump(data, tmp_path / "profiles" / "keeps_all.yaml")
     found, done = rehearse("keeps_all", [*PROFILES["flux_hps"], "--phase", "update"], tmp_path)
     assert done.returncode == 1 and not found["fits"]
-    assert found["problems"][0].startswith("train: OutOfMemoryError: ") and "in the phase 'update'" in found["problems"][0]
+    assert (
+        found["problems"][0].startswith("train: OutOfMemoryError: ")
+        and "in the phase 'update'" in found["problems"][0]
+    )

@@ -42,27 +42,49 @@ def inside(project, monkeypatch):
 def test_the_projects_own_graph_makes_a_task_for_every_stage_and_run():
     stages = read_graph()
     runs = {f"{method}-{seed}" for method in RUN["methods"] for seed in RUN["seeds"]}
-    assert {name for name in stages if name.startswith("train@")} == {f"train@{run}" for run in runs}
-    assert {name for name in stages if name.startswith("evaluate@")} == {f"evaluate@{run}" for run in runs}
+    assert {name for name in stages if name.startswith("train@")} == {
+        f"train@{run}" for run in runs
+    }
+    assert {name for name in stages if name.startswith("evaluate@")} == {
+        f"evaluate@{run}" for run in runs
+    }
     assert set(stages["embed"].needs) == {"profile", "models", "prompts"}
     run = min(runs)
     assert f"train@{run}" in stages[f"evaluate@{run}"].needs
     assert {f"evaluate@{run}" for run in runs} <= set(stages["report"].needs)
     order = list(stages)
-    assert all(order.index(need) < order.index(name) for name, stage in stages.items() for need in stage.needs)
-    assert all("gpu" in stages[name].meta.tags for name in stages if name.startswith(("train@", "evaluate", "embed")))
-    assert stages["models"].meta.retries > 0 and all(not stages[f"train@{run}"].meta.retries for run in runs)
+    assert all(
+        order.index(need) < order.index(name)
+        for name, stage in stages.items()
+        for need in stage.needs
+    )
+    assert all(
+        "gpu" in stages[name].meta.tags
+        for name in stages
+        if name.startswith(("train@", "evaluate", "embed"))
+    )
+    assert stages["models"].meta.retries > 0 and all(
+        not stages[f"train@{run}"].meta.retries for run in runs
+    )
     assert all(stage.changed for stage in stages.values())
 
 
 def test_a_study_is_read_as_a_graph_of_its_own():
     write_project(Path("studies/compare"))
     stages = read_graph(Path("studies/compare"))
-    assert {stage.group for stage in stages.values()} == {"profile", "train", "evaluate", "evaluate_base", "report"}
-    assert len([name for name in stages if name.startswith("train@")]) == 48 and stages["report"].project == Path(
-        "studies/compare"
-    )
-    assert set(stages["train@g2rpo-1"].needs) == {"profile"}  # models and embeddings are the main project's
+    assert {stage.group for stage in stages.values()} == {
+        "profile",
+        "train",
+        "evaluate",
+        "evaluate_base",
+        "report",
+    }
+    assert len([name for name in stages if name.startswith("train@")]) == 48 and stages[
+        "report"
+    ].project == Path("studies/compare")
+    assert set(stages["train@g2rpo-1"].needs) == {
+        "profile"
+    }  # models and embeddings are the main project's
 
 
 def test_a_new_seed_makes_new_tasks(project):
@@ -78,7 +100,14 @@ def test_a_new_seed_makes_new_tasks(project):
 def test_targets_bring_what_they_need():
     stages = read_graph()
     run = f"{RUN['methods'][0]}-{RUN['seeds'][0]}"
-    assert set(chosen(stages, [f"train@{run}"])) == {"profile", "models", "prompts", "embed", "published", f"train@{run}"}
+    assert set(chosen(stages, [f"train@{run}"])) == {
+        "profile",
+        "models",
+        "prompts",
+        "embed",
+        "published",
+        f"train@{run}",
+    }
     assert set(chosen(stages, [])) == set(stages)
     with pytest.raises(UserError, match="no stage 'trian'; there are .*train, evaluate"):
         chosen(stages, ["trian"])
@@ -107,8 +136,12 @@ def test_versions_that_are_known_to_fail_are_named():
     good = {"prefect": "3.8.8", "fastapi": "0.150.0", "sqlalchemy": "2.0.57"}
     assert version_problem(good) is None
     assert "fastapi 0.151.0 is known to fail" in version_problem(good | {"fastapi": "0.151.0"})
-    assert "sqlalchemy 2.1.0 is known to fail (cron runs" in version_problem(good | {"sqlalchemy": "2.1.0"})
-    assert "prefect is not installed" in version_problem({key: good[key] for key in good if key != "prefect"})
+    assert "sqlalchemy 2.1.0 is known to fail (cron runs" in version_problem(
+        good | {"sqlalchemy": "2.1.0"}
+    )
+    assert "prefect is not installed" in version_problem(
+        {key: good[key] for key in good if key != "prefect"}
+    )
     assert {package for package, _, _ in KNOWN} == set(good)
 
 
@@ -116,7 +149,8 @@ def test_versions_that_are_known_to_fail_are_named():
 def test_a_study_needs_neither_prefect_nor_the_flows():
     """So it runs where Prefect's versions are wrong, or Prefect is not installed."""
     code = (
-        "import sys, studies.__main__; print(sorted(name for name in sys.modules if name.split('.')[0] in ('prefect', 'flows')))"
+        "import sys, studies.__main__; print(sorted(name for name in sys.modules if "
+        "name.split('.')[0] in ('prefect', 'flows')))"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.stdout.strip() == "[]", done.stderr
@@ -127,30 +161,43 @@ def test_a_stage_has_its_profiles_grace_before_it_is_killed(tmp_path):
     (tmp_path / "reports").mkdir()
     of_method = "training: {}\nmethods: {first: {}, slow: {training: {checkpoints: {grace: 300}}}}"
     for text, seconds in (
-        ("training: {}", 25), ("training: {checkpoints: {every: 3, grace: 120}}", 120), ("models: {}", 25), (of_method, 300)
-    ):  # fmt: skip
+        ("training: {}", 25),
+        ("training: {checkpoints: {every: 3, grace: 120}}", 120),
+        ("models: {}", 25),
+        (of_method, 300),
+    ):
         (tmp_path / "reports" / "profile.yaml").write_text(text)
         assert runner.grace_of(tmp_path) == seconds + runner.MARGIN
 
 
-def test_a_studys_bar_says_how_far_each_stage_is_and_where_its_output_goes(tmp_path, monkeypatch, capsys):
+def test_a_studys_bar_says_how_far_each_stage_is_and_where_its_output_goes(
+    tmp_path, monkeypatch, capsys
+):
     """A real stage of a real DVC project, whose own bar is tqdm's."""
     project = tmp_path / "project"
     project.mkdir()
     (project / "slow.py").write_text(
-        "import sys\nfrom tqdm import tqdm\nfor _ in tqdm(range(7), desc='slow', mininterval=0, unit='iteration'): pass\nopen('out', 'w')\n"
+        "import sys\nfrom tqdm import tqdm\n"
+        "for _ in tqdm(range(7), desc='slow', mininterval=0, unit='iteration'): pass\n"
+        "open('out', 'w')\n"
     )
-    (project / "dvc.yaml").write_text("stages:\n  slow:\n    cmd: python slow.py\n    outs: [out]\n")
+    (project / "dvc.yaml").write_text(
+        "stages:\n  slow:\n    cmd: python slow.py\n    outs: [out]\n"
+    )
     monkeypatch.chdir(project)
     monkeypatch.setenv("DVC_NO_ANALYTICS", "1")
     monkeypatch.setattr(runner.tqdm, "monitor_interval", 0)
     for command in (["git", "init", "--quiet"], [sys.executable, "-m", "dvc", "init", "--quiet"]):
         subprocess.run(command, check=True)
     shown = []
-    monkeypatch.setattr(runner.tqdm, "set_postfix_str", lambda bar, text, refresh=True: shown.append(text))
+    monkeypatch.setattr(
+        runner.tqdm, "set_postfix_str", lambda bar, text, refresh=True: shown.append(text)
+    )
     runner.run_with_bar(read_graph(), 1, Path("logs", "study"), threading.Event())
     assert "slow 0/7" in shown and "slow 7/7" in shown and shown[-1] == ""
-    assert "study: the output of each stage is in logs/study/<stage>.log\n" in capsys.readouterr().err
+    assert (
+        "study: the output of each stage is in logs/study/<stage>.log\n" in capsys.readouterr().err
+    )
     assert "7/7" in Path("logs/study/slow.log").read_text()
 
 
@@ -158,13 +205,17 @@ def test_a_studys_bar_says_how_far_each_stage_is_and_where_its_output_goes(tmp_p
 def test_reproduce_runs_two_stages_at_a_time_where_there_is_no_gpu(tmp_path, monkeypatch, gpu):
     """Each of two real stages of DVC says whether it met the other."""
     (tmp_path / "meet.py").write_text(
-        "import os, sys, time\nfrom pathlib import Path\nmine, other = sys.argv[1:]\nPath(f'{mine}.here').touch()\n"
+        "import os, sys, time\nfrom pathlib import Path\nmine, other = sys.argv[1:]\n"
+        "Path(f'{mine}.here').touch()\n"
         "end = time.monotonic() + float(os.environ['WAIT'])\n"
-        "while not (met := Path(f'{other}.here').exists()) and time.monotonic() < end: time.sleep(0.05)\n"
+        "while not (met := Path(f'{other}.here').exists()) and time.monotonic() < end: "
+        "time.sleep(0.05)\n"
         "Path(mine).write_text(str(met))\nPath(f'{mine}.here').unlink() if not met else None\n"
     )
     stage = "  {0}:\n    cmd: python meet.py {0} {1}\n    outs: [{0}]\n"
-    (tmp_path / "dvc.yaml").write_text("stages:\n" + stage.format("a", "b") + stage.format("b", "a"))
+    (tmp_path / "dvc.yaml").write_text(
+        "stages:\n" + stage.format("a", "b") + stage.format("b", "a")
+    )
     for name in ("params.yaml", "profiles"):
         (tmp_path / name).symlink_to(ROOT / name)
     monkeypatch.chdir(tmp_path)

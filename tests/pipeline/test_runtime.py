@@ -11,14 +11,28 @@ from tests.conftest import ROOT
 RUNTIME = ROOT / "g2rpo_core" / "distributed" / "runtime.py"
 REHEARSAL = sorted((ROOT / "pipeline" / "rehearsal").glob("*.py"))
 OURS = ("g2rpo_core", "stages", "pipeline")
-PRODUCT = [file for room in ("g2rpo_core", "stages") for file in (ROOT / room).rglob("*.py") if file != RUNTIME]
+PRODUCT = [
+    file
+    for room in ("g2rpo_core", "stages")
+    for file in (ROOT / room).rglob("*.py")
+    if file != RUNTIME
+]
 
 
 def seams_of(file: Path, name: str) -> set[str]:
     """The public methods that a class itself defines, or assigns."""
-    (found,) = (node for node in ast.parse(file.read_text()).body if isinstance(node, ast.ClassDef) and node.name == name)
+    (found,) = (
+        node
+        for node in ast.parse(file.read_text()).body
+        if isinstance(node, ast.ClassDef) and node.name == name
+    )
     defined = {node.name for node in found.body if isinstance(node, ast.FunctionDef)}
-    assigned = {ast.unparse(target) for node in found.body if isinstance(node, ast.Assign) for target in node.targets}
+    assigned = {
+        ast.unparse(target)
+        for node in found.body
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+    }
     return {each for each in defined | assigned if not each.startswith("_")}
 
 
@@ -43,7 +57,9 @@ def test_every_function_that_reads_weights_has_a_stand_in():
     read = {ast.unparse(call.args[0]) for call in calls if call.func.attr == "read"}
     source = ast.parse((ROOT / "pipeline" / "rehearsal" / "runtime.py").read_text())
     assigned = [node for node in ast.walk(source) if isinstance(node, ast.AnnAssign)]
-    (stand_ins,) = (node.value for node in assigned if ast.unparse(node.target) == "self._stand_ins")
+    (stand_ins,) = (
+        node.value for node in assigned if ast.unparse(node.target) == "self._stand_ins"
+    )
     assert {key.attr for key in stand_ins.keys} == read
 
 
@@ -54,16 +70,29 @@ def patched(source: str) -> list[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
             for alias in node.names:
-                whole = f"{node.module}.{alias.name}" if isinstance(node, ast.ImportFrom) else alias.name
+                whole = (
+                    f"{node.module}.{alias.name}"
+                    if isinstance(node, ast.ImportFrom)
+                    else alias.name
+                )
                 if whole.startswith(OURS):
-                    ours.add(alias.asname or (alias.name if isinstance(node, ast.ImportFrom) else alias.name.split(".")[0]))
+                    ours.add(
+                        alias.asname
+                        or (
+                            alias.name
+                            if isinstance(node, ast.ImportFrom)
+                            else alias.name.split(".")[0]
+                        )
+                    )
     targets: list[ast.expr] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign | ast.Delete):
             targets += [part for target in node.targets for part in ast.walk(target)]
         elif isinstance(node, ast.AnnAssign | ast.AugAssign):
             targets.append(node.target)
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("setattr", "patch.object")):
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(
+            ("setattr", "patch.object")
+        ):
             targets.append(ast.Attribute(node.args[0], ast.unparse(node.args[1])))
     found = [target for target in targets if isinstance(target, ast.Attribute)]
     return [ast.unparse(target) for target in found if ast.unparse(target).split(".")[0] in ours]

@@ -29,7 +29,12 @@ LEAST = {
         "drift": {"patience": 2, "measurements": 2},
         "tracking": {"samples": {"every": 1, "prompts": 1}},
     },
-    "evaluation": {"steps": [1], "rewards": ["hps", "verifier"], "batch": 1, "diversity": {"prompts": 1, "noises": 2}},
+    "evaluation": {
+        "steps": [1],
+        "rewards": ["hps", "verifier"],
+        "batch": 1,
+        "diversity": {"prompts": 1, "noises": 2},
+    },
 }
 
 
@@ -50,7 +55,11 @@ def numbers(settings: dict, *path: str) -> Iterator[tuple[str, ...]]:
             yield (*path, key)
 
 
-EVERY = [(name, *path) for name in SECTIONS for path in numbers(getattr(PROFILE, name).model_dump(mode="json"))]
+EVERY = [
+    (name, *path)
+    for name in SECTIONS
+    for path in numbers(getattr(PROFILE, name).model_dump(mode="json"))
+]
 
 
 @pytest.mark.parametrize("value", [0, 1])
@@ -75,7 +84,9 @@ def test_a_small_value_passes_the_check_or_is_refused_in_one_line(tmp_path, path
 )
 def test_the_exact_reward_knows_the_size_of_its_images_before_any_work(tmp_path, sections):
     done = run_here(check.main, folder=project(tmp_path, "small", sections))
-    assert done.returncode == 1 and "the verifier only knows images of 32 x 32 pixels" in done.stderr, done.stderr
+    assert (
+        done.returncode == 1 and "the verifier only knows images of 32 x 32 pixels" in done.stderr
+    ), done.stderr
 
 
 @pytest.mark.pipeline
@@ -92,13 +103,19 @@ def test_every_stage_takes_the_least_and_the_report_says_what_an_interval_needs(
         (prompts, "--profile", "least"),
         (embed, "--profile", "least"),
         *((train, "--profile", "least", *of(method, 1)) for method in ("g2rpo", "nft_shared")),
-        *((evaluate, "--profile", "least", *of(*run)) for run in (("base", 0), ("g2rpo", 1), ("nft_shared", 1))),
+        *(
+            (evaluate, "--profile", "least", *of(*run))
+            for run in (("base", 0), ("g2rpo", 1), ("nft_shared", 1))
+        ),
         (report, "--profile", "least"),
     ):
         done = run_here(stage.main, *words, folder=folder)
         assert done.returncode == 0, (stage, done.stderr)
     for name in ("report.md", "report.html"):
         page = (folder / "reports" / name).read_text()
-        assert "An interval over prompts needs at least two test prompts with scores: [–] stands where there are fewer." in page
+        assert (
+            "An interval over prompts needs at least two test prompts with scores: "
+            "[–] stands where there are fewer." in page
+        )
         assert not re.search(r"[>+-]nan|\bnan[ <]", page)  # as Python writes it
     assert "NaN" not in (folder / "reports" / "report.json").read_text()

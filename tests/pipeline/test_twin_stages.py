@@ -24,11 +24,22 @@ from tests.fixtures.weights import randomize
 
 pytestmark = pytest.mark.pipeline
 
-METHODS = ("g2rpo", "g2rpo_no_mgai", "dance_grpo", "mix_grpo", "mix_grpo_flash", "flow_grpo", "flow_grpo_fast")
+METHODS = (
+    "g2rpo",
+    "g2rpo_no_mgai",
+    "dance_grpo",
+    "mix_grpo",
+    "mix_grpo_flash",
+    "flow_grpo",
+    "flow_grpo_fast",
+)
 # every method once; for the others, the method itself and an adapter
 TWINS = [
     "sd3",
-    *(pytest.param(name, marks=(pytest.mark.slow, pytest.mark.engines)) for name in ("qwen_image", "flux2", "zimage")),
+    *(
+        pytest.param(name, marks=(pytest.mark.slow, pytest.mark.engines))
+        for name in ("qwen_image", "flux2", "zimage")
+    ),
 ]
 SMALL = {
     "prompts": {"train_count": 6, "test_count": 4},
@@ -79,7 +90,9 @@ def methods_of(folder) -> tuple[str, ...]:
 
 
 def run(stage, folder, method: str, seed: int = 1) -> None:
-    done = run_here(stage.main, "--profile", "small", "--method", method, "--seed", seed, folder=folder)
+    done = run_here(
+        stage.main, "--profile", "small", "--method", method, "--seed", seed, folder=folder
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -101,7 +114,9 @@ def test_every_method_trains_and_counts_the_evaluations_of_its_guidance(trained)
         assert records.num_forward_evals.tolist() == [0, 2 * tree.num_forward_evals(4)], name
         assert records.grad_norm.iloc[-1] > 0 and records.old_policy_ratio_error.max() < 1e-4, name
         weights = load(trained / "runs" / "small" / f"{name}-1" / "transformer").state_dict()
-        assert weights.keys() == base.keys() and all(torch.equal(weights[key], base[key]) for key in fixed)
+        assert weights.keys() == base.keys() and all(
+            torch.equal(weights[key], base[key]) for key in fixed
+        )
         assert any(not torch.equal(weights[key], base[key]) for key in base), name
 
 
@@ -123,7 +138,9 @@ def test_weights_are_exported_in_the_forms_that_the_base_has(trained):
         assert (done.returncode, done.stderr) == (1, lacks)
     assert run_here(main, *words, "diffusers", folder=trained).returncode == 0
     whole = base.transformer.from_pretrained(trained / "whole" / "transformer").state_dict()
-    ours = base.transformer.from_pretrained(trained / "runs" / "small" / "g2rpo-1" / "transformer").state_dict()
+    ours = base.transformer.from_pretrained(
+        trained / "runs" / "small" / "g2rpo-1" / "transformer"
+    ).state_dict()
     assert all(torch.equal(whole[name], ours[name]) for name in ours)
     card = (trained / "whole" / "README.md").read_text()
     assert base.transformer.__name__ in card and base.pipeline.__name__ in card and base.tag in card
@@ -135,15 +152,33 @@ def test_weights_are_exported_in_the_forms_that_the_base_has(trained):
         randomize(pipeline.transformer)  # hardly trained, it would hide what an adapter does
         pipeline.load_lora_weights(folder)
         pipeline.set_progress_bar_config(disable=True)
-        how = {"height": 32, "width": 32, "num_inference_steps": 2, "max_sequence_length": 12, "output_type": "latent"}
-        outputs.append(pipeline(prompt="a red circle", generator=torch.Generator().manual_seed(0), **how).images)
+        how = {
+            "height": 32,
+            "width": 32,
+            "num_inference_steps": 2,
+            "max_sequence_length": 12,
+            "output_type": "latent",
+        }
+        outputs.append(
+            pipeline(
+                prompt="a red circle", generator=torch.Generator().manual_seed(0), **how
+            ).images
+        )
     torch.testing.assert_close(*outputs, rtol=1e-4, atol=1e-5)
 
 
 def test_pictures_are_drawn_with_guidance_and_without(trained):
     files = []
     for guidance in ("3.0", "1.0"):
-        words = ["a small red circle", "--run", "g2rpo-1", "--guidance", guidance, "--out", f"pictures-{guidance}"]
+        words = [
+            "a small red circle",
+            "--run",
+            "g2rpo-1",
+            "--guidance",
+            guidance,
+            "--out",
+            f"pictures-{guidance}",
+        ]
         done = run_here(main, "generate", *words, folder=trained)
         assert done.returncode == 0, done.stderr
         files.append((trained / done.stdout.split()[0]).read_bytes())
@@ -157,7 +192,9 @@ def test_the_demo_draws_a_lora_beside_the_base(trained, monkeypatch):
     values = {"prompt": "a small red circle", "runs": ("adapted-1",), "rewards": ("hps",)}
     asked = checked({**defaults(profile, ["adapted-1"]), **values})
     pictures = answer(painter, "small", ["adapted-1"], asked)
-    assert [picture.run for picture in pictures] == ["base", "adapted-1"] and all("hps" in picture.scores for picture in pictures)
+    assert [picture.run for picture in pictures] == ["base", "adapted-1"] and all(
+        "hps" in picture.scores for picture in pictures
+    )
 
 
 @pytest.fixture(scope="module")
@@ -167,11 +204,20 @@ def ends(sd3_models, sd3_embeddings_folder, tmp_path_factory):
     (folder / "models").symlink_to(sd3_models)
     (folder / "embeddings").symlink_to(sd3_embeddings_folder)
     runs = [(WHOLE, 1), (WHOLE, 2), (HYBRID, 4), (LORA, 1), (LORA, 2)]
-    command = [sys.executable, "-m", "tests.fixtures.killed", folder, *(f"{mode}-{size}" for mode, size in runs)]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.fixtures.killed",
+        folder,
+        *(f"{mode}-{size}" for mode, size in runs),
+    ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr[-2000:]
-    return {(mode, size): torch.load(folder / f"end-{mode}-{size}-0.pt", weights_only=True) for mode, size in runs}
+    return {
+        (mode, size): torch.load(folder / f"end-{mode}-{size}-0.pt", weights_only=True)
+        for mode, size in runs
+    }
 
 
 @pytest.mark.parametrize("mode, size", [(WHOLE, 2), (HYBRID, 4), (LORA, 2)])

@@ -21,7 +21,8 @@ from pipeline.causes import MACHINE
 from tests.conftest import ROOT
 from tests.fixtures.commands import run_here
 
-# Each stage copies what it "makes" from made/, of which DVC knows nothing: as from another machine, its outputs differ with no edit
+# Each stage copies what it "makes" from made/, of which DVC knows nothing: as from another machine,
+# its outputs differ with no edit
 PIPELINE = """\
 stages:
   models:
@@ -48,7 +49,10 @@ MILAN = {
     "avx512f": False,
 }
 
-MOVED = "score of hps: 1 of 2 values differ, by 0.5 at most and 0.25 on average; the mean moves by 2.5 of its standard errors"
+MOVED = (
+    "score of hps: 1 of 2 values differ, by 0.5 at most and 0.25 on average; "
+    "the mean moves by 2.5 of its standard errors"
+)
 GAINED = "comparisons.0.difference: 0.12 -> 0.62, g2rpo-1.hps: 0.2 -> 0.7"
 
 
@@ -58,7 +62,9 @@ def make(folder: Path, shift: float, low: float = 0.03) -> None:
     shutil.rmtree(made, ignore_errors=True)
     for name in ("models/hps", "models/pipeline", "evaluations/pictures"):
         (made / name).mkdir(parents=True)
-    save_file({"weight": torch.full((4,), 1 + shift)}, made / "models" / "pipeline" / "model.safetensors")
+    save_file(
+        {"weight": torch.full((4,), 1 + shift)}, made / "models" / "pipeline" / "model.safetensors"
+    )
     torch.save({"weight": torch.full((4,), 2 + shift)}, made / "models" / "hps" / "hps.pt")
     (made / "models" / "config.json").write_text('{"layers": 2}')
     for number in range(5):
@@ -68,8 +74,17 @@ def make(folder: Path, shift: float, low: float = 0.03) -> None:
     scores = pd.DataFrame({"reward": "hps", "score": [0.1, 0.3 + shift]})
     scores.to_parquet(made / "evaluations" / "results.parquet")
     (made / "metrics.json").write_text(json.dumps({"hps": 0.2 + shift}))
-    one = {"of": "g2rpo-1", "against": "base-0", "reward": "unified_reward", "difference": 0.12 + shift, "low": low, "high": 0.4}
-    (made / "report.json").write_text(json.dumps({"g2rpo-1": {"hps": 0.2 + shift}, "comparisons": [one]}))
+    one = {
+        "of": "g2rpo-1",
+        "against": "base-0",
+        "reward": "unified_reward",
+        "difference": 0.12 + shift,
+        "low": low,
+        "high": 0.4,
+    }
+    (made / "report.json").write_text(
+        json.dumps({"g2rpo-1": {"hps": 0.2 + shift}, "comparisons": [one]})
+    )
     (made / "report.md").write_text(f"G2RPO gains {0.12 + shift:.2f} in all")
 
 
@@ -129,7 +144,10 @@ def cause(lines: list[str]) -> str:
 
 
 def test_equal_outputs_are_one_line_and_status_0(project):
-    assert verified(project) == (0, ["5 equal, 0 different, 0 missing: every output is the committed one"])
+    assert verified(project) == (
+        0,
+        ["5 equal, 0 different, 0 missing: every output is the committed one"],
+    )
 
 
 def test_other_bits_with_the_same_conclusions_are_status_2_and_told_how_far(project):
@@ -138,11 +156,22 @@ def test_other_bits_with_the_same_conclusions_are_status_2_and_told_how_far(proj
     make(project, 0.5)
     reproduce(project)
     status, lines = verified(project)
-    assert status == 2 and lines[-1] == "Result: only bits differ, the conclusions are the same (exit status 2)."
+    assert (
+        status == 2
+        and lines[-1] == "Result: only bits differ, the conclusions are the same (exit status 2)."
+    )
     assert lines[:14] == [
         "different  models: folder: 2 of 3 files differ",
-        "             hps/hps.pt: weights: relative distance 0.25 over 1 tensors; at most 0.25, in weight",
-        "             pipeline/model.safetensors: weights: relative distance 0.5 over 1 tensors; at most 0.5, in weight",
+        (
+            "             hps/hps.pt: weights: relative distance 0.25 over 1 tensors; "
+            "at most 0.25, "
+            "in weight"
+        ),
+        (
+            "             pipeline/model.safetensors: weights: relative distance 0.5 over 1 "
+            "tensors; "
+            "at most 0.5, in weight"
+        ),
         "different  evaluations: folder: 6 of 6 files differ",
         "             pictures/0.png: image: values differ by 50 of 255 at most, 50 on average",
         "             pictures/1.png: image: values differ by 50 of 255 at most, 50 on average",
@@ -159,7 +188,10 @@ def test_other_bits_with_the_same_conclusions_are_status_2_and_told_how_far(proj
     assert lines[14:-1] == [
         "Conclusions: the same in all 1 comparisons of the report (sign and significance).",
         "First to differ: models; the others that differ are made from it.",
-        f"Likely cause: this machine's processor ({name}) is another than the lock's (AMD EPYC 7763).",
+        (
+            f"Likely cause: this machine's processor ({name}) is another than the lock's (AMD EPYC "
+            "7763)."
+        ),
     ]
 
 
@@ -167,9 +199,13 @@ def test_a_changed_conclusion_is_told_in_numbers_and_is_status_1(project):
     make(project, -0.08, low=-0.05)
     reproduce(project)
     status, lines = verified(project)
-    assert status == 1 and lines[-1] == "Result: not verified: 1 of 1 conclusions changed (exit status 1)."
     assert (
-        "  g2rpo-1 against the base in UnifiedReward: was significantly above (+0.12 [+0.03, +0.4]), "
+        status == 1
+        and lines[-1] == "Result: not verified: 1 of 1 conclusions changed (exit status 1)."
+    )
+    assert (
+        "  g2rpo-1 against the base in UnifiedReward: was significantly above (+0.12 [+0.03, "
+        "+0.4]), "
         "now not significantly different (+0.04 [-0.05, +0.4])" in lines
     )
 
@@ -229,16 +265,24 @@ def test_an_edit_of_a_later_stage_is_not_the_cause_of_an_earlier_one(project):
     make(project, 0.5)
     reproduce(project)
     here = describe_machine()
-    assert cause(verified(project)[1]) == f"threads {here['threads']} here, 64 there; torch {here['torch']} here, 2.0.0 there."
+    assert (
+        cause(verified(project)[1])
+        == f"threads {here['threads']} here, 64 there; torch {here['torch']} here, 2.0.0 there."
+    )
 
 
 def test_a_processor_of_the_same_name_is_told_by_its_numbers_and_instructions(project):
     here = describe_machine()["processor"]
-    record_machine(project, processor=here | {"model": "1", "avx2": False, "fma": False, "avx512f": False})
+    record_machine(
+        project, processor=here | {"model": "1", "avx2": False, "fma": False, "avx512f": False}
+    )
     commit(project)
     make(project, 0.5)
     reproduce(project)
-    assert f"({here['name']}, family {here.get('family')}, model 1, with none of avx2 fma avx512f)" in cause(verified(project)[1])
+    assert (
+        f"({here['name']}, family {here.get('family')}, model 1, with none of avx2 fma avx512f)"
+        in cause(verified(project)[1])
+    )
 
 
 def test_another_processor_is_no_cause_where_numerics_are_portable(project):
@@ -252,10 +296,15 @@ def test_another_processor_is_no_cause_where_numerics_are_portable(project):
 def test_no_cause_is_invented(project):
     make(project, 0.5)
     reproduce(project)
-    assert cause(verified(project)[1]) == "not known: code, settings, processor, threads and versions are those of the lock."
+    assert (
+        cause(verified(project)[1])
+        == "not known: code, settings, processor, threads and versions are those of the lock."
+    )
     git(project, "rm", "--quiet", "--cached", str(MACHINE))
     git(project, "commit", "--quiet", "--message", "an older commit")
-    assert f"on what the lock was made is not known (no {MACHINE} in the commit)" in cause(verified(project)[1])
+    assert f"on what the lock was made is not known (no {MACHINE} in the commit)" in cause(
+        verified(project)[1]
+    )
 
 
 def test_a_file_that_was_changed_by_hand_is_told_as_such(project):
@@ -263,14 +312,19 @@ def test_a_file_that_was_changed_by_hand_is_told_as_such(project):
     status, lines = verified(project)
     assert status == 2 and "4 equal, 1 different, 0 missing" in lines
     assert "Conclusions: the same, as reports/report.json is the committed one." in lines
-    assert cause(lines) == "changed after a stage made it (or dvc.lock was put back): reports/report.md."
+    assert (
+        cause(lines)
+        == "changed after a stage made it (or dvc.lock was put back): reports/report.md."
+    )
 
 
 def test_missing_outputs_are_status_1(project):
     shutil.rmtree(project / "models")
     status, lines = verified(project)
     assert status == 1 and lines[:2] == ["missing    models", "4 equal, 0 different, 1 missing"]
-    assert lines[-1] == "Result: not verified: outputs are missing: 1, which make reproduce makes (exit status 1)."
+    assert lines[-1] == (
+        "Result: not verified: outputs are missing: 1, which make reproduce makes (exit status 1)."
+    )
 
 
 def test_a_damaged_output_is_status_1(project):
@@ -279,7 +333,10 @@ def test_a_damaged_output_is_status_1(project):
     file.write_bytes(b"not whole")
     status, lines = verified(project)
     assert status == 1 and "files are damaged: 1" in lines[-1]
-    assert "pipeline/model.safetensors: damaged: models/pipeline/model.safetensors: cannot be read" in lines[1]
+    assert (
+        "pipeline/model.safetensors: damaged: models/pipeline/model.safetensors: cannot be read"
+        in lines[1]
+    )
 
 
 def test_files_of_a_folder_that_only_one_side_has_are_named(project):
@@ -303,7 +360,8 @@ def test_a_report_without_comparisons_is_told_in_one_line(project):
     file.write_text(whole)
     status, lines = verified(project)
     assert status == 1 and lines[-1] == (
-        "Result: not verified: the committed reports/report.json has no comparisons (an older version made it), "
+        "Result: not verified: the committed reports/report.json has no comparisons (an older "
+        "version made it), "
         "so no conclusions can be compared (exit status 1)."
     )
 
@@ -311,7 +369,9 @@ def test_a_report_without_comparisons_is_told_in_one_line(project):
 def test_comparisons_that_are_damaged_are_told_in_one_line(project):
     (project / "reports" / "report.json").write_text('{"comparisons": [{"of": "g2rpo-1"}]}')
     status, lines = verified(project)
-    assert status == 1 and lines[-1].startswith("Result: not verified: reports/report.json: cannot be read: it is damaged")
+    assert status == 1 and lines[-1].startswith(
+        "Result: not verified: reports/report.json: cannot be read: it is damaged"
+    )
 
 
 def test_outside_of_a_git_checkout_one_line_says_so(tmp_path):
@@ -325,5 +385,7 @@ def test_make_verify_ends_with_the_status_in_words(project):
     (project / "reports" / "report.md").write_text("other words")
     environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT)}
     (project / "Makefile").write_text(f"verify:\n\t@{sys.executable} -P -m pipeline.verify\n")
-    done = subprocess.run(["make", "verify"], cwd=project, capture_output=True, text=True, env=environment)
+    done = subprocess.run(
+        ["make", "verify"], cwd=project, capture_output=True, text=True, env=environment
+    )
     assert done.returncode == 2 and done.stdout.splitlines()[-1].endswith("(exit status 2).")

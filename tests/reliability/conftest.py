@@ -37,7 +37,11 @@ SMALL = {
     },
     "methods": {
         "g2rpo": {"settings": {"tree": {"sde_steps": [0, 1], "granularities": [1, 2]}}},
-        **{name: None for name in load_profile(ROOT / "profiles" / "tiny.yaml").methods if name != "g2rpo"},
+        **{
+            name: None
+            for name in load_profile(ROOT / "profiles" / "tiny.yaml").methods
+            if name != "g2rpo"
+        },
     },
     "evaluation": {"steps": [2], "rewards": ["hps", "verifier"], "batch": 3, "diversity": None},
 }

@@ -24,8 +24,12 @@ EVALUATE, TRAIN = "evaluate@g2rpo-1", "train@g2rpo-1"
 def known(project) -> Path:
     """The small project as a checkout whose run and evaluation DVC knows."""
     make_checkout(project)
-    (project / "params.yaml").write_text("profile: small\nmethods: [g2rpo]\nseeds: [1]\npublished: []\n")
-    subprocess.run([sys.executable, "-m", "dvc", "commit", "--force", TRAIN, EVALUATE], cwd=project, check=True)
+    (project / "params.yaml").write_text(
+        "profile: small\nmethods: [g2rpo]\nseeds: [1]\npublished: []\n"
+    )
+    subprocess.run(
+        [sys.executable, "-m", "dvc", "commit", "--force", TRAIN, EVALUATE], cwd=project, check=True
+    )
     return project
 
 
@@ -46,15 +50,30 @@ def test_another_profiles_stage_changes_neither_lock_nor_numbers(known):
     """Although DVC has stages of the same method and seed, and although one of them is out of date."""
     for name in ("models", "prompts", "embeddings"):
         shutil.copytree(known / name / "small", known / name / "mini")
-    (known / "profiles" / "mini.yaml").write_text("extends: small\ntraining: {iterations: 1, monitor: {every: 1}}\n")
+    (known / "profiles" / "mini.yaml").write_text(
+        "extends: small\ntraining: {iterations: 1, monitor: {every: 1}}\n"
+    )
     change(known / "profiles" / "small.yaml", "evaluation", seed=12345)
-    lock, reports, evaluations = (known / "dvc.lock").read_bytes(), hashes(known / "reports"), hashes(known / "evaluations")
+    lock, reports, evaluations = (
+        (known / "dvc.lock").read_bytes(),
+        hashes(known / "reports"),
+        hashes(known / "evaluations"),
+    )
     for module in ("train", "evaluate"):
         done = by_hand(module, known, "mini")
-        assert done.returncode == 0 and "DVC does not know this run: params.yaml does not name its profile" in done.stderr
-    others = {path: content for path, content in hashes(known / "reports").items() if path.startswith("others/mini/")}
+        assert (
+            done.returncode == 0
+            and "DVC does not know this run: params.yaml does not name its profile" in done.stderr
+        )
+    others = {
+        path: content
+        for path, content in hashes(known / "reports").items()
+        if path.startswith("others/mini/")
+    }
     assert sorted(others) == [f"others/mini/{kind}/g2rpo-1.json" for kind in ("metrics", "timings")]
-    assert (known / "dvc.lock").read_bytes() == lock and hashes(known / "reports") == reports | others
+    assert (known / "dvc.lock").read_bytes() == lock and hashes(
+        known / "reports"
+    ) == reports | others
     assert evaluations.items() <= hashes(known / "evaluations").items()
 
 
@@ -74,7 +93,10 @@ def test_a_run_that_params_yaml_names_is_known_unless_it_changed_meanwhile(known
     runtime = Runtime()
     runtime.publish = edited
     done = by_hand("evaluate", known, "small", runtime)
-    assert done.returncode == 0 and "its settings, code or inputs have changed since it began" in done.stderr
+    assert (
+        done.returncode == 0
+        and "its settings, code or inputs have changed since it began" in done.stderr
+    )
     assert read_lock(known / "dvc.lock")[EVALUATE] == after
 
 
@@ -94,7 +116,10 @@ def test_a_study_is_not_run_with_another_profile_than_its_own(known):
     words = ("--profile", "mini", "--study", "one", "--method", "g2rpo", "--seed", 1)
     done = run_here(importlib.import_module("stages.evaluate").main, *words, folder=known)
     assert done.returncode == 1
-    assert done.stderr == "error: --profile mini: studies/one/params.yaml names profile small: give that one\n"
+    assert (
+        done.stderr
+        == "error: --profile mini: studies/one/params.yaml names profile small: give that one\n"
+    )
 
 
 def test_a_runs_folder_holds_the_weights_of_its_last_training_alone(project):
@@ -104,4 +129,6 @@ def test_a_runs_folder_holds_the_weights_of_its_last_training_alone(project):
     assert sorted(path.name for path in run.iterdir()) == ["curve.json", "lora", "records.parquet"]
     shutil.copytree(run / "lora", run / "transformer")
     done = stage("evaluate", project)
-    assert done.returncode == 1 and done.stderr.splitlines()[-1].startswith("error: runs/small/g2rpo-1: has lora and transformer")
+    assert done.returncode == 1 and done.stderr.splitlines()[-1].startswith(
+        "error: runs/small/g2rpo-1: has lora and transformer"
+    )

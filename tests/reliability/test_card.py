@@ -20,7 +20,9 @@ def card(project):
 
     def of(run, *words):
         out = project / f"out-{next(numbers)}"
-        done = run_here(main, "export", run, "--form", "diffusers", "--out", out, *words, folder=project)
+        done = run_here(
+            main, "export", run, "--form", "diffusers", "--out", out, *words, folder=project
+        )
         assert done.returncode == 0, done.stderr
         assert not list(project.glob(".out*"))
         return (out / "README.md").read_text(), out
@@ -32,7 +34,10 @@ def test_an_evaluated_run_has_its_own_scores_pictures_and_settings(card, project
     text, out = card("g2rpo-1")
     scores = json.loads((project / "reports" / "metrics" / "g2rpo-1.json").read_text())
     base = json.loads((project / "reports" / "metrics" / "base-0.json").read_text())
-    assert f"| {base['verifier']:.4f} | {scores['verifier']:.4f} |" in text and "| iterations | 2 |" in text
+    assert (
+        f"| {base['verifier']:.4f} | {scores['verifier']:.4f} |" in text
+        and "| iterations | 2 |" in text
+    )
     assert len(list((out / "pictures").iterdir())) == 8 and "Not evaluated here" not in text
 
 
@@ -44,14 +49,20 @@ def test_a_copy_of_a_run_has_neither_scores_nor_settings(card, project):
 
 
 def test_a_run_of_another_profile_has_no_scores_of_the_main_one(card, project):
-    (project / "profiles" / "mini.yaml").write_text("extends: small\ntraining: {iterations: 1, monitor: {every: 1}}\n")
+    (project / "profiles" / "mini.yaml").write_text(
+        "extends: small\ntraining: {iterations: 1, monitor: {every: 1}}\n"
+    )
     for name in ("models", "runs"):
         shutil.copytree(project / name / "small", project / name / "mini")
     text, _ = card("g2rpo-1", "--profile", "mini")
     assert "Not evaluated here" in text and "| iterations | 1 |" in text
-    done = run_here(main, "export", "runs/mini/g2rpo-1", "--form", "diffusers", "--out", "no", folder=project)
+    done = run_here(
+        main, "export", "runs/mini/g2rpo-1", "--form", "diffusers", "--out", "no", folder=project
+    )
     assert (
-        done.returncode == 1 and done.stderr == "error: export: runs/mini/g2rpo-1 is a run of profile mini: give --profile mini\n"
+        done.returncode == 1
+        and done.stderr
+        == "error: export: runs/mini/g2rpo-1 is a run of profile mini: give --profile mini\n"
     )
     assert not (project / "no").exists()
 
@@ -62,7 +73,9 @@ def test_a_run_that_was_trained_again_was_not_evaluated(card, project, known):
     run = project / "runs" / "small" / "g2rpo-1"
     if known:
         dep = f"{{path: runs/small/g2rpo-1, md5: {hash_of_folder(run)}}}"
-        (project / "dvc.lock").write_text(f"stages: {{evaluate@g2rpo-1: {{deps: [{dep}], outs: []}}}}\n")
+        (project / "dvc.lock").write_text(
+            f"stages: {{evaluate@g2rpo-1: {{deps: [{dep}], outs: []}}}}\n"
+        )
     assert "Not evaluated here" not in card("g2rpo-1")[0]
     (run / "records.parquet").write_bytes((run / "records.parquet").read_bytes() + b"PAR1")
     assert "Not evaluated here" in card("g2rpo-1")[0]

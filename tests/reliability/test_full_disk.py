@@ -21,13 +21,18 @@ def namespaces() -> bool:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not namespaces(), reason="no mount namespaces for this user")
-def test_a_full_disk_ends_a_stage_in_words_and_with_room_the_same_command_goes_on(project, tmp_path):
+def test_a_full_disk_ends_a_stage_in_words_and_with_room_the_same_command_goes_on(
+    project, tmp_path
+):
     disk = tmp_path / "disk"
     disk.mkdir()
     done = subprocess.run(
-        ["unshare", "-rm", sys.executable, "-m", "tests.fixtures.full_disk", project, disk], cwd=ROOT, capture_output=True, text=True,
+        ["unshare", "-rm", sys.executable, "-m", "tests.fixtures.full_disk", project, disk],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr[-4000:]
     found = json.loads(done.stdout.splitlines()[-1])
     looked, first, later, files = found.pop("download")
@@ -37,12 +42,16 @@ def test_a_full_disk_ends_a_stage_in_words_and_with_room_the_same_command_goes_o
         and "no space left" in later
         and files == ["config.json", "scorer.pt"]
     )
-    assert "training g2rpo-1 needs" in found["train"]["room"] and "make room" in found["train"]["room"]
+    assert (
+        "training g2rpo-1 needs" in found["train"]["room"] and "make room" in found["train"]["room"]
+    )
     for name, about in found.items():
         filled = [said for room, status, said in about["said"] if status]
         assert len(filled) >= len(ROOMS[name]) // 2, name
         for said in filled:
-            errors = [line for line in said.replace("\r", "\n").splitlines() if line.startswith("error: ")]
+            errors = [
+                line for line in said.replace("\r", "\n").splitlines() if line.startswith("error: ")
+            ]
             assert (
                 len(errors) == 1
                 and "disk is full" in errors[0]

@@ -1,7 +1,8 @@
 """Generated inputs: profiles, prompt files, stores, records, pictures, locks and servers' answers, and real files that were damaged.
 
-Whatever they are, the functions that the stages call either succeed or raise a UserError of one line: never another exception, never a
-silent repair. A small draw runs at every commit, the long one (`slow`) has thousands.
+Whatever they are, the functions that the stages call either succeed or raise a UserError of one
+line: never another exception, never a silent repair. A small draw runs at every commit, the long
+one (`slow`) has thousands.
 """
 
 import io
@@ -42,8 +43,18 @@ from tests.conftest import ROOT
 from tests.fixtures.chat_server import serve
 
 FEW, MANY = 12, 220  # inputs of each kind, at every commit and in the slow tier
-FIXED = {"derandomize": True, "database": None, "deadline": None, "phases": [Phase.generate, Phase.shrink]}
-HEALTH = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture, HealthCheck.data_too_large, HealthCheck.filter_too_much]
+FIXED = {
+    "derandomize": True,
+    "database": None,
+    "deadline": None,
+    "phases": [Phase.generate, Phase.shrink],
+}
+HEALTH = [
+    HealthCheck.too_slow,
+    HealthCheck.function_scoped_fixture,
+    HealthCheck.data_too_large,
+    HealthCheck.filter_too_much,
+]
 
 
 def draws(*strategies: st.SearchStrategy) -> Callable:
@@ -58,7 +69,9 @@ def draws(*strategies: st.SearchStrategy) -> Callable:
             given(st.tuples(*strategies))(check)()
 
         both.__name__ = test.__name__
-        return pytest.mark.parametrize("many", [False, pytest.param(True, marks=pytest.mark.slow)])(both)
+        return pytest.mark.parametrize("many", [False, pytest.param(True, marks=pytest.mark.slow)])(
+            both
+        )
 
     return decorate
 
@@ -76,19 +89,48 @@ def read_or_none(read: Callable[[], object]) -> object | None:
 texts = st.one_of(
     st.text(max_size=40),
     st.sampled_from(
-        ["", " ", "\0", "\x1b[31m", "\u202e", "../x", "a|b", "<script>", "é", "e\u0301", "\ud800", "null", "1e400", "9" * 40]
+        [
+            "",
+            " ",
+            "\0",
+            "\x1b[31m",
+            "\u202e",
+            "../x",
+            "a|b",
+            "<script>",
+            "é",
+            "e\u0301",
+            "\ud800",
+            "null",
+            "1e400",
+            "9" * 40,
+        ]
     ),
 )
-numbers = st.one_of(st.integers(), st.floats(), st.sampled_from([0, -1, 10**30, 2**64, 1e400, -0.0, 1e-320, float("nan")]))
+numbers = st.one_of(
+    st.integers(),
+    st.floats(),
+    st.sampled_from([0, -1, 10**30, 2**64, 1e400, -0.0, 1e-320, float("nan")]),
+)
 scalars = st.one_of(st.none(), st.booleans(), numbers, texts)
-data = st.recursive(scalars, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts, inner, max_size=4), max_leaves=12)
+data = st.recursive(
+    scalars,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts, inner, max_size=4),
+    max_leaves=12,
+)
 TINY = YAML(typ="safe", pure=True).load((ROOT / "profiles" / "tiny.yaml").read_text())
 
 
 def places(value: object, at: tuple = ()) -> list[tuple]:
     """The keys of every value of nested data."""
     found = [at] if at else []
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    items = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     return found + [place for key, inner in items for place in places(inner, (*at, key))]
 
 
@@ -151,13 +193,16 @@ def mutated(content: bytes, kind: str, seed: int) -> bytes:
         case "inserted":
             return content[:at] + rng.randbytes(rng.randrange(1, 9)) + content[at:]
         case "json":
-            return json.dumps(rng.choice([None, 1, [], {}, "x", [[]], {"a": {}}, {"stages": 1}])).encode()
+            return json.dumps(
+                rng.choice([None, 1, [], {}, "x", [[]], {"a": {}}, {"stages": 1}])
+            ).encode()
         case _:
             raise AssertionError(kind)
 
 
 damages = st.tuples(
-    st.sampled_from(["empty", "cut", "flipped", "zeros", "random", "doubled", "inserted", "json"]), st.integers(0, 2**32 - 1)
+    st.sampled_from(["empty", "cut", "flipped", "zeros", "random", "doubled", "inserted", "json"]),
+    st.integers(0, 2**32 - 1),
 )
 
 
@@ -182,7 +227,9 @@ class TestSettings:
         (folder / "mine.yaml").write_bytes(dumped(value))
         assert read_or_none(lambda: load_profile(folder / "mine.yaml")) is None
 
-    @draws(st.binary(max_size=300) | st.text(alphabet=string.printable, max_size=120).map(str.encode))
+    @draws(
+        st.binary(max_size=300) | st.text(alphabet=string.printable, max_size=120).map(str.encode)
+    )
     def test_files_that_are_any_bytes(self, folder, content):
         (folder / "mine.yaml").write_bytes(content)
         read = read_or_none(lambda: SimpleNamespace(data=read_yaml(folder / "mine.yaml")))
@@ -208,18 +255,27 @@ class TestSettings:
     )
     def test_params(self, folder, value):
         (folder / "params.yaml").write_bytes(dumped(value))
-        assert read_or_none(lambda: load_run(folder / "params.yaml")) is None  # no profile is of such a name
+        assert (
+            read_or_none(lambda: load_run(folder / "params.yaml")) is None
+        )  # no profile is of such a name
 
 
-rows = st.one_of(data, st.fixed_dictionaries({"prompt": texts | data}, optional={"style": texts | data}))
+rows = st.one_of(
+    data, st.fixed_dictionaries({"prompt": texts | data}, optional={"style": texts | data})
+)
 
 
 class TestPrompts:
     @staticmethod
     def check(prompts: list[Prompt] | None) -> None:
         if prompts is not None:
-            assert prompts and len({prompt.text for prompt in prompts}) == len(prompts) == len({prompt.id for prompt in prompts})
-            assert all(prompt.text == normalized(prompt.text) != "" and "\0" not in prompt.text for prompt in prompts)
+            assert prompts and len({prompt.text for prompt in prompts}) == len(prompts) == len(
+                {prompt.id for prompt in prompts}
+            )
+            assert all(
+                prompt.text == normalized(prompt.text) != "" and "\0" not in prompt.text
+                for prompt in prompts
+            )
 
     @draws(st.lists(rows, max_size=5))
     def test_json_lines(self, folder, values):
@@ -227,9 +283,15 @@ class TestPrompts:
         path.write_text("\n".join(json.dumps(value) for value in values))
         prompts = read_or_none(lambda: read_prompts(path))
         self.check(prompts)
-        asked = [value["prompt"] for value in values if isinstance(value, dict) and isinstance(value.get("prompt"), str)]
+        asked = [
+            value["prompt"]
+            for value in values
+            if isinstance(value, dict) and isinstance(value.get("prompt"), str)
+        ]
         if prompts is not None:  # nothing that is no text was taken for one
-            assert {prompt.text for prompt in prompts} == {normalized(text) for text in asked} - {""}
+            assert {prompt.text for prompt in prompts} == {normalized(text) for text in asked} - {
+                ""
+            }
             write_prompts(folder / "out.parquet", prompts)
             assert load_prompts(folder / "out.parquet") == prompts
 
@@ -243,11 +305,17 @@ class TestPrompts:
     def test_csv(self, folder, lines):
         path = folder / "mine.csv"
         path.write_text(
-            "prompt,style\n" + "\n".join(",".join(line) for line in lines), encoding="utf-8", errors="surrogatepass", newline=""
+            "prompt,style\n" + "\n".join(",".join(line) for line in lines),
+            encoding="utf-8",
+            errors="surrogatepass",
+            newline="",
         )
         self.check(read_or_none(lambda: read_prompts(path)))
 
-    @draws(st.lists(st.one_of(scalars, st.lists(texts, max_size=2)), min_size=1, max_size=4), st.sampled_from(["prompt", "text"]))
+    @draws(
+        st.lists(st.one_of(scalars, st.lists(texts, max_size=2)), min_size=1, max_size=4),
+        st.sampled_from(["prompt", "text"]),
+    )
     def test_parquet(self, folder, values, column):
         path = folder / "mine.parquet"
         try:
@@ -258,16 +326,30 @@ class TestPrompts:
 
     @draws(damages)
     def test_damaged_prompts_of_the_stage(self, folder, how):
-        write_prompts(folder / "whole.parquet", [Prompt(f"p-{n}", f"a cat {n}", "photo") for n in range(9)])
-        prompts = read_or_none(lambda: load_prompts(damage(folder / "whole.parquet", folder / "test.parquet", how)))
+        write_prompts(
+            folder / "whole.parquet", [Prompt(f"p-{n}", f"a cat {n}", "photo") for n in range(9)]
+        )
+        prompts = read_or_none(
+            lambda: load_prompts(damage(folder / "whole.parquet", folder / "test.parquet", how))
+        )
         assert prompts is None or all(
-            isinstance(value, str) for prompt in prompts for value in (prompt.id, prompt.text, prompt.style)
+            isinstance(value, str)
+            for prompt in prompts
+            for value in (prompt.id, prompt.text, prompt.style)
         )
 
 
 def encoded(prompts):
     for number, prompt in enumerate(prompts):
-        yield prompt, Conditioning({"context": torch.full((2, 3), float(number)), "pooled": torch.full((4,), float(number))})
+        yield (
+            prompt,
+            Conditioning(
+                {
+                    "context": torch.full((2, 3), float(number)),
+                    "pooled": torch.full((4,), float(number)),
+                }
+            ),
+        )
 
 
 class TestStores:
@@ -275,13 +357,18 @@ class TestStores:
     def test_damaged_embeddings(self, folder, how, part):
         whole = folder / "whole"
         if not whole.exists():
-            write(whole, [Prompt(f"p-{n}", f"a cat {n}", "") for n in range(9)], encoded, "float32", 5)
+            write(
+                whole, [Prompt(f"p-{n}", f"a cat {n}", "") for n in range(9)], encoded, "float32", 5
+            )
         shutil.rmtree(folder / "store", ignore_errors=True)
         shutil.copytree(whole, folder / "store")
         damage(whole / part, folder / "store" / part, how)
         store = read_or_none(lambda: EmbeddingStore(folder / "store"))
         found = read_or_none(lambda: store.conditioning(range(len(store)))) if store else None
-        assert found is None or (found.tensors["context"].isfinite().all() and found.tensors["context"].shape[1:] == (2, 3))
+        assert found is None or (
+            found.tensors["context"].isfinite().all()
+            and found.tensors["context"].shape[1:] == (2, 3)
+        )
 
     @draws(damages, st.integers(0, 20))
     def test_damaged_models(self, folder, how, which):
@@ -301,7 +388,9 @@ class TestStores:
         damage(folder / "whole" / name, root / name, how)
         found = read_or_none(lambda: ModelStore(root).folder("one"))
         if found is not None and name != LOCK:
-            assert (root / name).read_bytes() == (folder / "whole" / name).read_bytes()  # a damaged file is never taken
+            assert (root / name).read_bytes() == (
+                folder / "whole" / name
+            ).read_bytes()  # a damaged file is never taken
         if found is not None:
             assert found.resolve().is_relative_to(root.resolve())
 
@@ -331,20 +420,44 @@ class TestStores:
 class TestReports:
     @draws(damages)
     def test_damaged_records_and_scores(self, folder, how):
-        table = pd.DataFrame({"iteration": range(5), "num_forward_evals": 1, "num_transitions": 1, "old_policy_ratio_error": 0.0})
+        table = pd.DataFrame(
+            {
+                "iteration": range(5),
+                "num_forward_evals": 1,
+                "num_transitions": 1,
+                "old_policy_ratio_error": 0.0,
+            }
+        )
         table.to_parquet(folder / "whole-records.parquet")
-        score = {"method": "g2rpo", "seed": 1, "checkpoint": "final", "steps": 2, "prompt_id": "p", "style": "", "reward": "hps"}
-        pd.DataFrame([score | {"score": 0.5, "reason": None}] * 5).to_parquet(folder / "whole-results.parquet")
+        score = {
+            "method": "g2rpo",
+            "seed": 1,
+            "checkpoint": "final",
+            "steps": 2,
+            "prompt_id": "p",
+            "style": "",
+            "reward": "hps",
+        }
+        pd.DataFrame([score | {"score": 0.5, "reason": None}] * 5).to_parquet(
+            folder / "whole-results.parquet"
+        )
         for name, read in (("records", read_training_records), ("results", read_scores)):
             damage(folder / f"whole-{name}.parquet", folder / f"{name}.parquet", how)
-            found = read_or_none(lambda read=read: SimpleNamespace(table=read(("g2rpo", 1), folder)))
+            found = read_or_none(
+                lambda read=read: SimpleNamespace(table=read(("g2rpo", 1), folder))
+            )
             assert found is None or len(found.table)
 
     @draws(damages)
     def test_damaged_locks_of_dvc(self, folder, how):
         read_or_none(lambda: read_lock(damage(ROOT / "dvc.lock", folder / "dvc.lock", how)))
 
-    @draws(st.fixed_dictionaries({}, optional={"stages": st.dictionaries(texts, data, max_size=3) | data, "schema": texts}))
+    @draws(
+        st.fixed_dictionaries(
+            {},
+            optional={"stages": st.dictionaries(texts, data, max_size=3) | data, "schema": texts},
+        )
+    )
     def test_locks_of_dvc_that_are_any_data(self, folder, value):
         (folder / "dvc.lock").write_bytes(dumped(value))
         read_or_none(lambda: read_lock(folder / "dvc.lock"))
@@ -385,7 +498,9 @@ class TestPictures:
         path = folder / f"prompts.{suffix}"
         path.write_bytes(content)
         table = read_or_none(lambda: SimpleNamespace(table=pair(images, path)))
-        assert table is None or all(isinstance(prompt, str) and prompt.strip() for prompt in table.table.prompt)
+        assert table is None or all(
+            isinstance(prompt, str) and prompt.strip() for prompt in table.table.prompt
+        )
 
 
 class TestServers:
@@ -400,12 +515,18 @@ class TestServers:
     @pytest.mark.parametrize("many", [False, pytest.param(True, marks=pytest.mark.slow)])
     def test_answers_that_are_any_data(self, server, many):
         choices = st.fixed_dictionaries(
-            {}, optional={"message": st.fixed_dictionaries({}, optional={"content": data}) | data, "finish_reason": data}
+            {},
+            optional={
+                "message": st.fixed_dictionaries({}, optional={"content": data}) | data,
+                "finish_reason": data,
+            },
         )
         bodies = st.one_of(
             st.binary(max_size=200),
             data.map(json.dumps).map(str.encode),
-            st.fixed_dictionaries({"choices": st.lists(choices, max_size=2) | data}).map(json.dumps).map(str.encode),
+            st.fixed_dictionaries({"choices": st.lists(choices, max_size=2) | data})
+            .map(json.dumps)
+            .map(str.encode),
         )
         statuses = st.sampled_from([200, 200, 200, 204, 400, 401, 404, 418, 429, 500, 503])
 
@@ -413,9 +534,15 @@ class TestServers:
         @given(statuses, bodies)
         def check(status, body):
             server.say.status, server.say.body = status, body
-            answers = read_or_none(lambda: server.ask([[torch.zeros(3, 4, 4, dtype=torch.uint8)]], ["how red?"]))
-            assert answers is None or (len(answers) == 1 and isinstance(answers[0], str | Unanswered))
-            if answers and isinstance(answers[0], str):  # it was said so, and nothing was made of something else
+            answers = read_or_none(
+                lambda: server.ask([[torch.zeros(3, 4, 4, dtype=torch.uint8)]], ["how red?"])
+            )
+            assert answers is None or (
+                len(answers) == 1 and isinstance(answers[0], str | Unanswered)
+            )
+            if answers and isinstance(
+                answers[0], str
+            ):  # it was said so, and nothing was made of something else
                 assert json.loads(body)["choices"][0]["message"]["content"] == answers[0]
 
         check()

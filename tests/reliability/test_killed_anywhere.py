@@ -25,14 +25,29 @@ from tests.conftest import ROOT
 def test_stages_killed_at_any_moment_end_with_the_same_bits(project, processes, kills):
     profile = project / "profiles" / "small.yaml"
     data = YAML().load(profile.read_text())
-    data["training"] |= {"iterations": 3, "snapshots": [1], "processes": processes, "prompts_per_iteration": 2}
+    data["training"] |= {
+        "iterations": 3,
+        "snapshots": [1],
+        "processes": processes,
+        "prompts_per_iteration": 2,
+    }
     data["evaluation"] |= {"checkpoints": ["final", 1], "processes": processes}
     with profile.open("w") as file:
         YAML().dump(data, file)
     done = subprocess.run(
-        [sys.executable, "-m", "tests.fixtures.killed_stages", project, str(processes), *(f"{name}={count}" for name, count in kills.items())],
-        cwd=ROOT, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "tests.fixtures.killed_stages",
+            project,
+            str(processes),
+            *(f"{name}={count}" for name, count in kills.items()),
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+    )
     assert done.returncode == 0, done.stderr[-4000:]
     found = json.loads(done.stdout.splitlines()[-1])
     for name, count in kills.items():

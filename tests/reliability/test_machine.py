@@ -30,8 +30,12 @@ def main():
         files = [open("params.yaml") for _ in range(99)]
 main()
 """
-# Mounts a tmpfs over a folder, fills it with a checkout's files, makes it read-only and starts a command in it
-READ_ONLY = 'mount -t tmpfs tmpfs "$1" && cp -r profiles params.yaml dvc.yaml .dvc "$1" && mount -o remount,ro "$1" && cd "$1" && shift && exec "$@"'
+# Mounts a tmpfs over a folder, fills it with a checkout's files, makes it read-only and starts a
+# command in it
+READ_ONLY = (
+    'mount -t tmpfs tmpfs "$1" && cp -r profiles params.yaml dvc.yaml .dvc "$1" && mount -o '
+    'remount,ro "$1" && cd "$1" && shift && exec "$@"'
+)
 
 
 @pytest.mark.parametrize(
@@ -39,7 +43,10 @@ READ_ONLY = 'mount -t tmpfs tmpfs "$1" && cp -r profiles params.yaml dvc.yaml .d
     [
         ("embed", signal.SIGINT),
         ("evaluate", signal.SIGTERM),
-        *(pytest.param(*each, marks=pytest.mark.engines) for each in (("embed", signal.SIGTERM), ("evaluate", signal.SIGINT))),
+        *(
+            pytest.param(*each, marks=pytest.mark.engines)
+            for each in (("embed", signal.SIGTERM), ("evaluate", signal.SIGINT))
+        ),
     ],
 )
 def test_a_stop_signal_ends_a_stage_in_one_line_and_it_goes_on_later(project, name, number):
@@ -55,12 +62,16 @@ def test_a_stop_signal_ends_a_stage_in_one_line_and_it_goes_on_later(project, na
     command = [sys.executable, "-m", f"stages.{module}", *words]
     started = subprocess.Popen(command, cwd=project, env=ENVIRONMENT, stderr=subprocess.PIPE)
     said = b""
-    while not re.search(rb"(embed train|evaluate g2rpo-1): ", said):  # its progress bar: it is at work
+    while not re.search(
+        rb"(embed train|evaluate g2rpo-1): ", said
+    ):  # its progress bar: it is at work
         said += os.read(started.stderr.fileno(), 4096) or pytest.fail(said.decode())
     started.send_signal(number)
     said += started.communicate(timeout=HUNG)[1]
     assert (
-        said.endswith(b"error: stopped; finished work is kept, and the same command resumes from it\n")
+        said.endswith(
+            b"error: stopped; finished work is kept, and the same command resumes from it\n"
+        )
         and said.count(b"error") == 1
     )
     assert started.returncode == 128 + signal.SIGTERM
@@ -72,7 +83,9 @@ def test_a_stop_signal_to_the_builder_of_models_alone_ends_its_workers(tmp_path)
     (tmp_path / "profiles").mkdir()
     shutil.copy(ROOT / "profiles" / "tiny.yaml", tmp_path / "profiles")
     words = ["-m", "stages.models", "--profile", "tiny"]
-    started = subprocess.Popen([sys.executable, *words], cwd=tmp_path, env=ENVIRONMENT, stderr=subprocess.PIPE)
+    started = subprocess.Popen(
+        [sys.executable, *words], cwd=tmp_path, env=ENVIRONMENT, stderr=subprocess.PIPE
+    )
     said = b""
     while b"vae: " not in said:
         said += os.read(started.stderr.fileno(), 4096) or pytest.fail(said.decode())
@@ -88,23 +101,42 @@ def test_a_stop_signal_to_the_builder_of_models_alone_ends_its_workers(tmp_path)
 @pytest.mark.parametrize("module", ["stages.prompts", "pipeline.reproduce"])
 def test_a_read_only_disk_is_said_and_nothing_is_to_be_deleted(tmp_path, module):
     words = ["--profile", "tiny"] if module == "stages.prompts" else []
-    command = ["unshare", "-rm", "sh", "-c", READ_ONLY, "sh", tmp_path, sys.executable, "-m", module, *words]
+    command = [
+        "unshare",
+        "-rm",
+        "sh",
+        "-c",
+        READ_ONLY,
+        "sh",
+        tmp_path,
+        sys.executable,
+        "-m",
+        module,
+        *words,
+    ]
     done = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True)
     last = done.stderr.strip().splitlines()[-1]
-    assert done.returncode == 1 and last.startswith("error: ") and "Read-only file system" in last, done.stderr
+    assert (
+        done.returncode == 1 and last.startswith("error: ") and "Read-only file system" in last
+    ), done.stderr
     assert "Traceback" not in done.stderr and "delete" not in done.stderr
 
 
 def test_too_few_open_files_are_said_and_no_file_is_called_damaged(project):
-    done = subprocess.run([sys.executable, "-c", FEW], cwd=project, env=ENVIRONMENT, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", FEW], cwd=project, env=ENVIRONMENT, capture_output=True, text=True
+    )
     assert done.returncode == 1
     assert done.stderr == (
-        "error: too many open files: allow more with `ulimit -n 4096`, and run the same command again; no file is damaged\n"
+        "error: too many open files: allow more with `ulimit -n 4096`, "
+        "and run the same command again; no file is damaged\n"
     )
 
 
 def test_a_terminal_of_another_encoding_shows_every_text(project):
-    (project / "profiles" / "tiny.yaml").write_text("# \u03bb\n" + (project / "profiles" / "tiny.yaml").read_text())
+    (project / "profiles" / "tiny.yaml").write_text(
+        "# \u03bb\n" + (project / "profiles" / "tiny.yaml").read_text()
+    )
     command = [sys.executable, "-m", "g2rpo_core.cli", "profile", "list"]
     environment = {**ENVIRONMENT, "PYTHONIOENCODING": "latin-1"}
     done = subprocess.run(command, cwd=project, env=environment, capture_output=True)

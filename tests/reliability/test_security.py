@@ -32,7 +32,11 @@ from tests.fixtures.commands import run_here
 from tests.fixtures.images import folder_to_score
 from tests.fixtures.score_server import HEALTH, answering
 
-CODE = [path for folder in ("g2rpo_core", "stages", "flows", "studies") for path in (ROOT / folder).rglob("*.py")]
+CODE = [
+    path
+    for folder in ("g2rpo_core", "stages", "flows", "studies")
+    for path in (ROOT / folder).rglob("*.py")
+]
 CANARY = "hf_canary0123456789"
 
 
@@ -66,16 +70,24 @@ def test_a_checkpoint_whose_index_would_run_code_is_refused(tmp_path, monkeypatc
     kept.save(3, {"weight": torch.ones(2)}, [{"iteration": 3}])
     kept.finish()
     (path,) = checkpoint.checkpoints(checkpoint.ROOT)
-    harm, index, manifest = tmp_path / "harm", path / ".metadata", json.loads((path / checkpoint.MANIFEST).read_text())
+    harm, index, manifest = (
+        tmp_path / "harm",
+        path / ".metadata",
+        json.loads((path / checkpoint.MANIFEST).read_text()),
+    )
     state = {"weight": torch.zeros(2)}
     checkpoint.load_state(path, state)
     assert state["weight"].tolist() == [1, 1]
-    by_name = b"\x80\x04\x8c\x25torch.distributed.checkpoint.metadata\x8c\x15Metadata.__init__.mro\x93."
+    by_name = (
+        b"\x80\x04\x8c\x25torch.distributed.checkpoint.metadata\x8c\x15Metadata.__init__.mro\x93."
+    )
     index.write_bytes(pickle.dumps(Harmful(harm)) if way == "a call" else by_name)
     manifest["files"][".metadata"] = {"size": index.stat().st_size, "sha256": sha256(index)}
     (path / checkpoint.MANIFEST).write_text(json.dumps(manifest))
     assert checkpoint.load_records(path) == [{"iteration": 3}]
-    with pytest.raises(UserError, match=r"iteration-000003: .*its index names .* so it is not read"):
+    with pytest.raises(
+        UserError, match=r"iteration-000003: .*its index names .* so it is not read"
+    ):
         checkpoint.load_state(path, state)
     assert not harm.exists()
 
@@ -86,11 +98,14 @@ def test_nothing_of_the_project_unpickles_what_comes_from_outside():
         for call in re.findall(r"torch\.load\([^)]*\)", text):
             assert "weights_only=True" in call, (path, call)
         assert not re.search(
-            r"pickle\.loads?\(|joblib\.load|yaml\.unsafe|typ=.unsafe|trust_remote_code=True|(?<![.\w])eval\(", text
+            r"pickle\.loads?\(|joblib\.load|yaml\.unsafe|typ=.unsafe|trust_remote_code=True|(?<![.\w])eval\(",
+            text,
         ), path
 
 
-@pytest.mark.parametrize("name", ["../x", "/etc/x", "a/b", "..", ".", "", "a\0b", "x" * 101, "\u202ex", "-x"])
+@pytest.mark.parametrize(
+    "name", ["../x", "/etc/x", "a/b", "..", ".", "", "a\0b", "x" * 101, "\u202ex", "-x"]
+)
 def test_no_name_leads_out_of_its_folder(name):
     for path in (profile_path, study_path):
         with pytest.raises(UserError, match="is not a valid name"):
@@ -113,7 +128,9 @@ def test_the_name_of_a_prompt_file_becomes_no_path(tmp_path):
 
 def test_texts_that_steer_are_shown_as_their_codes():
     for harmful in ("\x1b]0;title\x07", "\u202egnp.exe", "a\rb", "\u2066x\u2069", "\x00"):
-        assert steering(harmful) and not steering(visible(harmful)) and not steering(markdown(harmful))
+        assert (
+            steering(harmful) and not steering(visible(harmful)) and not steering(markdown(harmful))
+        )
         assert not steering(str(UserError(f"prompt {harmful}")))
     assert (
         visible("caf\u00e9 \u05d0\u05d1 \U0001f415 a|b") == "caf\u00e9 \u05d0\u05d1 \U0001f415 a|b"
@@ -132,7 +149,10 @@ def test_the_reports_templates_escape_what_comes_from_outside(monkeypatch):
         ),
     )
     shown = render_module.fill({"prompt": "<script>|\u202e"})
-    assert shown["report.html"] == "<p>&lt;script&gt;|\\u202e</p>" and shown["report.md"] == "| \\<script\\>\\|\\\\u202e |"
+    assert (
+        shown["report.html"] == "<p>&lt;script&gt;|\\u202e</p>"
+        and shown["report.md"] == "| \\<script\\>\\|\\\\u202e |"
+    )
 
 
 @pytest.mark.parametrize("status", [200, 400, 401, 418, 500])
@@ -144,7 +164,9 @@ def test_a_key_is_in_no_message_even_where_the_server_repeats_it(status, monkeyp
         return status, {}, f'{{"error": "bad header Authorization: Bearer {CANARY}"}}'.encode()
 
     with serve(answer) as served:
-        ask = ChatServer(ServerSettings(url=served.url, tries=1, backoff=0, key_variable="REWARD_KEY"), "m", 8)
+        ask = ChatServer(
+            ServerSettings(url=served.url, tries=1, backoff=0, key_variable="REWARD_KEY"), "m", 8
+        )
         try:
             said = str(ask([[torch.zeros(3, 4, 4, dtype=torch.uint8)]], ["how red?"])[0])
         except UserError as error:
@@ -161,7 +183,10 @@ ECHO = f"Authorization: Bearer {CANARY}"
         (200, json.dumps({"error": ECHO})),
         (200, json.dumps({"scores": [None], "reasons": [ECHO]})),
         (200, json.dumps({"scores": [ECHO]})),
-        (200, json.dumps({"scores": [None], "reasons": [ECHO]}).replace("_", "\\u005f")),  # the same in other words
+        (
+            200,
+            json.dumps({"scores": [None], "reasons": [ECHO]}).replace("_", "\\u005f"),
+        ),  # the same in other words
         (200, "x" * 190 + CANARY),  # cut in its middle
         (200, '{"scores": [' + ECHO),
         (418, ECHO),
@@ -172,10 +197,15 @@ def test_a_score_servers_echo_of_the_key_is_in_no_reason(status, said, monkeypat
     monkeypatch.setenv("REWARD_KEY", CANARY)
     with answering(lambda body, number: (status, said.encode()), HEALTH | {"note": ECHO}) as served:
         server = {"url": served.url, "tries": 1, "backoff": 0, "key_variable": "REWARD_KEY"}
-        reward = registry.load(["hps"], ROOT / "nowhere", section={"hps": {"server": server}})["hps"]
+        reward = registry.load(["hps"], ROOT / "nowhere", section={"hps": {"server": server}})[
+            "hps"
+        ]
         reasons = reward.score_with_reasons(torch.zeros(1, 3, 4, 4), ["a"])[1]
     kept = f"{reasons} {reward.health}"
-    assert not any(CANARY[:length] in kept for length in (len(CANARY), 8)) and kept.count("(the key o") == 2
+    assert (
+        not any(CANARY[:length] in kept for length in (len(CANARY), 8))
+        and kept.count("(the key o") == 2
+    )
 
 
 @pytest.mark.pipeline
@@ -189,7 +219,11 @@ def test_no_token_of_the_environment_is_printed(tmp_path):
         "PYTHONPATH": str(ROOT),
         "HF_HUB_OFFLINE": "1",
     }
-    for words in (["g2rpo_core.cli", "doctor"], ["stages.models", "--profile", "flux_hps"], ["pipeline.check"]):
+    for words in (
+        ["g2rpo_core.cli", "doctor"],
+        ["stages.models", "--profile", "flux_hps"],
+        ["pipeline.check"],
+    ):
         done = subprocess.run(
             [sys.executable, "-m", *words],
             cwd=ROOT if words[0] != "stages.models" else linked(tmp_path),
@@ -199,7 +233,11 @@ def test_no_token_of_the_environment_is_printed(tmp_path):
         )
         assert CANARY not in done.stdout + done.stderr, words
         assert "Traceback" not in done.stderr
-    assert not [path for path in tmp_path.rglob("*") if path.is_file() and CANARY.encode() in path.read_bytes()]
+    assert not [
+        path
+        for path in tmp_path.rglob("*")
+        if path.is_file() and CANARY.encode() in path.read_bytes()
+    ]
 
 
 def linked(folder: Path) -> Path:
@@ -224,7 +262,9 @@ def test_a_servers_note_steers_no_terminal(tmp_path):
     good = lambda body, number: (200, json.dumps({"scores": [0.5] * len(body["images"])}).encode())
     with answering(good, HEALTH | {"note": "\x1b]0;title\x07\x1b[31mred\u202e"}) as served:
         mine = f'{{server: {{url: "{served.url}", reward: hps}}}}'
-        (tmp_path / "profiles" / "served.yaml").write_text(f"extends: tiny\nrewards: {{theirs: {mine}}}\n")
+        (tmp_path / "profiles" / "served.yaml").write_text(
+            f"extends: tiny\nrewards: {{theirs: {mine}}}\n"
+        )
         words = ["--reward", "theirs", "--profile", "served", "--prompts", "prompts.txt", "images"]
         done = run_here(main, "score", *words, folder=tmp_path)
     assert done.returncode == 0 and "red" in done.stdout and not steering(done.stdout), done

@@ -31,7 +31,9 @@ FOLDERS = ("models", "prompts", "embeddings", "published", "runs", "evaluations"
 def known(project) -> Path:
     """The small project as a checkout all of whose outputs DVC knows, with profile `mini` beside it."""
     make_checkout(project)
-    (project / "profiles" / "mini.yaml").write_text("extends: small\ntraining: {iterations: 1, monitor: {every: 1}}\n")
+    (project / "profiles" / "mini.yaml").write_text(
+        "extends: small\ntraining: {iterations: 1, monitor: {every: 1}}\n"
+    )
     shutil.copytree(project / "models" / "small", project / "models" / "mini")
     for profile in ("mini", "small"):
         name_profile(project, profile)
@@ -41,7 +43,9 @@ def known(project) -> Path:
 
 
 def name_profile(project: Path, profile: str) -> None:
-    (project / "params.yaml").write_text(f"profile: {profile}\nmethods: [g2rpo]\nseeds: [1]\npublished: []\n")
+    (project / "params.yaml").write_text(
+        f"profile: {profile}\nmethods: [g2rpo]\nseeds: [1]\npublished: []\n"
+    )
 
 
 def environment() -> dict[str, str]:
@@ -82,7 +86,9 @@ def test_another_profile_or_setting_and_back_runs_nothing_again(known):
     for profile in ("small", "mini"):
         name_profile(known, profile)
         due = todo(known)
-        assert TRAIN in due and all("from DVC's cache" in line for name, line in due.items() if name not in CHEAP)
+        assert TRAIN in due and all(
+            "from DVC's cache" in line for name, line in due.items() if name not in CHEAP
+        )
         assert ran(known) <= CHEAP
     assert made(known, "small") == before and before
     # Another setting, tried and taken back, of the profile that is here
@@ -90,7 +96,11 @@ def test_another_profile_or_setting_and_back_runs_nothing_again(known):
     text = profile.read_text()
     profile.write_text(f"{text}sampling: {{guidance: 2.0}}\n")
     due = todo(known)
-    assert "settings: sampling" in due[TRAIN] and "cache" not in due[TRAIN] and "evaluate@g2rpo-1" in due
+    assert (
+        "settings: sampling" in due[TRAIN]
+        and "cache" not in due[TRAIN]
+        and "evaluate@g2rpo-1" in due
+    )
     before = made(known, "mini")
     assert TRAIN in ran(known) and made(known, "mini") != before
     profile.write_text(text)
@@ -107,9 +117,13 @@ def test_a_finished_run_that_nothing_else_has_is_not_removed(known, monkeypatch)
     assert f"would remove {run}, which DVC's cache does not have" in todo(known)[TRAIN]
     check_kept(Path("."), TRAIN)  # the scratch folder has it
     shutil.rmtree(SCRATCH)
-    for refuses in (lambda: check_kept(Path("."), TRAIN), lambda: run_logged(read_graph()[TRAIN], Path("."), threading.Event())):
+    for refuses in (
+        lambda: check_kept(Path("."), TRAIN),
+        lambda: run_logged(read_graph()[TRAIN], Path("."), threading.Event()),
+    ):
         with pytest.raises(
-            UserError, match=r"runs/small/g2rpo-1: DVC would remove this finished run.*dvc commit -f train@g2rpo-1"
+            UserError,
+            match=r"runs/small/g2rpo-1: DVC would remove this finished run.*dvc commit -f train@g2rpo-1",
         ):
             refuses()
     assert hashes(known / "runs") == before

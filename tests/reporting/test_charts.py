@@ -7,20 +7,31 @@ from g2rpo_core.reporting.over_seeds import over_seeds
 from g2rpo_core.reporting.statistics import spread
 from g2rpo_core.reporting.tables import judged
 
-RECORDS = pd.DataFrame({"iteration": [0, 1, 2], "num_forward_evals": [0, 10, 20], "heldout_hps": [0.1, 0.2, 0.3]})
+RECORDS = pd.DataFrame(
+    {"iteration": [0, 1, 2], "num_forward_evals": [0, 10, 20], "heldout_hps": [0.1, 0.2, 0.3]}
+)
 COLUMNS = {"heldout_hps": "HPS", "heldout_verifier": "Verifier"}
 AXES = {"iteration": "iterations", "num_forward_evals": "forward evaluations"}
 
 
 def points(spec: dict) -> list[dict]:
-    return [row for table in spec["datasets"].values() for row in table] if "datasets" in spec else values(spec)
+    return (
+        [row for table in spec["datasets"].values() for row in table]
+        if "datasets" in spec
+        else values(spec)
+    )
 
 
 def values(part) -> list[dict]:
     """The data of every panel, each table once."""
     found = []
     if isinstance(part, dict):
-        if "values" in part and isinstance(part["values"], list) and part["values"] and isinstance(part["values"][0], dict):
+        if (
+            "values" in part
+            and isinstance(part["values"], list)
+            and part["values"]
+            and isinstance(part["values"][0], dict)
+        ):
             return part["values"]
         for each in part.values():
             found += values(each)
@@ -45,11 +56,16 @@ def test_curves_hold_every_run_at_every_axis_and_are_the_same_every_time():
     runs = {("g2rpo", 1): RECORDS, ("g2rpo", 2): RECORDS, ("dance_grpo", 1): RECORDS}
     spec = curves(runs, COLUMNS, AXES, LABELS)
     assert spec == curves(runs, COLUMNS, AXES, LABELS)
-    told = {(row["method"], row["seed"], row["iterations"], row["forward evaluations"], row["value"]) for row in points(spec)}
+    told = {
+        (row["method"], row["seed"], row["iterations"], row["forward evaluations"], row["value"])
+        for row in points(spec)
+    }
     expected = {
         (LABELS[method], str(seed), *row)
         for method, seed in runs
-        for row in RECORDS[["iteration", "num_forward_evals", "heldout_hps"]].itertuples(index=False, name=None)
+        for row in RECORDS[["iteration", "num_forward_evals", "heldout_hps"]].itertuples(
+            index=False, name=None
+        )
     }
     assert told == expected  # no run measured the verifier
     assert svg(spec) == svg(spec) and svg(spec).startswith("<svg")
@@ -59,14 +75,17 @@ def test_seeds_with_other_forward_evaluations_share_one_place_an_iteration():
     """A random window's cost differs from seed to seed; their mean at an iteration has one place."""
     dear = RECORDS.assign(num_forward_evals=RECORDS.num_forward_evals * 3)
     spec = curves({("g2rpo", 1): RECORDS, ("g2rpo", 2): dear}, COLUMNS, AXES, LABELS)
-    assert {(row["seed"], row["iterations"], row["forward evaluations"]) for row in points(spec)} == {
-        (seed, iteration, 20 * iteration) for seed in "12" for iteration in range(3)
-    }
+    assert {
+        (row["seed"], row["iterations"], row["forward evaluations"]) for row in points(spec)
+    } == {(seed, iteration, 20 * iteration) for seed in "12" for iteration in range(3)}
 
 
 def test_a_forest_has_intervals_over_three_or_more_seeds_and_else_of_each_seed():
     few = drawn(0.1, 0.3)
-    assert [(row["low"], row["high"]) for row in few if "low" in row][:2] == [(0.0, 0.2), (0.3 - 0.1, 0.3 + 0.1)]
+    assert [(row["low"], row["high"]) for row in few if "low" in row][:2] == [
+        (0.0, 0.2),
+        (0.3 - 0.1, 0.3 + 0.1),
+    ]
     many = drawn(0.1, 0.2, 0.3)
     expected = spread([0.1, 0.2, 0.3])
     assert (expected["low"], expected["high"]) in [
@@ -76,7 +95,10 @@ def test_a_forest_has_intervals_over_three_or_more_seeds_and_else_of_each_seed()
 
 
 def test_what_nothing_is_known_of_has_no_chart_and_an_empty_image():
-    assert forest(pd.DataFrame(), pd.DataFrame(), LABELS, {}) is None and curves({}, COLUMNS, AXES, LABELS) is None
+    assert (
+        forest(pd.DataFrame(), pd.DataFrame(), LABELS, {}) is None
+        and curves({}, COLUMNS, AXES, LABELS) is None
+    )
     assert svg(None).startswith("<svg")
 
 

@@ -16,10 +16,19 @@ def shifted(results, method: str, by: float) -> pd.DataFrame:
 
 
 def test_runs_are_paired_by_prompt_and_told_apart_where_it_is_more_than_chance(results):
-    before, after = Side("a", PROFILE, results), Side("b", PROFILE, shifted(results, "g2rpo", 0.1).sample(frac=1, random_state=0))
+    before, after = (
+        Side("a", PROFILE, results),
+        Side("b", PROFILE, shifted(results, "g2rpo", 0.1).sample(frac=1, random_state=0)),
+    )
     found = {(one.method, one.reward): one for one in lines_of(changes(before, after))}
-    assert set(found) == {(method, reward) for method in ("g2rpo", "base", "dance_grpo") for reward in ("hps", "clip_score")}
-    assert found["g2rpo", "hps"].tone == "up" and found["g2rpo", "hps"].difference == pytest.approx(0.1)
+    assert set(found) == {
+        (method, reward)
+        for method in ("g2rpo", "base", "dance_grpo")
+        for reward in ("hps", "clip_score")
+    }
+    assert found["g2rpo", "hps"].tone == "up" and found["g2rpo", "hps"].difference == pytest.approx(
+        0.1
+    )
     assert found["dance_grpo", "hps"].tone == found["base", "hps"].tone == ""
     assert found["g2rpo", "hps"].value - found["g2rpo", "hps"].before == pytest.approx(0.1)
     assert found["g2rpo", "hps"].intervals == [pytest.approx((0.1, 0.1))]
@@ -27,14 +36,20 @@ def test_runs_are_paired_by_prompt_and_told_apart_where_it_is_more_than_chance(r
 
 def test_from_three_seeds_on_a_change_is_that_of_their_mean(results):
     seeds = pd.concat(results.assign(seed=seed) for seed in (1, 2, 3))
-    moved = pd.concat(shifted(results.assign(seed=seed), "g2rpo", by) for seed, by in {1: 0.3, 2: -0.3, 3: 0.01}.items())
+    moved = pd.concat(
+        shifted(results.assign(seed=seed), "g2rpo", by)
+        for seed, by in {1: 0.3, 2: -0.3, 3: 0.01}.items()
+    )
     change = lines_of(changes(Side("a", {}, seeds), Side("b", {}, moved)))[0]
     assert change.method == "g2rpo" and change.difference == pytest.approx(0.01 / 3)
     assert change.intervals == [(change.low, change.high)] and change.tone == ""
 
 
 def test_settings_that_differ_are_those_of_methods_that_both_have(results):
-    other = {"training": {"learning_rate": 2e-3, "rewards": {"hps": 1.0}, "lora": None}, "methods": {"g2rpo": {"label": "x"}}}
+    other = {
+        "training": {"learning_rate": 2e-3, "rewards": {"hps": 1.0}, "lora": None},
+        "methods": {"g2rpo": {"label": "x"}},
+    }
     without = results[results.method != "dance_grpo"]
     assert changed_settings(Side("a", PROFILE, results), Side("b", other, without)) == [
         ("training.learning_rate", 1e-3, 2e-3),
@@ -43,15 +58,28 @@ def test_settings_that_differ_are_those_of_methods_that_both_have(results):
 
 
 def test_what_cannot_be_paired_is_refused_in_words(results):
-    with pytest.raises(UserError, match="a and b have no run in common: .*g2rpo-1.* against elsewhere-1"):
-        changes(Side("a", {}, results), Side("b", {}, results[results.method == "g2rpo"].assign(method="elsewhere")))
+    with pytest.raises(
+        UserError, match="a and b have no run in common: .*g2rpo-1.* against elsewhere-1"
+    ):
+        changes(
+            Side("a", {}, results),
+            Side("b", {}, results[results.method == "g2rpo"].assign(method="elsewhere")),
+        )
     with pytest.raises(UserError, match="were evaluated on different prompts"):
-        changes(Side("a", {}, results), Side("b", {}, results.assign(prompt_id="other-" + results.prompt_id)))
+        changes(
+            Side("a", {}, results),
+            Side("b", {}, results.assign(prompt_id="other-" + results.prompt_id)),
+        )
 
 
 def test_means_of_another_machine_are_compared_where_the_settings_are_equal(results):
     """The base's own means differ then; nothing else could tell that from other prompts."""
-    means = results.groupby(["method", "seed", "reward"], sort=False).score.mean().reset_index().assign(prompt_id=None)
+    means = (
+        results.groupby(["method", "seed", "reward"], sort=False)
+        .score.mean()
+        .reset_index()
+        .assign(prompt_id=None)
+    )
     profile = {"prompts": {"seed": 0}, "evaluation": {"seed": 1}}
     here, there = Side("a", profile, shifted(results, "base", 0.2)), Side("b", profile, means)
     found = {(one.method, one.reward): one for one in lines_of(changes(here, there))}

@@ -14,24 +14,54 @@ from tests.reporting.test_tables import beside_base
     "name, method, steps, expected",
     [
         ("g2rpo", "g2rpo", [10], [(10, "Table 1, 50 steps", 0.376)]),
-        ("g2rpo", "g2rpo", [10, 50], [(10, "Table 4, 10 steps", 0.378), (50, "Table 1, 50 steps", 0.376)]),
-        ("g2rpo", "g2rpo", [20, 30], [(20, "Table 4, 20 steps", 0.376), (20, "Table 1, 50 steps", 0.376)]),
-        ("cheaper", "g2rpo", [10], [(10, "Table 1, 50 steps", 0.376)]),  # an entry of that method is compared with its row
-        ("lambda_1", "g2rpo", [10], [(10, "Table 2, 50 steps", 0.372)]),  # one that the paper names itself with its own alone
+        (
+            "g2rpo",
+            "g2rpo",
+            [10, 50],
+            [(10, "Table 4, 10 steps", 0.378), (50, "Table 1, 50 steps", 0.376)],
+        ),
+        (
+            "g2rpo",
+            "g2rpo",
+            [20, 30],
+            [(20, "Table 4, 20 steps", 0.376), (20, "Table 1, 50 steps", 0.376)],
+        ),
+        (
+            "cheaper",
+            "g2rpo",
+            [10],
+            [(10, "Table 1, 50 steps", 0.376)],
+        ),  # an entry of that method is compared with its row
+        (
+            "lambda_1",
+            "g2rpo",
+            [10],
+            [(10, "Table 2, 50 steps", 0.372)],
+        ),  # one that the paper names itself with its own alone
         ("flow_grpo", "flow_grpo", [10], []),
     ],
 )
-def test_the_papers_number_stands_beside_the_run_that_it_belongs_to(results, name, method, steps, expected):
+def test_the_papers_number_stands_beside_the_run_that_it_belongs_to(
+    results, name, method, steps, expected
+):
     results = results[results.method.isin(["base", "g2rpo"])].replace({"method": {"g2rpo": name}})
     trained_on = {name: {"hps": 1.0, "clip_score": 1.0}}
     variants = {
-        ("final", shift): beside_base(results.assign(score=results.score + shift), [(name, 1)], ["hps"], trained_on)
+        ("final", shift): beside_base(
+            results.assign(score=results.score + shift), [(name, 1)], ["hps"], trained_on
+        )
         for shift in steps
     }
     theirs = {section: SimpleNamespace(**values) for section, values in PAPER["settings"].items()}
-    entry = SimpleNamespace(published=method, sampling=theirs["sampling"], training=theirs["training"])
-    theirs["evaluation"] = SimpleNamespace(**PAPER["settings"]["evaluation"], steps=steps, rewards=["hps"])
-    compared = SimpleNamespace(settings=SimpleNamespace(**theirs), entries={name: entry}, published=(), weights=trained_on)
+    entry = SimpleNamespace(
+        published=method, sampling=theirs["sampling"], training=theirs["training"]
+    )
+    theirs["evaluation"] = SimpleNamespace(
+        **PAPER["settings"]["evaluation"], steps=steps, rewards=["hps"]
+    )
+    compared = SimpleNamespace(
+        settings=SimpleNamespace(**theirs), entries={name: entry}, published=(), weights=trained_on
+    )
     ours = {by_run(lines)[name, 1]["hps"].value: number for (_, number), lines in variants.items()}
     rows = [row for row in paper_rows(compared, variants) if row["method"] == name]
     beside = [(ours[row["pairs"][0][0]], row["table"], row["pairs"][0][1]) for row in rows]
@@ -42,7 +72,9 @@ def test_the_papers_number_stands_beside_the_run_that_it_belongs_to(results, nam
         assert (other in row["unlike"]) == (row["method"] == name)
 
 
-def test_seconds_are_means_over_seeds_and_left_out_where_a_run_was_made_elsewhere(tmp_path, monkeypatch):
+def test_seconds_are_means_over_seeds_and_left_out_where_a_run_was_made_elsewhere(
+    tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a-1.json").write_text('{"seconds": {"0": 0.0, "2": 3.0, "10": 20.0}}')
     (tmp_path / "a-2.json").write_text('{"seconds": {"0": 0.0, "2": 4.0}}')
@@ -52,7 +84,9 @@ def test_seconds_are_means_over_seeds_and_left_out_where_a_run_was_made_elsewher
     (tmp_path / "base-1").mkdir()
     for seed in seeds:
         (tmp_path / "base-1" / f"a-{seed}.json").write_text('{"seconds": {"0": 0.0, "2": 1.5}}')
-    assert read_seconds(names, seeds, [tmp_path, tmp_path / "base-1"], labels) == {"A": {"0": 0.0, "2": 2.5}}
+    assert read_seconds(names, seeds, [tmp_path, tmp_path / "base-1"], labels) == {
+        "A": {"0": 0.0, "2": 2.5}
+    }
     (tmp_path / "b-2.json").write_text('{"seconds": [1, 2]}')
     Path("reports").mkdir()
     Path("reports", "timings").symlink_to(tmp_path)

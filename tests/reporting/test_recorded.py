@@ -20,7 +20,9 @@ from stages.report import SECTIONS
 from tests.conftest import ROOT
 from tests.fixtures.commands import run_here
 
-STUDIES = sorted(path.parent.name for path in (ROOT / "studies").glob("*/results.parquet"))  # those that have run
+STUDIES = sorted(
+    path.parent.name for path in (ROOT / "studies").glob("*/results.parquet")
+)  # those that have run
 ABOUT = {
     "prompts": 50,
     "prompt_counts": "50 prompts",
@@ -133,7 +135,11 @@ def test_a_committed_study_has_all_that_its_page_shows(name, monkeypatch):
     committed = (home / "reports" / "report.md").read_text()
     assert (home / "reports" / "forest.svg").read_text() == small(svg(chart))
     assert "[../runs.txt](../runs.txt)" in committed and hashes[1][1] not in committed
-    for sentence in (page.words.verdict, page.table.attrs["prompt_counts"], f"> {page.words.notice}\n"):
+    for sentence in (
+        page.words.verdict,
+        page.table.attrs["prompt_counts"],
+        f"> {page.words.notice}\n",
+    ):
         assert sentence in committed
     for method, seed in compared.runs:
         mean = page.runs[method, seed][compared.settings.evaluation.rewards[0]].value
@@ -150,9 +156,18 @@ def test_a_committed_study_has_all_that_its_page_shows(name, monkeypatch):
     [
         (lambda file: file.unlink(), "does not exist"),
         (lambda file: file.write_bytes(file.read_bytes()[:2000]), "damaged"),
-        (lambda file: pd.read_parquet(file).drop(columns="low").to_parquet(file), "has no column 'low'"),
-        (lambda file: pd.read_parquet(file).query("seed != 3").to_parquet(file), "has no hps of g2rpo-3"),
-        (lambda file: pd.read_parquet(file).query("part != 'training'").to_parquet(file), "has no training records of g2rpo-1"),
+        (
+            lambda file: pd.read_parquet(file).drop(columns="low").to_parquet(file),
+            "has no column 'low'",
+        ),
+        (
+            lambda file: pd.read_parquet(file).query("seed != 3").to_parquet(file),
+            "has no hps of g2rpo-3",
+        ),
+        (
+            lambda file: pd.read_parquet(file).query("part != 'training'").to_parquet(file),
+            "has no training records of g2rpo-1",
+        ),
     ],
 )
 def test_a_table_that_lacks_something_is_named_in_one_line(tmp_path, harm, message):
@@ -163,12 +178,17 @@ def test_a_table_that_lacks_something_is_named_in_one_line(tmp_path, harm, messa
         (home / file).write_bytes((ROOT / "studies" / "steps" / file).read_bytes())
     harm(home / "results.parquet")
     done = run_here(report.main, "--profile", "tiny", "--study", "steps", folder=tmp_path)
-    assert done.returncode == 1 and done.stderr.count("\n") == 1 and message in done.stderr, done.stderr
+    assert done.returncode == 1 and done.stderr.count("\n") == 1 and message in done.stderr, (
+        done.stderr
+    )
     assert done.stderr.startswith("error: studies/steps/results.parquet: ")
 
 
 def test_a_small_picture_keeps_its_marks_and_words():
-    image = '<g class="a" role="x" aria-label="gain: 0.1"><path class="foreground" d="" display="none"/><path d="M1.2345,2"/></g><text>+0.25</text>'
+    image = (
+        '<g class="a" role="x" aria-label="gain: 0.1"><path class="foreground" d="" '
+        'display="none"/><path d="M1.2345,2"/></g><text>+0.25</text>'
+    )
     assert small(image) == '<g><path d="M1.2,2"/></g><text>+0.25</text>'
 
 
@@ -181,7 +201,14 @@ def test_total_compute_is_in_the_table_of_costs_and_in_the_charts_switch(monkeyp
     assert axis == ["iterations", "forward evaluations (NFE) in rollouts", "total compute"]
     cost = training.costs["g2rpo_coarse", 3001]  # no KL, twelve images an iteration
     assert (
-        cost["images"] == 12 * 545 and cost["total_compute"] == cost["num_forward_evals"] + 3 * cost["num_transitions"] + 6 * 545
+        cost["images"] == 12 * 545
+        and cost["total_compute"]
+        == cost["num_forward_evals"] + 3 * cost["num_transitions"] + 6 * 545
     )
-    slow = training.costs["diffusion_nft", 3001]  # beside each noised image the base and the old policy
-    assert slow["total_compute"] == slow["num_forward_evals"] + 5 * slow["num_transitions"] + slow["images"] / 2
+    slow = training.costs[
+        "diffusion_nft", 3001
+    ]  # beside each noised image the base and the old policy
+    assert (
+        slow["total_compute"]
+        == slow["num_forward_evals"] + 5 * slow["num_transitions"] + slow["images"] / 2
+    )

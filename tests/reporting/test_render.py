@@ -9,9 +9,15 @@ from g2rpo_core.reporting.images import LARGE, THUMBNAIL, embed_image
 
 def test_a_small_image_goes_in_as_it_is(tmp_path):
     file = tmp_path / "small.png"
-    Image.fromarray(np.random.default_rng(0).integers(0, 256, (LARGE, LARGE, 3), dtype=np.uint8)).save(file)
+    Image.fromarray(
+        np.random.default_rng(0).integers(0, 256, (LARGE, LARGE, 3), dtype=np.uint8)
+    ).save(file)
     shown = embed_image(file, tmp_path)
-    assert shown.link is None and base64.b64decode(shown.source.removeprefix("data:image/png;base64,")) == file.read_bytes()
+    assert (
+        shown.link is None
+        and base64.b64decode(shown.source.removeprefix("data:image/png;base64,"))
+        == file.read_bytes()
+    )
 
 
 def test_a_large_image_is_a_thumbnail_that_leads_to_the_lossless_file(tmp_path):
@@ -19,8 +25,13 @@ def test_a_large_image_is_a_thumbnail_that_leads_to_the_lossless_file(tmp_path):
     file.parent.mkdir(parents=True)
     Image.new("RGB", (1024, 768), "red").save(file)
     shown = embed_image(file, tmp_path / "reports")
-    small = Image.open(io.BytesIO(base64.b64decode(shown.source.removeprefix("data:image/webp;base64,"))))
-    assert small.size == (THUMBNAIL, THUMBNAIL * 3 // 4) and shown.link == "../evaluations/run/large one.png"
+    small = Image.open(
+        io.BytesIO(base64.b64decode(shown.source.removeprefix("data:image/webp;base64,")))
+    )
+    assert (
+        small.size == (THUMBNAIL, THUMBNAIL * 3 // 4)
+        and shown.link == "../evaluations/run/large one.png"
+    )
 
 
 def test_eighteen_prompts_by_six_models_at_1024_pixels_stay_below_ten_megabytes(tmp_path):
@@ -29,10 +40,15 @@ def test_eighteen_prompts_by_six_models_at_1024_pixels_stay_below_ten_megabytes(
     sizes = []
     for number in range(6):
         image = sum(
-            np.kron(rng.normal(0, 2.0**level, (1024 >> level, 1024 >> level, 3)), np.ones((1 << level, 1 << level, 1)))
+            np.kron(
+                rng.normal(0, 2.0**level, (1024 >> level, 1024 >> level, 3)),
+                np.ones((1 << level, 1 << level, 1)),
+            )
             for level in range(8)
         )
         file = tmp_path / f"{number}.png"
-        Image.fromarray(np.clip(128 + image / 4, 0, 255).astype(np.uint8)).save(file, compress_level=1)
+        Image.fromarray(np.clip(128 + image / 4, 0, 255).astype(np.uint8)).save(
+            file, compress_level=1
+        )
         sizes.append(len(embed_image(file, tmp_path).source))
     assert 18 * sum(sizes) + 1_500_000 < 10_000_000  # with charts, their library and tables

@@ -4,7 +4,14 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from g2rpo_core.reporting.statistics import holm, paired_difference, pooled_half_width, sign_flip, spread, student
+from g2rpo_core.reporting.statistics import (
+    holm,
+    paired_difference,
+    pooled_half_width,
+    sign_flip,
+    spread,
+    student,
+)
 
 
 def test_a_constant_difference_has_no_interval():
@@ -37,7 +44,9 @@ def test_missing_scores_leave_their_pair_out():
 
 def test_one_pair_has_a_difference_and_no_interval():
     gap = paired_difference(np.array([1.0, math.nan]), np.array([0.25, 0.0]))
-    assert (gap.pop("difference"), gap.pop("pairs")) == (0.75, 1) and np.isnan(list(gap.values())).all()
+    assert (gap.pop("difference"), gap.pop("pairs")) == (0.75, 1) and np.isnan(
+        list(gap.values())
+    ).all()
     none = paired_difference(np.full(3, math.nan), np.zeros(3))
     assert none.pop("pairs") == 0 and np.isnan(list(none.values())).all()
 
@@ -48,7 +57,9 @@ def test_ties_count_half():
 
 def test_the_same_numbers_give_the_same_interval():
     sample = np.random.default_rng(0).normal(size=50)
-    assert paired_difference(sample, np.zeros(50), "a") == paired_difference(sample, np.zeros(50), "a")
+    assert paired_difference(sample, np.zeros(50), "a") == paired_difference(
+        sample, np.zeros(50), "a"
+    )
 
 
 @pytest.mark.parametrize("seeds", [3, 10, 20])
@@ -64,9 +75,20 @@ def test_the_interval_of_fewer_values_than_asked_is_not_known():
 
 
 def test_sign_flips_are_counted_exactly():
-    values = [0.3, 0.1, 0.2, 0.4, 0.25, 0.15, 0.35, 0.05]  # all above zero: only all signs flipped is as far away
+    values = [
+        0.3,
+        0.1,
+        0.2,
+        0.4,
+        0.25,
+        0.15,
+        0.35,
+        0.05,
+    ]  # all above zero: only all signs flipped is as far away
     assert sign_flip(values) == pytest.approx(2 / 2**8)
-    assert sign_flip(values, beyond=0.2) > 0.5 and student(values) < 0.01 < student(values, beyond=0.2)
+    assert sign_flip(values, beyond=0.2) > 0.5 and student(values) < 0.01 < student(
+        values, beyond=0.2
+    )
     by_hand = [sum(v if bit >> i & 1 else -v for i, v in enumerate([1, 2, -4])) for bit in range(8)]
     assert sign_flip([1, 2, -4]) == pytest.approx(sum(abs(total) >= 1 for total in by_hand) / 8)
 
@@ -74,7 +96,11 @@ def test_sign_flips_are_counted_exactly():
 def test_sign_flips_of_many_values_are_drawn():
     """Of 40 values there are 2^40; that of drawn ones is near the normal one, of a sum of variance 20 (1.5^2 + 0.5^2), and stays."""
     values = [0.5 + (-1) ** number for number in range(40)]
-    assert sign_flip(values) == sign_flip(values) == pytest.approx(2 * stats.norm.sf(20 / 50**0.5), rel=0.15)
+    assert (
+        sign_flip(values)
+        == sign_flip(values)
+        == pytest.approx(2 * stats.norm.sf(20 / 50**0.5), rel=0.15)
+    )
 
 
 def test_holm_steps_down_and_never_exceeds_bonferroni():

@@ -143,7 +143,9 @@ def test_the_secondary_comparison_holds_only_with_the_primary(results):
     lines = shifted_seeds(results, shifts)
     judge = lambda *comparisons: lines_of(preregistered(lines, comparisons))
     gaps = lambda other: 2 * (np.array(shifts["g2rpo"]) - shifts[other])
-    named = lambda role, against, **how: Comparison(method="g2rpo", against=against, role=role, **how)
+    named = lambda role, against, **how: Comparison(
+        method="g2rpo", against=against, role=role, **how
+    )
     primary, secondary, level = judge(
         named("primary", "dance_grpo"),
         named("secondary", "dance_grpo", reward="hps"),
@@ -159,10 +161,15 @@ def test_the_secondary_comparison_holds_only_with_the_primary(results):
     low, high = stats.t.interval(0.90, 3, values.mean(), stats.sem(values))
     assert (level.low, level.high) == pytest.approx((low, high)) and -0.05 < low and high < 0.05
     assert level.p < 0.05 and not judge(named("other", "mix_grpo", level=0.001))[0].holds
-    for against, edge in (("mix_grpo", 0.05), ("flow_grpo", 0.02)):  # the mean is within, and outside
+    for against, edge in (
+        ("mix_grpo", 0.05),
+        ("flow_grpo", 0.02),
+    ):  # the mean is within, and outside
         (tested,) = judge(named("other", against, level=edge))
         sides = ((-edge, "greater"), (edge, "less"))
-        p = max(stats.ttest_1samp(gaps(against), side, alternative=how).pvalue for side, how in sides)
+        p = max(
+            stats.ttest_1samp(gaps(against), side, alternative=how).pvalue for side, how in sides
+        )
         assert tested.p == pytest.approx(p) and tested.holds == (p < 0.05) == (edge == 0.05)
     # The primary fails: the secondary, which would hold by itself, does not count
     failed = judge(named("primary", "mix_grpo"), named("secondary", "dance_grpo"))
@@ -223,7 +230,9 @@ def test_styles_are_compared_within_themselves(results):
     bases = dict.fromkeys(RUNS, ("base", 0))
     lines = list(style_lines(results, bases, TRAINED_ON))
     assert [(line["method"], line["style"], line["prompts"]) for line in lines] == [
-        (method, style, prompts) for style, prompts in (("one", 40), ("two", 10)) for method, _ in RUNS
+        (method, style, prompts)
+        for style, prompts in (("one", 40), ("two", 10))
+        for method, _ in RUNS
     ]
     assert [line["difference"] for line in lines] == pytest.approx([0.2, -0.4, 0.2, -0.4])
     # A style of one prompt that both have says nothing of this run
@@ -259,14 +268,21 @@ def test_a_difference_whose_interval_holds_zero_is_called_not_significant(result
     (gain,) = lines_of(lines[lines.reward == TRAINING])
     (sentence,) = summary([gain], [], LABELS)
     assert gain.tone == ""
-    assert sentence.startswith("G²RPO is not significantly different from the base with 1 of 1 seeds: ")
+    assert sentence.startswith(
+        "G²RPO is not significantly different from the base with 1 of 1 seeds: "
+    )
 
 
 @pytest.mark.parametrize(
     "low, high, tone, known",
-    [(0.1, 0.3, "up", True), (-0.3, -0.1, "down", True), (-0.1, 0.1, "", True), (0.0, 0.0, "", True),
-     (np.nan, np.nan, "", False)],
-)  # fmt: skip
+    [
+        (0.1, 0.3, "up", True),
+        (-0.3, -0.1, "down", True),
+        (-0.1, 0.1, "", True),
+        (0.0, 0.0, "", True),
+        (np.nan, np.nan, "", False),
+    ],
+)
 def test_only_an_interval_that_is_known_and_excludes_zero_is_significant(low, high, tone, known):
     lines = judged(pd.DataFrame({"difference": [(low + high) / 2], "low": [low], "high": [high]}))
     assert (lines.tone[0], lines.known[0]) == (tone, known)
@@ -279,14 +295,18 @@ def test_the_verdict_says_who_rose_who_is_ahead_and_what_follows(results):
     assert first[0].difference == pytest.approx(0.2) and not first[0].known
     assert verdict(gains, pairs, LABELS, NAMES, ["hps"]) == (
         "G²RPO is ahead of DanceGRPO by 0.600, significantly on its one seed. "
-        "G²RPO (+0.200) significantly raises the training reward; no significant rise: DanceGRPO (-0.400). Some held-out rewards fall: HPS-v2.1 of DanceGRPO."
+        "G²RPO (+0.200) significantly raises the training reward; no significant rise: "
+        "DanceGRPO (-0.400). Some held-out rewards fall: HPS-v2.1 of DanceGRPO."
     )
     alone = gains_of(beside_base(results, RUNS[:1]))
     assert verdict(alone, [], LABELS, NAMES, ["hps"]) == (
-        "G²RPO raises the reward that it was trained on (+0.200). Held-out rewards rise too: HPS-v2.1."
+        "G²RPO raises the reward that it was trained on (+0.200). Held-out rewards rise too: "
+        "HPS-v2.1."
     )
     two = verdict(alone, [], LABELS, NAMES, ["hps", "clip_score"])
-    assert two.endswith(" Held-out rewards rise too: HPS-v2.1; not always significantly: CLIP Score.")
+    assert two.endswith(
+        " Held-out rewards rise too: HPS-v2.1; not always significantly: CLIP Score."
+    )
 
 
 def test_a_lead_on_two_seeds_says_on_how_many_it_is_significant(results):
@@ -298,12 +318,17 @@ def test_a_lead_on_two_seeds_says_on_how_many_it_is_significant(results):
     gains, pairs = gains_of(beside_base(table, runs)), pairs_of(table, runs)
     assert verdict(gains, pairs, LABELS, NAMES, []) == (
         "No lead is shown: G²RPO gains 0.250 more than DanceGRPO, significantly on 1 of 2 seeds. "
-        "None of 2 methods significantly raises the training reward on every seed; not so: G²RPO (-0.150), DanceGRPO (-0.400)."
+        "None of 2 methods significantly raises the training reward on every seed; not so: "
+        "G²RPO (-0.150), DanceGRPO (-0.400)."
     )
     unclear = [line._replace(tone="") for line in pairs]
-    assert "more than DanceGRPO, significantly on none of 2 seeds." in verdict(gains, unclear, LABELS, NAMES, [])
+    assert "more than DanceGRPO, significantly on none of 2 seeds." in verdict(
+        gains, unclear, LABELS, NAMES, []
+    )
     sure = [line._replace(difference=0.25, tone="up") for line in pairs]
-    assert "G²RPO is ahead of DanceGRPO by 0.250, significantly on 2 of 2 seeds." in verdict(gains, sure, LABELS, NAMES, [])
+    assert "G²RPO is ahead of DanceGRPO by 0.250, significantly on 2 of 2 seeds." in verdict(
+        gains, sure, LABELS, NAMES, []
+    )
 
 
 def test_from_three_seeds_on_the_verdict_is_that_of_the_interval_over_seeds(results):

@@ -24,17 +24,36 @@ SETTINGS = {"shortest_edge": 64, "micro_batch": 2}
 @pytest.fixture(scope="module")
 def masks(tmp_path_factory):
     """The folder of a Mask2Former of random weights, of the layout of facebook/mask2former-swin-small-coco-instance."""
-    from transformers import Mask2FormerConfig, Mask2FormerForUniversalSegmentation, Mask2FormerImageProcessor, SwinConfig
+    from transformers import (
+        Mask2FormerConfig,
+        Mask2FormerForUniversalSegmentation,
+        Mask2FormerImageProcessor,
+        SwinConfig,
+    )
 
     torch.manual_seed(0)
     swin = SwinConfig(
-        image_size=32, patch_size=4, embed_dim=8, depths=[1, 1, 1, 1], num_heads=[1, 1, 2, 2], window_size=4,
+        image_size=32,
+        patch_size=4,
+        embed_dim=8,
+        depths=[1, 1, 1, 1],
+        num_heads=[1, 1, 2, 2],
+        window_size=4,
         out_features=["stage1", "stage2", "stage3", "stage4"],
-    )  # fmt: skip
+    )
     config = Mask2FormerConfig(
-        backbone_config=swin, feature_size=32, mask_feature_size=32, hidden_dim=32, encoder_layers=1, decoder_layers=2,
-        num_attention_heads=2, encoder_feedforward_dim=16, dim_feedforward=16, num_queries=12, id2label=dict(enumerate(LABELS)),
-    )  # fmt: skip
+        backbone_config=swin,
+        feature_size=32,
+        mask_feature_size=32,
+        hidden_dim=32,
+        encoder_layers=1,
+        decoder_layers=2,
+        num_attention_heads=2,
+        encoder_feedforward_dim=16,
+        dim_feedforward=16,
+        num_queries=12,
+        id2label=dict(enumerate(LABELS)),
+    )
     folder = tmp_path_factory.mktemp("mask2former")
     Mask2FormerForUniversalSegmentation(config).save_pretrained(folder)
     Mask2FormerImageProcessor(size={"height": 64, "width": 64}).save_pretrained(folder)
@@ -50,13 +69,30 @@ def clip(tmp_path_factory):
     folder = tmp_path_factory.mktemp("clip")
     letters = [chr(code) for code in range(ord("a"), ord("z") + 1)] + ["-"]
     words = ["<|startoftext|>", "<|endoftext|>", *letters, *(f"{letter}</w>" for letter in letters)]
-    (folder / "vocab.json").write_text(json.dumps({word: number for number, word in enumerate(words)}))
+    (folder / "vocab.json").write_text(
+        json.dumps({word: number for number, word in enumerate(words)})
+    )
     (folder / "merges.txt").write_text("#version: 0.2\n")
     CLIPTokenizer.from_pretrained(folder).save_pretrained(folder)
-    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-    text = {**sizes, "vocab_size": len(words), "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1}
+    sizes = {
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+    }
+    text = {
+        **sizes,
+        "vocab_size": len(words),
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+        "pad_token_id": 1,
+    }
     CLIPModel(
-        CLIPConfig(text_config=text, vision_config={**sizes, "image_size": 32, "patch_size": 8}, projection_dim=8)
+        CLIPConfig(
+            text_config=text,
+            vision_config={**sizes, "image_size": 32, "patch_size": 8},
+            projection_dim=8,
+        )
     ).save_pretrained(folder)
     return folder
 
@@ -70,7 +106,9 @@ def eight(*images: Image.Image) -> torch.Tensor:
     return torch.stack([TF.pil_to_tensor(image) for image in images])
 
 
-def all_of(detector: Detector, images: torch.Tensor, threshold: float = 0.0) -> list[dict[str, list[Found]]]:
+def all_of(
+    detector: Detector, images: torch.Tensor, threshold: float = 0.0
+) -> list[dict[str, list[Found]]]:
     return detector(images, [Query(detector.names.values(), threshold)] * len(images))
 
 
@@ -85,8 +123,12 @@ def test_masks_are_read_as_mmdet_reads_them(detector):
     assert inputs["pixel_values"].shape == (1, 3, 96, 64)  # 64 x 76.8, in steps of 32
     outputs = detector.model(**inputs)
     probabilities = outputs.class_queries_logits[0].softmax(-1)[:, :-1]
-    logits = torch.nn.functional.interpolate(outputs.masks_queries_logits, size=(96, 80), mode="bilinear")[0]
-    best = sorted(((probabilities[q, c].item(), q, c) for q in range(12) for c in range(3)), reverse=True)[: geneval.QUERIES]
+    logits = torch.nn.functional.interpolate(
+        outputs.masks_queries_logits, size=(96, 80), mode="bilinear"
+    )[0]
+    best = sorted(
+        ((probabilities[q, c].item(), q, c) for q in range(12) for c in range(3)), reverse=True
+    )[: geneval.QUERIES]
     expected = {}
     for probability, query, label in best:
         mask = logits[query] > 0
@@ -99,7 +141,11 @@ def test_masks_are_read_as_mmdet_reads_them(detector):
     assert found.keys() == expected.keys() and len(expected) == 3
     for name, objects in found.items():
         for one, (score, box, mask) in zip(objects, expected[name], strict=True):
-            assert one.score == pytest.approx(score, abs=1e-5) and one.box == box and (one.mask == mask).all()
+            assert (
+                one.score == pytest.approx(score, abs=1e-5)
+                and one.box == box
+                and (one.mask == mask).all()
+            )
 
 
 def test_only_what_is_asked_for_and_sure_enough_is_returned(detector):
@@ -115,25 +161,56 @@ def test_a_detector_of_boxes_is_read_too(tmp_path):
     from transformers import DetrConfig, DetrForObjectDetection, DetrImageProcessor, ResNetConfig
 
     torch.manual_seed(0)
-    resnet = ResNetConfig(embedding_size=8, hidden_sizes=[8, 8], depths=[1, 1], layer_type="basic", out_features=["stage2"])
+    resnet = ResNetConfig(
+        embedding_size=8,
+        hidden_sizes=[8, 8],
+        depths=[1, 1],
+        layer_type="basic",
+        out_features=["stage2"],
+    )
     config = DetrConfig(
-        use_timm_backbone=False, backbone=None, backbone_config=resnet, d_model=16, encoder_layers=1, decoder_layers=1, num_queries=9,
-        encoder_attention_heads=2, decoder_attention_heads=2, encoder_ffn_dim=16, decoder_ffn_dim=16, id2label=dict(enumerate(LABELS)),
-    )  # fmt: skip
+        use_timm_backbone=False,
+        backbone=None,
+        backbone_config=resnet,
+        d_model=16,
+        encoder_layers=1,
+        decoder_layers=1,
+        num_queries=9,
+        encoder_attention_heads=2,
+        decoder_attention_heads=2,
+        encoder_ffn_dim=16,
+        decoder_ffn_dim=16,
+        id2label=dict(enumerate(LABELS)),
+    )
     DetrForObjectDetection(config).save_pretrained(tmp_path)
     DetrImageProcessor().save_pretrained(tmp_path)
-    detector, images = Detector(tmp_path, CPU, 64), eight(photograph(80, 96, 1), photograph(80, 96, 2))
+    detector, images = (
+        Detector(tmp_path, CPU, 64),
+        eight(photograph(80, 96, 1), photograph(80, 96, 2)),
+    )
     inputs = detector.processor(images=list(images), return_tensors="pt", **detector.size)
-    expected = detector.processor.post_process_object_detection(detector.model(**inputs), 0.0, target_sizes=[(96, 80)] * 2)
+    expected = detector.processor.post_process_object_detection(
+        detector.model(**inputs), 0.0, target_sizes=[(96, 80)] * 2
+    )
     for found, read in zip(all_of(detector, images), expected):
         scores = sorted(one.score for objects in found.values() for one in objects)
-        assert len(scores) == 9 and scores == pytest.approx(sorted(read["scores"].tolist()), abs=1e-5)
-        assert all(one.mask is None and max(one.box) <= 96 and min(one.box) >= 0 for objects in found.values() for one in objects)
+        assert len(scores) == 9 and scores == pytest.approx(
+            sorted(read["scores"].tolist()), abs=1e-5
+        )
+        assert all(
+            one.mask is None and max(one.box) <= 96 and min(one.box) >= 0
+            for objects in found.values()
+            for one in objects
+        )
 
 
 def test_a_model_that_detects_nothing_is_refused_in_one_line(clip):
     with pytest.raises(
-        UserError, match="is a model of type 'clip', which detects no objects: use a Mask2Former of COCO's instances"
+        UserError,
+        match=(
+            "is a model of type 'clip', which detects no objects: "
+            "use a Mask2Former of COCO's instances"
+        ),
     ):
         Detector(clip, CPU)
 
@@ -154,16 +231,28 @@ def test_the_colour_is_the_nearest_of_ten_as_published(clip):
     """By transformers' CLIPModel, used directly: the mean direction of three texts of each colour."""
     from transformers import AutoTokenizer, CLIPModel
 
-    image, objects = eight(photograph(64, 64, 5))[0], [Found(1.0, (4.0, 4.0, 36.0, 36.0)), Found(1.0, (30.0, 30.0, 62.0, 62.0))]
+    image, objects = (
+        eight(photograph(64, 64, 5))[0],
+        [Found(1.0, (4.0, 4.0, 36.0, 36.0)), Found(1.0, (30.0, 30.0, 62.0, 62.0))],
+    )
     model, tokenizer = CLIPModel.from_pretrained(clip).eval(), AutoTokenizer.from_pretrained(clip)
     colors = Colors(clip, CPU)
     pixels = torch.cat([colors.preprocess([cut_out(image, one)], CPU) for one in objects])
     expected = []
-    for row in torch.nn.functional.normalize(model.get_image_features(pixels).pooler_output, dim=-1):
+    for row in torch.nn.functional.normalize(
+        model.get_image_features(pixels).pooler_output, dim=-1
+    ):
         cosines = []
         for color in COLORS:
-            texts = [f"a photo of a {color} cat", f"a photo of a {color}-colored cat", f"a photo of a {color} object"]
-            one = [model.get_text_features(**tokenizer(text, return_tensors="pt")).pooler_output[0] for text in texts]
+            texts = [
+                f"a photo of a {color} cat",
+                f"a photo of a {color}-colored cat",
+                f"a photo of a {color} object",
+            ]
+            one = [
+                model.get_text_features(**tokenizer(text, return_tensors="pt")).pooler_output[0]
+                for text in texts
+            ]
             mean = torch.stack([part / part.norm() for part in one]).mean(0)
             cosines.append((row @ mean / mean.norm()).item())
         expected.append(COLORS[int(np.argmax(cosines))])
@@ -175,18 +264,33 @@ def test_the_registry_loads_both_models_and_settings_decide_the_rule(tmp_path, m
         (tmp_path / name).symlink_to(folder)
     lock = {name: {"folder": name, "files": {}} for name in ("geneval", "geneval_clip")}
     (tmp_path / "models.lock.json").write_text(json.dumps(lock))
-    images, prompts = [photograph(64, 64, 2)] * 2, ["a photo of a cat", "a photo of two computer mouses"]
+    images, prompts = (
+        [photograph(64, 64, 2)] * 2,
+        ["a photo of a cat", "a photo of two computer mouses"],
+    )
     scores = {}
     for partial in (True, False):
-        section = {"geneval": {**SETTINGS, "partial": partial, "threshold": 0.0, "counting_threshold": 0.0, "max_objects": 3}}
-        scores[partial] = registry.load(["geneval"], tmp_path, section=section)["geneval"](images, prompts).tolist()
+        section = {
+            "geneval": {
+                **SETTINGS,
+                "partial": partial,
+                "threshold": 0.0,
+                "counting_threshold": 0.0,
+                "max_objects": 3,
+            }
+        }
+        scores[partial] = registry.load(["geneval"], tmp_path, section=section)["geneval"](
+            images, prompts
+        ).tolist()
     # Random weights find everything: three cats instead of one, three mice instead of two
     assert scores == {True: [-1.0, 0.5], False: [1.0, 0.0]}
 
 
 def test_a_prompt_that_is_not_genevals_has_no_score_and_says_why(masks, clip):
     reward = geneval.geneval(masks, clip, CPU, GenEvalSettings(**SETTINGS))
-    scores, reasons = score_one(reward, [photograph(64, 64)] * 3, ["a photo of a cat", "a cat", "a photo of a dog"])
+    scores, reasons = score_one(
+        reward, [photograph(64, 64)] * 3, ["a photo of a cat", "a cat", "a photo of a dog"]
+    )
     assert [math.isnan(score) for score in scores.tolist()] == [False, True, True]
     assert reasons[0] is None and reasons[1].startswith("not a prompt of GenEval")
     assert reasons[2] == "the detector knows no 'dog'"
@@ -196,7 +300,13 @@ def test_a_prompt_that_is_not_genevals_has_no_score_and_says_why(masks, clip):
 
 def test_a_batch_of_any_sizes_equals_each_image_alone(masks, clip):
     reward = geneval.geneval(masks, clip, CPU, GenEvalSettings(**SETTINGS, threshold=0.14))
-    images = [photograph(64, 64, 0), photograph(64, 64, 1), photograph(80, 64, 2), photograph(64, 64, 3), photograph(64, 96, 4)]
+    images = [
+        photograph(64, 64, 0),
+        photograph(64, 64, 1),
+        photograph(80, 64, 2),
+        photograph(64, 64, 3),
+        photograph(64, 96, 4),
+    ]
     prompts = [
         "a photo of a cat",
         "a photo of a red cat",
@@ -204,6 +314,9 @@ def test_a_batch_of_any_sizes_equals_each_image_alone(masks, clip):
         "a photo of a traffic light",
         "x",
     ]
-    together, alone = reward(images, prompts), [reward([image], [prompt]).item() for image, prompt in zip(images, prompts)]
+    together, alone = (
+        reward(images, prompts),
+        [reward([image], [prompt]).item() for image, prompt in zip(images, prompts)],
+    )
     assert together.dtype == torch.float32 and together[:4].std() > 0
     assert together.tolist() == pytest.approx(alone, nan_ok=True)

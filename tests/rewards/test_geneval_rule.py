@@ -48,7 +48,10 @@ def prompt_of(asked: Asked) -> str:
     if first.count > 1:
         number = {value: word for word, value in NUMBERS.items()}[first.count]
         return f"a photo of {number} {plural(first.name)}"
-    words = [article(f"{thing.color} {thing.name}" if thing.color else thing.name) for thing in asked.things]
+    words = [
+        article(f"{thing.color} {thing.name}" if thing.color else thing.name)
+        for thing in asked.things
+    ]
     return "a photo of " + f" {asked.relation or 'and'} ".join(words)
 
 
@@ -72,10 +75,14 @@ def test_the_parser_inverts_every_published_template():
 
 def test_prompts_of_the_published_list_are_read():
     """As they stand in GenEval's prompts/evaluation_metadata.jsonl."""
-    assert parse("a photo of three computer keyboards", CLASSES) == Asked((Thing("computer keyboard", 3),))
+    assert parse("a photo of three computer keyboards", CLASSES) == Asked(
+        (Thing("computer keyboard", 3),)
+    )
     assert parse("a photo of an orange", CLASSES) == Asked((Thing("orange"),))
     assert parse("a photo of a green hot dog", CLASSES) == Asked((Thing("hot dog", color="green"),))
-    assert parse("a photo of a chair left of a zebra", CLASSES) == Asked((Thing("chair"), Thing("zebra")), "left of")
+    assert parse("a photo of a chair left of a zebra", CLASSES) == Asked(
+        (Thing("chair"), Thing("zebra")), "left of"
+    )
     two = Asked((Thing("wine glass", color="white"), Thing("giraffe", color="brown")))
     assert parse(" A photo of  a white wine glass and a brown giraffe.", CLASSES) == two
 
@@ -127,7 +134,9 @@ def test_what_counts_is_above_the_threshold_and_the_surest_first():
 def test_of_two_objects_that_overlap_the_surer_one_counts():
     a, b, c = found(SQUARE, moved(0, 2), moved(30, 0))
     assert overlap(SQUARE, SQUARE) == 1.0 and overlap(SQUARE, moved(11, 0)) == 0.0
-    assert overlap(SQUARE, moved(0, 2)) == pytest.approx(99 / 143)  # 11 pixels a side: 9 x 11 of 2 x 121
+    assert overlap(SQUARE, moved(0, 2)) == pytest.approx(
+        99 / 143
+    )  # 11 pixels a side: 9 x 11 of 2 x 121
     assert keep([a, b, c], 0.3, 16, 0.7) == [a, b, c]
     assert keep([a, b, c], 0.3, 16, 0.69) == [a, c]
 
@@ -153,7 +162,12 @@ def test_a_position_needs_more_than_the_margin_and_half_the_distance(box, held):
 
 def judged(asked: str, objects: dict, colors: dict | None = None) -> tuple[bool, float]:
     """By both rules; colors: those of the objects of a class, the surest first."""
-    arguments = parse(asked, CLASSES), objects, lambda these, name: (colors or {})[name][: len(these)], 0.1
+    arguments = (
+        parse(asked, CLASSES),
+        objects,
+        lambda these, name: (colors or {})[name][: len(these)],
+        0.1,
+    )
     return fulfils(*arguments), share(*arguments)
 
 
@@ -191,8 +205,14 @@ def test_colours_are_judged_as_published():
     assert judged(one, cat, {"cat": ["blue"]}) == (False, 0.5)
     assert judged(one, {}) == (False, 0.0)
     # Of two cats GenEval asks for the surest one's colour; for the share their number is wrong
-    assert judged(one, {"cat": found(SQUARE, moved(30, 0))}, {"cat": ["red", "blue"]}) == (True, 0.0)
-    assert judged(one, {"cat": found(SQUARE, moved(30, 0))}, {"cat": ["blue", "red"]}) == (False, 0.0)
+    assert judged(one, {"cat": found(SQUARE, moved(30, 0))}, {"cat": ["red", "blue"]}) == (
+        True,
+        0.0,
+    )
+    assert judged(one, {"cat": found(SQUARE, moved(30, 0))}, {"cat": ["blue", "red"]}) == (
+        False,
+        0.0,
+    )
     assert judged(two, cat | dog, {"cat": ["red"], "dog": ["blue"]}) == (True, 1.0)
     assert judged(two, cat | dog, {"cat": ["blue"], "dog": ["blue"]}) == (False, 0.75)
     assert judged(two, dog, {"dog": ["blue"]}) == (False, 0.5)

@@ -9,7 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import Qwen2VLConfig, Qwen2VLImageProcessor, Qwen2VLProcessor, Qwen2VLVideoProcessor
+from transformers import (
+    Qwen2VLConfig,
+    Qwen2VLImageProcessor,
+    Qwen2VLProcessor,
+    Qwen2VLVideoProcessor,
+)
 
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.rewards import packages
@@ -38,7 +43,10 @@ def published(tmp_path_factory):
     base, folder = tmp_path_factory.mktemp("base"), tmp_path_factory.mktemp("hpsv3")
     words = tokenizer(SHAPES)
     made = Qwen2VLProcessor(
-        image_processor=Qwen2VLImageProcessor(), video_processor=Qwen2VLVideoProcessor(), tokenizer=words, chat_template=CHAT
+        image_processor=Qwen2VLImageProcessor(),
+        video_processor=Qwen2VLVideoProcessor(),
+        tokenizer=words,
+        chat_template=CHAT,
     )
     made.save_pretrained(base)
     config = config_of(words)
@@ -52,7 +60,10 @@ def published(tmp_path_factory):
     with torch.no_grad():  # far from those of a start, so that every layer matters
         for parameter in model.parameters():
             parameter.add_(0.05 * torch.randn_like(parameter))
-    save_file({name: value.contiguous() for name, value in model.state_dict().items()}, folder / "HPSv3.safetensors")
+    save_file(
+        {name: value.contiguous() for name, value in model.state_dict().items()},
+        folder / "HPSv3.safetensors",
+    )
     return model, folder, base
 
 
@@ -93,14 +104,20 @@ def test_the_instruction_is_the_published_one_word_for_word():
         for part in tree.body
         if isinstance(part, ast.Assign) and isinstance(part.value, ast.Constant)
     }
-    theirs = texts["INSTRUCTION"].format(text_prompt="a {red} circle") + texts["prompt_with_special_token"]
+    theirs = (
+        texts["INSTRUCTION"].format(text_prompt="a {red} circle")
+        + texts["prompt_with_special_token"]
+    )
     assert question(TEMPLATE, "a {red} circle") == theirs and theirs.count(TOKEN) == 1
 
 
 def test_a_score_does_not_depend_on_what_else_is_in_the_call(models):
     images, prompts = list(IMAGES.values()), [*PROMPTS[:7], PROMPTS[7] * 3]
     alone, together = ({"hpsv3": {**TINY["hpsv3"], "micro_batch": count}} for count in (1, 8))
-    first, second = (rewards.load(["hpsv3"], models, section=section)["hpsv3"](images, prompts) for section in (alone, together))
+    first, second = (
+        rewards.load(["hpsv3"], models, section=section)["hpsv3"](images, prompts)
+        for section in (alone, together)
+    )
     torch.testing.assert_close(first, second, rtol=1e-5, atol=1e-5)
     assert first.std() > 1e-4
 
@@ -117,8 +134,13 @@ def test_tensors_and_files_of_8_bits_have_one_score(models):
 
 
 def test_the_trunk_has_the_dtype_asked_for_and_the_head_float32(models):
-    reward = rewards.load(["hpsv3"], models, section={"hpsv3": {**TINY["hpsv3"], "dtype": "bfloat16"}})["hpsv3"]
-    assert reward.model.trunk.dtype == torch.bfloat16 and reward.model.head[0].weight.dtype == torch.float32
+    reward = rewards.load(
+        ["hpsv3"], models, section={"hpsv3": {**TINY["hpsv3"], "dtype": "bfloat16"}}
+    )["hpsv3"]
+    assert (
+        reward.model.trunk.dtype == torch.bfloat16
+        and reward.model.head[0].weight.dtype == torch.float32
+    )
     exact = rewards.load(["hpsv3"], models, section=TINY)["hpsv3"]
     images = list(IMAGES.values())
     assert exact.model.trunk.dtype == torch.float32  # as the files have it
@@ -128,18 +150,32 @@ def test_the_trunk_has_the_dtype_asked_for_and_the_head_float32(models):
 def test_files_that_do_not_fit_are_refused_in_one_line(models, tmp_path):
     weights = load_file(models / "hpsv3" / "HPSv3.safetensors")
     base, broken = models / "hpsv3_processor", tmp_path / "HPSv3.safetensors"
-    save_file({name: value for name, value in weights.items() if name != "model.layers.0.mlp.up_proj.weight"}, broken)
+    save_file(
+        {
+            name: value
+            for name, value in weights.items()
+            if name != "model.layers.0.mlp.up_proj.weight"
+        },
+        broken,
+    )
     with pytest.raises(UserError, match="not the weights of HPSv3: .*layers.0.mlp.up_proj.weight"):
         hpsv3(tmp_path, base, CPU)
-    save_file({name: value for name, value in weights.items() if not name.startswith("rm_head.0")}, broken)
+    save_file(
+        {name: value for name, value in weights.items() if not name.startswith("rm_head.0")}, broken
+    )
     with pytest.raises(UserError, match="0.weight"):
         hpsv3(tmp_path, base, CPU)
     name = "model.embed_tokens.weight"
     save_file(weights | {name: torch.cat([weights[name], weights[name][:1]])}, broken)
-    with pytest.raises(UserError, match=r"<\|Reward\|> has the id \d+, but the weights have \d+ tokens"):
+    with pytest.raises(
+        UserError, match=r"<\|Reward\|> has the id \d+, but the weights have \d+ tokens"
+    ):
         hpsv3(tmp_path, base, CPU)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "clip"}))
-    with pytest.raises(UserError, match="is a model of type 'clip', but HPSv3 is a qwen2_vl: take Qwen/Qwen2-VL-7B-Instruct"):
+    with pytest.raises(
+        UserError,
+        match="is a model of type 'clip', but HPSv3 is a qwen2_vl: take Qwen/Qwen2-VL-7B-Instruct",
+    ):
         hpsv3(models / "hpsv3", tmp_path, CPU)
 
 

@@ -77,7 +77,9 @@ def test_the_score_is_the_distance_over_the_length_of_the_text(read, asked, scor
     assert ocr.similarity(read, asked) == score
 
 
-@pytest.mark.parametrize("text, size", [("Hello World", 36), ("OPEN", 60), ("Fearless", 48), ("Step Goal\nAchieved", 40)])
+@pytest.mark.parametrize(
+    "text, size", [("Hello World", 36), ("OPEN", 60), ("Fearless", 48), ("Step Goal\nAchieved", 40)]
+)
 def test_a_drawn_text_is_read(reward, text, size):
     prompts = [f'a sign that says "{text.upper()}"', 'a sign that says "Zurich 1847"']
     right, wrong = reward([drawn(text, size)] * 2, prompts).tolist()
@@ -99,7 +101,9 @@ def test_an_image_scored_alone_equals_the_batch_and_tensors_equal_files(reward):
     assert together.tolist() == [reward([image], [SIGN]).item() for image in images]
     assert together.equal(reward(torch.stack([tensor(image) for image in images]), [SIGN] * 4))
     # Of tensors only what files hold counts
-    assert together.equal(reward(torch.stack([tensor(image) for image in images]) + 0.4 / 255, [SIGN] * 4))
+    assert together.equal(
+        reward(torch.stack([tensor(image) for image in images]) + 0.4 / 255, [SIGN] * 4)
+    )
 
 
 def test_a_prompt_without_a_text_has_no_score_and_says_why(reward):

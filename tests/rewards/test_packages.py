@@ -31,11 +31,17 @@ def test_the_package_and_our_own_code_give_one_score(models, name):
     files = list(IMAGES.values())
     before = [*warnings.filters], logging.getLogger().level, [*logging.getLogger().handlers]
     package = rewards.load([name], models, section=SECTION)[name]
-    assert ([*warnings.filters], logging.getLogger().level, [*logging.getLogger().handlers]) == before
+    assert (
+        [*warnings.filters],
+        logging.getLogger().level,
+        [*logging.getLogger().handlers],
+    ) == before
     theirs = package(files, PROMPTS)
     assert theirs.shape == (8,) and theirs.dtype == torch.float32 and theirs.std() > 1e-4
     torch.testing.assert_close(theirs, native(files, PROMPTS), rtol=0, atol=1e-5)
-    group = [PROMPTS[0]] * 3 + PROMPTS[:5]  # the images of a prompt come together, as from a rollout
+    group = [PROMPTS[0]] * 3 + PROMPTS[
+        :5
+    ]  # the images of a prompt come together, as from a rollout
     torch.testing.assert_close(package(files, group), native(files, group), rtol=0, atol=1e-5)
     for absent in ("clip", "clint", "datasets", "fairscale"):
         assert importlib.util.find_spec(absent) is None  # what stood in for them is gone
@@ -46,9 +52,13 @@ def test_the_package_and_our_own_code_give_one_score(models, name):
 def test_a_package_gets_tensors_as_files_of_8_bits(models, name):
     package = rewards.load([name], models, section=SECTION)[name]
     files = [photograph(32, 32, seed) for seed in range(4)]
-    exact = torch.stack([TF.to_dtype(TF.pil_to_tensor(file), torch.float32, scale=True) for file in files])
+    exact = torch.stack(
+        [TF.to_dtype(TF.pil_to_tensor(file), torch.float32, scale=True) for file in files]
+    )
     between = (exact + 0.4 / 255).clamp(0, 1)  # what a decoder makes is no multiple of 1/255
-    torch.testing.assert_close(package(between, PROMPTS[:4]), package(files, PROMPTS[:4]), rtol=0, atol=0)
+    torch.testing.assert_close(
+        package(between, PROMPTS[:4]), package(files, PROMPTS[:4]), rtol=0, atol=0
+    )
     native = rewards.load([name], models)[name](between, PROMPTS[:4])
     assert 1e-7 < (package(between, PROMPTS[:4]) - native).abs().max() < 0.05
     with pytest.raises(ValueError, match="4 images and 8 prompts"):
@@ -56,23 +66,35 @@ def test_a_package_gets_tensors_as_files_of_8_bits(models, name):
 
 
 def test_a_package_in_bfloat16_is_refused():
-    with pytest.raises(ValueError, match="rewards.hps.backend: hpsv2 computes only in float32; leave out dtype: bfloat16"):
+    with pytest.raises(
+        ValueError,
+        match="rewards.hps.backend: hpsv2 computes only in float32; leave out dtype: bfloat16",
+    ):
         rewards.settings_of({"hps": {"backend": "hpsv2", "dtype": "bfloat16"}}, "hps")
-    with pytest.raises(ValueError, match="rewards.image_reward.backend: Input should be 'native' or 'image-reward'"):
+    with pytest.raises(
+        ValueError, match="rewards.image_reward.backend: Input should be 'native' or 'image-reward'"
+    ):
         rewards.settings_of({"image_reward": {"backend": "hpsv2"}}, "image_reward")
 
 
 def test_the_versions_are_those_that_make_installs():
     lines = (ROOT / "requirements-parity.lock").read_text().splitlines()
-    assert {f"{name}=={version}" for name, version in packages.VERSIONS.items()} == {line for line in lines if "==" in line}
+    assert {f"{name}=={version}" for name, version in packages.VERSIONS.items()} == {
+        line for line in lines if "==" in line
+    }
 
 
 def test_a_package_that_is_not_there_or_another_says_what_to_install(models, monkeypatch):
     monkeypatch.setitem(packages.VERSIONS, "hpsv2", "9.9")
-    with pytest.raises(UserError, match=r"rewards.hps.backend: .* version 1.2.0 is installed: pip install --no-deps hpsv2==9.9$"):
+    with pytest.raises(
+        UserError,
+        match=r"rewards.hps.backend: .* version 1.2.0 is installed: pip install --no-deps hpsv2==9.9$",
+    ):
         rewards.load(["hps"], models, section=SECTION)
     monkeypatch.setitem(packages.VERSIONS, "not-to-be-found", "1.0")
-    with pytest.raises(UserError, match=r"it is not installed: pip install --no-deps not-to-be-found==1.0$"):
+    with pytest.raises(
+        UserError, match=r"it is not installed: pip install --no-deps not-to-be-found==1.0$"
+    ):
         packages.check_installed("not-to-be-found", "here")
 
 
@@ -82,19 +104,36 @@ def test_g2rpo_score_by_the_packages(models, tmp_path):
     backends = "rewards: {hps: {backend: hpsv2}, image_reward: {backend: image-reward}}"
     (tmp_path / "profiles" / "cited.yaml").write_text(f"extends: tiny\n{backends}\n")
     for name in ("tiny", "cited"):
-        words = ["--profile", name, "--models", models, "--prompts", "prompts.txt", "--out", f"{name}.parquet", "images"]
-        done = run_here(main, "score", "--reward", "hps", "--reward", "image_reward", *words, folder=tmp_path)
+        words = [
+            "--profile",
+            name,
+            "--models",
+            models,
+            "--prompts",
+            "prompts.txt",
+            "--out",
+            f"{name}.parquet",
+            "images",
+        ]
+        done = run_here(
+            main, "score", "--reward", "hps", "--reward", "image_reward", *words, folder=tmp_path
+        )
         assert done.returncode == 0, done.stderr
     ours, cited = (pd.read_parquet(tmp_path / f"{name}.parquet") for name in ("tiny", "cited"))
     for name in BACKENDS:
-        assert cited[name].tolist() == pytest.approx(ours[name].tolist(), abs=1e-5) and cited[name].notna().all()
+        assert (
+            cited[name].tolist() == pytest.approx(ours[name].tolist(), abs=1e-5)
+            and cited[name].notna().all()
+        )
 
 
 @pytest.mark.pipeline
 def test_hps_equals_hpsv2(models):
     store = ModelStore(models)
     published = packages.hpsv2(store.folder("hps"), store.entry("hps")["architecture"], CPU)
-    theirs = torch.tensor([published(prompt, [image])[0] for image, prompt in zip(SEEN.values(), PROMPTS)])
+    theirs = torch.tensor(
+        [published(prompt, [image])[0] for image, prompt in zip(SEEN.values(), PROMPTS)]
+    )
     ours = rewards.load(["hps"], models)["hps"](list(IMAGES.values()), PROMPTS)
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
     assert theirs.std() > 1e-3
@@ -105,7 +144,10 @@ def test_hps_equals_hpsv2(models):
 @pytest.mark.pipeline
 def test_image_reward_equals_image_reward(models, tmp_path):
     """With weights far from those of a start, so that every layer and the cross-attention matter."""
-    tokenizer, med_config = models / "image_reward_tokenizer", models / "image_reward" / "med_config.json"
+    tokenizer, med_config = (
+        models / "image_reward_tokenizer",
+        models / "image_reward" / "med_config.json",
+    )
     weights = torch.load(models / "image_reward" / "ImageReward.pt", weights_only=True)
     generator = torch.Generator().manual_seed(0)
     for key, value in weights.items():
@@ -115,7 +157,9 @@ def test_image_reward_equals_image_reward(models, tmp_path):
     (tmp_path / "med_config.json").write_text(med_config.read_text())
 
     published = packages.image_reward(tmp_path, tokenizer, CPU)
-    theirs = torch.tensor([published(prompt, [image])[0] for image, prompt in zip(SEEN.values(), PROMPTS)])
+    theirs = torch.tensor(
+        [published(prompt, [image])[0] for image, prompt in zip(SEEN.values(), PROMPTS)]
+    )
     ours = image_reward(tmp_path, tokenizer, CPU)
     scores = ours(list(IMAGES.values()), PROMPTS)
     torch.testing.assert_close(scores, theirs, rtol=1e-5, atol=1e-5)

@@ -34,17 +34,33 @@ IMAGES = torch.rand(2 * GROUP, 3, 8, 8, generator=torch.Generator().manual_seed(
 
 def reward_of(served, concurrency=16, **settings):
     """Quick where a server of a test fails: waits of milliseconds."""
-    server = {"url": served.url, "model": "vlm", "backoff": 0.001, "timeout": 30, "tries": 2, "concurrency": concurrency}
-    return pairwise(None, torch.device("cpu"), settings_of({"pairwise": {"server": server, **settings}}, "pairwise"))
+    server = {
+        "url": served.url,
+        "model": "vlm",
+        "backoff": 0.001,
+        "timeout": 30,
+        "tries": 2,
+        "concurrency": concurrency,
+    }
+    return pairwise(
+        None,
+        torch.device("cpu"),
+        settings_of({"pairwise": {"server": server, **settings}}, "pairwise"),
+    )
 
 
 def think(said: str):
-    return completion(f"<think>Image 1 (9/10), Image 2 is better in parts</think>\n<answer>{said}</answer>")
+    return completion(
+        f"<think>Image 1 (9/10), Image 2 is better in parts</think>\n<answer>{said}</answer>"
+    )
 
 
 def redder(request):
     """Compare the two images that were really sent."""
-    first, second = (redness(torch.from_numpy(np.array(image)).permute(2, 0, 1)[None].double(), None) for image in request.images)
+    first, second = (
+        redness(torch.from_numpy(np.array(image)).permute(2, 0, 1)[None].double(), None)
+        for image in request.images
+    )
     return think(FIRST if first > second else SECOND)
 
 
@@ -57,12 +73,20 @@ def by_hand(images: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("both_orders", [False, True])
 def test_a_win_rate_is_the_share_of_the_group_that_an_image_beats(both_orders):
     with serve(redder) as served:
-        scores, reasons = reward_of(served, both_orders=both_orders).score_groups(IMAGES, PROMPTS, GROUP)
+        scores, reasons = reward_of(served, both_orders=both_orders).score_groups(
+            IMAGES, PROMPTS, GROUP
+        )
     torch.testing.assert_close(scores, torch.cat([by_hand(part) for part in IMAGES.split(GROUP)]))
-    assert scores.dtype == torch.float32 and reasons == [None] * 8 and len(set(scores.tolist())) == GROUP
+    assert (
+        scores.dtype == torch.float32
+        and reasons == [None] * 8
+        and len(set(scores.tolist())) == GROUP
+    )
     assert len(served.requests) == 2 * 6 * (1 + both_orders)  # images of two groups never meet
     asked = Counter(request.question for request in served.requests)
-    assert asked == {question("think.v1", prompt): 6 * (1 + both_orders) for prompt in ("a red circle", "a rose")}
+    assert asked == {
+        question("think.v1", prompt): 6 * (1 + both_orders) for prompt in ("a red circle", "a rose")
+    }
 
 
 def test_images_are_shown_in_the_order_of_the_group_and_then_swapped():
@@ -88,8 +112,12 @@ def test_more_opponents_than_a_group_has_are_all_of_them():
     assert len(both) == 12 and {(second, first) for first, second in both} == set(both)
     settings = settings_of({}, "pairwise")
     assert calls_per_image(settings, 12) == 66 / 12
-    assert calls_per_image(settings.model_copy(update={"opponents": 4, "both_orders": True}), 12) == 4
-    with pytest.raises(ValueError, match="rewards.pairwise.opponents: Input should be a multiple of 2"):
+    assert (
+        calls_per_image(settings.model_copy(update={"opponents": 4, "both_orders": True}), 12) == 4
+    )
+    with pytest.raises(
+        ValueError, match="rewards.pairwise.opponents: Input should be a multiple of 2"
+    ):
         settings_of({"pairwise": {"opponents": 3}}, "pairwise")
 
 
@@ -105,7 +133,11 @@ def test_a_ring_counts_only_the_pairs_that_met():
     "template, answer, expected",
     [
         ("think.v1", "<think>a</think><answer>Image 1 is better</answer>", 1.0),
-        ("think.v1", "<think>Image 1 is better</think>\n<answer>\nImage 2 is better.\n</answer>", 0.0),
+        (
+            "think.v1",
+            "<think>Image 1 is better</think>\n<answer>\nImage 2 is better.\n</answer>",
+            0.0,
+        ),
         ("think.v1", "<answer>Both images are equally good</answer>", None),
         ("think.v1", "Image 1 is better", None),
         ("think.v1", "<answer>Image 1 is better", None),
@@ -122,10 +154,17 @@ def test_the_winner_is_read_as_the_published_code_reads_it(template, answer, exp
 
 def test_an_answer_without_a_winner_is_half_a_win_for_both():
     """Of the second group's first pair, which the images tell: requests are under way together, and arrive in any order."""
-    pair = [(image * 255).round().byte().permute(1, 2, 0).tolist() for image in IMAGES[GROUP : GROUP + 2]]
+    pair = [
+        (image * 255).round().byte().permute(1, 2, 0).tolist()
+        for image in IMAGES[GROUP : GROUP + 2]
+    ]
 
     def reply(request):
-        return think("I cannot say" if [np.array(image).tolist() for image in request.images] == pair else FIRST)
+        return think(
+            "I cannot say"
+            if [np.array(image).tolist() for image in request.images] == pair
+            else FIRST
+        )
 
     with serve(reply) as served:
         scores, reasons = reward_of(served).score_groups(IMAGES, PROMPTS, GROUP)
@@ -135,11 +174,20 @@ def test_an_answer_without_a_winner_is_half_a_win_for_both():
 
 def test_a_group_of_which_nothing_can_be_read_has_no_scores():
     """A template that the model does not know must not look like a group of equals."""
-    with serve(lambda request: completion("Final Score: 4") if "rose" in request.question else redder(request)) as served:
+    with serve(
+        lambda request: (
+            completion("Final Score: 4") if "rose" in request.question else redder(request)
+        )
+    ) as served:
         scores, reasons = reward_of(served).score_groups(IMAGES, PROMPTS, GROUP)
     torch.testing.assert_close(scores[:4], by_hand(IMAGES[:4]))
     assert scores[4:].isnan().all() and reasons[:4] == [None] * 4
-    assert set(reasons[4:]) == {"no answer names a winner: does template think.v1 fit the model? One answer was 'Final Score: 4'"}
+    assert set(reasons[4:]) == {
+        (
+            "no answer names a winner: does template think.v1 fit the model? One answer was 'Final "
+            "Score: 4'"
+        )
+    }
 
 
 def test_a_pair_without_an_answer_leaves_both_images_without_a_score():
@@ -155,14 +203,21 @@ def test_a_pair_without_an_answer_leaves_both_images_without_a_score():
     with serve(reply) as served:
         scores, reasons = reward_of(served, concurrency=1).score_groups(IMAGES, PROMPTS, GROUP)
     assert scores.isnan().tolist() == [False] * 4 + [True] * 2 + [False] * 2
-    assert all(why.startswith("no answer: status 503") and why.endswith("(2 tries)") for why in reasons[4:6])
+    assert all(
+        why.startswith("no answer: status 503") and why.endswith("(2 tries)")
+        for why in reasons[4:6]
+    )
     torch.testing.assert_close(scores[6:], by_hand(IMAGES[4:])[2:])
 
 
 def test_a_lonely_image_has_no_score_and_odd_groups_are_refused():
     with serve(redder) as served:
         scores, reasons = reward_of(served).score_groups(IMAGES[:2], PROMPTS[:2], 1)
-        assert scores.isnan().all() and reasons == ["no other image in its group"] * 2 and not served.requests
+        assert (
+            scores.isnan().all()
+            and reasons == ["no other image in its group"] * 2
+            and not served.requests
+        )
         with pytest.raises(ValueError, match="8 images are no groups of 3"):
             reward_of(served).score_groups(IMAGES, PROMPTS, 3)
 
@@ -171,14 +226,20 @@ def test_a_lonely_image_has_no_score_and_odd_groups_are_refused():
 def test_every_group_of_a_rollout_is_compared_by_itself(policy, embeddings, settings, name):
     """Of several branches and granularities; the reward beside it keeps its scores."""
     method, members = small_method(name), 3
-    sampled = RolloutSampler(policy, method, settings[0], members, seed=3)(embeddings.conditioning([0, 1]), 0)
+    sampled = RolloutSampler(policy, method, settings[0], members, seed=3)(
+        embeddings.conditioning([0, 1]), 0
+    )
     texts = [prompt.text for prompt in embeddings.prompts[:2]]
     score = lambda rewards: score_rollout(policy, rewards, sampled, texts, 8, 0)
     with serve(redder) as served:
         rates, red = score({"pairwise": reward_of(served), "redness": redness})
-    assert torch.equal(red, score({"redness": redness})[0]) and rates.shape == sampled.clean.shape[:4]
+    assert (
+        torch.equal(red, score({"redness": redness})[0]) and rates.shape == sampled.clean.shape[:4]
+    )
     images = [policy.decode(clean.flatten(0, 2), 8) for clean in sampled.clean]
-    expected = torch.stack([by_hand(group) for one in images for group in one.split(members)]).view_as(rates)
+    expected = torch.stack(
+        [by_hand(group) for one in images for group in one.split(members)]
+    ).view_as(rates)
     torch.testing.assert_close(rates, expected)
     assert len(served.requests) == rates[..., 0].numel() * 3
 
@@ -225,20 +286,35 @@ def test_a_profile_trains_on_it_and_reports_by_its_judge(tmp_path):
     [
         (
             {"evaluation__rewards": ["hps", "unified_reward", "pairwise"]},
-            "evaluation.rewards: pairwise compares images of a group: train on it, evaluate by unified_reward",
+            (
+                "evaluation.rewards: pairwise compares images of a group: train on it, "
+                "evaluate by unified_reward"
+            ),
         ),
         (
             {"training__monitor": {"every": 5, "prompts": 4, "rewards": ["hps", "pairwise"]}},
-            "training.monitor.rewards: pairwise compares images of a group: train on it, evaluate by unified_reward",
+            (
+                "training.monitor.rewards: pairwise compares images of a group: train on it, "
+                "evaluate by unified_reward"
+            ),
         ),
         (
             {"training__monitor": {"every": 5, "prompts": 4, "rewards": []}},
-            "training.monitor.rewards: pairwise compares images of a group: name one that scores held-out images",
+            (
+                "training.monitor.rewards: pairwise compares images of a group: "
+                "name one that scores held-out images"
+            ),
         ),
-        ({"judge": "hps", "evaluation__rewards": ["clip_score"]}, "training.rewards: hps is not among evaluation.rewards"),
+        (
+            {"judge": "hps", "evaluation__rewards": ["clip_score"]},
+            "training.rewards: hps is not among evaluation.rewards",
+        ),
         (
             {"rewards__pairwise": {"both_orders": True}},
-            "training.rewards: pairwise has no small model that is built here: set rewards.pairwise.server, use a profile of published models, or remove it",
+            (
+                "training.rewards: pairwise has no small model that is built here: "
+                "set rewards.pairwise.server, use a profile of published models, or remove it"
+            ),
         ),
     ],
 )
@@ -248,11 +324,17 @@ def test_a_profile_that_cannot_use_it_says_what_to_do(tmp_path, changes, message
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("words", [["score", "--reward", "pairwise", "pictures"], ["serve-reward", "--reward", "pairwise"]])
+@pytest.mark.parametrize(
+    "words",
+    [["score", "--reward", "pairwise", "pictures"], ["serve-reward", "--reward", "pairwise"]],
+)
 def test_commands_that_score_single_images_refuse_it(tmp_path, words):
     profile_with(tmp_path)
     done = run_here(main, *words, "--profile", "mine", folder=tmp_path)
-    line = "error: --reward pairwise: pairwise compares images of a group: train on it, evaluate by unified_reward"
+    line = (
+        "error: --reward pairwise: pairwise compares images of a group: train on it, "
+        "evaluate by unified_reward"
+    )
     assert done.returncode == 1 and done.stderr.strip().split("\n")[-1] == line
 
 
@@ -262,10 +344,14 @@ def test_a_run_trains_on_win_rates(tmp_path, models, embeddings_folder):
     with serve(redder) as served:
         file = profile_with(
             tmp_path,
-            rewards__pairwise={"server": {"url": served.url, "model": "vlm"}, "judged_by": "verifier"},
-            training__iterations=1, training__num_generations=3,
+            rewards__pairwise={
+                "server": {"url": served.url, "model": "vlm"},
+                "judged_by": "verifier",
+            },
+            training__iterations=1,
+            training__num_generations=3,
             training__monitor={"every": 1, "prompts": 2, "rewards": ["hps"]},
-        )  # fmt: skip
+        )
         for name, target in {
             "models": models,
             "embeddings/train": embeddings_folder,
@@ -275,13 +361,29 @@ def test_a_run_trains_on_win_rates(tmp_path, models, embeddings_folder):
             path = tmp_path.joinpath(stage, "mine", *rest)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.symlink_to(target)
-        command = [sys.executable, "-m", "stages.train", "--profile", "mine", "--method", "g2rpo", "--seed", "1"]
+        command = [
+            sys.executable,
+            "-m",
+            "stages.train",
+            "--profile",
+            "mine",
+            "--method",
+            "g2rpo",
+            "--seed",
+            "1",
+        ]
         environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
-        done = subprocess.run(command, cwd=file.parents[1], capture_output=True, text=True, env=environment)
+        done = subprocess.run(
+            command, cwd=file.parents[1], capture_output=True, text=True, env=environment
+        )
     assert done.returncode == 0, done.stderr
     records = pd.read_parquet(tmp_path / "runs" / "mine" / "g2rpo-1" / "records.parquet")
     last = records.iloc[-1]
-    assert last.reward_pairwise == pytest.approx(0.5) and last.reward_std_pairwise > 0 and last.grad_norm > 0
+    assert (
+        last.reward_pairwise == pytest.approx(0.5)
+        and last.reward_std_pairwise > 0
+        and last.grad_norm > 0
+    )
     assert records.heldout_hps.notna().all() and "heldout_pairwise" not in records
     curve = json.loads((tmp_path / "runs" / "mine" / "g2rpo-1" / "curve.json").read_text())
     assert curve and not any("pairwise" in row for row in curve)

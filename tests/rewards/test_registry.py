@@ -16,7 +16,15 @@ from torchvision.transforms.v2 import functional as TF
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.hub.model_store import ModelStore
 from g2rpo_core.rewards import registry as rewards
-from g2rpo_core.rewards.registry import REWARDS, SPECS, compares, labels, max_missing, models_of, settings_of
+from g2rpo_core.rewards.registry import (
+    REWARDS,
+    SPECS,
+    compares,
+    labels,
+    max_missing,
+    models_of,
+    settings_of,
+)
 from g2rpo_core.rewards.scoring import score_all
 from g2rpo_core.rewards.spec import RewardSettings
 from tests.conftest import ROOT
@@ -44,11 +52,16 @@ def test_a_reward_says_which_models_it_reads_and_they_are_built(spec, models):
     assert all("architecture" in store.entry(name) for name in spec.open_clip)
     # the verifier alone needs none, and OCR brings its own
     assert bool(spec.models) != (spec.tasks_only or bool(spec.requires))
-    assert spec.size is None or min(spec.size.parameters, spec.size.bytes_per_image, spec.size.flops_per_image) > 0
+    assert (
+        spec.size is None
+        or min(spec.size.parameters, spec.size.bytes_per_image, spec.size.flops_per_image) > 0
+    )
 
 
 def test_an_extra_of_the_rewards_name_brings_what_a_reward_requires():
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
     for spec in SPECS:
         brought = {re.match(r"\w+", package)[0] for package in extras.get(spec.name, ())}
         assert set(spec.requires) == brought
@@ -57,19 +70,30 @@ def test_an_extra_of_the_rewards_name_brings_what_a_reward_requires():
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
 def test_settings_that_a_section_leaves_out_have_defaults(spec):
     settings = settings_of({}, spec.name)
-    assert isinstance(settings, spec.settings) and isinstance(settings, RewardSettings) and not settings.remote
+    assert (
+        isinstance(settings, spec.settings)
+        and isinstance(settings, RewardSettings)
+        and not settings.remote
+    )
     assert max_missing([spec.name], {}) == {spec.name: settings.max_missing}
 
 
 def test_a_reward_from_a_server_and_one_of_the_users_own_need_no_model():
-    served = {"unified_reward": {"server": {"url": "http://localhost:8000/v1", "model": "UnifiedReward"}}}
+    served = {
+        "unified_reward": {"server": {"url": "http://localhost:8000/v1", "model": "UnifiedReward"}}
+    }
     assert models_of({}, "unified_reward") == ("unified_reward",)
-    assert models_of(served, "unified_reward") == () and settings_of(served, "unified_reward").remote
+    assert (
+        models_of(served, "unified_reward") == () and settings_of(served, "unified_reward").remote
+    )
     assert models_of(CUSTOM, "redness") == ()
 
 
 def test_rewards_of_the_users_own_stand_beside_the_built_in_ones():
-    assert labels(CUSTOM) == {spec.name: spec.label for spec in SPECS} | {"redness": "redness", "blueness": "Blue"}
+    assert labels(CUSTOM) == {spec.name: spec.label for spec in SPECS} | {
+        "redness": "redness",
+        "blueness": "Blue",
+    }
     assert max_missing(["hps", "blueness"], CUSTOM) == {"hps": 0.05, "blueness": 0.3}
 
 
@@ -79,17 +103,28 @@ ENTRY = {"class": "my_rewards:Redness", "settings": {"strength": 2.0}}
 @pytest.fixture
 def folder(tmp_path, models, embeddings_folder):
     """Where a user works: the document's class, a profile that trains on it and scores by it, and what earlier stages make."""
-    (code,) = re.findall(r"```python\n(class Redness:.*?)```", (ROOT / "docs" / "rewards.md").read_text(), re.DOTALL)
+    (code,) = re.findall(
+        r"```python\n(class Redness:.*?)```", (ROOT / "docs" / "rewards.md").read_text(), re.DOTALL
+    )
     (tmp_path / "my_rewards.py").write_text(code)
     yaml = YAML()
     profile = yaml.load(ROOT / "profiles" / "tiny.yaml")
     profile["rewards"] = {"redness": ENTRY}
     monitor = {"every": 1, "prompts": 2, "rewards": ["hps"]}
-    profile["training"] |= {"iterations": 1, "num_generations": 2, "rewards": {"redness": 1.0}, "monitor": monitor}
+    profile["training"] |= {
+        "iterations": 1,
+        "num_generations": 2,
+        "rewards": {"redness": 1.0},
+        "monitor": monitor,
+    }
     profile["evaluation"] |= {"steps": [2], "rewards": ["redness", "verifier"]}
     (tmp_path / "profiles").mkdir()
     yaml.dump(profile, tmp_path / "profiles" / "mine.yaml")
-    for name, target in {"models": models, "embeddings/train": embeddings_folder, "embeddings/test": embeddings_folder}.items():
+    for name, target in {
+        "models": models,
+        "embeddings/train": embeddings_folder,
+        "embeddings/test": embeddings_folder,
+    }.items():
         stage, *rest = name.split("/")
         path = tmp_path.joinpath(stage, "mine", *rest)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -98,9 +133,23 @@ def folder(tmp_path, models, embeddings_folder):
 
 
 def run_stage(folder, *words: str) -> None:
-    command = [sys.executable, "-m", f"stages.{words[0]}", "--profile", "mine", "--method", "g2rpo", "--seed", "1"]
+    command = [
+        sys.executable,
+        "-m",
+        f"stages.{words[0]}",
+        "--profile",
+        "mine",
+        "--method",
+        "g2rpo",
+        "--seed",
+        "1",
+    ]
     done = subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": f"{folder}:{ROOT}"}
+        command,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": f"{folder}:{ROOT}"},
     )
     assert done.returncode == 0, done.stderr
 
@@ -116,7 +165,13 @@ def test_the_readme_example_trains_and_evaluates(folder):
     assert len(scores) == 24
     images = folder / "evaluations" / "mine" / "g2rpo-1" / "pictures" / "final-2"
     for key, score in scores.items():
-        red, green, blue = TF.pil_to_tensor(Image.open(images / f"{key}.png")).double().mean((1, 2)).div(255).tolist()
+        red, green, blue = (
+            TF.pil_to_tensor(Image.open(images / f"{key}.png"))
+            .double()
+            .mean((1, 2))
+            .div(255)
+            .tolist()
+        )
         assert score == pytest.approx(2 * (red - (green + blue) / 2), abs=0.01)
 
 
@@ -127,14 +182,21 @@ def module(path, text: str) -> None:
 @pytest.mark.parametrize(
     "code, entry, message",
     [
-        ("", {"class": "nowhere.at_all:Red"}, "rewards.red.class: nowhere.at_all:Red: no module 'nowhere'"),
+        (
+            "",
+            {"class": "nowhere.at_all:Red"},
+            "rewards.red.class: nowhere.at_all:Red: no module 'nowhere'",
+        ),
         ("import absent_package", {}, "no module 'absent_package'"),
         ("class Blue: ...", {}, "the module mine has no 'Red'"),
         ("class Red: ...", {}, "has no method score"),
         (
             "class Red:\n def score(self, i, p): ...",
             {"settings": {"a": 1}},
-            "rewards.red.settings: mine:Red got an unexpected keyword argument 'a'; it takes nothing",
+            (
+                "rewards.red.settings: mine:Red got an unexpected keyword argument 'a'; "
+                "it takes nothing"
+            ),
         ),
     ],
 )
@@ -147,8 +209,13 @@ def test_a_class_that_cannot_be_had_says_why(tmp_path, monkeypatch, code, entry,
     assert message in str(error.value) and "\n" not in str(error.value)
 
 
-def test_a_misspelt_or_missing_setting_of_the_constructor_is_found_before_work(tmp_path, monkeypatch):
-    module(tmp_path, "class Red:\n def __init__(self, strength): ...\n def score(self, images, prompts): ...")
+def test_a_misspelt_or_missing_setting_of_the_constructor_is_found_before_work(
+    tmp_path, monkeypatch
+):
+    module(
+        tmp_path,
+        "class Red:\n def __init__(self, strength): ...\n def score(self, images, prompts): ...",
+    )
     monkeypatch.chdir(tmp_path)  # where a user works, and which no program searches by itself
     monkeypatch.delitem(sys.modules, "mine", raising=False)
     for given, why in (
@@ -162,27 +229,44 @@ def test_a_misspelt_or_missing_setting_of_the_constructor_is_found_before_work(t
 
 
 def test_files_of_several_sizes_reach_a_class_as_tensors(tmp_path, monkeypatch):
-    module(tmp_path, "class Red:\n def score(self, images, prompts):\n  return images[:, 0].mean((1, 2))")
+    module(
+        tmp_path,
+        "class Red:\n def score(self, images, prompts):\n  return images[:, 0].mean((1, 2))",
+    )
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "mine", raising=False)
     reward = rewards.load(["red"], tmp_path, section={"red": {"class": "mine:Red"}})["red"]
-    files = [Image.new("RGB", size, (red, 9, 9)) for size, red in (((4, 4), 255), ((8, 4), 51), ((4, 4), 0))]
+    files = [
+        Image.new("RGB", size, (red, 9, 9))
+        for size, red in (((4, 4), 255), ((8, 4), 51), ((4, 4), 0))
+    ]
     assert reward(files, ["a"] * 3).tolist() == pytest.approx([1.0, 0.2, 0.0])
     assert reward(files[::2], ["a"] * 2).tolist() == [1.0, 0.0]
 
 
 def test_a_reward_that_changes_its_images_is_refused(tmp_path, monkeypatch):
     """Others score the same images, and an evaluation saves them."""
-    module(tmp_path, "class Red:\n def score(self, images, prompts):\n  return images.mul_(2).sub_(1).mean((1, 2, 3))")
+    module(
+        tmp_path,
+        "class Red:\n def score(self, images, prompts):\n"
+        "  return images.mul_(2).sub_(1).mean((1, 2, 3))",
+    )
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "mine", raising=False)
     reward = rewards.load(["red"], tmp_path, section={"red": {"class": "mine:Red"}})["red"]
-    with pytest.raises(UserError, match=r"rewards.red.class: mine:Red: score\(images, prompts\) changes its images"):
+    with pytest.raises(
+        UserError, match=r"rewards.red.class: mine:Red: score\(images, prompts\) changes its images"
+    ):
         score_all({"red": reward}, torch.zeros(3, 3, 4, 4), ["a"] * 3)
 
 
 @pytest.mark.parametrize(
-    "returned, got", [("images", "a tensor [3, 3, 4, 4]"), ("images.mean()", "a tensor []"), ("[1.0] * 3", "a list")]
+    "returned, got",
+    [
+        ("images", "a tensor [3, 3, 4, 4]"),
+        ("images.mean()", "a tensor []"),
+        ("[1.0] * 3", "a list"),
+    ],
 )
 def test_scores_that_are_not_one_number_an_image_are_refused(tmp_path, monkeypatch, returned, got):
     module(tmp_path, f"class Red:\n def score(self, images, prompts):\n  return {returned}")

@@ -37,14 +37,22 @@ def reward_of(served, name="hps", **server):
 
 def good(body, number):
     """Each image's score is the number in its prompt."""
-    return 200, json.dumps({"scores": [float(prompt.split()[1]) for prompt in body["prompts"]]}).encode()
+    return 200, json.dumps(
+        {"scores": [float(prompt.split()[1]) for prompt in body["prompts"]]}
+    ).encode()
 
 
 @pytest.mark.parametrize("form, media", [("float32", "application/x-npy"), ("png", "image/png")])
 def test_every_image_gets_its_own_score_and_arrives_as_it_was(form, media):
     with answering(good) as served:
-        scores, reasons = reward_of(served, images=form, max_images_per_request=3).score_with_reasons(IMAGES_8, PROMPTS)
-    assert scores.tolist() == list(range(8)) and scores.dtype == torch.float32 and reasons == [None] * 8
+        scores, reasons = reward_of(
+            served, images=form, max_images_per_request=3
+        ).score_with_reasons(IMAGES_8, PROMPTS)
+    assert (
+        scores.tolist() == list(range(8))
+        and scores.dtype == torch.float32
+        and reasons == [None] * 8
+    )
     assert sorted(len(body["images"]) for body in served.bodies) == [2, 3, 3]
     for body in served.bodies:
         for prompt, url in zip(body["prompts"], body["images"]):
@@ -53,17 +61,25 @@ def test_every_image_gets_its_own_score_and_arrives_as_it_was(form, media):
             if form == "float32":
                 assert torch.equal(sent, original)
             else:
-                assert sent.tobytes() == (original * 255).round().byte().permute(1, 2, 0).numpy().tobytes()
+                assert (
+                    sent.tobytes()
+                    == (original * 255).round().byte().permute(1, 2, 0).numpy().tobytes()
+                )
 
 
 def test_files_are_sent_as_they_are_with_their_palette_and_on_white():
     for image in SEEN.values():
         sent = decode(encode([image], "float32")[0], MOST)[0]
-        assert sent.mode == image.mode and sent.convert("RGB").tobytes() == image.convert("RGB").tobytes()
+        assert (
+            sent.mode == image.mode
+            and sent.convert("RGB").tobytes() == image.convert("RGB").tobytes()
+        )
     sent = decode(encode([IMAGES["transparent"]], "float32")[0], MOST)[0]
     assert sent.mode == "RGB" and sent.tobytes() == SEEN["transparent"].tobytes()
     printed = photograph(9, 7).convert("CMYK")
-    assert decode(encode([printed], "png")[0], MOST)[0].tobytes() == printed.convert("RGB").tobytes()
+    assert (
+        decode(encode([printed], "png")[0], MOST)[0].tobytes() == printed.convert("RGB").tobytes()
+    )
 
 
 def test_a_bfloat16_image_arrives_exactly():
@@ -93,7 +109,12 @@ def replied(text: str):
 def test_what_is_no_number_is_missing_and_the_others_stand(reply, reason):
     with answering(reply) as served:
         scores, reasons = score_all({"hps": reward_of(served)}, IMAGES_8[:2], PROMPTS[:2])
-    assert math.isnan(scores[0, 0]) and scores[0, 1] == 1 and reason in reasons[0][0] and reasons[0][1] is None
+    assert (
+        math.isnan(scores[0, 0])
+        and scores[0, 1] == 1
+        and reason in reasons[0][0]
+        and reasons[0][1] is None
+    )
 
 
 @pytest.mark.parametrize(
@@ -110,16 +131,28 @@ def test_what_is_no_number_is_missing_and_the_others_stand(reply, reason):
         (replied("<html>"), "not an answer with scores: '<html>'", 1),
         (replied(""), "not an answer with scores", 1),
         (replied('{"scores": [1, 2]'), "not an answer with scores", 1),
-        (lambda body, number: (422, b'{"detail": "images: 0: not a PNG"}'), "no answer: status 422", 1),
+        (
+            lambda body, number: (422, b'{"detail": "images: 0: not a PNG"}'),
+            "no answer: status 422",
+            1,
+        ),
         (lambda body, number: (500, b'{"detail": "hps failed"}'), "hps failed\"}' (2 tries)", 2),
         (lambda body, number: None, "(2 tries)", 2),
-        (lambda body, number: (200, bytes(MOST_BYTES + 1)), "no answer: an answer of over 64 MiB", 1),
+        (
+            lambda body, number: (200, bytes(MOST_BYTES + 1)),
+            "no answer: an answer of over 64 MiB",
+            1,
+        ),
     ],
 )
 def test_an_answer_that_is_none_leaves_every_score_of_its_request_missing(reply, reason, asked):
     with answering(reply) as served:
         scores, reasons = reward_of(served).score_with_reasons(IMAGES_8[:2], PROMPTS[:2])
-    assert scores.isnan().all() and all(reason in why for why in reasons) and len(served.bodies) == asked
+    assert (
+        scores.isnan().all()
+        and all(reason in why for why in reasons)
+        and len(served.bodies) == asked
+    )
 
 
 def test_a_slow_answer_is_asked_for_again():
@@ -151,7 +184,9 @@ def test_a_server_that_sends_a_byte_at_a_time_is_not_waited_for(part):
 
         def do_POST(self):
             self.rfile.read(int(self.headers["Content-Length"]))
-            self.wfile.write(b"HTTP/1.1 200 OK\r\n" if part == "headers" else b"HTTP/1.1 200 OK\r\n\r\n")
+            self.wfile.write(
+                b"HTTP/1.1 200 OK\r\n" if part == "headers" else b"HTTP/1.1 200 OK\r\n\r\n"
+            )
             while not over.wait(0.1):
                 self.wfile.write(b"x")
 
@@ -160,7 +195,8 @@ def test_a_server_that_sends_a_byte_at_a_time_is_not_waited_for(part):
         reward = registry.load(["hps"], ROOT / "nowhere", section={"hps": entry})["hps"]
         answers = []
         asking = threading.Thread(
-            target=lambda: answers.append(reward.score_with_reasons(IMAGES_8[:1], PROMPTS[:1])), daemon=True
+            target=lambda: answers.append(reward.score_with_reasons(IMAGES_8[:1], PROMPTS[:1])),
+            daemon=True,
         )
         asking.start()
         asking.join(60)
@@ -179,12 +215,22 @@ def test_no_answer_is_unpacked():
 
         def do_POST(self):
             self.rfile.read(int(self.headers["Content-Length"]))
-            self.say((200, {"Content-Encoding": "gzip"}, gzip.compress(json.dumps({"scores": [1.0]}).encode())))
+            self.say(
+                (
+                    200,
+                    {"Content-Encoding": "gzip"},
+                    gzip.compress(json.dumps({"scores": [1.0]}).encode()),
+                )
+            )
 
     with loopback(Packing) as url:
-        reward = registry.load(["hps"], ROOT / "nowhere", section={"hps": {"server": {"url": url}}})["hps"]
+        reward = registry.load(
+            ["hps"], ROOT / "nowhere", section={"hps": {"server": {"url": url}}}
+        )["hps"]
         _, reasons = reward.score_with_reasons(IMAGES_8[:1], PROMPTS[:1])
-    assert asked == ["identity"] and reasons == ["no answer: a compressed answer, which was not asked for"]
+    assert asked == ["identity"] and reasons == [
+        "no answer: a compressed answer, which was not asked for"
+    ]
 
 
 def test_an_address_with_a_password_is_refused_without_repeating_it():
@@ -192,7 +238,9 @@ def test_an_address_with_a_password_is_refused_without_repeating_it():
         for name in ("hps", "unified_reward"):
             with pytest.raises(ValueError) as error:
                 registry.settings_of({name: {"server": {"url": url}}}, name)
-            assert "holds a name or password" in str(error.value) and "s3cret" not in str(error.value)
+            assert "holds a name or password" in str(error.value) and "s3cret" not in str(
+                error.value
+            )
     assert registry.settings_of({"hps": {"server": {"url": "http://gpu1:8700/a@b"}}}, "hps").remote
 
 
@@ -209,14 +257,19 @@ def test_a_key_that_leaves_the_machine_unencrypted_is_warned_of(monkeypatch, cap
     ):
         HttpClient(ServerSettings(url=url, key_variable="REWARD_KEY"), "rewards.hps.server")
         said = capsys.readouterr().err
-        assert ("the key of REWARD_KEY is sent unencrypted to http://gpu1:8700" in said) == warned and "k3y" not in said
+        assert (
+            "the key of REWARD_KEY is sent unencrypted to http://gpu1:8700" in said
+        ) == warned and "k3y" not in said
 
 
 @pytest.mark.parametrize("status", [401, 403, 404])
 def test_a_server_that_refuses_every_request_ends_the_run(status):
     with answering(lambda body, number: (status, b"go away")) as served:
         reward = reward_of(served)
-        with pytest.raises(UserError, match=f"rewards.hps.server: .*/score .* answers with status {status}: 'go away'"):
+        with pytest.raises(
+            UserError,
+            match=f"rewards.hps.server: .*/score .* answers with status {status}: 'go away'",
+        ):
             reward(IMAGES_8, PROMPTS)
 
 
@@ -237,22 +290,32 @@ def test_a_server_that_refuses_every_request_ends_the_run(status):
 def test_another_server_is_found_out_before_anything_is_scored(health, server, message):
     with answering(good, health) as served, pytest.raises(UserError, match=message) as error:
         reward_of(served, **server)
-    assert "\n" not in str(error.value) and not isinstance(error.value, TransientError) and served.bodies == []
+    assert (
+        "\n" not in str(error.value)
+        and not isinstance(error.value, TransientError)
+        and served.bodies == []
+    )
 
 
 def test_a_server_that_cannot_be_reached_may_be_there_later():
     with answering(good) as served:
         pass
     with pytest.raises(
-        TransientError, match=r"rewards.hps.server: http.* did not say which reward .* ConnectError: .* \(2 tries\)"
+        TransientError,
+        match=r"rewards.hps.server: http.* did not say which reward .* ConnectError: .* \(2 tries\)",
     ):
         reward_of(served)
-    with answering(good, (503, b"loading")) as served, pytest.raises(TransientError, match="status 503: 'loading'"):
+    with (
+        answering(good, (503, b"loading")) as served,
+        pytest.raises(TransientError, match="status 503: 'loading'"),
+    ):
         reward_of(served)
 
 
 def test_the_server_may_know_it_by_another_name_and_say_how_many_images_it_takes():
-    with answering(good, HEALTH | {"reward": "v2", "max_images": 2, "images": ["image/png"]}) as served:
+    with answering(
+        good, HEALTH | {"reward": "v2", "max_images": 2, "images": ["image/png"]}
+    ) as served:
         reward = reward_of(served, "mine", reward="v2", version="7", images="png")
         assert reward(IMAGES_8, PROMPTS).tolist() == list(range(8))
     assert [len(body["images"]) for body in served.bodies] == [2] * 4
@@ -275,13 +338,20 @@ def test_every_reward_can_come_from_a_server_and_then_needs_no_model():
         assert settings.remote and settings.score_server.url == "http://localhost:8700"
         assert registry.models_of({name: SERVER}, name) == ()
     section = {"mine": {**SERVER, "label": "My own"}}
-    assert registry.settings_of(section, "mine").remote and registry.labels(section)["mine"] == "My own"
+    assert (
+        registry.settings_of(section, "mine").remote
+        and registry.labels(section)["mine"] == "My own"
+    )
     with pytest.raises(ValueError, match="needs `class: package.module:Class`, or `server:`"):
         registry.settings_of({"mine": {"label": "x"}}, "mine")
     chat = {"server": {"url": "http://localhost:8000/v1", "model": "vlm"}}
     assert registry.settings_of({"unified_reward": chat}, "unified_reward").score_server is None
-    with pytest.raises(ValueError, match="rewards.unified_reward.server: images is a setting of score servers"):
-        registry.settings_of({"unified_reward": {"server": {**chat["server"], "images": "png"}}}, "unified_reward")
+    with pytest.raises(
+        ValueError, match="rewards.unified_reward.server: images is a setting of score servers"
+    ):
+        registry.settings_of(
+            {"unified_reward": {"server": {**chat["server"], "images": "png"}}}, "unified_reward"
+        )
 
 
 def test_a_profile_with_a_served_reward_needs_neither_its_models_nor_memory_for_it(tmp_path):
@@ -294,12 +364,19 @@ def test_a_profile_with_a_served_reward_needs_neither_its_models_nor_memory_for_
     (tmp_path / "without.yaml").write_text(text)
     with pytest.raises(UserError, match="hps needs hps in models.repos"):
         load_profile(tmp_path / "without.yaml")
-    (tmp_path / "served.yaml").write_text(text + "rewards: {hps: {server: {url: 'http://gpu1:8700'}}}\n")
-    served, here = load_profile(tmp_path / "served.yaml"), load_profile(tmp_path / "flux_hps_clip.yaml")
+    (tmp_path / "served.yaml").write_text(
+        text + "rewards: {hps: {server: {url: 'http://gpu1:8700'}}}\n"
+    )
+    served, here = (
+        load_profile(tmp_path / "served.yaml"),
+        load_profile(tmp_path / "flux_hps_clip.yaml"),
+    )
     machines = checked_machines("plan", 16, 141, 2, 450, 50)
     plans = [make_plan(profile, "g2rpo", machines) for profile in (served, here)]
     assert plans[0].not_counted == ["hps"] and plans[1].not_counted == []
-    assert plans[1].memory_gib["rewards"] == pytest.approx(2 * plans[0].memory_gib["rewards"], abs=0.01)
+    assert plans[1].memory_gib["rewards"] == pytest.approx(
+        2 * plans[0].memory_gib["rewards"], abs=0.01
+    )
     assert plans[1].disk_gib["rewards"] > plans[0].disk_gib["rewards"]
 
 
@@ -321,7 +398,9 @@ def test_what_is_no_image_is_refused(url, message):
 @pytest.mark.filterwarnings("ignore")
 def test_bytes_that_were_damaged_are_an_image_or_refused():
     draw = random.Random(0)
-    whole = [encode([Image.new(mode, (9, 7))], "png")[0] for mode in ("1", "P", "RGBA")] + encode(IMAGES_8[:1], "float32")
+    whole = [encode([Image.new(mode, (9, 7))], "png")[0] for mode in ("1", "P", "RGBA")] + encode(
+        IMAGES_8[:1], "float32"
+    )
     refused = 0
     for _ in range(2000):
         head, _, text = draw.choice(whole).partition(",")
@@ -342,13 +421,22 @@ def test_an_array_that_is_no_image_or_larger_than_it_says_is_refused():
         np.save(buffer, array)
         return "data:application/x-npy;base64," + base64.b64encode(buffer.getvalue()).decode()
 
-    for array in (np.zeros((4, 4, 3), np.float32), np.zeros((3, 4, 4)), np.zeros((3, 4), np.float32), np.array([{}], object)):
+    for array in (
+        np.zeros((4, 4, 3), np.float32),
+        np.zeros((3, 4, 4)),
+        np.zeros((3, 4), np.float32),
+        np.array([{}], object),
+    ):
         with pytest.raises(ValueError, match=r"\[3, H, W\] of little-endian float32"):
             decode(url_of(array), MOST)
     whole = url_of(np.zeros((3, 40, 40), np.float32))
-    with pytest.raises(ValueError, match="1600 pixels; the images of a request may have 1599 in all"):
+    with pytest.raises(
+        ValueError, match="1600 pixels; the images of a request may have 1599 in all"
+    ):
         decode(whole, 1599)
-    data = base64.b64decode(whole.partition(",")[2]).replace(b"(3, 40, 40)", b"(3, 90, 90)")  # says more than it holds
+    data = base64.b64decode(whole.partition(",")[2]).replace(
+        b"(3, 40, 40)", b"(3, 90, 90)"
+    )  # says more than it holds
     with pytest.raises(ValueError, match="19200 bytes of values"):
         decode("data:application/x-npy;base64," + base64.b64encode(data).decode(), MOST)
     with pytest.raises(ValueError, match="400000000 pixels"):

@@ -58,7 +58,11 @@ class Mine:
 
 
 def section_of(server, name="hps", **settings) -> dict:
-    return {name: {"server": {"url": server.url, "backoff": 0.01, "tries": 2, "timeout": 60, **settings}}}
+    return {
+        name: {
+            "server": {"url": server.url, "backoff": 0.01, "tries": 2, "timeout": 60, **settings}
+        }
+    }
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +85,9 @@ def test_scores_of_tensors_are_the_local_ones(hps, models):
 def test_as_png_tensors_score_as_their_files_do(hps, models):
     section = section_of(hps, images="png")
     served = score_all(registry.load(["hps"], models, section=section), TENSORS, PROMPTS).values
-    rounded = score_all(registry.load(["hps"], models), (TENSORS * 255).round() / 255, PROMPTS).values
+    rounded = score_all(
+        registry.load(["hps"], models), (TENSORS * 255).round() / 255, PROMPTS
+    ).values
     exact = score_all(registry.load(["hps"], models), TENSORS, PROMPTS).values
     torch.testing.assert_close(served, rounded, rtol=0, atol=1e-6)
     assert 1e-7 < (served - exact).abs().max() < 0.01  # what 8 bits lose
@@ -90,14 +96,24 @@ def test_as_png_tensors_score_as_their_files_do(hps, models):
 def test_scores_of_files_are_the_local_ones(hps, models):
     files = list(IMAGES.values())
     served = registry.load(["hps"], models, section=section_of(hps))["hps"](files, PROMPTS)
-    torch.testing.assert_close(served, registry.load(["hps"], models)["hps"](files, PROMPTS), rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        served, registry.load(["hps"], models)["hps"](files, PROMPTS), rtol=0, atol=1e-6
+    )
 
 
 def test_health_names_reward_label_version_and_that_the_models_are_tiny(hps):
     health = httpx.get(f"{hps.url}/health", trust_env=False).json()
-    assert health["reward"] == "hps" and health["label"] == "HPS-v2.1" and health["note"] == "tiny models, not HPS-v2.1"
+    assert (
+        health["reward"] == "hps"
+        and health["label"] == "HPS-v2.1"
+        and health["note"] == "tiny models, not HPS-v2.1"
+    )
     assert health["version"].startswith(f"{version('g2rpo')}+") and health["protocol"] == 1
-    assert hps.url.startswith("http://127.0.0.1:") and health["version"] in hps.first_line and "note:" not in hps.log.read_text()
+    assert (
+        hps.url.startswith("http://127.0.0.1:")
+        and health["version"] in hps.first_line
+        and "note:" not in hps.log.read_text()
+    )
 
 
 JSON = {"Content-Type": "application/json"}
@@ -110,48 +126,105 @@ PIXEL = encode([Image.new("RGB", (1, 1))], "png")[0]
         (b"", 422, "Invalid JSON"),
         (b"[]", 422, "object"),
         (b'{"prompts": ["a"]}', 422, "images: Field required"),
-        (json.dumps({"prompts": ["a"], "images": [PIXEL], "more": 1}).encode(), 422, "more: Extra inputs"),
-        (json.dumps({"prompts": [1], "images": [PIXEL]}).encode(), 422, "prompts: 0: Input should be a valid string"),
-        (json.dumps({"prompts": ["a", "b"], "images": [PIXEL]}).encode(), 422, "1 images and 2 prompts"),
+        (
+            json.dumps({"prompts": ["a"], "images": [PIXEL], "more": 1}).encode(),
+            422,
+            "more: Extra inputs",
+        ),
+        (
+            json.dumps({"prompts": [1], "images": [PIXEL]}).encode(),
+            422,
+            "prompts: 0: Input should be a valid string",
+        ),
+        (
+            json.dumps({"prompts": ["a", "b"], "images": [PIXEL]}).encode(),
+            422,
+            "1 images and 2 prompts",
+        ),
         (
             json.dumps({"prompts": ["a"] * 257, "images": [PIXEL] * 257}).encode(),
             413,
             "257 images; a request may have at most 256",
         ),
-        (json.dumps({"prompts": ["a", "b"], "images": [PIXEL, PIXEL[:40]]}).encode(), 422, "images: 1: not"),
-        (json.dumps({"prompts": ["x" * 4001], "images": [PIXEL]}).encode(), 422, "prompts: 0: 4001 characters"),
+        (
+            json.dumps({"prompts": ["a", "b"], "images": [PIXEL, PIXEL[:40]]}).encode(),
+            422,
+            "images: 1: not",
+        ),
+        (
+            json.dumps({"prompts": ["x" * 4001], "images": [PIXEL]}).encode(),
+            422,
+            "prompts: 0: 4001 characters",
+        ),
         (b"x" * (2**20 + 1), 413, "the request is over 1 MiB"),
         ((b"x" * 2**16 for _ in range(17)), 413, "the request is over 1 MiB"),  # without a length
     ],
 )
 def test_a_request_that_is_none_gets_a_reason_and_the_next_one_scores(hps, body, status, reason):
-    response = httpx.post(f"{hps.url}/score", content=body, headers=JSON, trust_env=False, timeout=HUNG)
-    assert response.status_code == status and reason in response.json()["detail"] and "\n" not in response.json()["detail"]
-    good = httpx.post(f"{hps.url}/score", json={"prompts": ["a"], "images": [PIXEL]}, trust_env=False, timeout=HUNG)
-    assert good.status_code == 200 and isinstance(good.json()["scores"][0], float) and good.json()["reasons"] == [None]
+    response = httpx.post(
+        f"{hps.url}/score", content=body, headers=JSON, trust_env=False, timeout=HUNG
+    )
+    assert (
+        response.status_code == status
+        and reason in response.json()["detail"]
+        and "\n" not in response.json()["detail"]
+    )
+    good = httpx.post(
+        f"{hps.url}/score",
+        json={"prompts": ["a"], "images": [PIXEL]},
+        trust_env=False,
+        timeout=HUNG,
+    )
+    assert (
+        good.status_code == 200
+        and isinstance(good.json()["scores"][0], float)
+        and good.json()["reasons"] == [None]
+    )
     assert "Traceback" not in hps.log.read_text()
 
 
 @pytest.mark.parametrize(
     "headers, status",
-    [({"Content-Type": "text/plain"}, 415), ({"Host": "evil.example"}, 400), ({"Host": "localhost:1"}, 200)],
+    [
+        ({"Content-Type": "text/plain"}, 415),
+        ({"Host": "evil.example"}, 400),
+        ({"Host": "localhost:1"}, 200),
+    ],
 )
 def test_a_page_of_another_site_gets_no_scores(hps, headers, status):
     """Without asking, a browser sends only other types; and with the server's address as its own (DNS rebinding), another name."""
     body = json.dumps({"prompts": ["a"], "images": [PIXEL]})
     assert (
-        httpx.post(f"{hps.url}/score", content=body, headers=JSON | headers, trust_env=False, timeout=HUNG).status_code == status
+        httpx.post(
+            f"{hps.url}/score", content=body, headers=JSON | headers, trust_env=False, timeout=HUNG
+        ).status_code
+        == status
     )
-    assert httpx.get(f"{hps.url}/openapi.json", trust_env=False).status_code == 404  # nobody needs it, and it would need the key
+    assert (
+        httpx.get(f"{hps.url}/openapi.json", trust_env=False).status_code == 404
+    )  # nobody needs it, and it would need the key
 
 
 @pytest.mark.parametrize("sent, refused", [(0, 0), (2**20 - 1000, 4)])
 def test_uploads_that_do_not_end_keep_nobody_waiting(hps, sent, refused):
     """Twelve, of nothing or of nearly all that a request may have: the memory is for eight, and the others are told so."""
-    head = f"POST /score HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {2**20}\r\n\r\n"
-    good = lambda: httpx.post(f"{hps.url}/score", json={"prompts": ["a"], "images": [PIXEL]}, trust_env=False, timeout=HUNG)
+    head = (
+        "POST /score HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {2**20}\r\n\r\n"
+    )
+    good = lambda: httpx.post(
+        f"{hps.url}/score",
+        json={"prompts": ["a"], "images": [PIXEL]},
+        trust_env=False,
+        timeout=HUNG,
+    )
     with ExitStack() as open_:
-        slow = [open_.enter_context(socket.create_connection(("127.0.0.1", int(hps.url.rpartition(":")[2])))) for _ in range(12)]
+        slow = [
+            open_.enter_context(
+                socket.create_connection(("127.0.0.1", int(hps.url.rpartition(":")[2])))
+            )
+            for _ in range(12)
+        ]
         for one in slow:
             one.sendall(head.encode() + b" " * sent)
         answered = lambda: select.select(slow, [], [], 0)[0]  # whichever came too late
@@ -173,24 +246,45 @@ def test_a_connection_that_a_client_keeps_is_not_closed_under_it(hps):
 
 
 def test_an_image_that_would_fill_the_memory_is_refused(hps):
-    bomb = encode([Image.new("1", (30_000, 5_000))], "png")[0]  # few bytes, and twice is over what a request may have
-    response = httpx.post(f"{hps.url}/score", json={"prompts": ["a", "b"], "images": [bomb, bomb]}, trust_env=False, timeout=HUNG)
+    bomb = encode([Image.new("1", (30_000, 5_000))], "png")[
+        0
+    ]  # few bytes, and twice is over what a request may have
+    response = httpx.post(
+        f"{hps.url}/score",
+        json={"prompts": ["a", "b"], "images": [bomb, bomb]},
+        trust_env=False,
+        timeout=HUNG,
+    )
     assert (
         response.status_code == 422
-        and "images: 1: 150000000 pixels; the images of a request may have" in response.json()["detail"]
+        and "images: 1: 150000000 pixels; the images of a request may have"
+        in response.json()["detail"]
     )
 
 
 def test_g2rpo_score_asks_the_server(hps, models, tmp_path):
     folder_to_score(tmp_path)
     mine = f'{{server: {{url: "{hps.url}", reward: hps}}, label: At the server}}'
-    (tmp_path / "profiles" / "served.yaml").write_text(f"extends: tiny\nrewards: {{theirs: {mine}}}\n")
+    (tmp_path / "profiles" / "served.yaml").write_text(
+        f"extends: tiny\nrewards: {{theirs: {mine}}}\n"
+    )
     words = ["--prompts", "prompts.txt", "images"]
-    done = run_here(main, "score", "--reward", "theirs", "--profile", "served", *words, folder=tmp_path)
-    assert done.returncode == 0 and "theirs" in done.stdout and "tiny models, not HPS-v2.1" in done.stdout, done.stderr
+    done = run_here(
+        main, "score", "--reward", "theirs", "--profile", "served", *words, folder=tmp_path
+    )
+    assert (
+        done.returncode == 0
+        and "theirs" in done.stdout
+        and "tiny models, not HPS-v2.1" in done.stdout
+    ), done.stderr
     table = pd.read_csv(tmp_path / "scores.csv")
-    expected = registry.load(["hps"], models)["hps"]([IMAGES[name] for name in sorted(IMAGES)], PROMPTS)
-    assert table.theirs.tolist() == pytest.approx(expected.tolist(), abs=1e-6) and table.theirs_reason.isna().all()
+    expected = registry.load(["hps"], models)["hps"](
+        [IMAGES[name] for name in sorted(IMAGES)], PROMPTS
+    )
+    assert (
+        table.theirs.tolist() == pytest.approx(expected.tolist(), abs=1e-6)
+        and table.theirs_reason.isna().all()
+    )
 
 
 @pytest.fixture
@@ -206,17 +300,29 @@ def profile(tmp_path):
 
 def test_a_class_of_the_users_own_fails_as_answers_and_the_server_goes_on(profile):
     with serving(
-        "--reward", "mine", "--profile", "own", "--key-variable", "SCORE_KEY", folder=profile, SCORE_KEY="s3cret"
+        "--reward",
+        "mine",
+        "--profile",
+        "own",
+        "--key-variable",
+        "SCORE_KEY",
+        folder=profile,
+        SCORE_KEY="s3cret",
     ) as server:
         with pytest.MonkeyPatch.context() as environment:
             environment.setenv("SCORE_KEY", "s3cret")
             ask = lambda prompts, **how: registry.load(
-                ["mine"], profile, section=section_of(server, "mine", key_variable="SCORE_KEY", **how)
+                ["mine"],
+                profile,
+                section=section_of(server, "mine", key_variable="SCORE_KEY", **how),
             )["mine"].score_with_reasons(TENSORS[: len(prompts)], prompts)
             scores, _ = ask(["a", "b"])
             torch.testing.assert_close(scores, TENSORS[:2, 0].mean((1, 2)), rtol=0, atol=1e-7)
             scores, reasons = ask(["a", "nan"])
-            assert scores.isnan().tolist() == [False, True] and reasons == [None, "the server: the reward is nan"]
+            assert scores.isnan().tolist() == [False, True] and reasons == [
+                None,
+                "the server: the reward is nan",
+            ]
             scores, reasons = ask(["raise", "b"])
             assert (
                 scores.isnan().all()
@@ -229,8 +335,12 @@ def test_a_class_of_the_users_own_fails_as_answers_and_the_server_goes_on(profil
         refused = httpx.get(f"{server.url}/health", trust_env=False)
         assert refused.status_code == 401 and "a key is needed" in refused.json()["detail"]
         server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait(timeout=HUNG) == 0 and server.process.stdout.read() == "stopped\n"
-    assert "Traceback" not in server.log.read_text()  # the answer names the line of the class that failed
+        assert (
+            server.process.wait(timeout=HUNG) == 0 and server.process.stdout.read() == "stopped\n"
+        )
+    assert (
+        "Traceback" not in server.log.read_text()
+    )  # the answer names the line of the class that failed
 
 
 @pytest.mark.slow
@@ -238,7 +348,9 @@ def test_a_server_that_is_killed_leaves_missing_scores_and_words(profile):
     from threading import Timer
 
     with serving("--reward", "mine", "--profile", "own", folder=profile) as server:
-        reward = registry.load(["mine"], profile, section=section_of(server, "mine", max_images_per_request=1))["mine"]
+        reward = registry.load(
+            ["mine"], profile, section=section_of(server, "mine", max_images_per_request=1)
+        )["mine"]
         assert reward(TENSORS, PROMPTS).isfinite().all()
 
         def kill():
@@ -251,25 +363,39 @@ def test_a_server_that_is_killed_leaves_missing_scores_and_words(profile):
         scores, reasons = reward.score_with_reasons(TENSORS, ["a"] * 4 + ["forever"] + ["b"] * 3)
         server.process.wait()
         lost = [why for why in reasons if why]
-        assert scores[4].isnan() and all(why.startswith("no answer: ") and why.endswith("(2 tries)") for why in lost)
+        assert scores[4].isnan() and all(
+            why.startswith("no answer: ") and why.endswith("(2 tries)") for why in lost
+        )
         assert [why is None for why in reasons] == scores.isfinite().tolist()
-        with pytest.raises(Exception, match="reward mine: .* scores are missing, more than rewards.mine.max_missing"):
+        with pytest.raises(
+            Exception,
+            match="reward mine: .* scores are missing, more than rewards.mine.max_missing",
+        ):
             check_missing("mine", len(lost), 8, 0.05, lost[0])
-        with pytest.raises(TransientError, match="rewards.mine.server: http://127.0.0.1:.* did not say which reward"):
+        with pytest.raises(
+            TransientError,
+            match="rewards.mine.server: http://127.0.0.1:.* did not say which reward",
+        ):
             registry.load(["mine"], profile, section=section_of(server, "mine"))
 
 
 @pytest.mark.slow
 def test_it_stops_at_ctrl_c_without_a_traceback_and_says_when_it_is_open_to_all(models, tmp_path):
-    with serving("--reward", "verifier", "--models", models, "--host", "0.0.0.0", folder=tmp_path) as server:
-        assert "note: 0.0.0.0 can be reached from outside; no key is needed" in server.log.read_text()
+    with serving(
+        "--reward", "verifier", "--models", models, "--host", "0.0.0.0", folder=tmp_path
+    ) as server:
+        assert (
+            "note: 0.0.0.0 can be reached from outside; no key is needed" in server.log.read_text()
+        )
         url = server.url.replace("0.0.0.0", "127.0.0.1")
         section = {"verifier": {"server": {"url": url}}}
         rng = np.random.default_rng(0)
         task = TASKS["shapes"]
         scenes = [task.random_scene(rng) for _ in range(8)]
         drawn = torch.from_numpy(np.stack([task.draw(scene, rng) for scene in scenes])).float()
-        captions = [scene.caption for scene in scenes[:4] + scenes[:4]]  # half of them another image's
+        captions = [
+            scene.caption for scene in scenes[:4] + scenes[:4]
+        ]  # half of them another image's
         local = registry.load(["verifier"], models)["verifier"](drawn, captions)
         served = registry.load(["verifier"], models, section=section)["verifier"](drawn, captions)
         torch.testing.assert_close(served, local, rtol=0, atol=0)
@@ -278,24 +404,53 @@ def test_it_stops_at_ctrl_c_without_a_traceback_and_says_when_it_is_open_to_all(
         assert server.process.wait(timeout=HUNG) == 0 and "Traceback" not in server.log.read_text()
 
 
-def test_words_that_do_not_fit_end_in_one_line_before_a_model_is_loaded(profile, models, monkeypatch):
+def test_words_that_do_not_fit_end_in_one_line_before_a_model_is_loaded(
+    profile, models, monkeypatch
+):
     monkeypatch.delenv("NOT_SET", raising=False)
     monkeypatch.setattr(sys, "path", [*sys.path])  # the command puts its folder there
-    (profile / "profiles" / "only.yaml").write_text('extends: tiny\nrewards: {far: {server: {url: "http://localhost:1"}}}\n')
+    (profile / "profiles" / "only.yaml").write_text(
+        'extends: tiny\nrewards: {far: {server: {url: "http://localhost:1"}}}\n'
+    )
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         for words, message in (
-            (["--reward", "beauty", "--models", models, "--port", 0], "--reward beauty: unknown; there are hps, "),
-            (["--reward", "far", "--profile", "only", "--port", 0], "--reward far: the profile only gets it from a server"),
-            (["--reward", "hps", "--models", models, "--port", port], f"--port {port}: cannot listen there: Address already in use"),
-            (["--reward", "hps", "--models", models, "--host", "nowhere.invalid"], "--host nowhere.invalid"),
-            (["--reward", "hps", "--models", models, "--port", 0, "--key-variable", "NOT_SET"], "NOT_SET: is not set in the env"),
+            (
+                ["--reward", "beauty", "--models", models, "--port", 0],
+                "--reward beauty: unknown; there are hps, ",
+            ),
+            (
+                ["--reward", "far", "--profile", "only", "--port", 0],
+                "--reward far: the profile only gets it from a server",
+            ),
+            (
+                ["--reward", "hps", "--models", models, "--port", port],
+                f"--port {port}: cannot listen there: Address already in use",
+            ),
+            (
+                ["--reward", "hps", "--models", models, "--host", "nowhere.invalid"],
+                "--host nowhere.invalid",
+            ),
+            (
+                ["--reward", "hps", "--models", models, "--port", 0, "--key-variable", "NOT_SET"],
+                "NOT_SET: is not set in the env",
+            ),
             (["--reward", "hps", "--models", "models/none", "--port", 0], "dvc repro models"),
-            (["--reward", "hps", "--models", models, "--port", 0, "--device", "cuda:99"], "--device cuda:99: torch finds "),
-            (["--reward", "hps", "--models", models, "--port", 0, "--device", "tpu9"], "--device tpu9: "),
-        ):  # fmt: skip
+            (
+                ["--reward", "hps", "--models", models, "--port", 0, "--device", "cuda:99"],
+                "--device cuda:99: torch finds ",
+            ),
+            (
+                ["--reward", "hps", "--models", models, "--port", 0, "--device", "tpu9"],
+                "--device tpu9: ",
+            ),
+        ):
             done = run_here(main, "serve-reward", *words, folder=profile)
-            assert done.returncode == 1 and done.stderr.startswith("error: ") and done.stderr.count("\n") == 1, done.stderr
+            assert (
+                done.returncode == 1
+                and done.stderr.startswith("error: ")
+                and done.stderr.count("\n") == 1
+            ), done.stderr
             assert message in done.stderr and done.stdout == ""
 
 
@@ -305,23 +460,42 @@ def test_what_it_says_of_an_image_is_the_data_it_was_sent(hps):
     np.save(buffer, TENSORS[0].numpy())
     url = "data:application/x-npy;base64," + base64.b64encode(buffer.getvalue()).decode()
     asked = {"prompts": [PROMPTS[0]] * 2, "images": [url, url]}
-    scores = httpx.post(f"{hps.url}/score", json=asked, trust_env=False, timeout=HUNG).json()["scores"]
+    scores = httpx.post(f"{hps.url}/score", json=asked, trust_env=False, timeout=HUNG).json()[
+        "scores"
+    ]
     assert scores[0] == pytest.approx(scores[1], abs=1e-6)
 
 
 def test_the_server_of_the_documentation_answers(tmp_path):
-    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "reward_servers.md").read_text(), re.DOTALL)
+    (code,) = re.findall(
+        r"```python\n(.*?)```", (ROOT / "docs" / "reward_servers.md").read_text(), re.DOTALL
+    )
     (tmp_path / "my_server.py").write_text(code)
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        command = [sys.executable, "-m", "uvicorn", "my_server:app", "--fd", str(listener.fileno()), "--log-level", "warning"]
+        command = [
+            sys.executable,
+            "-m",
+            "uvicorn",
+            "my_server:app",
+            "--fd",
+            str(listener.fileno()),
+            "--log-level",
+            "warning",
+        ]
         process = subprocess.Popen(command, cwd=tmp_path, pass_fds=[listener.fileno()])
         try:
-            entry = {"server": {"url": f"http://127.0.0.1:{listener.getsockname()[1]}", "images": "png"}}
-            reward = registry.load(["brightness"], tmp_path, section={"brightness": entry})["brightness"]
+            entry = {
+                "server": {"url": f"http://127.0.0.1:{listener.getsockname()[1]}", "images": "png"}
+            }
+            reward = registry.load(["brightness"], tmp_path, section={"brightness": entry})[
+                "brightness"
+            ]
             scores, reasons = reward.score_with_reasons(TENSORS, PROMPTS)
         finally:
             process.terminate()
             process.wait(timeout=HUNG)
     luminance = torch.tensor([0.299, 0.587, 0.114])[:, None, None]  # of PIL's "L"
-    torch.testing.assert_close(scores, (TENSORS * luminance).sum(1).mean((1, 2)), rtol=0, atol=0.005)
+    torch.testing.assert_close(
+        scores, (TENSORS * luminance).sum(1).mean((1, 2)), rtol=0, atol=0.005
+    )
     assert reasons == [None] * 8

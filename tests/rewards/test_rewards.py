@@ -1,6 +1,7 @@
 """What holds for every reward with weights: one batch equals many, tensors and PIL images agree, texts are encoded once.
 
-And HPS-v2.1, CLIP Score and PickScore score as open_clip and transformers do, used directly as the published model cards use them.
+And HPS-v2.1, CLIP Score and PickScore score as open_clip and transformers do, used directly as the
+published model cards use them.
 """
 
 import json
@@ -49,9 +50,14 @@ def test_only_the_last_prompts_are_kept(scorers, monkeypatch):
     for order in ([0, 1], [2, 3], [1, 4], list(range(8))):
         again = scorer([images[place] for place in order], [PROMPTS[place] for place in order])
         torch.testing.assert_close(again, expected[order], rtol=0, atol=1e-6)
-        assert list(scorer._texts)[-2:] == [PROMPTS[place] for place in order][-2:] and len(scorer._texts) <= 3
+        assert (
+            list(scorer._texts)[-2:] == [PROMPTS[place] for place in order][-2:]
+            and len(scorer._texts) <= 3
+        )
     kept = next(iter(scorer._texts.values()))
-    assert kept.untyped_storage().nbytes() == kept.numel() * kept.element_size()  # not those of its whole batch
+    assert (
+        kept.untyped_storage().nbytes() == kept.numel() * kept.element_size()
+    )  # not those of its whole batch
 
 
 def test_a_batch_equals_its_parts_in_any_order(scorer):
@@ -60,7 +66,9 @@ def test_a_batch_equals_its_parts_in_any_order(scorer):
     assert together.shape == (8,) and together.dtype == torch.float32 and not together.requires_grad
     alone = torch.cat([scorer([image], [prompt]) for image, prompt in zip(images, PROMPTS)])
     torch.testing.assert_close(together, alone, rtol=0, atol=1e-5)
-    torch.testing.assert_close(scorer(images[::-1], PROMPTS[::-1]).flip(0), together, rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        scorer(images[::-1], PROMPTS[::-1]).flip(0), together, rtol=0, atol=1e-5
+    )
     assert together.std() > 0
 
 
@@ -74,7 +82,10 @@ def test_micro_batches_change_nothing(scorer, monkeypatch):
 def test_tensors_and_pil_images_of_the_models_size_score_the_same(scorer):
     images = [photograph(32, 32, seed) for seed in range(8)]
     torch.testing.assert_close(
-        scorer(torch.stack([tensor(image) for image in images]), PROMPTS), scorer(images, PROMPTS), rtol=0, atol=1e-5
+        scorer(torch.stack([tensor(image) for image in images]), PROMPTS),
+        scorer(images, PROMPTS),
+        rtol=0,
+        atol=1e-5,
     )
 
 
@@ -83,16 +94,25 @@ def test_a_resized_tensor_differs_from_the_image_by_the_rounding_of_pil_alone(sc
     for name in ("square", "wide", "tall", "odd"):
         image = IMAGES[name]
         std = torch.tensor(scorer.preprocess.std).view(3, 1, 1)
-        ours, theirs = (scorer.preprocess(images, torch.device("cpu"))[0] * std for images in (tensor(image)[None], [image]))
+        ours, theirs = (
+            scorer.preprocess(images, torch.device("cpu"))[0] * std
+            for images in (tensor(image)[None], [image])
+        )
         assert ours.shape == (3, 32, 32)
         assert (ours - theirs).abs().max() < 2.5 / 255
 
 
-@pytest.mark.parametrize("name, largest", [("hps", 0.02), ("clip_score", 0.02), ("pickscore", 2e-3), ("image_reward", 0.05)])
+@pytest.mark.parametrize(
+    "name, largest",
+    [("hps", 0.02), ("clip_score", 0.02), ("pickscore", 2e-3), ("image_reward", 0.05)],
+)
 def test_bfloat16_is_close_and_its_scores_are_float32(models, scorers, name, largest):
     """bfloat16 has 8 bits: about 0.004 of a value, in every layer."""
     scorer = rewards.load([name], models, section={name: {"dtype": "bfloat16"}})[name]
-    scores, exact = scorer(list(IMAGES.values()), PROMPTS), scorers[name](list(IMAGES.values()), PROMPTS)
+    scores, exact = (
+        scorer(list(IMAGES.values()), PROMPTS),
+        scorers[name](list(IMAGES.values()), PROMPTS),
+    )
     assert scores.dtype == torch.float32 and scorer.dtype == torch.bfloat16
     assert 1e-6 < (scores - exact).abs().max() < largest
 
@@ -117,9 +137,16 @@ def test_image_reward_scores_each_image_with_its_prompt_alone(scorers, monkeypat
     """N pairs, not N by N, and a prompt's tokens once."""
     scorer, seen, tokenized = scorers["image_reward"], [], []
     forward, tokenize = scorer.model.forward, scorer.tokenizer
-    monkeypatch.setattr(scorer.model, "forward", lambda *inputs: seen.append(len(inputs[0])) or forward(*inputs))
-    monkeypatch.setattr(scorer, "tokenizer", lambda texts, **how: tokenized.append(texts) or tokenize(texts, **how))
-    scorer(torch.rand(4, 3, 32, 32, generator=torch.Generator().manual_seed(0)), ["a red circle", "a blue cross"] * 2)
+    monkeypatch.setattr(
+        scorer.model, "forward", lambda *inputs: seen.append(len(inputs[0])) or forward(*inputs)
+    )
+    monkeypatch.setattr(
+        scorer, "tokenizer", lambda texts, **how: tokenized.append(texts) or tokenize(texts, **how)
+    )
+    scorer(
+        torch.rand(4, 3, 32, 32, generator=torch.Generator().manual_seed(0)),
+        ["a red circle", "a blue cross"] * 2,
+    )
     assert seen == [4] and tokenized == [["a red circle", "a blue cross"]]
 
 
@@ -132,14 +159,19 @@ def test_missing_models_say_which_stage_makes_them(tmp_path, monkeypatch):
 @pytest.mark.parametrize("mode", ["squash", None])
 def test_clip_score_equals_open_clip(models, tmp_path, mode):
     """As its config says: the small side of an image where it says nothing."""
-    folder, cpu = shutil.copytree(models / "clip_score", tmp_path / "clip_score"), torch.device("cpu")
+    folder, cpu = (
+        shutil.copytree(models / "clip_score", tmp_path / "clip_score"),
+        torch.device("cpu"),
+    )
     config = json.loads((folder / "open_clip_config.json").read_text())
     assert config["preprocess_cfg"].pop("resize_mode") == "squash"
     if mode:
         config["preprocess_cfg"]["resize_mode"] = mode
     (folder / "open_clip_config.json").write_text(json.dumps(config))
     published, ours = published_rewards.clip_score(folder, cpu), clip_score(folder, cpu)
-    theirs = torch.tensor([published(prompt, [image])[0] for image, prompt in zip(SEEN.values(), PROMPTS)])
+    theirs = torch.tensor(
+        [published(prompt, [image])[0] for image, prompt in zip(SEEN.values(), PROMPTS)]
+    )
     torch.testing.assert_close(ours(list(IMAGES.values()), PROMPTS), theirs, rtol=0, atol=1e-5)
     assert theirs.std() > 1e-3
 
@@ -149,7 +181,9 @@ def test_a_clip_whose_images_are_made_small_in_another_way_is_refused(models, tm
     config = json.loads((folder / "open_clip_config.json").read_text())
     config["preprocess_cfg"]["resize_mode"] = "longest"
     (folder / "open_clip_config.json").write_text(json.dumps(config))
-    with pytest.raises(UserError, match="asks for longest, bicubic; clip_score knows squash and shortest"):
+    with pytest.raises(
+        UserError, match="asks for longest, bicubic; clip_score knows squash and shortest"
+    ):
         clip_score(folder, torch.device("cpu"))
 
 
@@ -159,15 +193,21 @@ def test_hps_pads_the_longest_side_and_clip_score_squashes(scorers):
     padded = TF.normalize(preprocess(wide, cpu), [0] * 3, [1 / s for s in preprocess.std])
     padded = padded + torch.tensor(preprocess.mean).view(3, 1, 1)
     assert padded.shape == (1, 3, 32, 32)
-    torch.testing.assert_close(padded[0, 0, :, 16], torch.tensor([0.0] * 8 + [1.0] * 16 + [0.0] * 8), atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        padded[0, 0, :, 16], torch.tensor([0.0] * 8 + [1.0] * 16 + [0.0] * 8), atol=1e-5, rtol=0
+    )
     squashed = scorers["clip_score"].preprocess(wide, cpu)
     assert squashed.shape == (1, 3, 32, 32) and squashed.std((2, 3)).max() < 1e-5
 
 
 def test_pickscore_equals_transformers_over_100(models, scorers):
-    published = published_rewards.pickscore(models / "pickscore", models / "pickscore_processor", torch.device("cpu"))
+    published = published_rewards.pickscore(
+        models / "pickscore", models / "pickscore_processor", torch.device("cpu")
+    )
     ours = scorers["pickscore"](list(IMAGES.values()), PROMPTS)
-    theirs = torch.tensor([published(prompt, [image])[0] for image, prompt in zip(IMAGES.values(), PROMPTS)])
+    theirs = torch.tensor(
+        [published(prompt, [image])[0] for image, prompt in zip(IMAGES.values(), PROMPTS)]
+    )
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
     assert theirs.std() > 1e-4
 
@@ -181,9 +221,16 @@ def test_prompts_that_a_reward_cuts_are_counted_and_the_longest_are_named_once(s
     """The tiny CLIP reads 16 tokens, start and end included, and what follows changes no score."""
     long = "a large red circle at the left " * 4
     note_cut(scorers, [PROMPTS[0], long, long])
-    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("note: clip_score ")]
+    lines = [
+        line
+        for line in capsys.readouterr().err.splitlines()
+        if line.startswith("note: clip_score ")
+    ]
     tokens = scorers["clip_score"].tokens
-    assert tokens.limit == 16 and list(tokens.counts([PROMPTS[0], long])) == [len(PROMPTS[0].split()) + 2, 30]
+    assert tokens.limit == 16 and list(tokens.counts([PROMPTS[0], long])) == [
+        len(PROMPTS[0].split()) + 2,
+        30,
+    ]
     cut = f"cuts the rest of 1 of 2 prompts: {long[:60]!r} has 30"
     assert lines == [f"note: clip_score reads 16 tokens of a prompt and {cut}"]
     note_cut(scorers, PROMPTS[:1])

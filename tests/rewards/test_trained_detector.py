@@ -16,19 +16,30 @@ STEPS, BATCH, RATE = 800, 32, 2e-3  # 15 seconds of a processor
 def scenes_of(count: int, seed: int, *, testing: bool) -> tuple[list[ShapesScene], torch.Tensor]:
     """Scenes whose shapes all differ, and their images [N, 3, 32, 32]."""
     scenes, images = Shapes().sample(count, seed, testing=testing)
-    kept = [row for row, scene in enumerate(scenes) if len({thing.shape for thing in scene.objects}) == len(scene.objects)]
-    return [scenes[row] for row in kept], torch.from_numpy(np.asarray(images, dtype=np.float32))[kept]
+    kept = [
+        row
+        for row, scene in enumerate(scenes)
+        if len({thing.shape for thing in scene.objects}) == len(scene.objects)
+    ]
+    return [scenes[row] for row in kept], torch.from_numpy(np.asarray(images, dtype=np.float32))[
+        kept
+    ]
 
 
 def boxes_of(scenes: list[ShapesScene], images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """For each shape its label [N, 4], or 4 where it is not there, and its box [N, 4, 4] (centre, width, height) in [0, 1]."""
     pixels = nearest_color(images)
-    labels, boxes = torch.full((len(scenes), len(SHAPES)), len(SHAPES)), torch.zeros(len(scenes), len(SHAPES), 4)
+    labels, boxes = (
+        torch.full((len(scenes), len(SHAPES)), len(SHAPES)),
+        torch.zeros(len(scenes), len(SHAPES), 4),
+    )
     for row, scene in enumerate(scenes):
         for thing in scene.objects:
             mask = pixels[row] == list(COLORS).index(thing.color) + 1
             rows, columns = (mask.any(axis).nonzero().flatten() for axis in (1, 0))
-            ends = torch.stack([columns[0], rows[0], columns[-1] + 1, rows[-1] + 1]) / images.shape[-1]
+            ends = (
+                torch.stack([columns[0], rows[0], columns[-1] + 1, rows[-1] + 1]) / images.shape[-1]
+            )
             shape = SHAPES.index(thing.shape)
             labels[row, shape] = shape
             boxes[row, shape] = torch.cat([(ends[:2] + ends[2:]) / 2, ends[2:] - ends[:2]])
@@ -44,13 +55,22 @@ def detector(tmp_path_factory) -> Detector:
     scenes, images = scenes_of(9000, 0, testing=False)
     labels, boxes = boxes_of(scenes, images)
     config = YolosConfig(
-        hidden_size=64, num_hidden_layers=3, num_attention_heads=4, intermediate_size=128, image_size=[32, 32], patch_size=8,
-        num_detection_tokens=4, id2label=dict(enumerate(SHAPES)), use_mid_position_embeddings=False,
+        hidden_size=64,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        intermediate_size=128,
+        image_size=[32, 32],
+        patch_size=8,
+        num_detection_tokens=4,
+        id2label=dict(enumerate(SHAPES)),
+        use_mid_position_embeddings=False,
         initializer_range=0.1,
-    )  # fmt: skip
+    )
     model = YolosForObjectDetection(config).train()
     for start in (model.vit.embeddings.position_embeddings, model.vit.embeddings.detection_tokens):
-        torch.nn.init.normal_(start, std=0.5)  # they begin at zero, which so short a training hardly leaves
+        torch.nn.init.normal_(
+            start, std=0.5
+        )  # they begin at zero, which so short a training hardly leaves
     optimizer = torch.optim.AdamW(model.parameters(), RATE)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, STEPS)
     draw = torch.Generator().manual_seed(0)
@@ -66,7 +86,9 @@ def detector(tmp_path_factory) -> Detector:
         schedule.step()
     folder = tmp_path_factory.mktemp("yolos")
     model.save_pretrained(folder)
-    YolosImageProcessor(image_mean=[0.5] * 3, image_std=[0.5] * 3, size={"height": 32, "width": 32}).save_pretrained(folder)
+    YolosImageProcessor(
+        image_mean=[0.5] * 3, image_std=[0.5] * 3, size={"height": 32, "width": 32}
+    ).save_pretrained(folder)
     return Detector(folder, torch.device("cpu"), 32)
 
 
@@ -78,10 +100,16 @@ def test_right_prompts_hold_and_wrong_ones_do_not(detector):
     """Of images whose captions the detector has not seen, by GenEval's rule."""
     scenes, images = scenes_of(400, 1, testing=True)
     verify = GenEval(
-        detector, no_colors, GenEvalSettings(shortest_edge=32, partial=False, micro_batch=64, counting_threshold=0.5)
+        detector,
+        no_colors,
+        GenEvalSettings(shortest_edge=32, partial=False, micro_batch=64, counting_threshold=0.5),
     )
     opposite = {"left of": "right of", "right of": "left of", "above": "below", "below": "above"}
-    right, wrong, pairs = [], [], [row for row, scene in enumerate(scenes) if len(scene.objects) == 2]
+    right, wrong, pairs = (
+        [],
+        [],
+        [row for row, scene in enumerate(scenes) if len(scene.objects) == 2],
+    )
     for scene in scenes:
         names = [thing.shape for thing in scene.objects]
         other = next(shape for shape in SHAPES if shape not in names)
@@ -90,12 +118,26 @@ def test_right_prompts_hold_and_wrong_ones_do_not(detector):
     held, not_held = verify(images, right), verify(images, wrong)
     assert len(scenes) > 300 and held.mean() > 0.95 and not_held.mean() < 0.05
     # Two objects, and their positions
-    two = [(scenes[row].objects[0].shape, scenes[row].layout, scenes[row].objects[1].shape) for row in pairs]
+    two = [
+        (scenes[row].objects[0].shape, scenes[row].layout, scenes[row].objects[1].shape)
+        for row in pairs
+    ]
     assert verify(images[pairs], [f"a photo of a {a} and a {b}" for a, _, b in two]).mean() > 0.95
-    assert verify(images[pairs], [f"a photo of a {a} {layout} a {b}" for a, layout, b in two]).mean() > 0.9
-    assert verify(images[pairs], [f"a photo of a {a} {opposite[layout]} a {b}" for a, layout, b in two]).mean() < 0.05
+    assert (
+        verify(images[pairs], [f"a photo of a {a} {layout} a {b}" for a, layout, b in two]).mean()
+        > 0.9
+    )
+    assert (
+        verify(
+            images[pairs], [f"a photo of a {a} {opposite[layout]} a {b}" for a, layout, b in two]
+        ).mean()
+        < 0.05
+    )
     # There is only one of each
-    assert verify(images, [f"a photo of two {scene.objects[0].shape}s" for scene in scenes]).mean() < 0.05
+    assert (
+        verify(images, [f"a photo of two {scene.objects[0].shape}s" for scene in scenes]).mean()
+        < 0.05
+    )
 
 
 def test_boxes_are_those_of_the_objects_in_pixels(detector):

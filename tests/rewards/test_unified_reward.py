@@ -10,7 +10,13 @@ from g2rpo_core.data.prompts import Prompt
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.rewards.registry import settings_of
 from g2rpo_core.rewards.scoring import check_missing, score_table
-from g2rpo_core.rewards.unified_reward import TEMPLATES, parse, question, read_template, unified_reward
+from g2rpo_core.rewards.unified_reward import (
+    TEMPLATES,
+    parse,
+    question,
+    read_template,
+    unified_reward,
+)
 from tests.fixtures.chat_server import completion, serve
 from tests.fixtures.waiting import HUNG
 
@@ -20,7 +26,10 @@ IMAGES = torch.rand(6, 3, 8, 8, generator=torch.Generator().manual_seed(0))
 
 def reward_of(served, template="final_score.v1", **server):
     """Quick where a server of a test fails: waits of milliseconds."""
-    entry = {"template": template, "server": {"url": served.url, "model": "vlm", "backoff": 0.001, "timeout": 30, **server}}
+    entry = {
+        "template": template,
+        "server": {"url": served.url, "model": "vlm", "backoff": 0.001, "timeout": 30, **server},
+    }
     settings = settings_of({"unified_reward": entry}, "unified_reward")
     return unified_reward(None, torch.device("cpu"), settings)
 
@@ -37,7 +46,10 @@ def good(request):
 def test_a_question_holds_the_prompt_once_and_nothing_of_it_is_a_template(template):
     assert read_template(template).count("{prompt}") == 1
     assert question(template, "a {x} [y] {prompt}").endswith("Text Caption: [a {x} [y] {prompt}]")
-    assert all(label.removesuffix(" (1-5):").rstrip(":") in read_template(template) for label in TEMPLATES[template])
+    assert all(
+        label.removesuffix(" (1-5):").rstrip(":") in read_template(template)
+        for label in TEMPLATES[template]
+    )
 
 
 @pytest.mark.parametrize(
@@ -45,10 +57,21 @@ def test_a_question_holds_the_prompt_once_and_nothing_of_it_is_a_template(templa
     [
         ("final_score.v1", "red (color): 1\ncircle (object): 0\nFinal Score: 3.25", 3.25),
         ("final_score.v1", "Final Score: 5\n", 5.0),
-        ("axes.v1", "Alignment Score (1-5): 2.5\nCoherence Score (1-5): 3\nStyle Score (1-5): 4.25", 3.25),
-        ("word_axes.v1", 'Word-wise Scores: [["red", 0.1]]\n\nAlignment Score (1-5): 2\nCoherence Score (1-5): 3\nStyle Score (1-5): 4', 3.0),
+        (
+            "axes.v1",
+            "Alignment Score (1-5): 2.5\nCoherence Score (1-5): 3\nStyle Score (1-5): 4.25",
+            3.25,
+        ),
+        (
+            "word_axes.v1",
+            (
+                'Word-wise Scores: [["red", 0.1]]\n\nAlignment Score (1-5): 2\n'
+                "Coherence Score (1-5): 3\nStyle Score (1-5): 4"
+            ),
+            3.0,
+        ),
     ],
-)  # fmt: skip
+)
 def test_answers_in_the_words_of_the_template_are_read(template, answer, expected):
     assert parse(template, answer) == expected
 
@@ -56,16 +79,35 @@ def test_answers_in_the_words_of_the_template_are_read(template, answer, expecte
 @pytest.mark.parametrize(
     "template, answer",
     [
-        *(("final_score.v1", answer) for answer in (
-            "", "4", "Score: 4", "Final Score:", "Final Score: four", "Final Score: 0.9", "Final Score: 5.01", "Final Score: 45",
-            "Final Score: -3", "Final Score: 4/5", "Final Score: 1-5", "Final Score: 4 or 5", "Final Score: nan", "Final Score: 1e0",
-            "Final Score: ٤", "Final Score: 4\nFinal Score: 4", "final score: 4", "**Final Score**: 4", "Final Score: 3,5",
-        )),
+        *(
+            ("final_score.v1", answer)
+            for answer in (
+                "",
+                "4",
+                "Score: 4",
+                "Final Score:",
+                "Final Score: four",
+                "Final Score: 0.9",
+                "Final Score: 5.01",
+                "Final Score: 45",
+                "Final Score: -3",
+                "Final Score: 4/5",
+                "Final Score: 1-5",
+                "Final Score: 4 or 5",
+                "Final Score: nan",
+                "Final Score: 1e0",
+                "Final Score: ٤",
+                "Final Score: 4\nFinal Score: 4",
+                "final score: 4",
+                "**Final Score**: 4",
+                "Final Score: 3,5",
+            )
+        ),
         ("axes.v1", "Alignment Score (1-5): 2\nCoherence Score (1-5): 3"),
         ("axes.v1", "Alignment Score (1-5): X\nCoherence Score (1-5): Y\nStyle Score (1-5): Z"),
         ("axes.v1", "Final Score: 4"),
     ],
-)  # fmt: skip
+)
 def test_any_other_answer_is_no_score(template, answer):
     with pytest.raises(ValueError):
         parse(template, answer)
@@ -81,7 +123,9 @@ def test_every_image_gets_the_score_of_its_own_answer(monkeypatch):
         sent = torch.from_numpy(np.asarray(request.image).copy()).permute(2, 0, 1)
         assert torch.equal(sent, (IMAGES[number_of(request)] * 255).round().byte())
         assert request.question == question("final_score.v1", PROMPTS[number_of(request)])
-        assert request.headers["Authorization"] == "Bearer s3cret" and request.body["temperature"] == 0
+        assert (
+            request.headers["Authorization"] == "Bearer s3cret" and request.body["temperature"] == 0
+        )
 
 
 def test_no_more_requests_than_set_are_under_way():
@@ -100,13 +144,20 @@ def fails(status: int, **headers):
     return lambda: (status, headers, b"busy")
 
 
-PASSING = {"429": fails(429, **{"Retry-After": "0.01"}), "500": fails(500), "503": fails(503), "cut": lambda: None,
-           "cut inside": lambda: (200, {"Content-Length": "1000"}, b'{"choices"')}  # fmt: skip
+PASSING = {
+    "429": fails(429, **{"Retry-After": "0.01"}),
+    "500": fails(500),
+    "503": fails(503),
+    "cut": lambda: None,
+    "cut inside": lambda: (200, {"Content-Length": "1000"}, b'{"choices"'),
+}
 
 
 @pytest.mark.parametrize("failure", PASSING)
 def test_what_passes_is_tried_again_and_the_score_is_the_answers(failure):
-    with serve(lambda request: PASSING[failure]() if request.number < 2 else good(request)) as served:
+    with serve(
+        lambda request: PASSING[failure]() if request.number < 2 else good(request)
+    ) as served:
         scores, reasons = reward_of(served, tries=3).score_with_reasons(IMAGES, PROMPTS)
     torch.testing.assert_close(scores, torch.tensor([1.0, 1.5, 2.0, 2.5, 3.0, 3.5]))
     assert reasons == [None] * 6 and len(served.requests) == 18
@@ -114,18 +165,28 @@ def test_what_passes_is_tried_again_and_the_score_is_the_answers(failure):
 
 @pytest.mark.parametrize("failure", PASSING)
 def test_what_does_not_pass_is_missing_with_its_reason(failure):
-    with serve(lambda request: PASSING[failure]() if number_of(request) == 4 else good(request)) as served:
+    with serve(
+        lambda request: PASSING[failure]() if number_of(request) == 4 else good(request)
+    ) as served:
         scores, reasons = reward_of(served, tries=2).score_with_reasons(IMAGES, PROMPTS)
     assert scores.isnan().tolist() == [False] * 4 + [True, False]
-    assert reasons[4].startswith("no answer: ") and reasons[4].endswith("(2 tries)") and reasons[:4] == [None] * 4
+    assert (
+        reasons[4].startswith("no answer: ")
+        and reasons[4].endswith("(2 tries)")
+        and reasons[:4] == [None] * 4
+    )
     assert len(served.requests) == 7
 
 
 def test_a_silent_server_is_given_up():
     never = threading.Event()
     try:
-        with serve(lambda request: never.wait(60) and None if number_of(request) == 0 else good(request)) as served:
-            scores, reasons = reward_of(served, timeout=0.5, tries=2).score_with_reasons(IMAGES[:2], PROMPTS[:2])
+        with serve(
+            lambda request: never.wait(60) and None if number_of(request) == 0 else good(request)
+        ) as served:
+            scores, reasons = reward_of(served, timeout=0.5, tries=2).score_with_reasons(
+                IMAGES[:2], PROMPTS[:2]
+            )
             never.set()
     finally:
         never.set()
@@ -170,13 +231,20 @@ def test_a_key_that_is_not_set_is_named(monkeypatch):
 
 
 def test_results_keep_the_reason_and_a_run_stops_over_the_set_share():
-    prompts = [Prompt(id=str(number), text=text, style="one") for number, text in enumerate(PROMPTS)]
-    with serve(lambda request: completion("no idea") if number_of(request) < 2 else good(request)) as served:
+    prompts = [
+        Prompt(id=str(number), text=text, style="one") for number, text in enumerate(PROMPTS)
+    ]
+    with serve(
+        lambda request: completion("no idea") if number_of(request) < 2 else good(request)
+    ) as served:
         table = score_table({"unified_reward": reward_of(served)}, prompts, IMAGES)
     assert table.score.isna().tolist() == [True] * 2 + [False] * 4
-    assert table.reason.isna().tolist() == [False] * 2 + [True] * 4 and "'no idea'" in table.reason[0]
+    assert (
+        table.reason.isna().tolist() == [False] * 2 + [True] * 4 and "'no idea'" in table.reason[0]
+    )
     check_missing("unified_reward", 2, 40, 0.05)
     with pytest.raises(
-        UserError, match=r"2 of 39 scores are missing, more than rewards.unified_reward.max_missing = 0.05 allows; .* no idea"
+        UserError,
+        match=r"2 of 39 scores are missing, more than rewards.unified_reward.max_missing = 0.05 allows; .* no idea",
     ):
         check_missing("unified_reward", 2, 39, 0.05, "no idea")

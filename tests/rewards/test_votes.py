@@ -72,9 +72,14 @@ def test_the_gradient_of_the_fitted_objective_is_zero(fitted):
 
 
 def test_one_feature_without_a_prior_is_the_logit_of_the_share_won():
-    ones, wins = torch.tensor([[2.0, 0.0]]).double().repeat(8, 1), torch.tensor([1, 1, 1, 1, 1, 1, 0, 0]).double()
+    ones, wins = (
+        torch.tensor([[2.0, 0.0]]).double().repeat(8, 1),
+        torch.tensor([1, 1, 1, 1, 1, 1, 0, 0]).double(),
+    )
     weights = fit(ones, wins, 1e-9)
-    assert 2 * float(weights[0]) == pytest.approx(math.log(6 / 2), abs=1e-5) and float(weights[1]) == 0
+    assert (
+        2 * float(weights[0]) == pytest.approx(math.log(6 / 2), abs=1e-5) and float(weights[1]) == 0
+    )
 
 
 def test_a_head_orders_held_out_pairs_as_the_voter_would(scorer, fitted, file):
@@ -94,7 +99,8 @@ def test_cross_validation_predicts_votes_on_prompts_it_has_not_seen(fitted):
     table = pd.DataFrame({"prompt": prompts, "winner": winners})
     right, asked = cross_validate(fitted[0], table, 1.0)
     assert asked == len(decided(table)) and right / asked > 0.65
-    # Prompts that each have a feature and a winner of their own: who has seen a prompt knows it, and who has not is right by half
+    # Prompts that each have a feature and a winner of their own: who has seen a prompt knows it,
+    # and who has not is right by half
     number = torch.arange(VOTES) % 10
     alone = F.one_hot(number, 20).double()
     learned_by_heart = pd.DataFrame(
@@ -109,9 +115,9 @@ def test_cross_validation_predicts_votes_on_prompts_it_has_not_seen(fitted):
 
 def test_the_head_is_kept_beside_the_votes_and_fitted_again_for_others(models, own):
     prompts, images, _ = pairs(8, seed=2)
-    score = lambda **settings: registry.load(["votes"], models, section=section(own, **settings))["votes"](
-        images["left"], prompts
-    )
+    score = lambda **settings: registry.load(["votes"], models, section=section(own, **settings))[
+        "votes"
+    ](images["left"], prompts)
     first = score()
     assert first.shape == (8,) and first.dtype == torch.float32 and first.std() > 0
     head = own.parent / "mine.safetensors"
@@ -120,7 +126,9 @@ def test_the_head_is_kept_beside_the_votes_and_fitted_again_for_others(models, o
     assert not torch.equal(score(l2=100.0), first)
     assert torch.equal(score(), first) and head.read_bytes() == kept  # bit for bit
     head.write_bytes(b"damaged")
-    with pytest.raises(UserError, match=r"mine.safetensors: cannot be read: .*; delete it, and it is fitted again"):
+    with pytest.raises(
+        UserError, match=r"mine.safetensors: cannot be read: .*; delete it, and it is fitted again"
+    ):
         score()
 
 
@@ -138,8 +146,13 @@ def test_a_score_is_the_head_on_the_features(models, scorer, own):
 def test_new_votes_name_the_hash_to_write_into_the_profile(models, own):
     before = section(own)
     read_votes(own).iloc[:-1].to_parquet(own, index=False)
-    for settings, said in ((before, "is of other votes than"), ({"votes": {"file": str(own)}}, "has to name the votes of")):
-        with pytest.raises(UserError, match=f"rewards.votes.sha256: {said} .*: write `sha256: {sha256(own)}`"):
+    for settings, said in (
+        (before, "is of other votes than"),
+        ({"votes": {"file": str(own)}}, "has to name the votes of"),
+    ):
+        with pytest.raises(
+            UserError, match=f"rewards.votes.sha256: {said} .*: write `sha256: {sha256(own)}`"
+        ):
             registry.check("votes", settings)
         with pytest.raises(UserError, match="rewards.votes.sha256: "):
             registry.load(["votes"], models, section=settings)
@@ -184,7 +197,13 @@ def lacks_a_column(file, table):
         (no_file, "mine.parquet: does not exist"),
         (no_image, r"mine/\w+.png: does not exist"),
         (other_image, r"mine/\w+.png: is not the image of the vote in .*mine.parquet: restore it"),
-        (few_votes, "at least 30 votes that name a better image, on 5 prompts; there are 29 on 28: vote more"),
+        (
+            few_votes,
+            (
+                "at least 30 votes that name a better image, on 5 prompts; there are 29 on 28: "
+                "vote more"
+            ),
+        ),
         (few_prompts, r"there are \d+ on 1: vote more"),
         (other_winner, "has the winner 'both', not left, equal, right"),
         (leads_out, "names the image '../mine/.*', which leads out of its folder"),

@@ -35,7 +35,8 @@ def test_released_tails_are_the_published_ones():
 
 
 def test_paper_tails_count_from_the_clean_end():
-    # Eq. 10 with T = 16, k = 16 in the paper's count (our 0): S = {1, 1 + lambda, ...} is our {15, 15 - lambda, ...}
+    # Eq. 10 with T = 16, k = 16 in the paper's count (our 0): S = {1, 1 + lambda, ...} is our {15,
+    # 15 - lambda, ...}
     assert tail(16, 0, 2, "paper") == [1, 3, 5, 7, 9, 11, 13, 15]
     assert tail(16, 0, 3, "paper") == [1, 3, 6, 9, 12, 15]
     assert tail(16, 1, 4, "paper") == [2, 3, 7, 11, 15]
@@ -66,7 +67,15 @@ def test_impossible_sigmas_are_refused(arguments):
 
 
 def test_even_tails_have_equal_steps_and_are_mix_grpo_flashs_at_its_setting():
-    assert tail(25, 3, 3, "even") == [4, 7, 10, 13, 16, 19, 22]  # its 0.4 of T = 25 after the window 0...3: 8 points, 7 steps
+    assert tail(25, 3, 3, "even") == [
+        4,
+        7,
+        10,
+        13,
+        16,
+        19,
+        22,
+    ]  # its 0.4 of T = 25 after the window 0...3: 8 points, 7 steps
     for steps, sde_step, granularity in ((16, 2, 2), (10, 4, 3), (10, 8, 3)):
         path = [*tail(steps, sde_step, granularity, "even"), steps]
         assert path[0] == sde_step + 1

@@ -25,7 +25,9 @@ def test_transitions_are_the_published_ones(file, sde):
             ("log_prob", transition.log_prob(following)),
         ):
             expected = golden[f"{sde}_{name}"][step]
-            np.testing.assert_allclose(ours, expected, rtol=2e-5, atol=2e-6, err_msg=f"{sde} {name} at step {step}")
+            np.testing.assert_allclose(
+                ours, expected, rtol=2e-5, atol=2e-6, err_msg=f"{sde} {name} at step {step}"
+            )
 
 
 @pytest.mark.parametrize("sde", SDES)
@@ -47,8 +49,12 @@ def test_log_prob_is_the_mean_gaussian_density(sde):
     transition = SDES[sde](latents, velocity, shifted_sigmas(16, 3.0), 2, 0.7)
     following = transition.sample(noise)
     normal = torch.distributions.Normal(transition.mean, transition.std.expand_as(transition.mean))
-    torch.testing.assert_close(transition.log_prob(following), normal.log_prob(following).mean((1, 2)))
-    torch.testing.assert_close((following - transition.mean) / transition.std, noise, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        transition.log_prob(following), normal.log_prob(following).mean((1, 2))
+    )
+    torch.testing.assert_close(
+        (following - transition.mean) / transition.std, noise, rtol=1e-4, atol=1e-4
+    )
 
 
 def test_low_precision_models_do_not_lower_the_arithmetic():
@@ -76,7 +82,9 @@ def test_cps_puts_noise_in_the_place_of_predicted_noise():
     sigmas, step = shifted_sigmas(16, 3.0), 5
     latents, velocity = (1 - sigmas[step]) * x0 + sigmas[step] * x1, x1 - x0
     quiet = SDES["cps"](latents, velocity, sigmas, step, 1e-9)
-    torch.testing.assert_close(quiet.mean, ode(latents, velocity, sigmas[step], sigmas[step + 1]), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        quiet.mean, ode(latents, velocity, sigmas[step], sigmas[step + 1]), rtol=1e-4, atol=1e-5
+    )
     assert SDES["cps"](latents, velocity, sigmas, step, 1.0).mean.equal(
         (1 - sigmas[step + 1]) * (latents - sigmas[step] * velocity)
     )
@@ -92,7 +100,9 @@ def test_kl_is_that_of_gaussians():
     sigmas = shifted_sigmas(16, 3.0)
     first, second = (SDES["flow"](latents, v, sigmas, 2, 0.7) for v in (velocity, other))
     normals = [torch.distributions.Normal(t.mean, t.std.expand_as(t.mean)) for t in (first, second)]
-    torch.testing.assert_close(first.kl(second), torch.distributions.kl_divergence(*normals).mean((1, 2)))
+    torch.testing.assert_close(
+        first.kl(second), torch.distributions.kl_divergence(*normals).mean((1, 2))
+    )
 
 
 def test_kl_is_flow_grpos_in_velocities_so_it_shrinks_with_the_step():
@@ -106,7 +116,12 @@ def test_kl_is_flow_grpos_in_velocities_so_it_shrinks_with_the_step():
             sigma, length = sigmas[step], sigmas[step] - sigmas[step + 1]
             s = 0.7 * (sigma / (1 - sigma)).sqrt()
             factor = length / 2 * (s * (1 - sigma) / (2 * sigma) + 1 / s) ** 2
-            torch.testing.assert_close(first.kl(second), factor * (velocity - other).square().mean((1, 2)), rtol=1e-3, atol=0)
+            torch.testing.assert_close(
+                first.kl(second),
+                factor * (velocity - other).square().mean((1, 2)),
+                rtol=1e-3,
+                atol=0,
+            )
 
 
 def test_second_order_steps_converge_faster_than_euler():
@@ -121,7 +136,11 @@ def test_second_order_steps_converge_faster_than_euler():
             for sigma, following in zip(sigmas, sigmas[1:]):
                 x0 = (1 - sigma) * spread**2 / scale(sigma) ** 2 * x
                 v = (x - x0) / sigma
-                x = ode(x, v, sigma, following) if solver == "euler" else dpm2(x, x0, before, (last, sigma, following))
+                x = (
+                    ode(x, v, sigma, following)
+                    if solver == "euler"
+                    else dpm2(x, x0, before, (last, sigma, following))
+                )
                 before, last = x0, sigma
             error.append(abs(x.item() - start.item() * scale(sigmas[-1])))
     assert errors["euler"][0] / errors["euler"][1] == pytest.approx(2, abs=0.3)
@@ -133,7 +152,10 @@ def test_every_shift_begins_at_one():
     """Where a second-order step would else take the logarithm of a number beside it."""
     shifts = [number / 100 for number in range(1, 500)]
     assert {sigma_at(0, 10, shift) for shift in shifts} == {1.0}
-    assert all(sigma_at(1, 10, shift) == pytest.approx(shift * 0.9 / (1 + (shift - 1) * 0.9)) for shift in shifts)
+    assert all(
+        sigma_at(1, 10, shift) == pytest.approx(shift * 0.9 / (1 + (shift - 1) * 0.9))
+        for shift in shifts
+    )
 
 
 def test_the_last_second_order_step_lands_on_the_prediction():
@@ -145,7 +167,8 @@ def test_the_last_second_order_step_lands_on_the_prediction():
 def test_stochastic_paths_keep_the_marginals_of_the_ode(sde):
     """Data N(m, s^2) has a linear velocity field in closed form; the SDE must reproduce the ODE's mean and variance.
 
-    The moments of the discretized SDE are propagated exactly (each step is affine in x), so only the step size is left.
+    The moments of the discretized SDE are propagated exactly (each step is affine in x), so only
+    the step size is left.
     """
     m, s, steps, eta = 0.8, 0.5, 4000, 0.7
     sigmas = shifted_sigmas(steps, 3.0)
@@ -157,14 +180,24 @@ def test_stochastic_paths_keep_the_marginals_of_the_ode(sde):
         noise = sigma / variance * (x - (1 - sigma) * m)
         return noise - x0
 
-    start = steps // 20  # away from sigma = 1, where the published formula replaces a singular factor
+    start = (
+        steps // 20
+    )  # away from sigma = 1, where the published formula replaces a singular factor
     sigma = sigmas[start].double()
     mean, variance = (1 - sigma) * m, (1 - sigma) ** 2 * s**2 + sigma**2
     points = torch.tensor([[0.0], [1.0]])
     for step in range(start, steps - 1):
         transition = SDES[sde](points, velocity(points, sigmas[step]), sigmas, step, eta)
-        offset, slope = transition.mean[0].double(), (transition.mean[1] - transition.mean[0]).double()
-        mean, variance = slope * mean + offset, slope**2 * variance + transition.std.double().reshape(()) ** 2
+        offset, slope = (
+            transition.mean[0].double(),
+            (transition.mean[1] - transition.mean[0]).double(),
+        )
+        mean, variance = (
+            slope * mean + offset,
+            slope**2 * variance + transition.std.double().reshape(()) ** 2,
+        )
     sigma = sigmas[-2].double()
     assert mean.item() == pytest.approx(((1 - sigma) * m).item(), abs=0.01)
-    assert math.sqrt(variance.item()) == pytest.approx(math.sqrt(((1 - sigma) ** 2 * s**2 + sigma**2).item()), rel=0.02)
+    assert math.sqrt(variance.item()) == pytest.approx(
+        math.sqrt(((1 - sigma) ** 2 * s**2 + sigma**2).item()), rel=0.02
+    )

@@ -1,6 +1,7 @@
 """Which of the project's own code a stage's module imports, directly or not: what it must declare to DVC.
 
-A package is declared as a folder, whichever of its files is imported; a module of stages/ as a file.
+A package is declared as a folder, whichever of its files is imported; a module of stages/ as a
+file.
 """
 
 import ast
@@ -8,7 +9,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("g2rpo_core", "stages")
-# Puts together what the stages declare as parameters: a dependency of the stage `profile` alone, which writes these.
+# Puts together what the stages declare as parameters: a dependency of the stage `profile` alone,
+# which writes these.
 CONFIG = "g2rpo_core/config"
 # In no stage's dependencies: how a mistake is told, and what all stages do alike.
 NOT_FOLLOWED = {
@@ -52,7 +54,11 @@ def closure(stage: str) -> list[str]:
     todo, seen = [ROOT / "stages" / f"{stage}.py"], set()
     while todo:
         file = todo.pop()
-        if file in seen or unit(file) in NOT_FOLLOWED or (unit(file) == CONFIG and stage != "profile"):
+        if (
+            file in seen
+            or unit(file) in NOT_FOLLOWED
+            or (unit(file) == CONFIG and stage != "profile")
+        ):
             continue
         seen.add(file)
         todo += imports(file) if unit(file) != CONFIG else ()

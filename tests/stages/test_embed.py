@@ -40,12 +40,17 @@ def encode(models, tmp_path, monkeypatch):
 def test_long_prompts_of_a_data_set_are_left_out_and_counted(encode, tmp_path, capsys):
     encode([SHORT, LONG], data_set=True)
     assert EmbeddingStore(tmp_path / "embeddings" / "tiny" / "train").prompts == [SHORT]
-    assert capsys.readouterr().out == "1 of 2 train prompts were left out: over embed.max_sequence_length = 12\n"
+    assert (
+        capsys.readouterr().out
+        == "1 of 2 train prompts were left out: over embed.max_sequence_length = 12\n"
+    )
 
 
 @pytest.mark.pipeline
 @pytest.mark.parametrize("prompts, data_set", [([SHORT, LONG], False), ([LONG], True)])
-def test_long_prompts_of_a_file_and_a_set_of_nothing_else_are_refused(encode, capsys, prompts, data_set):
+def test_long_prompts_of_a_file_and_a_set_of_nothing_else_are_refused(
+    encode, capsys, prompts, data_set
+):
     with pytest.raises(SystemExit) as ended:
         encode(prompts, data_set)
     said = capsys.readouterr().err.splitlines()[-1]  # after a library's progress bar
@@ -54,33 +59,58 @@ def test_long_prompts_of_a_file_and_a_set_of_nothing_else_are_refused(encode, ca
 
 @pytest.mark.pipeline
 def test_prompts_encoded_online_have_the_encodings_that_would_be_stored(encode, models, tmp_path):
-    prompts = [Prompt(str(number), f"a {color} circle", "") for number, color in enumerate(("red", "blue", "green"))]
+    prompts = [
+        Prompt(str(number), f"a {color} circle", "")
+        for number, color in enumerate(("red", "blue", "green"))
+    ]
     for profile in ("tiny", "online"):
         encode(prompts, True, profile)
-    stored, online = (EmbeddingStore(tmp_path / "embeddings" / profile / "train") for profile in ("tiny", "online"))
+    stored, online = (
+        EmbeddingStore(tmp_path / "embeddings" / profile / "train")
+        for profile in ("tiny", "online")
+    )
     assert stored.prompts == online.prompts == prompts
     with pytest.raises(ValueError, match="train holds no encodings: call load_encoders first"):
         online.conditioning([0])
     for store in (stored, online):  # where nothing is encoded online there is nothing to load
         store.load_encoders(models / "pipeline", torch.device("cpu"))
     for name, expected in stored.conditioning([2, 0]).tensors.items():
-        torch.testing.assert_close(online.conditioning([2, 0]).tensors[name], expected, rtol=0, atol=1e-6)
-    of_test = [tmp_path / "embeddings" / profile / "test" / "part-00000.parquet" for profile in ("tiny", "online")]
+        torch.testing.assert_close(
+            online.conditioning([2, 0]).tensors[name], expected, rtol=0, atol=1e-6
+        )
+    of_test = [
+        tmp_path / "embeddings" / profile / "test" / "part-00000.parquet"
+        for profile in ("tiny", "online")
+    ]
     assert of_test[0].read_bytes() == of_test[1].read_bytes()
-    assert sum(file.stat().st_size for file in (tmp_path / "embeddings" / "online" / "train").iterdir()) < 4096
+    assert (
+        sum(
+            file.stat().st_size for file in (tmp_path / "embeddings" / "online" / "train").iterdir()
+        )
+        < 4096
+    )
 
 
 @pytest.mark.pipeline
 def test_a_run_trains_on_prompts_that_are_encoded_online(encode, models, tmp_path):
     from stages import train
 
-    text = "extends: online\nmethods: {g2rpo: {training: {iterations: 1, monitor: {every: 1, prompts: 1, rewards: [hps]}}}}\n"
+    text = (
+        "extends: online\n"
+        "methods: {g2rpo: {training: {iterations: 1, monitor: {every: 1, prompts: 1, rewards: "
+        "[hps]}}}}\n"
+    )
     for name, section in (("often", "online"), ("once", "tiny")):
         (tmp_path / "profiles" / f"{name}.yaml").write_text(text.replace("online", section))
         (tmp_path / "models" / name).symlink_to(models)
         encode([SHORT], False, name)
-        done = run_here(train.main, "--profile", name, "--method", "g2rpo", "--seed", 1, folder=tmp_path)
+        done = run_here(
+            train.main, "--profile", name, "--method", "g2rpo", "--seed", 1, folder=tmp_path
+        )
         assert done.returncode == 0, done.stderr
-    often, once = (pd.read_parquet(tmp_path / "runs" / name / "g2rpo-1" / "records.parquet") for name in ("often", "once"))
+    often, once = (
+        pd.read_parquet(tmp_path / "runs" / name / "g2rpo-1" / "records.parquet")
+        for name in ("often", "once")
+    )
     columns = [name for name in often if not name.startswith(("seconds", "perf"))]
     pd.testing.assert_frame_equal(often[columns], once[columns], rtol=0, atol=1e-5)

@@ -38,8 +38,16 @@ def evaluated(models, tmp_path_factory) -> Path:
     changed = {
         "extends": "tiny",
         "prompts": {"test_count": 4},
-        "methods": {name: {"method": "diffusion_nft", "sampling": {"guidance": value}} for name, value in ENTRIES.items()},
-        "evaluation": {"steps": [3], "rewards": ["hps", "clip_score"], "batch": 4, "diversity": None},
+        "methods": {
+            name: {"method": "diffusion_nft", "sampling": {"guidance": value}}
+            for name, value in ENTRIES.items()
+        },
+        "evaluation": {
+            "steps": [3],
+            "rewards": ["hps", "clip_score"],
+            "batch": 4,
+            "diversity": None,
+        },
     }
     write_yaml(folder / "profiles" / "mixed.yaml", changed)
     named = f"profile: mixed\nmethods: [g2rpo, {', '.join(ENTRIES)}]\nseeds: [1]\npublished: []\n"
@@ -49,7 +57,13 @@ def evaluated(models, tmp_path_factory) -> Path:
     embed(folder / "embeddings" / "mixed", models, 4, 12)
     (folder / "embeddings" / "mixed" / "train").rename(folder / "embeddings" / "mixed" / "test")
     captioned = captions("shapes", 4, 0, testing=False)
-    prompts = pd.DataFrame({"id": [each.id for each in captioned], "prompt": [each.text for each in captioned], "style": "one"})
+    prompts = pd.DataFrame(
+        {
+            "id": [each.id for each in captioned],
+            "prompt": [each.text for each in captioned],
+            "style": "one",
+        }
+    )
     (folder / "prompts" / "mixed").mkdir(parents=True)
     for part in ("train", "test"):
         texts = prompts.assign(prompt=f"{part} " + prompts.prompt) if part == "train" else prompts
@@ -57,7 +71,12 @@ def evaluated(models, tmp_path_factory) -> Path:
     for run in RUNS:
         home = folder / "runs" / "mixed" / run
         shutil.copytree(models / "pipeline" / "transformer", home / "transformer")
-        record = {"iteration": [0, 1], "num_forward_evals": [0.0, 9.0], "num_transitions": [0, 2], "heldout_hps": [0.1, 0.1]}
+        record = {
+            "iteration": [0, 1],
+            "num_forward_evals": [0.0, 9.0],
+            "num_transitions": [0, 2],
+            "heldout_hps": [0.1, 0.1],
+        }
         pd.DataFrame(record).to_parquet(home / "records.parquet")
     made(folder, profile)
     for method, seed in (("base", 0), *(run.rsplit("-", 1) for run in RUNS)):
@@ -84,7 +103,10 @@ def test_weights_that_are_the_bases_score_as_the_base_drawn_alike(evaluated):
     for name in ENTRIES:
         assert scores(evaluated, f"{name}-1").score.equals(second.score)
     # Once for each guidance, however many runs have it
-    assert [path.parent.name for path in sorted((evaluated / "evaluations/mixed/base-0").rglob("*.parquet"))] == [
+    assert [
+        path.parent.name
+        for path in sorted((evaluated / "evaluations/mixed/base-0").rglob("*.parquet"))
+    ] == [
         "guidance_1",
         "base-0",
     ]
@@ -94,11 +116,23 @@ def test_weights_that_are_the_bases_score_as_the_base_drawn_alike(evaluated):
 
 def test_the_report_says_which_base_a_gain_is_over(evaluated):
     found = json.loads((evaluated / "reports" / "report.json").read_text())
-    assert {name: how["guidance"] for name, how in found["drawn"].items()} == {"base-0": 3.5, "base.guidance_1-0": 1.0}
+    assert {name: how["guidance"] for name, how in found["drawn"].items()} == {
+        "base-0": 3.5,
+        "base.guidance_1-0": 1.0,
+    }
     assert found["base-0"]["hps"] != found["base.guidance_1-0"]["hps"]
-    over = {(one["of"], one["against"]) for one in found["comparisons"] if one["against"].startswith("base")}
-    assert over == {("g2rpo-1", "base-0"), *((f"{name}-1", "base.guidance_1-0") for name in ENTRIES)}
-    assert {one["difference"] for one in found["comparisons"] if one["against"].startswith("base")} == {0.0}
+    over = {
+        (one["of"], one["against"])
+        for one in found["comparisons"]
+        if one["against"].startswith("base")
+    }
+    assert over == {
+        ("g2rpo-1", "base-0"),
+        *((f"{name}-1", "base.guidance_1-0") for name in ENTRIES),
+    }
+    assert {
+        one["difference"] for one in found["comparisons"] if one["against"].startswith("base")
+    } == {0.0}
     for file in ("report.md", "report.html"):
         text = (evaluated / "reports" / file).read_text()
         assert "base model, guidance 3.5" in text and "base model, guidance 1" in text
@@ -119,57 +153,107 @@ def test_what_the_stage_profile_writes_is_what_the_stages_read(evaluated):
 def test_pictures_are_drawn_as_the_run_was_trained(evaluated):
     def drawn(*words: str) -> dict[str, dict]:
         folder = evaluated / "pictures" / "-".join(words).replace("/", "_")
-        done = run_here(g2rpo, "generate", "a red circle", "--steps", 2, "--out", folder, *words, folder=evaluated)
+        done = run_here(
+            g2rpo,
+            "generate",
+            "a red circle",
+            "--steps",
+            2,
+            "--out",
+            folder,
+            *words,
+            folder=evaluated,
+        )
         assert done.returncode == 0, done.stderr
-        return {path.name: json.loads(Image.open(path).text["g2rpo"]) for path in folder.glob("*.png")}
+        return {
+            path.name: json.loads(Image.open(path).text["g2rpo"]) for path in folder.glob("*.png")
+        }
 
-    guidance = lambda found: {name.removesuffix("-0000-0.png"): about["guidance"] for name, about in found.items()}
+    guidance = lambda found: {
+        name.removesuffix("-0000-0.png"): about["guidance"] for name, about in found.items()
+    }
     alone = drawn("--run", "apart-1", "--run", "base")
     assert guidance(alone) == {"base": 1.0, "apart-1": 1.0}  # the base as the run beside it
     assert guidance(drawn("--run", "base")) == {"base": 3.5}
     several = drawn("--run", "base", "--run", "g2rpo-1", "--run", "apart-1")
-    assert guidance(several) == {"base": 3.5, "base.guidance_1": 1.0, "g2rpo-1": 3.5, "apart-1": 1.0}
-    assert guidance(drawn("--run", "base", "--run", "apart-1", "--guidance", "2")) == {"base": 2.0, "apart-1": 2.0}
+    assert guidance(several) == {
+        "base": 3.5,
+        "base.guidance_1": 1.0,
+        "g2rpo-1": 3.5,
+        "apart-1": 1.0,
+    }
+    assert guidance(drawn("--run", "base", "--run", "apart-1", "--guidance", "2")) == {
+        "base": 2.0,
+        "apart-1": 2.0,
+    }
     assert guidance(drawn("--run", "runs/mixed/apart-1")) == {"runs_mixed_apart-1": 1.0}
     # The pictures, not only what is written of them
-    other = Policy.load_to_train(evaluated / "models" / "mixed" / "pipeline", height=32, width=32, guidance=1.0)
+    other = Policy.load_to_train(
+        evaluated / "models" / "mixed" / "pipeline", height=32, width=32, guidance=1.0
+    )
     randomize(other.transformer)
     other.save(evaluated / "runs" / "mixed" / "apart-2")
 
     def pixels(*words: str) -> bytes:
         (name,) = drawn("--run", "apart-2", *words)
-        return Image.open(evaluated / "pictures" / "-".join(("--run", "apart-2", *words)) / name).tobytes()
+        return Image.open(
+            evaluated / "pictures" / "-".join(("--run", "apart-2", *words)) / name
+        ).tobytes()
 
     assert pixels() == pixels("--guidance", "1") != pixels("--guidance", "3.5")
 
 
 def test_a_run_elsewhere_is_drawn_as_its_own_profile_and_study_say(evaluated, monkeypatch):
     monkeypatch.chdir(evaluated)
-    tiny, mixed = (load_profile(evaluated / "profiles" / f"{name}.yaml") for name in ("tiny", "mixed"))
+    tiny, mixed = (
+        load_profile(evaluated / "profiles" / f"{name}.yaml") for name in ("tiny", "mixed")
+    )
     assert sampling_of("runs/mixed/apart-1", "tiny", tiny).guidance == 1.0
     assert sampling_of("runs/mixed/apart-1/snapshots/000010", "tiny", tiny).guidance == 1.0
     assert sampling_of("profiles", "mixed", mixed).guidance == 3.5  # weights of others
     assert sampling_of("base", "mixed", mixed).guidance == 3.5
     assert list(drawn_as(["base", "base"], "mixed", mixed)) == ["base"]
     study = {
-        "study": "mine", "profile": "tiny", "methods": ["quiet"], "seeds": [1], "title": "Mine", "about": "about", "equal": ["nothing"],
-        "entries": {"quiet": {"method": "g2rpo", "settings": {"tree": {"sde_steps": [0, 1]}}, "sampling": {"guidance": 2.0}}},
-    }  # fmt: skip
+        "study": "mine",
+        "profile": "tiny",
+        "methods": ["quiet"],
+        "seeds": [1],
+        "title": "Mine",
+        "about": "about",
+        "equal": ["nothing"],
+        "entries": {
+            "quiet": {
+                "method": "g2rpo",
+                "settings": {"tree": {"sde_steps": [0, 1]}},
+                "sampling": {"guidance": 2.0},
+            }
+        },
+    }
     write_yaml(Path("studies/mine/params.yaml"), study)
     Path("studies/mine/runs/quiet-1").mkdir(parents=True)
     assert sampling_of("studies/mine/runs/quiet-1", "mixed", mixed).guidance == 2.0
 
 
 def test_a_later_evaluation_of_an_unknown_entry_says_which_there_are(evaluated):
-    shutil.copytree(evaluated / "runs" / "mixed" / "apart-1", evaluated / "runs" / "mixed" / "left_over-1")
-    done = run_here(evaluate.main, "--profile", "mixed", "--method", "left_over", "--seed", 1, folder=evaluated)
+    shutil.copytree(
+        evaluated / "runs" / "mixed" / "apart-1", evaluated / "runs" / "mixed" / "left_over-1"
+    )
+    done = run_here(
+        evaluate.main, "--profile", "mixed", "--method", "left_over", "--seed", 1, folder=evaluated
+    )
     assert done.returncode == 1 and done.stderr.count("\n") == 1
-    assert "--method left_over: is no entry of the profile's sections methods and published, only " in done.stderr
+    assert (
+        "--method left_over: is no entry of the profile's sections methods and published, only "
+        in done.stderr
+    )
 
 
 def test_gains_of_a_table_leave_out_every_base():
     rows = [("base", None), ("base.guidance_1", None), ("mine", 0.5)]
     table = pd.DataFrame(
-        [{"part": "run", "reward": "training", "method": name, "seed": 0, "difference": gain} for name, gain in rows]
+        [
+            {"part": "run", "reward": "training", "method": name, "seed": 0, "difference": gain}
+            for name, gain in rows
+        ]
     )
     assert gains_in(table) == {("mine", 0): 0.5}

@@ -16,7 +16,10 @@ from tests.conftest import ROOT
 from tests.fixtures.commands import run_here
 from tests.fixtures.projects import FIT
 
-HOLDER = "import sys, time; from g2rpo_core.foundation.claims import take; take(*sys.argv[1:]); print('held', flush=True); time.sleep(600)"
+HOLDER = (
+    "import sys, time; from g2rpo_core.foundation.claims import take; take(*sys.argv[1:]); "
+    "print('held', flush=True); time.sleep(600)"
+)
 
 
 @pytest.fixture
@@ -27,7 +30,9 @@ def folder(tmp_path):
 
 
 def start(stage, folder, profile):
-    return run_here(importlib.import_module(f"stages.{stage}").main, "--profile", profile, folder=folder)
+    return run_here(
+        importlib.import_module(f"stages.{stage}").main, "--profile", profile, folder=folder
+    )
 
 
 def test_a_download_that_fails_leaves_the_models_that_were_there(folder):
@@ -40,7 +45,9 @@ def test_a_download_that_fails_leaves_the_models_that_were_there(folder):
     assert done.returncode == 1 and done.stderr.startswith(
         "error: models.repos.pipeline: black-forest-labs/FLUX.1-dev is not in the cache"
     )
-    assert (folder / "models" / "flux_hps").is_symlink() and (folder / "models" / "flux_hps" / LOCK).read_text() == "{}"
+    assert (folder / "models" / "flux_hps").is_symlink() and (
+        folder / "models" / "flux_hps" / LOCK
+    ).read_text() == "{}"
     assert [path.name for path in (folder / "disk").iterdir()] == ["flux_hps"]
 
 
@@ -71,11 +78,16 @@ def test_a_second_start_of_a_living_stage_is_refused(folder, stage):
     (folder / stage / "tiny").mkdir(parents=True)
     (folder / stage / "tiny" / "made").write_text("")
     command = [sys.executable, "-c", HOLDER, stage, "tiny"]
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=folder, env={"PYTHONPATH": str(ROOT)})
+    child = subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, cwd=folder, env={"PYTHONPATH": str(ROOT)}
+    )
     try:
         assert child.stdout.readline() == "held\n"
         done = start(stage, folder, "tiny")
-        assert done.returncode == 1 and f"error: {stage} of tiny is already running (process {child.pid} on " in done.stderr
+        assert (
+            done.returncode == 1
+            and f"error: {stage} of tiny is already running (process {child.pid} on " in done.stderr
+        )
         assert (folder / stage / "tiny" / "made").exists()
     finally:
         child.kill()
@@ -88,7 +100,10 @@ def test_profiles_with_equal_settings_share_models_and_embeddings(folder):
     fits = {"vae": FIT, "flux": FIT, "clip_score": FIT, "hps": FIT} | dict.fromkeys(
         ("pickscore", "image_reward", "unified_reward")
     )
-    few = {"prompts": {"train_count": 4, "test_count": 4}, "evaluation": {"rewards": ["hps", "clip_score"]}}
+    few = {
+        "prompts": {"train_count": 4, "test_count": 4},
+        "evaluation": {"rewards": ["hps", "clip_score"]},
+    }
     profiles = {
         "first": {"extends": "tiny", "models": {"images": 16, **fits}, **few},
         "second": {"extends": "first", "training": {"iterations": 7}},
@@ -98,11 +113,20 @@ def test_profiles_with_equal_settings_share_models_and_embeddings(folder):
         YAML().dump(profile, folder / "profiles" / f"{name}.yaml")
         for stage in ("models", "prompts", "embed"):
             assert (done := start(stage, folder, name)).returncode == 0, done.stderr
-    weights = lambda name: folder / "models" / name / "pipeline" / "transformer" / "diffusion_pytorch_model.safetensors"
+    weights = lambda name: (
+        folder
+        / "models"
+        / name
+        / "pipeline"
+        / "transformer"
+        / "diffusion_pytorch_model.safetensors"
+    )
     shard = lambda name: next((folder / "embeddings" / name / "train").glob("*.parquet"))
     quality = lambda name: (folder / "models" / name / "quality.json").read_text()
     assert weights("second").samefile(weights("first")) and shard("second").samefile(shard("first"))
-    assert weights("third").samefile(weights("first")) and not shard("third").samefile(shard("first"))
+    assert weights("third").samefile(weights("first")) and not shard("third").samefile(
+        shard("first")
+    )
     assert "hps" in quality("first") and quality("first") == quality("second") == quality("third")
 
 
@@ -115,7 +139,9 @@ def published(folder, models):
     def run(**entries):
         with (folder / "profiles" / "mine.yaml").open("w") as file:
             YAML().dump({"extends": "tiny", "published": entries}, file)
-        (folder / "params.yaml").write_text(f"profile: mine\nmethods: []\nseeds: [1]\npublished: [{', '.join(entries)}]\n")
+        (folder / "params.yaml").write_text(
+            f"profile: mine\nmethods: []\nseeds: [1]\npublished: [{', '.join(entries)}]\n"
+        )
         assert start("profile", folder, "mine").returncode == 0
         return start("published", folder, "mine")
 
@@ -128,13 +154,21 @@ def test_weights_are_chosen_and_checked_when_they_are_fetched(folder, published,
     shutil.copytree(models / "pipeline" / "transformer", theirs)
     weights = theirs / "diffusion_pytorch_model.safetensors"
     shutil.copy(weights, theirs / "diffusion_pytorch_model.ema.safetensors")
-    done = published(plain={"folder": "theirs"}, ema={"folder": "theirs", "variant": "ema"}, file={"folder": str(weights)})
+    done = published(
+        plain={"folder": "theirs"},
+        ema={"folder": "theirs", "variant": "ema"},
+        file={"folder": str(weights)},
+    )
     assert done.returncode == 0, done.stderr
     chosen = {
         name: ModelStore(folder / "published" / "mine" / name, "published").weights(name).name
         for name in ("plain", "ema", "file")
     }
-    assert chosen == {"plain": weights.name, "ema": "diffusion_pytorch_model.ema.safetensors", "file": weights.name}
+    assert chosen == {
+        "plain": weights.name,
+        "ema": "diffusion_pytorch_model.ema.safetensors",
+        "file": weights.name,
+    }
     # Of another model, without one of its weights, and of no form that is read
     tensors = load_file(weights)
     save_file({name: value for name, value in tensors.items() if name != "proj_out.bias"}, weights)
@@ -142,7 +176,10 @@ def test_weights_are_chosen_and_checked_when_they_are_fetched(folder, published,
         f"error: {weights.relative_to(folder)}: lacks proj_out.bias (1 such"
     )
     save_file({"lora_unet_blocks_0.lokr_w1": tensors["proj_out.bias"]}, weights)
-    assert "is a LoKr of LyCORIS, and 1 of its 1 tensors" in published(plain={"folder": "theirs"}).stderr
+    assert (
+        "is a LoKr of LyCORIS, and 1 of its 1 tensors"
+        in published(plain={"folder": "theirs"}).stderr
+    )
     assert sorted(path.name for path in (folder / "published" / "mine").iterdir()) == [
         "ema",
         "file",

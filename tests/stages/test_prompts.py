@@ -23,6 +23,13 @@ def test_prompts_that_choices_were_made_on_are_not_among_those_that_judge_them(s
 
 def test_a_file_with_no_prompt_left_is_refused(tmp_path):
     (tmp_path / "few.txt").write_text("one\ntwo")
-    settings = PromptSettings(train="shapes", train_count=2, test=str(tmp_path / "few.txt"), test_count=1, test_skip=2, seed=0)
+    settings = PromptSettings(
+        train="shapes",
+        train_count=2,
+        test=str(tmp_path / "few.txt"),
+        test_count=1,
+        test_skip=2,
+        seed=0,
+    )
     with pytest.raises(UserError, match="test_skip: 2 leaves none of the 2 test prompts"):
         chosen_prompts(settings)

@@ -16,6 +16,18 @@ def test_prompts_that_the_started_processes_cannot_share_end_a_run_before_it_loa
     (tmp_path / "params.yaml").write_text("profile: tiny\nmethods: [g2rpo]\nseeds: [1]\n")
     three = Runtime()
     three.join = lambda asked, *how: (ProcessGroup(1, 3), torch.device("cpu"))
-    done = run_here(partial(train.main, three), "--profile", "tiny", "--method", "g2rpo", "--seed", 1, folder=tmp_path)
+    done = run_here(
+        partial(train.main, three),
+        "--profile",
+        "tiny",
+        "--method",
+        "g2rpo",
+        "--seed",
+        1,
+        folder=tmp_path,
+    )
     assert done.returncode == 1 and done.stderr.count("\n") == 1
-    assert "training.prompts_per_iteration: 1 cannot be shared evenly by 3 processes: change one of the two" in done.stderr
+    assert (
+        "training.prompts_per_iteration: 1 cannot be shared evenly by 3 processes: "
+        "change one of the two" in done.stderr
+    )

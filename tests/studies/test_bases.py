@@ -70,8 +70,18 @@ def study(tmp_path, monkeypatch):
 
 def test_a_base_has_its_seed_and_builds_only_what_the_study_uses(study):
     profile = load_profile(profile_path("tiny"), load_study("several/base-2"))
-    assert profile.models.seed == 2 and profile.models.flux and profile.models.hps and profile.models.clip_score
-    assert profile.models.pickscore is profile.models.image_reward is profile.models.unified_reward is None
+    assert (
+        profile.models.seed == 2
+        and profile.models.flux
+        and profile.models.hps
+        and profile.models.clip_score
+    )
+    assert (
+        profile.models.pickscore
+        is profile.models.image_reward
+        is profile.models.unified_reward
+        is None
+    )
     unchanged = load_profile(profile_path("tiny"), study)
     assert unchanged.models == load_profile(profile_path("tiny")).models
     assert profile.run("first") == unchanged.run("first")
@@ -107,10 +117,16 @@ def test_weights_of_a_base_are_not_laid_over_the_models_of_the_profile(study):
 def test_a_bases_graph_is_one_that_dvc_reads_with_models_of_its_own(study):
     home = Path("studies/several/base-2")
     studies.write_project(
-        home, "../../../", {"dvc.yaml": base_graph(studies.GRAPH), "params.yaml": base_params(of_base(study, 2))}
+        home,
+        "../../../",
+        {"dvc.yaml": base_graph(studies.GRAPH), "params.yaml": base_params(of_base(study, 2))},
     )
     source = profile_path("tiny")
-    write_profile(home / "reports" / "profile.yaml", resolve(source, load_study("several/base-2")).data, source)
+    write_profile(
+        home / "reports" / "profile.yaml",
+        resolve(source, load_study("several/base-2")).data,
+        source,
+    )
     stages = {stage.name: stage for stage in Repo(str(home)).index.stages}
     runs = [f"{name}-{seed}" for name in ("first", "second") for seed in (3, 4)]
     assert set(stages) == {
@@ -121,15 +137,29 @@ def test_a_bases_graph_is_one_that_dvc_reads_with_models_of_its_own(study):
         *(f"{one}@{run}" for one in ("train", "evaluate") for run in runs),
     }
     for name, stage in stages.items():
-        assert stage.cmd.startswith("cd ../../.. && python -m stages.") and "--profile tiny --study several/base-2" in stage.cmd
+        assert (
+            stage.cmd.startswith("cd ../../.. && python -m stages.")
+            and "--profile tiny --study several/base-2" in stage.cmd
+        )
         # All code and prompts are the project's
         assert all(
-            (home / dep.def_path).exists() or not dep.def_path.startswith("..") or "prompts" in dep.def_path for dep in stage.deps
+            (home / dep.def_path).exists()
+            or not dep.def_path.startswith("..")
+            or "prompts" in dep.def_path
+            for dep in stage.deps
         ), name
-    reads = {name: {dep.def_path for dep in stages[name].deps} for name in ("embed", "train@first-3", "evaluate_base")}
-    assert all("models" in deps for deps in reads.values()) and "../../../prompts/tiny" in reads["embed"]
+    reads = {
+        name: {dep.def_path for dep in stages[name].deps}
+        for name in ("embed", "train@first-3", "evaluate_base")
+    }
+    assert (
+        all("models" in deps for deps in reads.values())
+        and "../../../prompts/tiny" in reads["embed"]
+    )
     assert {"embeddings"} < reads["train@first-3"] & reads["evaluate_base"]
-    settings = {dep.def_path: dep for dep in stages["train@first-3"].deps}["reports/profile.yaml"].read_params(flatten=False)
+    settings = {dep.def_path: dep for dep in stages["train@first-3"].deps}[
+        "reports/profile.yaml"
+    ].read_params(flatten=False)
     assert settings["rewards"]["noise"]["class"] == "studies.dose.reward:Noise"
 
 
@@ -139,16 +169,24 @@ def test_a_stage_of_a_study_is_looked_up_in_its_own_graph(study):
     files = {"dvc.yaml": base_graph(studies.GRAPH), "params.yaml": base_params(of_base(study, 2))}
     studies.write_project(home, "../../../", files)
     source = profile_path("tiny")
-    write_profile(home / "reports" / "profile.yaml", resolve(source, load_study("several/base-2")).data, source)
+    write_profile(
+        home / "reports" / "profile.yaml",
+        resolve(source, load_study("several/base-2")).data,
+        source,
+    )
     options = {"profile": "tiny", "study": "several/base-2", "method": "first", "seed": "3"}
     assert options_of("train@first-3", home) == options and options_of("train@first-9", home) == {}
     finished = home / "runs" / "first-3" / TRAINING_RECORDS
     finished.parent.mkdir(parents=True)
     check_kept(home, "train@first-3")
     finished.write_text("trained by hand")
-    with pytest.raises(UserError, match=rf"first-3: DVC would remove.*`cd {home} && dvc commit -f train@first-3`"):
+    with pytest.raises(
+        UserError, match=rf"first-3: DVC would remove.*`cd {home} && dvc commit -f train@first-3`"
+    ):
         check_kept(home, "train@first-3")
-    kept = SCRATCH / "train" / "several" / "first-3" / "of_these_settings" / "out" / TRAINING_RECORDS
+    kept = (
+        SCRATCH / "train" / "several" / "first-3" / "of_these_settings" / "out" / TRAINING_RECORDS
+    )
     kept.parent.mkdir(parents=True)
     shutil.copy(finished, kept)
     check_kept(home, "train@first-3")
@@ -159,7 +197,11 @@ def test_a_base_that_another_study_has_built_is_not_built_again(study, monkeypat
     built, asks = (Path("studies", name, "base-2").absolute() for name in ("several", "other"))
     for home in (built, asks):
         named = of_base(study.model_copy(update={"study": home.parts[-2]}), 2)
-        studies.write_project(home, "../../../", {"dvc.yaml": base_graph(studies.GRAPH), "params.yaml": base_params(named)})
+        studies.write_project(
+            home,
+            "../../../",
+            {"dvc.yaml": base_graph(studies.GRAPH), "params.yaml": base_params(named)},
+        )
         (home / "reports").mkdir()
         (home / "reports" / "profile.yaml").write_text("{numerics: native, models: {seed: 2}}\n")
     (built / "models").mkdir()
@@ -192,14 +234,26 @@ def test_the_report_infers_over_bases_and_its_table_keeps_every_seed(study, tmp_
             *((m, s, g + s / 1000) for m, g in (("first", gain), ("second", 0.0)) for s in (3, 4)),
         ]:
             rows = [
-                {"method": name, "seed": seed, "checkpoint": "final", "steps": 10, "prompt_id": f"p{n}", "style": "one", "reward": reward,
-                 "score": value + (shift if reward == "hps" else 0.0), "reason": None}
-                for reward in ("hps", "clip_score", "verifier") for n, value in enumerate(level + rng.normal(0, 1e-3, prompts) * (name != "base"))
-            ]  # fmt: skip
+                {
+                    "method": name,
+                    "seed": seed,
+                    "checkpoint": "final",
+                    "steps": 10,
+                    "prompt_id": f"p{n}",
+                    "style": "one",
+                    "reward": reward,
+                    "score": value + (shift if reward == "hps" else 0.0),
+                    "reason": None,
+                }
+                for reward in ("hps", "clip_score", "verifier")
+                for n, value in enumerate(level + rng.normal(0, 1e-3, prompts) * (name != "base"))
+            ]
             (home / "evaluations" / f"{name}-{seed}").mkdir(parents=True)
             if base == 0 and (name, seed) in (("base", 0), ("second", 3)):
                 rows[-1] |= {"score": None, "reason": "no answer"}
-            pd.DataFrame(rows).to_parquet(home / "evaluations" / f"{name}-{seed}" / "results.parquet")
+            pd.DataFrame(rows).to_parquet(
+                home / "evaluations" / f"{name}-{seed}" / "results.parquet"
+            )
             if name != "base":
                 (home / "runs" / f"{name}-{seed}").mkdir(parents=True)
                 record = {
@@ -208,24 +262,36 @@ def test_the_report_infers_over_bases_and_its_table_keeps_every_seed(study, tmp_
                     "num_transitions": [0, 2],
                     "heldout_hps": [base, base + shift],
                 }
-                pd.DataFrame(record).to_parquet(home / "runs" / f"{name}-{seed}" / "records.parquet")
+                pd.DataFrame(record).to_parquet(
+                    home / "runs" / f"{name}-{seed}" / "records.parquet"
+                )
         (home / "models").mkdir()
         (home / "models" / "quality.json").write_text('{"vae": {"loss": 0.1}}')
         trained = {
-            "cmd": f"python -m stages.train --profile {study.profile} --study several/base-{base} --method first --seed 3",
+            "cmd": (
+                f"python -m stages.train --profile {study.profile} --study several/base-{base} "
+                "--method first --seed 3"
+            ),
             "deps": [{"path": "../../../g2rpo_core/training", "md5": "c0de"}],
             "outs": [{"path": "runs/first-3", "md5": f"0{base}"}],
         }
         YAML().dump({"stages": {"train@first-3": trained}}, home / "dvc.lock")
     Path("prompts").mkdir()
     for part in ("train", "test"):
-        columns = {"id": [f"{part}{n}" for n in range(3)], "prompt": [f"{part} {n}" for n in range(3)], "style": ["one"] * 3}
+        columns = {
+            "id": [f"{part}{n}" for n in range(3)],
+            "prompt": [f"{part} {n}" for n in range(3)],
+            "style": ["one"] * 3,
+        }
         pd.DataFrame(columns).to_parquet(f"prompts/{part}.parquet")
     # The main project last chose the prompts of another profile
     main = tmp_path / "dvc.lock"
     of_main = {"prompts": "other", "embed": compared_in("several").profile}
     named = {
-        name: {"cmd": f"python -m stages.{name} --profile {profile}", "outs": [{"path": name, "md5": "f0"}]}
+        name: {
+            "cmd": f"python -m stages.{name} --profile {profile}",
+            "outs": [{"path": name, "md5": "f0"}],
+        }
         for name, profile in of_main.items()
     }
     YAML().dump({"stages": named}, main)
@@ -250,7 +316,9 @@ def test_the_report_infers_over_bases_and_its_table_keeps_every_seed(study, tmp_
     first = group.variants[0]["first"]
     expected = [gain + 0.0035 for gain in effect.values()]
     low, high = stats.t.interval(0.95, 2, np.mean(expected), stats.sem(expected))
-    assert (first.difference, first.low, first.high) == pytest.approx((np.mean(expected), low, high), abs=2e-3)
+    assert (first.difference, first.low, first.high) == pytest.approx(
+        (np.mean(expected), low, high), abs=2e-3
+    )
     records = records_of(measured)
     assert [records["first", base].num_forward_evals[1] for base in study.bases] == [39.5] * 3
     lacking = [(line.method, line.seed, line.missing, line.note) for line in page.part("missing")]
@@ -259,7 +327,10 @@ def test_the_report_infers_over_bases_and_its_table_keeps_every_seed(study, tmp_
     for base in study.bases:
         assert hashes[f"base {base}, code of training"] == "g2rpo_core/training c0de"
         assert hashes[f"base {base}, dvc.lock train@first-3"] == f"runs/first-3 0{base}"
-        assert [hashes[f"base {base}, dvc.lock {name}"] for name in of_main] == ["not in dvc.lock for this profile", "embed f0"]
+        assert [hashes[f"base {base}, dvc.lock {name}"] for name in of_main] == [
+            "not in dvc.lock for this profile",
+            "embed f0",
+        ]
     # Methods are compared over bases, not on each; bases start far apart, so that curves are gains
     assert page.part("pair") == page.part("matrix") == []
     curves = page.training.curves
@@ -274,7 +345,9 @@ def test_the_report_infers_over_bases_and_its_table_keeps_every_seed(study, tmp_
     table = pd.read_parquet(tmp_path / "results.parquet")
     assert "prompt" not in set(table.part)
     kept = table[(table.part == "seed") & (table.method == "first") & (table.reward == "hps")]
-    assert sorted(zip(kept.base, kept.seed)) == [(base, seed) for base in study.bases for seed in (3, 4)]
+    assert sorted(zip(kept.base, kept.seed)) == [
+        (base, seed) for base in study.bases for seed in (3, 4)
+    ]
     (tmp_path / "runs.txt").write_text("run code\nbase-0/first-3 x\n")
     again = read_measured(compared, tmp_path / "results.parquet", tmp_path / "runs.txt")
     assert headline(build_page(compared, again, Title("several"))) == headline(page)
@@ -284,30 +357,67 @@ def test_studies_over_bases_load_on_each_base(monkeypatch):
     monkeypatch.chdir(ROOT)
     fresh = dict.fromkeys(("equal_compute", "dose", "ladder", "long"), "tiny_fresh")
     for name, profile in (fresh | {"equal_compute_marks": "tiny_marks_fresh"}).items():
-        assert all(load_study(f"{name}/base-{base}").profile == profile for base in load_study(name).bases)
+        assert all(
+            load_study(f"{name}/base-{base}").profile == profile for base in load_study(name).bases
+        )
 
 
 @pytest.mark.parametrize(
     "name, middle, within, costs",  # the middle and the share within which all are are the protocol's
     [
-        ("equal_compute", 21_900, 0.01, [21973, 21930, 21930, 21878, 21850, 21898.5, 22048, 21976, 21978, 21870]),
-        ("equal_compute_marks", 21_950, 0.01, [21920, 21900, 21930, 21915, 22022.5, 21973, 21780, 22140, 21762]),
+        (
+            "equal_compute",
+            21_900,
+            0.01,
+            [21973, 21930, 21930, 21878, 21850, 21898.5, 22048, 21976, 21978, 21870],
+        ),
+        (
+            "equal_compute_marks",
+            21_950,
+            0.01,
+            [21920, 21900, 21930, 21915, 22022.5, 21973, 21780, 22140, 21762],
+        ),
         (
             "ladder",
             21_900,
             0.04,
-            [22032, 21620, 21868, 21216, 22560, 21744, 21942, 22200, 21910, 21840, 22275, 21812, *(2 * [21930, 21850, 21877])],
+            [
+                22032,
+                21620,
+                21868,
+                21216,
+                22560,
+                21744,
+                21942,
+                22200,
+                21910,
+                21840,
+                22275,
+                21812,
+                *(2 * [21930, 21850, 21877]),
+            ],
         ),
     ],
 )
-def test_a_study_at_equal_total_compute_costs_its_methods_what_its_protocol_says(name, middle, within, costs, monkeypatch):
+def test_a_study_at_equal_total_compute_costs_its_methods_what_its_protocol_says(
+    name, middle, within, costs, monkeypatch
+):
     monkeypatch.chdir(ROOT)
     study = load_study(name)
     profile, totals = load_profile(profile_path(study.profile), study), []
     for run in map(profile.run, study.methods):
-        count, group, prompts = run.training.iterations, run.training.num_generations, run.training.prompts_per_iteration
-        evaluations = sum(run.method.tree.build(run.sampling.steps, each).num_forward_evals(group) for each in range(count))
-        totals.append(prompts * count * cost_of_prompt(run)._replace(evaluations=evaluations / count).total)
+        count, group, prompts = (
+            run.training.iterations,
+            run.training.num_generations,
+            run.training.prompts_per_iteration,
+        )
+        evaluations = sum(
+            run.method.tree.build(run.sampling.steps, each).num_forward_evals(group)
+            for each in range(count)
+        )
+        totals.append(
+            prompts * count * cost_of_prompt(run)._replace(evaluations=evaluations / count).total
+        )
     assert totals == pytest.approx(costs)
     assert all(abs(total / middle - 1) < within for total in totals)
 
@@ -327,20 +437,32 @@ def test_the_noise_of_a_rendering_is_its_own_and_stays():
 def test_a_study_over_bases_builds_trains_and_reports(tmp_path):
     """About five minutes on an idle core: three bases of a few fit steps, one run on each."""
     seconds_checkout(tmp_path)
-    (tmp_path / "params.yaml").write_text("profile: seconds\nmethods: [g2rpo]\nseeds: [7]\npublished: []\n")
+    (tmp_path / "params.yaml").write_text(
+        "profile: seconds\nmethods: [g2rpo]\nseeds: [7]\npublished: []\n"
+    )
     home = tmp_path / "studies" / "several"
     home.mkdir()
-    params = STUDY.format(profile="seconds", steps=2).replace("seeds: [3, 4]", "seeds: [3]").replace("[first, second]", "[first]")
+    params = (
+        STUDY.format(profile="seconds", steps=2)
+        .replace("seeds: [3, 4]", "seeds: [3]")
+        .replace("[first, second]", "[first]")
+    )
     (home / "params.yaml").write_text(params.partition("comparisons")[0])
     environment = {**os.environ, "DVC_NO_ANALYTICS": "1"}
     run = lambda *words: subprocess.run(
-        [sys.executable, "-m", *words], cwd=tmp_path, capture_output=True, text=True, env=environment
+        [sys.executable, "-m", *words],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env=environment,
     )
     done = run("studies", "run", "several")
     assert done.returncode == 0, done.stderr[-2000:]
     assert "over builds: Student's t" in (home / "reports" / "report.md").read_text()
     hashes = pd.read_csv(home / "runs.txt", sep=" ", index_col="run", dtype=str)
-    assert list(hashes.index) == [f"base-{base}/{name}" for base in (0, 2, 5) for name in ("base-0", "first-3")]
+    assert list(hashes.index) == [
+        f"base-{base}/{name}" for base in (0, 2, 5) for name in ("base-0", "first-3")
+    ]
     assert hashes.inputs.nunique() == 3 and hashes.scores.nunique() == 6
     built = YAML(typ="safe").load(home / "base-5" / "reports" / "profile.yaml")["models"]
     assert built["seed"] == 5 and "pickscore" not in built

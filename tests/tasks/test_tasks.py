@@ -33,17 +33,26 @@ def test_captions_say_everything_about_a_scene(task):
         assert task.parse(scene.caption) == scene
         assert find_task(scene.caption) is task
         assert scene.style in task.styles
-        assert all(word in scene.caption and word in task.kinds[kind] for word, kind in task.elements(scene))
+        assert all(
+            word in scene.caption and word in task.kinds[kind]
+            for word, kind in task.elements(scene)
+        )
     assert task.parse(task.example).caption == task.example
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        "", "a cat", "a large red circle", "a large red circle at the left above", "two large red circles in the middle",
-        "two large striped red circle with no marks", "two large striped red circles with four dots", "two striped red circles with no marks",
+        "",
+        "a cat",
+        "a large red circle",
+        "a large red circle at the left above",
+        "two large red circles in the middle",
+        "two large striped red circle with no marks",
+        "two large striped red circles with four dots",
+        "two striped red circles with no marks",
     ],
-)  # fmt: skip
+)
 def test_other_texts_are_no_captions(text):
     for task in TASKS.values():
         with pytest.raises(ValueError, match="not a caption"):
@@ -55,7 +64,9 @@ def test_other_texts_are_no_captions(text):
 def test_captions_fit_the_tokenizers_of_tiny_models(task):
     captions = [scene.caption for style in task.styles for scene in task.all_scenes(style)]
     tokens = t5_tokenizer(task)(captions).input_ids
-    assert max(map(len, tokens)) <= T5_LENGTH and not any(t5_tokenizer(task).unk_token_id in ids for ids in tokens)
+    assert max(map(len, tokens)) <= T5_LENGTH and not any(
+        t5_tokenizer(task).unk_token_id in ids for ids in tokens
+    )
     assert max(map(len, clip_tokenizer()(captions).input_ids)) <= CLIP_LENGTH
 
 
@@ -78,7 +89,9 @@ def test_distinct_scenes_are_distinct_and_spread_over_the_styles(task):
     assert len({scene.caption for scene in scenes}) == 200
     assert {scene.style for scene in scenes} == set(task.styles)
     first = {scene.caption for scene in scenes[:50]}
-    assert not first & {scene.caption for scene in task.distinct_scenes(200, 0, testing=False, without=first)}
+    assert not first & {
+        scene.caption for scene in task.distinct_scenes(200, 0, testing=False, without=first)
+    }
 
 
 def test_more_captions_than_the_task_has_are_refused(task):
@@ -95,7 +108,9 @@ def test_right_images_hold_every_attribute(task, drawn):
 
 def test_noise_that_the_eye_ignores_does_not_matter(drawn):
     scenes, images = drawn
-    noisy = (images + 0.05 * torch.randn(images.shape, generator=torch.Generator().manual_seed(0))).clamp(0, 1)
+    noisy = (
+        images + 0.05 * torch.randn(images.shape, generator=torch.Generator().manual_seed(0))
+    ).clamp(0, 1)
     assert verify(noisy, [scene.caption for scene in scenes]).mean() > 0.999
 
 
@@ -139,7 +154,10 @@ def test_each_attribute_of_shapes_is_checked_by_itself(shown, wrong):
         ("three large striped red squares with three dots", {"marks"}),
         ("three large striped red squares with two bars", {"marks"}),
         ("three large striped red squares with no marks", {"marks"}),
-        ("three large striped blue squares with two dots", {"count", "size", "texture", "color", "shape", "clean"}),
+        (
+            "three large striped blue squares with two dots",
+            {"count", "size", "texture", "color", "shape", "clean"},
+        ),
     ],
 )
 def test_each_attribute_of_marks_is_checked_by_itself(shown, wrong):
@@ -152,7 +170,9 @@ def test_fine_detail_is_lost_where_an_image_is_blurred():
     task = TASKS["marks"]
     scenes = task.distinct_scenes(400, 0, testing=False)
     images = torch.from_numpy(np.stack([task.draw(scene) for scene in scenes]))
-    coarse = torch.nn.functional.avg_pool2d(images, 4).repeat_interleave(4, 2).repeat_interleave(4, 3)
+    coarse = (
+        torch.nn.functional.avg_pool2d(images, 4).repeat_interleave(4, 2).repeat_interleave(4, 3)
+    )
     found = list(zip(scenes, task.attributes(coarse, scenes)))
     share = lambda name, fits: np.mean([held[name] for scene, held in found if fits(scene)])
     assert share("texture", lambda scene: scene.texture == "plain") > 0.9
@@ -162,11 +182,17 @@ def test_fine_detail_is_lost_where_an_image_is_blurred():
 
 def test_tricks_do_not_pass(task, drawn):
     """Flooding with the asked colour, speckles of it, an empty or a random image."""
-    captions = [scene.caption for scene in drawn[0] if "red" in scene.caption and scene.style not in ("two objects", "plain")]
+    captions = [
+        scene.caption
+        for scene in drawn[0]
+        if "red" in scene.caption and scene.style not in ("two objects", "plain")
+    ]
     size = task.size
     red = torch.tensor(task.colors["red"]).view(3, 1, 1) / 255
     background = torch.full((3, size, size), 236 / 255)
-    speckles = torch.where(torch.rand(1, size, size, generator=torch.Generator().manual_seed(0)) < 0.1, red, background)
+    speckles = torch.where(
+        torch.rand(1, size, size, generator=torch.Generator().manual_seed(0)) < 0.1, red, background
+    )
     noise = torch.rand(3, size, size, generator=torch.Generator().manual_seed(0))
     for trick in (red.expand(3, size, size), speckles, background, noise):
         assert verify(trick.expand(len(captions), 3, size, size), captions).max() <= 0.44
@@ -174,7 +200,10 @@ def test_tricks_do_not_pass(task, drawn):
 
 def test_degrading_is_visible_and_seeded(task, drawn):
     _, images = drawn
-    spoilt, again = (degrade(task, images, images.roll(1, 0), 1.0, torch.Generator().manual_seed(1)) for _ in range(2))
+    spoilt, again = (
+        degrade(task, images, images.roll(1, 0), 1.0, torch.Generator().manual_seed(1))
+        for _ in range(2)
+    )
     assert torch.equal(spoilt, again)
     assert spoilt.min() >= 0 and spoilt.max() <= 1
     assert ((spoilt - images).abs().amax((1, 2, 3)) > 0.05).float().mean() > 0.9

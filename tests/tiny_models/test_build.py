@@ -19,7 +19,9 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's signal at a parent's death is Linux's")
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="the kernel's signal at a parent's death is Linux's"
+)
 @pytest.mark.slow
 def test_a_killed_build_leaves_no_process_and_goes_on_with_what_was_whole(tmp_path):
     (tmp_path / "build.py").write_text(BUILD)
@@ -39,10 +41,15 @@ def test_a_killed_build_leaves_no_process_and_goes_on_with_what_was_whole(tmp_pa
         for process in [first, *started]:
             if process.is_running():
                 process.kill()
-    of_hps = lambda folder: {file.name: file.stat().st_mtime_ns for file in (tmp_path / folder / "hps").iterdir()}
+    of_hps = lambda folder: {
+        file.name: file.stat().st_mtime_ns for file in (tmp_path / folder / "hps").iterdir()
+    }
     assert not (tmp_path / "stopped").exists()
     before = of_hps("parts/hps")
     for name in ("again", "at_once"):
         assert build(name, 1, 1, 2).wait(timeout=HUNG) == 0
     assert of_hps("again") == before != of_hps("at_once")
-    assert hash_of_folder(tmp_path / "again") == hash_of_folder(tmp_path / "at_once") and not (tmp_path / "parts").exists()
+    assert (
+        hash_of_folder(tmp_path / "again") == hash_of_folder(tmp_path / "at_once")
+        and not (tmp_path / "parts").exists()
+    )

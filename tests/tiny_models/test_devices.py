@@ -11,7 +11,13 @@ from g2rpo_core.tiny_models.build import build_models
 from g2rpo_core.tiny_models.clip import architecture, degrade, open_clip_towers, transformers_towers
 from g2rpo_core.tiny_models.language import TinyFlux2, TinyQwenImage
 from g2rpo_core.tiny_models.pipeline import TinyFlux, TinyStableDiffusion3
-from g2rpo_core.tiny_models.settings import BuiltModels, FitSettings, TowerSize, TransformerSize, VaeSize
+from g2rpo_core.tiny_models.settings import (
+    BuiltModels,
+    FitSettings,
+    TowerSize,
+    TransformerSize,
+    VaeSize,
+)
 
 CPU, OTHER = torch.device("cpu"), torch.device("meta")
 TASK = TASKS["shapes"]
@@ -33,7 +39,9 @@ def moved(module: torch.nn.Module, device: torch.device) -> torch.nn.Module:
     for part in module.modules():
         for name, parameter in part._parameters.items():
             if parameter is not None:
-                part._parameters[name] = torch.nn.Parameter(without_data(parameter, device), requires_grad=False)
+                part._parameters[name] = torch.nn.Parameter(
+                    without_data(parameter, device), requires_grad=False
+                )
         for name, buffer in part._buffers.items():
             if buffer is not None:
                 part._buffers[name] = without_data(buffer, device)
@@ -60,7 +68,10 @@ def test_a_base_model_is_trained_on_its_device(twin, monkeypatch):
         images = torch.zeros(2, 3, TASK.size, TASK.size, device=OTHER)
         decoded = base.vae.decode(vae, base.vae.encode(vae, images).mean)
         latents = base.pack(base.vae.normalize(vae, base.vae.encode(vae, images).mean))
-        sigma, prompt = torch.full((2,), 0.5, device=OTHER), torch.ones(2, device=OTHER, dtype=torch.int64)
+        sigma, prompt = (
+            torch.full((2,), 0.5, device=OTHER),
+            torch.ones(2, device=OTHER, dtype=torch.int64),
+        )
         velocity = base.velocity(latents, sigma, prompt, None)
     assert decoded.device == velocity.device == OTHER and velocity.shape == latents.shape
 
@@ -74,11 +85,19 @@ def test_images_are_degraded_on_their_device():
 def test_sizes_decide_the_models():
     size = TransformerSize(heads=3, head_width=48, blocks=1, single_blocks=4)
     flux = TinyFlux(TASK, ["a"], size).parts["transformer"]
-    assert (len(flux.transformer_blocks), len(flux.single_transformer_blocks), flux.inner_dim) == (1, 4, 144)
-    assert sum(flux.config.axes_dims_rope) == 48 and all(width % 2 == 0 for width in flux.config.axes_dims_rope)
+    assert (len(flux.transformer_blocks), len(flux.single_transformer_blocks), flux.inner_dim) == (
+        1,
+        4,
+        144,
+    )
+    assert sum(flux.config.axes_dims_rope) == 48 and all(
+        width % 2 == 0 for width in flux.config.axes_dims_rope
+    )
     for twin in (TinyFlux, TinyFlux2, TinyQwenImage):
         vae = twin.vae.make(32, VaeSize(channels=(8, 16, 24)))
-        assert sum(p.numel() for p in vae.parameters()) < sum(p.numel() for p in twin.vae.make(32, VaeSize()).parameters())
+        assert sum(p.numel() for p in vae.parameters()) < sum(
+            p.numel() for p in twin.vae.make(32, VaeSize()).parameters()
+        )
     small, usual = TowerSize(width=64, layers=1), TowerSize()
     for make in (open_clip_towers, transformers_towers):
         count = lambda towers: sum(p.numel() for p in towers.model.parameters())
@@ -98,9 +117,15 @@ def test_models_for_a_gpu_are_not_built_without_one(tmp_path):
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({"sizes": {"vae": {"channels": (16, 24, 32)}}}, "each must be a multiple of the first, 16"),
+        (
+            {"sizes": {"vae": {"channels": (16, 24, 32)}}},
+            "each must be a multiple of the first, 16",
+        ),
         ({"sizes": {"transformer": {"head_width": 40}}}, "multiple of 16"),
-        ({"flux": None, "sd3": FIT, "sizes": {"transformer": {"heads": 8}}}, "sizes.transformer: is that of `flux`"),
+        (
+            {"flux": None, "sd3": FIT, "sizes": {"transformer": {"heads": 8}}},
+            "sizes.transformer: is that of `flux`",
+        ),
     ],
 )
 def test_sizes_that_no_model_has_are_refused(changes, message):

@@ -35,7 +35,9 @@ def test_muons_step_is_its_rate_along_the_orthogonal_momentum_for_any_gradient()
     for gradient in (first, second):
         momentum = MOMENTUM * momentum + (1 - MOMENTUM) * gradient
         expected -= 0.01 * 2 * orthogonal((1 - MOMENTUM) * gradient + MOMENTUM * momentum)
-    assert torch.allclose(stepped[0], expected, atol=1e-6) and torch.allclose(stepped[0], stepped[1], atol=1e-5)
+    assert torch.allclose(stepped[0], expected, atol=1e-6) and torch.allclose(
+        stepped[0], stepped[1], atol=1e-5
+    )
 
 
 def test_a_weight_without_a_gradient_is_left_alone():
@@ -45,17 +47,26 @@ def test_a_weight_without_a_gradient_is_left_alone():
 
 
 def test_muon_has_the_matrices_of_blocks_and_adamw_all_else():
-    blocks = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.LayerNorm(4), torch.nn.Conv2d(1, 1, 3))
-    model = torch.nn.ModuleDict({"embedder": torch.nn.Linear(2, 4), "blocks": blocks, "words": torch.nn.Embedding(5, 4)})
+    blocks = torch.nn.Sequential(
+        torch.nn.Linear(4, 4), torch.nn.LayerNorm(4), torch.nn.Conv2d(1, 1, 3)
+    )
+    model = torch.nn.ModuleDict(
+        {"embedder": torch.nn.Linear(2, 4), "blocks": blocks, "words": torch.nn.Embedding(5, 4)}
+    )
     blocks[0].bias.requires_grad_(False)
     adamw, muon = make_optimizers([model], HOW)
     of = lambda optimizer: {id(p) for group in optimizer.param_groups for p in group["params"]}
     assert of(muon) == {id(blocks[0].weight)}
     assert of(adamw) == {id(p) for p in model.parameters() if p.requires_grad} - of(muon)
     assert (adamw.param_groups[0]["lr"], muon.param_groups[0]["lr"]) == (1e-2, 0.1)
-    for modules, how in (([torch.nn.Conv2d(1, 1, 3)], HOW), ([model], HOW.model_copy(update={"muon_rate": None}))):
+    for modules, how in (
+        ([torch.nn.Conv2d(1, 1, 3)], HOW),
+        ([model], HOW.model_copy(update={"muon_rate": None})),
+    ):
         (alone,) = make_optimizers(modules, how)
-        assert of(alone) == {id(p) for module in modules for p in module.parameters() if p.requires_grad}
+        assert of(alone) == {
+            id(p) for module in modules for p in module.parameters() if p.requires_grad
+        }
 
 
 @pytest.mark.parametrize("steps", [3, 40, 500])
@@ -63,7 +74,11 @@ def test_the_rate_rises_to_its_peak_and_falls_to_nothing(steps):
     shares = [rate_share(step, steps) for step in range(steps)]
     top = shares.index(1.0)
     assert top <= 0.05 * steps and shares[: top + 1] == sorted(shares[: top + 1])
-    assert shares[top:] == sorted(shares[top:], reverse=True) and min(shares) > 0 and rate_share(steps, steps) < 1e-9
+    assert (
+        shares[top:] == sorted(shares[top:], reverse=True)
+        and min(shares) > 0
+        and rate_share(steps, steps) < 1e-9
+    )
 
 
 def test_a_fit_learns_and_is_the_same_every_time():
@@ -73,7 +88,14 @@ def test_a_fit_learns_and_is_the_same_every_time():
         torch.manual_seed(0)
         model = torch.nn.Sequential(torch.nn.Linear(4, 16), torch.nn.Tanh(), torch.nn.Linear(16, 4))
         before = (model(inputs) - inputs.flip(1)).square().mean().item()
-        loss = fit([model], lambda rows: (model(inputs[rows]) - inputs[rows].flip(1)).square().mean(), HOW, generator, 64, "x")
+        loss = fit(
+            [model],
+            lambda rows: (model(inputs[rows]) - inputs[rows].flip(1)).square().mean(),
+            HOW,
+            generator,
+            64,
+            "x",
+        )
         return before, loss, model[0].weight
 
     (before, loss, weight), (_, again, same) = fitted(), fitted()

@@ -23,15 +23,30 @@ def project(tmp_path) -> Path:
         (tmp_path / "tools").mkdir(exist_ok=True)
         shutil.copy(ROOT / "tools" / name, tmp_path / "tools")
     shutil.copy(ROOT / "Makefile", tmp_path)
-    outs = ["runs/tiny/kept-1", "runs/tiny/changed-1", "studies/one/runs/kept-2", "studies/one/base-2/runs/kept-3"]
+    outs = [
+        "runs/tiny/kept-1",
+        "runs/tiny/changed-1",
+        "studies/one/runs/kept-2",
+        "studies/one/base-2/runs/kept-3",
+    ]
     for path in (*outs, "runs/tiny/kept-1/lora/a", "models/tiny", "studies/one/base-2/models"):
         (tmp_path / path).mkdir(parents=True)
         (tmp_path / path / "weights").write_text(path)
         (tmp_path / path / "a-b").write_text("the same")
-    (tmp_path / "dvc.yaml").write_text(json.dumps({"stages": {"train": {"cmd": "true", "outs": outs}}}))
+    (tmp_path / "dvc.yaml").write_text(
+        json.dumps({"stages": {"train": {"cmd": "true", "outs": outs}}})
+    )
     (tmp_path / ".gitignore").write_text("runs\n")
-    for command in (["git", "init", "--quiet"], ["dvc", "init", "--quiet"], ["dvc", "commit", "--quiet", "--force"]):
-        subprocess.run([sys.executable, "-m", *command] if command[0] == "dvc" else command, cwd=tmp_path, check=True)
+    for command in (
+        ["git", "init", "--quiet"],
+        ["dvc", "init", "--quiet"],
+        ["dvc", "commit", "--quiet", "--force"],
+    ):
+        subprocess.run(
+            [sys.executable, "-m", *command] if command[0] == "dvc" else command,
+            cwd=tmp_path,
+            check=True,
+        )
     return tmp_path
 
 
@@ -43,9 +58,16 @@ def change(project: Path) -> None:
 
 def clean(project: Path, **variables: str) -> tuple[int, list[str]]:
     done = subprocess.run(
-        COMMAND, cwd=project, env={**os.environ, **variables}, stdin=subprocess.DEVNULL, capture_output=True, text=True
+        COMMAND,
+        cwd=project,
+        env={**os.environ, **variables},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
     )
-    return done.returncode, [line for line in done.stderr.splitlines() if not line.startswith("make: ")]
+    return done.returncode, [
+        line for line in done.stderr.splitlines() if not line.startswith("make: ")
+    ]
 
 
 def left(project: Path) -> list[str]:
@@ -71,9 +93,18 @@ def test_runs_in_no_cache_are_named_and_nothing_is_removed(project):
     status, error = clean(project)
     names = ".cache/resume/train/state, runs/tiny/changed-1"
     assert status == 2 and error == [
-        f"error: 2 folders of runs in no cache: {names}; nothing was removed; to remove them: make clean CONFIRM=1"
+        (
+            f"error: 2 folders of runs in no cache: {names}; nothing was removed; to remove them: "
+            "make clean CONFIRM=1"
+        )
     ]
-    assert left(project) == ["runs", "models", "studies/one/runs", "studies/one/base-2", ".cache/resume"]
+    assert left(project) == [
+        "runs",
+        "models",
+        "studies/one/runs",
+        "studies/one/base-2",
+        ".cache/resume",
+    ]
     assert clean(project, CONFIRM="1") == (0, []) and left(project) == []
 
 

@@ -91,13 +91,30 @@ class Checkout:
         (self.folder / "pyproject.toml").write_text(PROJECT.format(version=version))
 
     def start(self, target: str, *words: str) -> subprocess.Popen:
-        environment = {name: value for name, value in os.environ.items() if name not in ("TORCH", "PYTHON", "MAKEFLAGS")}
-        environment |= {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": (self.folder / "index").as_uri(), "PYTHONPATH": ""}
-        command = ["make", "--no-print-directory", *(words or [f"PYTHON={sys._base_executable}"]), target]
+        environment = {
+            name: value
+            for name, value in os.environ.items()
+            if name not in ("TORCH", "PYTHON", "MAKEFLAGS")
+        }
+        environment |= {
+            "PIP_NO_INDEX": "1",
+            "PIP_FIND_LINKS": (self.folder / "index").as_uri(),
+            "PYTHONPATH": "",
+        }
+        command = [
+            "make",
+            "--no-print-directory",
+            *(words or [f"PYTHON={sys._base_executable}"]),
+            target,
+        ]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        return subprocess.Popen(command, cwd=self.folder, env=environment, start_new_session=True, **pipes)
+        return subprocess.Popen(
+            command, cwd=self.folder, env=environment, start_new_session=True, **pipes
+        )
 
-    def make(self, target: str, *words: str, pinned: str | None = None) -> tuple[int, str, list[str]]:
+    def make(
+        self, target: str, *words: str, pinned: str | None = None
+    ) -> tuple[int, str, list[str]]:
         """Return the exit status, what is printed, and the lines of error that are not make's own.
 
         words: variables of make, instead of this Python; pinned: another version meanwhile.
@@ -108,15 +125,23 @@ class Checkout:
         process = self.start(target, *words)
         out, error = process.communicate()
         (self.folder / "requirements.lock").write_text(lock)
-        return process.returncode, out, [line for line in error.splitlines() if not line.startswith("make: ")]
+        return (
+            process.returncode,
+            out,
+            [line for line in error.splitlines() if not line.startswith("make: ")],
+        )
 
     def installed(self, module: str) -> str:
         """Return the version that the environment's Python imports."""
         command = [self.link / "bin" / "python", "-c", f"import {module}; print({module}.version)"]
-        return subprocess.run(command, capture_output=True, text=True, check=True, cwd="/").stdout.strip()
+        return subprocess.run(
+            command, capture_output=True, text=True, check=True, cwd="/"
+        ).stdout.strip()
 
     def environments(self) -> set[Path]:
-        return {path for path in self.home.iterdir() if path.is_dir()} if self.home.exists() else set()
+        return (
+            {path for path in self.home.iterdir() if path.is_dir()} if self.home.exists() else set()
+        )
 
 
 @pytest.fixture(scope="module")
@@ -157,7 +182,9 @@ def test_an_install_that_fails_leaves_the_environment_as_it_was(built):
     before = checkout.link.resolve()
     status, _, error = checkout.make("env", pinned="9.9")
     assert status == 2 and len(error) == 1
-    assert "No matching distribution found for pinned==9.9" in error[0] and error[0].endswith("then: make env")
+    assert "No matching distribution found for pinned==9.9" in error[0] and error[0].endswith(
+        "then: make env"
+    )
     assert checkout.link.resolve() == before and checkout.environments() == {before}
     assert checkout.installed("pinned") == "1.0"
 
@@ -193,10 +220,15 @@ def test_a_killed_build_is_taken_up_and_only_the_one_before_is_kept(tmp_path):
 
     checkout.pin("3.0")
     assert checkout.make("env")[0] == 0
-    assert checkout.installed("pinned") == "3.0" and checkout.environments() == {second, checkout.link.resolve()}
+    assert checkout.installed("pinned") == "3.0" and checkout.environments() == {
+        second,
+        checkout.link.resolve(),
+    }
 
     checkout.pin("2.0")  # the way back installs at most the package
-    assert "a new environment" not in checkout.make("env")[1] and checkout.installed("pinned") == "2.0"
+    assert (
+        "a new environment" not in checkout.make("env")[1] and checkout.installed("pinned") == "2.0"
+    )
 
 
 @pytest.mark.parametrize("kind", ["link", "folder"])
@@ -215,7 +247,11 @@ def test_a_venv_that_make_did_not_make_is_refused_and_left_alone(tmp_path, kind)
 @pytest.mark.parametrize("target", ["verify", "check", "format", "docs"])
 def test_without_an_environment_a_target_that_reads_builds_none(tmp_path, target):
     checkout = Checkout(tmp_path / "checkout")
-    assert checkout.make(target) == (2, "", ["error: there is no environment; build it with: make env"])
+    assert checkout.make(target) == (
+        2,
+        "",
+        ["error: there is no environment; build it with: make env"],
+    )
     assert not checkout.link.exists() and not checkout.home.exists()
 
 
@@ -234,7 +270,9 @@ def with_torch(tmp_path_factory) -> Checkout:
 PYTHON = f"PYTHON={sys._base_executable}"
 
 
-@pytest.mark.skipif(driver.find_version() is not None, reason="this machine has a GPU's driver, which decides")
+@pytest.mark.skipif(
+    driver.find_version() is not None, reason="this machine has a GPU's driver, which decides"
+)
 def test_without_a_driver_the_cpu_build_is_installed_where_there_is_one(with_torch):
     status, out, error = with_torch.make("env", PYTHON)
     assert (status, error) == (0, []) and "environment: that is torch 0.1+cpu\n" in out
@@ -251,19 +289,27 @@ def test_another_build_is_another_environment_and_is_kept_until_the_next_choice(
     assert with_torch.make("env", PYTHON, "TORCH=cu126")[0] == 0
     chosen = with_torch.link.resolve()
     assert with_torch.installed("torch") == "0.1+cu126"
-    status, out, error = with_torch.make("env", "-s")  # neither the build nor the Python is named again
+    status, out, error = with_torch.make(
+        "env", "-s"
+    )  # neither the build nor the Python is named again
     assert (status, out, error) == (0, "", []) and with_torch.link.resolve() == chosen
     assert with_torch.make("has-env", "TORCH=cpu")[2] == [
         "warning: .venv is older than the pinned packages; bring it up to date with: make env"
     ]
     assert with_torch.make("env", "TORCH=cpu")[0] == 0
     assert with_torch.installed("torch") == "0.1+cpu" and with_torch.link.resolve() != chosen
-    assert "a new environment" not in with_torch.make("env", "TORCH=cu126")[1] and with_torch.link.resolve() == chosen
+    assert (
+        "a new environment" not in with_torch.make("env", "TORCH=cu126")[1]
+        and with_torch.link.resolve() == chosen
+    )
 
 
 @pytest.mark.parametrize(
     ("build", "why"),
-    [("cu999", "torch==0.1+cu999 could not be installed"), ("12.6", "TORCH=12.6: write auto, cpu, cu126")],
+    [
+        ("cu999", "torch==0.1+cu999 could not be installed"),
+        ("12.6", "TORCH=12.6: write auto, cpu, cu126"),
+    ],
 )
 def test_a_build_that_does_not_exist_is_refused_and_not_replaced_by_another(with_torch, build, why):
     before = with_torch.link.resolve()

@@ -23,12 +23,27 @@ from tests.fixtures.rollouts import small_method
 from tests.fixtures.waiting import HUNG, until
 
 SETTINGS = TrackingSettings(samples=SampleSettings(every=2, prompts=2))
-RECORD = {"iteration": 2, "num_forward_evals": 600, "seconds": 3.0, "reward_redness": 0.25, "loss": 0.1}
+RECORD = {
+    "iteration": 2,
+    "num_forward_evals": 600,
+    "seconds": 3.0,
+    "reward_redness": 0.25,
+    "loss": 0.1,
+}
 
 
 def record(iteration: int, reward: float) -> dict:
-    about = {"iteration": iteration, "num_forward_evals": 10 * iteration, "seconds": 2.0 * iteration}
-    return about | {"reward_hps": reward, "heldout_hps": reward / 2, "kl": float("nan"), "grad_norm": 1.0}
+    about = {
+        "iteration": iteration,
+        "num_forward_evals": 10 * iteration,
+        "seconds": 2.0 * iteration,
+    }
+    return about | {
+        "reward_hps": reward,
+        "heldout_hps": reward / 2,
+        "kl": float("nan"),
+        "grad_norm": 1.0,
+    }
 
 
 def events_of(folder):
@@ -44,27 +59,47 @@ def test_every_finite_column_is_a_curve_with_speed_and_memory(tmp_path):
     run.finish()
     events = events_of(tmp_path / "tiny" / "g2rpo-1")
     curves = set(events.Tags()["scalars"])
-    assert {"rewards/reward_hps", "held out/heldout_hps", "training/grad_norm", "memory/host_gib"} <= curves
+    assert {
+        "rewards/reward_hps",
+        "held out/heldout_hps",
+        "training/grad_norm",
+        "memory/host_gib",
+    } <= curves
     assert "training/kl" not in curves  # it was no number
-    assert 0.05 < events.Scalars("memory/host_gib")[0].value < 200  # a process with torch in it, in GiB
-    assert [(event.step, round(event.value, 6)) for event in events.Scalars("rewards/reward_hps")] == [
+    assert (
+        0.05 < events.Scalars("memory/host_gib")[0].value < 200
+    )  # a process with torch in it, in GiB
+    assert [
+        (event.step, round(event.value, 6)) for event in events.Scalars("rewards/reward_hps")
+    ] == [
         (0, 0.0),
         (1, 0.1),
         (2, 0.2),
     ]
-    assert [(event.step, event.value) for event in events.Scalars("speed/nfe_per_second")] == [(1, 5.0), (2, 5.0)]
-    assert [(event.step, event.value) for event in events.Scalars("speed/images_per_second")] == [(1, 6.0), (2, 6.0)]
+    assert [(event.step, event.value) for event in events.Scalars("speed/nfe_per_second")] == [
+        (1, 5.0),
+        (2, 5.0),
+    ]
+    assert [(event.step, event.value) for event in events.Scalars("speed/images_per_second")] == [
+        (1, 6.0),
+        (2, 6.0),
+    ]
 
 
 def test_the_share_of_the_peak_is_a_curve_where_the_peak_is_known(tmp_path):
-    for name, share in (("gpu", lambda before, after: after["seconds"] - before["seconds"]), ("cpu", None)):
+    for name, share in (
+        ("gpu", lambda before, after: after["seconds"] - before["seconds"]),
+        ("cpu", None),
+    ):
         run = Tracking(name, SETTINGS, folder=tmp_path)
         run.share = share
         for iteration in range(2):
             run.record(record(iteration, 0.5), 12)
         run.finish()
     assert [event.value for event in events_of(tmp_path / "gpu").Scalars("perf/mfu")] == [2.0]
-    assert not [name for name in events_of(tmp_path / "cpu").Tags()["scalars"] if name.startswith("perf/")]
+    assert not [
+        name for name in events_of(tmp_path / "cpu").Tags()["scalars"] if name.startswith("perf/")
+    ]
 
 
 def test_a_resumed_run_takes_back_what_was_told_after_its_checkpoint(tmp_path):
@@ -77,7 +112,10 @@ def test_a_resumed_run_takes_back_what_was_told_after_its_checkpoint(tmp_path):
     for iteration in (2, 3):
         resumed.record(record(iteration, 0.25), 12)
     resumed.finish()
-    told = {event.step: event.value for event in events_of(tmp_path / "run").Scalars("rewards/reward_hps")}
+    told = {
+        event.step: event.value
+        for event in events_of(tmp_path / "run").Scalars("rewards/reward_hps")
+    }
     assert told == {0: 0.5, 1: 0.5, 2: 0.25, 3: 0.25}
 
 
@@ -90,19 +128,33 @@ def test_images_are_below_those_of_the_model_before_training(tmp_path):
     run.finish()
     shown = Image.open(tmp_path / "run" / "samples-000002.png")
     row = shown.height // 2
-    assert shown.getpixel((64, 64)) == (0, 0, 0) and shown.getpixel((64, row + 64)) == (255, 255, 255)
+    assert shown.getpixel((64, 64)) == (0, 0, 0) and shown.getpixel((64, row + 64)) == (
+        255,
+        255,
+        255,
+    )
     assert shown.size == (
         2 * 128 + 3 * 2,
         2 * (128 + 2 * 2 + CAPTION),
     )  # two by two, four times as large, a frame of 2, captions below
-    assert [shown.getpixel((x, y)) for x, y in ((1, 1), (2, 2), (129, 129), (130, 130), (132, 2), (131, 64))] == [
-        (255,) * 3, (0,) * 3, (0,) * 3, (255,) * 3, (0,) * 3, (255,) * 3,
-    ]  # fmt: skip
+    assert [
+        shown.getpixel((x, y))
+        for x, y in ((1, 1), (2, 2), (129, 129), (130, 130), (132, 2), (131, 64))
+    ] == [
+        (255,) * 3,
+        (0,) * 3,
+        (0,) * 3,
+        (255,) * 3,
+        (0,) * 3,
+        (255,) * 3,
+    ]
     assert shown.getpixel((2, row + 1)) == (255,) * 3
     caption = shown.crop((2, row - CAPTION, shown.width // 2, row)).convert("L")
     assert 0 < sum(pixel < 128 for pixel in caption.getdata()) < caption.width * CAPTION / 4
     events = events_of(tmp_path / "run")
-    assert [event.step for event in events.Images("training pictures/samples: the base, and now")] == [0, 2]
+    assert [
+        event.step for event in events.Images("training pictures/samples: the base, and now")
+    ] == [0, 2]
     assert [event.step for event in events.Images("training pictures/a group's hps")] == [2]
     assert [SETTINGS.samples_due(iteration) for iteration in range(4)] == [True, False, True, False]
     assert not TrackingSettings(to=()).samples_due(0)
@@ -119,12 +171,20 @@ def test_a_new_run_shows_no_picture_of_an_earlier_one(tmp_path):
             run.samples(step, images, ["a circle"])
         run.finish()
         time.sleep(1.1)  # files of events are named by the second
-    assert [event.step for event in events_of(tmp_path / "run").Images("training pictures/samples: the base, and now")] == [0]
+    assert [
+        event.step
+        for event in events_of(tmp_path / "run").Images(
+            "training pictures/samples: the base, and now"
+        )
+    ] == [0]
 
 
 def test_a_tracker_that_is_not_installed_ends_in_one_line(tmp_path, monkeypatch):
     monkeypatch.setattr(tracking, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match="training.tracking.to: wandb is not installed: pip install wandb, or leave it out"):
+    with pytest.raises(
+        UserError,
+        match="training.tracking.to: wandb is not installed: pip install wandb, or leave it out",
+    ):
         Tracking("run", TrackingSettings(to=("wandb",)), folder=tmp_path)
 
 
@@ -150,18 +210,28 @@ def test_tensorboards_page_shows_the_curves(tmp_path):
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         page_of = f"http://127.0.0.1:{port}"
-        until(lambda: "tiny/g2rpo-1" in json.load(urllib.request.urlopen(f"{page_of}/data/runs")), ignoring=(OSError,))
+        until(
+            lambda: "tiny/g2rpo-1" in json.load(urllib.request.urlopen(f"{page_of}/data/runs")),
+            ignoring=(OSError,),
+        )
         with open_page(page_of, tmp_path / "chromium") as page:
             texts = "Array.from(document.querySelectorAll('*')).map(one => one.textContent.trim())"
-            until(lambda: {"held out", "rewards", "memory"} <= set(page.evaluate(texts)))  # the groups of curves
+            until(
+                lambda: {"held out", "rewards", "memory"} <= set(page.evaluate(texts))
+            )  # the groups of curves
     finally:
         server.terminate()
         server.wait(timeout=HUNG)
 
 
-def test_dvclive_has_curves_and_the_newest_images_and_leaves_the_pipeline_alone(tmp_path, monkeypatch):
+def test_dvclive_has_curves_and_the_newest_images_and_leaves_the_pipeline_alone(
+    tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
-    for words in (["init"], ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "--allow-empty", "-m", "first"]):
+    for words in (
+        ["init"],
+        ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "--allow-empty", "-m", "first"],
+    ):
         subprocess.run(["git", *words], check=True, capture_output=True)
     run = Tracking("tiny/g2rpo-1", TrackingSettings(to=("dvclive",)), folder=tmp_path / "live")
     for iteration in range(3):
@@ -177,7 +247,9 @@ def test_dvclive_has_curves_and_the_newest_images_and_leaves_the_pipeline_alone(
     assert not (tmp_path / "dvc.yaml").exists()
 
 
-def test_whatever_goes_wrong_in_what_is_only_shown_is_told_once_and_ends_nothing(tmp_path, capsys, monkeypatch):
+def test_whatever_goes_wrong_in_what_is_only_shown_is_told_once_and_ends_nothing(
+    tmp_path, capsys, monkeypatch
+):
     run = Tracking("run", SETTINGS, folder=tmp_path)
     (tracker,) = run.trackers
 
@@ -191,11 +263,15 @@ def test_whatever_goes_wrong_in_what_is_only_shown_is_told_once_and_ends_nothing
         run.samples(iteration, torch.rand(2, 3, 8, 8), ["a", "b"])
         run.warn(iteration, "drifts")
     (tmp_path / "run" / "blocked").write_text("")
-    monkeypatch.setattr(run, "folder", tmp_path / "run" / "blocked")  # a file where a folder should be
+    monkeypatch.setattr(
+        run, "folder", tmp_path / "run" / "blocked"
+    )  # a file where a folder should be
     run.group(3, torch.rand(2, 3, 8, 8), {"hps": [0.1, 0.2]}, "a\x1b[31m")
     run.finish()
     said = capsys.readouterr().err.splitlines()
-    assert len(said) == 2 and all("could not be shown" in line and "training continues" in line for line in said)
+    assert len(said) == 2 and all(
+        "could not be shown" in line and "training continues" in line for line in said
+    )
     assert "no route to the tracker" in said[0] and "the images of a group" in said[1]
 
 
@@ -216,18 +292,33 @@ def test_every_tracker_is_finished_with_the_run(tmp_path, monkeypatch):
     assert len(finished) == len(run.trackers) > 0
 
 
-def test_the_same_name_with_another_setting_is_another_row_of_the_settings(make_trainer, embeddings, tmp_path, monkeypatch):
+def test_the_same_name_with_another_setting_is_another_row_of_the_settings(
+    make_trainer, embeddings, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     told = []
     for rate in (1e-3, 2e-3):
         trainer = make_trainer(small_method("g2rpo"), iterations=4, learning_rate=rate)
         Display(f"tiny/g2rpo-{rate}", trainer, embeddings, first=0).finish()
-        data = events_of(tmp_path / ".cache" / "live" / "tiny" / f"g2rpo-{rate}").summary_metadata["_hparams_/session_start_info"]
-        content = plugin_data_pb2.HParamsPluginData.FromString(data.plugin_data.content).session_start_info
-        told.append({name: value.number_value or value.string_value for name, value in content.hparams.items()})
-    assert {name for name in told[0] if told[0][name] != told[1][name]} == {"training.learning_rate"}
+        data = events_of(tmp_path / ".cache" / "live" / "tiny" / f"g2rpo-{rate}").summary_metadata[
+            "_hparams_/session_start_info"
+        ]
+        content = plugin_data_pb2.HParamsPluginData.FromString(
+            data.plugin_data.content
+        ).session_start_info
+        told.append(
+            {
+                name: value.number_value or value.string_value
+                for name, value in content.hparams.items()
+            }
+        )
+    assert {name for name in told[0] if told[0][name] != told[1][name]} == {
+        "training.learning_rate"
+    }
     assert told[0]["training.learning_rate"] == 1e-3 and "method.tree.granularities" in told[0]
-    assert not any(name.startswith(("training.tracking", "training.checkpoints")) for name in told[0])
+    assert not any(
+        name.startswith(("training.tracking", "training.checkpoints")) for name in told[0]
+    )
 
 
 @pytest.fixture
@@ -236,7 +327,9 @@ def trainer(make_trainer):
     return make_trainer(small_method("g2rpo"), iterations=4, tracking=tracking)
 
 
-def test_a_run_shows_progress_samples_and_warnings(trainer, embeddings, tmp_path, monkeypatch, capsys):
+def test_a_run_shows_progress_samples_and_warnings(
+    trainer, embeddings, tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     display = Display("tiny/g2rpo-1", trainer, embeddings, first=1)
     display.record(RECORD)
@@ -247,16 +340,22 @@ def test_a_run_shows_progress_samples_and_warnings(trainer, embeddings, tmp_path
     said = capsys.readouterr().err
     assert "warning: g2rpo-1, iteration 2: the ratio drifts" in said
     assert "2/4" in said and "redness=0.250" in said and "NFE/s=200" in said
-    shown = {file.name for file in (tmp_path / ".cache" / "live" / "tiny" / "g2rpo-1").glob("*.png")}
+    shown = {
+        file.name for file in (tmp_path / ".cache" / "live" / "tiny" / "g2rpo-1").glob("*.png")
+    }
     assert shown == {"samples-000002.png", "group-000002.png"}
 
 
-def test_other_processes_help_to_sample_and_show_nothing(trainer, embeddings, tmp_path, monkeypatch, capsys):
+def test_other_processes_help_to_sample_and_show_nothing(
+    trainer, embeddings, tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     trainer.processes = ProcessGroup(1, 2)
     sampled = []
     monkeypatch.setattr(
-        trainer.policy, "decode", lambda latents, batch: sampled.append(len(latents)) or torch.zeros(len(latents), 3, 32, 32)
+        trainer.policy,
+        "decode",
+        lambda latents, batch: sampled.append(len(latents)) or torch.zeros(len(latents), 3, 32, 32),
     )
     display = Display("tiny/g2rpo-1", trainer, embeddings, first=0)
     display.record(RECORD)

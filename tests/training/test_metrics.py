@@ -16,25 +16,38 @@ def test_granularities_are_correlated_within_each_group_with_the_finest():
     noise = torch.randn(2, 3, 4, 1, 12, generator=rng)
     rewards = torch.cat([finest, 2 * finest + 5, -finest, finest + noise], 3)
     metrics = granularity_correlation(rewards, ["a", "b_c"], (1, 2, 3, 6))
-    assert metrics["correlation_a_2"] == pytest.approx(1) and metrics["correlation_b_c_3"] == pytest.approx(-1)
+    assert metrics["correlation_a_2"] == pytest.approx(1) and metrics[
+        "correlation_b_c_3"
+    ] == pytest.approx(-1)
     assert metrics["gap_a_2"] == pytest.approx(5 + finest[0].mean().item(), abs=1e-5)
     expected = torch.stack(
-        [torch.corrcoef(torch.stack(pair))[0, 1] for pair in zip(finest[1].view(-1, 12), (finest + noise)[1].view(-1, 12))]
+        [
+            torch.corrcoef(torch.stack(pair))[0, 1]
+            for pair in zip(finest[1].view(-1, 12), (finest + noise)[1].view(-1, 12))
+        ]
     )
     assert metrics["correlation_b_c_6"] == pytest.approx(expected.mean().item(), abs=1e-5)
     assert granularity_correlation(finest, ["a", "b_c"], (3,)) == {}
 
 
 @pytest.mark.parametrize("count, batch", [(5, 2), (4, 2), (1, 8)])
-def test_the_mean_is_over_the_first_prompts_each_counted_once(policy, embeddings, settings, count, batch):
+def test_the_mean_is_over_the_first_prompts_each_counted_once(
+    policy, embeddings, settings, count, batch
+):
     sampling = settings[0].model_copy(update={"decode_batch": batch})
     measured = heldout_means(policy, embeddings, {"redness": redness}, count, sampling)
-    parts = generate_images(policy, embeddings, count, even_sigmas(sampling.steps, sampling.shift), 0, count)
+    parts = generate_images(
+        policy, embeddings, count, even_sigmas(sampling.steps, sampling.shift), 0, count
+    )
     whole = torch.cat([redness(images, None) for _, images in parts])
-    assert len(whole) == count and measured == pytest.approx({"heldout_redness": whole.mean().item()}, rel=1e-4, abs=1e-6)
+    assert len(whole) == count and measured == pytest.approx(
+        {"heldout_redness": whole.mean().item()}, rel=1e-4, abs=1e-6
+    )
 
 
-def test_processes_share_the_batches_and_find_what_one_finds(policy, embeddings, settings, monkeypatch):
+def test_processes_share_the_batches_and_find_what_one_finds(
+    policy, embeddings, settings, monkeypatch
+):
     """Five prompts in batches of two, by two processes: the second makes the last batch again, and it counts once."""
     sampling = settings[0].model_copy(update={"decode_batch": 2})
     alone = heldout_means(policy, embeddings, {"redness": redness}, 5, sampling)
@@ -42,5 +55,9 @@ def test_processes_share_the_batches_and_find_what_one_finds(policy, embeddings,
     monkeypatch.setattr(ProcessGroup, "gather", lambda self, value: told.append(value) or [*told])
     with pytest.raises(KeyError):  # the first alone lacks the second's batches
         heldout_means(policy, embeddings, {"redness": redness}, 5, sampling, ProcessGroup(0, 2))
-    together = heldout_means(policy, embeddings, {"redness": redness}, 5, sampling, ProcessGroup(1, 2))
-    assert [sorted(part) for part in told] == [[0, 2], [1, 2]] and together == pytest.approx(alone, rel=1e-6)
+    together = heldout_means(
+        policy, embeddings, {"redness": redness}, 5, sampling, ProcessGroup(1, 2)
+    )
+    assert [sorted(part) for part in told] == [[0, 2], [1, 2]] and together == pytest.approx(
+        alone, rel=1e-6
+    )

@@ -29,7 +29,11 @@ from tests.fixtures.weights import randomize
 TWINS = ("flux", "sd3", "flux2", "zimage", "qwen_image")
 LINEAR = (torch.nn.Linear, torch.nn.Conv2d)
 EXAMPLES = settings(
-    max_examples=12, derandomize=True, database=None, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=12,
+    derandomize=True,
+    database=None,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 
 
@@ -65,9 +69,17 @@ def velocity(base, transformer) -> torch.Tensor:
     def drawn(value):
         if isinstance(value, list) and isinstance(value[0], torch.Tensor):
             return [drawn(one) for one in value]
-        if not isinstance(value, torch.Tensor) or value.dtype == torch.bool or value.shape[-1] in (3, 4):
+        if (
+            not isinstance(value, torch.Tensor)
+            or value.dtype == torch.bool
+            or value.shape[-1] in (3, 4)
+        ):
             return value
-        return torch.rand(value.shape, generator=generator) if value.dim() == 1 else torch.randn(value.shape, generator=generator)
+        return (
+            torch.rand(value.shape, generator=generator)
+            if value.dim() == 1
+            else torch.randn(value.shape, generator=generator)
+        )
 
     with torch.no_grad():
         output = transformer(**{name: drawn(value) for name, value in given.items()})[0]
@@ -77,7 +89,9 @@ def velocity(base, transformer) -> torch.Tensor:
 @st.composite
 def loras(draw, base, config) -> LoraConfig:
     """What PEFT's LoraConfig can say of one."""
-    names = [name for name, module in model(base, config).named_modules() if isinstance(module, LINEAR)]
+    names = [
+        name for name, module in model(base, config).named_modules() if isinstance(module, LINEAR)
+    ]
     ends = sorted({re.sub(r"^.*\.\d+\.(?=[a-z])", "", name) for name in names})
     targets = draw(st.lists(st.sampled_from([*ends, *names]), min_size=1, max_size=5, unique=True))
     patterns = st.dictionaries(st.sampled_from(targets), st.integers(1, 5), max_size=2)
@@ -91,7 +105,9 @@ def loras(draw, base, config) -> LoraConfig:
         use_dora=kind == "dora",
         lora_bias=kind == "bias",
         use_rslora=draw(st.booleans()),
-        init_lora_weights=draw(st.sampled_from([True, False, *([] if kind == "bias" else ["gaussian", "orthogonal"])])),
+        init_lora_weights=draw(
+            st.sampled_from([True, False, *([] if kind == "bias" else ["gaussian", "orthogonal"])])
+        ),
     )
 
 
@@ -131,8 +147,12 @@ def test_what_peft_writes_comes_back_through_every_form(bases, twin, tmp_path):
     def check(lora):
         with_lora = written_by_peft(base, config, lora, tmp_path / "peft")
         scale = with_lora.abs().max()
-        assume((with_lora - without).abs().max() > 1e-4 * scale)  # a last block's text goes nowhere, and equality shows nothing
-        close = lambda one: torch.testing.assert_close(one / scale, with_lora / scale, rtol=0, atol=2e-5)
+        assume(
+            (with_lora - without).abs().max() > 1e-4 * scale
+        )  # a last block's text goes nowhere, and equality shows nothing
+        close = lambda one: torch.testing.assert_close(
+            one / scale, with_lora / scale, rtol=0, atol=2e-5
+        )
         close(read_back(base, config, shapes, tmp_path / "peft"))
         adapter = read_adapter(base, config, shapes, tmp_path / "peft" / PEFT_FILE)
         # In our words for PEFT, which PEFT reads
@@ -142,7 +162,9 @@ def test_what_peft_writes_comes_back_through_every_form(bases, twin, tmp_path):
         save_file(tensors, again / PEFT_FILE)
         (again / "adapter_config.json").write_text(json.dumps(about))
         loaded = PeftModel.from_pretrained(model(base, config), again).base_model.model
-        assert {name for name, module in loaded.named_modules() if hasattr(module, "lora_A")} == adapter.keys()
+        assert {
+            name for name, module in loaded.named_modules() if hasattr(module, "lora_A")
+        } == adapter.keys()
         close(velocity(base, loaded))
         close(read_back(base, config, shapes, again))
         # For diffusers and ComfyUI
@@ -167,8 +189,12 @@ WRAPPED = {
     "as it is": lambda name: name,
     "compiled": lambda name: name.replace("base_model.model.", "base_model.model._orig_mod."),
     "compiled blocks": lambda name: re.sub(r"(\.\d+)\.", r"\1._orig_mod.", name, count=1),
-    "sharded": lambda name: name.replace("base_model.model.", "base_model.model._fsdp_wrapped_module."),
-    "checkpointed": lambda name: re.sub(r"(\.\d+)\.", r"\1._checkpoint_wrapped_module.", name, count=1),
+    "sharded": lambda name: name.replace(
+        "base_model.model.", "base_model.model._fsdp_wrapped_module."
+    ),
+    "checkpointed": lambda name: re.sub(
+        r"(\.\d+)\.", r"\1._checkpoint_wrapped_module.", name, count=1
+    ),
     "parallel": lambda name: "module." + name,
     "of an adapter with a name": lambda name: re.sub(r"(lora_[AB])\.", r"\1.default.", name),
     "without a prefix": lambda name: name.removeprefix("base_model.model."),
@@ -187,7 +213,11 @@ def peft_lora(bases, tmp_path_factory):
     def lora_of(twin):
         if twin not in known:
             base, config, _ = bases(twin)
-            names = [name for name, module in model(base, config).named_modules() if isinstance(module, torch.nn.Linear)]
+            names = [
+                name
+                for name, module in model(base, config).named_modules()
+                if isinstance(module, torch.nn.Linear)
+            ]
             lora = LoraConfig(r=2, lora_alpha=3, target_modules="|".join(map(re.escape, names)))
             folder = tmp_path_factory.mktemp(twin) / "lora"
             known[twin] = folder, written_by_peft(base, config, lora, folder)
@@ -209,7 +239,11 @@ def changed(source, target, change, rename=PEFT_FILE):
 @pytest.mark.parametrize("how", WRAPPED)
 def test_the_names_that_trainers_leave_are_undone(bases, peft_lora, twin, how, tmp_path):
     folder, expected = peft_lora(twin)
-    wrapped = changed(folder, tmp_path / "w", lambda tensors: {WRAPPED[how](name): value for name, value in tensors.items()})
+    wrapped = changed(
+        folder,
+        tmp_path / "w",
+        lambda tensors: {WRAPPED[how](name): value for name, value in tensors.items()},
+    )
     torch.testing.assert_close(read_back(*bases(twin), wrapped), expected)
 
 
@@ -223,24 +257,38 @@ def test_every_tensor_is_used_or_named(bases, peft_lora, twin, tmp_path):
         less = changed(
             folder,
             tmp_path / f"{number}",
-            lambda tensors, name=name: {key: value for key, value in tensors.items() if key != name},
+            lambda tensors, name=name: {
+                key: value for key, value in tensors.items() if key != name
+            },
         )
         module = name.removeprefix("base_model.model.").rpartition(".lora_")[0]
-        with pytest.raises(UserError, match=f"lacks the (first|second) .* matrix of {re.escape(module)}"):
+        with pytest.raises(
+            UserError, match=f"lacks the (first|second) .* matrix of {re.escape(module)}"
+        ):
             read_back(base, config, shapes, less)
-    deeper = re.sub(r"\d+", "77", next(name for name in sorted(tensors) if re.search(r"\.\d+\.", name)), count=1)
+    deeper = re.sub(
+        r"\d+", "77", next(name for name in sorted(tensors) if re.search(r"\.\d+\.", name)), count=1
+    )
     more = {
         deeper: "have no place in this",
         "base_model.model.text_encoder.layers.0.lora_A.weight": "have no place in this",
         "text_encoder.text_model.encoder.layers.0.self_attn.q_proj.lora_A.weight": "1 of its .* tensors are for a text encoder",
         "lora_te1_text_model_encoder_layers_0_mlp_fc1.lora_down.weight": "for a text encoder",
-        min(tensors).replace(".lora_A.", ".lora_A.second."): "have no place",  # two adapters in a file
+        min(tensors).replace(
+            ".lora_A.", ".lora_A.second."
+        ): "have no place",  # two adapters in a file
         min(tensors).replace(".lora_A.weight", ".lokr_w1"): "is a LoKr of LyCORIS, and 1 of its",
         min(tensors).replace(".lora_A.weight", ".dora_scale"): "have no place",
-        min(tensors).replace(".lora_A.weight", ".weight"): "have no place",  # modules_to_save, or a whole model's state
+        min(tensors).replace(
+            ".lora_A.weight", ".weight"
+        ): "have no place",  # modules_to_save, or a whole model's state
     }
     for number, (name, message) in enumerate(more.items()):
-        added = changed(folder, tmp_path / f"more{number}", lambda tensors, name=name: tensors | {name: torch.ones(2, 2)})
+        added = changed(
+            folder,
+            tmp_path / f"more{number}",
+            lambda tensors, name=name: tensors | {name: torch.ones(2, 2)},
+        )
         with pytest.raises(UserError, match=message) as error:
             read_back(base, config, shapes, added)
         assert name in str(error.value) and "\n" not in str(error.value)
@@ -252,14 +300,19 @@ def test_every_tensor_is_used_or_named(bases, peft_lora, twin, tmp_path):
         ({"r": 4}, "has rank 2, and its configuration says 4"),
         ({"use_dora": True}, "lacks the magnitudes of DoRA"),
         ({"peft_type": "LOHA"}, "is an adapter of kind LOHA, and only LORA is computed here"),
-        ({"init_lora_weights": "pissa_niter_4"}, r"asks for what is not computed here \(init_lora_weights: pissa_niter_4\)"),
+        (
+            {"init_lora_weights": "pissa_niter_4"},
+            r"asks for what is not computed here \(init_lora_weights: pissa_niter_4\)",
+        ),
         ({"modules_to_save": ["proj_out"]}, "modules_to_save: "),
         ({"bias": "all"}, "bias: all"),
         ({"layer_replication": [[0, 1]]}, "layer_replication"),
         ({"something_new": {"of": "PEFT"}}, "something_new"),
     ],
 )
-def test_what_a_configuration_says_is_followed_or_refused(bases, peft_lora, says, message, tmp_path):
+def test_what_a_configuration_says_is_followed_or_refused(
+    bases, peft_lora, says, message, tmp_path
+):
     folder, _ = peft_lora("flux")
     other = changed(folder, tmp_path / "other", lambda tensors: tensors)
     about = other / "adapter_config.json"
@@ -267,14 +320,21 @@ def test_what_a_configuration_says_is_followed_or_refused(bases, peft_lora, says
     with pytest.raises(UserError, match=message):
         read_back(*bases("flux"), other)
     about.unlink()
-    with pytest.raises(UserError, match=r"adapter_config.json: does not exist: .* is a LoRA of PEFT, whose alpha stands there"):
+    with pytest.raises(
+        UserError,
+        match=r"adapter_config.json: does not exist: .* is a LoRA of PEFT, whose alpha stands there",
+    ):
         read_back(*bases("flux"), other)
 
 
 def test_a_lora_that_changes_nothing_is_said(bases, peft_lora, tmp_path, capsys):
     folder, _ = peft_lora("flux")
     zero = changed(
-        folder, tmp_path / "zero", lambda tensors: {name: 0 * value if "_B" in name else value for name, value in tensors.items()}
+        folder,
+        tmp_path / "zero",
+        lambda tensors: {
+            name: 0 * value if "_B" in name else value for name, value in tensors.items()
+        },
     )
     read_back(*bases("flux"), zero)
     assert "all its second matrices are zero: it changes nothing" in capsys.readouterr().err
@@ -284,13 +344,20 @@ def test_a_lora_that_changes_nothing_is_said(bases, peft_lora, tmp_path, capsys)
 def test_diffusers_reads_what_we_write_as_we_do(bases, peft_lora, twin, tmp_path):
     base, config, shapes = bases(twin)
     folder, expected = peft_lora(twin)
-    save_file(in_diffusers_names(read_adapter(base, config, shapes, folder / PEFT_FILE)), tmp_path / "any.safetensors")
+    save_file(
+        in_diffusers_names(read_adapter(base, config, shapes, folder / PEFT_FILE)),
+        tmp_path / "any.safetensors",
+    )
     transformer = model(base, config)
-    weights = base.pipeline.lora_state_dict(tmp_path, weight_name="any.safetensors", local_files_only=True)
+    weights = base.pipeline.lora_state_dict(
+        tmp_path, weight_name="any.safetensors", local_files_only=True
+    )
     alphas = {"network_alphas": None} if twin == "flux" else {}
     base.pipeline.load_lora_into_transformer(weights, transformer=transformer, **alphas)
     scale = expected.abs().max()
-    torch.testing.assert_close(velocity(base, transformer) / scale, expected / scale, rtol=0, atol=2e-5)
+    torch.testing.assert_close(
+        velocity(base, transformer) / scale, expected / scale, rtol=0, atol=2e-5
+    )
 
 
 @pytest.mark.parametrize("twin", ["flux", "flux2", "zimage", "qwen_image"])
@@ -300,12 +367,16 @@ def test_kohyas_names_are_those_that_diffusers_converts(bases, twin, tmp_path):
     config = base.shallow(next(iter(base.published.values())).transformer)[0]
     shapes = shapes_of(base, config)
     inside = {
-        name.removesuffix(".weight"): Matrices(torch.randn(2, shape[1]), torch.randn(shape[0], 2), alpha=3.0)
+        name.removesuffix(".weight"): Matrices(
+            torch.randn(2, shape[1]), torch.randn(shape[0], 2), alpha=3.0
+        )
         for name, shape in shapes.items()
         if len(shape) == 2 and re.search(r"\.\d+\.", name) and not name.startswith("all_")
     }
     save_file(in_kohyas_names(base, config, shapes, inside), tmp_path / "any.safetensors")
-    weights = base.pipeline.lora_state_dict(tmp_path, weight_name="any.safetensors", local_files_only=True)
+    weights = base.pipeline.lora_state_dict(
+        tmp_path, weight_name="any.safetensors", local_files_only=True
+    )
     assert {name.removesuffix(".lora_A.weight") for name in weights if "lora_A" in name} == {
         f"transformer.{name}" for name in inside
     }

@@ -25,7 +25,9 @@ SHARDS = [f"diffusion_pytorch_model-0000{number}-of-00002.safetensors" for numbe
 def save(base, folder, value: float, name=WEIGHTS, **others):
     """A transformer of which every weight is `value`."""
     config = base.transformer.load_config(folder.parent / "base")
-    tensors = {key: torch.full(shape, value) for key, shape in shapes_of(base, config).items()} | others
+    tensors = {
+        key: torch.full(shape, value) for key, shape in shapes_of(base, config).items()
+    } | others
     folder.mkdir(exist_ok=True)
     save_file(tensors, folder / name)
     return tensors
@@ -44,12 +46,19 @@ def read(base, folder) -> float:
     place, lora = weights_in(folder)
     assert not lora
     config = next(parent / "base" for parent in folder.parents if (parent / "base").exists())
-    transformer = load_transformer(base, place, torch.device("cpu"), torch.float32, trained=False, config=config)
-    (value,) = {number for parameter in transformer.parameters() for number in parameter.unique().tolist()}
+    transformer = load_transformer(
+        base, place, torch.device("cpu"), torch.float32, trained=False, config=config
+    )
+    (value,) = {
+        number for parameter in transformer.parameters() for number in parameter.unique().tolist()
+    }
     if (folder / WEIGHTS).exists() or (folder / INDEX).exists():
         shutil.copy(config / "config.json", folder)
         theirs = base.transformer.from_pretrained(folder)
-        assert all(torch.equal(one, other) for one, other in zip(transformer.parameters(), theirs.parameters()))
+        assert all(
+            torch.equal(one, other)
+            for one, other in zip(transformer.parameters(), theirs.parameters())
+        )
     return value
 
 
@@ -69,7 +78,8 @@ def test_a_variant_beside_the_weights_is_not_read(base, tmp_path, variant):
 def test_variants_alone_have_to_be_named(base, tmp_path):
     save(base, tmp_path / "run", 7.0, "diffusion_pytorch_model.fp16.safetensors")
     with pytest.raises(
-        UserError, match=r"has no weights without a variant, only diffusion_pytorch_model.fp16.safetensors: name one"
+        UserError,
+        match=r"has no weights without a variant, only diffusion_pytorch_model.fp16.safetensors: name one",
     ):
         read(base, tmp_path / "run")
 
@@ -83,7 +93,9 @@ def test_a_variant_is_chosen_by_its_name(base, tmp_path, variant, expected):
     where = json.loads((run / INDEX).read_text())["weight_map"]
     for shard in SHARDS:
         (run / shard).rename(run / shard.replace(".safetensors", ".fp16.safetensors"))
-    where = {name: shard.replace(".safetensors", ".fp16.safetensors") for name, shard in where.items()}
+    where = {
+        name: shard.replace(".safetensors", ".fp16.safetensors") for name, shard in where.items()
+    }
     (run / INDEX).unlink()
     (run / INDEX.replace(".json", ".fp16.json")).write_text(json.dumps({"weight_map": where}))
     save(base, run, 8.0, "diffusion_pytorch_model.ema.safetensors")
@@ -120,7 +132,9 @@ def test_the_index_says_what_belongs_together(base, tmp_path):
 def test_shards_without_an_index_are_refused(base, tmp_path):
     shards(base, tmp_path / "run", 2.0)
     (tmp_path / "run" / INDEX).unlink()
-    with pytest.raises(UserError, match="holds parts .* without an index, which says what belongs together"):
+    with pytest.raises(
+        UserError, match="holds parts .* without an index, which says what belongs together"
+    ):
         read(base, tmp_path / "run")
 
 
@@ -128,25 +142,37 @@ def test_a_name_in_two_files_that_are_read_is_refused(base, tmp_path):
     where = shards(base, tmp_path / "run", 2.0)
     name = next(name for name in where if where[name] == SHARDS[0])
     second = load_file(tmp_path / "run" / SHARDS[1])
-    save_file(second | {name: torch.full_like(load_file(tmp_path / "run" / SHARDS[0])[name], 7.0)}, tmp_path / "run" / SHARDS[1])
-    with pytest.raises(UserError, match=f"{SHARDS[1]}: {re.escape(name)} stands in {SHARDS[0]}, too"):
+    save_file(
+        second | {name: torch.full_like(load_file(tmp_path / "run" / SHARDS[0])[name], 7.0)},
+        tmp_path / "run" / SHARDS[1],
+    )
+    with pytest.raises(
+        UserError, match=f"{SHARDS[1]}: {re.escape(name)} stands in {SHARDS[0]}, too"
+    ):
         read(base, tmp_path / "run")
 
 
-@pytest.mark.parametrize("prefix", ["_orig_mod.", "module.", "transformer.", "model.diffusion_model."])
+@pytest.mark.parametrize(
+    "prefix", ["_orig_mod.", "module.", "transformer.", "model.diffusion_model."]
+)
 def test_the_names_that_trainers_leave_are_undone(base, tmp_path, prefix):
     tensors = save(base, tmp_path / "run", 2.0)
     save_file({prefix + name: value for name, value in tensors.items()}, tmp_path / "run" / WEIGHTS)
     place, _ = weights_in(tmp_path / "run")
-    transformer = load_transformer(base, place, torch.device("cpu"), torch.float32, trained=False, config=tmp_path / "base")
+    transformer = load_transformer(
+        base, place, torch.device("cpu"), torch.float32, trained=False, config=tmp_path / "base"
+    )
     assert all((parameter == 2).all() for parameter in transformer.parameters())
 
 
-@pytest.mark.parametrize("twin, convert", [
-    ("flux", None),
-    ("flux2", "convert_flux2_transformer_checkpoint_to_diffusers"),
-    ("zimage", "convert_z_image_transformer_checkpoint_to_diffusers"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "twin, convert",
+    [
+        ("flux", None),
+        ("flux2", "convert_flux2_transformer_checkpoint_to_diffusers"),
+        ("zimage", "convert_z_image_transformer_checkpoint_to_diffusers"),
+    ],
+)
 def test_weights_under_the_original_names_come_back(twin, convert, twin_pipeline, models, tmp_path):
     """FLUX.1's own converter assumes its width: it is compared in test_export."""
     folder = models / "pipeline" if twin == "flux" else twin_pipeline(twin) / "pipeline"
@@ -157,11 +183,20 @@ def test_weights_under_the_original_names_come_back(twin, convert, twin_pipeline
     assert renamed.keys() != weights.keys()
     save_file(renamed, tmp_path / "any.safetensors")
     place, _ = weights_in(tmp_path)
-    read = load_transformer(base, place, torch.device("cpu"), torch.float32, trained=False, config=folder / "transformer")
+    read = load_transformer(
+        base,
+        place,
+        torch.device("cpu"),
+        torch.float32,
+        trained=False,
+        config=folder / "transformer",
+    )
     assert all(torch.equal(value, weights[name]) for name, value in read.state_dict().items())
     if convert:
         theirs = getattr(single_file_utils, convert)(dict(renamed))
-        assert theirs.keys() == weights.keys() and all(torch.equal(theirs[name], value) for name, value in weights.items())
+        assert theirs.keys() == weights.keys() and all(
+            torch.equal(theirs[name], value) for name, value in weights.items()
+        )
     # Every tensor is used or named
     name = max(renamed, key=lambda name: renamed[name].numel())
     for changed, message in (
@@ -169,9 +204,19 @@ def test_weights_under_the_original_names_come_back(twin, convert, twin_pipeline
         ({key: value for key, value in renamed.items() if key != name}, f"lacks {re.escape(name)}"),
         (renamed | {name: renamed[name][:-1]}, f"{re.escape(name)} (has|is)"),
     ):
-        save_file({key: value.contiguous() for key, value in changed.items()}, tmp_path / "any.safetensors")
+        save_file(
+            {key: value.contiguous() for key, value in changed.items()},
+            tmp_path / "any.safetensors",
+        )
         with pytest.raises(UserError, match=message):
-            load_transformer(base, place, torch.device("cpu"), torch.float32, trained=False, config=folder / "transformer")
+            load_transformer(
+                base,
+                place,
+                torch.device("cpu"),
+                torch.float32,
+                trained=False,
+                config=folder / "transformer",
+            )
 
 
 def test_every_module_of_the_published_models_has_an_original_name():
@@ -181,4 +226,6 @@ def test_every_module_of_the_published_models_has_an_original_name():
             with torch.device("meta"):
                 weights = base.transformer.from_config(config).state_dict()
             renamed = base.original(weights, config)
-            assert sum(value.numel() for value in renamed.values()) == sum(value.numel() for value in weights.values())
+            assert sum(value.numel() for value in renamed.values()) == sum(
+                value.numel() for value in weights.values()
+            )

@@ -4,5 +4,7 @@ import os
 import tempfile
 
 os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # read when gradio is imported, as the next one
-_CACHE = tempfile.TemporaryDirectory(prefix="g2rpo-demo-", dir=os.environ.get("GRADIO_TEMP_DIR"))  # removed at this process's end
+_CACHE = tempfile.TemporaryDirectory(
+    prefix="g2rpo-demo-", dir=os.environ.get("GRADIO_TEMP_DIR")
+)  # removed at this process's end
 os.environ["GRADIO_TEMP_DIR"] = _CACHE.name

@@ -28,9 +28,15 @@ class ImageRequest(Settings):
     """One press of the button."""
 
     prompt: str = Field(max_length=5000)
-    seed: int = Field(ge=0, lt=2**32, description="of the initial noise, as `g2rpo generate --seeds`")
+    seed: int = Field(
+        ge=0, lt=2**32, description="of the initial noise, as `g2rpo generate --seeds`"
+    )
     steps: int = Field(ge=1, le=MOST_STEPS)
-    guidance: float | None = Field(ge=0, le=20, description="null: that which each run was trained with, and the base beside it")
+    guidance: float | None = Field(
+        ge=0,
+        le=20,
+        description="null: that which each run was trained with, and the base beside it",
+    )
     lora_scale: float = Field(ge=0, le=2)
     trained_share: float = Field(gt=0, le=1)
     runs: tuple[str, ...] = Field(description="trained runs, drawn in addition to the base")
@@ -74,7 +80,11 @@ def defaults(profile: Profile, runs: Sequence[str]) -> dict[str, Any]:
 
 def list_rewards(profile: Profile) -> list[str]:
     """List the rewards that the page offers: those of training and of evaluation that score single images."""
-    return [name for name in dict.fromkeys([*profile.training.rewards, *profile.evaluation.rewards]) if not compares(name)]
+    return [
+        name
+        for name in dict.fromkeys([*profile.training.rewards, *profile.evaluation.rewards])
+        if not compares(name)
+    ]
 
 
 def checked(values: Mapping[str, object]) -> ImageRequest:
@@ -88,29 +98,46 @@ def checked(values: Mapping[str, object]) -> ImageRequest:
 def link(asked: ImageRequest) -> str:
     """Return the query string of an address that asks the same; an empty list of runs or rewards appears as an empty value."""
     values = {name: value for name, value in asked.model_dump().items() if value is not None}
-    return "?" + urlencode({name: value if name not in MANY or value else [""] for name, value in values.items()}, doseq=True)
+    return "?" + urlencode(
+        {name: value if name not in MANY or value else [""] for name, value in values.items()},
+        doseq=True,
+    )
 
 
 def from_link(query: str, usual: Mapping[str, object]) -> ImageRequest:
     """Read the request in a link, with `usual` for what it leaves out; UserError if something does not fit."""
     given = parse_qs(query.removeprefix("?"), keep_blank_values=True)
-    values = {key: tuple(filter(None, texts)) if key in MANY else texts[-1] for key, texts in given.items() if key in usual}
+    values = {
+        key: tuple(filter(None, texts)) if key in MANY else texts[-1]
+        for key, texts in given.items()
+        if key in usual
+    }
     return checked({**usual, **values})
 
 
-def answer(painter: Painter, profile: str, offered: Sequence[str], asked: ImageRequest) -> list[DrawnImage]:
+def answer(
+    painter: Painter, profile: str, offered: Sequence[str], asked: ImageRequest
+) -> list[DrawnImage]:
     """Draw and score the request: the base first, then the runs, all with the same noise.
 
-    offered: the allowed runs. UserError for other runs, for unknown rewards, and for a prompt that the text encoders would cut.
+    offered: the allowed runs. UserError for other runs, for unknown rewards, and for a prompt that
+    the text encoders would cut.
     """
-    for kind, names, known in (("run", asked.runs, offered), ("reward", asked.rewards, list_rewards(painter.profile))):
+    for kind, names, known in (
+        ("run", asked.runs, offered),
+        ("reward", asked.rewards, list_rewards(painter.profile)),
+    ):
         if unknown := [name for name in names if name not in known]:
-            raise UserError(f"there is no {kind} {unknown[0]!r} here, only {', '.join(known) or 'none'}")
+            raise UserError(
+                f"there is no {kind} {unknown[0]!r} here, only {', '.join(known) or 'none'}"
+            )
     # The same prompt and noise for the base and each run
     (conditioning,) = painter.encode([Prompt("of the page", asked.prompt, "")])
     sampling: dict[str, Any] = asked.model_dump(include={"steps", "trained_share", "lora_scale"})
     drawn = []
-    for run, (weights, how) in drawn_as((BASE[0], *asked.runs), profile, painter.profile, asked.guidance).items():
+    for run, (weights, how) in drawn_as(
+        (BASE[0], *asked.runs), profile, painter.profile, asked.guidance
+    ).items():
         folder = find_weights(weights, profile)
         # loading is not timed
         painter.policy(folder, how)

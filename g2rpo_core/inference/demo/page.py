@@ -1,6 +1,7 @@
 """Build the page in Gradio: its inputs, its calls of `answer`, and the places of the `views`.
 
-The page downloads nothing and reports nothing: it uses system fonts, and Gradio's analytics are off.
+The page downloads nothing and reports nothing: it uses system fonts, and Gradio's analytics are
+off.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,9 +37,9 @@ from g2rpo_core.weights.stored import weights_in
 
 KEPT = 30  # in the history
 FIELDS = tuple(ImageRequest.model_fields)
-THEME = gr.themes.Base(font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"]).set(
-    body_text_color_subdued="*neutral_500", body_text_color_subdued_dark="*neutral_400"
-)
+THEME = gr.themes.Base(
+    font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"]
+).set(body_text_color_subdued="*neutral_500", body_text_color_subdued_dark="*neutral_400")
 REMEMBER = "link => { if (link) history.replaceState(null, '', link) }"  # the page's address brings its images back
 
 
@@ -82,7 +83,8 @@ class Actions:
     def restore(self, saved: list[str], request: gr.Request) -> tuple:
         """Return the history, whether a link was followed, a message if it does not fit, and the inputs as the link sets them.
 
-        Without a link the inputs stay as they are: on a slow machine somebody may already have written into them.
+        Without a link the inputs stay as they are: on a slow machine somebody may already have
+        written into them.
         """
         message, linked, values = "", "prompt" in request.query_params, dict(self.usual)
         if linked:
@@ -91,13 +93,18 @@ class Actions:
             except UserError as error:
                 message, linked = views.message(f"the link does not fit: {error}"), False
         runs = list(dict.fromkeys([*self.list_runs(), *values["runs"]]))
-        given = {name: {"value": list(values[name]) if name in MANY else values[name]} if linked else {} for name in FIELDS}
+        given = {
+            name: {"value": list(values[name]) if name in MANY else values[name]} if linked else {}
+            for name in FIELDS
+        }
         shown = {name: gr.update(**given[name]) for name in FIELDS}
         shown["runs"] = gr.CheckboxGroup(choices=runs, **given["runs"])
         return views.history(saved, self.usual), linked, message, *shown.values()
 
 
-def make_page(painter: Painter, profile: str, list_runs: Callable[[], list[str]], open_to_all: bool) -> gr.Blocks:
+def make_page(
+    painter: Painter, profile: str, list_runs: Callable[[], list[str]], open_to_all: bool
+) -> gr.Blocks:
     """Make the page of a profile whose models `painter` keeps; open_to_all: warn that others can reach it."""
     actions = Actions(painter, profile, list_runs)
     with gr.Blocks(title=f"g2rpo demo: {profile}", analytics_enabled=False) as page:
@@ -110,7 +117,9 @@ def make_page(painter: Painter, profile: str, list_runs: Callable[[], list[str]]
                 message = gr.HTML(elem_id="message", apply_default_css=False)
                 images = gr.HTML(actions.example(), elem_id="pictures", apply_default_css=False)
                 gr.Markdown("### History")
-                past = gr.HTML(views.history([], actions.usual), elem_id="history", apply_default_css=False)
+                past = gr.HTML(
+                    views.history([], actions.usual), elem_id="history", apply_default_css=False
+                )
         if vote_tab := experimental("g2rpo_core.inference.demo.vote_tab"):
             vote_tab.add(painter, profile, list_runs, page)
         _report_tab()
@@ -120,9 +129,14 @@ def make_page(painter: Painter, profile: str, list_runs: Callable[[], list[str]]
         # Draw when the button is pressed, and when a link is followed
         given, shown = [saved, *inputs.values()], [message, images, saved, past, address]
         for event in (press.click, inputs["prompt"].submit):
-            event(actions.draw, given, shown, show_progress_on=[images], scroll_to_output=True, **ALONE).then(
-                None, address, js=REMEMBER
-            )
+            event(
+                actions.draw,
+                given,
+                shown,
+                show_progress_on=[images],
+                scroll_to_output=True,
+                **ALONE,
+            ).then(None, address, js=REMEMBER)
         page.load(actions.restore, saved, [past, linked, message, *inputs.values()], **HIDDEN).then(
             actions.draw_if_linked, [linked, *given], shown, show_progress_on=[images], **ALONE
         )
@@ -133,7 +147,9 @@ def _report_tab() -> None:
     """Add the tab with the images of the reports in this checkout."""
     with gr.Tab("The same prompts by all methods") as tab:
         files = views.reports()
-        which = gr.Dropdown(list(files), value=next(iter(files), None), label="Methods of", visible=len(files) > 1)
+        which = gr.Dropdown(
+            list(files), value=next(iter(files), None), label="Methods of", visible=len(files) > 1
+        )
         pairs = gr.HTML(elem_classes="g2-report", elem_id="pairs", apply_default_css=False)
         for event in (tab.select, which.change):
             event(lambda name: views.pairs(files.get(name)), which, pairs, **HIDDEN)
@@ -145,25 +161,54 @@ def _inputs(actions: Actions) -> tuple[dict, gr.Button]:
     any_lora = any(_is_lora(run, actions.profile) for run in runs)
     source = painter.profile.prompts.test
     example = TASKS[source].example if source in TASK_NAMES else "what to draw"
-    made = {"prompt": gr.Textbox(label="Prompt", lines=2, max_lines=6, placeholder=f"such as: {example}", elem_id="prompt")}
+    made = {
+        "prompt": gr.Textbox(
+            label="Prompt",
+            lines=2,
+            max_lines=6,
+            placeholder=f"such as: {example}",
+            elem_id="prompt",
+        )
+    }
     press = gr.Button("Draw", variant="primary", elem_id="draw")
-    made["runs"] = gr.CheckboxGroup(runs, value=list(usual["runs"]), label="Trained runs, next to the base", elem_id="runs")
+    made["runs"] = gr.CheckboxGroup(
+        runs, value=list(usual["runs"]), label="Trained runs, next to the base", elem_id="runs"
+    )
     offered = [(actions.labels[name], name) for name in list_rewards(painter.profile)]
-    made["rewards"] = gr.CheckboxGroup(offered, value=list(usual["rewards"]), label="Scores by", elem_id="rewards")
+    made["rewards"] = gr.CheckboxGroup(
+        offered, value=list(usual["rewards"]), label="Scores by", elem_id="rewards"
+    )
     whole = {"precision": 0, "minimum": 0, "maximum": 2**32 - 1}
     made["seed"] = gr.Number(usual["seed"], label="Seed of the noise", elem_id="seed", **whole)
     strength = "strength of LoRA runs" + ("" if any_lora else "; there are none here")
     sliders = {
         "steps": (1, MOST_STEPS, 1, "Steps", None),
         "lora_scale": (0, 2, 0.05, "LoRA scale", strength),
-        "trained_share": (0.05, 1, 0.05, "Trained share", "share of the steps, from the noisy end, that the run does"),
+        "trained_share": (
+            0.05,
+            1,
+            0.05,
+            "Trained share",
+            "share of the steps, from the noisy end, that the run does",
+        ),
     }
     with gr.Accordion("Sampling", open=False):
         own = "empty: that which each run was trained with"
-        made["guidance"] = gr.Number(usual["guidance"], label="Guidance", info=own, elem_id="guidance", minimum=0, maximum=20)
+        made["guidance"] = gr.Number(
+            usual["guidance"], label="Guidance", info=own, elem_id="guidance", minimum=0, maximum=20
+        )
         for name, (low, high, step, label, info) in sliders.items():
             usable = None if any_lora or name != "lora_scale" else False
-            made[name] = gr.Slider(low, high, usual[name], step=step, label=label, info=info, interactive=usable, elem_id=name)
+            made[name] = gr.Slider(
+                low,
+                high,
+                usual[name],
+                step=step,
+                label=label,
+                info=info,
+                interactive=usable,
+                elem_id=name,
+            )
     return {name: made[name] for name in FIELDS}, press
 
 
@@ -175,16 +220,35 @@ def _is_lora(run: str, profile: str) -> bool:
 def serve(page: gr.Blocks, host: str, port: int, browser: bool) -> str:
     """Start the server in threads of this process and return its address; UserError if it cannot listen there."""
     style = Path(__file__).parent / "templates" / "page.css"
-    looks = {"theme": THEME, "css_paths": style, "footer_links": [], "inbrowser": browser, "quiet": True}
+    looks = {
+        "theme": THEME,
+        "css_paths": style,
+        "footer_links": [],
+        "inbrowser": browser,
+        "quiet": True,
+    }
     # The page takes no files; a page of another name that leads here is refused
-    guard = {"max_file_size": 1, "app_kwargs": {"middleware": [Middleware(TrustedHostMiddleware, allowed_hosts=names_of(host))]}}
-    without = dict.fromkeys(("share", "run_history", "enable_monitoring", "mcp_server", "ssr_mode", "pwa"), False)
+    guard = {
+        "max_file_size": 1,
+        "app_kwargs": {
+            "middleware": [Middleware(TrustedHostMiddleware, allowed_hosts=names_of(host))]
+        },
+    }
+    without = dict.fromkeys(
+        ("share", "run_history", "enable_monitoring", "mcp_server", "ssr_mode", "pwa"), False
+    )
     try:
         _, address, _ = page.queue(max_size=20).launch(
-            server_name=host, server_port=port, prevent_thread_lock=True, **looks, **guard, **without
+            server_name=host,
+            server_port=port,
+            prevent_thread_lock=True,
+            **looks,
+            **guard,
+            **without,
         )
     except OSError as error:
         raise UserError(
-            f"demo: port {port} of {host} is not available ({error.strerror or 'it is taken'}): give another --port"
+            f"demo: port {port} of {host} is not available ({error.strerror or 'it is taken'}): "
+            "give another --port"
         ) from None
     return address

@@ -21,17 +21,24 @@ HIDDEN = {"api_visibility": "private"}  # of an event
 ALONE = {**HIDDEN, "concurrency_limit": 1, "concurrency_id": "draw"}  # one request at a time
 
 environment = Environment(
-    loader=PackageLoader("g2rpo_core.inference.demo"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+    loader=PackageLoader("g2rpo_core.inference.demo"),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
 )
 environment.filters["b64"] = lambda data: base64.b64encode(data).decode()
 
 
 def head(profile: str, open_to_all: bool) -> str:
-    return environment.get_template("head.html.j2").render(profile=profile, warning=OPEN_TO_ALL if open_to_all else "")
+    return environment.get_template("head.html.j2").render(
+        profile=profile, warning=OPEN_TO_ALL if open_to_all else ""
+    )
 
 
 def message(text: str) -> str:
-    return environment.from_string('<p class="g2-error" role="alert">{{ text }}</p>').render(text=text)
+    return environment.from_string('<p class="g2-error" role="alert">{{ text }}</p>').render(
+        text=text
+    )
 
 
 def failure(error: Exception) -> str:
@@ -39,13 +46,23 @@ def failure(error: Exception) -> str:
     if isinstance(error, UserError):
         return message(str(error))
     if isinstance(error, torch.OutOfMemoryError):
-        return message("the device has too little memory for so many models: choose fewer runs or rewards, and restart the demo")
+        return message(
+            "the device has too little memory for so many models: choose fewer runs or rewards, "
+            "and restart the demo"
+        )
     traceback.print_exception(error)
-    return message(f"this failed because of a bug in the program ({type(error).__name__}); see the console of `g2rpo demo`")
+    return message(
+        f"this failed because of a bug in the program ({type(error).__name__}); "
+        "see the console of `g2rpo demo`"
+    )
 
 
 def images(
-    asked: ImageRequest, drawn: Sequence[DrawnImage], labels: Mapping[str, str], size: EvaluationSettings, note: str | None
+    asked: ImageRequest,
+    drawn: Sequence[DrawnImage],
+    labels: Mapping[str, str],
+    size: EvaluationSettings,
+    note: str | None,
 ) -> str:
     """Render every image with its run and its scores; the scores of runs also show their difference from the base's."""
     shown = {"asked": asked, "drawn": drawn, "labels": labels, "note": note, "link": link(asked)}
@@ -68,7 +85,10 @@ def history(saved: object, usual: Mapping[str, object]) -> str:
 def reports() -> dict[str, Path]:
     """Find the reports of this checkout by name: that of params.yaml, and those of the studies."""
     files = {"the runs of params.yaml": Path("reports", "report.html")}
-    files |= {f"study {path.parts[1]}": path for path in sorted(Path("studies").glob("*/reports/report.html"))}
+    files |= {
+        f"study {path.parts[1]}": path
+        for path in sorted(Path("studies").glob("*/reports/report.html"))
+    }
     return {name: path for name, path in files.items() if path.exists()}
 
 
@@ -76,4 +96,6 @@ def pairs(report: Path | None) -> str:
     """Cut the images out of a report: each prompt with every method."""
     if report is None or not report.exists():
         return message("there is no report here yet: `dvc repro` makes it")
-    return "\n".join(PAIRS.findall(report.read_text(encoding="utf-8"))) or message(f"{report} has no images")
+    return "\n".join(PAIRS.findall(report.read_text(encoding="utf-8"))) or message(
+        f"{report} has no images"
+    )

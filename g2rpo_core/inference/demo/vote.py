@@ -67,11 +67,17 @@ def offered_prompts(painter: Painter, profile: str) -> str:
 
 
 def draw_pair(
-    painter: Painter, profile: str, offered: Sequence[str], prompts: str, runs: Sequence[str], chance: random.Random
+    painter: Painter,
+    profile: str,
+    offered: Sequence[str],
+    prompts: str,
+    runs: Sequence[str],
+    chance: random.Random,
 ) -> Pair:
     """Draw one of the prompts by two of the runs from the same noise, or, if only one run is given, by it from two noises.
 
-    prompts: a line each; offered: the allowed runs. UserError for no prompt or run, for another run, and for a prompt that is too long.
+    prompts: a line each; offered: the allowed runs. UserError for no prompt or run, for another
+    run, and for a prompt that is too long.
     """
     lines = [line for line in prompts.splitlines() if not unseen(line)]
     if not lines:
@@ -85,12 +91,21 @@ def draw_pair(
     seeds = (seed, seed if first != second else (seed + 1 + chance.randrange(2**32 - 1)) % 2**32)
     prompt, settings = given_prompts([chance.choice(lines)])[0], painter.profile
     (conditioning,) = painter.encode([prompt])
-    steps, drawn = settings.evaluation.steps[0], drawn_as(dict.fromkeys((first, second)), profile, settings)
+    steps, drawn = (
+        settings.evaluation.steps[0],
+        drawn_as(dict.fromkeys((first, second)), profile, settings),
+    )
 
     def candidate(run: str, seed: int) -> Candidate:
         _, how = drawn[run]
         (image,) = painter.draw(find_weights(run, profile), conditioning, [seed], steps, how)
-        about: dict[str, Any] = {"profile": profile, "run": run, "prompt": prompt.text, "seed": seed, "steps": steps}
+        about: dict[str, Any] = {
+            "profile": profile,
+            "run": run,
+            "prompt": prompt.text,
+            "seed": seed,
+            "steps": steps,
+        }
         return Candidate(run, seed, to_pil_image(image), about | {"guidance": how.guidance})
 
     return Pair(prompt.text, candidate(first, seeds[0]), candidate(second, seeds[1]))
@@ -102,6 +117,10 @@ def keep(file: Path, pair: Pair, winner: str, voter: str) -> None:
     if len(name) > LONGEST_NAME:
         raise UserError(f"a voter's name has at most {LONGEST_NAME} characters")
     sides = dict(zip(SIDES, (pair.left, pair.right)))
-    about = {f"{side}_{key}": value for side, one in sides.items() for key, value in (("run", one.run), ("seed", one.seed))}
+    about = {
+        f"{side}_{key}": value
+        for side, one in sides.items()
+        for key, value in (("run", one.run), ("seed", one.seed))
+    }
     images = {side: png(one.image, one.origin) for side, one in sides.items()}
     add_vote(file, {"prompt": pair.prompt, "winner": winner, "voter": name, **about}, images)

@@ -16,7 +16,12 @@ from g2rpo_core.inference.votes import file_of
 from g2rpo_core.rewards.votes import EQUAL
 
 SKIP = "skip"
-CHOICES = {"left": "Left is better", EQUAL: "Both are equal", "right": "Right is better", SKIP: "Skip"}
+CHOICES = {
+    "left": "Left is better",
+    EQUAL: "Both are equal",
+    "right": "Right is better",
+    SKIP: "Skip",
+}
 
 
 class Actions:
@@ -30,7 +35,9 @@ class Actions:
         if pair is not None:
             return (gr.skip(),) * 4
         try:
-            pair = draw_pair(self.painter, self.profile, self.list_runs(), prompts, runs, random.SystemRandom())
+            pair = draw_pair(
+                self.painter, self.profile, self.list_runs(), prompts, runs, random.SystemRandom()
+            )
         except Exception as error:  # noqa: BLE001 - the page shows one sentence, whatever happened
             return failure(error), "", None, ""
         return gr.skip(), render_pair(pair, self.painter.profile.evaluation), pair, pair.id
@@ -47,7 +54,9 @@ class Actions:
         return voted(pair, choice), None
 
 
-def add(painter: Painter, profile: str, list_runs: Callable[[], list[str]], page: gr.Blocks) -> None:
+def add(
+    painter: Painter, profile: str, list_runs: Callable[[], list[str]], page: gr.Blocks
+) -> None:
     """Add the tab where a person picks the better of two images; list_runs: returns the existing runs."""
     actions = Actions(painter, profile, lambda: [BASE[0], *list_runs()])
     with gr.Tab("Vote"), gr.Row():
@@ -61,24 +70,38 @@ def add(painter: Painter, profile: str, list_runs: Callable[[], list[str]], page
                 elem_id="vote-prompts",
             )
             there = actions.list_runs()
-            runs = gr.CheckboxGroup(there, value=there, label="Compare", info="of one alone, two seeds", elem_id="vote-runs")
-            voter = gr.Textbox(label="Your name", info="need not be given; it is kept with your votes", elem_id="voter")
+            runs = gr.CheckboxGroup(
+                there,
+                value=there,
+                label="Compare",
+                info="of one alone, two seeds",
+                elem_id="vote-runs",
+            )
+            voter = gr.Textbox(
+                label="Your name",
+                info="need not be given; it is kept with your votes",
+                elem_id="voter",
+            )
             start = gr.Button("Draw a pair", variant="primary", elem_id="vote-start")
         with gr.Column(scale=5, min_width=280):
             images = gr.HTML(elem_id="pair", apply_default_css=False)
             with gr.Row():
-                buttons = {choice: gr.Button(label, elem_id=f"vote-{choice}") for choice, label in CHOICES.items()}
+                buttons = {
+                    choice: gr.Button(label, elem_id=f"vote-{choice}")
+                    for choice, label in CHOICES.items()
+                }
             message = gr.HTML(elem_id="voted", apply_default_css=False)
-    # The pair stays with the server, so that the browser cannot tell whose the images are; `shown` says which pair a press is about
+    # The pair stays with the server, so that the browser cannot tell whose the images are; `shown`
+    # says which pair a press is about
     pair, shown = gr.State(None), gr.Textbox(visible=False)
     given, after = [pair, prompts, runs], [message, images, pair, shown]
     start.click(lambda: ("", None), None, [message, pair], **HIDDEN).then(
         actions.next_pair, given, after, show_progress_on=[images], **ALONE
     )
     for choice, button in buttons.items():
-        button.click(partial(actions.keep, choice), [pair, shown, voter], [message, pair], **HIDDEN).then(
-            actions.next_pair, given, after, show_progress_on=[images], **ALONE
-        )
+        button.click(
+            partial(actions.keep, choice), [pair, shown, voter], [message, pair], **HIDDEN
+        ).then(actions.next_pair, given, after, show_progress_on=[images], **ALONE)
     page.load(lambda: gr.CheckboxGroup(choices=actions.list_runs()), None, runs, **HIDDEN)
 
 
@@ -97,5 +120,8 @@ def voted(two: Pair, choice: str) -> str:
         "equal": "both are equal to you",
         "skip": "skipped",
     }
-    text = '<p class="g2-soft">The last pair: left {{ l.run }}, seed {{ l.seed }}; right {{ r.run }}, seed {{ r.seed }}: {{ said }}.</p>'
+    text = (
+        '<p class="g2-soft">The last pair: left {{ l.run }}, seed {{ l.seed }}; right {{ r.run }}, '
+        "seed {{ r.seed }}: {{ said }}.</p>"
+    )
     return environment.from_string(text).render(l=two.left, r=two.right, said=said[choice])

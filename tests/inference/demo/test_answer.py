@@ -13,7 +13,15 @@ from g2rpo_core.config import load_profile, profile_path
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.hub.settings import HubPrompts
 from g2rpo_core.inference.demo import views
-from g2rpo_core.inference.demo.answer import ImageRequest, answer, checked, defaults, from_link, link, list_rewards
+from g2rpo_core.inference.demo.answer import (
+    ImageRequest,
+    answer,
+    checked,
+    defaults,
+    from_link,
+    link,
+    list_rewards,
+)
 from g2rpo_core.inference.demo.page import make_page
 from g2rpo_core.rewards.addresses import names_of, on_loopback
 from tests.conftest import ROOT
@@ -64,7 +72,11 @@ def test_a_link_that_does_not_fit_is_refused_in_one_line(usual, values, complain
 def test_what_was_typed_is_escaped_wherever_it_is_shown(usual):
     evil = "<img src=x onerror=alert(1)> {{ 7*7 }}"
     asked = checked({**usual, "prompt": evil})
-    for shown in (views.history([link(asked)], usual), views.message(evil), views.images(asked, [], {}, small(), None)):
+    for shown in (
+        views.history([link(asked)], usual),
+        views.message(evil),
+        views.images(asked, [], {}, small(), None),
+    ):
         assert "<img" not in shown and "49" not in shown
     assert "&lt;img src=x" in views.history(
         [link(asked), 3, "?steps=x"], usual
@@ -77,18 +89,28 @@ def small():
 
 def test_the_pictures_of_the_committed_report_are_found():
     shown = views.pairs(ROOT / "reports" / "report.html")
-    assert shown.count("<table") == 3 and shown.count("data:image/png") > 30 and "<script" not in shown
+    assert (
+        shown.count("<table") == 3 and shown.count("data:image/png") > 30 and "<script" not in shown
+    )
     assert "there is no report here" in views.pairs(None)
 
 
 def test_who_lets_others_in_is_told_so():
-    assert views.OPEN_TO_ALL in views.head("tiny", open_to_all=True) and views.OPEN_TO_ALL not in views.head(
-        "tiny", open_to_all=False
-    )
+    assert views.OPEN_TO_ALL in views.head(
+        "tiny", open_to_all=True
+    ) and views.OPEN_TO_ALL not in views.head("tiny", open_to_all=False)
     hosts = ("127.0.0.1", "127.0.0.2", "::1", "localhost", "0.0.0.0", "192.168.1.5", "::", "myhost")
     assert [on_loopback(host) for host in hosts] == [True] * 4 + [False] * 4
-    assert all({"localhost", "127.0.0.1", "[::1]"} < set(names_of(host)) for host in ("myhost", "192.168.1.5", "fe80::1"))
-    assert [names_of(host)[-1] for host in ("myhost", "fe80::1", "0.0.0.0", "::")] == ["myhost", "[fe80::1]", "*", "*"]
+    assert all(
+        {"localhost", "127.0.0.1", "[::1]"} < set(names_of(host))
+        for host in ("myhost", "192.168.1.5", "fe80::1")
+    )
+    assert [names_of(host)[-1] for host in ("myhost", "fe80::1", "0.0.0.0", "::")] == [
+        "myhost",
+        "[fe80::1]",
+        "*",
+        "*",
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +127,9 @@ def painter(project, monkeypatch):
 
 
 def test_the_page_of_a_profile_with_prompts_from_the_hub_can_be_made(painter):
-    prompts = painter.profile.prompts.model_copy(update={"test": HubPrompts(repo="someone/prompts", files=("test.txt",))})
+    prompts = painter.profile.prompts.model_copy(
+        update={"test": HubPrompts(repo="someone/prompts", files=("test.txt",))}
+    )
     painter.profile = painter.profile.model_copy(update={"prompts": prompts})
     page = make_page(painter, "tiny", lambda: RUNS, open_to_all=False)
     assert "what to draw" in json.dumps(page.get_config_file(), default=str)
@@ -124,12 +148,26 @@ def test_each_picture_is_the_one_that_generate_draws_and_says_what_made_it(usual
     drawn = answer(painter, "tiny", RUNS, asked_for(usual, runs=RUNS, trained_share=0.67))
     assert [one.run for one in drawn] == ["base", *RUNS]
     for one in drawn:
-        words = ["--run", one.run, "--seeds", "5", "--steps", "3", "--trained-share", "0.67", "--out", "out"]
+        words = [
+            "--run",
+            one.run,
+            "--seeds",
+            "5",
+            "--steps",
+            "3",
+            "--trained-share",
+            "0.67",
+            "--out",
+            "out",
+        ]
         done = run_here(main, "generate", PROMPT, *words, folder=project)
         assert done.returncode == 0, done.stderr
         (file,) = done.stdout.split()
         assert np.array_equal(pixels(one.png), np.asarray(Image.open(project / file)))
-        about, same = (json.loads(Image.open(source).text["g2rpo"]) for source in (io.BytesIO(one.png), project / file))
+        about, same = (
+            json.loads(Image.open(source).text["g2rpo"])
+            for source in (io.BytesIO(one.png), project / file)
+        )
         assert about.items() <= same.items() and about["run"] == one.run
     assert not np.array_equal(pixels(drawn[0].png), pixels(drawn[1].png))
 
@@ -138,19 +176,24 @@ def test_each_picture_is_the_one_that_generate_draws_and_says_what_made_it(usual
 def test_scores_are_those_of_the_rewards_and_a_reason_where_there_is_none(usual, painter):
     from torchvision.transforms.functional import to_tensor
 
-    (drawn,) = answer(painter, "tiny", RUNS, asked_for(usual, runs=(), rewards=("hps", "clip_score", "verifier")))
+    (drawn,) = answer(
+        painter, "tiny", RUNS, asked_for(usual, runs=(), rewards=("hps", "clip_score", "verifier"))
+    )
     image = to_tensor(Image.open(io.BytesIO(drawn.png)))[None]
     hps = painter.load_rewards(["hps"])["hps"](image, [PROMPT])
     assert drawn.scores["hps"] == pytest.approx(float(hps), abs=1e-3)  # the file has 8 bits
     assert 0 <= drawn.scores["verifier"] <= 1
-    (other,) = answer(painter, "tiny", RUNS, asked_for(usual, prompt="a cat", runs=(), rewards=("verifier",)))
+    (other,) = answer(
+        painter, "tiny", RUNS, asked_for(usual, prompt="a cat", runs=(), rewards=("verifier",))
+    )
     assert other.scores == {"verifier": "only knows captions of tiny tasks"}
 
 
 @pytest.mark.pipeline
 def test_a_lora_at_scale_zero_is_the_base_and_comes_back(usual, painter):
     draw = lambda **values: [
-        pixels(one.png) for one in answer(painter, "tiny", RUNS, asked_for(usual, runs=("g2rpo-2",), **values))
+        pixels(one.png)
+        for one in answer(painter, "tiny", RUNS, asked_for(usual, runs=("g2rpo-2",), **values))
     ]
     base, full = draw()
     assert not np.array_equal(base, full)
@@ -168,7 +211,10 @@ def test_a_lora_at_scale_zero_is_the_base_and_comes_back(usual, painter):
     [
         ({"prompt": "a circle " * 20}, "are over the profile's embed.max_sequence_length = 12"),
         ({"runs": ("../../etc",)}, "there is no run '../../etc' here, only g2rpo-1, g2rpo-2"),
-        ({"rewards": ("nonsense",)}, "there is no reward 'nonsense' here, only hps, clip_score, pickscore"),
+        (
+            {"rewards": ("nonsense",)},
+            "there is no reward 'nonsense' here, only hps, clip_score, pickscore",
+        ),
     ],
 )
 def test_what_cannot_be_drawn_is_said_in_one_sentence(usual, painter, values, complaint):

@@ -58,16 +58,29 @@ def address(project, trap):
     (project / "reports").symlink_to(ROOT / "reports")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    proxies = dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"), trap.address)
-    environment = {**os.environ, **proxies, "NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1", "HF_HUB_OFFLINE": "0"}
-    for name in ("CI", "ORT_DISABLE_TELEMETRY"):  # where either is set, onnxruntime is silent by itself
+    proxies = dict.fromkeys(
+        ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"), trap.address
+    )
+    environment = {
+        **os.environ,
+        **proxies,
+        "NO_PROXY": "127.0.0.1",
+        "no_proxy": "127.0.0.1",
+        "HF_HUB_OFFLINE": "0",
+    }
+    for name in (
+        "CI",
+        "ORT_DISABLE_TELEMETRY",
+    ):  # where either is set, onnxruntime is silent by itself
         environment.pop(name, None)
     (project / "uploads").mkdir()
     environment["GRADIO_TEMP_DIR"] = str(project / "uploads")
     log = project / "demo.log"
     command = [sys.executable, "-m", "g2rpo_core.cli", "demo", "--port", str(port)]
     with log.open("wb") as output:
-        process = subprocess.Popen(command, cwd=project, env=environment, stdout=output, stderr=output)
+        process = subprocess.Popen(
+            command, cwd=project, env=environment, stdout=output, stderr=output
+        )
     try:
         until(lambda: process.poll() is not None or "Ctrl-C ends it" in log.read_text())
         assert process.poll() is None, log.read_text()
@@ -82,11 +95,21 @@ def address(project, trap):
 def test_it_takes_no_files_and_no_page_of_another_name(address):
     """A page that gives its own name this address (DNS rebinding) would otherwise read and press everything."""
     files = {"files": ("a.txt", b"ab")}
-    assert httpx.post(f"{address}gradio_api/upload", files=files, trust_env=False, timeout=HUNG).status_code == 413
+    assert (
+        httpx.post(
+            f"{address}gradio_api/upload", files=files, trust_env=False, timeout=HUNG
+        ).status_code
+        == 413
+    )
     for path in ("", "config", "gradio_api/info"):
-        answer = httpx.get(f"{address}{path}", headers={"Host": "evil.example"}, trust_env=False, timeout=HUNG)
+        answer = httpx.get(
+            f"{address}{path}", headers={"Host": "evil.example"}, trust_env=False, timeout=HUNG
+        )
         assert answer.status_code == 400, path
-    assert httpx.get(address, headers={"Host": "localhost"}, trust_env=False, timeout=HUNG).status_code == 200
+    assert (
+        httpx.get(address, headers={"Host": "localhost"}, trust_env=False, timeout=HUNG).status_code
+        == 200
+    )
 
 
 def text_of(page: Page, place: str) -> str:
@@ -101,7 +124,9 @@ def write(page: Page, text: str) -> None:
 
 
 def press(page: Page, label: str) -> None:
-    found = f"[...document.querySelectorAll('label')].find(one => one.innerText.trim() === {label!r})"
+    found = (
+        f"[...document.querySelectorAll('label')].find(one => one.innerText.trim() === {label!r})"
+    )
     wanted = f"({found} ?? document.querySelector({'#' + label!r}))"
     until(lambda: page.evaluate(f"Boolean({wanted})"))
     page.evaluate(f"{wanted}.click()")
@@ -115,7 +140,9 @@ def shown(page: Page) -> list[str]:
 def test_a_prompt_gives_pictures_with_scores_and_a_link_brings_them_back(address, trap, tmp_path):
     with open_page(address, tmp_path / "chromium") as page:
         # The page begins with an example, by the base and the first run, and with folded controls
-        assert len(until(lambda: shown(page))) == 2 and "one prompt with one noise" in text_of(page, "pictures")
+        assert len(until(lambda: shown(page))) == 2 and "one prompt with one noise" in text_of(
+            page, "pictures"
+        )
         assert page.evaluate("document.querySelector('#steps')?.offsetParent ?? null") is None
         write(page, PROMPT)
         press(page, "g2rpo-2")
@@ -124,20 +151,28 @@ def test_a_prompt_gives_pictures_with_scores_and_a_link_brings_them_back(address
         first = until(lambda: len(shown(page)) == 3 and shown(page))
         assert len(set(first)) == 3
         words = text_of(page, "pictures")
-        assert all(name in words for name in ("base", "g2rpo-1", "g2rpo-2", "HPS-v2.1", "CLIP Score", "PickScore"))
+        assert all(
+            name in words
+            for name in ("base", "g2rpo-1", "g2rpo-2", "HPS-v2.1", "CLIP Score", "PickScore")
+        )
         assert "tiny models, not HPS-v2.1" in words
         until(lambda: "seed=0" in page.evaluate("location.href"))
         query = parse_qs(urlsplit(page.evaluate("location.href")).query)
         assert query["prompt"] == [PROMPT] and query["runs"] == ["g2rpo-1", "g2rpo-2"]
         until(lambda: page.evaluate("document.querySelector('#history a') !== null"))
-        time.sleep(1)  # Gradio tells the console of a request that it has to give up as one leaves the page
+        time.sleep(
+            1
+        )  # Gradio tells the console of a request that it has to give up as one leaves the page
         page.evaluate("document.querySelector('#history a').click()")
         until(lambda: page.evaluate("document.readyState") == "complete" and len(shown(page)) == 3)
         assert shown(page) == first
         assert page.evaluate("document.querySelector('#prompt textarea').value") == PROMPT
-        until(lambda: text_of(page, "history").count(PROMPT) == 1)  # the browser kept it, and it was drawn again
+        until(
+            lambda: text_of(page, "history").count(PROMPT) == 1
+        )  # the browser kept it, and it was drawn again
         page.evaluate(
-            "[...document.querySelectorAll('button[role=tab]')].find(one => one.innerText.includes('all methods')).click()"
+            "[...document.querySelectorAll('button[role=tab]')].find(one => "
+            "one.innerText.includes('all methods')).click()"
         )
         until(lambda: page.evaluate("document.querySelectorAll('#pairs img').length") > 30)
         assert page.complaints() == []
@@ -147,12 +182,21 @@ def test_a_prompt_gives_pictures_with_scores_and_a_link_brings_them_back(address
 
 def test_a_mistake_is_one_sentence_on_the_page_and_a_prompt_is_no_html(address, tmp_path):
     with open_page(f"{address}?prompt=x&steps=1000", tmp_path / "chromium") as page:
-        until(lambda: "the link does not fit: steps: Input should be less than or equal to 100" in text_of(page, "message"))
+        until(
+            lambda: (
+                "the link does not fit: steps: Input should be less than or equal to 100"
+                in text_of(page, "message")
+            )
+        )
         write(page, "a circle " * 20)
         press(page, "draw")
         until(lambda: "over the profile's embed.max_sequence_length" in text_of(page, "message"))
-        assert "Traceback" not in page.evaluate("document.body.innerText") and "a circle" not in text_of(page, "pictures")
-        write(page, "<img src=x onerror=\"document.title='broken'\">${1+1}")  # too long as well: it stands in the message
+        assert "Traceback" not in page.evaluate(
+            "document.body.innerText"
+        ) and "a circle" not in text_of(page, "pictures")
+        write(
+            page, "<img src=x onerror=\"document.title='broken'\">${1+1}"
+        )  # too long as well: it stands in the message
         press(page, "draw")
         until(lambda: "<img src=x" in text_of(page, "message"))
         assert "${1+1}" in text_of(page, "message")
@@ -161,7 +205,8 @@ def test_a_mistake_is_one_sentence_on_the_page_and_a_prompt_is_no_html(address, 
         until(lambda: "<b>a</b>" in text_of(page, "pictures"))
         assert len(shown(page)) == 2 and "<b>a</b>" in text_of(page, "history")
         assert (
-            page.evaluate("document.title") != "broken" and page.evaluate("document.querySelectorAll('img[src=x]').length") == 0
+            page.evaluate("document.title") != "broken"
+            and page.evaluate("document.querySelectorAll('img[src=x]').length") == 0
         )
         assert page.complaints() == []
 
@@ -169,27 +214,55 @@ def test_a_mistake_is_one_sentence_on_the_page_and_a_prompt_is_no_html(address, 
 def test_a_person_votes_without_knowing_whose_the_images_are(address, project, tmp_path):
     file = project / "votes" / "tiny.parquet"
     with open_page(address, tmp_path / "chromium") as page:
-        tab = "[...document.querySelectorAll('button[role=tab]')].find(one => one.innerText.trim() === 'Vote')"
+        tab = (
+            "[...document.querySelectorAll('button[role=tab]')].find(one => one.innerText.trim() "
+            "=== 'Vote')"
+        )
         until(lambda: page.evaluate(f"Boolean({tab})") and len(shown(page)) == 2)
         page.evaluate(f"{tab}.click()")
         press(page, "vote-start")
-        pair = lambda: page.evaluate("[...document.querySelectorAll('#pair img')].map(one => one.src)")
+        pair = lambda: page.evaluate(
+            "[...document.querySelectorAll('#pair img')].map(one => one.src)"
+        )
         first = until(lambda: len(pair()) == 2 and pair())
-        images = [Image.open(io.BytesIO(base64.b64decode(source.partition(",")[2]))) for source in first]
-        around = page.evaluate("document.querySelector('#pair').innerHTML.replace(/src=\"[^\"]*\"/g, '')")
-        assert not any(name in around for name in ("base", "g2rpo", "seed")) and text_of(page, "voted").strip() == ""
+        images = [
+            Image.open(io.BytesIO(base64.b64decode(source.partition(",")[2]))) for source in first
+        ]
+        around = page.evaluate(
+            "document.querySelector('#pair').innerHTML.replace(/src=\"[^\"]*\"/g, '')"
+        )
+        assert (
+            not any(name in around for name in ("base", "g2rpo", "seed"))
+            and text_of(page, "voted").strip() == ""
+        )
         assert all(image.info == {} for image in images)
         press(page, "vote-left")
-        second = until(lambda: "you chose the left one" in text_of(page, "voted") and pair() not in ([], first) and pair())
+        second = until(
+            lambda: (
+                "you chose the left one" in text_of(page, "voted")
+                and pair() not in ([], first)
+                and pair()
+            )
+        )
         (row,) = read_votes(file).itertuples()
-        assert row.winner == "left" and row.left_run != row.right_run and row.left_seed == row.right_seed
-        assert f"left {row.left_run}, seed {row.left_seed}; right {row.right_run}" in text_of(page, "voted")
+        assert (
+            row.winner == "left"
+            and row.left_run != row.right_run
+            and row.left_seed == row.right_seed
+        )
+        assert f"left {row.left_run}, seed {row.left_seed}; right {row.right_run}" in text_of(
+            page, "voted"
+        )
         for side, image in zip(SIDES, images):
             assert image.tobytes() == read_images(file, read_votes(file), side)[0].tobytes()
         press(page, "vote-skip")
-        third = until(lambda: "skipped" in text_of(page, "voted") and pair() not in ([], second) and pair())
+        third = until(
+            lambda: "skipped" in text_of(page, "voted") and pair() not in ([], second) and pair()
+        )
         press(page, "vote-equal")
-        until(lambda: "both are equal to you" in text_of(page, "voted") and pair() not in ([], third))
+        until(
+            lambda: "both are equal to you" in text_of(page, "voted") and pair() not in ([], third)
+        )
         assert read_votes(file).winner.tolist() == ["left", "equal"]
         # A mistake is a sentence, and no vote
         page.evaluate("document.querySelector('#vote-prompts textarea').focus()")
@@ -201,13 +274,19 @@ def test_a_person_votes_without_knowing_whose_the_images_are(address, project, t
         assert page.complaints() == [] and len(read_votes(file)) == 2
 
 
-def test_a_port_that_is_taken_and_a_run_that_is_not_there_end_in_one_line(address, models, tmp_path):
+def test_a_port_that_is_taken_and_a_run_that_is_not_there_end_in_one_line(
+    address, models, tmp_path
+):
     project = small_project(tmp_path, models)
     port = address.rstrip("/").rsplit(":")[-1]
     taken = run_here(main, "demo", "--port", port, folder=project)
-    assert taken.returncode == 1 and f"error: demo: port {port} of 127.0.0.1 is not available" in taken.stderr
+    assert (
+        taken.returncode == 1
+        and f"error: demo: port {port} of 127.0.0.1 is not available" in taken.stderr
+    )
     unknown = run_here(main, "demo", "--run", "nowhere", folder=project)
     assert (
         unknown.returncode == 1
-        and unknown.stderr == "error: nowhere: no trained weights; profile tiny has base, g2rpo-1, g2rpo-2\n"
+        and unknown.stderr
+        == "error: nowhere: no trained weights; profile tiny has base, g2rpo-1, g2rpo-2\n"
     )

@@ -58,9 +58,18 @@ def same(one: Image.Image, other: Image.Image) -> bool:
 
 def test_two_runs_draw_one_prompt_from_one_noise_in_an_order_by_chance(painter):
     pairs = [draw(painter, ["base", "g2rpo-1"], seed=seed) for seed in range(12)]
-    assert {(pair.left.run, pair.right.run) for pair in pairs} == {("base", "g2rpo-1"), ("g2rpo-1", "base")}
-    assert {pair.prompt for pair in pairs} == {"a large red circle above a small blue square", "a small green cross at the top"}
-    assert all(pair.left.seed == pair.right.seed for pair in pairs) and len({pair.left.seed for pair in pairs}) == 12
+    assert {(pair.left.run, pair.right.run) for pair in pairs} == {
+        ("base", "g2rpo-1"),
+        ("g2rpo-1", "base"),
+    }
+    assert {pair.prompt for pair in pairs} == {
+        "a large red circle above a small blue square",
+        "a small green cross at the top",
+    }
+    assert (
+        all(pair.left.seed == pair.right.seed for pair in pairs)
+        and len({pair.left.seed for pair in pairs}) == 12
+    )
     assert len({pair.id for pair in pairs}) == 12
     (conditioning,) = painter.encode([Prompt("", pairs[0].prompt, "")])
     for side in (pairs[0].left, pairs[0].right):
@@ -90,19 +99,29 @@ def test_the_page_shows_nothing_that_tells_whose_an_image_is_and_the_file_all(pa
         with Image.open(file_of("tiny").parent / getattr(row, f"{side}_file")) as kept:
             said = json.loads(kept.text["g2rpo"])
         assert said["run"] == getattr(row, f"{side}_run") == getattr(pair, side).run
-        assert said["seed"] == getattr(row, f"{side}_seed") and said["prompt"] == pair.prompt and said["steps"] == 10
+        assert (
+            said["seed"] == getattr(row, f"{side}_seed")
+            and said["prompt"] == pair.prompt
+            and said["steps"] == 10
+        )
 
 
 def test_a_press_counts_once_and_only_for_the_pair_that_was_shown(painter):
     actions = Actions(painter, "tiny", lambda: RUNS)
     _, html, pair, shown = actions.next_pair(None, PROMPTS, RUNS)
     assert "<img" in html and shown == pair.id
-    assert actions.next_pair(pair, PROMPTS, RUNS) == (gr.skip(),) * 4  # before the vote nothing changes
+    assert (
+        actions.next_pair(pair, PROMPTS, RUNS) == (gr.skip(),) * 4
+    )  # before the vote nothing changes
     actions.keep("left", pair, "another", "")
     actions.keep("left", None, shown, "")
     assert not file_of("tiny").exists()
     said, gone = actions.keep("left", pair, shown, "")
-    assert gone is None and f"left {pair.left.run}, seed {pair.left.seed}" in said and "you chose the left one" in said
+    assert (
+        gone is None
+        and f"left {pair.left.run}, seed {pair.left.seed}" in said
+        and "you chose the left one" in said
+    )
     actions.keep("skip", pair, shown, "")
     assert len(read_votes(file_of("tiny"))) == 1
     said, kept = actions.keep("left", pair, shown, "x" * 101)
@@ -115,7 +134,11 @@ def test_a_press_counts_once_and_only_for_the_pair_that_was_shown(painter):
     [
         (" \n\n", RUNS, "write prompts to vote on, one on each line"),
         (PROMPTS, [], "tick the runs to compare"),
-        (PROMPTS, ["base", "../../etc"], "there is no run '../../etc' here, only base, g2rpo-1, g2rpo-2"),
+        (
+            PROMPTS,
+            ["base", "../../etc"],
+            "there is no run '../../etc' here, only base, g2rpo-1, g2rpo-2",
+        ),
         ("a circle " * 20, RUNS, "are over the profile's embed.max_sequence_length = 12"),
     ],
 )
@@ -126,6 +149,11 @@ def test_a_pair_that_cannot_be_drawn_is_said_in_one_sentence(painter, prompts, r
 
 def test_the_page_begins_with_training_prompts_and_none_of_the_test(painter, tmp_path):
     offered = offered_prompts(painter, "tiny").splitlines()
-    assert len(set(offered)) == 50 and not any(held_out(TASKS["shapes"].parse(prompt).caption) for prompt in offered)
-    write_prompts(tmp_path / "prompts" / "tiny" / "train.parquet", [Prompt("1", "a red cat", ""), Prompt("2", "a dog", "")])
+    assert len(set(offered)) == 50 and not any(
+        held_out(TASKS["shapes"].parse(prompt).caption) for prompt in offered
+    )
+    write_prompts(
+        tmp_path / "prompts" / "tiny" / "train.parquet",
+        [Prompt("1", "a red cat", ""), Prompt("2", "a dog", "")],
+    )
     assert offered_prompts(painter, "tiny") == "a red cat\na dog"
